@@ -1,4 +1,4 @@
-"""`python -m tidegate.jobs.cli` is `tidegate`, for those who know the interpreter but not the PATH."""
+"""Runs the command line as `python -m tidegate.jobs.cli`, for environments without a PATH."""
 
 from tidegate.jobs.cli.main import main
 

@@ -1,4 +1,4 @@
-"""`tidegate advise`: the lag each source needs, and what its present lag costs."""
+"""`tidegate advise`: the lag that each source needs, and what its present lag costs."""
 
 from __future__ import annotations
 
@@ -23,9 +23,7 @@ def show_lag_advice(
     store: StoreOption = None,
     epochs: Annotated[
         int | None,
-        typer.Option(
-            metavar="N", min=1, help="Only the newest N epochs. Default: all that are kept."
-        ),
+        typer.Option(metavar="N", min=1, help="Only the newest N epochs. Default: all kept ones."),
     ] = None,
     plot: Annotated[
         Path | None,
@@ -33,31 +31,30 @@ def show_lag_advice(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the lag each source needs for 1 %, 0.1 % and 0.01 % late rows, and what the present lag costs.
+    """Show the lag each source needs for 1 %, 0.1 % and 0.01 % late rows.
 
-    Reads the lateness sketches of the sealed epochs: how far each row stood behind the newest row
-    before it. The lag is a delay: nothing leaves, and no window closes, before its source has shown
-    a row that much newer.
+    Also shows what the present lag costs. Reads the lateness sketches of the sealed epochs: how far
+    each row was behind the newest row before it. The lag is a delay: no row is released and no
+    window closes before its source has shown a row that much newer.
     """
-    log = arguments.open_log(pipeline, store)
-    from tidegate.jobs.advise.lag_advice import advise_lags
+    from tidegate.jobs.advise import lag_advice
 
+    log = arguments.open_log(pipeline, store)
     manifests = read_kept_manifests(log, epochs)
     counters = manifests[-1].counters.per_source if manifests else {}
     sketches = [manifest.epoch_notes.sketches for manifest in manifests]
-    found = advise_lags(sketches, read_present_lags(pipeline), counters)
+    advice = lag_advice.advise_lags(sketches, read_present_lags(pipeline), counters)
     if plot is not None:
-        from tidegate.jobs.advise.lag_advice import draw_curves
-
-        draw_curves(found, plot, f"{log.pipeline}: late rows over lag, {len(manifests):,} epochs")
+        title = f"{log.pipeline}: late rows over lag, {len(manifests):,} epochs"
+        lag_advice.draw_curves(advice, plot, title)
     if as_json:
-        output.print_envelope("advice", _build_advice_report(log.pipeline, manifests, found, plot))
+        output.print_envelope("advice", _build_advice_report(log.pipeline, manifests, advice, plot))
     else:
-        _print_advice(log.pipeline, manifests, found, plot)
+        _print_advice(log.pipeline, manifests, advice, plot)
 
 
 def read_kept_manifests(log: SlotLog, newest: int | None = None) -> list[Manifest]:
-    """The sealed epochs on the current lineage that are not retired, oldest first."""
+    """Return the sealed epochs of the current lineage that are not retired, oldest first."""
     from tidegate.checkpoints.manifest import Manifest
 
     head = log.head()
@@ -67,7 +64,7 @@ def read_kept_manifests(log: SlotLog, newest: int | None = None) -> list[Manifes
 
 
 def read_present_lags(pipeline: str) -> dict[str, int | None]:
-    """Source -> lag, as the spec has it; nothing where there is no spec of this name here."""
+    """Return the lag of every source as the spec sets it; empty if the spec is not found here."""
     from tidegate.errors import ConfigurationError
 
     try:
@@ -78,51 +75,41 @@ def read_present_lags(pipeline: str) -> dict[str, int | None]:
 
 
 def _build_advice_report(
-    pipeline: str, manifests: list[Manifest], found: list[LagAdvice], plot: Path | None
+    pipeline: str, manifests: list[Manifest], advice: list[LagAdvice], plot: Path | None
 ) -> dict[str, object]:
     return {
         "pipeline": pipeline,
         "epochs": len(manifests),
         "first_slot": manifests[0].slot if manifests else None,
         "last_slot": manifests[-1].slot if manifests else None,
-        "sources": {advice.source: advice.as_dict() for advice in found},
+        "sources": {source.source: source.as_dict() for source in advice},
         "plot": None if plot is None else str(plot),
     }
 
 
 def _print_advice(
-    pipeline: str, manifests: list[Manifest], found: list[LagAdvice], plot: Path | None
+    pipeline: str, manifests: list[Manifest], advice: list[LagAdvice], plot: Path | None
 ) -> None:
     from tidegate.jobs.advise.lag_advice import TARGET_SHARES
 
-    say = output.console().print
-    rows = sum(advice.curve.rows for advice in found)
+    rows = sum(source.curve.rows for source in advice)
     if not rows:
-        say(
+        output.print_line(
             f"{pipeline}: no lateness sketch in {len(manifests):,} epochs; advice needs an epoch"
             " with rows"
         )
         return
-    columns = [
-        "source",
-        *(f"lag for {_format_share(float(share))} late" for share in TARGET_SHARES),
-        "lag now",
-        "late at it, at most",
-        "late so far",
-        "rows",
-    ]
-    output.print_table(
-        columns,
-        [_format_advice_row(advice) for advice in found],
-        title=f"{pipeline}: {rows:,} rows of {len(manifests):,} epochs",
-    )
-    for advice in found:
-        say(_describe_lag_cost(advice))
-    read = sum(advice.read for advice in found)
+    lags = [f"lag for {_format_share(float(share))} late" for share in TARGET_SHARES]
+    columns = ["source", *lags, "lag now", "late at it, at most", "late so far", "rows"]
+    title = f"{pipeline}: {rows:,} rows of {len(manifests):,} epochs"
+    output.print_table(columns, [_format_advice_row(source) for source in advice], title=title)
+    for source in advice:
+        output.print_line(_describe_lag_cost(source))
+    read = sum(source.read for source in advice)
     if read > rows:
-        say(f"{rows:,} of {read:,} rows read are in the sketches looked at")
+        output.print_line(f"{rows:,} of {read:,} rows read are in these sketches")
     if plot is not None:
-        say(f"drawn: {plot}")
+        output.print_line(f"drawn: {plot}")
 
 
 def _format_advice_row(advice: LagAdvice) -> list[object]:
@@ -130,18 +117,12 @@ def _format_advice_row(advice: LagAdvice) -> list[object]:
     share = advice.present_share
     so_far = _format_share(advice.late / advice.read) if advice.read else ""
     now = "unknown" if advice.present is None else _format_lag(advice.present)
-    return [
-        advice.source,
-        *lags,
-        now,
-        "" if share is None else _format_share(share),
-        so_far,
-        advice.curve.rows,
-    ]
+    at_most = "" if share is None else _format_share(share)
+    return [advice.source, *lags, now, at_most, so_far, advice.curve.rows]
 
 
 def _describe_lag_cost(advice: LagAdvice) -> str:
-    """What the present lag costs, and what another would."""
+    """Describe what the present lag costs, and how much more or less other lags would."""
     if advice.present is None:
         return f"{advice.source}: its lag is not known here; give the path of the spec"
     costs = [
@@ -160,13 +141,13 @@ def _format_share(share: float) -> str:
 
 
 def _format_lag(ticks: int) -> str:
-    """A duration for people, never too short.
+    """Format a duration, rounded up to milliseconds from 1 s on, to seconds from 10 min on.
 
-    Whole seconds from ten minutes on, milliseconds from one second on.
+    Rounded up, because a lag that is a little too short misses its target.
     """
     from tidegate.time_units import format_duration
 
-    unit = (
-        _TICKS_PER_SECOND if ticks >= _TEN_MINUTES else 1_000 if ticks >= _TICKS_PER_SECOND else 1
-    )
+    unit = 1_000 if ticks >= _TICKS_PER_SECOND else 1
+    if ticks >= _TEN_MINUTES:
+        unit = _TICKS_PER_SECOND
     return format_duration(-(-ticks // unit) * unit)

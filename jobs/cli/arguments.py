@@ -1,4 +1,4 @@
-"""What the commands share: which store, which pipeline, which spec."""
+"""Arguments and options that commands share, and how they resolve to a store, a spec and a log."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tidegate.jobs.cli.errors import NO_PIPELINE_YET, NO_STORE, UNKNOWN_PIPELINE, UNKNOWN_SPEC
+
 if TYPE_CHECKING:
     from tidegate.checkpoints.slot_log import SlotLog
     from tidegate.checkpoints.store import Store
@@ -18,35 +20,50 @@ if TYPE_CHECKING:
 _DEFAULT_STORE = Path(".tidegate/store")
 _STACK_STATE_FILE = Path(".tidegate/stack.json")
 
+PipelineArgument = Annotated[
+    str, typer.Argument(metavar="PIPELINE", help="Name of a pipeline, or the path of its spec.")
+]
+SpecArgument = Annotated[
+    str, typer.Argument(metavar="SPEC", help="Path of a pipeline spec, or a pipeline's name.")
+]
 StoreOption = Annotated[
     str | None,
     typer.Option(
         "--store",
         metavar="URL",
-        help=(
-            "s3://bucket/prefix, a folder, or 'stack' for the local stack's bucket. "
-            "Default: $TIDEGATE_STORE, else .tidegate/store here, else the stack's bucket."
-        ),
+        help="s3://bucket/prefix, a folder, or 'stack' for the local stack's bucket. "
+        "Default: $TIDEGATE_STORE, else .tidegate/store here, else the stack's bucket.",
     ),
 ]
-JsonOption = Annotated[
-    bool, typer.Option("--json", help="Print one JSON envelope instead of words.")
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON envelope.")]
+WhyOption = Annotated[str, typer.Option(help="Reason; recorded with the change.")]
+WhoOption = Annotated[str | None, typer.Option(help="Who decided. Default: you.")]
+WaitOption = Annotated[
+    float, typer.Option(metavar="SECONDS", min=0, help="How long to wait for the driver's answer.")
 ]
-PipelineArgument = Annotated[
-    str, typer.Argument(metavar="PIPELINE", help="Name of a pipeline, or the path of its spec.")
+DryRunOption = Annotated[bool, typer.Option(help="Only print what would change.")]
+OutputFilter = Annotated[
+    list[str] | None,
+    typer.Option("--output", help="Only rows that missed this output: events or a window."),
 ]
-SpecArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="SPEC", help="Path of a pipeline spec, or the name of a known pipeline."
-    ),
+SourceFilter = Annotated[
+    list[str] | None, typer.Option("--source", help="Only rows of this source.")
+]
+SinceOption = Annotated[
+    str | None, typer.Option(metavar="TIME", help="Event time from here on, ISO 8601.")
+]
+UntilOption = Annotated[
+    str | None, typer.Option(metavar="TIME", help="Event time before this, ISO 8601.")
+]
+ReasonFilter = Annotated[
+    list[str] | None, typer.Option("--reason", help="Only rows that have this reason.")
 ]
 
 
 def resolve_store_url(given: str | None) -> str:
-    """The store's address.
+    """Return the store's address.
 
-    What was given, else the environment, else this folder's store, else the local stack's.
+    The first that exists: `given`, $TIDEGATE_STORE, the store in this folder, the local stack's.
     """
     chosen = given or os.environ.get("TIDEGATE_STORE")
     if chosen == "stack" or (
@@ -54,102 +71,91 @@ def resolve_store_url(given: str | None) -> str:
     ):
         from tidegate.infra.local_stack import Stack
 
-        environment = Stack().environment()  # also tells where MinIO listens and with which key
+        environment = Stack().environment()
+        # The S3 client reads MinIO's address and keys from the environment.
         os.environ.update(environment)
         return environment["TIDEGATE_STORE"]
     return chosen or str(_DEFAULT_STORE)
 
 
 def open_existing_store(given: str | None) -> Store:
-    """Open the store of a reading command.
+    """Open the store for a command that only reads.
 
     Raises:
-        ConfigurationError: a local folder that does not exist; looking must not make one.
+        ConfigurationError: the local folder does not exist; a reading command must not make one.
     """
     from tidegate.checkpoints.open_store import open_store
-    from tidegate.errors import ConfigurationError
 
     url = resolve_store_url(given)
     folder = Path(url.removeprefix("file://"))
     if ("://" not in url or url.startswith("file://")) and not folder.is_dir():
-        raise ConfigurationError(
-            f"there is no store at {folder.absolute()}",
-            code="cli.no_store",
-            advice=(
-                "name one with --store or TIDEGATE_STORE, or run a pipeline here first: tidegate"
-                " run SPEC.yaml"
-            ),
-        )
+        raise NO_STORE(folder=folder.absolute())
     return open_store(url)
 
 
 def list_pipelines(store: Store) -> list[str]:
-    """Pipelines that ran in this store."""
+    """List the pipelines that have run in this store."""
     from tidegate.checkpoints.bucket_layout import BucketLayout
     from tidegate.errors import ConfigurationError
 
-    found = []
+    names = []
     for name in store.list_folders(""):
         try:
             key = BucketLayout(name).identity_key
         except ConfigurationError:
-            continue  # a folder of somebody else
+            continue  # not a pipeline's name: other programs may have folders in the bucket
         if store.stat(key) is not None:
-            found.append(name)
-    return found
+            names.append(name)
+    return names
 
 
 def open_log(pipeline: str, given: str | None) -> SlotLog:
-    """The log of a pipeline that exists.
+    """Open the log of an existing pipeline.
 
     Raises:
-        ConfigurationError: it never ran in this store; the known ones are named.
+        ConfigurationError: the pipeline never ran in this store; the error lists those that did.
     """
     from tidegate.checkpoints.pipeline_identity import read_identity
     from tidegate.checkpoints.slot_log import SlotLog
-    from tidegate.errors import ConfigurationError
 
     store = open_existing_store(given)
     name = find_spec(pipeline).name if _is_spec_path(pipeline) else pipeline
-    log = SlotLog(store, name)
     if read_identity(store, name) is None:
         known = list_pipelines(store)
+        if not known:
+            raise NO_PIPELINE_YET(name=name, store=store.url)
         close = difflib.get_close_matches(name, known, n=1)
-        raise ConfigurationError(
-            f"no pipeline {name!r} in {store.url}"
-            + (f"; did you mean {close[0]!r}?" if close else ""),
-            code="cli.unknown_pipeline",
-            advice=(
-                f"known: {', '.join(known)}"
-                if known
-                else "nothing ran here yet: tidegate run SPEC.yaml"
-            ),
+        suggestion = f"; did you mean {close[0]!r}?" if close else ""
+        raise UNKNOWN_PIPELINE(
+            name=name, store=store.url, suggestion=suggestion, known=", ".join(known)
         )
-    return log
+    return SlotLog(store, name)
+
+
+def open_spec_and_log(pipeline: str, store: str | None) -> tuple[PipelineSpec, SlotLog]:
+    """Load a pipeline's spec and open its log. Raises ConfigurationError."""
+    spec = find_spec(pipeline)
+    return spec, open_log(spec.name, store)
 
 
 def resolve_spec_path(spec: str) -> Path:
-    """The file of a spec given by path or by pipeline name.
+    """Return the file of a spec given by path or by pipeline name.
 
-    Names are looked up in $TIDEGATE_PIPELINES, then `dags/pipelines` here.
+    Names are looked up in $TIDEGATE_PIPELINES, then in `dags/pipelines` of this folder.
 
     Raises:
-        ConfigurationError: no such file.
+        ConfigurationError: there is no such file.
     """
-    from tidegate.errors import ConfigurationError
-
     if _is_spec_path(spec):
         return Path(spec)
-    places = [Path(p) for p in (os.environ.get("TIDEGATE_PIPELINES"), "dags/pipelines") if p]
-    specs = {path.stem: path for place in reversed(places) for path in sorted(place.glob("*.y*ml"))}
+    folders = [Path(p) for p in (os.environ.get("TIDEGATE_PIPELINES"), "dags/pipelines") if p]
+    specs = {
+        path.stem: path for folder in reversed(folders) for path in sorted(folder.glob("*.y*ml"))
+    }
     if spec in specs:
         return specs[spec]
-    raise ConfigurationError(
-        f"no spec for {spec!r} in {' or '.join(map(str, places))}",
-        code="cli.unknown_spec",
-        advice="give the path of its YAML file"
-        + (f"; by name there are: {', '.join(sorted(specs))}" if specs else ""),
-    )
+    listed = f"; by name there are: {', '.join(sorted(specs))}" if specs else ""
+    raise UNKNOWN_SPEC(name=spec, folders=" or ".join(map(str, folders)), specs=listed)
 
 
 def find_spec(spec: str) -> PipelineSpec:
@@ -160,10 +166,10 @@ def find_spec(spec: str) -> PipelineSpec:
 
 
 def get_user_name() -> str:
-    """Who asks, for the records of restores, pins and stops."""
+    """Return the current user, for the records of restores, pins and stops."""
     try:
         return getpass.getuser()
-    except (KeyError, OSError):
+    except (KeyError, OSError):  # a container's user id without an entry in /etc/passwd
         return f"uid {os.getuid()}"
 
 

@@ -1,8 +1,7 @@
-"""The command line `tidegate`.
+"""The command line `tidegate`: registers every command in its help panel.
 
-One module per group of commands; each imports what it needs when it runs.
-
-`tidegate --help` has to answer at once, so nothing heavier than typer is imported here.
+The modules named here hold the commands of one topic each. They import heavy packages inside the
+functions, because `tidegate --help` must answer at once.
 """
 
 from __future__ import annotations

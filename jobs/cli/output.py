@@ -1,7 +1,4 @@
-"""How the command line speaks.
-
-Tables and sentences for people, one envelope for machines, errors without tracebacks.
-"""
+"""How the command line prints: tables and sentences, JSON envelopes, errors without tracebacks."""
 
 from __future__ import annotations
 
@@ -15,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer.core import TyperGroup
 
+from tidegate.jobs.cli.errors import UNEXPECTED
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -25,10 +24,9 @@ _TICKS_PER_SECOND = 1_000_000
 
 
 class ErrorReportingGroup(TyperGroup):
-    """The outermost group.
+    """The outermost command group: prints errors and turns them into exit codes.
 
-    Turns errors into words and exit codes (0 fine, 1 poison, 2 configuration, 3 transient, 4
-    fenced).
+    0 success, 1 poison, 2 configuration, 3 transient, 4 fenced.
     """
 
     def invoke(self, ctx: Any) -> Any:
@@ -49,14 +47,14 @@ class ErrorReportingGroup(TyperGroup):
         except Exception as error:
             if _is_debugging() or _is_usage_error(error):
                 raise
-            print_error(_wrap_unexpected_error(error))
+            print_error(UNEXPECTED(kind=type(error).__name__, text=error))
             raise typer.Exit(1) from None
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A rich console on the current stream.
+    """Return a rich console on the current stream.
 
-    Wide when nobody looks, so that lines can be searched.
+    If the stream is not a terminal, lines stay long, so that `grep` finds whole sentences.
     """
     from rich.console import Console
 
@@ -65,11 +63,24 @@ def console(*, stderr: bool = False) -> Console:
     return Console(stderr=stderr, highlight=False, soft_wrap=not stream.isatty(), width=width)
 
 
+def print_line(text: object) -> None:
+    """Print one line of text. Square brackets in it are not read as markup."""
+    console().print(text, markup=False)
+
+
 def print_envelope(kind: str, data: Any) -> None:
-    """Print the one JSON shape that every reading command has."""
+    """Print `data` in the one JSON shape that every command's ``--json`` has."""
     typer.echo(
         json.dumps({"schema_version": SCHEMA_VERSION, "kind": kind, "data": data}, default=str)
     )
+
+
+def print_result(as_json: bool, kind: str, data: Any, text: str) -> None:
+    """Print a result that people read as one line: the envelope of `data`, or `text`."""
+    if as_json:
+        print_envelope(kind, data)
+    else:
+        print_line(text)
 
 
 def print_table(
@@ -79,52 +90,59 @@ def print_table(
     title: str | None = None,
     grouped: bool = True,
 ) -> None:
-    """Print a table; numbers stand to the right, with thousands apart if `grouped`.
+    """Print a table, with numbers aligned to the right.
 
-    Without names it is a list of facts.
+    Args:
+        columns: headings; if all are empty, no heading is printed.
+        rows: a value per column.
+        title: printed above the table.
+        grouped: separate the thousands of integers.
     """
     from rich.table import Table
 
-    found = [list(row) for row in rows]
-    named = any(columns)
+    cells = [list(row) for row in rows]
     grid = Table(
         title=title,
         title_justify="left",
         box=None,
         pad_edge=False,
         header_style="bold",
-        show_header=named,
+        show_header=any(columns),
     )
     for number, name in enumerate(columns):
-        numeric = all(isinstance(row[number], int | float) for row in found) and bool(found)
-        grid.add_column(
-            name, justify="right" if numeric else "left", no_wrap=number == 0, overflow="fold"
-        )
-    for row in found:
+        numeric = bool(cells) and all(isinstance(row[number], int | float) for row in cells)
+        justify: Any = "right" if numeric else "left"
+        grid.add_column(name, justify=justify, no_wrap=number == 0, overflow="fold")
+    for row in cells:
         grid.add_row(*(_format_table_cell(value, grouped) for value in row))
     console().print(grid)
     console().print()
 
 
-def print_error(error: TidegateError) -> None:
-    """What happened, what was kept, what to do next.
+def print_facts(facts: Iterable[tuple[str, object]]) -> None:
+    """Print names and values, a line each."""
+    print_table(["", ""], [(f"{name}:", value) for name, value in facts])
 
-    On standard error, and as an envelope where JSON was asked for.
+
+def print_error(error: TidegateError) -> None:
+    """Print on standard error what happened, what was kept and what to do next.
+
+    With ``--json`` the error is also printed as an envelope on standard output.
     """
     from rich.text import Text
 
+    # From the arguments: the command that knows its options may have failed before reading them.
     if "--json" in sys.argv:
         print_envelope("error", error.as_dict())
     screen = console(stderr=True)
     screen.print(Text.assemble((f"{error.failure_class.value} error: ", "bold red"), error.message))
-    if error.kept:
-        screen.print(Text.assemble(("kept: ", "bold"), error.kept))
-    if error.advice:
-        screen.print(Text.assemble(("next: ", "bold"), error.advice))
+    for name, text in (("kept", error.kept), ("next", error.advice)):
+        if text:
+            screen.print(Text.assemble((f"{name}: ", "bold"), text))
 
 
 def format_short_instant(ticks: int | None) -> str:
-    """An instant for people, to the second where that says enough."""
+    """Format an instant, cut to whole seconds."""
     from tidegate.time_units import format_instant
 
     text = format_instant(ticks)
@@ -132,24 +150,23 @@ def format_short_instant(ticks: int | None) -> str:
 
 
 def format_age(ticks: int | None, now: int | None = None) -> str:
-    """How long ago, in the two largest units; nothing for no instant."""
+    """Format the time since `ticks` in its two largest units; empty without an instant."""
     from tidegate.time_units import format_duration
 
     if ticks is None:
         return ""
-    gone = max(0, (time.time_ns() // 1000 if now is None else now) - ticks)
-    unit = (
-        1_000
-        if gone < _TICKS_PER_SECOND
-        else _TICKS_PER_SECOND
-        if gone < 3600 * _TICKS_PER_SECOND
-        else 60 * _TICKS_PER_SECOND
-    )
-    return format_duration(gone // unit * unit) if gone >= unit else "0s"
+    age = max(0, (time.time_ns() // 1000 if now is None else now) - ticks)
+    if age < _TICKS_PER_SECOND:
+        unit = 1_000
+    elif age < 3600 * _TICKS_PER_SECOND:
+        unit = _TICKS_PER_SECOND
+    else:
+        unit = 60 * _TICKS_PER_SECOND
+    return format_duration(age // unit * unit) if age >= unit else "0s"
 
 
 def format_size(count: int) -> str:
-    """Bytes as people read them."""
+    """Format a number of bytes with its decimal unit, for example ``1.5 MB``."""
     amount = float(count)
     for unit in ("B", "kB", "MB", "GB"):
         if amount < 1000:
@@ -161,11 +178,8 @@ def format_size(count: int) -> str:
 def _format_table_cell(value: object, grouped: bool) -> str:
     if value is None:
         return ""
-    return (
-        f"{value:,}"
-        if grouped and isinstance(value, int) and not isinstance(value, bool)
-        else str(value)
-    )
+    is_count = isinstance(value, int) and not isinstance(value, bool)
+    return f"{value:,}" if grouped and is_count else str(value)
 
 
 def _is_debugging() -> bool:
@@ -173,18 +187,5 @@ def _is_debugging() -> bool:
 
 
 def _is_usage_error(error: Exception) -> bool:
-    """Usage errors are worded by the library itself, with exit code 2."""
+    """Whether the error is one of click's, which prints it itself, with exit code 2."""
     return hasattr(error, "exit_code") and hasattr(error, "show")
-
-
-def _wrap_unexpected_error(error: Exception) -> TidegateError:
-    from tidegate.errors import PoisonError
-
-    return PoisonError(
-        f"{type(error).__name__}: {error}",
-        code="cli.unexpected",
-        advice=(
-            "this is a defect of tidegate; run again with TIDEGATE_DEBUG=1 for the traceback and"
-            " report it"
-        ),
-    )

@@ -1,6 +1,7 @@
-"""`tidegate run`, `stop` and `start`.
+"""Commands that run, stop and steer pipelines: `run`, `stop`, `start`, `land`, and requests.
 
-A pipeline in this process, the polite end of one anywhere, and that it may go on.
+Requests (`abort-barrier`, `savepoint`, `attach`, `detach`, `resume`) ask a running driver to do
+something and wait for its answer.
 """
 
 from __future__ import annotations
@@ -10,28 +11,32 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tidegate.jobs.cli import arguments, output
-from tidegate.jobs.cli.arguments import SpecArgument, StoreOption
-
-if TYPE_CHECKING:
-    from tidegate.jobs.driver.landing_log import LandingLog
-from typing import TYPE_CHECKING
-
-from tidegate.jobs.cli.arguments import PipelineArgument
+from tidegate.jobs.cli.arguments import (
+    PipelineArgument,
+    SpecArgument,
+    StoreOption,
+    WaitOption,
+    WhyOption,
+)
+from tidegate.jobs.cli.errors import NO_ANSWER, NO_LANDING, REFUSED, RESTORING, STILL_RUNNING
 
 if TYPE_CHECKING:
     from tidegate.checkpoints.driver_requests import DriverRequest
     from tidegate.checkpoints.slot_log import SlotLog
-
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from tidegate.checkpoints.slot_log import SlotLog
+    from tidegate.jobs.driver.landing_log import LandingLog
     from tidegate.jobs.engine.epoch_engine import EpochReport
+    from tidegate.jobs.spec.pipeline import PipelineSpec
+
+_POLL_SECONDS = 0.3
+
+AttachmentArgument = Annotated[
+    str, typer.Argument(metavar="NAME", help="A pipe or reducer of the spec.")
+]
 
 
 def run_in_foreground(
@@ -40,34 +45,29 @@ def run_in_foreground(
     until_idle: Annotated[
         float | None,
         typer.Option(
-            metavar="SECONDS",
-            min=0,
-            help="End after this long without a row and with nothing waiting.",
+            metavar="SECONDS", min=0, help="End after this long without a row or a waiting row."
         ),
     ] = None,
-    epochs: Annotated[
-        int | None, typer.Option(min=1, help="End after this many sealed epochs.")
-    ] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="End after N sealed epochs.")] = None,
     standby: Annotated[
-        bool, typer.Option(help="Wait until no other drives and nobody wants it stopped.")
+        bool, typer.Option(help="Wait until no other driver runs and the pipeline should run.")
     ] = False,
     recover_to: Annotated[
         str,
         typer.Option(
             metavar="CHECKPOINT",
-            help="latest, latest_healthy, a pin or an id; anything but latest goes back for good.",
+            help="latest, latest_healthy, a pin or an id; anything but latest is a restore.",
         ),
     ] = "latest",
     work: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="Scratch folder; a temporary one by default."),
+        Path | None, typer.Option(metavar="FOLDER", help="Scratch folder. Default: temporary.")
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No line per epoch.")] = False,
 ) -> None:
     """Run a pipeline here, without Airflow, from its newest checkpoint until it is stopped.
 
-    One that was stopped runs again. Ctrl-C drains: the epoch under way is sealed and published
-    first. A second Ctrl-C ends at once; nothing sealed is lost.
+    A stopped pipeline runs again. Ctrl-C drains: the driver seals and publishes the current epoch
+    first. A second Ctrl-C ends it at once; nothing sealed is lost.
     """
     pipeline, url = arguments.find_spec(spec), arguments.resolve_store_url(store)
     from tidegate.jobs.driver.epoch_loop import EndConditions
@@ -80,6 +80,7 @@ def run_in_foreground(
         until=EndConditions(until_idle, epochs),
         recover_to=recover_to,
         standby=standby,
+        # A person's run ends an earlier `tidegate stop`; a standby driver's does not.
         asked_by=None if standby else arguments.get_user_name(),
         work=work,
         on_epoch=(lambda _report, _seconds: None) if quiet else _print_epoch_line,
@@ -90,58 +91,37 @@ def run_in_foreground(
 def stop_pipeline(
     pipeline: PipelineArgument,
     store: StoreOption = None,
-    why: Annotated[str, typer.Option(help="Kept with the request.")] = "",
+    why: WhyOption = "",
     wait: Annotated[
-        float,
-        typer.Option(metavar="SECONDS", min=0, help="How long to wait until the driver is gone."),
+        float, typer.Option(metavar="SECONDS", min=0, help="How long to wait for the driver's end.")
     ] = 60.0,
 ) -> None:
-    """Ask the driver of a pipeline to seal what it has and end.
+    """Ask the driver of a pipeline to seal what it has read and to end.
 
-    It stays stopped, whoever stands by, until `tidegate start`.
+    The pipeline stays stopped, also for standby drivers and Airflow, until `tidegate start`.
     """
     from tidegate.checkpoints.desired_state import DesiredState, set_desired_state
     from tidegate.checkpoints.driver_requests import RequestKind, submit_request
     from tidegate.checkpoints.lease import read_lease
-    from tidegate.errors import TransientError
 
-    log = arguments.open_log(pipeline, store)
-    set_desired_state(
-        log.store, log.pipeline, DesiredState.STOPPED, who=arguments.get_user_name(), why=why
-    )
+    log, who = arguments.open_log(pipeline, store), arguments.get_user_name()
+    # First the desired state: otherwise a standby driver would take over from the ended one.
+    set_desired_state(log.store, log.pipeline, DesiredState.STOPPED, who=who, why=why)
     lease = read_lease(log.store, log.pipeline)
     if lease is None or lease.is_free:
-        output.console().print(f"{log.pipeline} does not run; it stays stopped")
+        output.print_line(f"{log.pipeline} does not run; it stays stopped")
         return
-    submit_request(
-        log.store,
-        log.pipeline,
-        RequestKind.DRAIN,
-        who=arguments.get_user_name(),
-        why=why,
-        token=lease.token,
-    )
+    submit_request(log.store, log.pipeline, RequestKind.DRAIN, who=who, why=why, token=lease.token)
     if not _wait_for_driver_end(log, lease.token, wait):
-        raise TransientError(
-            f"the driver of {log.pipeline} has not ended within {wait:g} s",
-            code="cli.still_running",
-            pipeline=log.pipeline,
-            kept="the request; the driver ends after the epoch it is in",
-            advice=f"look again: tidegate status {log.pipeline}",
-        )
-    output.console().print(f"{log.pipeline} has stopped")
+        raise STILL_RUNNING(pipeline=log.pipeline, seconds=wait)
+    output.print_line(f"{log.pipeline} has stopped")
 
 
-def allow_start(
-    pipeline: PipelineArgument,
-    store: StoreOption = None,
-    why: Annotated[str, typer.Option(help="Kept with the wish.")] = "",
-) -> None:
+def allow_start(pipeline: PipelineArgument, store: StoreOption = None, why: WhyOption = "") -> None:
     """Let a stopped pipeline run again.
 
-    Who stands by takes over at once, Airflow's sweep within five minutes.
-
-    This starts no process. Without either, use `tidegate run`.
+    A standby driver takes over at once, Airflow's sweep within five minutes. The command itself
+    starts no process; if you have neither, use `tidegate run`.
     """
     from tidegate.checkpoints.desired_state import (
         DesiredState,
@@ -149,40 +129,33 @@ def allow_start(
         set_desired_state,
     )
     from tidegate.checkpoints.lease import read_lease
-    from tidegate.errors import ConfigurationError
 
     log = arguments.open_log(pipeline, store)
     before, lease = read_desired_state(log.store, log.pipeline), read_lease(log.store, log.pipeline)
-    driven = lease is not None and not lease.is_free
-    if before.state is DesiredState.RECOVERING and driven:
-        raise ConfigurationError(
-            f"{before.who or 'somebody'} restores {log.pipeline}",
-            code="cli.restoring",
-            pipeline=log.pipeline,
-            kept="the restore, which says itself what comes after it",
-            advice=f"wait for its end: tidegate status {log.pipeline}",
-        )
+    has_driver = lease is not None and not lease.is_free
+    if before.state is DesiredState.RECOVERING and has_driver:
+        raise RESTORING(pipeline=log.pipeline, who=before.who or "somebody")
     set_desired_state(
         log.store, log.pipeline, DesiredState.RUN, who=arguments.get_user_name(), why=why
     )
-    output.console().print(
-        f"{log.pipeline} {'runs' if driven else 'should run: who stands by takes over'}"
-    )
+    state = "runs" if has_driver else "should run: a standby driver or Airflow takes over"
+    output.print_line(f"{log.pipeline} {state}")
 
 
-def _wait_for_driver_end(log: SlotLog, token: int, patience: float) -> bool:
-    """Whether the holder of `token` gave the lease up, or lost it, in time."""
+def _wait_for_driver_end(log: SlotLog, token: int, timeout: float) -> bool:
+    """Return whether the holder of `token` released or lost the lease within `timeout` seconds."""
     from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
     from tidegate.checkpoints.lease import LeaseObserver
 
-    watch, deadline = LeaseObserver(log.store, log.pipeline), SYSTEM_CLOCK.monotonic() + patience
+    observer = LeaseObserver(log.store, log.pipeline)
+    deadline = SYSTEM_CLOCK.monotonic() + timeout
     while True:
-        view = watch.observe()
-        if view is None or view.token != token or watch.is_expired(view):
+        view = observer.observe()
+        if view is None or view.token != token or observer.is_expired(view):
             return True
         if SYSTEM_CLOCK.monotonic() >= deadline:
             return False
-        SYSTEM_CLOCK.sleep(0.3)
+        SYSTEM_CLOCK.sleep(_POLL_SECONDS)
 
 
 def _print_epoch_line(report: EpochReport, seconds: float) -> None:
@@ -192,25 +165,12 @@ def _print_epoch_line(report: EpochReport, seconds: float) -> None:
     counts = {"read": epoch.read, "released": epoch.released, "late": epoch.late}
     parts = [f"{name} {rows:,}" for name, rows in counts.items() if rows]
     if report.decision.barriers:
-        parts.append(
-            "barriers " + ", ".join(f"{b.id} {b.outcome.value}" for b in report.decision.barriers)
-        )
+        barriers = ", ".join(f"{b.id} {b.outcome.value}" for b in report.decision.barriers)
+        parts.append(f"barriers {barriers}")
     frontier = output.format_short_instant(report.decision.frontier_after)
-    output.console().print(
+    output.print_line(
         f"{report.sealed}  {'  '.join(parts) or 'no rows'}  frontier {frontier}  {seconds:.2f} s"
     )
-
-
-# `tidegate abort-barrier`, `savepoint`, `attach`, `detach` and `resume`: what people ask of a
-# running driver.
-
-WhyOption = Annotated[str, typer.Option(help="Kept with the request.")]
-AttachmentArgument = Annotated[
-    str, typer.Argument(metavar="NAME", help="A pipe or reducer of the spec.")
-]
-WaitOption = Annotated[
-    float, typer.Option(metavar="SECONDS", min=0, help="How long to wait for the driver's answer.")
-]
 
 
 def abort_barrier(
@@ -225,22 +185,8 @@ def abort_barrier(
     why: WhyOption = "",
     wait: WaitOption = 60.0,
 ) -> None:
-    """Close an open barrier event by hand as aborted; what stands behind it flows on."""
-    from tidegate.checkpoints.driver_requests import RequestKind, submit_request
-
-    log = arguments.open_log(pipeline, store)
-    _await_answer(
-        log,
-        submit_request(
-            log.store,
-            log.pipeline,
-            RequestKind.ABORT_BARRIER,
-            who=arguments.get_user_name(),
-            why=why,
-            barrier=barrier,
-        ),
-        wait,
-    )
+    """Abort an open barrier event, so that the rows behind it flow on."""
+    _request_and_wait("abort-barrier", pipeline, store, why, wait, barrier=barrier)
 
 
 def take_savepoint(
@@ -252,22 +198,8 @@ def take_savepoint(
     why: WhyOption = "",
     wait: WaitOption = 60.0,
 ) -> None:
-    """Have a running driver seal an epoch now and pin it under a name."""
-    from tidegate.checkpoints.driver_requests import RequestKind, submit_request
-
-    log = arguments.open_log(pipeline, store)
-    _await_answer(
-        log,
-        submit_request(
-            log.store,
-            log.pipeline,
-            RequestKind.SAVEPOINT,
-            who=arguments.get_user_name(),
-            why=why,
-            name=name,
-        ),
-        wait,
-    )
+    """Ask a running driver to seal an epoch now and to pin it under a name."""
+    _request_and_wait("savepoint", pipeline, store, why, wait, name=name)
 
 
 def request_attach(
@@ -277,11 +209,11 @@ def request_attach(
     why: WhyOption = "",
     wait: WaitOption = 60.0,
 ) -> None:
-    """Begin a pipe or reducer: rows that its origin holds already are its backfill.
+    """Start a pipe or reducer; the rows that its origin already holds are its backfill.
 
-    After a detach, anew from the first row.
+    After a detach it starts again at the first row.
     """
-    _request_for_attachment("attach", pipeline, name, store, why, wait)
+    _request_and_wait("attach", pipeline, store, why, wait, name=name)
 
 
 def request_detach(
@@ -291,8 +223,8 @@ def request_detach(
     why: WhyOption = "",
     wait: WaitOption = 60.0,
 ) -> None:
-    """Dispatch no later row through a pipe or reducer; what it has dispatched stays."""
-    _request_for_attachment("detach", pipeline, name, store, why, wait)
+    """Stop dispatching rows through a pipe or reducer; what it has dispatched stays."""
+    _request_and_wait("detach", pipeline, store, why, wait, name=name)
 
 
 def request_resume(
@@ -302,64 +234,41 @@ def request_resume(
     why: WhyOption = "",
     wait: WaitOption = 60.0,
 ) -> None:
-    """Let a paused pipe or reducer go on with the row it failed at."""
-    _request_for_attachment("resume", pipeline, name, store, why, wait)
+    """Let a paused pipe or reducer go on with the row at which it failed."""
+    _request_and_wait("resume", pipeline, store, why, wait, name=name)
 
 
-def _request_for_attachment(
-    kind: str, pipeline: str, name: str, store: str | None, why: str, wait: float
+def _request_and_wait(
+    kind: str, pipeline: str, store: str | None, why: str, wait: float, **target: Any
 ) -> None:
+    """Submit a request for `target` (its barrier or name) and wait for the driver's answer."""
     from tidegate.checkpoints.driver_requests import RequestKind, submit_request
 
-    log = arguments.open_log(pipeline, store)
-    _await_answer(
-        log,
-        submit_request(
-            log.store,
-            log.pipeline,
-            RequestKind(kind),
-            who=arguments.get_user_name(),
-            why=why,
-            name=name,
-        ),
-        wait,
-    )
+    log, who = arguments.open_log(pipeline, store), arguments.get_user_name()
+    request = submit_request(log.store, log.pipeline, RequestKind(kind), who=who, why=why, **target)
+    _await_answer(log, request, wait)
 
 
-def _await_answer(log: SlotLog, request: DriverRequest, patience: float) -> None:
+def _await_answer(log: SlotLog, request: DriverRequest, timeout: float) -> None:
     """Wait for the acknowledgement and print it.
 
     Raises:
-        TransientError: no answer in time; the request stands until it expires.
+        TransientError: no answer within `timeout` seconds; the request stays until it expires.
         ConfigurationError: the driver refused it.
     """
     from tidegate.checkpoints.driver_requests import AckOutcome, read_ack
     from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
-    from tidegate.errors import ConfigurationError, TransientError
 
-    deadline = SYSTEM_CLOCK.monotonic() + patience
+    deadline = SYSTEM_CLOCK.monotonic() + timeout
     while (ack := read_ack(log.store, log.pipeline, request.id)) is None:
         if SYSTEM_CLOCK.monotonic() >= deadline:
-            raise TransientError(
-                f"no driver of {log.pipeline} has answered within {patience:g} s",
-                code="cli.no_answer",
-                pipeline=log.pipeline,
-                kept="the request; the next driver applies it unless it has expired by then",
-                advice=f"look whether one runs: tidegate status {log.pipeline}",
-            )
-        SYSTEM_CLOCK.sleep(0.3)
+            raise NO_ANSWER(pipeline=log.pipeline, seconds=timeout)
+        SYSTEM_CLOCK.sleep(_POLL_SECONDS)
     if ack.outcome is not AckOutcome.APPLIED:
-        raise ConfigurationError(
-            f"{request.kind} was {ack.outcome}: {ack.detail}",
-            code="cli.refused",
-            pipeline=log.pipeline,
+        raise REFUSED(
+            pipeline=log.pipeline, kind=request.kind, outcome=ack.outcome, detail=ack.detail
         )
-    output.console().print(
-        f"applied in {ack.checkpoint}" + (f": {ack.detail}" if ack.detail else "")
-    )
-
-
-# `tidegate land`: bring what Spark can stream into a source's folder, once.
+    output.print_line(f"applied in {ack.checkpoint}" + (f": {ack.detail}" if ack.detail else ""))
 
 
 def land_source(
@@ -370,7 +279,7 @@ def land_source(
         Path | None, typer.Option(help="Spark's checkpoint folder. Default: .tidegate/landing/...")
     ] = None,
     new_generation: Annotated[
-        bool, typer.Option(help="The old checkpoint folder is lost: begin anew behind it.")
+        bool, typer.Option(help="The old checkpoint folder is lost: start a new one after it.")
     ] = False,
     until_idle: Annotated[
         float | None, typer.Option(help="End after this many seconds without a row.")
@@ -378,64 +287,63 @@ def land_source(
 ) -> None:
     """Run the landing query of one source until it is stopped.
 
-    Rows land exactly once, whatever is killed when.
+    Every row lands exactly once, even if the process is killed at any moment.
     """
     from tidegate.checkpoints.open_store import open_store
-    from tidegate.errors import ConfigurationError
     from tidegate.jobs.driver.epoch_listeners import measure_landing
     from tidegate.jobs.driver.landing_log import LandingLog
-    from tidegate.jobs.driver.landing_query import run_landing_query, start_landing_query
     from tidegate.jobs.driver.log_output import configure_logs
     from tidegate.jobs.engine.fault_points import read_faults_from_environment
-    from tidegate.jobs.spark.spark_session import open_session
 
     spec = arguments.find_spec(pipeline)
     if source not in spec.sources or spec.sources[source].landing is None:
-        raise ConfigurationError(
-            f"{spec.name} has no source {source!r} with a 'landing' section",
-            code="landing.none",
-            advice=f"its sources: {', '.join(spec.sources)}",
-        )
+        raise NO_LANDING(pipeline=spec.name, source=source, sources=", ".join(spec.sources))
     configure_logs(json=True)
-    folder = checkpoint or Path(".tidegate") / "landing" / spec.name / source
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     with measure_landing(spec.name, source) as metrics:
-        place = open_store(arguments.resolve_store_url(store))
         landing = LandingLog(
             source,
             spec.sources[source],
-            place,
-            folder,
+            open_store(arguments.resolve_store_url(store)),
+            checkpoint or Path(".tidegate") / "landing" / spec.name / source,
             new_generation=new_generation,
             metrics=metrics,
             faults=read_faults_from_environment(),
         )
         with landing.lock_folder(), _record_landing_end(landing):
-            session = open_session(spec)
-            try:
-                failed = run_landing_query(
-                    lambda: start_landing_query(session, spec, landing), landing, stop, until_idle
-                )
-            finally:
-                session.stop()
-            if failed is not None:
-                failed.pipeline = spec.name
-                raise failed
-    output.console().print(f"{landing.landed} rows landed by this process")
+            _run_landing(spec, landing, stop, until_idle)
+    output.print_line(f"{landing.landed} rows landed by this process")
+
+
+def _run_landing(
+    spec: PipelineSpec, landing: LandingLog, stop: threading.Event, until_idle: float | None
+) -> None:
+    from tidegate.jobs.driver.landing_query import run_landing_query, start_landing_query
+    from tidegate.jobs.spark.spark_session import open_session
+
+    session = open_session(spec)
+    try:
+        error = run_landing_query(
+            lambda: start_landing_query(session, spec, landing), landing, stop, until_idle
+        )
+    finally:
+        session.stop()
+    if error is not None:
+        error.pipeline = spec.name
+        raise error
 
 
 @contextmanager
 def _record_landing_end(landing: LandingLog) -> Iterator[None]:
-    """Leave for `tidegate status` how it ended."""
+    """Record for `tidegate status` how the landing ended."""
     from tidegate.errors import TidegateError
 
     try:
         yield
     except Exception as error:
-        landing.report_status(
-            "failed", error.message if isinstance(error, TidegateError) else repr(error)[:400]
-        )
+        reason = error.message if isinstance(error, TidegateError) else repr(error)[:400]
+        landing.report_status("failed", reason)
         raise
     landing.report_status("stopped")

@@ -1,10 +1,8 @@
-"""`tidegate up`, `down`, `demo`.
-
-The local stack of MinIO and Airflow; `warm`: make drivers here start faster.
-"""
+"""`tidegate up`, `down`, `demo` and `warm`: the local stack, and the archive of Spark classes."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -33,53 +31,47 @@ def start_stack(
 ) -> None:
     """Start MinIO and Airflow on this machine and leave them running.
 
-    Repeating it starts what has died.
+    A second call starts only the processes that have ended.
     """
-    stack = _configure_stack(home, dags)
-    found = stack.up(_print_progress)
+    stack = _configure_stack(home, dags).up(_print_progress)
     if as_json:
         data = {
-            "airflow": found.airflow_url,
-            "minio": found.minio_endpoint,
-            "credentials": str(found.credentials_file),
+            "airflow": stack.airflow_url,
+            "minio": stack.minio_endpoint,
+            "credentials": str(stack.credentials_file),
+            "healthy": stack.healthy,
+            "processes": stack.processes,
         }
-        output.print_envelope(
-            "stack", data | {"healthy": found.healthy, "processes": found.processes}
-        )
+        output.print_envelope("stack", data)
         return
-    screen = output.console()
-    screen.print(f"Airflow   {found.airflow_url}")
-    screen.print(f"MinIO     {found.minio_endpoint}")
-    screen.print(f"logins    {found.credentials_file}  (mode 0600; user admin)")
-    screen.print("look      tidegate status --store stack")
-    screen.print("stop      tidegate down")
+    output.print_line(f"Airflow   {stack.airflow_url}")
+    output.print_line(f"MinIO     {stack.minio_endpoint}")
+    output.print_line(f"logins    {stack.credentials_file}  (mode 0600; user admin)")
+    output.print_line("look      tidegate status --store stack")
+    output.print_line("stop      tidegate down")
 
 
 def stop_stack(home: HomeOption = None) -> None:
-    """Stop what `tidegate up` started; drivers seal what they have first.
+    """Stop what `tidegate up` started; drivers first seal what they have read.
 
-    Data and addresses stay.
+    Data and addresses are kept.
     """
     _configure_stack(home, None).down(_print_progress)
 
 
 def archive_spark_classes(
-    again: Annotated[bool, typer.Option(help="Make it anew, even if there is one.")] = False,
+    again: Annotated[bool, typer.Option(help="Make the archive even if there is one.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Archive the classes Spark loads (about a minute, 160 MB, once per machine).
+    """Archive the classes that Spark loads, so that drivers start faster.
 
-    Then drivers start faster.
+    Takes about a minute and 160 MB, once per machine.
     """
     from tidegate.jobs.driver.class_archive_build import build_class_archive
 
     archive, made = build_class_archive(again)
-    if as_json:
-        output.print_envelope("warm", {"archive": str(archive), "made": made})
-    else:
-        output.console().print(
-            f"{archive}: {'made' if made else 'is there already'}", soft_wrap=True
-        )
+    text = f"{archive}: {'made' if made else 'is there already'}"
+    output.print_result(as_json, "warm", {"archive": str(archive), "made": made}, text)
 
 
 def run_demo(
@@ -94,33 +86,27 @@ def run_demo(
     ] = None,
     home: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="The demo's own stack. Default: .tidegate/demo here."),
+        typer.Option(metavar="FOLDER", help="State of the demo's stack. Default: .tidegate/demo."),
     ] = None,
 ) -> None:
-    """Run the whole shape once, on real flights.
+    """Run everything once, on real flights.
 
-    Airflow, Spark, MinIO, a kill, a recovery, quality, a summary.
+    Airflow, Spark and MinIO, a killed driver, a recovery, quality checks and a summary.
     """
     from tidegate.infra.demo import main
 
-    given = {"--start": start, "--days": days, "--pace": pace, "--home": home}
-    known = [
-        text for name, value in given.items() if value is not None for text in (name, str(value))
-    ]
-    raise typer.Exit(main([*known, *ctx.args]))
+    options = {"--start": start, "--days": days, "--pace": pace, "--home": home}
+    chosen = [(name, str(value)) for name, value in options.items() if value is not None]
+    raise typer.Exit(main([*(word for option in chosen for word in option), *ctx.args]))
 
 
 def _configure_stack(home: Path | None, dags: Path | None) -> Stack:
-    import os
-
     from tidegate.infra.local_stack import Stack, StackSettings
 
-    chosen = home or (
-        Path(os.environ["TIDEGATE_HOME"]) if os.environ.get("TIDEGATE_HOME") else None
-    )
-    settings = StackSettings()
-    return Stack(StackSettings(home=chosen or settings.home, dags=dags or settings.dags))
+    defaults, variable = StackSettings(), os.environ.get("TIDEGATE_HOME")
+    folder = home or (Path(variable) if variable else defaults.home)
+    return Stack(StackSettings(home=folder, dags=dags or defaults.dags))
 
 
 def _print_progress(line: str) -> None:
-    output.console(stderr=True).print(line)
+    output.console(stderr=True).print(line, markup=False)

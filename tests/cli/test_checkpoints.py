@@ -94,7 +94,7 @@ def test_a_stopped_pipeline_stays_stopped_through_a_restore_until_it_is_started(
         read_desired_state(log.store, "flights").state,
         read_desired_state(log.store, "flights").why,
     ) == (DesiredState.STOPPED, "upgrade")
-    assert "who stands by takes over" in cli("start", "flights").out
+    assert "standby driver or Airflow takes over" in cli("start", "flights").out
     assert read_desired_state(log.store, "flights").state is DesiredState.RUN
 
 
