@@ -72,6 +72,10 @@ search: venv ## new random worlds for the properties of event time, at low prior
 	HYPOTHESIS=search TIDEGATE_EXAMPLES=$(or $(EXAMPLES),2000) nice -n 19 $(BIN)/python -m pytest -n0 --timeout=0 \
 		tests/eventtime tests/oracle/test_agreement.py tests/oracle/test_edges.py $(ARGS)
 
+.PHONY: conformance
+conformance: venv ## cases of other systems' tests (FILES="a.json b.json" ENGINE=decider|oracle|spark), ends with "N passed, N failed, N skipped"
+	$(BIN)/python -m tests.conformance $(or $(FILES),tests/conformance/cases/*.json) --engine $(or $(ENGINE),decider) $(ARGS)
+
 .PHONY: bench-seal
 bench-seal: venv ## how long a seal takes against a local MinIO (p50, p95), and how many PUTs an epoch makes
 	$(BIN)/python -m tests.checkpoints.bench_seal $(ARGS)

@@ -1,4 +1,4 @@
-"""``python -m tests.conformance FILE… [--engine reference|decider|spark] [--json]``.
+"""``python -m tests.conformance FILE… [--engine oracle|decider|spark] [--json]``.
 
 Exit 1 if a case failed.
 """

@@ -309,7 +309,7 @@ def _number(value: Any) -> Any:
 def _bid(bid: Mapping[str, Any]) -> dict[str, Any]:
     """A bid with the expressions of the queries as columns.
 
-    The reference engine aggregates plain columns.
+    The engine `oracle` aggregates plain columns.
     """
     row = {name: bid[name] for name in ("auction", "price", "bidder")}
     best = f"{bid['price']:012d} {bid['auction']} {bid['bidder']} {bid['date_time']}"

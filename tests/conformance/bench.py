@@ -2,7 +2,7 @@
 
 Rows in, results out, one epoch at a time, on the engine that is being tried.
 
-``reference`` is the event-at-a-time model, ``decider`` the real decider with the reference mover on
+``oracle`` is the event-at-a-time model, ``decider`` the real decider with the reference mover on
 a store in memory, ``spark`` the real decider with the Spark mover.
 """
 
@@ -30,7 +30,7 @@ from tidegate.jobs.eventtime.decider import create_initial_state, decide, list_b
 from tidegate.jobs.eventtime.decision_types import Decision, Member, ReleaseMark
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
-ENGINES = ("reference", "decider", "spark")
+ENGINES = ("oracle", "decider", "spark")
 
 Values = Mapping[str, Any]
 
@@ -96,7 +96,7 @@ def bench(spec: PipelineSpec, engine: str) -> Bench:
     Raises:
         ConfigurationError: there is no such engine.
     """
-    if engine == "reference":
+    if engine == "oracle":
         return ModelBench(spec)
     if engine == "decider":
         return DeciderBench(spec)

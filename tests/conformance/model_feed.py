@@ -79,4 +79,4 @@ AnyFeed = Feed | ModelFeed
 
 def feed_on(engine: str, spec: PipelineSpec, *, empty: bool = False) -> AnyFeed:
     """Queues in front of an engine."""
-    return ModelFeed(spec, empty=empty) if engine == "reference" else Feed(spec, empty=empty)
+    return ModelFeed(spec, empty=empty) if engine == "oracle" else Feed(spec, empty=empty)

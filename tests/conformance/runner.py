@@ -1,4 +1,4 @@
-"""Runs neutral case files: ``tidegate conformance run FILE…``.
+"""Runs neutral case files: ``python -m tests.conformance FILE…``.
 
 A file is a JSON object: a header that states the suite's conventions, and lists of cases. Its stem
 names the adapter.
@@ -24,7 +24,7 @@ from tidegate.errors import ConfigurationError
 
 _NO_ADAPTER = "no adapter for a suite of this name: the beginning of the file's name is the suite"
 _AT_ONCE = 4  # cases on Spark: each waits for the driver's planning half of the time
-_ON_PARTS = {
+ON_PARTS = {
     "flink_valve",
     "flink_source_multiplexer",
     "hazelcast_coalescer",
@@ -191,7 +191,7 @@ def _not_for(suite: str | None, engine: str) -> str | None:
         return _NO_ADAPTER
     if engine == "spark" and suite not in window_suites.SUITES:
         return _NO_WINDOWS.format(engine)
-    return _DECIDER_ONLY.format(engine) if engine == "reference" and suite in _ON_PARTS else None
+    return _DECIDER_ONLY.format(engine) if engine == "oracle" and suite in ON_PARTS else None
 
 
 def _run_case(

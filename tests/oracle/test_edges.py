@@ -19,7 +19,7 @@ from tidegate.jobs.eventtime.decision_types import Member
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.time_units import TICK_MAX, TICK_MIN
 
-ENGINES = pytest.mark.parametrize("engine", ["reference", "decider"])
+ENGINES = pytest.mark.parametrize("engine", ["oracle", "decider"])
 COLUMNS = {"t": "timestamp", "edge": "string", "kind": "string", "k": "string", "v": "long"}
 WINDOW = {
     "kind": "tumbling",
