@@ -78,7 +78,7 @@ def test_targets_of_make_exist(page: Path) -> None:
 
 @pytest.mark.parametrize("page", _PROMISES)
 def test_every_promise_names_its_test(page: str) -> None:
-    """A row without a test is a claim that nothing checks; its tests are listed under the same first cell."""
+    """A row has its tests under the same first cell; without one nothing checks the claim."""
     rows = list_rows(ROOT / page, _PROMISES[page])
     tests = list_rows(_TESTS_PAGE, _PROMISES[page])
     assert len(rows) > 5
