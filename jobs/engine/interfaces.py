@@ -1,4 +1,4 @@
-"""The four interfaces of the epoch protocol: Source, Mover, Store and Sink (design.md section 2).
+"""The four interfaces of the epoch protocol: Source, Mover, Store and Sink (docs/architecture.md, section 2).
 
 `Store` is `tidegate.checkpoints.store.Store`; the other three are here. The engine is written
 against these only, so the same protocol runs on Spark and MinIO, and on plain Python and memory in

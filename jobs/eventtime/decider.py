@@ -1,4 +1,4 @@
-"""The pure decider: what one cut means (semantics.md sections 1 to 4; design.md section 2, step 3).
+"""The pure decider: what one cut means (docs/semantics.md, sections 1 to 4).
 
 `decide` takes the spec, the state after the previous epoch and the survey of this one, and says
 what the mover needs. It does no I/O and takes the wall clock as data, so the same arguments always

@@ -1,4 +1,4 @@
-"""The Mover on Spark SQL (design.md section 2, steps 2 and 4).
+"""The Mover on Spark SQL (docs/architecture.md, section 2).
 
 General, any Spark SQL expression, any scale.
 

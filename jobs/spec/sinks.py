@@ -1,6 +1,6 @@
 """The ``sinks:`` section.
 
-Followers of the log besides the Iceberg tables (design.md section 2, step 6).
+Followers of the log besides the Iceberg tables (docs/architecture.md, section 2).
 """
 
 from __future__ import annotations
