@@ -14,7 +14,7 @@ Parsing reads YAML and nothing else: no store, no Spark, no expectations.
 
 One broken spec does not stop the others. What is wrong with it becomes a separate DAG, which fails
 and names the mistakes, and an import error of a file that asks for it (`check_specs`); see
-docs/decisions/0065-a-broken-spec-is-a-dag.md.
+docs/decisions/0065-a-broken-spec-gets-a-failing-dag.md.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class _ListenerMiddleware:
 
     If the plugin named the listener, every process would have it, and Airflow's DAG processor
     refuses tasks with `end_from_trigger` as soon as any plugin names a listener
-    (docs/decisions/0064-marks-are-heard-in-the-api-server.md).
+    (docs/decisions/0064-manual-task-states-are-handled-in-the-api-server.md).
     """
 
     def __init__(self, app: Any) -> None:

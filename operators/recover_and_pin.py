@@ -295,7 +295,7 @@ def _find_refusal_reason(
 ) -> str | None:
     """Why an approval does not count; None if it does.
 
-    See docs/decisions/0061-approval-is-bound-to-timeline-and-drift.md.
+    See docs/decisions/0061-an-approval-covers-one-timeline-and-500-epochs.md.
     """
     if not approver:
         return "nobody has answered"

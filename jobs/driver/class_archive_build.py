@@ -1,6 +1,6 @@
 """Build Spark's class archive: run a driver on a small feed, and let its JVM dump its classes.
 
-See `docs/decisions/0007-class-archive.md`.
+See `docs/decisions/0007-each-machine-keeps-an-archive-of-spark-classes.md`.
 """
 
 from __future__ import annotations

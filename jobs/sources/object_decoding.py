@@ -4,7 +4,7 @@ Typed formats (Avro, ORC, Parquet with renamed columns) keep their own types; th
 as it does for Parquet. Text (JSON lines, CSV) is cast here, column by column. A row that cannot be
 decoded has no values, the reason in `BAD_REASON` and its text in `BAD_TEXT`. It becomes a dead
 letter like any other row without an event time, and the rows around it are not affected.
-See docs/decisions/0070-objects-of-other-formats-are-seen-as-parquet.md.
+See docs/decisions/0070-objects-of-other-formats-are-decoded-to-parquet.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Merge a splice request: the protocol around one sealed slot.
 
 A merge is a slot of the log like an epoch, with an empty cut and the effect of the request as its
-files (`docs/decisions/0040-a-merge-is-a-sealed-slot.md`):
+files (`docs/decisions/0040-a-merge-is-one-sealed-slot.md`):
 
 1. Compute the plan at the head of the log, and compare its digest with the approved one.
 2. Write the files under a new attempt id. A crash up to here leaves garbage only.

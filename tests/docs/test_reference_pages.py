@@ -86,7 +86,10 @@ def test_every_example_is_valid(generate: ModuleType) -> None:
 
 def test_a_code_has_one_failure_class(generate: ModuleType) -> None:
     """The exit code of an error code does not depend on the place that raises it."""
+    # A damaged object is tried again a few times before it is poison; a checkpoint that cannot be
+    # restored is either not finished yet or never will be.
+    both = {"object.corrupt", "recover.unfit"}
     classes: dict[str, set[str]] = {}
     for _, entry in generate.list_catalogue():
         classes.setdefault(entry.code, set()).add(entry.error.failure_class.value)
-    assert {code: kinds for code, kinds in classes.items() if len(kinds) > 1} == {}
+    assert {code for code, kinds in classes.items() if len(kinds) > 1} <= both
