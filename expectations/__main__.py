@@ -1,6 +1,4 @@
-"""`python -m tidegate.expectations run SPEC.yaml --store URL`.
-
-The suites in a process of their own.
+"""Runs the suites in a process: `python -m tidegate.expectations run SPEC.yaml --store URL`.
 
 Exit codes: 0 pass or warn, 1 a critical check failed (named), else the code of the failure class.
 The last line on standard output is the store key of the result; with ``--json`` the only line is

@@ -1,6 +1,4 @@
-"""Data Docs in the bucket.
-
-What Great Expectations renders, readable without its CDNs, under an index of our own.
+"""Writes the Data Docs into the bucket: Great Expectations' pages without CDNs, and an index.
 
     <pipeline>/quality/docs/index.html               all runs, newest first, with trends
     <pipeline>/quality/docs/<run>/index.html         one run: every check and what was seen

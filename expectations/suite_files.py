@@ -1,6 +1,6 @@
-"""Suites as data: YAML files in `suites/`, and those of a pipeline's own, as frozen models.
+"""Suites as data: the YAML files in `suites/` and in a pipeline's folder, as frozen models.
 
-Light on purpose: Great Expectations is imported by `runner` only.
+Fast to import: only `gx_runner` imports Great Expectations.
 """
 
 from __future__ import annotations
@@ -77,7 +77,9 @@ def limit_values(limits: QualityLimits) -> dict[str, float]:
 
 
 def load_suites(spec: PipelineSpec) -> list[Suite]:
-    """The built-in suites, those of the pipeline's own folder over them, with the pipeline's severities applied.
+    """Load the built-in suites and those of the pipeline's folder, with the pipeline's severities.
+
+    A file in the pipeline's folder replaces the built-in one of the same name.
 
     Raises:
         ConfigurationError: a suite file is wrong, or `quality` names a folder or a check that does

@@ -1,4 +1,4 @@
-"""A thin client of Airflow's REST API: what the demo and the end-to-end tests need of it."""
+"""Calls Airflow's REST API for the demo and the end-to-end tests."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ class AirflowApi:
 
     def read_task_log(self, dag_id: str, run_id: str, task_id: str, try_number: int = 1) -> str:
         """The task's log as text, one line per event."""
-        path = f"{_build_run_path(dag_id, run_id)}/taskInstances/{_quote_segment(task_id)}/logs/{try_number}?full_content=true"
+        path = f"{_build_task_path(dag_id, run_id, task_id)}/logs/{try_number}?full_content=true"
         events = self.request("GET", path)["content"]
         return "\n".join(_format_log_line(event) for event in events)
 
@@ -216,7 +216,7 @@ class AirflowApi:
         Wait 3 s after it began to wait: an answer within 0.2 s fails the task although Airflow
         accepts it.
         """
-        path = f"{_build_run_path(dag_id, run_id)}/taskInstances/{_quote_segment(task_id)}/-1/hitlDetails"
+        path = f"{_build_task_path(dag_id, run_id, task_id)}/-1/hitlDetails"
         self.request("PATCH", path, {"chosen_options": chosen, "params_input": params or {}})
 
     def _log_in(self) -> None:
@@ -230,9 +230,8 @@ class AirflowApi:
         if self._token is not None:
             headers["Authorization"] = f"Bearer {self._token}"
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(
-            self.base_url + path, data=data, headers=headers, method=method
-        )
+        url = self.base_url + path
+        request = urllib.request.Request(url, data=data, headers=headers, method=method)  # noqa: S310 - http on loopback
         try:
             with urllib.request.urlopen(request, timeout=_REQUEST_TIMEOUT) as answer:  # noqa: S310 - http on loopback
                 content = answer.read()
@@ -251,6 +250,10 @@ class AirflowApi:
 
 def _build_run_path(dag_id: str, run_id: str) -> str:
     return f"/dags/{_quote_segment(dag_id)}/dagRuns/{_quote_segment(run_id)}"
+
+
+def _build_task_path(dag_id: str, run_id: str, task_id: str) -> str:
+    return f"{_build_run_path(dag_id, run_id)}/taskInstances/{_quote_segment(task_id)}"
 
 
 def _quote_segment(part: str) -> str:

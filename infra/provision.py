@@ -154,7 +154,7 @@ def main(
         bool, typer.Option("--only", help="take away what the user was given before")
     ] = False,
 ) -> None:
-    """Make the bucket and the user that the environment names, on the MinIO that it names, and give the user rights."""
+    """Make the bucket and the user that the environment names, and give the user rights."""
     try:
         bucket, access_key, kept = _provision_from_environment(os.environ, policy, only)
     except TidegateError as error:

@@ -1,7 +1,8 @@
-"""The advisor: from the lateness sketches of a source to the lag it needs, and to what its present lag costs.
+"""Computes from lateness sketches the lag that a source needs, and what its present lag costs.
 
-A lag is bought with delay: nothing is released, and no window closes, before its source has shown a
-row `lag` newer. The curve of late rows over the lag tells what the delay buys.
+The price of a lag is delay: no row is released and no window closes before its source has shown a
+row that is newer by `lag`. The curve of late rows over the lag shows how many rows a delay saves.
+`draw_curves` draws it, one line per source, with the present lags marked.
 """
 
 from __future__ import annotations
@@ -172,9 +173,6 @@ def _compute_lag_target(share: Fraction, curve: LatenessCurve, present: int | No
     lag = curve.lag_for(share) or 0
     return LagTarget(share, lag, None if present is None else lag - present)
 
-
-# The advisor's curve as a picture: late rows over lag, one line per source, the present lags
-# marked.
 
 PICTURE_SUFFIXES: Final = (".png", ".svg")
 _COLOURS: Final = (

@@ -112,13 +112,16 @@ class SecretMasker:
         self._known = sorted(known, key=len, reverse=True)
 
     def mask_text(self, text: str) -> str:
-        """Known secrets, private keys, passwords in addresses, and what stands behind a secret's name to the end of its line."""
+        """Mask known secrets, private keys, passwords in addresses, and named secrets.
+
+        A named secret reaches from its name to the end of the line.
+        """
         for secret in self._known:
             text = text.replace(secret, _MASK)
         return "\n".join(map(self._mask_line, _PRIVATE_KEY.sub(_MASK, text).split("\n")))
 
     def mask_document(self, value: Any, name: str = "") -> Any:
-        """JSON-ready data with every text under a secret's name masked, and every other one looked through."""
+        """Mask every text under a secret's name, and search all other texts for secrets."""
         secret = _SECRET_NAME.search(name)
         if isinstance(value, Mapping):
             return {
