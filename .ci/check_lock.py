@@ -1,4 +1,4 @@
-"""Check, without a network, that requirements.lock still fits pyproject.toml and is what is installed.
+"""Check offline that requirements.lock fits pyproject.toml and is what is installed.
 
 Resolving anew is `make lock`; this only proves that nobody changed one file and forgot the other:
 every requirement is pinned to a version it allows, every pin has hashes and none an address, and

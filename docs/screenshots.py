@@ -86,7 +86,7 @@ def shoot_within_airflow(browser: Browser, home: Path) -> None:
     stack = Stack(StackSettings(home=home))
     login = json.loads(stack.credentials_file.read_text())["airflow_passwords"]["admin"]
     body = json.dumps({"username": "admin", "password": login}).encode()
-    request = urllib.request.Request(
+    request = urllib.request.Request(  # noqa: S310
         f"{stack.airflow_url}/auth/token", body, {"Content-Type": "application/json"}
     )
     token = json.loads(urllib.request.urlopen(request).read())["access_token"]  # noqa: S310

@@ -90,7 +90,9 @@ def tls_minio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CertifiedMin
 
 @pytest.fixture
 def minio_environment(real_minio: RealMinio, monkeypatch: pytest.MonkeyPatch) -> RealMinio:
-    """The shared MinIO, named by the environment, so that `open_store("s3://tidegate/...")` finds it."""
+    """The shared MinIO, named by the environment, so that `open_store("s3://tidegate/...")` finds
+    it.
+    """
     for key, value in real_minio.environment().items():
         monkeypatch.setenv(key, value)
     return real_minio

@@ -45,7 +45,9 @@ OTHER_NAMES = {
 
 @pytest.mark.parametrize("row", ROWS, ids=[row[0] for row in ROWS])
 def test_the_tests_of_a_rule_exist(row: list[str]) -> None:
-    """Each test that the index names stands in its file, and a property's docstring says which one it is."""
+    """Each test that the index names stands in its file, and a property's docstring says which one
+    it is.
+    """
     named = row[2].split()
     assert named, f"rule {row[0]} has no test"
     for name in named:

@@ -80,7 +80,9 @@ def advised() -> dict[str, LagAdvice]:
 
 @pytest.mark.parametrize("airport", AIRPORTS)
 def test_lags_of_real_flights_are_within_one_percent(airport: str) -> None:
-    """For 1 %, 0.1 % and 0.01 % late the advised lag is that of the exact quantile, or at most 1 % more."""
+    """For 1 %, 0.1 % and 0.01 % late the advised lag is that of the exact quantile, or at most 1 %
+    more.
+    """
     disorder = disorder_of(month()[airport])
     for target in advised()[airport].targets:
         exact = exact_lag(disorder, target.share)
@@ -89,7 +91,9 @@ def test_lags_of_real_flights_are_within_one_percent(airport: str) -> None:
 
 @pytest.mark.parametrize("airport", AIRPORTS)
 def test_late_share_of_a_lag_is_that_of_a_lag_within_one_percent(airport: str) -> None:
-    """What the present lag leaves late lies between the exact shares at this lag and at one 1 % shorter."""
+    """What the present lag leaves late lies between the exact shares at this lag and at one 1 %
+    shorter.
+    """
     disorder, found = disorder_of(month()[airport]), advised()[airport]
     assert found.curve.rows == len(disorder)
     assert found.present_share is not None

@@ -13,7 +13,9 @@ def task(stage: int, begun: float, ended: float) -> Task:
 
 
 def test_tasks_within_a_time() -> None:
-    """Only tasks that ran wholly within it, with their processor time and the bytes of their shuffle."""
+    """Only tasks that ran wholly within it, with their processor time and the bytes of their
+    shuffle.
+    """
 
     def ended(stage: int, begun: int, finished: int) -> dict[str, object]:
         metrics = {

@@ -71,7 +71,9 @@ class Author:
         return FileRef(key=key, rows=10, bytes=len(data), sha256=sha256_of_bytes(data), kind=kind)
 
     def seal(self, log: SlotLog, *, with_files: bool = False, **over: Any) -> Manifest:
-        """Seal one epoch at the head, with one table file and one segment of its own if `with_files`."""
+        """Seal one epoch at the head, with one table file and one segment of its own if
+        `with_files`.
+        """
         manifest = self.manifest(log.head(), **over)
         if with_files:
             data = str(manifest.id).encode()

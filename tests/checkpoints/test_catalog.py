@@ -1,4 +1,6 @@
-"""Listing, resolving and comparing checkpoints, quickly and through forks, from a cache that may be thrown away."""
+"""Listing, resolving and comparing checkpoints, quickly and through forks, from a cache that may be
+thrown away.
+"""
 
 from __future__ import annotations
 
@@ -199,7 +201,9 @@ def synthesise(real: SlotLog, author: Author, count: int) -> list[Manifest]:
 def test_ten_thousand_checkpoints_are_listed_within_a_second(
     s3: S3Store, author: Author, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With index pages, 10,000 checkpoints are listed and the newest healthy one chosen in under a second on local MinIO."""
+    """With index pages, 10,000 checkpoints are listed and the newest healthy one chosen in under a
+    second on local MinIO.
+    """
     monkeypatch.setattr(slot_index, "SLOTS_PER_PAGE", 500)
     manifests = synthesise(SlotLog(s3, "p"), author, 10_100)
     manifests += author.extend(SlotLog(s3, "p"), 20)
@@ -212,7 +216,7 @@ def test_ten_thousand_checkpoints_are_listed_within_a_second(
     chosen = catalog.resolve("latest_healthy", healthy=lambda c: c.slot < 10_120)
     resolved = time.perf_counter() - began
     with capsys.disabled():
-        print(
+        print(  # noqa: T201
             f"\nlisted {len(rows)} checkpoints in {listed:.2f} s, newest healthy in"
             f" {resolved:.2f} s"
         )

@@ -1,4 +1,6 @@
-"""The lease: takeover without comparing clocks, fencing by token, lost answers, proven death, wedged drivers."""
+"""The lease: takeover without comparing clocks, fencing by token, lost answers, proven death,
+wedged drivers.
+"""
 
 from __future__ import annotations
 
@@ -324,7 +326,9 @@ def test_an_observer_measures_silence_on_its_own_clock(
 
 
 def test_a_slow_answer_is_no_silence(clock: ManualClock) -> None:
-    """What the holder did while the store thought about it, or while the observer was held up, nobody has seen yet."""
+    """What the holder did while the store thought about it, or while the observer was held up,
+    nobody has seen yet.
+    """
     slow = [0.0]
 
     def hook(request: StoreRequest) -> None:

@@ -71,5 +71,7 @@ def test_what_was_acknowledged_survives(tmp_path: Path, cut: int) -> None:
 
 @pytest.mark.parametrize("skip", ["content", "folders"])
 def test_every_flush_is_needed(tmp_path: Path, skip: Skip) -> None:
-    """Without the flushes of contents, or of folders, some cut loses or tears what was acknowledged."""
+    """Without the flushes of contents, or of folders, some cut loses or tears what was
+    acknowledged.
+    """
     assert any(broken(tmp_path, cut, seed, skip) for cut in (20, 44, 1000) for seed in range(4))

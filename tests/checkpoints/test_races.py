@@ -29,7 +29,9 @@ AUTHOR = Author()
 
 
 def driver(stage: Stage, name: str, seals: int, told: list[tuple[Manifest, bool]]) -> None:
-    """Adds an actor that seals epochs one after the other, whatever others do, and notes what it was told."""
+    """Adds an actor that seals epochs one after the other, whatever others do, and notes what it
+    was told.
+    """
 
     def body(store: MemoryStore, clock: Clock) -> None:
         log = SlotLog(store, "p", clock=clock, seal_budget=3.0, jitter=lambda: 0.5)
@@ -86,7 +88,9 @@ def judge(bucket: MemoryBucket, told: list[tuple[Manifest, bool]], won: list[str
 
 
 def no_gaps_and_one_fork(log: SlotLog, timeline: int, *, ended: bool) -> None:
-    """Slots are filled without gaps, each names the hash before it, and only the last one may be a fork."""
+    """Slots are filled without gaps, each names the hash before it, and only the last one may be a
+    fork.
+    """
     newest = log.newest_record(timeline)
     if newest is None:
         return

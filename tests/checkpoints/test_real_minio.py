@@ -59,7 +59,9 @@ def crash(server: MinioServer) -> None:
 
 @pytest.mark.minio
 def test_a_seal_outlasts_a_killed_server(server: MinioServer, author: Author) -> None:
-    """A server that is gone when the PUT is sent, and comes back later, ends with the epoch sealed once."""
+    """A server that is gone when the PUT is sent, and comes back later, ends with the epoch sealed
+    once.
+    """
     app = Credentials.generate("app")
     provision_bucket(server, "bucket", app)
     log = open_log(server, app)
@@ -77,7 +79,9 @@ def test_a_seal_outlasts_a_killed_server(server: MinioServer, author: Author) ->
 
 @pytest.mark.minio
 def test_many_kills_lose_and_double_nothing(server: MinioServer, author: Author) -> None:
-    """While one thread seals epoch after epoch, the server is killed again and again at whatever moment; the chain holds."""
+    """While one thread seals epoch after epoch, the server is killed again and again at whatever
+    moment; the chain holds.
+    """
     app = Credentials.generate("app")
     provision_bucket(server, "bucket", app)
     log = open_log(server, app)
@@ -124,7 +128,9 @@ def test_a_lease_outlives_a_restart_of_the_server(server: MinioServer) -> None:
 
 
 def test_light_parts_stay_light() -> None:
-    """What Airflow imports while parsing DAGs brings in neither boto3 nor Spark nor Great Expectations."""
+    """What Airflow imports while parsing DAGs brings in neither boto3 nor Spark nor Great
+    Expectations.
+    """
     modules = (
         "bucket_layout checkpoint_catalog desired_state driver_reports driver_requests epoch_notes"
         " host_clock lease lease_renewal manifest open_store pins pipeline_identity restore"

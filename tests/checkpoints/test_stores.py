@@ -47,7 +47,9 @@ def test_swap_replaces_only_the_version_it_names(store: Store) -> None:
 
 
 def test_missing_objects_are_definite(store: Store) -> None:
-    """A missing object is NotFoundError from get and download, None from head, and silence from delete."""
+    """A missing object is NotFoundError from get and download, None from head, and silence from
+    delete.
+    """
     with pytest.raises(NotFoundError):
         store.get("none")
     assert store.stat("none") is None
@@ -246,7 +248,9 @@ def test_local_upload_of_a_file_in_place_copies_nothing(tmp_path: Path) -> None:
     ],
 )
 def test_faults_do_what_they_say(fault: Fault, lies_there: bool, delivered: bool | None) -> None:
-    """Each fault of a write leaves the bucket as its name promises, now and when held requests arrive."""
+    """Each fault of a write leaves the bucket as its name promises, now and when held requests
+    arrive.
+    """
     bucket = MemoryBucket()
     store = MemoryStore(bucket, hook=lambda request: fault if request.is_write else None)
     if fault is Fault.TWICE:

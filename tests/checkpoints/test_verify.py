@@ -1,4 +1,6 @@
-"""Verification: what counts as evidence, what does not, and what a damaged checkpoint does to its neighbours."""
+"""Verification: what counts as evidence, what does not, and what a damaged checkpoint does to its
+neighbours.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def test_a_whole_checkpoint_is_healthy_on_every_store(store: Store, author: Auth
 
 
 def test_damage_is_named_and_condemned(log: SlotLog, author: Author) -> None:
-    """A missing file, a short file and flipped bytes are each found, and keep the checkpoint from being restored."""
+    """A missing file, a short file and flipped bytes are each found, and keep the checkpoint from
+    being restored.
+    """
     manifests = author.extend(log, 3, with_files=True)
     first, second, third = (m.segments[0].key for m in manifests)
     log.store.delete(first)

@@ -34,7 +34,9 @@ def test_show_takes_a_prefix(cli: Cli, log: SlotLog) -> None:
 
 
 def test_verify_finds_a_lost_file(cli: Cli, log: SlotLog) -> None:
-    """Whole is 0; a missing file is named, is exit 1, and can be condemned so that nobody restores it."""
+    """Whole is 0; a missing file is named, is exit 1, and can be condemned so that nobody restores
+    it.
+    """
     assert cli("checkpoints", "verify", "flights", "--all").exit_code == 0
     lost = log.head().record
     assert lost is not None
@@ -99,7 +101,9 @@ def test_a_stopped_pipeline_stays_stopped_through_a_restore_until_it_is_started(
 
 
 def test_a_restore_alone_keeps_no_driver_away(cli: Cli, log: SlotLog) -> None:
-    """Where nobody ever said whether the pipeline should run, whoever starts a driver afterwards has one."""
+    """Where nobody ever said whether the pipeline should run, whoever starts a driver afterwards
+    has one.
+    """
     assert cli("checkpoints", "restore", "flights", "t0-000001", "--yes").exit_code == 0
     assert not read_desired_state(log.store, "flights").keeps_drivers_away
 
@@ -129,7 +133,9 @@ def test_latest_healthy_passes_over_what_the_checks_condemned(cli: Cli, log: Slo
 
 
 def test_pins_name_checkpoints(cli: Cli, log: SlotLog) -> None:
-    """A pin can be used wherever a checkpoint is asked for, and shows in the list, until it is given up."""
+    """A pin can be used wherever a checkpoint is asked for, and shows in the list, until it is
+    given up.
+    """
     assert cli("checkpoints", "pin", "flights", "t0-000002", "before_upgrade").exit_code == 0
     assert cli("checkpoints", "show", "flights", "before_upgrade", "--json").data["slot"] == 2
     assert cli("checkpoints", "list", "flights", "--json").data[1]["pins"] == ["before_upgrade"]

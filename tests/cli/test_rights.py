@@ -1,4 +1,6 @@
-"""What each role of `tidegate.infra.policies` has to be able to do, done for real, with its keys, on a real MinIO."""
+"""What each role of `tidegate.infra.policies` has to be able to do, done for real, with its keys,
+on a real MinIO.
+"""
 
 from __future__ import annotations
 

@@ -221,7 +221,9 @@ def test_landings_are_told(
     ago: float,
     state: str,
 ) -> None:
-    """Who lands a source, what came last, and whether the process that should be running was heard of."""
+    """Who lands a source, what came last, and whether the process that should be running was heard
+    of.
+    """
     (tmp_path / "flights.yaml").write_text(LANDED)
     source = load_spec(tmp_path / "flights.yaml").sources["EWR"]
     assert cli("status", "flights.yaml", "--json").data["landings"] == {

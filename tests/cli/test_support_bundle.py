@@ -203,7 +203,9 @@ def test_a_secret_is_known_by_where_it_stands(text: str, wraps: list[Callable[[s
 @given(secrets(), st.lists(st.sampled_from(ENCODERS), max_size=3))
 @settings(deadline=None)
 def test_a_known_secret_is_masked_anywhere(secret: str, wraps: list[Callable[[str], str]]) -> None:
-    """What the environment holds under a secret's name, or the spec names, is found without a name beside it, in any encoding."""
+    """What the environment holds under a secret's name, or the spec names, is found without a name
+    beside it, in any encoding.
+    """
     text = f"tried {secret} once"
     for wrap in wraps:
         text = wrap(text)

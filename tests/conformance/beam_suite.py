@@ -159,7 +159,9 @@ class _Transcript:
 
     @property
     def loose(self) -> bool:
-        """A case that counts drops, or looks at one window or pane only, does not list all that is emitted."""
+        """A case that counts drops, or looks at one window or pane only, does not list all that is
+        emitted.
+        """
         return any(step["op"] in _PARTIAL for step in self.case["steps"])
 
     def expect(self, where: str, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -193,7 +193,8 @@ class Feed(Queues):
         watch: Callable[[Survey], None] | None = None,
         **more: Any,
     ) -> Step:
-        """One epoch: everything that may be read, or at most `take` items of a source (0 for those not named).
+        """One epoch: everything that may be read, or at most `take` items of a source (0 for those
+        not named).
 
         `watch` is shown the survey; `more` are further fields of it.
         """

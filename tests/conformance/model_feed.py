@@ -1,4 +1,6 @@
-"""Hand-made queues in front of the event-at-a-time model, for cases about frontiers, order and barriers."""
+"""Hand-made queues in front of the event-at-a-time model, for cases about frontiers, order and
+barriers.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ class ModelFeed(Queues):
         return self.model.barriers.open_for(str(Member(source, partition))) > allowed
 
     def step(self, now: int, take: Mapping[str, int] | None = None) -> ModelStep:
-        """One epoch: everything that may be read, or at most `take` items of a source (0 for those not named)."""
+        """One epoch: everything that may be read, or at most `take` items of a source (0 for those
+        not named).
+        """
         before = self.model.output.status
         offers = {
             member: self._offer(member, None if take is None else take.get(member.source, 0))

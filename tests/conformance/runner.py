@@ -197,7 +197,9 @@ def _not_for(suite: str | None, engine: str) -> str | None:
 def _run_case(
     suite: str, header: Mapping[str, Any], case: Mapping[str, Any], engine: str
 ) -> CaseResult:
-    """A case is skipped for what its adapter does not know, and fails for whatever else goes wrong in it."""
+    """A case is skipped for what its adapter does not know, and fails for whatever else goes wrong
+    in it.
+    """
     try:
         uncompared = KNOWN[suite].check(case)
         result = suites()[suite](header, case, engine)

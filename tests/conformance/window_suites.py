@@ -1,4 +1,5 @@
-"""Adapters of the suites about windows (by file stem), and of the two that share Flink's step vocabulary.
+"""Adapters of the suites about windows (by file stem), and of the two that share Flink's step
+vocabulary.
 
 Adapters map a suite's conventions to options and its rows to ours; they never compute a result.
 """

@@ -147,7 +147,9 @@ def test_a_folder_that_went_back_is_refused(tmp_path: Path, batch: int, offsets:
     "begun", [False, True], ids=["between two batches", "in the middle of one"]
 )
 def test_nothing_is_written_behind_a_new_generation(tmp_path: Path, begun: bool) -> None:
-    """A process that was taken for dead writes no object whose key sorts before what may have been read."""
+    """A process that was taken for dead writes no object whose key sorts before what may have been
+    read.
+    """
     store = MemoryStore()
     old = LandingLog("a", spec(), store, tmp_path / "old")
     old.land_batch(0, b"x", 1)

@@ -351,7 +351,9 @@ def test_sinks_are_outputs_and_tell_no_secret(monkeypatch: pytest.MonkeyPatch) -
 
 
 def _second_of(spec: PipelineSpec, store: Store) -> dict[str, Any]:
-    """The completion of an epoch that has rows in each table, as a pipeline of this spec would tell it."""
+    """The completion of an epoch that has rows in each table, as a pipeline of this spec would tell
+    it.
+    """
     _, reports = sealed()
     manifest = reports[1].manifest
     assert manifest is not None

@@ -89,7 +89,9 @@ def test_a_persons_own_run_ends_a_stop_but_no_restore(turn_of: NewTurn, store: M
 def test_a_standby_waits_for_the_wish(
     turn_of: NewTurn, store: MemoryStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """It leaves the free lease alone, shows that it lives, and goes on when the pipeline should run again."""
+    """It leaves the free lease alone, shows that it lives, and goes on when the pipeline should run
+    again.
+    """
     monkeypatch.setattr(leader_election, "_LOOK_EVERY", 0.01)
     want(store, DesiredState.STOPPED)
     waiting = turn_of(True)

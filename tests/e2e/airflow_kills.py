@@ -1,4 +1,5 @@
-"""kill -9 of everything a supervised stream consists of, one after another, and a look at what Airflow makes of it.
+"""kill -9 of everything a supervised stream consists of, one after another, and a look at what
+Airflow makes of it.
 
 Nothing here restarts a dead Airflow process or MinIO but `Stack.up`, called as soon as the process
 is seen to be gone: it stands for the process manager (systemd, Kubernetes) that an operator has.
@@ -66,7 +67,9 @@ class Sighting:
 
 
 class Feed(threading.Thread):
-    """Delivers one object of each source a second, through any outage of the store, until it is told to end."""
+    """Delivers one object of each source a second, through any outage of the store, until it is
+    told to end.
+    """
 
     def __init__(self, folder: Path, store_url: str) -> None:
         super().__init__(name="feed", daemon=True)
@@ -122,7 +125,9 @@ class Watch(threading.Thread):
         self.join()
 
     def well_but_dead(self, *states: str) -> float:
-        """The longest time, in seconds, for which Airflow showed these states and no driver process was there."""
+        """The longest time, in seconds, for which Airflow showed these states and no driver process
+        was there.
+        """
         longest, since = 0.0, None
         for seen in self.seen:
             if seen.task in states and not seen.drivers:

@@ -56,7 +56,8 @@ def wide(page: Page) -> list[str]:
 
 
 def strange_requests(page: Page, home: str, *, busy: bool = False) -> list[str]:
-    """Collects addresses outside `home`, errors on the console and scripts that failed, from now on.
+    """Collects addresses outside `home`, errors on the console and scripts that failed, from now
+    on.
 
     With `busy` the server may say now and then that it cannot just now: the page asks again.
     """

@@ -94,7 +94,9 @@ def test_every_process_is_killed_once(stack: Stack, tmp_path: Path) -> None:
 
 
 def _one_driver_at_a_time(stack: Stack, launches: int) -> None:
-    """As many launches and leases as drivers that were killed, and every slot sealed by the lease that was on."""
+    """As many launches and leases as drivers that were killed, and every slot sealed by the lease
+    that was on.
+    """
     epochs = list_sealed_epochs(SlotLog(open_store(stack.store_url), PIPELINE))
     tokens = [epoch.lease_token for epoch in epochs]
     assert len(list((stack.home / "drivers" / PIPELINE).glob("*.json"))) == launches
@@ -105,7 +107,9 @@ def _one_driver_at_a_time(stack: Stack, launches: int) -> None:
 
 
 def _exact(stack: Stack, file: Path) -> None:
-    """Every row in one place, windows equal a recomputation, the newest epoch replayed gives the same rows."""
+    """Every row in one place, windows equal a recomputation, the newest epoch replayed gives the
+    same rows.
+    """
     spec, store = load_spec(file), open_store(stack.store_url)
     found = audit_exactness(
         spec,

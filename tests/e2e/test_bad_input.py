@@ -173,7 +173,9 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Piped:
 
 
 def test_the_rest_is_exact(ended: Piped) -> None:
-    """Every row of every readable object stands in one place, and the windows equal a recomputation."""
+    """Every row of every readable object stands in one place, and the windows equal a
+    recomputation.
+    """
     found = ended.exact()
     assert found.problems == []
     assert found.rows["dirty"]["read"] == ROWS_READ
@@ -243,7 +245,9 @@ def test_a_stamp_from_the_far_future_is_put_aside(ended: Piped) -> None:
 
 
 def test_on_bad_fail_ends_the_driver(tmp_path: Path) -> None:
-    """Exit code 1; the message names pipeline, source, object, row and value; nothing of that epoch is sealed."""
+    """Exit code 1; the message names pipeline, source, object, row and value; nothing of that epoch
+    is sealed.
+    """
     spec = SPEC.replace("limits: {objects: 8}", "limits: {objects: 1}\n    on_bad: fail")
     pipeline = Piped(tmp_path, spec)
     for name in ("000-good", "008-text-amount", "013-good"):

@@ -98,7 +98,9 @@ def see_as(chromium: Browser, cockpit: Cockpit) -> Iterator[As]:
 def test_from_the_list_to_a_restore_that_another_person_approves(
     cockpit: Cockpit, see_as: As
 ) -> None:
-    """uwe asks with a reason after seeing the impact, olga approves on the same page, the stream goes on, the trail tells."""
+    """uwe asks with a reason after seeing the impact, olga approves on the same page, the stream
+    goes on, the trail tells.
+    """
     page = see_as("uwe")
     page.get_by_role("link", name="walk").click()
     expect(page.locator("h1")).to_have_text("walk")
@@ -194,7 +196,9 @@ def test_a_viewer_sees_and_may_not(cockpit: Cockpit, see_as: As) -> None:
 
 
 def test_another_site_cannot_act_for_somebody(cockpit: Cockpit, see_as: As) -> None:
-    """A foreign page in admin's own browser, cookie and all, can neither start a restore nor read anything."""
+    """A foreign page in admin's own browser, cookie and all, can neither start a restore nor read
+    anything.
+    """
     page = see_as("admin")
     page.locator("tr[data-pipeline]").wait_for()
     before = len(cockpit.api.list_runs("walk.recover"))
@@ -211,7 +215,9 @@ def test_another_site_cannot_act_for_somebody(cockpit: Cockpit, see_as: As) -> N
 
 
 def test_it_lives_within_airflow_s_own_pages(cockpit: Cockpit, see_as: As) -> None:
-    """The entry in the navigation and the panel beside the DAG show it in a frame, and its links lead out of the frame."""
+    """The entry in the navigation and the panel beside the DAG show it in a frame, and its links
+    lead out of the frame.
+    """
     page = see_as("uwe")
     page.goto(f"{cockpit.stack.airflow_url}/plugin/streams")
     frame = page.frame_locator("iframe")

@@ -187,7 +187,9 @@ def test_it_fits_and_can_be_read(show: Open, fragment: str) -> None:
 
 
 def test_airflow_s_choice_of_theme_wins(show: Open) -> None:
-    """Somebody who chose dark in Airflow gets a dark page on a light system, and at once when they change it."""
+    """Somebody who chose dark in Airflow gets a dark page on a light system, and at once when they
+    change it.
+    """
     page = show(scheme="light")
     page.evaluate("localStorage.setItem('theme', 'dark')")
     page.reload()
@@ -200,7 +202,9 @@ def test_airflow_s_choice_of_theme_wins(show: Open) -> None:
 
 
 def test_everything_can_be_done_by_keyboard(show: Open) -> None:
-    """Tab, Enter and arrows lead from the list to a chart's numbers and to the restore form, and Escape leads back."""
+    """Tab, Enter and arrows lead from the list to a chart's numbers and to the restore form, and
+    Escape leads back.
+    """
     page = show()
     page.wait_for_selector("tr[data-pipeline]")
     _tab_to(page, "open-flights")
@@ -301,7 +305,9 @@ def test_a_bucket_that_is_away_takes_nothing_from_the_page(show: Open, site: Sit
 
 
 def test_what_a_busy_airflow_refuses_is_asked_again(show: Open) -> None:
-    """A restore is asked for under one id until Airflow says that it has it, and goes on to its end."""
+    """A restore is asked for under one id until Airflow says that it has it, and goes on to its
+    end.
+    """
     page, asked, answers = show("#/flights", quiet=False), list[str](), [500, 503, 409]
 
     def airflow(route: Route) -> None:

@@ -114,7 +114,9 @@ asyncio.run(ask())
 
 
 def test_airflow_on_postgresql(postgres: PostgresServer, tmp_path: Path) -> None:
-    """The settings of the compose file migrate a database, fill it with the DAGs, serve it, and reach it asynchronously."""
+    """The settings of the compose file migrate a database, fill it with the DAGs, serve it, and
+    reach it asynchronously.
+    """
     asked = settings(
         "airflow-api",
         {"POSTGRES_PASSWORD": "word", "AIRFLOW_FERNET_KEY": Fernet.generate_key().decode()},

@@ -15,7 +15,9 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 
 def test_the_spark_mover_plays_the_cases(tmp_path: Path) -> None:
-    """On engine spark a right case passes, a wrong one fails with its step named, one out of scope is skipped with the reason."""
+    """On engine spark a right case passes, a wrong one fails with its step named, one out of scope
+    is skipped with the reason.
+    """
     file = tmp_path / "hazelcast_window.json"
     file.write_text(json.dumps({"suite": "own", "cases": [CASE, WRONG, COUNTED]}))
     command = [sys.executable, "-m", "tests.conformance", str(file), "--engine", "spark"]

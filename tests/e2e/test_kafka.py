@@ -92,7 +92,8 @@ def seen(pipeline: Piped) -> list[tuple[str, int, int]]:
 def test_every_offset_once(
     jars: tuple[list[Path], list[Path]], broker: KafkaServer, client: KafkaClient, tmp_path: Path
 ) -> None:
-    """Drivers killed in the middle of an epoch and a broker killed in the middle of the stream change nothing: each offset once.
+    """Drivers killed in the middle of an epoch and a broker killed in the middle of the stream
+    change nothing: each offset once.
 
     Messages that cannot be read are dead letters at their own offset; a transaction's marker is no
     row; partitions that are added later are read from their beginning; offsets that retention took

@@ -71,7 +71,9 @@ def follow(publisher: ExactlyOnceKafkaSink, log: SlotLog) -> None:
 
 
 def test_each_epoch_once(jars: tuple[list[Path], list[Path]], tmp_path: Path) -> None:
-    """Publishers die in the middle of a transaction and behind its commit, and take each other's place: no row is there twice."""
+    """Publishers die in the middle of a transaction and behind its commit, and take each other's
+    place: no row is there twice.
+    """
     broker = KafkaServer(jars[0], tmp_path / "broker")
     broker.start()
     given: dict[str, Any] = {

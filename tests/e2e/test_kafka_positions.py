@@ -95,7 +95,9 @@ def test_transactions(
 def test_positions_between_runs(
     jars: tuple[list[Path], list[Path]], broker: KafkaServer, client: KafkaClient, tmp_path: Path
 ) -> None:
-    """A chosen end is kept, added partitions are read whole, retention is named or stops, another topic of the name stops."""
+    """A chosen end is kept, added partitions are read whole, retention is named or stops, another
+    topic of the name stops.
+    """
     environment = {"TIDEGATE_SPARK_JARS": ",".join(map(str, jars[1]))}
     client.topic("clicks", 1)
     produce(client, range(5))

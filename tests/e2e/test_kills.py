@@ -112,7 +112,9 @@ def test_restored_by_hand(calm: Steady, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_beyond_the_largest_lateness_cuts_do_not_matter(tmp_path: Path) -> None:
-    """With a lag beyond the largest lateness no row is late, and other cuts and a kill give the same rows (9.3, 9.8)."""
+    """With a lag beyond the largest lateness no row is late, and other cuts and a kill give the
+    same rows (9.3, 9.8).
+    """
     whole = SPEC.replace("lag: 30s", "lag: 10m")
     one, three = (
         Piped(tmp_path / "one", whole),

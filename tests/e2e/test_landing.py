@@ -87,7 +87,9 @@ def wait_for_rows(folder: Path, source: str, rows: int, process: subprocess.Pope
 
 
 def test_rate_lands_once_through_kills(tmp_path: Path) -> None:
-    """A query that is killed as soon as a new object appears, mostly before Spark noted it, leaves no gap and no double."""
+    """A query that is killed as soon as a new object appears, mostly before Spark noted it, leaves
+    no gap and no double.
+    """
     (tmp_path / "landed.yaml").write_text(SPEC.format(folder=tmp_path / "in", port=1))
     process = land(tmp_path, "ticks")
     wait_for_rows(tmp_path, "ticks", 20, process)
@@ -132,7 +134,9 @@ def test_killed_between_the_object_and_the_commit(tmp_path: Path) -> None:
 
 
 def test_a_value_that_no_expression_takes(tmp_path: Path) -> None:
-    """It fails the same way every time, so the process ends as poison, says which value, and nothing of the batch is written."""
+    """It fails the same way every time, so the process ends as poison, says which value, and
+    nothing of the batch is written.
+    """
     inbox = tmp_path / "in"
     inbox.mkdir()
     spec = SPEC.format(folder=inbox, port=1).replace(
@@ -153,7 +157,9 @@ def test_a_value_that_no_expression_takes(tmp_path: Path) -> None:
 
 
 def test_files_with_any_names_and_late_uploads(tmp_path: Path) -> None:
-    """Files whose names say nothing, and one that sorts before all others and comes last, are each landed once."""
+    """Files whose names say nothing, and one that sorts before all others and comes last, are each
+    landed once.
+    """
     inbox = tmp_path / "in"
     inbox.mkdir()
     (tmp_path / "landed.yaml").write_text(SPEC.format(folder=inbox, port=1))

@@ -105,7 +105,8 @@ def _until(true: Callable[[], object], launched: LaunchedDriver, seconds: float 
 def test_two_pipelines_on_a_cluster_that_loses_a_worker(
     cluster: Cluster, wheel: Path, tmp_path: Path
 ) -> None:
-    """Both are submitted with our wheel, side by side, one with dynamic allocation, and the worker with most executors dies.
+    """Both are submitted with our wheel, side by side, one with dynamic allocation, and the worker
+    with most executors dies.
 
     Both tables are exact, and executors of the one came and went.
     """

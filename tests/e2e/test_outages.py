@@ -101,7 +101,9 @@ def ending(*drivers: subprocess.Popen[bytes]) -> Iterator[None]:
 
 @pytest.mark.slow
 def test_minio_down_at_start_and_killed_in_the_middle(named: RealMinio, tmp_path: Path) -> None:
-    """The driver waits audibly, says in words what is wrong, goes on by itself, and the tables are exact."""
+    """The driver waits audibly, says in words what is wrong, goes on by itself, and the tables are
+    exact.
+    """
     steady, server = in_bucket(tmp_path, "down", 24), named.server
     server.kill()
     driver = steady.start()

@@ -1,4 +1,6 @@
-"""State that was written with one parallelism is read with another, and small epochs write small numbers of objects."""
+"""State that was written with one parallelism is read with another, and small epochs write small
+numbers of objects.
+"""
 
 from __future__ import annotations
 

@@ -161,7 +161,9 @@ def test_an_epoch_is_all_or_nothing(world: World, pg: PostgresServer) -> None:
 
 
 def test_a_restore_is_followed(world: World, pg: PostgresServer) -> None:
-    """Rows of abandoned slots go, the ledger stands on the new timeline, and a restore of a restore comes back."""
+    """Rows of abandoned slots go, the ledger stands on the new timeline, and a restore of a restore
+    comes back.
+    """
     sink = sink_of(world)
     third = world.seal(3)
     world.seal(2)
@@ -287,7 +289,9 @@ def test_retention_waits_for_it(world: World, pg: PostgresServer) -> None:
 
 
 def test_types_survive(tmp_path: Path, pg: PostgresServer) -> None:
-    """Texts with quotes and line breaks, empty against null, bytes, decimals, NaN, dates, times to the microsecond."""
+    """Texts with quotes and line breaks, empty against null, bytes, decimals, NaN, dates, times to
+    the microsecond.
+    """
     columns = {
         "t": "timestamp",
         "s": "string",
@@ -356,7 +360,9 @@ def test_tables_grow_with_the_spec(world: World, pg: PostgresServer) -> None:
 def test_what_a_person_has_to_mend_is_said(
     world: World, pg: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another pipeline's ledger, a table that does not fit, a missing database, a missing variable, a log that fell behind."""
+    """Another pipeline's ledger, a table that does not fit, a missing database, a missing variable,
+    a log that fell behind.
+    """
     world.seal(1)
     sink_of(world).follow(world.log)
     with pytest.raises(ConfigurationError, match="another pipeline"):

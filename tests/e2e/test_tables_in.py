@@ -1,4 +1,6 @@
-"""A Delta and an Iceberg table as sources of one pipeline on real Spark, with a kill, a compaction and an append in between."""
+"""A Delta and an Iceberg table as sources of one pipeline on real Spark, with a kill, a compaction
+and an append in between.
+"""
 
 from __future__ import annotations
 

@@ -48,7 +48,9 @@ def test_what_is_sealed_adds_up(mode: str, policy: str) -> None:
 
 
 def rewritten(bench: Bench, file: FileRef, change: Callable[[Any], Any]) -> FileRef:
-    """The file with other rows, described as it then is, but for what the manifest says about rows and bounds."""
+    """The file with other rows, described as it then is, but for what the manifest says about rows
+    and bounds.
+    """
     rows = change(pq.read_table(io.BytesIO(bench.store.get(file.key).data)))
     buffer = io.BytesIO()
     pq.write_table(rows, buffer)

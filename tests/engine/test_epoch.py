@@ -233,7 +233,9 @@ class _Overlay(MemoryStore):
 
 
 def test_idle_member_lets_the_frontier_pass() -> None:
-    """A silent source is idle after its timeout on the pipeline clock, and the frontier goes on without it (section 1)."""
+    """A silent source is idle after its timeout on the pipeline clock, and the frontier goes on
+    without it (section 1).
+    """
     bench = Bench(spec_of(coalesce={"idle_timeout": "5s"}))
     engine = bench.engine()
     bench.sources["b"].append(row(0))
@@ -265,7 +267,9 @@ def test_a_late_row_names_the_frontier_it_missed() -> None:
 
 
 def test_a_far_jump_in_the_very_first_rows_is_set_aside() -> None:
-    """`max_jump` judges against a recorded clock, so the first epoch records one and reads nothing (semantics.md section 1)."""
+    """`max_jump` judges against a recorded clock, so the first epoch records one and reads nothing
+    (semantics.md section 1).
+    """
     source = spec_of().sources["a"].model_dump(mode="json", exclude_defaults=True, by_alias=True)
     bench = Bench(spec_of(sources={"a": source | {"max_jump": "1m"}}))
     ahead = bench.clock.wall_ticks() / SECOND + 3600

@@ -1,4 +1,6 @@
-"""Barrier events by id, overtaking, cancelling and resynchronisation, on the decider's own barriers."""
+"""Barrier events by id, overtaking, cancelling and resynchronisation, on the decider's own
+barriers.
+"""
 
 from __future__ import annotations
 
@@ -113,7 +115,9 @@ def test_abort_concerns_one_id_and_cancel_all_up_to_it() -> None:
 
 
 def test_the_checkpoint_class_aborts_on_timeout() -> None:
-    """`on_timeout: abort`, strictly after the timeout, counted from the later of first arrival and previous close."""
+    """`on_timeout: abort`, strictly after the timeout, counted from the later of first arrival and
+    previous close.
+    """
     rig = Rig(identity="id", timeout=10, on_timeout="abort")
     rig.arrive("a", 1)
     rig.clock = 5

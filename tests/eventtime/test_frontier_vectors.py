@@ -216,7 +216,9 @@ def test_a_revived_input_does_not_hold_the_others_back() -> None:
 
 
 def test_nothing_moves_while_no_active_input_is_aligned() -> None:
-    """F3: idle inputs behind, active ones unaligned: the frontier holds instead of passing everything."""
+    """F3: idle inputs behind, active ones unaligned: the frontier holds instead of passing
+    everything.
+    """
     inputs = Inputs(2, **IGNORE)
     inputs.at(0, 15)
     inputs.at(1, 10)
@@ -419,7 +421,9 @@ def test_rows_after_the_end_are_refused() -> None:
 
 
 def test_what_a_source_read_before_its_end_counts() -> None:
-    """Under `hold` the last rows of a bounded source still move F, also when its end stands in the same cut."""
+    """Under `hold` the last rows of a bounded source still move F, also when its end stands in the
+    same cut.
+    """
     spec = pipeline(("a", "b"), {"lag": 0}, coalesce={"idle_timeout": None, "all_done": "hold"})
     feed = Feed(spec)
     for name in ("a", "b"):
@@ -430,7 +434,9 @@ def test_what_a_source_read_before_its_end_counts() -> None:
 
 
 def test_the_jump_counts_what_ended_members_had_seen() -> None:
-    """When the last live source falls idle, F jumps to the largest time frontier, that of an ended source included."""
+    """When the last live source falls idle, F jumps to the largest time frontier, that of an ended
+    source included.
+    """
     feed = Feed(pipeline(("a", "b"), {"lag": 0}, coalesce={"idle_timeout": 5}))
     feed.add("a", Point(50))
     feed.end("a")

@@ -32,7 +32,9 @@ def closed(step: Step) -> list[tuple[BarrierOutcome, tuple[str, ...], tuple[str,
 
 
 def test_rows_leave_up_to_the_least_of_the_newest() -> None:
-    """O1: with data in every queue, rows up to the least of the largest times leave, those equal to it too."""
+    """O1: with data in every queue, rows up to the least of the largest times leave, those equal to
+    it too.
+    """
     feed = orderer()
     feed.add("a", *points(10, 30))
     feed.add("b", *points(20, 25))
@@ -41,7 +43,9 @@ def test_rows_leave_up_to_the_least_of_the_newest() -> None:
 
 
 def test_a_source_not_yet_discovered_is_not_waited_for() -> None:
-    """O2: without a grace the first source's row leaves at once and the second source's older row is late."""
+    """O2: without a grace the first source's row leaves at once and the second source's older row
+    is late.
+    """
     feed = Feed(pipeline(("a", "b"), preset="nscldaq", release={"startup_grace": "0"}))
     feed.add("a", *points(100))
     assert feed.step(0).times == [100]
@@ -53,7 +57,9 @@ def test_a_source_not_yet_discovered_is_not_waited_for() -> None:
 
 
 def test_the_start_up_grace_gathers_sources_first() -> None:
-    """O2: with a grace of 2 s nothing leaves before it has passed, then both sources' rows leave in order."""
+    """O2: with a grace of 2 s nothing leaves before it has passed, then both sources' rows leave in
+    order.
+    """
     feed = Feed(pipeline(("a", "b"), preset="nscldaq"))
     feed.add("a", *points(100))
     step = feed.step(0)
@@ -94,7 +100,9 @@ def test_the_build_window_lets_rows_go_without_the_silent_source() -> None:
 
 
 def test_a_barrier_holds_back_what_stands_behind_it() -> None:
-    """O4: rows before the barrier leave, rows behind it wait until all sources have delivered theirs."""
+    """O4: rows before the barrier leave, rows behind it wait until all sources have delivered
+    theirs.
+    """
     feed = orderer()
     feed.add("a", Point(10), Barrier(11), Point(20))
     feed.add("b", *points(12, 15))
@@ -134,7 +142,9 @@ def test_types_that_differ_make_a_heterogeneous_barrier() -> None:
 
 
 def test_with_a_build_window_of_zero_rows_leave_at_once() -> None:
-    """O7: off is not zero: a window of zero releases at once, and an older row is reported late once."""
+    """O7: off is not zero: a window of zero releases at once, and an older row is reported late
+    once.
+    """
     feed = orderer(release={"startup_grace": "0", "build_window": "0"})
     feed.add("a", *points(100))
     assert feed.step(0).times == [100]
@@ -157,7 +167,9 @@ def test_queued_barriers_are_two_barriers() -> None:
 
 
 def test_a_tardy_barrier_is_not_paired_with_the_next() -> None:
-    """O10: the partner's late barrier is recorded with the barrier it missed, and the next one waits for its own."""
+    """O10: the partner's late barrier is recorded with the barrier it missed, and the next one
+    waits for its own.
+    """
     feed = orderer()
     feed.add("a", Barrier(11, "run1"))
     for second in range(0, 81, 10):
@@ -198,7 +210,9 @@ def test_an_open_barrier_starves_nobody_else() -> None:
 
 
 def test_an_expired_residence_passes_no_row_behind_a_barrier() -> None:
-    """Rows leave when they have stayed long enough, but the frontier of the windows waits for what a barrier holds back."""
+    """Rows leave when they have stayed long enough, but the frontier of the windows waits for what
+    a barrier holds back.
+    """
     feed = Feed(pipeline(("a", "b", "c"), preset="nscldaq", **KNOWN))
     feed.add("a", Point(10), Barrier(11), Point(20))
     feed.add("b", Point(30))
@@ -264,7 +278,9 @@ def test_a_wall_clock_that_goes_back_takes_no_timer_back() -> None:
 
 
 def test_the_build_window_waits_for_a_source_that_has_rows() -> None:
-    """A row does not expire while the source it waits for still had rows to read when the cut was planned."""
+    """A row does not expire while the source it waits for still had rows to read when the cut was
+    planned.
+    """
     feed = orderer()
     feed.add("a", *points(100))
     feed.add("b", *points(10, 20, 30))
@@ -276,7 +292,9 @@ def test_the_build_window_waits_for_a_source_that_has_rows() -> None:
 
 
 def test_a_dead_source_is_missing_and_waited_for_no_longer() -> None:
-    """A source that fell idle is missing from the barrier, which closes at once when all the others arrived."""
+    """A source that fell idle is missing from the barrier, which closes at once when all the others
+    arrived.
+    """
     feed = orderer(coalesce={"members": "declared", "idle_timeout": "5s"})
     feed.add("a", Point(1), Barrier(2))
     assert closed(feed.step(0)) == []
@@ -294,7 +312,9 @@ def test_an_ended_source_satisfies_every_barrier() -> None:
 
 
 def test_a_barrier_can_be_aborted_by_hand() -> None:
-    """An open barrier aborted by request closes as aborted, and the partner's own barrier of it is not the next one."""
+    """An open barrier aborted by request closes as aborted, and the partner's own barrier of it is
+    not the next one.
+    """
     feed = orderer()
     feed.add("a", Barrier(1))
     feed.step(0)

@@ -98,7 +98,9 @@ def test_a_full_buffer_stops_the_members_ahead() -> None:
 
 
 def test_a_member_behind_an_open_barrier_does_not_count_as_ahead() -> None:
-    """Ahead is measured from where the section has been released to, so a barrier cannot dam its own partners."""
+    """Ahead is measured from where the section has been released to, so a barrier cannot dam its
+    own partners.
+    """
     feed = feed_of(release={"max_buffered_rows": 1, "max_ahead": "10us"})
     feed.add("a", Point(1), Barrier(2))
     feed.add("b", Point(500), Point(501))
@@ -132,7 +134,9 @@ def test_the_next_timer() -> None:
 
 
 def test_the_clock_of_a_running_timer_is_worth_an_epoch() -> None:
-    """Quiet epochs are not worth sealing, until the pipeline clock has to go on for a timer to be reached at all."""
+    """Quiet epochs are not worth sealing, until the pipeline clock has to go on for a timer to be
+    reached at all.
+    """
     feed = feed_of()
     feed.add("a", Point(1))
     feed.step(0)

@@ -78,7 +78,9 @@ def surveys(epochs: list[tuple[int, list[Any]]]) -> list[Survey]:
 def test_any_life_of_partitions_keeps_the_promises(
     spec: PipelineSpec, epochs: list[tuple[int, list[Any]]]
 ) -> None:
-    """F and every F_i are monotone, a status is emitted only when it changes, and a state from JSON has the same future."""
+    """F and every F_i are monotone, a status is emitted only when it changes, and a state from JSON
+    has the same future.
+    """
     state = create_initial_state(spec)
     status = "active"
     for survey in surveys(epochs):
@@ -109,7 +111,9 @@ def test_any_life_of_partitions_keeps_the_promises(
 def test_the_frontier_does_not_overtake_an_active_partition(
     spec: PipelineSpec, epochs: list[tuple[int, list[Any]]]
 ) -> None:
-    """Property 2: F moves only as far as the least frontier among active, aligned partitions, unless a timer let it."""
+    """Property 2: F moves only as far as the least frontier among active, aligned partitions,
+    unless a timer let it.
+    """
     if (
         "max" in (spec.coalesce.coalesce, spec.sources["a"].coalesce.coalesce)
         or spec.release.build_window is not None

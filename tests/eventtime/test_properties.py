@@ -1,4 +1,6 @@
-"""Properties of semantics.md section 9 that concern frontiers, order and barriers, on random sources cut into random epochs."""
+"""Properties of semantics.md section 9 that concern frontiers, order and barriers, on random
+sources cut into random epochs.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,9 @@ def specs(draw: st.DrawFn) -> PipelineSpec:
 def run(
     spec: PipelineSpec, items: dict[str, list[Item]], schedule: list[Cut], *, end: bool = False
 ) -> tuple[Feed, list[Step]]:
-    """Feed everything, cut it by the schedule, then let the clock run until nothing is due any more."""
+    """Feed everything, cut it by the schedule, then let the clock run until nothing is due any
+    more.
+    """
     feed = Feed(spec)
     for name, queue in items.items():
         feed.add(name, *queue)
@@ -124,7 +128,9 @@ def test_frontiers_and_marks_never_fall(
 def test_state_survives_json_and_decide_is_pure(
     spec: PipelineSpec, items: dict[str, list[Item]], schedule: list[Cut]
 ) -> None:
-    """A state restored from JSON at any point gives the same decision, and deciding changes no argument."""
+    """A state restored from JSON at any point gives the same decision, and deciding changes no
+    argument.
+    """
     feed = Feed(spec)
     for name, queue in items.items():
         feed.add(name, *queue)
@@ -150,7 +156,9 @@ def test_state_survives_json_and_decide_is_pure(
 def test_not_late_in_its_source_is_not_late_in_the_merge(
     lag: int, frontier: str, items: dict[str, list[Item]], schedule: list[Cut]
 ) -> None:
-    """Property 4: with declared members, min, no idleness and no timeouts the merge makes no row late."""
+    """Property 4: with declared members, min, no idleness and no timeouts the merge makes no row
+    late.
+    """
     spec = pipeline(NAMES, {"lag": lag, "frontier": frontier}, coalesce={"idle_timeout": None})
     feed = Feed(spec)
     for name, queue in items.items():
@@ -175,7 +183,9 @@ def test_not_late_in_its_source_is_not_late_in_the_merge(
 def test_the_order_of_falling_idle_does_not_matter(
     order: list[int], starts: list[int | None], data: st.DataObject
 ) -> None:
-    """Property 5: under `jump` every order of idle signals, repeated or not, ends at the same frontier."""
+    """Property 5: under `jump` every order of idle signals, repeated or not, ends at the same
+    frontier.
+    """
     finals = set()
     for sequence in (list(range(4)), order):
         coalescer = Coalescer(CoalesceOptions(idle_timeout=None))
@@ -206,7 +216,9 @@ def test_the_order_of_falling_idle_does_not_matter(
 def test_no_row_stays_longer_than_the_build_window(
     window: int, grace: int, lag: int, items: dict[str, list[Item]], schedule: list[Cut]
 ) -> None:
-    """Property 6: a row has left by the first epoch in which it is as old as the build window and the grace."""
+    """Property 6: a row has left by the first epoch in which it is as old as the build window and
+    the grace.
+    """
     release = {"build_window": window, "startup_grace": grace}
     spec = pipeline(NAMES, {"lag": lag}, coalesce={"idle_timeout": None}, release=release)
     feed, now = Feed(spec), 0
@@ -282,7 +294,9 @@ def _prefix(queue: list[Point | Barrier] | list[Item], ordinal: int) -> list[str
 def test_ordered_output_is_sorted(
     frontier: str, lag: int, items: dict[str, list[Item]], schedule: list[Cut]
 ) -> None:
-    """Property 3: without timeouts what leaves in order is sorted by section and time, however it was cut."""
+    """Property 3: without timeouts what leaves in order is sorted by section and time, however it
+    was cut.
+    """
     spec = pipeline(NAMES, {"lag": lag, "frontier": frontier}, coalesce={"idle_timeout": None})
     _, steps = run(spec, items, schedule)
     whole = (
@@ -297,7 +311,9 @@ def test_ordered_output_is_sorted(
 def test_ordered_output_does_not_depend_on_the_cuts(
     items: dict[str, list[Item]], one: list[Cut], two: list[Cut]
 ) -> None:
-    """Property 3: sources in order, exclusive frontiers: the same rows in the same order from every schedule."""
+    """Property 3: sources in order, exclusive frontiers: the same rows in the same order from every
+    schedule.
+    """
     in_order: dict[str, list[Item]] = {
         name: sorted(queue, key=lambda i: i.time) for name, queue in items.items()
     }
@@ -325,7 +341,9 @@ EXTREMES = st.sampled_from([TICK_MIN, TICK_MIN + 1, -1, 0, 1, 10**17, TICK_MAX -
 def test_extremes(
     times: list[int], count: int, lag: int, frontier: str, frame: int | None, done: bool
 ) -> None:
-    """Property 10: int64 ends, far-future stamps, no member at all, one member, all done: frontiers stay in int64."""
+    """Property 10: int64 ends, far-future stamps, no member at all, one member, all done: frontiers
+    stay in int64.
+    """
     spec = pipeline(
         ("s",), {"lag": lag, "frontier": frontier, "frame": frame, "partition_by": "folder"}
     )

@@ -30,7 +30,9 @@ def with_quality(spec: PipelineSpec, **quality: object) -> PipelineSpec:
 
 
 def test_suites_know_every_reason(spec: PipelineSpec) -> None:
-    """A reason that the mover writes and the suite does not list would fail every quality run that meets it."""
+    """A reason that the mover writes and the suite does not list would fail every quality run that
+    meets it.
+    """
     checks = {check.id: check for suite in load_suites(spec) for check in suite.checks}
     assert checks["late_reasons"].kwargs["value_set"] == list(get_args(LateReason))
     assert checks["dead_reasons"].kwargs["value_set"] == list(get_args(DeadLetterReason))

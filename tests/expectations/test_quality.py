@@ -61,7 +61,9 @@ def read(healthy: Evidence) -> TableReader:
 def test_tables_are_cut_at_the_newest_published_epoch(
     spec: PipelineSpec, healthy: Evidence
 ) -> None:
-    """Rows of an epoch that the checkpoints table does not show yet are left out, and it counts as unpublished."""
+    """Rows of an epoch that the checkpoints table does not show yet are left out, and it counts as
+    unpublished.
+    """
     store = MemoryStore()
     fill(store)
     behind = changed(healthy, checkpoints=healthy.checkpoints.slice(0, 2))

@@ -22,7 +22,9 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.mark.parametrize("package", ["checkpoints", "expectations", "infra", "jobs", "operators"])
 def test_links_are_folders(package: str) -> None:
-    """A checkout without symbolic links would turn them into text files, and every import would fail obscurely."""
+    """A checkout without symbolic links would turn them into text files, and every import would
+    fail obscurely.
+    """
     link = ROOT / "src" / "tidegate" / package
     assert link.is_symlink()
     assert link.resolve() == ROOT / package

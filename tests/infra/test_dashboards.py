@@ -31,7 +31,9 @@ _METRIC = re.compile(r"(?:airflow_)?tidegate_[a-z_]*[a-z]")
 
 @pytest.fixture(scope="module")
 def told() -> set[str]:
-    """The series of a driver, a landing and Airflow, as a collector got them from the exporter and Prometheus names them."""
+    """The series of a driver, a landing and Airflow, as a collector got them from the exporter and
+    Prometheus names them.
+    """
     bench, reports = sealed()
     with collecting() as collector, pytest.MonkeyPatch.context() as patch:
         patch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)

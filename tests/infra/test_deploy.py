@@ -1,4 +1,6 @@
-"""What infra/deploy holds is valid, keeps its secrets outside, and gives the rights it should and no others."""
+"""What infra/deploy holds is valid, keeps its secrets outside, and gives the rights it should and
+no others.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,9 @@ def test_compose_is_not_open_to_the_world() -> None:
 
 
 def test_grafana_finds_its_dashboard() -> None:
-    """The folder of the dashboard is the one that Grafana is told to load, and its data come from the Prometheus beside it."""
+    """The folder of the dashboard is the one that Grafana is told to load, and its data come from
+    the Prometheus beside it.
+    """
     services = compose()["services"]
     mounted = dict(volume.split(":")[:2] for volume in services["grafana"]["volumes"])
     folder = {
@@ -94,7 +98,9 @@ def test_grafana_finds_its_dashboard() -> None:
     "unit", sorted((DEPLOY / "systemd").glob("*.service")), ids=lambda path: str(path.name)
 )
 def test_systemd_accepts_the_units(unit: Path, tmp_path: Path) -> None:
-    """systemd-analyze finds nothing to complain about, once programs and users stand for those of a real box."""
+    """systemd-analyze finds nothing to complain about, once programs and users stand for those of a
+    real box.
+    """
     text = re.sub(r"^ExecStart=\S+", "ExecStart=/bin/true", unit.read_text(), flags=re.MULTILINE)
     name = unit.name.replace("@.", "@flights.")
     (tmp_path / name).write_text(text)
@@ -121,7 +127,9 @@ def test_systemd_restarts_what_can_be_helped() -> None:
 
 
 def test_systemd_lands_the_source_that_the_instance_names() -> None:
-    """`tidegate-land@shop:my-ticks` is the source my-ticks of the pipeline shop, with a checkpoint folder of its own."""
+    """`tidegate-land@shop:my-ticks` is the source my-ticks of the pipeline shop, with a checkpoint
+    folder of its own.
+    """
     unit = (DEPLOY / "systemd" / "tidegate-land@.service").read_text()
     assert "RestartPreventExitStatus=1 2 4\n" in unit
     (line,) = re.findall(r"^ExecStart=(.*)$", unit, re.MULTILINE)
@@ -164,7 +172,9 @@ StoreAs = Callable[[Role], S3Store]
 
 @pytest.fixture
 def store_as(real_minio: RealMinio) -> StoreAs:
-    """The shared MinIO's bucket, with the keys of a role for the pipeline `shop` in the store below `team`."""
+    """The shared MinIO's bucket, with the keys of a role for the pipeline `shop` in the store below
+    `team`.
+    """
     from minio import MinioAdmin
     from minio.credentials.providers import StaticProvider
 
@@ -241,7 +251,9 @@ def test_driver_can_drive_and_no_more(store_as: StoreAs, minio_environment: Real
 
 @pytest.mark.minio
 def test_reader_reads_tables_only(store_as: StoreAs, minio_environment: RealMinio) -> None:
-    """A reader gets the files of tables and what finds them, and can neither write nor read anything else."""
+    """A reader gets the files of tables and what finds them, and can neither write nor read
+    anything else.
+    """
     whole = store_with(
         minio_environment.server.endpoint, minio_environment.bucket, minio_environment.app, "team"
     )
@@ -304,7 +316,9 @@ def test_tls_with_a_private_ca(tls_minio: CertifiedMinio, monkeypatch: pytest.Mo
 def test_an_expired_certificate_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server whose certificate has run out is one that cannot be reached for now, and the reason is said."""
+    """A server whose certificate has run out is one that cannot be reached for now, and the reason
+    is said.
+    """
     bundle, pem = tmp_path / "old.p12", tmp_path / "old.pem"
     asked = (
         "-storepass secret -alias old -keyalg RSA -dname CN=127.0.0.1 -ext SAN=IP:127.0.0.1"

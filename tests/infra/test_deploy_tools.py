@@ -92,12 +92,16 @@ def test_helm_lints_the_chart(tmp_path: Path) -> None:
     "values", [{}, {**EVERYTHING, "pipelines": as_given(*SPECS)}], ids=["nothing", "everything"]
 )
 def test_an_api_server_takes_the_manifests(values: dict[str, Any], tmp_path: Path) -> None:
-    """Types, names, references and defaults are right, and the pods are of the standard `restricted`."""
+    """Types, names, references and defaults are right, and the pods are of the standard
+    `restricted`.
+    """
     assert said(tool("deploycheck"), "manifests", given=rendered(tmp_path, values)) == (0, "")
 
 
 def test_an_api_server_takes_what_executors_need(tmp_path: Path) -> None:
-    """The rights of a driver that makes pods, its token, and the template of those pods, which its settings name."""
+    """The rights of a driver that makes pods, its token, and the template of those pods, which its
+    settings name.
+    """
     values = {
         "executors": {"enabled": True, "conf": {"spark.executor.instances": 4}},
         "pipelines": as_given(*SPECS),
@@ -224,7 +228,9 @@ def test_docker_takes_the_build_files(name: str) -> None:
 
 
 def test_alerts_fire_when_they_should(tmp_path: Path) -> None:
-    """By Prometheus' own code, over the series of alerts_test.yaml, where each alert has to fire somewhere."""
+    """By Prometheus' own code, over the series of alerts_test.yaml, where each alert has to fire
+    somewhere.
+    """
     rules = Path(shutil.copy(DEPLOY / "alerts.yaml", tmp_path))
     series = Path(shutil.copy(Path(__file__).with_name("alerts_test.yaml"), tmp_path))
     code, text = said(tool("promtool"), "check", "rules", "--lint=all", "--lint-fatal", str(rules))

@@ -48,7 +48,9 @@ def test_the_year_is_complete() -> None:
 
 
 def test_the_week_agrees_with_the_file_read_by_hand() -> None:
-    """Airport, flight and scheduled minute of every row equal those of the CSV file, local time turned to UTC by hand."""
+    """Airport, flight and scheduled minute of every row equal those of the CSV file, local time
+    turned to UTC by hand.
+    """
     expected: Counter[tuple[str, str, int, datetime]] = Counter()
     with zipfile.ZipFile(module._find_archive()) as archive, archive.open("flights.csv") as raw:
         for line in islice(
@@ -70,7 +72,9 @@ def test_the_week_agrees_with_the_file_read_by_hand() -> None:
 
 
 def test_objects_are_keyed_and_ordered_by_hour_of_arrival() -> None:
-    """The order of keys is the order of arrival, every row stands in the object of its hour, and no object is empty."""
+    """The order of keys is the order of arrival, every row stands in the object of its hour, and no
+    object is empty.
+    """
     for airport in AIRPORTS:
         keys = [item.key for item in week() if item.airport == airport]
         assert keys == sorted(set(keys))
@@ -87,7 +91,9 @@ def test_objects_are_keyed_and_ordered_by_hour_of_arrival() -> None:
 
 @pytest.mark.parametrize("airport", AIRPORTS)
 def test_a_barrier_closes_each_service_day(airport: str) -> None:
-    """After `day_close` of a day no row of that day comes, and the row before it is the day's last departure."""
+    """After `day_close` of a day no row of that day comes, and the row before it is the day's last
+    departure.
+    """
     closed: list[int] = []
     for _, row in rows(airport):
         if row["kind"] == "day_close":
@@ -100,7 +106,9 @@ def test_a_barrier_closes_each_service_day(airport: str) -> None:
 
 
 def test_next_day_rows_precede_the_barrier_of_a_late_airport() -> None:
-    """The flight that left on 10 January, 21.7 hours late, holds JFK's 9 January open while the next day departs."""
+    """The flight that left on 10 January, 21.7 hours late, holds JFK's 9 January open while the
+    next day departs.
+    """
     before = []
     for _, row in rows("JFK"):
         if row["barrier_id"] == 20130109:

@@ -1,4 +1,6 @@
-"""A real MinIO: found or waited for, started, killed, started again, with a user who may do no more than needed."""
+"""A real MinIO: found or waited for, started, killed, started again, with a user who may do no more
+than needed.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def server(tmp_path: Path) -> Iterator[MinioServer]:
 
 @pytest.mark.minio
 def test_survives_kill_minus_9(server: MinioServer) -> None:
-    """After kill -9 it comes back at the same address with every acknowledged object and the same users."""
+    """After kill -9 it comes back at the same address with every acknowledged object and the same
+    users.
+    """
     app = Credentials.generate("app")
     provision_bucket(server, "tidegate", app)
     endpoint = server.endpoint
@@ -74,7 +78,9 @@ def test_application_user_has_its_bucket_only(server: MinioServer) -> None:
 
 
 def test_says_which_log_to_read_when_it_cannot_start(tmp_path: Path) -> None:
-    """A server that ends while starting is one clear sentence with its log, and no wait for the time-out."""
+    """A server that ends while starting is one clear sentence with its log, and no wait for the
+    time-out.
+    """
     server = MinioServer(Path("/bin/false"), tmp_path / "data", tmp_path / "minio.log")
     with pytest.raises(TransientError, match="ended while starting") as caught:
         server.start(timeout=600)
@@ -116,7 +122,9 @@ def test_second_build_waits_for_the_first(tmp_path: Path, monkeypatch: pytest.Mo
 def test_failed_build_names_its_log_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A build that fails says why and where to read on, and no half-made program is left to be found next time."""
+    """A build that fails says why and where to read on, and no half-made program is left to be
+    found next time.
+    """
     tools = tmp_path / "tools"
     tools.mkdir()
     go = tools / "go"

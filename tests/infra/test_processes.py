@@ -105,7 +105,9 @@ def test_a_zombie_is_dead(tmp_path: Path) -> None:
 
 
 def test_finds_descendants_by_their_environment(tmp_path: Path) -> None:
-    """What a server starts in a session of its own is still found, by a random value in its environment."""
+    """What a server starts in a session of its own is still found, by a random value in its
+    environment.
+    """
     value = os.urandom(8).hex()
     env = {**os.environ, "TIDEGATE_STACK_ID": value}
     mark = spawn_process(

@@ -44,7 +44,9 @@ def test_clusters_are_valid(raw: dict[str, object]) -> None:
 
 
 def test_files_and_roles_exist() -> None:
-    """Files that the page names are there, variables it names are those of the compose file, roles are those of the program."""
+    """Files that the page names are there, variables it names are those of the compose file, roles
+    are those of the program.
+    """
     root = DEPLOY.parents[1]
     for path in re.findall(r"`(infra/deploy/[\w/.]+)`", TEXT):
         assert (root / path).exists(), path

@@ -1,4 +1,6 @@
-"""`python -m tidegate.infra.provision` gives a user rights on a MinIO, and says in a line why it could not."""
+"""`python -m tidegate.infra.provision` gives a user rights on a MinIO, and says in a line why it
+could not.
+"""
 
 from __future__ import annotations
 
@@ -121,7 +123,9 @@ def test_wrong_keys_are_told(real_minio: RealMinio, called: Called) -> None:
 
 
 def test_what_is_missing_is_told(called: Called, tmp_path: Path) -> None:
-    """Variables that are not set, a store that is no bucket, a file that is no policy, a server that is away."""
+    """Variables that are not set, a store that is no bucket, a file that is no policy, a server
+    that is away.
+    """
     away = variables(
         f"http://127.0.0.1:{choose_free_port()}",
         Credentials.generate("root"),

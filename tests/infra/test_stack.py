@@ -113,7 +113,9 @@ def test_children_get_no_foreign_airflow_settings() -> None:
 
 
 def test_a_stack_that_never_ran(tmp_path: Path) -> None:
-    """Its status says stopped, `down` does nothing, its addresses are a configuration error, not a traceback."""
+    """Its status says stopped, `down` does nothing, its addresses are a configuration error, not a
+    traceback.
+    """
     (tmp_path / "dags").mkdir()
     stack = Stack(StackSettings(home=tmp_path / "home", dags=tmp_path / "dags"))
     status = stack.status()
@@ -155,7 +157,9 @@ leaves()
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_up_again_and_down(tmp_path: Path) -> None:
-    """The stack comes up well, adopts what runs, replaces what was killed, runs a DAG, and takes everything down with it."""
+    """The stack comes up well, adopts what runs, replaces what was killed, runs a DAG, and takes
+    everything down with it.
+    """
     dags = tmp_path / "dags"
     dags.mkdir()
     (dags / "leaves.py").write_text(_DAG)

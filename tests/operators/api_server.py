@@ -1,4 +1,5 @@
-"""A program: Airflow's own API application in one process, on a database of its own, with two streams; no server, no scheduler.
+"""A program: Airflow's own API application in one process, on a database of its own, with two
+streams; no server, no scheduler.
 
     python -m tests.operators.api_server FOLDER
 
@@ -75,7 +76,9 @@ def parse(dags: Path) -> dict[str, str]:
 
 
 def broken_files(dags: Path) -> dict[str, Any]:
-    """What the page knows of the streams while a spec or the DAG file itself is broken, and when a spec was removed."""
+    """What the page knows of the streams while a spec or the DAG file itself is broken, and when a
+    spec was removed.
+    """
 
     def look() -> dict[str, Any]:
         errors = parse(dags)

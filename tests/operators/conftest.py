@@ -148,7 +148,9 @@ class Cockpit:
         return self.api.task_instances(f"{pipeline}.{kind}", run)[task or kind]
 
     def watched(self, pipeline: str, run: str, *, at_least: int = 1) -> bool:
-        """Whether the stream's task sleeps while a trigger watches, in this try of it or a later one."""
+        """Whether the stream's task sleeps while a trigger watches, in this try of it or a later
+        one.
+        """
         task = self.task(pipeline, run)
         return bool(task["state"] == "deferred" and task["try_number"] >= at_least)
 

@@ -28,7 +28,9 @@ def test_every_dag_parses(cockpit: Cockpit) -> None:
 
 
 def test_a_killed_driver_is_noticed_and_replaced(cockpit: Cockpit) -> None:
-    """kill -9 is noticed, the next driver goes on after the last checkpoint, and no retry is used up."""
+    """kill -9 is noticed, the next driver goes on after the last checkpoint, and no retry is used
+    up.
+    """
     run = cockpit.running("lost")
     before = cockpit.kill("lost")
     head = cockpit.head("lost")
@@ -76,7 +78,9 @@ def test_a_task_marked_failed_stops_its_driver(cockpit: Cockpit) -> None:
 
 
 def test_poison_fails_at_once(cockpit: Cockpit) -> None:
-    """A driver that fails with poison fails the task without a retry, and its message stands in the log."""
+    """A driver that fails with poison fails the task without a retry, and its message stands in the
+    log.
+    """
     run = cockpit.running("poisoned")
     cockpit.tell("poisoned", "poison")
     cockpit.until(lambda: cockpit.task("poisoned", run)["state"] == "failed", 60, "failed task")
@@ -87,7 +91,9 @@ def test_poison_fails_at_once(cockpit: Cockpit) -> None:
 
 
 def test_a_stream_goes_back_to_an_older_checkpoint(cockpit: Cockpit) -> None:
-    """The recover DAG stops the driver, forks, and the stream's own run goes on from there on a new timeline."""
+    """The recover DAG stops the driver, forks, and the stream's own run goes on from there on a new
+    timeline.
+    """
     run = cockpit.running("restored")
     cockpit.until(lambda: cockpit.head("restored") >= 8, 60, "some checkpoints")
     target = next(
@@ -138,7 +144,9 @@ def test_the_sweep_starts_what_should_run(cockpit: Cockpit) -> None:
 
 
 def test_a_driver_that_never_seals_ends_in_airflow_s_retries(cockpit: Cockpit) -> None:
-    """Transient failures without progress are relaunched a few times, then retried, then the task fails."""
+    """Transient failures without progress are relaunched a few times, then retried, then the task
+    fails.
+    """
     run = cockpit.runs["flaky"]
     cockpit.until(lambda: cockpit.task("flaky", run)["try_number"] >= 2, 120, "second try")
 

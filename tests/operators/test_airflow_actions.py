@@ -1,4 +1,5 @@
-"""What people do to runs and tasks in Airflow, with the triggerer up and down, and what becomes of the driver (docs/airflow.md).
+"""What people do to runs and tasks in Airflow, with the triggerer up and down, and what becomes of
+the driver (docs/airflow.md).
 
 One real Airflow and MinIO; the drivers are fake. The tests run in this order: the triggerer is
 killed late.
@@ -302,7 +303,9 @@ def test_without_a_triggerer(cockpit: Cockpit) -> None:
     for state in ("failed", "success"):
         _mark(cockpit, f"blind_{state}", runs[f"blind_{state}"], state)
         cockpit.until(
-            lambda: _stopped(cockpit, f"blind_{state}"), 40, f"driver that heard of {state}"
+            lambda state=state: _stopped(cockpit, f"blind_{state}"),  # type: ignore[misc]
+            40,
+            f"driver that heard of {state}",
         )
         assert (
             read_desired_state(cockpit.store, f"blind_{state}").why

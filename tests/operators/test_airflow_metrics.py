@@ -15,7 +15,9 @@ pytestmark = [pytest.mark.airflow, pytest.mark.e2e, pytest.mark.slow, pytest.mar
 
 
 def test_a_lost_driver_is_measured(tmp_path: Path) -> None:
-    """Its stream's looks and ages, that it was lost, and that another driver was started in its place."""
+    """Its stream's looks and ages, that it was lost, and that another driver was started in its
+    place.
+    """
     with collecting() as collector:
         host, port = collector.url.removeprefix("http://").split(":")
         sending = {

@@ -112,7 +112,9 @@ def test_an_approved_restore_names_both_people(log: SlotLog) -> None:
 
 
 def test_nobody_approves_his_own_restore(log: SlotLog) -> None:
-    """The answer of whoever asked does not count, nothing is changed, and the refusal stays in the trail."""
+    """The answer of whoever asked does not count, nothing is changed, and the refusal stays in the
+    trail.
+    """
     asking = Asking()
     asking.report(checkpoint_id(log, 3))
     asking.answer("Approve", "ann")

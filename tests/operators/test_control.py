@@ -101,7 +101,9 @@ def test_the_sweep_starts_only_what_should_run(
 
 
 def test_an_abandoned_recovery_ends() -> None:
-    """A recovery whose process was killed keeps the stream down for a quarter of an hour, not for ever."""
+    """A recovery whose process was killed keeps the stream down for a quarter of an hour, not for
+    ever.
+    """
     store, clock = MemoryStore(), ManualClock()
     set_desired_state(store, "p", DesiredState.RECOVERING, who="ann", clock=clock)
     clock.advance(14 * 60)

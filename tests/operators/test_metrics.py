@@ -32,7 +32,9 @@ Noted = Callable[[], dict[tuple[str, str], float]]
 
 @pytest.fixture
 def noted() -> Iterator[Noted]:
-    """(name without Airflow's prefix, tags besides the pipeline) -> value, by the logger that Airflow has for OpenTelemetry."""
+    """(name without Airflow's prefix, tags besides the pipeline) -> value, by the logger that
+    Airflow has for OpenTelemetry.
+    """
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader], shutdown_on_exit=False)
     stats.initialize(

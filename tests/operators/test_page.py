@@ -63,7 +63,9 @@ def pages(stream: StreamView, **asked: Any) -> list[tuple[int, int]]:
 
 
 def test_charts_end_at_the_newest_epoch(store: MemoryStore) -> None:
-    """Of a long history the newest epochs are drawn, oldest first, with frontiers, holder and rows of each."""
+    """Of a long history the newest epochs are drawn, oldest first, with frontiers, holder and rows
+    of each.
+    """
     history = History(store, "p")
     history.extend(14)
     points = StreamView(store, "p").detail(span=10)["points"]
@@ -259,7 +261,9 @@ def test_every_state_is_told_with_its_reason(store: MemoryStore) -> None:
 
 
 def test_a_stream_that_stopped_sealing_needs_attention(store: MemoryStore) -> None:
-    """A live driver with an old checkpoint and a backlog is not well, and words of its predecessor do not count."""
+    """A live driver with an old checkpoint and a backlog is not well, and words of its predecessor
+    do not count.
+    """
     history = History(store, "p")
     history.extend(2, ago=600)
     keeper = drives(store, "p")

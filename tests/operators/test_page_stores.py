@@ -29,7 +29,9 @@ sources:
 
 
 class TwoStores(FakeAirflowQueries):
-    """One stream in the environment's store, one in a connection's, one with a connection that nobody made."""
+    """One stream in the environment's store, one in a connection's, one with a connection that
+    nobody made.
+    """
 
     def __init__(self, own: Store, lake: Store) -> None:
         super().__init__(["away", "here", "there"], own)

@@ -100,7 +100,9 @@ def _least(folder: Path, limit: float) -> tuple[float, list[str], list[str]]:
 
 @pytest.mark.airflow
 def test_parsing_imports_nothing_heavy() -> None:
-    """The demo's DAGs need a fifth of Airflow's own time at most, and no heavy package comes along, also not by the plugin."""
+    """The demo's DAGs need a fifth of Airflow's own time at most, and no heavy package comes along,
+    also not by the plugin.
+    """
     share, modules, dags = _least(REPOSITORY / "dags" / "pipelines", 0.2)
     packages = {name.partition(".")[0] for name in modules}
     assert packages.isdisjoint(HEAVY), packages & set(HEAVY)
@@ -206,7 +208,9 @@ def test_the_provider_names_modules_that_exist() -> None:
 
 
 def test_names_in_a_live_airflow_database_stay() -> None:
-    """Deferred tasks and asset watchers name classes, methods and arguments; upgrades must keep them."""
+    """Deferred tasks and asset watchers name classes, methods and arguments; upgrades must keep
+    them.
+    """
     for path in ("trigger.StreamTrigger", "assets.SealTrigger"):
         assert resolve_name(f"tidegate.operators.{path}").__name__ == path.partition(".")[2]
     resume = inspect.signature(

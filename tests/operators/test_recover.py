@@ -46,7 +46,9 @@ def _wish(store: Store) -> DesiredState:
 
 
 def test_a_restore_is_a_fork_with_who_and_why(log: SlotLog) -> None:
-    """The next slot of the timeline names the checkpoint, the person and the reason, and the stream shall run."""
+    """The next slot of the timeline names the checkpoint, the person and the reason, and the stream
+    shall run.
+    """
     target = checkpoint_id(log, 3)
     outcome = _run(target)
     fork = log.list_forks()[0]
@@ -64,7 +66,9 @@ def test_a_dry_run_changes_nothing(log: SlotLog) -> None:
 
 
 def test_a_retry_after_the_fork_does_not_restore_twice(log: SlotLog) -> None:
-    """The request is known by the run's id, so a task killed after the PUT only waits for the first epoch."""
+    """The request is known by the run's id, so a task killed after the PUT only waits for the first
+    epoch.
+    """
     target = checkpoint_id(log, 3)
     _run(target)
     seal_epoch(log)
@@ -103,7 +107,9 @@ def test_an_unknown_checkpoint_leaves_the_stream_alone(log: SlotLog) -> None:
 
 
 def test_a_failed_restore_restores_the_wish(log: SlotLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever goes wrong after the stop, the stream does not stay down unattended, nor is a stopped one started."""
+    """Whatever goes wrong after the stop, the stream does not stay down unattended, nor is a
+    stopped one started.
+    """
 
     def broken(*_: Any, **__: Any) -> None:
         raise ConfigurationError("no", code="x")

@@ -1,4 +1,6 @@
-"""The supervising task, step by step, on a local store and with a launcher that only notes what it should start."""
+"""The supervising task, step by step, on a local store and with a launcher that only notes what it
+should start.
+"""
 
 from __future__ import annotations
 

@@ -88,7 +88,9 @@ def test_waiting_and_starting_are_not_stalled(word: str, still_for: float) -> No
 
 
 def test_a_launched_process_may_take_its_time() -> None:
-    """Between launch and lease only the process shows life, and its patience ends at `start_timeout`."""
+    """Between launch and lease only the process shows life, and its patience ends at
+    `start_timeout`.
+    """
     before = {"token": 3, "state": "failed"}  # the words of a predecessor
     start: dict[str, Any] = {
         "lease": _lease(3, None),

@@ -1,4 +1,5 @@
-"""Glom: rows that leave in order are grouped into built events (semantics.md section 3.8), one row of the table ``built`` each.
+"""Glom: rows that leave in order are grouped into built events (semantics.md section 3.8), one row
+of the table ``built`` each.
 
 A row within dt of the group's *first* row joins it, as long as there is room and it is of the same
 section. A group is built when no later row can join: the next one does not, it is full, or the

@@ -269,7 +269,9 @@ class Model:
         }
 
     def _only_punctuated(self, name: str) -> bool:
-        """A source that is idle at the output, is not to be woken by punctuation, and has brought no rows and has none left."""
+        """A source that is idle at the output, is not to be woken by punctuation, and has brought
+        no rows and has none left.
+        """
         given = self.output.inputs.get(name)
         if (
             given is None

@@ -1,4 +1,6 @@
-"""Barrier events of the event-at-a-time model (semantics.md section 3, 4 to 7), written apart from `jobs/eventtime`."""
+"""Barrier events of the event-at-a-time model (semantics.md section 3, 4 to 7), written apart from
+`jobs/eventtime`.
+"""
 
 from __future__ import annotations
 

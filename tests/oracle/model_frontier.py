@@ -85,7 +85,9 @@ class Level:
             self.frontier = max(self._floor, frontier)
 
     def combine(self, instead: dict[str, int | None], *, catching_up: bool = False) -> int | None:
-        """Min or max over the members that count (or also those catching up), some frontiers replaced; None: F holds."""
+        """Min or max over the members that count (or also those catching up), some frontiers
+        replaced; None: F holds.
+        """
         counted = [
             (n, i)
             for n, i in self.inputs.items()

@@ -184,7 +184,9 @@ class ModelWindow:
     # sessions
 
     def _sessions(self, rows: list[Row], before: int) -> list[Row]:
-        """Let each row join the live session it meets or open one, again and again until nothing changes; the rest is late."""
+        """Let each row join the live session it meets or open one, again and again until nothing
+        changes; the rest is late.
+        """
         waiting, late = [], []
         for row in rows:
             if not self._late_alone(row, before):

@@ -1,4 +1,6 @@
-"""Random pipelines and worlds, played on the model and on decider plus reference mover side by side."""
+"""Random pipelines and worlds, played on the model and on decider plus reference mover side by
+side.
+"""
 
 from __future__ import annotations
 
@@ -366,7 +368,9 @@ def worlds(
     barriers: bool = True,
     silences: bool = True,
 ) -> World:
-    """A pipeline with rows that drift forward in time, out of order, with silences, barriers and punctuation."""
+    """A pipeline with rows that drift forward in time, out of order, with silences, barriers and
+    punctuation.
+    """
     chosen = spec if spec is not None else draw(specs())
     members = []
     for name, source in chosen.sources.items():

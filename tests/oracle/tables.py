@@ -1,4 +1,5 @@
-"""Arrow schemas of the output tables and state segments, and how rows become Parquet files and come back.
+"""Arrow schemas of the output tables and state segments, and how rows become Parquet files and come
+back.
 
 Inside the reference mover timestamps are ticks; only here do they turn into timestamps and back.
 """

@@ -35,7 +35,9 @@ SIGNALS = {
 @AGREE
 @given(worlds())
 def test_decider_and_model_agree(world: World) -> None:
-    """On equal cuts and clocks both give the same rows, windows, late rows, barriers, frontiers and statuses, epoch by epoch."""
+    """On equal cuts and clocks both give the same rows, windows, late rows, barriers, frontiers and
+    statuses, epoch by epoch.
+    """
     Pair(world).play()
 
 
@@ -64,7 +66,9 @@ def test_every_row_has_one_disposition(world: World) -> None:
 @AGREE
 @given(worlds())
 def test_positions_are_contiguous_and_late_rows_are_told_once(world: World) -> None:
-    """Positions count from zero without a gap, and a row is at most once in the late table for each output."""
+    """Positions count from zero without a gap, and a row is at most once in the late table for each
+    output.
+    """
     pair = Pair(world).play()
     positions = [r["position"] for _, moved in pair.moved for r in pair.real.table(moved, "events")]
     assert positions == list(range(len(positions)))
@@ -77,7 +81,9 @@ def test_positions_are_contiguous_and_late_rows_are_told_once(world: World) -> N
 @AGREE
 @given(worlds())
 def test_replay_gives_the_same_bytes(world: World) -> None:
-    """Property 9: the same input and clocks give the same files, byte by byte, also with the state through JSON in between."""
+    """Property 9: the same input and clocks give the same files, byte by byte, also with the state
+    through JSON in between.
+    """
     first = Pair(world).play()
     again = Pair(world)
     for number, tick in enumerate(world.ticks):
@@ -93,7 +99,9 @@ ORDERED = {"release": {"mode": "ordered"}, **PLAIN}
 @AGREE
 @given(st.data(), st.sampled_from(["exclusive", "inclusive"]), st.integers(0, 3))
 def test_ordered_output_is_sorted(data: st.DataObject, frontier: str, lag: int) -> None:
-    """Property 3: without timeouts the events leave sorted by section and time, whatever the disorder and the cuts."""
+    """Property 3: without timeouts the events leave sorted by section and time, whatever the
+    disorder and the cuts.
+    """
     source = {
         "path": "x",
         "schema": COLUMNS,
@@ -116,7 +124,9 @@ def test_ordered_output_is_sorted(data: st.DataObject, frontier: str, lag: int) 
 def test_windows_equal_the_batch_over_the_accepted_rows(
     data: st.DataObject, size: int, lateness: int
 ) -> None:
-    """Property 8: the last revision of every window is the aggregate over all rows that were not late for it."""
+    """Property 8: the last revision of every window is the aggregate over all rows that were not
+    late for it.
+    """
     window = {
         "kind": "tumbling",
         "size": size,

@@ -51,7 +51,9 @@ def test_a_row_equal_to_an_expired_one_leaves_at_once() -> None:
 
 
 def test_rows_read_together_expire_together() -> None:
-    """No residence runs out for the newest row of an epoch while a member it waits for has rows left."""
+    """No residence runs out for the newest row of an epoch while a member it waits for has rows
+    left.
+    """
     ticks = [Tick(0, {A: rows(0), B: [*rows(1), *barriers(1)]}, 1), Tick(0, {}, None)]
     pair = played([A, B, C], ticks, release={"build_window": 0})
     assert [len(o.released) for o in pair.outcomes] == [0, 2]
@@ -88,7 +90,9 @@ def test_members_of_a_quiet_source_are_idle() -> None:
 
 
 def test_rows_before_a_tardy_barrier_leave_flagged() -> None:
-    """What a tardy member sent before its barrier leaves in the current section, in order, with the flag."""
+    """What a tardy member sent before its barrier leaves in the current section, in order, with the
+    flag.
+    """
     ticks = [
         Tick(0, {A: [*rows(1), *barriers(1), *rows(20)]}, None),
         Tick(6, {}, None),

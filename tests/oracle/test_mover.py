@@ -92,7 +92,9 @@ def at(time: int | None, v: int = 1, k: str = "x", **more: Any) -> dict[str, Any
 
 
 def test_rows_leave_in_order_when_the_mark_passes_them() -> None:
-    """Rows wait in the order buffer and leave sorted, with contiguous positions, and the emptied segment is dropped."""
+    """Rows wait in the order buffer and leave sorted, with contiguous positions, and the emptied
+    segment is dropped.
+    """
     rig = Rig(pipeline())
     first = rig.run(at(30, 3), at(10, 1), before=TICK_MIN, after=15)
     assert [(r["t"], r["position"]) for r in rig.table(first, "events")] == [(10, 0)]
@@ -173,7 +175,9 @@ def test_flagged_rows_leave_first() -> None:
 
 
 def test_windows_update_and_purge() -> None:
-    """W3: a window is emitted when F passes it, updated while lateness lasts, then its rows are late."""
+    """W3: a window is emitted when F passes it, updated while lateness lasts, then its rows are
+    late.
+    """
     window = {"kind": "tumbling", "size": 10, "lateness": 5, "aggregates": {"n": "count(*)"}}
     rig = Rig(pipeline(release={"mode": "pass_through"}, windows={"w": window}))
     free = Decision(0, 0, 0, 0, None, False, FIRST_RELEASE_MARK, FIRST_RELEASE_MARK)
@@ -225,7 +229,9 @@ def test_survey_ends_at_the_first_barrier() -> None:
 
 
 def test_far_future_rows_are_quarantined() -> None:
-    """`max_jump`: a stamp far ahead of partition and clock goes to the late table and does not move the frontier."""
+    """`max_jump`: a stamp far ahead of partition and clock goes to the late table and does not move
+    the frontier.
+    """
     rig = Rig(pipeline({"max_jump": 100}))
     rig.state = {"clock": 1000}
     moved = rig.run(at(1000), at(5000), at(1001), before=TICK_MIN, after=TICK_MIN)
@@ -245,7 +251,9 @@ def test_a_source_may_run_ahead_of_the_clock_step_by_step() -> None:
 
 
 def test_object_slices_are_cast_to_the_schema() -> None:
-    """Object rows are read by range, converted value by value, and what cannot be converted is a dead letter."""
+    """Object rows are read by range, converted value by value, and what cannot be converted is a
+    dead letter.
+    """
     spec = pipeline()
     store = MemoryStore()
     table = pa.table(
@@ -286,7 +294,9 @@ def test_object_slices_are_cast_to_the_schema() -> None:
 
 
 def test_many_segments_are_gathered() -> None:
-    """Segments of one kind stay bounded in number, and nothing is lost or doubled by gathering them."""
+    """Segments of one kind stay bounded in number, and nothing is lost or doubled by gathering
+    them.
+    """
     window = {"kind": "tumbling", "size": 1000, "aggregates": {"n": "count(*)"}}
     rig = Rig(pipeline(windows={"w": window}))
     for time in range(40):

@@ -1,4 +1,6 @@
-"""Vectors of StreamInsight, Hazelcast and Wire about punctuation and windows, in own words, on model and mover alike."""
+"""Vectors of StreamInsight, Hazelcast and Wire about punctuation and windows, in own words, on
+model and mover alike.
+"""
 
 from __future__ import annotations
 
@@ -108,7 +110,9 @@ def after_cti(row: dict[str, Any], engine: str, policy: str, release: str = "sid
 
 @engines
 def test_s3_a_point_before_the_cti_is_an_error_row(engine: str) -> None:
-    """Explicit punctuation that is broken makes an error row, and fails the epoch where late rows are errors."""
+    """Explicit punctuation that is broken makes an error row, and fails the epoch where late rows
+    are errors.
+    """
     spec = one_source({"punctuation": {"explicit": True}})
     on = bench(spec, engine)
     play = on.epoch({"a": [{"t": 9, "kind": "cti"}, {"t": 7}]})
@@ -179,7 +183,9 @@ def test_s6_each_key_has_its_own_high_water(engine: str) -> None:
 def test_s7_kept_rows_are_those_near_the_high_water(
     engine: str, times: list[int], lag: int
 ) -> None:
-    """With a lag L a row is kept iff it is at most L behind the largest before it, and kept rows leave sorted."""
+    """With a lag L a row is kept iff it is at most L behind the largest before it, and kept rows
+    leave sorted.
+    """
     kept = [t for n, t in enumerate(times) if t >= max(times[:n], default=t) - lag]
     assert sorted_by(lag, times, engine) == sorted(kept)
 
@@ -230,7 +236,9 @@ def test_by_event_a_row_at_the_frontier_is_on_time(engine: str) -> None:
 
 @engines
 def test_h15_sessions_by_event_time(engine: str) -> None:
-    """Sessions close at their end, drop what is behind the frontier, and stay apart when they only touch."""
+    """Sessions close at their end, drop what is behind the frontier, and stay apart when they only
+    touch.
+    """
     on = feed({"kind": "session", "gap": 10}, engine, preset="hazelcast")
     on.epoch(events(1, 6, 12, 30, 35, 40))
     assert counts(on.epoch(watermark(25))) == [(1, 22, 3)]
@@ -264,7 +272,9 @@ def test_h16_w7_windows_end_at_the_ends_of_time(engine: str) -> None:
 
 @engines
 def test_w3_update_while_lateness_lasts(engine: str) -> None:
-    """Count 1 at the end, count 2 for the late row, purged exactly at end + lateness, late after that."""
+    """Count 1 at the end, count 2 for the late row, purged exactly at end + lateness, late after
+    that.
+    """
     on = feed({"kind": "tumbling", "size": 10, "lateness": 5}, engine)
     on.epoch(events(2))
     assert counts(on.epoch(watermark(10))) == [(0, 10, 1)]
@@ -329,7 +339,9 @@ def test_w6_a_restore_does_not_fire_again(engine: str) -> None:
 
 @engines
 def test_zero_rows_fill_a_gap(engine: str) -> None:
-    """Empty windows between a key's first and last window are emitted once each, when F has passed them."""
+    """Empty windows between a key's first and last window are emitted once each, when F has passed
+    them.
+    """
     on = feed({"kind": "tumbling", "size": 10, "zero_rows": True}, engine)
     on.epoch(events(1, 31))
     assert counts(on.epoch(watermark(25))) == [(0, 10, 1), (10, 20, 0)]
@@ -411,7 +423,9 @@ def test_when_a_session_closes(touch: str, close: str | None, told: int, engine:
 @engines
 @pytest.mark.parametrize(("session_late", "accepted"), [("merged", 2), ("own", 2), ("event", 1)])
 def test_how_a_session_row_is_judged(session_late: str, accepted: int, engine: str) -> None:
-    """A row below F whose own session is still open, and one whose own is closed but that meets a live one."""
+    """A row below F whose own session is still open, and one whose own is closed but that meets a
+    live one.
+    """
     window = {
         "kind": "session",
         "gap": 10,
@@ -444,7 +458,9 @@ def test_a_session_row_may_be_kept_by_the_session_it_meets(
 
 @engines
 def test_a_window_fires_while_it_is_open(engine: str) -> None:
-    """`fire_every` shows an open window whenever F passes a multiple behind the rows that opened it, and again at its end."""
+    """`fire_every` shows an open window whenever F passes a multiple behind the rows that opened
+    it, and again at its end.
+    """
     on = feed({"kind": "tumbling", "size": 100, "fire_every": 10}, engine)
     on.epoch(events(12))
     assert counts(on.epoch(watermark(20))) == []
@@ -457,7 +473,9 @@ def test_a_window_fires_while_it_is_open(engine: str) -> None:
 
 
 def test_a_gap_of_a_million_windows_costs_nothing() -> None:
-    """Waiting and jumping over 10^6 empty windows takes no work per window, with zero rows too as long as F stands."""
+    """Waiting and jumping over 10^6 empty windows takes no work per window, with zero rows too as
+    long as F stands.
+    """
     on = feed({"kind": "tumbling", "size": 10, "zero_rows": True}, "decider")
     on.epoch(events(1, 10_000_001))
     assert counts(on.epoch(watermark(15))) == [(0, 10, 1)]

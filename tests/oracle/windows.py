@@ -25,7 +25,9 @@ Order = Callable[[Row], tuple[Any, ...]]
 
 
 def spans_of(window: WindowSpec, start: int, end: int) -> list[Span]:
-    """Tumbling and sliding windows that ``[start, end)`` overlaps, earliest first, clamped to int64."""
+    """Tumbling and sliding windows that ``[start, end)`` overlaps, earliest first, clamped to
+    int64.
+    """
     size, slide = window.size or 0, window.period or 1
     first = (
         start - size - window.offset
@@ -274,7 +276,9 @@ class WindowFold:
                 return window.changed or again or own not in window.standing
 
     def _between(self, window: Live) -> bool:
-        """Whether F passed a multiple of `fire_every` that lies behind the rows that opened the window."""
+        """Whether F passed a multiple of `fire_every` that lies behind the rows that opened the
+        window.
+        """
         every = self.window.fire_every
         if every is None or window.opened_at is None:
             return False

@@ -21,7 +21,9 @@ from tidegate.jobs.spec.pipeline import PipelineSpec
 
 @dataclass
 class Gaps:
-    """Starts of windows between a key's first and last window that F has not passed yet, as ``[low, high)`` ranges."""
+    """Starts of windows between a key's first and last window that F has not passed yet, as ``[low,
+    high)`` ranges.
+    """
 
     first: int
     last: int

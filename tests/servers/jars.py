@@ -30,7 +30,8 @@ _FETCH_SECONDS: Final = 420
 
 
 def ensure_jars(name: str, artifacts: tuple[str, ...]) -> list[Path]:
-    """The jars of some artifacts and of all they need, fetched by Maven unless they are in the cache.
+    """The jars of some artifacts and of all they need, fetched by Maven unless they are in the
+    cache.
 
     Raises:
         TransientError: Maven is not there, or its registry cannot be reached.

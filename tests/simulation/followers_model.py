@@ -1,4 +1,5 @@
-"""Several followers beside drivers, a restore, pins and retention, as an explicit-state model of `sinks/slots.py` and its like.
+"""Several followers beside drivers, a restore, pins and retention, as an explicit-state model of
+`sinks/slots.py` and its like.
 
 Slots 1 and 2 of timeline 0 are sealed at the start. Each follower has a ledger of its own
 (timeline, position) and its rows; a publisher reads the ledger, then the head, and applies or takes

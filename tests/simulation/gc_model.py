@@ -1,4 +1,5 @@
-"""Retention beside a driver and a restore, as an explicit-state model of `checkpoints/retention.py` and `roots.py`.
+"""Retention beside a driver and a restore, as an explicit-state model of `checkpoints/retention.py`
+and `roots.py`.
 
 Slots 1 and 2 of timeline 0 are sealed at the start; slot 2 still uses the file of slot 1. The
 driver writes a file and then seals it, carrying its parent's file along. The restorer claims slot 1

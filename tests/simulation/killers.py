@@ -236,7 +236,9 @@ def table_only(stage: Stage) -> None:
 
 
 def follower_file_and_gc(stage: Stage) -> None:
-    """A publisher asleep between writing its own file of `checkpoints` and the commit that names it (found by seed 1001)."""
+    """A publisher asleep between writing its own file of `checkpoints` and the commit that names it
+    (found by seed 1001).
+    """
     gone: list[Process] = []
     sleeper = _sleeper(
         stage, lambda: bool(gone) and not gone[0].alive, "catalog.commit", "checkpoints", nth=2

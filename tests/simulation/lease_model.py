@@ -39,7 +39,9 @@ class Mends:
 
 
 class Record(NamedTuple):
-    """`lease.json`; `version` is its ETag, `stamp` what the writer's clock said (nobody should look at it)."""
+    """`lease.json`; `version` is its ETag, `stamp` what the writer's clock said (nobody should look
+    at it).
+    """
 
     version: int = 0
     holder: int = -1

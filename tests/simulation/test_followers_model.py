@@ -1,4 +1,6 @@
-"""Several followers stay right in every interleaving with drivers, a restore, pins and retention, and each rule is needed."""
+"""Several followers stay right in every interleaving with drivers, a restore, pins and retention,
+and each rule is needed.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,9 @@ from tests.simulation.followers_model import Mends, check, mutants
 
 
 def test_no_interleaving_leaves_a_follower_wrong() -> None:
-    """Each holds what its ledger says, none needs what was retired, none is fenced by mistake, a pin holds."""
+    """Each holds what its ledger says, none needs what was retired, none is fenced by mistake, a
+    pin holds.
+    """
     found = check(Mends())
     assert found.violation is None
     assert found.states > 30_000

@@ -1,4 +1,6 @@
-"""Retention holds in every interleaving with drivers, restores and other collectors, and each of its rules is needed."""
+"""Retention holds in every interleaving with drivers, restores and other collectors, and each of
+its rules is needed.
+"""
 
 from __future__ import annotations
 

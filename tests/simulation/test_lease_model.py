@@ -1,4 +1,6 @@
-"""Two drivers never believe at once that they hold the lease, and each rule of the lease is needed for that."""
+"""Two drivers never believe at once that they hold the lease, and each rule of the lease is needed
+for that.
+"""
 
 from __future__ import annotations
 

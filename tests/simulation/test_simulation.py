@@ -1,4 +1,6 @@
-"""The real engine, log, lease, restore, retention and follower under seeded storms, and without each of their mends."""
+"""The real engine, log, lease, restore, retention and follower under seeded storms, and without
+each of their mends.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ QUICK = (
 
 @pytest.mark.timeout(120)
 def test_a_short_soak_finds_nothing() -> None:
-    """No schedule loses, doubles or misorders a row, changes a sealed slot, or deletes what somebody needs."""
+    """No schedule loses, doubles or misorders a row, changes a sealed slot, or deletes what
+    somebody needs.
+    """
     done = soak(SECONDS)
     assert done.violations == []
     assert done.schedules > 0

@@ -98,7 +98,9 @@ def test_an_adopted_copy_goes_on_beside_the_original(original: World, tmp_path: 
 
 
 def test_tables_of_a_shared_catalog_stay_the_originals(original: World, tmp_path: Path) -> None:
-    """With the same catalog and namespace the copy's publisher is refused, where it would have taken the original's next slot."""
+    """With the same catalog and namespace the copy's publisher is refused, where it would have
+    taken the original's next slot.
+    """
     assert isinstance(original.store, LocalStore)
     shared = original.spec.model_copy(
         update={

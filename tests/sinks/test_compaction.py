@@ -105,7 +105,9 @@ def test_small_files_become_a_large_one(tmp_path: Path) -> None:
 
 
 def test_epochs_go_on_behind_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A publisher that had the table open meets the replacement, and applies what comes next once, also over group ends."""
+    """A publisher that had the table open meets the replacement, and applies what comes next once,
+    also over group ends.
+    """
     monkeypatch.setattr("tidegate.jobs.sinks.iceberg_sink._SLOTS_PER_GROUP", 2)
     monkeypatch.setattr("tidegate.jobs.sinks.iceberg_sink._MAX_TAGS", 2)
     world = filled(tmp_path, 6)
@@ -345,7 +347,9 @@ def test_where_it_does_nothing(tmp_path: Path) -> None:
 
 
 def test_tables_that_it_must_not_touch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another pipeline's, one that is not in the catalog, one from which another engine deleted single rows: said, and left."""
+    """Another pipeline's, one that is not in the catalog, one from which another engine deleted
+    single rows: said, and left.
+    """
     world = filled(tmp_path, 5)
     current = read_published_cut(world.store, "p")
     assert current is not None

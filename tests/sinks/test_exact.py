@@ -1,4 +1,6 @@
-"""The independent check recomputes what lasts (intervals, edges from start to end), and leaves out what went to no output."""
+"""The independent check recomputes what lasts (intervals, edges from start to end), and leaves out
+what went to no output.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ LASTS = [
 
 
 class World:
-    """A pipeline on a store in memory with one source, an object an epoch, and what its manifests say is published."""
+    """A pipeline on a store in memory with one source, an object an epoch, and what its manifests
+    say is published.
+    """
 
     def __init__(self, lasts: dict[str, Any], *, bounded: bool) -> None:
         source = {

@@ -67,7 +67,9 @@ def test_nothing_sealed_is_nothing_to_do(world: World) -> None:
 
 
 def test_window_table_appears_with_its_first_file(world: World) -> None:
-    """A window's table is made from its first file, also when that comes late, and rewinds to before it existed."""
+    """A window's table is made from its first file, also when that comes late, and rewinds to
+    before it existed.
+    """
     sink = world.sink()
     early = world.seal(2).id
     sink.follow(world.log)
@@ -107,7 +109,9 @@ def test_catching_up_is_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_untouched_tables_cost_nothing_until_the_group_ends(world: World) -> None:
-    """A table without new files gets its empty snapshot at the group end only, and then every table has the same tag."""
+    """A table without new files gets its empty snapshot at the group end only, and then every table
+    has the same tag.
+    """
     sink = world.sink()
     world.seal(10)
     sink.follow(world.log)
@@ -176,7 +180,9 @@ def with_retry(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_race_doubles_rows_without_the_mends(
     world: World, monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
-    """The same race publishes an epoch twice with pyiceberg's retry on, or if the mark is not judged again after a conflict."""
+    """The same race publishes an epoch twice with pyiceberg's retry on, or if the mark is not
+    judged again after a conflict.
+    """
     if missing == "no retry":
         with_retry(monkeypatch)
     one, two = world.sink(), world.sink()
@@ -310,7 +316,9 @@ def test_straddling_publish_comes_back_with_the_retry(
 
 
 def test_a_bare_rollback_stops_no_sleeper_in_general_but_a_fence_does(world: World) -> None:
-    """After a rewind main is a snapshot that nobody has seen before, so a commit prepared on the old one fails."""
+    """After a rewind main is a snapshot that nobody has seen before, so a commit prepared on the
+    old one fails.
+    """
     world.seal(2)
     sink = world.sink()
     sink.follow(world.log)
@@ -355,7 +363,9 @@ def test_crash_during_a_rewind_heals(
 def test_crash_between_tables_heals(
     world: World, monkeypatch: pytest.MonkeyPatch, table: str
 ) -> None:
-    """A publisher that dies before any table's commit leaves a readable cut, and the next one completes it."""
+    """A publisher that dies before any table's commit leaves a readable cut, and the next one
+    completes it.
+    """
     world.seal(1, ("events", "late", "hourly"))
     sink = world.sink()
     sink.follow(world.log)
@@ -642,7 +652,8 @@ def test_a_table_made_by_a_publisher_that_missed_a_restore_stays_empty(
 def test_a_publisher_that_knew_a_table_before_checkpoints_does_not_show_it_as_it_was(
     world: World,
 ) -> None:
-    """The readers' pointer never goes back to a version of a table from before another publisher moved it on.
+    """The readers' pointer never goes back to a version of a table from before another publisher
+    moved it on.
 
     Found by the simulation: readers missed rows, and the collector took their files for garbage.
     """

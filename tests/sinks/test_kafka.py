@@ -52,7 +52,9 @@ def sink(of: Bench, broker: Broker) -> KafkaSink:
 
 
 def test_a_message_per_row() -> None:
-    """Each released row is a message with its place as key, its values as JSON and its epoch in a header; once, undisturbed."""
+    """Each released row is a message with its place as key, its values as JSON and its epoch in a
+    header; once, undisturbed.
+    """
     world, broker = bench(), Broker()
     follower = sink(world, broker)
     assert follower.follow(world.log) == 1

@@ -174,7 +174,9 @@ def test_all_tables_can_be_arranged(tmp_path: Path) -> None:
 
 
 def test_the_partitioning_may_change(tmp_path: Path) -> None:
-    """Files that are there stay as they are, new ones come by the new rule, and readers see one table; also back again."""
+    """Files that are there stay as they are, new ones come by the new rule, and readers see one
+    table; also back again.
+    """
     world = make_world(tmp_path)
     layouts: list[dict[str, Any]] = [
         {},

@@ -78,7 +78,9 @@ def test_driver_on_another_host(bucket: World) -> None:
 
 
 def test_two_hosts_with_catalogs_of_their_own(bucket: World) -> None:
-    """Two drivers that know nothing of each other's catalog each hold exact tables, and readers never go back."""
+    """Two drivers that know nothing of each other's catalog each hold exact tables, and readers
+    never go back.
+    """
     one, two = bucket.sink("one"), bucket.sink("two")
     bucket.seal(2)
     one.follow(bucket.log)

@@ -83,7 +83,9 @@ def test_pandas_and_duckdb(published: World) -> None:
 @pytest.mark.slow
 @pytest.mark.e2e
 def test_spark(published: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spark reads the same rows by the SQL catalog that tidegate publishes to, also partitioned, sorted and merged ones."""
+    """Spark reads the same rows by the SQL catalog that tidegate publishes to, also partitioned,
+    sorted and merged ones.
+    """
     try:
         jars = ensure_jars("iceberg-spark", ARTIFACTS)
     except TransientError as error:

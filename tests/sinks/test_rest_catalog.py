@@ -52,7 +52,9 @@ def rest(server: RestCatalogServer, tmp_path: Path) -> World:
 
 
 def test_follow_restore_and_read(rest: World) -> None:
-    """Epochs are published, rewound after a restore, and read, with group ends and their tags in between."""
+    """Epochs are published, rewound after a restore, and read, with group ends and their tags in
+    between.
+    """
     sink = rest.sink()
     target = rest.seal(12, ("events", "hourly")).id
     sink.follow(rest.log)

@@ -44,7 +44,9 @@ def roll_back_into_rewind(sink: IcebergSink, table: str) -> None:
 
 
 def test_into_the_middle_of_a_rewind(world: World) -> None:
-    """What a rewind left does not stand where the snapshot before it stood, also for a restore to the abandoned slots."""
+    """What a rewind left does not stand where the snapshot before it stood, also for a restore to
+    the abandoned slots.
+    """
     sink = published(world, 3)
     third = world.log.head().checkpoint
     published(world, 2)
@@ -74,7 +76,9 @@ def test_one_table_and_then_the_table_of_checkpoints(world: World) -> None:
 def test_while_one_publisher_loads_and_another_mends(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who loaded `checkpoints` before the table was rolled back and mended does not take the table for complete."""
+    """Who loaded `checkpoints` before the table was rolled back and mended does not take the table
+    for complete.
+    """
     sink = published(world, 5)
     world.seal(1)
     slow, original = world.sink(), SqlCatalog.load_table

@@ -127,7 +127,9 @@ class Schedule:
         self.sinks = [self.world.sink() for _ in range(2)]
 
     def roll_back(self) -> None:
-        """Somebody rolls one table back by hand, to any snapshot that it has, also into the middle of a rewind."""
+        """Somebody rolls one table back by hand, to any snapshot that it has, also into the middle
+        of a rewind.
+        """
         sink, name = self.world.sink(), self.dice.choice((*TABLES, "checkpoints"))
         if sink._get_catalog().table_exists(("p", name)):
             table = sink.open_table(name)
@@ -186,7 +188,9 @@ def run(
 def test_tables_equal_the_log_after_any_schedule(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    """Whatever happened, a fresh publisher leaves every row of the lineage in its table once, and nothing else."""
+    """Whatever happened, a fresh publisher leaves every row of the lineage in its table once, and
+    nothing else.
+    """
     monkeypatch.setattr("tidegate.jobs.sinks.iceberg_sink._SLOTS_PER_GROUP", 3)
     monkeypatch.setattr("tidegate.jobs.sinks.iceberg_sink._MAX_TAGS", 2)
     run(tmp_path, seed, 12, monkeypatch)
@@ -198,7 +202,9 @@ def test_tables_equal_the_log_after_any_schedule(
 def test_files_are_merged_in_any_schedule(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    """The same while small files are merged and garbage is deleted at any moment, by somebody who may die of it."""
+    """The same while small files are merged and garbage is deleted at any moment, by somebody who
+    may die of it.
+    """
     monkeypatch.setattr("tidegate.jobs.sinks.iceberg_sink._SLOTS_PER_GROUP", 3)
     monkeypatch.setattr("tidegate.jobs.sinks.iceberg_sink._MAX_TAGS", 2)
     run(tmp_path, seed, 12, monkeypatch, compacts=True)

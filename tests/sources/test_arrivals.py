@@ -62,7 +62,9 @@ def found(log: ArrivalLog) -> list[str]:
 
 
 def test_late_uploads_stand_at_the_end() -> None:
-    """An object that sorts before known ones is found by the safety listing, counted as late, and read after them."""
+    """An object that sorts before known ones is found by the safety listing, counted as late, and
+    read after them.
+    """
     store, clock = store_of("b", "d"), Clock()
     log = log_of(store, clock)
     log.discover()
@@ -86,7 +88,9 @@ def test_notices_need_no_listing() -> None:
 
 
 def test_log_survives_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another process reads the same order from the pages, across page borders, and enters nothing twice."""
+    """Another process reads the same order from the pages, across page borders, and enters nothing
+    twice.
+    """
     monkeypatch.setattr(arrival_log, "_KEYS_PER_PAGE", 3)
     store = store_of(*"abcdefgh")
     first = log_of(store, Clock())

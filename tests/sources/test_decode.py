@@ -61,7 +61,9 @@ def view(
 
 
 def read(objects: dict[str, bytes], folder: Path, **more: Any) -> tuple[list[RawRow], Slice]:
-    """All rows of the objects, as the reference mover gets them, and the slice they were planned in."""
+    """All rows of the objects, as the reference mover gets them, and the slice they were planned
+    in.
+    """
     seen, source, pipeline = view(objects, folder, **more)
     part = source.plan(Member("a"), None, ReadLimits())
     return list(ObjectReader(seen, pipeline.sources["a"]).rows(part)), part

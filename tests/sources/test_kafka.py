@@ -136,7 +136,9 @@ def test_latest_is_remembered() -> None:
 
 
 def test_latest_is_for_a_new_topic() -> None:
-    """Partitions that are added to a topic that is read begin at their first message, also in a driver that has just started."""
+    """Partitions that are added to a topic that is read begin at their first message, also in a
+    driver that has just started.
+    """
     broker = Broker(p0=(0, 9))
     src = source(broker, start="latest")
     assert src.plan(ME, None, ReadLimits()).end == 9
@@ -208,7 +210,9 @@ def test_retention_while_reading() -> None:
     broker.held[0] = (4, 9)
     assert src.find_changed_objects(part) == ()
     broker.id = "another"
-    with pytest.raises(TransientError, match="clicks was deleted and created again while it was read"):
+    with pytest.raises(
+        TransientError, match="clicks was deleted and created again while it was read"
+    ):
         src.find_changed_objects(part)
 
 

@@ -303,7 +303,9 @@ def test_footers_are_read_once() -> None:
 
 
 def test_large_object_is_read_by_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a large object only the end is fetched, also when the footer is longer than the first range."""
+    """Of a large object only the end is fetched, also when the footer is longer than the first
+    range.
+    """
     monkeypatch.setattr("tidegate.jobs.sources.object_inspection._WHOLE_READ_BYTES", 100)
     for first_read in (64 << 10, 1 << 10, 64):
         monkeypatch.setattr("tidegate.jobs.sources.parquet_footers._FIRST_READ_BYTES", first_read)
@@ -360,7 +362,9 @@ def test_a_million_objects_are_never_listed_whole(done: int) -> None:
 
 
 def test_a_million_arrivals_are_entered_in_pieces() -> None:
-    """With names in no order, a look at a million objects takes a bounded piece of the listing, and reading begins at once."""
+    """With names in no order, a look at a million objects takes a bounded piece of the listing, and
+    reading begins at once.
+    """
     store = Crowded(MemoryBucket({}))
     src = ObjectSource("a", spec(discovery={"order": "arrival"}), store, pipeline="p")
     part = src.plan(ME, None, ReadLimits(objects=5))

@@ -50,7 +50,9 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
 
 
 def test_small_and_large_objects(store: Store) -> None:
-    """Rows, ETag and size are those of the store, whether an object is fetched whole or by its end only."""
+    """Rows, ETag and size are those of the store, whether an object is fetched whole or by its end
+    only.
+    """
     for name, rows in (("1", 3), ("2", 40_000)):
         store.put(f"inbox/a/{name}.parquet", parquet(rows))
     store.put("inbox/a/3.parquet", b"x" * 400_000)

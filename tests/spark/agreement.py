@@ -1,4 +1,6 @@
-"""Runs the Spark mover and the reference mover over the same cuts and decisions and compares every table and counter."""
+"""Runs the Spark mover and the reference mover over the same cuts and decisions and compares every
+table and counter.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""How long a driver's Spark takes to start and to run its first job, with and without the class archive, taken in turns.
+"""How long a driver's Spark takes to start and to run its first job, with and without the class
+archive, taken in turns.
 
 .venv/bin/python -m tests.spark.bench_start [ROUNDS]
 """

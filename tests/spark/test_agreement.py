@@ -104,7 +104,9 @@ def rows_of(draw: random.Random, around: int) -> list[Row]:
 @pytest.mark.timeout(900)  # a case is some 60 small jobs; on a loaded machine each takes seconds
 @pytest.mark.parametrize("seed", range(CASES))
 def test_movers_agree(session: SparkSession, tmp_path: Path, seed: int) -> None:
-    """On equal cuts and decisions both movers give the same surveys, tables, counters and positions, epoch by epoch."""
+    """On equal cuts and decisions both movers give the same surveys, tables, counters and
+    positions, epoch by epoch.
+    """
     run_case(session, tmp_path, seed)
 
 
@@ -113,7 +115,9 @@ def test_movers_agree(session: SparkSession, tmp_path: Path, seed: int) -> None:
 def test_movers_agree_on_the_way_of_many_rows(
     session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arranged_by: str
 ) -> None:
-    """The plans for many rows (scans, sorted ranges, files written by tasks) give what those for few rows give."""
+    """The plans for many rows (scans, sorted ranges, files written by tasks) give what those for
+    few rows give.
+    """
     if arranged_by == "tasks":
         monkeypatch.setattr("tidegate.jobs.spark.sort_in_driver.DRIVER_SORT_ROWS", -1)
     monkeypatch.setattr("tidegate.jobs.spark.cut_reader.SMALL_ROWS", 0)

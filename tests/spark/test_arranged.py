@@ -42,7 +42,9 @@ def found(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def feed(pair: Pair) -> None:
-    """Disorder, ties between sources, partitions and rows, late rows, rows that wait for several epochs."""
+    """Disorder, ties between sources, partitions and rows, late rows, rows that wait for several
+    epochs.
+    """
     for epoch, seconds in enumerate(((3, 1, 3, 14), (2, 9, 9, 30), (24, 1, 30, 28, 45))):
         for source, partition in (("b", "0"), ("a", "10"), ("a", "9")):
             rows = [
@@ -90,7 +92,9 @@ def kinds(pair: Pair, name: str) -> set[tuple[str, str]]:
 def test_what_needs_a_cast_is_left_to_spark(
     session: SparkSession, tmp_path: Path, found: list[Any]
 ) -> None:
-    """An object with a narrower type than the declared one, or without a column, is cast by Spark as ever."""
+    """An object with a narrower type than the declared one, or without a column, is cast by Spark
+    as ever.
+    """
     pair = Pair(spec_of({"a": {}}), session, tmp_path)
     table = table_of([{"t": s * SECOND, "n": s} for s in (2, 1, 3)])
     pair.put("a", table.set_column(3, "n", table["n"].cast(pa.int32())))

@@ -121,7 +121,9 @@ def run_case(session: SparkSession, tmp_path: Path, seed: int, epochs: int) -> P
 @pytest.mark.timeout(900)  # a case is some 50 small jobs; on a loaded machine each takes seconds
 @pytest.mark.parametrize("seed", range(CASES))
 def test_movers_agree_on_edges(session: SparkSession, tmp_path: Path, seed: int) -> None:
-    """On equal cuts and decisions both movers give the same tables and counters, epoch by epoch, on to the end of all input."""
+    """On equal cuts and decisions both movers give the same tables and counters, epoch by epoch, on
+    to the end of all input.
+    """
     run_case(session, tmp_path, seed, epochs=4)
 
 
@@ -178,7 +180,9 @@ def restored(pair: Pair, spec: PipelineSpec, session: SparkSession, folder: Path
 
 
 def test_an_edge_that_is_open_at_a_restore_goes_on(session: SparkSession, tmp_path: Path) -> None:
-    """It stands in the checkpoint, counts in what closes after the restore, also on other partitions, and its end ends it."""
+    """It stands in the checkpoint, counts in what closes after the restore, also on other
+    partitions, and its end ends it.
+    """
     pair = Pair(spec_of({"a": MACHINES}, windows={"w": WINDOW}), session, tmp_path)
     pair.put("a", [edge(3, "start", number=7), edge(4, "start", "y"), edge(12, None, "z")])
     pair.run(0)

@@ -1,4 +1,6 @@
-"""A job that fails in its tasks is told in one line, and what lost its executors is not blamed on rows."""
+"""A job that fails in its tasks is told in one line, and what lost its executors is not blamed on
+rows.
+"""
 
 from __future__ import annotations
 

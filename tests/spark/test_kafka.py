@@ -170,7 +170,9 @@ def test_one_pass_is_as_exact_as_two(session: SparkSession) -> None:
 
 
 def test_options(session: SparkSession) -> None:
-    """Unknown fields may be ignored, times may be numbers, names may have changed, tombstones may be rows."""
+    """Unknown fields may be ignored, times may be numbers, names may have changed, tombstones may
+    be rows.
+    """
     found = rows(
         session,
         ['{"at": 1767225600500, "x": 1, "count": 3}', None],
@@ -300,7 +302,9 @@ PROTO_COLUMNS = {"at": "timestamp", "n": "long", "price": "decimal(6,2)", "kind"
 
 
 def test_protobuf(session: SparkSession, tmp_path: Path) -> None:
-    """Values of messages, defaults of what they leave out, and what is wrong with those that are damaged or do not fit."""
+    """Values of messages, defaults of what they leave out, and what is wrong with those that are
+    damaged or do not fit.
+    """
     (tmp_path / "shop.desc").write_bytes(proto())
     found = rows(
         session,

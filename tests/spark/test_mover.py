@@ -31,7 +31,9 @@ TUMBLING = {
 
 
 def test_ordered_release_late_rows_and_revisions(session: SparkSession, tmp_path: Path) -> None:
-    """Three epochs with disorder release in order, keep late rows and revise a window, exactly as the reference does."""
+    """Three epochs with disorder release in order, keep late rows and revise a window, exactly as
+    the reference does.
+    """
     pair = Pair(spec_of(windows={"w": TUMBLING}), session, tmp_path)
     pair.put("a", [{"t": s * SECOND, "k": "x", "n": s, "v": s / 2} for s in (1, 3, 2, 14)])
     pair.put("b", [{"t": s * SECOND, "k": "y", "n": s, "v": s / 2} for s in (2, 12, 13)])
@@ -50,7 +52,9 @@ def test_ordered_release_late_rows_and_revisions(session: SparkSession, tmp_path
 
 
 def test_an_empty_object_hides_none_behind_it(session: SparkSession, tmp_path: Path) -> None:
-    """Rows of objects that follow an object without rows are read (an empty Arrow batch ends the stream for Spark)."""
+    """Rows of objects that follow an object without rows are read (an empty Arrow batch ends the
+    stream for Spark).
+    """
     pair = Pair(spec_of(release={"mode": "pass_through"}), session, tmp_path)
     pair.put("a", [])
     pair.put("a", [{"t": SECOND}])
@@ -64,7 +68,9 @@ def test_an_empty_object_hides_none_behind_it(session: SparkSession, tmp_path: P
 def test_times_of_twelve_bytes_are_instants(
     session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: int
 ) -> None:
-    """INT96, as older Spark writes it, is UTC, also in years that nanoseconds do not reach, whoever reads it."""
+    """INT96, as older Spark writes it, is UTC, also in years that nanoseconds do not reach, whoever
+    reads it.
+    """
     monkeypatch.setattr("tidegate.jobs.spark.cut_reader.SMALL_ROWS", small)
     pair = Pair(spec_of({"a": {"lag": "0"}}, release={"mode": "pass_through"}), session, tmp_path)
     far = datetime(2900, 1, 1, tzinfo=UTC)
@@ -77,7 +83,9 @@ def test_times_of_twelve_bytes_are_instants(
 
 
 def test_any_sql_aggregate_over_kept_rows(session: SparkSession, tmp_path: Path) -> None:
-    """An aggregate that has no mergeable state is computed over the window's rows of several epochs."""
+    """An aggregate that has no mergeable state is computed over the window's rows of several
+    epochs.
+    """
     window = {
         **TUMBLING,
         "aggregates": {
@@ -137,7 +145,9 @@ def test_zero_rows_of_a_long_gap_wait_at_no_cost(session: SparkSession, tmp_path
 
 
 def test_a_value_that_does_not_fit_is_a_dead_letter(session: SparkSession, tmp_path: Path) -> None:
-    """What a cast would cut, round or trim is a bad value for both movers, and so is what has no meaning in that type."""
+    """What a cast would cut, round or trim is a bad value for both movers, and so is what has no
+    meaning in that type.
+    """
     numbers = [1.0, 1.5, -2.0, 3e9, 2.0**60, 0.1, 0.125, float("nan"), float("inf")]
     given: list[tuple[Any, list[Any]]] = [
         (pa.float64(), numbers),
@@ -178,7 +188,9 @@ def test_a_value_that_does_not_fit_is_a_dead_letter(session: SparkSession, tmp_p
 def test_rows_before_a_tardy_barrier_leave_in_order_and_flagged(
     session: SparkSession, tmp_path: Path
 ) -> None:
-    """The rows that a tardy member sent before its barrier leave with `_late`, in order among the others."""
+    """The rows that a tardy member sent before its barrier leave with `_late`, in order among the
+    others.
+    """
     marks = {"lag": "0", "frontier": "inclusive", "barriers": {"kind": "kind", "types": ["stop"]}}
     release = {"glom": {"dt": "5s"}}
     pair = Pair(
@@ -228,7 +240,9 @@ def test_a_session_that_grew_after_its_result_is_told_again(
 
 
 def test_windows_fire_while_they_are_open(session: SparkSession, tmp_path: Path) -> None:
-    """`fire_every` shows tumbling windows and sessions as the frontier passes its multiples, and at their end."""
+    """`fire_every` shows tumbling windows and sessions as the frontier passes its multiples, and at
+    their end.
+    """
     common = {
         "keys": ["k"],
         "aggregates": {"rows": "count(*)", "total": "sum(v)"},

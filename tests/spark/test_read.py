@@ -51,7 +51,9 @@ def piece() -> Slice:
 
 @pytest.mark.spark
 def test_rows_of_a_range_that_begins_anywhere(session: SparkSession, tmp_path: Path) -> None:
-    """The third and the sixth row of a range far from the topic's beginning, of which compaction took some offsets."""
+    """The third and the sixth row of a range far from the topic's beginning, of which compaction
+    took some offsets.
+    """
     spec = PipelineSpec.model_validate(
         {"name": "p", "sources": {"web": spec_of().model_dump(by_alias=True, exclude_unset=True)}}
     )

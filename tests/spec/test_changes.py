@@ -163,7 +163,9 @@ ICEBERG = {"format": "iceberg", "name": "n.a", "catalog": "sqlite:///a"}
 def test_positions_hold_for_one_place(
     old: dict[str, Any], new: dict[str, Any], verdict: ChangeEffect
 ) -> None:
-    """A position among a table's files, or in the order of arrival, means nothing elsewhere, even without any other state."""
+    """A position among a table's files, or in the order of arrival, means nothing elsewhere, even
+    without any other state.
+    """
     before, after = (
         PipelineSpec.model_validate({**BASE, "sources": {"a": {**BASE["sources"]["a"], **own}}})
         for own in (old, new)

@@ -49,7 +49,9 @@ def test_streams_are_worked_on_in_the_order_of_their_dependencies() -> None:
 
 
 def test_the_spec_survives_json() -> None:
-    """What stands in the bucket reads back as the same spec, and the JSON Schema names the new sections."""
+    """What stands in the bucket reads back as the same spec, and the JSON Schema names the new
+    sections.
+    """
     spec = spec_of(GOOD)
     assert PipelineSpec.model_validate_json(spec.canonical_json()) == spec
     properties: dict[str, Any] = PipelineSpec.model_json_schema()["properties"]

@@ -65,7 +65,9 @@ def _same_as_in_time(bench: Bench, epochs: Epochs) -> None:
 
 @pytest.mark.parametrize("window", list(WINDOWS))
 def test_merged_rows_count_as_if_in_time(window: str) -> None:
-    """After the merge each window equals that of a run in which the rows had come in time, and so does the stream."""
+    """After the merge each window equals that of a run in which the rows had come in time, and so
+    does the stream.
+    """
     bench = world([window])
     play(bench, LATE_ONES)
     assert results(bench, window) != results(in_time(bench.spec, LATE_ONES), window)
@@ -158,7 +160,9 @@ def test_a_merge_reads_around_its_rows_only() -> None:
 
 
 def test_the_report_is_the_merge() -> None:
-    """The impact report tells each change before it happens, and its digest is that of the sealed rows."""
+    """The impact report tells each change before it happens, and its digest is that of the sealed
+    rows.
+    """
     bench = world(["fixed"])
     play(bench, LATE_ONES)
     request = create_from_late_rows(
@@ -289,7 +293,9 @@ def test_crash_at_every_step(point: str) -> None:
 
 
 def test_a_restore_takes_the_merge_back() -> None:
-    """After a restore to before the merge its rows are late again, and the request can be merged once more."""
+    """After a restore to before the merge its rows are late again, and the request can be merged
+    once more.
+    """
     bench = world(["fixed"])
     play(bench, LATE_ONES)
     target = bench.log.head().checkpoint

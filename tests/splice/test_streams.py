@@ -442,7 +442,9 @@ def test_a_driver_that_seals_meanwhile_loses_nothing() -> None:
 
 
 def test_a_merge_that_keeps_losing_is_given_the_next_slot() -> None:
-    """A driver that seals before every seal of the merge is asked to hold after two, and goes on when the merge is over."""
+    """A driver that seals before every seal of the merge is asked to hold after two, and goes on
+    when the merge is over.
+    """
     world = late_world()
     bench, driver = world.bench, world.engine
     inbox = RequestInbox(
@@ -513,7 +515,9 @@ def test_a_paused_reducer_stays_paused_at_its_row() -> None:
 
 
 def test_a_stream_may_end_earlier_than_before() -> None:
-    """A fold that dispatches nothing any more leaves an empty stream, and the next row is its first."""
+    """A fold that dispatches nothing any more leaves an empty stream, and the next row is its
+    first.
+    """
     world = late_world(function="tests.streams.folds:until_three")
     assert values(world, "sums") == [5, 9]
     merge_request(world.bench.spec, world.bench.log, late_request(world), MergeDecision("ann"))
@@ -524,7 +528,9 @@ def test_a_stream_may_end_earlier_than_before() -> None:
 
 
 def test_a_restore_takes_a_merge_into_streams_back() -> None:
-    """The streams are the old ones again, the driver goes on with the old states, and the request is open."""
+    """The streams are the old ones again, the driver goes on with the old states, and the request
+    is open.
+    """
     world = late_world()
     bench = world.bench
     target, request = bench.log.head().checkpoint, late_request(world)
@@ -631,7 +637,9 @@ def test_an_epoch_before_a_merge_is_replayed_on_what_it_had() -> None:
 
 
 def test_a_merge_into_streams_verifies() -> None:
-    """Every checkpoint of the lineage, the merge's own among them, is whole when it is looked at to the last row."""
+    """Every checkpoint of the lineage, the merge's own among them, is whole when it is looked at to
+    the last row.
+    """
     world = late_world()
     merge_request(world.bench.spec, world.bench.log, late_request(world), MergeDecision("ann"))
     world.driver()

@@ -98,7 +98,9 @@ def stream(bench: Bench) -> list[tuple[int, int, RowIdentity]]:
 
 
 def in_time(spec: PipelineSpec, epochs: Sequence[Mapping[str, Sequence[dict[str, Any]]]]) -> Bench:
-    """The same rows in a run in which each source sends all of them at once, in order of event time."""
+    """The same rows in a run in which each source sends all of them at once, in order of event
+    time.
+    """
     bench = Bench(spec)
     whole = {
         name: sorted((r for rows in epochs for r in rows.get(name, [])), key=lambda r: r["t"])

@@ -317,7 +317,9 @@ def test_a_reducer_may_write_to_several_streams() -> None:
 
 
 def test_a_buffer_orders_what_its_writers_send() -> None:
-    """Held until the frontier has passed the stamps, then in order of stamps, and nothing is rejected."""
+    """Held until the frontier has passed the stamps, then in order of stamps, and nothing is
+    rejected.
+    """
     spec = streams_spec(
         streams={"d": {"buffer": True}, "slow": {}},
         pipes={

@@ -46,7 +46,9 @@ def counting(name: str, origin: str, to: str, **options: Any) -> Attachment:
 
 
 def test_unstamped_rows_never_go_back_and_stamped_ones_are_refused() -> None:
-    """P1: below the last is rejected, equal is accepted, unstamped gets the later of clock and last."""
+    """P1: below the last is rejected, equal is accepted, unstamped gets the later of clock and
+    last.
+    """
     world = world_of("d")
     put(world, "d", 100)
     put(world, "d", 90)

@@ -208,7 +208,9 @@ def seen(world: World) -> dict[str, Any]:
 
 
 def in_time(run: Run) -> World:
-    """The same script, but the root's rows come in their final order, merged ones in the turn of the row before them."""
+    """The same script, but the root's rows come in their final order, merged ones in the turn of
+    the row before them.
+    """
     again = Run(run.attachments)
     rows = run.world.rows(ROOT)
     roots = {r.id for r in run.world.requests.values() if r.destination == ROOT}
@@ -244,7 +246,9 @@ def in_time(run: Run) -> World:
 @given(graph, operations)
 @settings(max_examples=60, deadline=None)
 def test_merged_is_as_if_in_time(edges: list[Any], steps: list[Operation]) -> None:
-    """All streams, their positions, stamps, identities and values equal those of the run without late rows."""
+    """All streams, their positions, stamps, identities and values equal those of the run without
+    late rows.
+    """
     run = Run(attachments(edges))
     for number, step in enumerate(steps):
         run.take(number, step)
@@ -254,7 +258,9 @@ def test_merged_is_as_if_in_time(edges: list[Any], steps: list[Operation]) -> No
 @given(graph, operations)
 @settings(max_examples=20, deadline=None)
 def test_order_of_every_writer_is_kept(edges: list[Any], steps: list[Operation]) -> None:
-    """What a writer appended to a destination stands there in the order of its origin, merged rows by their stamps."""
+    """What a writer appended to a destination stands there in the order of its origin, merged rows
+    by their stamps.
+    """
     run = Run(attachments(edges))
     for number, step in enumerate(steps):
         run.take(number, step)
