@@ -1,21 +1,21 @@
-"""What people and Airflow ask of a running driver, and what became of it.
+"""Requests of operators and of Airflow to a running driver, and the driver's acknowledgements.
 
 A request names its target (a lease token, a barrier id) and an expiry, so that a successor never
-obeys what was meant for its predecessor. The driver applies it, writes its id into the manifest,
-and then acknowledges: the ack is put once and final.
+obeys a request that was meant for its predecessor. The driver applies the request, writes its id
+into the manifest, and then acknowledges it. An acknowledgement is written once and never changed.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection
 from enum import StrEnum
-from typing import Self, TypeVar
+from typing import Final, Required, Self, TypedDict, TypeVar, Unpack
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.canonical_json import canonical_bytes, parse_json
+from tidegate.checkpoints.errors import REQUEST_MALFORMED, REQUEST_UNDECIDED
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
 from tidegate.checkpoints.store import (
     NotFoundError,
@@ -23,31 +23,43 @@ from tidegate.checkpoints.store import (
     PreconditionFailedError,
     Store,
 )
-from tidegate.errors import PoisonError, TransientError
 
 _TRIES = 8
 DAY = 24 * 3600.0  # seconds
+ANSWER_RETENTION: Final = 3600.0
+"""Seconds for which an answered request and its acknowledgement are kept.
+
+Airflow reads a stop request after the driver has ended, and a person may wait minutes for an
+answer. A late PUT cannot bring a deleted request back: S3 refuses signatures older than 15 minutes.
+"""
 
 
 class RequestKind(StrEnum):
-    """What can be asked for."""
+    """What a driver can be asked to do."""
 
     STOP = "stop"  # seal nothing more, end now
     DRAIN = "drain"  # finish what was read, seal, end
-    ABORT_BARRIER = "abort-barrier"  # barrier event by id
+    ABORT_BARRIER = "abort-barrier"  # close the barrier with this id as aborted
     SAVEPOINT = "savepoint"  # seal an epoch now and pin it under a name
     PIN = "pin"  # pin the newest checkpoint under a name
     ATTACH = "attach"  # a pipe or reducer: begin with its backfill
     DETACH = "detach"  # a pipe or reducer: dispatch no later row
-    RESUME = "resume"  # a paused pipe or reducer: go on with the row it failed at
+    RESUME = "resume"  # a paused pipe or reducer: go on with the row at which it failed
     HOLD = "hold"  # seal nothing until a merge has had its slot, or the request has expired
 
 
+_REQUIRED_FIELD = {
+    RequestKind.STOP: "token",
+    RequestKind.DRAIN: "token",
+    RequestKind.ABORT_BARRIER: "barrier",
+}  # the other kinds need a name
+
+
 class AckOutcome(StrEnum):
-    """What became of a request."""
+    """How a request ended."""
 
     APPLIED = "applied"
-    REFUSED = "refused"  # named another target, or cannot be done
+    REFUSED = "refused"  # it named another target, or cannot be done
     EXPIRED = "expired"
 
 
@@ -62,10 +74,21 @@ class _RequestMessage(BaseModel):
         return canonical_bytes(self.model_dump(mode="json"))
 
 
+class RequestFields(TypedDict, total=False):
+    """What the asker states in a request, beside its kind."""
+
+    who: Required[str]
+    why: str
+    token: int | None
+    barrier: int | None
+    name: str | None
+
+
 class DriverRequest(_RequestMessage):
     """One request.
 
-    `expires_at` and `at` are wall-clock microseconds of the asking host: a courtesy, not a guard.
+    `at` and `expires_at` are wall-clock microseconds of the asking host. The expiry is a courtesy;
+    the lease token is what protects a successor.
     """
 
     kind: RequestKind
@@ -79,31 +102,20 @@ class DriverRequest(_RequestMessage):
 
     @model_validator(mode="after")
     def _require_target(self) -> Self:
-        needed = {
-            RequestKind.STOP: ("token", self.token),
-            RequestKind.DRAIN: ("token", self.token),
-            RequestKind.ABORT_BARRIER: ("barrier", self.barrier),
-            RequestKind.SAVEPOINT: ("name", self.name),
-            RequestKind.PIN: ("name", self.name),
-            RequestKind.ATTACH: ("name", self.name),
-            RequestKind.DETACH: ("name", self.name),
-            RequestKind.RESUME: ("name", self.name),
-            RequestKind.HOLD: ("name", self.name),
-        }
-        field, value = needed[self.kind]
-        if value is None:
+        field = _REQUIRED_FIELD.get(self.kind, "name")
+        if getattr(self, field) is None:
             raise ValueError(f"a {self.kind} request names its {field}")
         return self
 
     def refusal_outcome(self, token: int, now: int) -> AckOutcome | None:
-        """Why the driver with `token` must not apply it at `now`; None when it may."""
+        """Return why the driver with `token` must not apply it at `now`; None if it may."""
         if self.token is not None and self.token != token:
             return AckOutcome.REFUSED
         return AckOutcome.EXPIRED if now >= self.expires_at else None
 
 
 class Ack(_RequestMessage):
-    """What became of the request with the same id."""
+    """How the request with the same id ended."""
 
     outcome: AckOutcome
     detail: str = ""
@@ -117,85 +129,91 @@ def submit_request(
     pipeline: str,
     kind: RequestKind,
     *,
-    who: str,
-    why: str = "",
-    token: int | None = None,
-    barrier: int | None = None,
-    name: str | None = None,
     ttl: float = DAY,
     request_id: str | None = None,
     clock: Clock = SYSTEM_CLOCK,
+    **fields: Unpack[RequestFields],
 ) -> DriverRequest:
-    """Put a request.
+    """Write a request and return it.
 
-    Submitting the same `request_id` again is harmless and returns the first one.
+    Submitting the same `request_id` again is harmless and returns the first request.
+
+    Raises:
+        TransientError: the store gave no answer.
     """
     now = clock.wall_ticks()
     request = DriverRequest(
         id=request_id or secrets.token_hex(8),
         kind=kind,
-        who=who,
-        why=why,
         at=now,
         expires_at=now + int(ttl * 1_000_000),
-        token=token,
-        barrier=barrier,
-        name=name,
+        **fields,
     )
     return _put_message_once(store, BucketLayout(pipeline).request_key(request.id), request)
 
 
-def list_pending_requests(
-    store: Store, pipeline: str, *, applied: Collection[str] = ()
-) -> list[DriverRequest]:
-    """Requests without an acknowledgement, oldest first.
-
-    `applied` are ids that stand in manifests but were not acked yet.
-
-    One LIST when there is nothing: a driver asks at every turn of its loop.
-    """
+def list_pending_requests(store: Store, pipeline: str) -> list[DriverRequest]:
+    """Return the requests without an acknowledgement, oldest first, for display."""
     layout = BucketLayout(pipeline)
-    asked = [entry.key for entry in store.list_objects(layout.requests_prefix)]
-    done = (
-        {entry.key[len(layout.acks_prefix) :] for entry in store.list_objects(layout.acks_prefix)}
-        if asked
-        else set()
-    )
-    keys = [key for key in asked if key[len(layout.requests_prefix) :] not in done]
-    found = [
-        request
-        for key in keys
-        if (request := _read_message(store, key, DriverRequest)) and request.id not in applied
-    ]
-    return sorted(found, key=lambda request: (request.at, request.id))
+    asked = [layout.parse_request_key(e.key) for e in store.list_objects(layout.requests_prefix)]
+    if not asked:
+        return []
+    done = {layout.parse_request_key(e.key) for e in store.list_objects(layout.acks_prefix)}
+    requests = [_read_request(store, layout, name) for name in asked if name not in done]
+    return _sort_requests([request for request in requests if request])
+
+
+class RequestQueue:
+    """The requests as a driver reads them, at each turn of its loop: one LIST.
+
+    It remembers which requests are answered, and deletes them with their acknowledgements when
+    `ANSWER_RETENTION` is over, so that the LIST does not grow.
+    """
+
+    def __init__(self, store: Store, pipeline: str, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._store, self._layout, self._clock = store, BucketLayout(pipeline), clock
+        self._answered: dict[str, int] = {}  # request id -> wall clock of its answer
+
+    def list_pending(self) -> list[DriverRequest]:
+        """Return the requests without an acknowledgement, oldest first."""
+        pending = []
+        for entry in list(self._store.list_objects(self._layout.requests_prefix)):
+            name = self._layout.parse_request_key(entry.key)
+            if name not in self._answered:
+                ack = read_ack(self._store, self._layout.pipeline, name)
+                if ack is None:
+                    request = _read_request(self._store, self._layout, name)
+                    pending += [request] if request else []
+                    continue
+                self._answered[name] = ack.at
+            self._delete_if_old(name)
+        return _sort_requests(pending)
+
+    def _delete_if_old(self, name: str) -> None:
+        age = self._clock.wall_ticks() - self._answered[name]
+        if age >= ANSWER_RETENTION * 1_000_000:
+            # The request goes first: without its acknowledgement it would be applied again.
+            self._store.delete(self._layout.request_key(name))
+            self._store.delete(self._layout.ack_key(name))
+            del self._answered[name]
 
 
 def acknowledge_request(store: Store, pipeline: str, ack: Ack) -> Ack:
-    """Say what became of a request; the first acknowledgement is final and is returned."""
+    """Write how a request ended; the first acknowledgement is final and is returned."""
     return _put_message_once(store, BucketLayout(pipeline).ack_key(ack.id), ack)
 
 
 def read_ack(store: Store, pipeline: str, request_id: str) -> Ack | None:
-    """What became of a request, or None while it is open."""
+    """Return how a request ended, or None while it is open."""
     return _read_message(store, BucketLayout(pipeline).ack_key(request_id), Ack)
 
 
-def delete_acknowledged_requests(store: Store, pipeline: str, *, now: int) -> int:
-    """Delete requests that are acknowledged and past their expiry, with their acks.
+def _read_request(store: Store, layout: BucketLayout, request_id: str) -> DriverRequest | None:
+    return _read_message(store, layout.request_key(request_id), DriverRequest)
 
-    Return how many.
 
-    Past its expiry, because a request that comes back (a late PUT) must be one that nobody applies.
-    """
-    layout, count = BucketLayout(pipeline), 0
-    for entry in list(store.list_objects(layout.acks_prefix)):
-        name = entry.key[len(layout.acks_prefix) :]
-        request = _read_message(store, layout.requests_prefix + name, DriverRequest)
-        if request is None or now >= request.expires_at:
-            store.delete(layout.requests_prefix + name)
-            store.delete(entry.key)
-            count += 1
-    return count
+def _sort_requests(requests: list[DriverRequest]) -> list[DriverRequest]:
+    return sorted(requests, key=lambda request: (request.at, request.id))
 
 
 M = TypeVar("M", DriverRequest, Ack)
@@ -207,24 +225,18 @@ def _put_message_once(store: Store, key: str, message: M) -> M:
             store.create(key, message.to_bytes())
             return message
         except (PreconditionFailedError, OutcomeUnknownError):
-            found = _read_message(store, key, type(message))
-            if found is not None:
-                return found
-    raise TransientError(
-        f"{store.uri(key)} could not be written", code="request.undecided", retry_after=2.0
-    )
+            stored = _read_message(store, key, type(message))
+            if stored is not None:
+                return stored
+    raise REQUEST_UNDECIDED(uri=store.uri(key))
 
 
 def _read_message(store: Store, key: str, kind: type[M]) -> M | None:
     try:
-        found = store.get(key)
+        stored = store.get(key)
     except NotFoundError:
         return None
     try:
-        return kind.model_validate(parse_json(found.data))
+        return kind.model_validate(parse_json(stored.data))
     except ValueError as error:
-        raise PoisonError(
-            f"{store.uri(key)} is not a readable {kind.__name__.lower()}",
-            code="request.malformed",
-            advice="delete the object and ask again",
-        ) from error
+        raise REQUEST_MALFORMED(uri=store.uri(key), kind=kind.__name__.lower()) from error

@@ -13,8 +13,8 @@ from tidegate.checkpoints.driver_requests import (
     AckOutcome,
     DriverRequest,
     RequestKind,
+    RequestQueue,
     acknowledge_request,
-    list_pending_requests,
 )
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
 from tidegate.checkpoints.manifest import Manifest
@@ -34,7 +34,7 @@ _LONGEST_HOLD = 300.0
 
 
 class RequestInbox:
-    """Reads ``requests/`` once per epoch; this costs one LIST if there are no requests.
+    """Reads ``requests/`` once per epoch, which costs one LIST.
 
     A request whose id is in the newest manifest, but which has no acknowledgement, was applied by a
     driver that died after the seal. Only what follows from it (a pin, the acknowledgement) is then
@@ -66,6 +66,7 @@ class RequestInbox:
     ) -> None:
         self._store, self._pipeline, self._token, self._stop = store, pipeline, token, stop
         self._newest, self._clock, self._attachments = newest, clock, attachments
+        self._queue = RequestQueue(store, pipeline, clock)
         self._collected: list[DriverRequest] = []
         self._held_since: dict[str, float] = {}  # request id -> when it was first read
         self.held: DriverRequest | None = None
@@ -131,7 +132,7 @@ class RequestInbox:
     def _list_unfinished(self) -> list[DriverRequest]:
         """List the open requests; those that the newest epoch applied are finished on the way."""
         newest, unfinished = self._newest(), []
-        for request in list_pending_requests(self._store, self._pipeline):
+        for request in self._queue.list_pending():
             if newest is not None and request.id in newest.requests:
                 self._finish_request(request, newest.id)
             else:

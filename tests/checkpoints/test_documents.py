@@ -19,11 +19,12 @@ from tidegate.checkpoints.desired_state import (
 )
 from tidegate.checkpoints.driver_reports import DriverStatus, read_status, write_status
 from tidegate.checkpoints.driver_requests import (
+    ANSWER_RETENTION,
     Ack,
     AckOutcome,
     RequestKind,
+    RequestQueue,
     acknowledge_request,
-    delete_acknowledged_requests,
     list_pending_requests,
     read_ack,
     submit_request,
@@ -126,14 +127,13 @@ def test_steps_that_change_nothing_write_nothing() -> None:
 
 
 def test_requests_wait_until_acknowledged_on_every_store(store: Store, clock: ManualClock) -> None:
-    """A request is pending until its ack lies there; ids that stand in manifests are left out."""
+    """A request is pending until its acknowledgement is written."""
     first = submit_request(store, "p", RequestKind.STOP, who="ann", token=3, clock=clock)
     clock.advance(1)
     second = submit_request(
         store, "p", RequestKind.SAVEPOINT, who="ann", name="before-release", clock=clock
     )
     assert [r.id for r in list_pending_requests(store, "p")] == [first.id, second.id]
-    assert [r.id for r in list_pending_requests(store, "p", applied=[first.id])] == [second.id]
     ack = Ack(id=first.id, outcome=AckOutcome.APPLIED, token=3, at=clock.wall_ticks())
     assert acknowledge_request(store, "p", ack) == ack
     assert (
@@ -171,16 +171,47 @@ def test_submitting_twice_is_once() -> None:
     assert list_pending_requests(store, "p") == [one]
 
 
-def test_acknowledged_requests_are_forgotten_after_their_expiry(clock: ManualClock) -> None:
-    """Only a request that nobody would apply any more is removed, with its ack."""
+def test_answered_requests_are_deleted_after_an_hour(clock: ManualClock) -> None:
+    """A driver deletes a request and its acknowledgement when the asker has had time to read it."""
     store = MemoryStore()
-    done = submit_request(store, "p", RequestKind.STOP, who="ann", token=1, ttl=60, clock=clock)
-    submit_request(store, "p", RequestKind.STOP, who="ann", token=1, ttl=60, clock=clock)
+    queue = RequestQueue(store, "p", clock)
+    done = submit_request(store, "p", RequestKind.STOP, who="ann", token=1, clock=clock)
+    still_open = submit_request(store, "p", RequestKind.STOP, who="ann", token=1, clock=clock)
+    ack = Ack(id=done.id, outcome=AckOutcome.APPLIED, token=1, at=clock.wall_ticks())
+    acknowledge_request(store, "p", ack)
+    clock.advance(ANSWER_RETENTION - 1)
+    assert queue.list_pending() == [still_open]
+    assert read_ack(store, "p", done.id) == ack
+    clock.advance(1)
+    assert queue.list_pending() == [still_open]
+    assert [entry.key for entry in store.list_objects("p/")] == [f"p/requests/{still_open.id}.json"]
+
+
+def test_a_successor_deletes_what_its_predecessor_answered(clock: ManualClock) -> None:
+    """The age of an answer is read from the acknowledgement, not remembered by one process."""
+    store = MemoryStore()
+    done = submit_request(store, "p", RequestKind.STOP, who="ann", token=1, clock=clock)
+    acknowledge_request(
+        store, "p", Ack(id=done.id, outcome=AckOutcome.APPLIED, token=1, at=clock.wall_ticks())
+    )
+    clock.advance(ANSWER_RETENTION)
+    assert RequestQueue(store, "p", clock).list_pending() == []
+    assert list(store.list_objects("p/")) == []
+
+
+def test_a_request_is_deleted_before_its_acknowledgement(clock: ManualClock) -> None:
+    """After a crash between the two deletions, the request cannot be applied again."""
+    deleted: list[str] = []
+
+    def note_delete(request: StoreRequest) -> None:
+        if request.verb == "delete":
+            deleted.append(request.key)
+
+    store = MemoryStore(hook=note_delete)
+    done = submit_request(store, "p", RequestKind.STOP, who="ann", token=1, clock=clock)
     acknowledge_request(store, "p", Ack(id=done.id, outcome=AckOutcome.APPLIED, token=1, at=0))
-    assert delete_acknowledged_requests(store, "p", now=clock.wall_ticks()) == 0
-    clock.advance(61)
-    assert delete_acknowledged_requests(store, "p", now=clock.wall_ticks()) == 1
-    assert len(list_pending_requests(store, "p")) == 1
+    RequestQueue(store, "p", clock).list_pending()
+    assert deleted == [f"p/requests/{done.id}.json", f"p/acks/{done.id}.json"]
 
 
 def test_status_of_another_driver_is_ignored() -> None:

@@ -10,6 +10,7 @@ import threading
 import pytest
 
 from tests.engine.harness import Bench, row, spec_of
+from tests.servers.memory_store import MemoryStore, StoreRequest
 from tidegate.checkpoints.driver_requests import (
     Ack,
     AckOutcome,
@@ -168,3 +169,29 @@ def test_a_hold_of_the_dead_is_over_by_the_drivers_own_clock(bench: Bench) -> No
     ack = read_ack(bench.store, "p", asked.id)
     assert ack is not None
     assert ack.outcome is AckOutcome.EXPIRED
+
+
+def test_a_turn_makes_one_list_that_does_not_grow(bench: Bench) -> None:
+    """However many requests were answered before: their LIST forgets them after an hour."""
+    listed: list[str] = []
+
+    def note_list(request: StoreRequest) -> None:
+        if request.verb == "list":
+            listed.append(request.key)
+
+    assert isinstance(bench.store, MemoryStore)
+    bench.store.hook = note_list
+    driver = Driver(bench)
+    for number in range(5):
+        bench.sources["a"].append(row(10 + number))
+        submit_request(
+            bench.store, "p", RequestKind.SAVEPOINT, who="ann", name=f"s{number}", clock=bench.clock
+        )
+        driver.epoch()
+        bench.clock.advance(3600.0)
+        listed.clear()
+        driver.inbox.collect()
+        assert listed == ["p/requests/"]
+    driver.inbox.collect()
+    assert list(bench.store.list_objects("p/requests/")) == []
+    assert list(bench.store.list_objects("p/acks/")) == []

@@ -114,8 +114,10 @@ def _pinned(stage: Stage, log: SlotLog) -> None:
         for key, data in stage.world.bucket.objects.items()
         if key.startswith(LAYOUT.acks_prefix)
     ):
-        asked = parsed(stage.world.bucket.objects[LAYOUT.request_key(ack["id"])])
-        if ack["outcome"] == "applied" and asked["kind"] == "savepoint":
+        request = stage.world.bucket.objects.get(LAYOUT.request_key(str(ack["id"])))
+        # A driver deletes an answered request after an hour, before its acknowledgement.
+        asked = parsed(request) if request is not None else {}
+        if ack["outcome"] == "applied" and asked.get("kind") == "savepoint":
             pin = roots.pins.get(asked["name"])
             _require(
                 pin is not None and pin.checkpoint == ack["checkpoint"],

@@ -23,7 +23,6 @@ from tests.simulation.world import Process, Rule, SimClock, World
 from tidegate.checkpoints.driver_requests import (
     DriverRequest,
     RequestKind,
-    list_pending_requests,
     submit_request,
 )
 from tidegate.checkpoints.lease import Lease
@@ -462,9 +461,7 @@ def _unconditional() -> list[Any]:
 def _forget_applied(inbox: RequestInbox) -> list[DriverRequest]:
     manifest = inbox._newest()
     return [
-        r
-        for r in list_pending_requests(inbox._store, PIPELINE)
-        if manifest is None or r.id not in manifest.requests
+        r for r in inbox._queue.list_pending() if manifest is None or r.id not in manifest.requests
     ]
 
 
