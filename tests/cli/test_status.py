@@ -45,7 +45,19 @@ def test_stopped_pipeline_shows_where_it_stands(cli: Cli, log: SlotLog) -> None:
         "pending": False,
     }
     assert data["holder"]["why"] == "no data"
-    assert data["store"]["honest"] is True
+    assert data["store"]["url"] == log.store.url
+
+
+@pytest.mark.parametrize("arguments", [["flights"], ["flights", "--json"], [], ["--json"]])
+def test_status_writes_nothing(
+    cli: Cli, log: SlotLog, arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Looking at a pipeline is safe for its bucket, and needs no right to write."""
+    writes: list[str] = []
+    for verb in ("create", "compare_and_swap", "put", "delete", "upload"):
+        monkeypatch.setattr(LocalStore, verb, lambda store, key, *_, verb=verb: writes.append(verb))
+    cli("status", *arguments)
+    assert writes == []
 
 
 def test_words_name_holder_and_rows(cli: Cli, log: SlotLog) -> None:
