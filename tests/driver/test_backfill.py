@@ -6,6 +6,8 @@ Real engine, store and tables; rows move in plain Python.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -20,9 +22,11 @@ from tidegate.checkpoints.local_store import LocalStore
 from tidegate.jobs.cli.main import app as tidegate
 from tidegate.jobs.driver import backfill, pipeline_run
 from tidegate.jobs.driver.backfill import compare_results, make_batch_spec
-from tidegate.jobs.driver.pipeline_run import RunOptions, run_pipeline
+from tidegate.jobs.driver.pipeline_run import RunContext, RunOptions, run_pipeline
+from tidegate.jobs.engine.interfaces import Mover
 from tidegate.jobs.eventtime.decision_types import Member
 from tidegate.jobs.sources import object_source
+from tidegate.jobs.sources.input_view import InputView
 from tidegate.jobs.sources.object_source import ObjectSource
 from tidegate.jobs.spec.loader import parse_spec
 
@@ -128,9 +132,12 @@ def test_what_the_stream_had_to_leave_out_is_found(
 
     Once those are merged they are equal.
     """
-    monkeypatch.setattr(
-        pipeline_run, "_start_mover", lambda store, spec, work: ReferenceMover(store, spec)
-    )
+
+    @contextmanager
+    def start_reference(run: RunContext, view: InputView) -> Iterator[Callable[[], Mover]]:
+        yield lambda: ReferenceMover(view, run.spec)
+
+    monkeypatch.setattr(pipeline_run, "_start_mover", start_reference)
     steady = Steady(tmp_path, 6)
     assert run_pipeline(steady.spec, RunOptions(store_url=steady.store_url)) == 0
     assert steady.table("late").num_rows > 0
