@@ -44,7 +44,7 @@ def event_columns(spec: PipelineSpec) -> tuple[str, ...]:
 
     It is the one table that is never small.
     """
-    event_time = next(iter(spec.sources.values())).event_time
+    event_time = spec.event_time_column
     return ("position", "section", "_late", "_source", "_partition", "_seq", "_epoch", event_time)
 
 

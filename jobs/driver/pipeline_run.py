@@ -393,7 +393,7 @@ def make_dispatcher(
     from tidegate.jobs.streams.row_history import LogHistory
 
     run = mover.fold_runner() if isinstance(mover, FoldingMover) else fold_batch
-    event_time = next(iter(spec.sources.values())).event_time
+    event_time = spec.event_time_column
     return StreamDispatcher(spec, store, LogHistory(log, event_time, after), run)
 
 

@@ -202,7 +202,7 @@ def _register_merged_rows(
     It has a row for each output that a requested row was merged into.
     """
     columns = [
-        *spec.columns,
+        *spec.row_columns,
         *(c for c in ("_source", "_partition", "_seq", "_reason", "_outputs")),
     ]
     files = [file for file in head.segments if file.kind == SPLICE_KIND]
@@ -213,7 +213,7 @@ def _register_merged_rows(
         [(name, texts[name] if name in texts else schema.field(name).type) for name in columns]
     ).empty_table()
     db.register("requested", pa.concat_tables([empty, *tables], promote_options="permissive"))
-    time = next(iter(spec.sources.values())).event_time
+    time = spec.event_time_column
     db.execute(
         f"""create temp table merged as
         select * exclude (_outputs), epoch_us("{time}") as _time, unnest(_outputs) as _output,

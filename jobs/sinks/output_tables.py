@@ -151,7 +151,7 @@ def build_table_schema(spec: PipelineSpec, table: str) -> Any:
             }
         )
     user = (
-        {name: to_arrow_type(kind) for name, kind in spec.columns.items()}
+        {name: to_arrow_type(kind) for name, kind in spec.row_columns.items()}
         if table in (EVENTS, LATE)
         else {}
     )

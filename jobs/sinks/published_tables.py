@@ -303,7 +303,7 @@ def _scan_table(
 
 def _scan_merged_events(spec: PipelineSpec, table: StaticTable, selection: _RowSelection) -> Any:
     """Return rows of an events table into which rows were merged."""
-    time = next(iter(spec.sources.values())).event_time
+    time = spec.event_time_column
     order = {"position", SPLICE_COLUMN, "_source", "_partition", "_seq", "_epoch", time}
     if not selection.spliced:
         rows = selection.scan(table, f"{SPLICE_COLUMN} is null", order)

@@ -13,6 +13,7 @@ from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.interfaces import MoveOrder
 from tidegate.jobs.eventtime.decision_types import ReleaseMark
+from tidegate.jobs.spark.column_casts import quote_name
 from tidegate.jobs.spark.cut_reader import (
     CutFrame,
     SparkSessions,
@@ -104,6 +105,13 @@ class EpochContext:
     def locate_segments(self, refs: list[FileRef]) -> list[Path]:
         """State segments as files."""
         return [ensure_local_file(self.store, ref.key, self.segment_folder) for ref in refs]
+
+    @property
+    def row_columns(self) -> list[str]:
+        """The columns of `PipelineSpec.row_columns`, as Spark SQL over a row with `_et`."""
+        added = self.spec.row_columns.keys() - self.spec.columns.keys()
+        times = [f"timestamp_micros(_et) AS {name}" for name in added]
+        return [*(quote_name(name) for name in self.spec.columns), *times]
 
     def provenance_columns(self, beside: str = "_seq") -> list[str]:
         """The provenance columns of an output row, as Spark SQL.

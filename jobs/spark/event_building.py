@@ -106,17 +106,13 @@ def _load_open_group(epoch: EpochContext, segments: list[FileRef]) -> _EventGrou
 def _read_released_times(epoch: EpochContext, released: ReleasedRows) -> tuple[Ints, Ints, int]:
     """Section and time of the rows that left in order, and the position of the first."""
     first = epoch.order.next_position + released.flagged
-    times = {source.event_time for source in epoch.spec.sources.values()}
-    table = released.events.read_columns(["position", "section", "_source", *times])
+    time = epoch.spec.event_time_column
+    table = released.events.read_columns(["position", "section", time])
     if table is None:
         none = np.zeros(0, dtype=np.int64)
         return none, none, first
     place = table["position"].to_numpy() - epoch.order.next_position
-    stamps = np.zeros(len(place), dtype=np.int64)
-    sources = np.asarray(table["_source"].to_pylist()) if len(times) > 1 else None
-    for name, source in epoch.spec.sources.items():
-        own = table[source.event_time].cast(pa.int64()).to_numpy()
-        stamps = own if sources is None else np.where(sources == name, own, stamps)
+    stamps = table[time].cast(pa.int64()).to_numpy()
     order = np.argsort(place, kind="stable")[released.flagged :]
     return table["section"].to_numpy()[order], stamps[order], first
 

@@ -21,7 +21,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from tidegate.errors import PoisonError
 from tidegate.jobs.engine.column_types import TIMESTAMP_UTC
-from tidegate.jobs.spark.column_casts import quote_name, quote_text
+from tidegate.jobs.spark.column_casts import quote_text
 from tidegate.jobs.spark.epoch_context import EpochContext
 from tidegate.jobs.spark.file_writer import FETCH_ROWS, WrittenFiles, collect_to_driver
 from tidegate.jobs.spark.ordered_release import list_late_columns
@@ -94,7 +94,7 @@ def _build_late_piece(epoch: EpochContext, rows: pa.Table, output: str) -> pa.Ta
     missed = [None] * size
     if frontier != TICK_MIN:
         missed = [min(frontier - time, TICK_MAX) for time in rows["_et"].to_pylist()]
-    columns = {name: rows[name] for name in epoch.spec.columns}
+    columns = {name: rows[name] for name in epoch.spec.row_columns}
     columns |= {
         "output": pa.repeat(pa.scalar(output), size),
         "reason": pa.repeat(pa.scalar(_get_late_reason(epoch, output)), size),
@@ -168,7 +168,7 @@ def _select_set_aside(epoch: EpochContext) -> DataFrame | None:
         f"timestamp_micros({missed}) AS frontier",
     ]
     return rows.selectExpr(
-        *(quote_name(c) for c in epoch.spec.columns),
+        *epoch.row_columns,
         *own,
         *epoch.provenance_columns(),
         "false AS _dropped",
@@ -251,7 +251,7 @@ def _add_late_columns(epoch: EpochContext, rows: DataFrame, output: str) -> Data
     if policy is LatePolicy.ERROR:
         _refuse_late_rows(epoch, rows, output)
     return rows.selectExpr(
-        *(quote_name(c) for c in epoch.spec.columns),
+        *epoch.row_columns,
         f"'{output}' AS output",
         f"'{_get_late_reason(epoch, output)}' AS reason",
         *_missed_frontier_sql(_get_missed_frontier(epoch, output)),
@@ -309,13 +309,13 @@ def _count_late_rows(table: pa.Table) -> Counter[tuple[str, str, str, bool]]:
 def _write_late_in_driver(epoch: EpochContext, table: pa.Table) -> LateRows:
     kept = table.filter(pc.invert(table["_dropped"])).drop_columns(["_dropped"])
     return LateRows(
-        epoch.writer.write_table(LATE, kept, _get_late_time_column(epoch)), _count_late_rows(table)
+        epoch.writer.write_table(LATE, kept, epoch.spec.event_time_column), _count_late_rows(table)
     )
 
 
 def _write_late_in_tasks(epoch: EpochContext, rows: DataFrame) -> LateRows:
     written = epoch.writer.write_table(
-        LATE, rows.where("NOT _dropped").drop("_dropped"), _get_late_time_column(epoch)
+        LATE, rows.where("NOT _dropped").drop("_dropped"), epoch.spec.event_time_column
     )
     table = written.read_columns(_COUNTED_COLUMNS[:3])
     counts: Counter[tuple[str, str, str, bool]] = Counter()
@@ -333,10 +333,6 @@ def _write_late_in_tasks(epoch: EpochContext, rows: DataFrame) -> LateRows:
             {(r["_source"], r["output"], r["reason"], True): r["count"] for r in dropped}
         )
     return LateRows(written, counts)
-
-
-def _get_late_time_column(epoch: EpochContext) -> str:
-    return next(iter(epoch.spec.sources.values())).event_time
 
 
 # Dead letters: rows that cannot be taken as the schema declares them, kept as JSON text with their

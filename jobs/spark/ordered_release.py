@@ -105,13 +105,15 @@ def adjust_start_times(
 ) -> DataFrame:
     """Move the start of rows that meet the condition; `_moved` tells which."""
     columns = list(spec.columns)
-    times = {source.event_time for source in spec.sources.values()}
+    times: dict[str, list[str]] = {}
+    for name, source in spec.sources.items():
+        times.setdefault(source.event_time, []).append(quote_text(name))
     moved = frame.selectExpr("*", f"({condition}) AS _moved")
     others = [c for c in frame.columns if c not in columns and c not in ("_et", "_time")]
     own = [
         (
-            f"IF(_moved AND _time <=> {quote_name(c)}, timestamp_micros({start}), {quote_name(c)})"
-            f" AS {quote_name(c)}"
+            f"IF(_moved AND _source IN ({', '.join(times[c])}), timestamp_micros({start}),"
+            f" {quote_name(c)}) AS {quote_name(c)}"
             if c in times
             else quote_name(c)
         )
@@ -140,7 +142,7 @@ def release_rows(epoch: EpochContext) -> tuple[ReleasedRows, pa.Table | None]:
     found, judged = None if epoch.fits_in_driver else sort_release(epoch), None
     if found is not None:
         waiting, flagged = _write_order_segment(epoch, found.waiting), found.flagged
-        events = epoch.writer.write_pieces(EVENTS, found.events, _get_event_time_column(epoch))
+        events = epoch.writer.write_pieces(EVENTS, found.events, epoch.spec.event_time_column)
     else:
         together = can_share_query(epoch)
         frames = [
@@ -316,7 +318,7 @@ def _build_sort_keys(epoch: EpochContext) -> list[Any]:
 
 def _list_event_columns(epoch: EpochContext, position: str) -> list[str]:
     own = [f"{position} AS position", "_section AS section", "(_late OR _tardy) AS _late"]
-    return [*(quote_name(c) for c in epoch.spec.columns), *own, *epoch.provenance_columns()]
+    return [*epoch.row_columns, *own, *epoch.provenance_columns()]
 
 
 def _list_waiting_columns(epoch: EpochContext) -> list[str]:
@@ -330,10 +332,6 @@ def _list_waiting_columns(epoch: EpochContext) -> list[str]:
         "_partition",
         "_seq",
     ]
-
-
-def _get_event_time_column(epoch: EpochContext) -> str:
-    return next(iter(epoch.spec.sources.values())).event_time
 
 
 def _release_in_driver(
@@ -365,7 +363,7 @@ def _release_in_driver(
     if verdicts:
         stays = pc.and_(stays, pc.invert(table[verdicts[0]]))
     waiting = table.filter(stays).select([c.strip("`") for c in _list_waiting_columns(epoch)])
-    written = epoch.writer.write_table(EVENTS, events, _get_event_time_column(epoch))
+    written = epoch.writer.write_table(EVENTS, events, epoch.spec.event_time_column)
     flagged = pc.sum(pc.and_(table["_goes"], table["_first"])).as_py() or 0
     return written, _write_order_segment(epoch, waiting), flagged, table if verdicts else None
 
@@ -398,7 +396,7 @@ def _release_in_tasks(
     events = apart.sortWithinPartitions(*_build_sort_keys(epoch)).selectExpr(
         *_list_event_columns(epoch, position)
     )
-    written = epoch.writer.write_table(EVENTS, events, _get_event_time_column(epoch))
+    written = epoch.writer.write_table(EVENTS, events, epoch.spec.event_time_column)
     return written, waiting, sum(piece.rows for piece in ranges if piece.late)
 
 
@@ -436,30 +434,17 @@ def _find_released_max(
 
     Those are the first ones.
     """
-    times = {name: source.event_time for name, source in epoch.spec.sources.items()}
-    table = events.read_columns(["section", "position", "_source", *dict.fromkeys(times.values())])
+    time = epoch.spec.event_time_column
+    table = events.read_columns(["section", "position", time])
     if table is None:
         return None
-    in_order = pc.greater_equal(table["position"], epoch.order.next_position + flagged)
-    marks = [
-        _find_greatest_mark(
-            table["section"],
-            table[column].cast(pa.int64()),
-            pc.and_(pc.equal(table["_source"], name), in_order),
-        )
-        for name, column in times.items()
-    ]
-    return max((mark for mark in marks if mark is not None), default=None)
-
-
-def _find_greatest_mark(section: Any, time: Any, counts: Any) -> ReleaseMark | None:
-    table = pa.table({"section": section, "time": time}).filter(counts)
+    first = epoch.order.next_position + flagged
+    table = table.filter(pc.greater_equal(table["position"], first))
     if table.num_rows == 0:
         return None
-    top = pc.max(table["section"])
-    return ReleaseMark(
-        top.as_py(), pc.max(table.filter(pc.equal(table["section"], top))["time"]).as_py()
-    )
+    section = pc.max(table["section"])
+    newest = table.filter(pc.equal(table["section"], section))
+    return ReleaseMark(section.as_py(), pc.max(newest[time].cast(pa.int64())).as_py())
 
 
 def _count_per_source(events: WrittenFiles) -> dict[str, int]:

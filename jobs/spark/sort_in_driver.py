@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from tidegate.checkpoints.manifest import FileRef
+from tidegate.jobs.engine.column_types import TIMESTAMP_UTC
 from tidegate.jobs.eventtime.decision_types import ReleaseMark
 from tidegate.jobs.spark.cut_reader import Ints, get_arrow_types, needs_no_cast, read_table_at
 from tidegate.jobs.spark.epoch_context import EpochContext
@@ -259,6 +260,7 @@ def _build_events_table(
     """
     begin, size = epoch.order.next_position + first, chosen.size
     columns = {
+        **_build_event_times(epoch, rows, chosen),
         "position": pa.array(np.arange(begin, begin + size, dtype=np.int64)),
         "section": pa.array(rows.section[chosen]),
         "_late": pa.array(rows.late[chosen] | rows.tardy[chosen]),
@@ -267,6 +269,12 @@ def _build_events_table(
         "_epoch": pa.repeat(pa.scalar(epoch.order.epoch, pa.int64()), size),
     }
     return _take_with_columns(rows, chosen, columns)
+
+
+def _build_event_times(epoch: EpochContext, rows: _ReleaseRows, chosen: Ints) -> dict[str, Any]:
+    """The columns that `PipelineSpec.row_columns` has beyond the schema."""
+    added = epoch.spec.row_columns.keys() - epoch.spec.columns.keys()
+    return {name: pa.array(rows.times[chosen]).cast(TIMESTAMP_UTC) for name in added}
 
 
 def _build_waiting_table(epoch: EpochContext, rows: _ReleaseRows) -> pa.Table:

@@ -59,6 +59,8 @@ BARRIERS: Final = "barriers"
 BUILT: Final = "built"
 CHECKPOINTS: Final = "checkpoints"
 DEAD_LETTERS: Final = "dead_letters"
+EVENT_TIME: Final = "_event_time"
+"""Column of the event time if sources keep it in different ones (`event_time_column`)."""
 NON_DATA_SECTIONS: Final = {"description", "quality", "supervision", "spark", "sinks", "splice"}
 _NON_DATA_OUTPUT_FIELDS: Final = {
     "layout",
@@ -649,6 +651,22 @@ class PipelineSpec(SpecModel):
     def columns(self) -> dict[str, str]:
         """The one schema that all sources share."""
         return next(iter(self.sources.values())).columns
+
+    @property
+    def event_time_column(self) -> str:
+        """The column of the events and late tables that holds the event time of every row.
+
+        Sources may keep it in different columns of the shared schema. Then the tables have one
+        more column, `_event_time`, because files, streams and merges need one name for all rows.
+        """
+        names = {source.event_time for source in self.sources.values()}
+        return names.pop() if len(names) == 1 else EVENT_TIME
+
+    @property
+    def row_columns(self) -> dict[str, str]:
+        """Columns of a row in the events and late tables: the schema, and `_event_time` if needed."""
+        added = {EVENT_TIME: "timestamp"} if self.event_time_column == EVENT_TIME else {}
+        return {**self.columns, **added}
 
     @property
     def barrier_timeout(self) -> int | None:

@@ -141,7 +141,7 @@ def _collect_written_tables(plan: MergePlan) -> dict[str, Any]:
 
 def _summarize_events(spec: PipelineSpec, plan: MergePlan) -> TableImpact:
     record, count = plan.head.record, plan.events.num_rows
-    time = next(iter(spec.sources.values())).event_time
+    time = spec.event_time_column
     times = plan.events[time].cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()).to_pylist()
     behind = record.next_position - (plan.first_position or 0) if record else 0
     rows = (

@@ -110,7 +110,7 @@ class _MergeAttempt:
 
     @property
     def _event_time(self) -> str:
-        return next(iter(self._spec.sources.values())).event_time
+        return self._spec.event_time_column
 
     def _write_merge_segment(self) -> FileRef:
         """Write the rows that were merged, with the request and the checkpoint.

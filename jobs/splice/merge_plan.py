@@ -149,7 +149,7 @@ class _MergePlanner:
     ) -> None:
         self.spec, self.log, self.request, self.head = spec, log, request, head
         self.tables = TablesAtHead(spec, log, head)
-        self.time = next(iter(spec.sources.values())).event_time
+        self.time = spec.event_time_column
         self.merged: MergedRows = read_merged_rows(spec, log, head)
         if head.record is None or head.record.spec_digest != spec.digest():
             raise self._other_spec_error()
@@ -503,7 +503,7 @@ class _MergePlanner:
         }
         user = {
             name: rows[name].cast(build_table_schema(self.spec, EVENTS).field(name).type)
-            for name in self.spec.columns
+            for name in self.spec.row_columns
         }
         return pa.table({**user, **fields}), first_position
 

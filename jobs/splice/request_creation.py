@@ -29,7 +29,7 @@ from tidegate.checkpoints.splice_requests import (
     list_splice_requests,
 )
 from tidegate.errors import ConfigurationError
-from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENTS, LATE, PipelineSpec
+from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENT_TIME, EVENTS, LATE, PipelineSpec
 from tidegate.jobs.splice.merge_plan import SET_ASIDE_REASONS
 from tidegate.jobs.splice.tables_at_head import (
     RowIdentity,
@@ -114,7 +114,7 @@ def list_pending_rows(
     Rows in open requests and merged ones are left out.
     """
     head = head or log.head()
-    time = next(iter(spec.sources.values())).event_time
+    time = spec.event_time_column
     spans: list[Span] = []
     if which.since is not None or which.until is not None:
         spans = [
@@ -123,7 +123,7 @@ def list_pending_rows(
                 which.until if which.until is not None else 1 << 62,
             )
         ]
-    columns = [*spec.columns, *_IDENTITY_COLUMNS, "output", "reason", "_epoch"]
+    columns = [*spec.row_columns, *_IDENTITY_COLUMNS, "output", "reason", "_epoch"]
     late = TablesAtHead(spec, log, head).read_rows(LATE, columns, time=time, spans=spans)
     for column, chosen in (
         ("output", which.outputs),
@@ -349,6 +349,7 @@ def _cast_rows(spec: PipelineSpec, raw: Sequence[Mapping[str, Any]]) -> Any:
             f"select _source, _partition, _seq from typed where {build_time_expression(spec)} is"
             " null"
         ).fetchall()
+        times = db.execute(f"select {build_time_expression(spec)} from typed").fetchall()
     if missing:
         raise ConfigurationError(
             f"{len(missing)} rows have no event time, first: {'/'.join(map(str, missing[0]))}",
@@ -357,6 +358,11 @@ def _cast_rows(spec: PipelineSpec, raw: Sequence[Mapping[str, Any]]) -> Any:
             kept="the rows, where they are",
             advice="mend them with --set COLUMN=VALUE or --mend FILE",
         )
+    if EVENT_TIME in schema.names:
+        column = pa.array([time for (time,) in times], pa.int64()).cast(
+            schema.field(EVENT_TIME).type
+        )
+        rows = rows.set_column(schema.names.index(EVENT_TIME), EVENT_TIME, column)
     return rows
 
 

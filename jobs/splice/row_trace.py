@@ -95,7 +95,6 @@ class _RowTracer:
         self.spec, self.log, self.head = spec, log, log.head()
         self.tables = TablesAtHead(spec, log, self.head)
         self.merged = read_merged_rows(spec, log, self.head)
-        self.time = next(iter(spec.sources.values())).event_time
 
     def trace_matching_rows(self, fields: Mapping[str, str]) -> list[RowTrace]:
         """All rows that match, each with its places."""

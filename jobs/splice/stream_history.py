@@ -62,7 +62,7 @@ class StreamHistory:
             tables,
         )
         self._record: Manifest = head.record
-        self._event_time = next(iter(spec.sources.values())).event_time
+        self._event_time = spec.event_time_column
         self._merges = {
             slot: extra for slot, extra in list_merges(head.record).items() if "from" in extra
         }

@@ -237,7 +237,7 @@ def make_request_schema(spec: PipelineSpec) -> Any:
 
     The pipeline's own, where the row comes from, what it missed, where it should go.
     """
-    user = [build_table_schema(spec, EVENTS).field(name) for name in spec.columns]
+    user = [build_table_schema(spec, EVENTS).field(name) for name in spec.row_columns]
     return pa.schema(
         [
             *user,

@@ -89,7 +89,7 @@ class StreamDispatcher:
     ) -> None:
         self._spec, self._graph, self._store = spec, spec.stream_graph, store
         self._history, self._run = history, run
-        self._event_time = next(iter(spec.sources.values())).event_time
+        self._event_time = spec.event_time_column
         self._states = ReducerStateStore(store)
         columns = self._graph.columns
         self._selections = {

@@ -112,9 +112,9 @@ class Model:
             tuple[int, int, int]
         ] = []  # (section, time, position) of the built event that grows
         self.rank = {name: number for number, name in enumerate(spec.sources)}
-        time_column = next(iter(spec.sources.values())).event_time
+        time_columns = {name: source.event_time for name, source in spec.sources.items()}
         self.windows = {
-            name: ModelWindow(window, self.by_time, time_column)
+            name: ModelWindow(window, self.by_time, time_columns)
             for name, window in spec.windows.items()
         }
 

@@ -8,7 +8,7 @@ here is fast.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -48,13 +48,15 @@ class ModelWindow:
     Args:
         window: its spec.
         order: order of rows inside a pane.
-        time_column: column of the event time, for `adjust`.
+        time_columns: source -> column of the event time, for `adjust`.
     """
 
-    def __init__(self, window: WindowSpec, order: Callable[[Row], Any], time_column: str) -> None:
+    def __init__(
+        self, window: WindowSpec, order: Callable[[Row], Any], time_columns: Mapping[str, str]
+    ) -> None:
         self.window = window
         self.order = order
-        self.time_column = time_column
+        self.time_columns = time_columns
         self.panes: list[Pane] = []
         self.starts: dict[
             tuple[Any, ...], set[int]
@@ -133,7 +135,11 @@ class ModelWindow:
         if bounds and self._is_late(row, dead, before):
             if self.window.on_late != "adjust" or row.end <= before:
                 return False
-            row = replace(row, time=before, values={**row.values, self.time_column: before})
+            row = replace(
+                row,
+                time=before,
+                values={**row.values, self.time_columns[row.member.source]: before},
+            )
         for start, end in self._bounds(row):
             if not self._over(end + self._lateness, before):
                 pane = self._pane(self._key(row), start, end)
@@ -193,7 +199,11 @@ class ModelWindow:
                 waiting.append(row)
             elif self.window.on_late == "adjust" and row.end > before:
                 waiting.append(
-                    replace(row, time=before, values={**row.values, self.time_column: before})
+                    replace(
+                        row,
+                        time=before,
+                        values={**row.values, self.time_columns[row.member.source]: before},
+                    )
                 )
             else:
                 late.append(row)

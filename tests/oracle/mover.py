@@ -28,7 +28,7 @@ from tidegate.errors import PoisonError
 from tidegate.jobs.engine.interfaces import Cut, MoveOrder, MoveResult, Slice, SurveyedCut
 from tidegate.jobs.eventtime.decision_types import Decision, Member, ReleaseMark, Survey
 from tidegate.jobs.spec.event_time_options import LatePolicy, ReleaseMode
-from tidegate.jobs.spec.pipeline import BUILT, DEAD_LETTERS, EVENTS, LATE, PipelineSpec
+from tidegate.jobs.spec.pipeline import BUILT, DEAD_LETTERS, EVENT_TIME, EVENTS, LATE, PipelineSpec
 from tidegate.jobs.spec.row_reasons import LateReason
 from tidegate.time_units import TICK_MIN, saturate_ticks
 
@@ -128,7 +128,7 @@ class ReferenceMover:
         self._write_dead([bad for rows in slices for bad in rows.dead], order, epoch)
         edges = self._edges(data, order, epoch)
         windows = {name: self._window(name, edges, order, epoch) for name in self._spec.windows}
-        self._table(LATE, late_schema(self._spec), epoch.late, order, epoch, "event_time")
+        self._table(LATE, late_schema(self._spec), epoch.late, order, epoch, EVENT_TIME)
         marks = [
             placed.mark for placed, flagged in released if not flagged and self._spec.outputs.events
         ]
@@ -190,6 +190,7 @@ class ReferenceMover:
         epoch.late.append(
             {
                 **row.values,
+                EVENT_TIME: row.time,
                 "output": output,
                 "reason": reason,
                 "lateness_us": saturate_ticks(frontier - row.time) if known else None,
@@ -315,6 +316,7 @@ class ReferenceMover:
         rows = [
             {
                 **placed.row.values,
+                EVENT_TIME: placed.row.time,
                 "position": order.next_position + number,
                 "section": placed.section,
                 "_late": flagged or placed.tardy,
@@ -322,7 +324,7 @@ class ReferenceMover:
             }
             for number, (placed, flagged) in enumerate(released)
         ]
-        self._table(EVENTS, events_schema(self._spec), rows, order, epoch, "event_time")
+        self._table(EVENTS, events_schema(self._spec), rows, order, epoch, EVENT_TIME)
 
     def _glom(
         self, released: Sequence[tuple[_Placed, bool]], order: MoveOrder, epoch: _Epoch
@@ -380,7 +382,7 @@ class ReferenceMover:
             before=order.decision.frontier_before,
             after=order.decision.frontier_after,
             order=self._by_time,
-            time_column=next(iter(self._spec.sources.values())).event_time,
+            time_columns={name: s.event_time for name, s in self._spec.sources.items()},
             gaps=load_gaps(self._store, gap_segments, window.keys),
         )
         fold.take(joining.rows)
@@ -457,8 +459,6 @@ class ReferenceMover:
     ) -> None:
         if not rows:
             return
-        if time == "event_time":
-            time = next(iter(self._spec.sources.values())).event_time
         times = [row[time] for row in rows] if time else []
         key = f"{order.folders.table_prefix(table)}part-0.parquet"
         ref = write_rows(self._store, key, f"table:{table}", schema, rows, times)

@@ -25,8 +25,8 @@ _EPOCH = [("_timeline", pa.int32()), ("_epoch", pa.int64())]
 
 
 def user_schema(spec: PipelineSpec) -> list[tuple[str, Any]]:
-    """The spec's columns."""
-    return [(name, to_arrow_type(kind)) for name, kind in spec.columns.items()]
+    """The columns of rows: those of the spec, and `_event_time` if sources disagree."""
+    return [(name, to_arrow_type(kind)) for name, kind in spec.row_columns.items()]
 
 
 def events_schema(spec: PipelineSpec) -> Any:

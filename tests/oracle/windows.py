@@ -8,7 +8,7 @@ windows that changed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,7 +50,7 @@ class WindowFold:
         before: F before the epoch.
         after: F after it.
         order: the order of rows inside a window.
-        time_column: column that `on_late: adjust` moves.
+        time_columns: source -> column that `on_late: adjust` moves.
         gaps: empty windows to come, by key, for `zero_rows`; changed in place.
         late: rows that are late for this output.
         expired: (row, window) pairs that came after the purge of the window; a row may still count
@@ -64,7 +64,7 @@ class WindowFold:
     before: int
     after: int
     order: Order
-    time_column: str
+    time_columns: Mapping[str, str]
     gaps: dict[Key, Gaps] = field(default_factory=dict)
     late: list[Row] = field(default_factory=list)
     expired: list[Row] = field(default_factory=list)
@@ -141,7 +141,7 @@ class WindowFold:
             if not self._late_for(row, spans):
                 self._join(key, row, spans)
             elif self.window.on_late is LatePolicy.ADJUST and row.end > self.before:
-                moved = adjusted(row, self.before, self.time_column)
+                moved = adjusted(row, self.before, self.time_columns[row.member.source])
                 self._join(key, moved, spans_of(self.window, moved.time, moved.end))
             else:
                 self.late.append(row)
@@ -192,7 +192,7 @@ class WindowFold:
             if not self._late_alone(row):
                 accepted.append(row)
             elif self.window.on_late is LatePolicy.ADJUST and row.end > self.before:
-                accepted.append(adjusted(row, self.before, self.time_column))
+                accepted.append(adjusted(row, self.before, self.time_columns[row.member.source]))
             else:
                 self.late.append(row)
         open_sessions = [w for w in self.live.values() if w.key == key]

@@ -82,6 +82,39 @@ def test_times_of_twelve_bytes_are_instants(
     assert sorted(row["t"] for row in pair.table("events"))[-1] == far.replace(microsecond=1)
 
 
+@pytest.mark.parametrize("rows_in", ["driver", "sorted_in_driver", "tasks"])
+def test_sources_may_keep_the_event_time_in_different_columns(
+    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows_in: str
+) -> None:
+    """Events and late rows carry `_event_time`, and files name its extent, on every path."""
+    if rows_in != "driver":
+        monkeypatch.setattr("tidegate.jobs.spark.cut_reader.SMALL_ROWS", 0)
+        for module in ("file_writer", "epoch_context", "late_and_dead_rows", "surveyed_rows"):
+            monkeypatch.setattr(f"tidegate.jobs.spark.{module}.FETCH_ROWS", 0)
+    if rows_in == "tasks":
+        monkeypatch.setattr("tidegate.jobs.spark.sort_in_driver.DRIVER_SORT_ROWS", -1)
+    schema = {"t": "timestamp", "u": "timestamp", "v": "long"}
+    sources = {
+        name: {"schema": schema, "event_time": column, "lag": "0"}
+        for name, column in (("a", "t"), ("b", "u"))
+    }
+    window = {**TUMBLING, "keys": [], "aggregates": {"rows": "count(*)", "top": "max(u)"}}
+    adjusted = {**window, "on_late": "adjust"}
+    pair = Pair(spec_of(sources, windows={"w": window, "x": adjusted}), session, tmp_path)
+    for number, seconds in enumerate(((1, 5), (40, 41), (3, 42))):
+        for source, (own, other) in {"a": ("t", "u"), "b": ("u", "t")}.items():
+            times = {own: list(seconds), other: [-s for s in seconds]}
+            columns = {c: pa.array(times[c]).cast(pa.timestamp("s", "UTC")) for c in ("t", "u")}
+            pair.put(source, pa.table({**columns, "v": pa.array(seconds, pa.int64())}))
+        for moved in pair.run(number):
+            for name in ("events", "late"):
+                for ref in moved.files.get(name, ()):
+                    stamps = sorted(row["_event_time"] for row in pair.rows((ref,)))
+                    extent = [int(at.timestamp()) * SECOND for at in (stamps[0], stamps[-1])]
+                    assert [ref.min_time, ref.max_time] == extent
+    assert len(pair.table("late")) >= 2
+
+
 def test_any_sql_aggregate_over_kept_rows(session: SparkSession, tmp_path: Path) -> None:
     """An aggregate that has no mergeable state is computed over the window's rows of several
     epochs.
