@@ -1,6 +1,6 @@
-"""One way to write a record: canonical JSON bytes, and the SHA-256 the chain is made of.
+"""Canonical JSON bytes of records, and the SHA-256 hashes of the chain.
 
-Hashes are always taken over the bytes that lie in the bucket, never over a re-serialised model.
+A hash is always taken over the bytes in the bucket, never over a model that was serialised again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _CHUNK_BYTES = 1 << 20  # 1 MiB: large enough to hide call overhead, small enoug
 
 
 def canonical_bytes(value: Any) -> bytes:
-    """Write `value` as JSON with sorted keys, no spaces, UTF-8 and no NaN.
+    """Return `value` as JSON with sorted keys, without spaces and NaN, in UTF-8.
 
     Raises:
         ValueError: a key is not a string (JSON would change it silently), or a number is not
@@ -27,17 +27,17 @@ def canonical_bytes(value: Any) -> bytes:
 
 
 def parse_json(data: bytes) -> Any:
-    """Read JSON bytes. Raises ValueError when they are not UTF-8 JSON."""
+    """Read JSON bytes; raises ValueError if they are not UTF-8 JSON."""
     return json.loads(data.decode())
 
 
 def sha256_of_bytes(data: bytes) -> str:
-    """Hex SHA-256 of `data`."""
+    """Return the hex SHA-256 of `data`."""
     return hashlib.sha256(data).hexdigest()
 
 
 def sha256_of_file(path: Path) -> str:
-    """Hex SHA-256 of a file, read in pieces."""
+    """Return the hex SHA-256 of a file, which is read in chunks."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while piece := file.read(_CHUNK_BYTES):

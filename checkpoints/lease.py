@@ -29,6 +29,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.canonical_json import canonical_bytes, parse_json
+from tidegate.checkpoints.errors import OUTCOME_UNKNOWN, PRECONDITION_FAILED
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
 from tidegate.checkpoints.process_identity import ProcessIdentity
 from tidegate.checkpoints.store import (
@@ -215,9 +216,9 @@ class Lease:
                     return taken
                 lost_answers[record.nonce] = record
                 if len(lost_answers) > _TRIES:
-                    raise OutcomeUnknownError.for_uri(
-                        store.uri(BucketLayout(pipeline).lease_key),
-                        "no answer several times in a row",
+                    raise OUTCOME_UNKNOWN(
+                        uri=store.uri(BucketLayout(pipeline).lease_key),
+                        cause="no answer several times in a row",
                     )
                 continue
             if stop() or (watch.renewals_seen and not standby):
@@ -274,8 +275,8 @@ class Lease:
             ):  # a second swap is needed only when a lost renewal turns out to have arrived
                 if self._try_renewal(self._record.model_copy(update={"nonce": _make_nonce()})):
                     return
-            raise OutcomeUnknownError.for_uri(
-                self._store.uri(self._key), "renewals overtook each other"
+            raise OUTCOME_UNKNOWN(
+                uri=self._store.uri(self._key), cause="renewals overtook each other"
             )
 
     def release(self) -> None:
@@ -379,8 +380,10 @@ def evict_lease_holder(store: Store, pipeline: str, *, expected_token: int | Non
         except (PreconditionFailedError, OutcomeUnknownError):
             continue  # a renewal came in between, or no answer: look again
         return free.token
-    raise PreconditionFailedError.for_uri(
-        store.uri(BucketLayout(pipeline).lease_key), "a quiet moment", "a renewal each time"
+    raise PRECONDITION_FAILED(
+        uri=store.uri(BucketLayout(pipeline).lease_key),
+        expected="a quiet moment",
+        found="a renewal each time",
     )
 
 

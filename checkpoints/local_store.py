@@ -1,10 +1,11 @@
-"""A store in a local folder: the embedded default of `tidegate run`.
+"""A store in a local folder: the default of `tidegate run`.
 
-Durability discipline, in this order for every write: write a temporary file, fsync it, give it its
-name (`link` for create, `rename` otherwise), fsync every folder whose entries changed. Only then is
-the write acknowledged. An error after the name was given is an unknown outcome. `compare_and_swap`,
-`put` and `delete` hold one `flock`, so the compare and the exchange are one step; that lock is the
-reason why network file systems, where flock and link cannot be relied on, are refused.
+Every write takes these steps: write a temporary file, fsync it, give it its name (`link` for
+create, `rename` otherwise), fsync every folder whose entries changed. Only then is the write
+acknowledged. An error after the file got its name is an unknown outcome.
+
+`compare_and_swap`, `put` and `delete` hold one `flock`, so that comparing and replacing are one
+step. On network file systems, flock and link are not reliable; they are refused.
 """
 
 from __future__ import annotations
@@ -19,43 +20,36 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tidegate.checkpoints.canonical_json import sha256_of_bytes, sha256_of_file
+from tidegate.checkpoints.errors import (
+    FOLDER_DENIED,
+    NETWORK_FILE_SYSTEM,
+    OBJECT_NOT_FOUND,
+    OUTCOME_UNKNOWN,
+    PRECONDITION_FAILED,
+    STORE_FULL,
+    STORE_UNAVAILABLE,
+)
 from tidegate.checkpoints.store import (
+    FolderNames,
     NotFoundError,
     ObjectInfo,
-    OutcomeUnknownError,
-    PreconditionFailedError,
     StoredObject,
-    StoreUnavailableError,
     UploadedObject,
     check_key,
 )
-from tidegate.errors import ConfigurationError
+from tidegate.errors import TidegateError
 
 _INTERNAL_FOLDER = ".tidegate-store"  # temporary files and the lock; never listed
-_NETWORK_FILE_SYSTEMS = {
-    "nfs",
-    "nfs4",
-    "cifs",
-    "smb3",
-    "smbfs",
-    "9p",
-    "afs",
-    "ceph",
-    "glusterfs",
-    "lustre",
-    "gpfs",
-    "beegfs",
-    "ocfs2",
-    "gfs2",
-}
-_FolderNames = list[str]  # inside the class body the name `list_objects` is the method
+_NETWORK_FILE_SYSTEMS = frozenset(
+    "nfs nfs4 cifs smb3 smbfs 9p afs ceph glusterfs lustre gpfs beegfs ocfs2 gfs2".split()
+)
 _FolderPaths = list[Path]
 
 
 class LocalStore:
     """Objects are plain files below `root`; the ETag is the SHA-256 of the content.
 
-    Listings leave `Entry.etag` empty: knowing it would mean reading every file.
+    Listings leave `ObjectInfo.etag` empty, because they would have to read every file.
     """
 
     def __init__(self, root: Path | str) -> None:
@@ -73,7 +67,7 @@ class LocalStore:
             raise _translate_os_error(self.root, error) from error
 
     def get(self, key: str) -> StoredObject:
-        """Read one object. Raises NotFoundError when there is none."""
+        """Read one object."""
         with self._translate_read_errors(key):
             data = self._resolve_key_path(key).read_bytes()
         return StoredObject(key, data, sha256_of_bytes(data))
@@ -85,10 +79,7 @@ class LocalStore:
             return file.read(length)
 
     def stat(self, key: str) -> ObjectInfo | None:
-        """Describe one object, or None when there is none.
-
-        Reads the file: the ETag is its content.
-        """
+        """Describe one object, or return None if there is none; reads the file for the ETag."""
         path = self._resolve_key_path(key)
         try:
             with self._translate_read_errors(key):
@@ -111,13 +102,13 @@ class LocalStore:
         with self._open_temporary(key) as temporary, self._hold_store_lock():
             found = sha256_of_file(path) if path.is_file() else "nothing"
             if found != etag:
-                raise PreconditionFailedError.for_uri(self.uri(key), etag, found)
+                raise PRECONDITION_FAILED(uri=self.uri(key), expected=etag, found=found)
             _write_durably(temporary, data)
             self._publish_file(path, lambda: temporary.replace(path))
         return sha256_of_bytes(data)
 
     def put(self, key: str, data: bytes) -> str:
-        """Write without any condition."""
+        """Write without a condition."""
         path = self._resolve_key_path(key)
         with self._open_temporary(key) as temporary:
             _write_durably(temporary, data)
@@ -128,7 +119,7 @@ class LocalStore:
     def list_objects(
         self, prefix: str, *, start_after: str | None = None, limit: int | None = None
     ) -> Iterator[ObjectInfo]:
-        """Objects under `prefix` in key order."""
+        """List objects under `prefix` in key order."""
         folder = prefix.rpartition("/")[0]
         count = 0
         for key in self._walk_keys(folder + "/" if folder else "", prefix, start_after or ""):
@@ -141,8 +132,8 @@ class LocalStore:
             count += 1
             yield ObjectInfo(key, stat.st_size, "", stat.st_mtime)
 
-    def list_folders(self, prefix: str) -> _FolderNames:
-        """Folder names directly under `prefix`."""
+    def list_folders(self, prefix: str) -> FolderNames:
+        """Return the folder names directly under `prefix`."""
         with self._translate_read_errors(prefix):
             try:
                 return sorted(
@@ -154,7 +145,7 @@ class LocalStore:
                 return []
 
     def delete(self, key: str) -> None:
-        """Remove an object; silent when there is none."""
+        """Remove an object if it exists."""
         path = self._resolve_key_path(key)
         with self._translate_read_errors(key), self._hold_store_lock():
             path.unlink(missing_ok=True)
@@ -162,7 +153,7 @@ class LocalStore:
                 _fsync_path(path.parent)
 
     def upload(self, path: Path, key: str) -> UploadedObject:
-        """Store a file durably; a file that already lies in its place is only made durable."""
+        """Store a file durably; a file that is already in its place is only made durable."""
         target = self._resolve_key_path(key)
         digest = sha256_of_file(path)
         if path.absolute() == target:
@@ -184,15 +175,15 @@ class LocalStore:
             part.replace(path)
 
     def local_path(self, key: str) -> Path | None:
-        """The file itself."""
+        """Return the path of the file itself."""
         return self._resolve_key_path(key)
 
     def uri(self, key: str) -> str:
-        """The absolute path of the file."""
+        """Return the absolute path of the file."""
         return str(self.root / key)
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: no connection is open."""
 
     def _resolve_key_path(self, key: str) -> Path:
         if check_key(key).split("/", 1)[0] == _INTERNAL_FOLDER:
@@ -200,23 +191,22 @@ class LocalStore:
         return self.root / key
 
     def _publish_file(self, path: Path, give: Callable[[], object]) -> None:
-        """Give a durable temporary file its name; an error after that is an unknown outcome."""
-        fresh = self._make_missing_folders(path.parent)
+        """Call `give`, which names a durable file; an error after that is an unknown outcome."""
+        changed = self._make_missing_folders(path.parent)
         try:
             give()
         except FileExistsError as error:
-            _fsync_path(
-                path.parent
-            )  # what we lost to must be as durable as we now believe it to be
-            raise PreconditionFailedError.for_uri(str(path), "nothing", "an object") from error
+            # The caller now relies on the other object, so it has to be durable too.
+            _fsync_path(path.parent)
+            raise PRECONDITION_FAILED(uri=path, expected="nothing", found="an object") from error
         try:
-            for folder in [path.parent, *fresh]:
+            for folder in [path.parent, *changed]:
                 _fsync_path(folder)
         except OSError as error:
-            raise OutcomeUnknownError.for_uri(str(path), str(error)) from error
+            raise OUTCOME_UNKNOWN(uri=path, cause=error) from error
 
     def _make_missing_folders(self, folder: Path) -> _FolderPaths:
-        """Make the missing folders above a key; return those whose entries changed."""
+        """Make the missing folders above a key, and return the folders whose entries changed."""
         changed: _FolderPaths = []
         missing = folder
         while not missing.is_dir():
@@ -233,7 +223,7 @@ class LocalStore:
     @contextmanager
     def _hold_store_lock(self) -> Iterator[None]:
         with self._lock_file.open("rb") as handle:
-            fcntl.flock(handle, fcntl.LOCK_EX)  # let go by closing, also when the process dies
+            fcntl.flock(handle, fcntl.LOCK_EX)  # released by close, also if the process dies
             yield
 
     @contextmanager
@@ -241,7 +231,7 @@ class LocalStore:
         try:
             yield
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
-            raise NotFoundError.for_uri(self.uri(key)) from error
+            raise OBJECT_NOT_FOUND(uri=self.uri(key)) from error
         except OSError as error:
             raise _translate_os_error(self.root / key, error) from error
 
@@ -264,7 +254,7 @@ class LocalStore:
             ]
         except (FileNotFoundError, NotADirectoryError):
             return
-        # A folder sorts with its slash, as its keys do: "a-b" before "a/b".
+        # A folder sorts with its slash, as its keys do: "a-b" comes before "a/b".
         for name in sorted(entries):
             key = folder + name
             if not name.endswith("/"):
@@ -277,40 +267,31 @@ class LocalStore:
 
 
 def refuse_network_file_system(path: Path, mounts: str | None = None) -> None:
-    """Refuse a folder on a network file system.
+    """Refuse a folder on a network file system, where link and flock are not reliable.
 
     Raises:
-        ConfigurationError: the folder lies on a file system where link and flock cannot be relied
-            on.
+        ConfigurationError: the folder is on such a file system.
     """
     kind = _find_file_system(path, mounts if mounts is not None else _read_mount_table())
     if kind in _NETWORK_FILE_SYSTEMS or kind.startswith("fuse."):
-        raise ConfigurationError(
-            f"{path} lies on a network file system ({kind}), where conditional writes cannot be"
-            " trusted",
-            code="store.network_file_system",
-            advice="use a local disk, or an S3 store: s3://bucket/prefix",
-        )
+        raise NETWORK_FILE_SYSTEM(path=path, kind=kind)
 
 
 def _read_mount_table() -> str:
     try:
         return Path("/proc/self/mountinfo").read_text()
     except OSError:
-        return ""  # not Linux: nothing to go by
+        return ""  # not Linux: the file system is not known
 
 
 def _find_file_system(path: Path, mounts: str) -> str:
-    """Type of the file system with the longest mount point above `path`.
-
-    Later mounts hide earlier ones.
-    """
+    """Return the type of the file system with the longest mount point above `path`."""
     best, kind = "", ""
     for line in mounts.splitlines():
         left, _, right = line.partition(" - ")
         point = left.split()[4].replace("\\040", " ")
         inside = point == "/" or str(path) == point or str(path).startswith(point + "/")
-        if inside and len(point) >= len(best):
+        if inside and len(point) >= len(best):  # a later mount hides an earlier one
             best, kind = point, right.split()[0]
     return kind
 
@@ -330,13 +311,10 @@ def _fsync_path(path: Path) -> None:
         os.close(handle)
 
 
-def _translate_os_error(path: Path, error: OSError) -> StoreUnavailableError | ConfigurationError:
+def _translate_os_error(path: Path, error: OSError) -> TidegateError:
+    cause = error.strerror or str(error)
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR):
-        return ConfigurationError(
-            f"{path} cannot be used as a store: {error.strerror}",
-            code="store.denied",
-            advice="give a folder this user may write to",
-        )
+        return FOLDER_DENIED(path=path, cause=error.strerror)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return StoreUnavailableError.for_full_disk(str(path), error.strerror or str(error))
-    return StoreUnavailableError.for_uri(str(path), error.strerror or str(error))
+        return STORE_FULL(uri=path, cause=cause)
+    return STORE_UNAVAILABLE(uri=path, cause=cause)

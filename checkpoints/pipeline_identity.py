@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.canonical_json import canonical_bytes, parse_json
+from tidegate.checkpoints.errors import OUTCOME_UNKNOWN
 from tidegate.checkpoints.store import (
     NotFoundError,
     OutcomeUnknownError,
@@ -88,8 +89,8 @@ def ensure_identity(store: Store, pipeline: str, uid: str | None = None) -> str:
         except (PreconditionFailedError, OutcomeUnknownError):
             continue  # decided by what lies there
         return wanted
-    raise OutcomeUnknownError.for_uri(
-        store.uri(BucketLayout(pipeline).identity_key), "no answer several times in a row"
+    raise OUTCOME_UNKNOWN(
+        uri=store.uri(BucketLayout(pipeline).identity_key), cause="no answer several times in a row"
     )
 
 

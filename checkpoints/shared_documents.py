@@ -1,8 +1,8 @@
 """Small JSON documents that several processes change: read, change, swap by ETag.
 
-Every write raises the document's `revision`. Without it a document that went back to an old content
-would have its old ETag again, and a swap that was held up on the network for minutes would still
-fit (the ABA trap).
+Every write raises the document's `revision`. Otherwise a document that returned to an old content
+would have its old ETag again, and a swap that the network delayed for minutes would still succeed
+(the ABA problem).
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tidegate.checkpoints.canonical_json import canonical_bytes, parse_json
+from tidegate.checkpoints.errors import DOCUMENT_CONTENDED, DOCUMENT_MALFORMED
 from tidegate.checkpoints.store import (
     NotFoundError,
     OutcomeUnknownError,
     PreconditionFailedError,
     Store,
 )
-from tidegate.errors import PoisonError, TransientError
 
-_TRIES = 16  # each lost round means that somebody else got through
+_TRIES = 16  # in each lost round another process succeeded
 
 
 class SharedDocument(BaseModel):
@@ -41,29 +41,29 @@ D = TypeVar("D", bound=SharedDocument)
 
 
 def read_document(store: Store, key: str, kind: type[D]) -> tuple[D | None, str]:
-    """The document and its ETag; (None, "") where there is none."""
+    """Return a document and its ETag; (None, "") if there is none."""
     try:
-        found = store.get(key)
+        stored = store.get(key)
     except NotFoundError:
         return None, ""
     try:
-        return kind.model_validate(parse_json(found.data)), found.etag
+        return kind.model_validate(parse_json(stored.data)), stored.etag
     except (ValueError, ValidationError) as error:
-        raise PoisonError(
-            f"{store.uri(key)} is not a readable {kind.__name__}",
-            code="document.malformed",
-            advice="look at the object; it is small JSON",
-        ) from error
+        raise DOCUMENT_MALFORMED(uri=store.uri(key), kind=kind.__name__) from error
 
 
 def change_document(store: Store, key: str, empty: D, step: Callable[[D], D]) -> D:
-    """Apply `step` to the document until the result lies in the bucket, and return it.
+    """Apply `step` to the document until the result is in the bucket, and return the result.
 
-    `step` may be called several times, must not change what it already changed, and may raise to
-    refuse. Returning the document as it was means: nothing to do.
+    Args:
+        store: the store.
+        key: key of the document.
+        empty: the document to begin with, if there is none.
+        step: returns the changed document, or the same one if there is nothing to do; it may raise
+            to refuse. It is called again when another process was faster.
 
     Raises:
-        TransientError: too many others were faster, or nobody answered.
+        TransientError: other processes were faster each time, or the store did not answer.
     """
     for _ in range(_TRIES):
         before, etag = read_document(store, key, type(empty))
@@ -72,15 +72,12 @@ def change_document(store: Store, key: str, empty: D, step: Callable[[D], D]) ->
             return after
         after = after.model_copy(update={"revision": (before or empty).revision + 1})
         try:
-            _ = (
+            if before is None:
                 store.create(key, after.to_bytes())
-                if before is None
-                else store.compare_and_swap(key, after.to_bytes(), etag)
-            )
+            else:
+                store.compare_and_swap(key, after.to_bytes(), etag)
         except (PreconditionFailedError, OutcomeUnknownError):
-            # Read again: either it arrived, and the step finds nothing to do, or it is tried again.
+            # If the write arrived, `step` now finds nothing to do; if not, it is tried again.
             continue
         return after
-    raise TransientError(
-        f"{store.uri(key)} could not be changed", code="document.contended", retry_after=2.0
-    )
+    raise DOCUMENT_CONTENDED(uri=store.uri(key))

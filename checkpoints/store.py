@@ -1,15 +1,15 @@
-"""The one small interface between tidegate and the place where its truth lies, and the errors of that place.
+"""The interface between tidegate and the bucket, and a probe of what a store really does.
 
-Guarantees every store gives (checked at start-up by `probe`):
+Every store guarantees, and a driver probes when it starts:
 
-* `create` and `compare_and_swap` are atomic: of any number of racers exactly one wins, and a reader
-  sees old or new bytes, never a mixture.
-* What was acknowledged is durable and visible to every later `get`, `stat` and `list_objects`.
-* `PreconditionFailedError` means *did not commit*; `OutcomeUnknownError` means *do not know*, and
-  the effect may still come.
+* `create` and `compare_and_swap` are atomic. Of any number of racing writers exactly one wins, and
+  a reader sees the old or the new bytes, never a mixture.
+* An acknowledged write is durable, and every later `get`, `stat` and `list_objects` sees it.
+* `PreconditionFailedError` means that the write did not happen. `OutcomeUnknownError` means that
+  the client does not know; the write may even happen later.
 
-Not promised: conditional deletes or copies (MinIO ignores the condition), or anything about a
-request that is still under way.
+Conditional deletes and copies are not used, because MinIO ignores their condition. A request that
+is still under way has no guarantee.
 """
 
 from __future__ import annotations
@@ -22,9 +22,15 @@ from typing import Protocol
 
 from pydantic import BaseModel, ConfigDict
 
-from tidegate.errors import ConfigurationError, PoisonError, TransientError
+# The errors are part of the interface, so that callers import them from here.
+from tidegate.checkpoints.errors import STORE_DISHONEST
+from tidegate.checkpoints.errors import NotFoundError as NotFoundError
+from tidegate.checkpoints.errors import OutcomeUnknownError as OutcomeUnknownError
+from tidegate.checkpoints.errors import PreconditionFailedError as PreconditionFailedError
+from tidegate.checkpoints.errors import StoreDeniedError as StoreDeniedError
+from tidegate.checkpoints.errors import StoreUnavailableError as StoreUnavailableError
 
-_FolderNames = list[str]  # inside the class body the name `list_objects` is the method
+FolderNames = list[str]  # in the class bodies of stores, mypy takes `list` for a method
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +47,8 @@ class ObjectInfo:
     """One object without its bytes.
 
     Attributes:
-        etag: empty where a listing would have to read the object to know it (local store); `stat`
-            always knows.
+        etag: empty in listings of the local store, which would have to read the object; `stat`
+            always returns it.
         modified: seconds since 1970 as the store reports it, for display and grace times only.
     """
 
@@ -62,88 +68,8 @@ class UploadedObject:
     sha256: str
 
 
-class NotFoundError(PoisonError):
-    """There is no such object, and the store is otherwise well: definite evidence."""
-
-    @classmethod
-    def for_uri(cls, uri: str) -> NotFoundError:
-        """The error for one address."""
-        return cls(
-            f"{uri} does not exist",
-            code="store.not_found",
-            advice="check with: tidegate checkpoints verify",
-        )
-
-
-class PreconditionFailedError(TransientError):
-    """The conditional write did not commit: somebody else's object is there.
-
-    Read again before deciding.
-    """
-
-    @classmethod
-    def for_uri(cls, uri: str, expected: str, found: str) -> PreconditionFailedError:
-        """The error for one address, with both sides."""
-        return cls(
-            f"{uri} was not written: expected {expected}, found {found}",
-            code="store.precondition_failed",
-        )
-
-
-class OutcomeUnknownError(TransientError):
-    """The answer to a write was lost: it may have happened, or may still happen.
-
-    Read back and compare before acting.
-    """
-
-    @classmethod
-    def for_uri(cls, uri: str, cause: str) -> OutcomeUnknownError:
-        """The error for one address."""
-        return cls(
-            f"no answer to the write of {uri} ({cause})",
-            code="store.outcome_unknown",
-            retry_after=1.0,
-        )
-
-
-class StoreUnavailableError(TransientError):
-    """The store cannot be reached or says it is busy. Says nothing about any object."""
-
-    @classmethod
-    def for_uri(cls, uri: str, cause: str) -> StoreUnavailableError:
-        """The error for one address."""
-        return cls(
-            f"{uri} could not be reached ({cause})",
-            code="store.unavailable",
-            kept="everything sealed so far",
-            advice=(
-                "check that the store runs and that the endpoint is right; tidegate tries again by"
-                " itself"
-            ),
-            retry_after=2.0,
-        )
-
-    @classmethod
-    def for_full_disk(cls, uri: str, cause: str) -> StoreUnavailableError:
-        """The error for one address on a disk without room."""
-        return cls(
-            f"{uri} could not be written: the store's disk is full ({cause})",
-            code="store.full",
-            kept="everything sealed so far",
-            advice="make room on that disk, or enlarge it; tidegate tries again by itself",
-            retry_after=2.0,
-        )
-
-
-class StoreDeniedError(ConfigurationError):
-    """The store refuses these credentials, or the bucket is missing.
-
-    Says nothing about any object.
-    """
-
-
 class Store(Protocol):
-    """A flat space of keys. All keys are relative to `url`.
+    """A flat space of keys, relative to `url`.
 
     Every method may raise `StoreUnavailableError` (try again later) or `StoreDeniedError` (a person
     has to act). Implementations are safe to use from several threads.
@@ -152,28 +78,28 @@ class Store(Protocol):
     url: str
 
     def get(self, key: str) -> StoredObject:
-        """Read one object. Raises NotFoundError when there is none."""
+        """Read one object; raises NotFoundError if there is none."""
         ...
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        """Read a part of one object, shorter when the object ends first.
+        """Read a part of one object, shorter if the object ends first.
 
-        Raises NotFoundError when there is none.
+        Raises:
+            NotFoundError: there is no such object.
         """
         ...
 
     def stat(self, key: str) -> ObjectInfo | None:
-        """Describe one object, or None when there is none."""
+        """Describe one object, or return None if there is none."""
         ...
 
     def create(self, key: str, data: bytes) -> str:
         """Write a new object and return its ETag.
 
         Raises:
-            PreconditionFailedError: an object is there already; nothing was written by this call,
-                unless an earlier call with an unknown outcome was this very object. Compare the
-                content.
-            OutcomeUnknownError: it may have been written, or may be written later.
+            PreconditionFailedError: there is an object already, and this call wrote nothing. An
+                earlier call with an unknown outcome may have written it: compare the content.
+            OutcomeUnknownError: the object may have been written, or may be written later.
         """
         ...
 
@@ -181,55 +107,63 @@ class Store(Protocol):
         """Replace exactly the version `etag` and return the new ETag.
 
         Raises:
-            PreconditionFailedError: another version, or no object at all.
-            OutcomeUnknownError: it may have been replaced, or may be replaced later.
+            PreconditionFailedError: there is another version, or no object.
+            OutcomeUnknownError: the object may have been replaced, or may be replaced later.
         """
         ...
 
     def put(self, key: str, data: bytes) -> str:
-        """Write without any condition; the last writer wins."""
+        """Write without a condition and return the ETag; the last writer wins."""
         ...
 
     def list_objects(
         self, prefix: str, *, start_after: str | None = None, limit: int | None = None
     ) -> Iterator[ObjectInfo]:
-        """Objects whose key starts with `prefix` and sorts after `start_after`, in key order (by code point)."""
+        """List objects in key order (by code point), from the first one after `start_after`."""
         ...
 
-    def list_folders(self, prefix: str) -> _FolderNames:
-        """Names of the folders directly under `prefix` (which ends with a slash or is empty), sorted, without slashes."""
+    def list_folders(self, prefix: str) -> FolderNames:
+        """Return the sorted names of the folders directly under `prefix`, without slashes.
+
+        `prefix` is empty or ends with a slash.
+        """
         ...
 
     def delete(self, key: str) -> None:
-        """Remove an object; silent when there is none. Never conditional."""
+        """Remove an object if it exists, without a condition."""
         ...
 
     def upload(self, path: Path, key: str) -> UploadedObject:
-        """Store a file durably under a key nobody else writes (an attempt's own folder)."""
+        """Store a file durably under a key that no other process writes."""
         ...
 
     def download(self, key: str, path: Path) -> None:
-        """Copy an object into a file.
+        """Copy an object into a file, which is then complete or absent.
 
-        Raises NotFoundError when there is none; the file is complete or absent.
+        Raises:
+            NotFoundError: there is no such object.
         """
         ...
 
     def local_path(self, key: str) -> Path | None:
-        """Where the object lies (or would lie) as a plain file; None where a copy is needed."""
+        """Return the path of the object as a plain file; None where a copy is needed."""
         ...
 
     def uri(self, key: str) -> str:
-        """The address a table catalog records: `s3://bucket/key`, or an absolute path."""
+        """Return the address for table catalogs: `s3://bucket/key`, or an absolute path."""
         ...
 
     def close(self) -> None:
-        """Let go of connections. The store must not be used afterwards."""
+        """Close the connections; the store must not be used afterwards."""
         ...
 
 
 def check_key(key: str) -> str:
-    """Refuse keys that would leave the store or mean different things in different stores."""
+    """Return `key`, unless it would leave the store or mean something else in another store.
+
+    Raises:
+        ValueError: it would.
+    """
     if (
         not key
         or key.startswith("/")
@@ -240,12 +174,12 @@ def check_key(key: str) -> str:
     return key
 
 
-# Ask a store, at start-up, which conditional writes it really honours; refuse to run on one that
-# lies.
+# The start-up probe: which conditional writes a store really honours. A driver refuses to run on a
+# store that only claims to honour them.
 
 
 class ProbeResult(BaseModel):
-    """What was observed; every field has to be true."""
+    """What the probe saw; every field has to be true."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -259,25 +193,23 @@ class ProbeResult(BaseModel):
 
     @property
     def broken_promises(self) -> list[str]:
-        """The promises this store does not keep."""
+        """The promises that this store does not keep."""
         return [name for name, kept in self.model_dump(exclude={"url"}).items() if not kept]
 
     @property
     def is_honest(self) -> bool:
-        """Whether every promise was kept."""
+        """Whether the store kept every promise."""
         return not self.broken_promises
 
 
 def probe_store(store: Store) -> ProbeResult:
-    """Try each conditional write once, on a key of its own, and remove it."""
+    """Try each conditional write once, on a new key, and remove the object."""
     key = f"tidegate-probe/{secrets.token_hex(8)}"
     first, second = b"first " + secrets.token_bytes(8).hex().encode(), b"second"
     try:
         stale = store.create(key, first)
     except OutcomeUnknownError:
-        store.delete(
-            key
-        )  # only then may there be something to remove: a store that is away is reported at once
+        store.delete(key)  # on other errors nothing was written
         raise
     try:
         refuses_second = _is_write_refused(lambda: store.create(key, second))
@@ -310,15 +242,7 @@ def require_honest_store(store: Store) -> ProbeResult:
     """
     result = probe_store(store)
     if not result.is_honest:
-        raise ConfigurationError(
-            f"{store.url} does not keep its promises on conditional writes:"
-            f" {', '.join(result.broken_promises)}",
-            code="store.dishonest",
-            advice=(
-                "use a server that honours If-None-Match and If-Match on PUT (AWS S3, MinIO,"
-                " versitygw), or a local folder"
-            ),
-        )
+        raise STORE_DISHONEST(url=store.url, broken=", ".join(result.broken_promises))
     return result
 
 

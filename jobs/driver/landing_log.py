@@ -40,6 +40,7 @@ from typing import Any, Final
 
 import structlog
 
+from tidegate.checkpoints.errors import OUTCOME_UNKNOWN
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 from tidegate.checkpoints.store import (
     NotFoundError,
@@ -229,7 +230,7 @@ class LandingLog:
                 return
             if stored.etag != self._etag:
                 raise LANDING_FENCED(source=self.name, generation=self.generation)
-        raise OutcomeUnknownError.for_uri(self._store.uri(key), f"{_WRITE_ATTEMPTS} tries")
+        raise OUTCOME_UNKNOWN(uri=self._store.uri(key), cause=f"{_WRITE_ATTEMPTS} tries")
 
     def _create_object(self, key: str, data: bytes) -> bool:
         """Create an object; return False if it exists."""

@@ -18,9 +18,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from tidegate.checkpoints.errors import OBJECT_NOT_FOUND
 from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.store import (
-    NotFoundError,
     ObjectInfo,
     Store,
     StoredObject,
@@ -95,7 +95,7 @@ class InputView:
         store, original_key = self._resolve_key(key)
         head = store.stat(original_key)
         if head is None:
-            raise NotFoundError.for_uri(self.uri(key))
+            raise OBJECT_NOT_FOUND(uri=self.uri(key))
         with self._lock:
             content, _ = self._cache.get((key, head.etag), (None, 0))
         if isinstance(content, BadObject) or (content is not None and content.exists()):

@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from tidegate.checkpoints.errors import OBJECT_NOT_FOUND
 from tidegate.checkpoints.store import NotFoundError, ObjectInfo, Store
 from tidegate.jobs.sources.errors import OBJECT_VANISHED
 from tidegate.jobs.sources.input_view import InputView
@@ -116,7 +117,7 @@ class ObjectInspector:
             return stored.etag, size, parse_footer(stored.data, size)
         head = self._store.stat(entry.key)
         if head is None:
-            raise NotFoundError.for_uri(self._store.uri(entry.key))
+            raise OBJECT_NOT_FOUND(uri=self._store.uri(entry.key))
         read_range = partial(self._store.get_range, entry.key)
         return head.etag, head.size, read_footer(head.size, read_range)
 

@@ -8,11 +8,11 @@ import pytest
 
 from tests.checkpoints.conftest import Author
 from tests.servers.memory_store import MemoryStore
+from tidegate.checkpoints.errors import STORE_UNAVAILABLE
 from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.checkpoints.retention import Retention
 from tidegate.checkpoints.slot_index import SlotIndex
 from tidegate.checkpoints.slot_log import SlotLog
-from tidegate.checkpoints.store import StoreUnavailableError
 from tidegate.jobs.driver import housekeeping
 from tidegate.jobs.driver.housekeeping import Housekeeper, maintain_bucket
 from tidegate.jobs.spec.pipeline import PipelineSpec
@@ -63,7 +63,7 @@ def test_a_store_that_is_away_is_only_logged(log: SlotLog) -> None:
     """The next round tries again."""
     keeper = Housekeeper(SPEC, log)
     with patch.object(
-        SlotLog, "head", side_effect=StoreUnavailableError.for_uri("memory://", "away")
+        SlotLog, "head", side_effect=STORE_UNAVAILABLE(uri="memory://", cause="away")
     ):
         keeper.run_round()
 

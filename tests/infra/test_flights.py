@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 from tests.servers.memory_store import MemoryBucket, MemoryStore
 
-from tidegate.checkpoints.store import OutcomeUnknownError, StoreUnavailableError
+from tidegate.checkpoints.errors import OUTCOME_UNKNOWN, STORE_UNAVAILABLE
 from tidegate.errors import ConfigurationError
 from tidegate.infra import flights as module
 from tidegate.infra.flights import AIRPORTS, SCHEMA, FlightsFeed, HourObject, feed_flights, main
@@ -180,10 +180,10 @@ def test_waits_for_a_store_that_is_away() -> None:
         def create(self, key: str, data: bytes) -> str:
             self.calls += 1
             if self.calls == 3:
-                raise StoreUnavailableError.for_uri(key, "refused")
+                raise STORE_UNAVAILABLE(uri=key, cause="refused")
             etag = super().create(key, data)
             if self.calls == 5:
-                raise OutcomeUnknownError.for_uri(key, "time-out")
+                raise OUTCOME_UNKNOWN(uri=key, cause="time-out")
             return etag
 
     store = Shaky(MemoryBucket())

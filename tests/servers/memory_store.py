@@ -16,13 +16,16 @@ from enum import Enum, auto
 from pathlib import Path
 
 from tidegate.checkpoints.canonical_json import sha256_of_bytes
+from tidegate.checkpoints.errors import (
+    OBJECT_NOT_FOUND,
+    OUTCOME_UNKNOWN,
+    PRECONDITION_FAILED,
+    STORE_UNAVAILABLE,
+)
 from tidegate.checkpoints.store import (
-    NotFoundError,
     ObjectInfo,
-    OutcomeUnknownError,
     PreconditionFailedError,
     StoredObject,
-    StoreUnavailableError,
     UploadedObject,
     check_key,
 )
@@ -75,10 +78,12 @@ class MemoryBucket:
                 self.objects.pop(key, None)
                 return ""
             if request.verb == "create" and there is not None:
-                raise PreconditionFailedError.for_uri(key, "nothing", compute_etag(there))
+                raise PRECONDITION_FAILED(uri=key, expected="nothing", found=compute_etag(there))
             if request.verb == "swap" and (there is None or compute_etag(there) != request.etag):
-                raise PreconditionFailedError.for_uri(
-                    key, str(request.etag), compute_etag(there) if there is not None else "nothing"
+                raise PRECONDITION_FAILED(
+                    uri=key,
+                    expected=str(request.etag),
+                    found=compute_etag(there) if there is not None else "nothing",
                 )
             self.objects[key] = data
             return compute_etag(data)
@@ -117,7 +122,7 @@ class MemoryStore:
         with self.bucket.lock:
             data = self.bucket.objects.get(key)
         if data is None:
-            raise NotFoundError.for_uri(self.uri(key))
+            raise OBJECT_NOT_FOUND(uri=self.uri(key))
         return StoredObject(key, data, compute_etag(data))
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
@@ -196,14 +201,14 @@ class MemoryStore:
 
     def _begin_read(self, verb: str, key: str) -> None:
         if self._ask_hook(StoreRequest(verb, key)) is not None:
-            raise StoreUnavailableError.for_uri(self.uri(key), "fault script")
+            raise STORE_UNAVAILABLE(uri=self.uri(key), cause="fault script")
 
     def _send_write(self, request: StoreRequest) -> str:
         fault = self._ask_hook(request)
         if fault is None:
             return self.bucket.apply(request)
         if fault is Fault.REFUSED:
-            raise StoreUnavailableError.for_uri(self.uri(request.key), "fault script")
+            raise STORE_UNAVAILABLE(uri=self.uri(request.key), cause="fault script")
         if fault is Fault.TWICE:
             etag = self.bucket.apply(request)
             self.bucket.held.append(request)
@@ -212,7 +217,7 @@ class MemoryStore:
             self.bucket.held.append(request)
         elif fault is Fault.LOST_ANSWER:
             self._apply_ignoring_refusal(request)
-        raise OutcomeUnknownError.for_uri(self.uri(request.key), fault.name)
+        raise OUTCOME_UNKNOWN(uri=self.uri(request.key), cause=fault.name)
 
     def _apply_ignoring_refusal(self, request: StoreRequest) -> None:
         with suppress(PreconditionFailedError):  # the refusal is the answer that got lost

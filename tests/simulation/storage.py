@@ -13,13 +13,16 @@ from tests.simulation.cheap import parsed
 from tests.simulation.coverage import ASK, KINDS, PUT, SWAP
 
 from tidegate.checkpoints.bucket_layout import BucketLayout
+from tidegate.checkpoints.errors import (
+    OBJECT_NOT_FOUND,
+    OUTCOME_UNKNOWN,
+    PRECONDITION_FAILED,
+    STORE_UNAVAILABLE,
+)
 from tidegate.checkpoints.store import (
-    NotFoundError,
     ObjectInfo,
-    OutcomeUnknownError,
     PreconditionFailedError,
     StoredObject,
-    StoreUnavailableError,
 )
 
 if TYPE_CHECKING:
@@ -56,9 +59,9 @@ class SimBucket(MemoryBucket):
             self.remove(key)
             return ""
         if verb == "create" and there is not None:
-            raise PreconditionFailedError.for_uri(key, "nothing", there)
+            raise PRECONDITION_FAILED(uri=key, expected="nothing", found=there)
         if verb == "swap" and there != request.etag:
-            raise PreconditionFailedError.for_uri(key, str(request.etag), there or "nothing")
+            raise PRECONDITION_FAILED(uri=key, expected=str(request.etag), found=there or "nothing")
         before, data = self.objects.get(key), request.data or b""
         if there is None:
             insort(self.keys, key)
@@ -165,7 +168,7 @@ class SimStore(MemoryStore):
         self._begin_read("get", key)
         data = self.bucket.objects.get(key)
         if data is None:
-            raise NotFoundError.for_uri(self.uri(key))
+            raise OBJECT_NOT_FOUND(uri=self.uri(key))
         return StoredObject(key, data, self.bucket.etags[key])
 
     def stat(self, key: str) -> ObjectInfo | None:
@@ -194,7 +197,7 @@ class SimStore(MemoryStore):
         self.world.travel()
         kind = self.world.fate(verb, key, KINDS[ASK])
         if kind == "503":
-            raise StoreUnavailableError.for_uri(self.uri(key), "503")
+            raise STORE_UNAVAILABLE(uri=self.uri(key), cause="503")
         if kind:
             self.world.endure(kind)
 
@@ -204,13 +207,13 @@ class SimStore(MemoryStore):
         if not kind:
             return self.bucket.apply(request)
         if kind == "503":
-            raise StoreUnavailableError.for_uri(self.uri(request.key), "503")
+            raise STORE_UNAVAILABLE(uri=self.uri(request.key), cause="503")
         if kind in ("sleep", "crash", "slow", "clock jump"):
             self.world.endure(kind)
         if kind == "late":
             self._hold(request)
         if kind in ("409", "lost request", "late"):
-            raise OutcomeUnknownError.for_uri(self.uri(request.key), kind)
+            raise OUTCOME_UNKNOWN(uri=self.uri(request.key), cause=kind)
         return self._effect(request, kind)
 
     def _effect(self, request: StoreRequest, kind: str) -> str:
@@ -219,10 +222,10 @@ class SimStore(MemoryStore):
                 self.bucket.apply(request)
             if kind == "crash after":
                 self.world.endure("crash")
-            raise OutcomeUnknownError.for_uri(self.uri(request.key), kind)
+            raise OUTCOME_UNKNOWN(uri=self.uri(request.key), cause=kind)
         etag = self.bucket.apply(request)
         if kind == "retried":  # the client library asked twice; the second answer counts
-            raise PreconditionFailedError.for_uri(request.key, "the first answer", etag)
+            raise PRECONDITION_FAILED(uri=request.key, expected="the first answer", found=etag)
         if kind == "twice":
             self._hold(request)
         if kind == "slow answer":

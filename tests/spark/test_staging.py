@@ -13,8 +13,8 @@ import pytest
 
 from tests.servers.memory_store import MemoryBucket, MemoryStore
 from tests.spark.agreement import spec_of
+from tidegate.checkpoints.errors import STORE_UNAVAILABLE
 from tidegate.checkpoints.s3_store import S3Settings
-from tidegate.checkpoints.store import StoreUnavailableError
 from tidegate.errors import ConfigurationError
 from tidegate.jobs.spark.staging import BucketStaging, build_s3a_settings, open_staging
 from tidegate.jobs.spec.pipeline import PipelineSpec
@@ -162,7 +162,7 @@ def test_an_outage_of_the_store_is_not_blamed_on_rows(
     store = Aging()
     staging = BucketStaging(store, "p", tmp_path)
     assert staging.find_outage() is None
-    away = StoreUnavailableError.for_uri("s3://b/p", "refused")
+    away = STORE_UNAVAILABLE(uri="s3://b/p", cause="refused")
 
     def refuse(*_: Any, **__: Any) -> Any:
         raise away
