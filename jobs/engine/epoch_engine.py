@@ -160,7 +160,7 @@ class EpochAttempt:
 
     @property
     def was_not_sent(self) -> bool:
-        """Whether the PUT of the manifest was not sent, so that the attempt cannot fill the slot."""
+        """Whether the PUT of the manifest was not sent; the attempt cannot fill the slot then."""
         return self.lifecycle.state in (CheckpointState.SNAPSHOT, CheckpointState.PERSISTED)
 
 
@@ -510,7 +510,7 @@ def _replace_corrupt_objects(part: Slice, corrupt: set[tuple[str, str]]) -> Slic
 
 
 def _keep_gone_members(standing: ResumeState) -> dict[str, Any]:
-    """Members that are gone keep their last position, so that one that comes back goes on and is not read twice."""
+    """Keep the last position of members that are gone, so that none is read twice if it returns."""
     manifest = standing.head.record
     if manifest is None:
         return {}

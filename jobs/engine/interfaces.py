@@ -1,4 +1,6 @@
-"""The four interfaces of the epoch protocol: Source, Mover, Store and Sink (docs/architecture.md, section 2).
+"""The interfaces of the epoch protocol: Source, Mover, Store and Sink.
+
+Rule: docs/architecture.md, section 2.
 
 `Store` is `tidegate.checkpoints.store.Store`; the other three are here. The engine is written
 against these only, so the same protocol runs on Spark and MinIO, and on plain Python and memory in

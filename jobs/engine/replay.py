@@ -1,4 +1,6 @@
-"""Run a sealed epoch again from what its manifest recorded, and compare what comes out (semantics.md section 9.9).
+"""Runs a sealed epoch again from its manifest and compares the results.
+
+Rule: docs/semantics.md, section 9.9.
 
 Same cut, same decision, same state segments: the tables must hold the same rows. Nothing is sealed,
 and the replayed files go to a scratch store.

@@ -117,7 +117,7 @@ class _ContentCheck:
         if EVENTS not in tables:
             del wanted[
                 EVENTS
-                # A pipeline may do without that table, and the manifest itself is covered by the chain.
+                # A pipeline may have no such table; the chain covers the manifest itself.
             ]
         for table, count in wanted.items():
             seen = sum(self._counts[table](rows) for rows in tables.get(table, []))

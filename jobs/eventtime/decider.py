@@ -145,7 +145,7 @@ class _EpochDecider:
             self.quiet_sources.add(name)
 
     def _ignores_punctuation(self, name: str) -> bool:
-        """Whether an idle source stays idle at the output, since only punctuation came of it (`on_idle_punctuation: ignore`)."""
+        """Whether an idle source sent only punctuation that `on_idle_punctuation` ignores."""
         known = self.world.output.inputs.get(name)
         idle = (
             known is not None
@@ -460,7 +460,9 @@ def _sort_by_import(spec: PipelineSpec) -> list[str]:
 def select_members_ahead(
     spec: PipelineSpec, state: dict[str, Any], buffered_rows: int | None = None
 ) -> set[Member]:
-    """Members not to be read in the next epoch because they are too far ahead (back-pressure, section 7.4).
+    """Return the members that back-pressure excludes from the next epoch.
+
+    Rule: docs/semantics.md, section 7.4.
 
     The slowest members are always read, so this never stops a pipeline whose slowest member has
     rows.

@@ -235,8 +235,8 @@ def compute_frontier_lag(options: FrontierOptions) -> int | None:
 def compute_heuristic_frontier(seen: int | None, distance: int | None) -> int | None:
     """``seen - distance``; None without a lag or before the first row.
 
-    >>> compute_heuristic_frontier(10, 3), compute_heuristic_frontier(10, -1), compute_heuristic_frontier(None, 3)
-    (7, 11, None)
+    >>> compute_heuristic_frontier(10, 3), compute_heuristic_frontier(10, -1)
+    (7, 11)
     """
     if seen is None or distance is None:
         return None
@@ -269,8 +269,8 @@ def round_to_frame(frontier: int | None, frame: int | None) -> int | None:
 
     Rounded down to a multiple of the frame; a frame of 0 emits none; +inf stays.
 
-    >>> round_to_frame(-1, 10), round_to_frame(17, 10), round_to_frame(17, 0), round_to_frame(17, None)
-    (-10, 10, None, 17)
+    >>> round_to_frame(-1, 10), round_to_frame(17, 10), round_to_frame(17, 0)
+    (-10, 10, None)
     """
     if frontier is None or frame == 0:
         return None

@@ -1,4 +1,4 @@
-"""Types on their way from an object's columns to the declared ones, and tidegate's own column names.
+"""Casts from the columns of objects to the declared types, and the names of system columns.
 
 User columns never start with ``_`` (the spec refuses it), so every inner column does.
 """
@@ -80,8 +80,8 @@ def arrow_to_spark_type(arrow: str) -> str | None:
 
     None when no declared type can come from it.
 
-    >>> arrow_to_spark_type("timestamp[us]"), arrow_to_spark_type("uint16"), arrow_to_spark_type("list<item: int64>")
-    ('timestamp_ntz', 'int', None)
+    >>> [arrow_to_spark_type(kind) for kind in ("timestamp[us]", "uint16", "list<item: int64>")]
+    ['timestamp_ntz', 'int', None]
     """
     arrow = unwrap_dictionary(arrow)
     if match := _TIMESTAMP.match(arrow):
@@ -94,8 +94,8 @@ def arrow_to_spark_type(arrow: str) -> str | None:
 def spark_to_arrow_type(own: str) -> str:
     """The physical type that Spark reads as this one: the way back of `arrow_to_spark_type`.
 
-    >>> spark_to_arrow_type("bigint"), spark_to_arrow_type("decimal(6,2)"), spark_to_arrow_type("timestamp_ntz")
-    ('int64', 'decimal128(6,2)', 'timestamp[us]')
+    >>> [spark_to_arrow_type(kind) for kind in ("bigint", "decimal(6,2)", "timestamp_ntz")]
+    ['int64', 'decimal128(6,2)', 'timestamp[us]']
     """
     return (
         own.replace("decimal", "decimal128")
@@ -107,8 +107,8 @@ def spark_to_arrow_type(own: str) -> str:
 def classify_arrow_type(arrow: str) -> str:
     """The family of a physical type, as `tidegate.jobs.spec.cast_rules.accepts` names it.
 
-    >>> classify_arrow_type("uint64"), classify_arrow_type("decimal128(6, 2)"), classify_arrow_type("list<item: int64>")
-    ('int', 'decimal', 'other')
+    >>> [classify_arrow_type(kind) for kind in ("uint64", "decimal128(6, 2)", "list<item: int64>")]
+    ['int', 'decimal', 'other']
     """
     own = unwrap_dictionary(arrow)
     if own.startswith(("timestamp", "decimal", "date32")):
@@ -176,7 +176,8 @@ def cast_to_declared(raw: DataFrame, source: SourceSpec, physical: dict[str, str
     kind = _row_kind_sql(source.barriers, casts)
     dead = _dead_reason_sql(source, physical, casts)
     detail = _dead_detail_sql(source, physical, casts)
-    json = f"to_json(struct({', '.join(quote_name(n) for n, _ in select_readable_columns(physical.items()))}))"
+    names = ", ".join(quote_name(n) for n, _ in select_readable_columns(physical.items()))
+    json = f"to_json(struct({names}))"
     return raw.selectExpr(
         *selected,
         f"{casts[source.event_time]} AS _time",
@@ -195,7 +196,10 @@ def cast_to_declared(raw: DataFrame, source: SourceSpec, physical: dict[str, str
 def cast_with_check_sql(
     column: str, declared: str, arrow: str, timezone: str | None
 ) -> tuple[str, str | None]:
-    """A value of a physical type as the declared one, and the condition under which it does not fit; None: it always does."""
+    """Return the cast of a physical value to the declared type, and when it does not fit.
+
+    The condition is None if every value fits.
+    """
     cast = _cast_column_sql(column, declared, arrow, timezone)
     lost = is_naive_timestamp(arrow) and timezone is None and declared == "timestamp"
     return cast, (

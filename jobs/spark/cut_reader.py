@@ -1,4 +1,6 @@
-"""The rows of a cut as one DataFrame, cast to the declared schema, each with its place and its verdict.
+"""Reads the rows of a cut as one DataFrame, cast to the declared schema.
+
+Each row carries its position and the reason why it is bad, if it is.
 
 Columns besides the user's: ``_m`` (index of the member's slice in the cut), ``_object`` (index into
 `CutFrame.parts`), ``_source``, ``_partition``, ``_seq``, ``_so`` (place of the source in the spec),
@@ -220,7 +222,7 @@ def get_arrow_types(spec: PipelineSpec) -> dict[str, pa.DataType]:
 
 
 def needs_no_cast(spec: PipelineSpec, staged: CutFrame) -> bool:
-    """Whether every object holds every declared column in just its type, but for the name of the time zone."""
+    """Return whether every object has all declared columns with their types, zone names aside."""
     types = {name: str(kind) for name, kind in get_arrow_types(spec).items()}
     for columns in {part.columns for part in staged.parts}:
         found = {

@@ -156,7 +156,7 @@ def _list_slice_indexes(staged: CutFrame) -> list[int]:
 
 
 def _read_plain_columns(parts: list[CutPart], source: SourceSpec) -> MemberColumns:
-    """Times and kinds as they stand in the objects, none of which can fail to be what the spec declares."""
+    """Return times and kinds as the objects have them; all of them fit the declared types."""
     marks = source.barriers
     wanted = [
         source.event_time,

@@ -1,4 +1,6 @@
-"""Glom: rows that leave in order are grouped into built events (semantics.md section 3.8), one row of the table ``built`` each.
+"""Groups ordered rows into built events (glom), rows of the table ``built``.
+
+Rule: docs/semantics.md, section 3.8.
 
 The events of an epoch are written in order, so their times alone, read back, give the groups: where
 a group that starts at a row ends is one binary search for all rows at once, and then one step per

@@ -102,7 +102,7 @@ class FileWriter:
     def write_pieces(
         self, name: str, pieces: Sequence[Callable[[], pa.Table]], time: str | None
     ) -> WrittenFiles:
-        """Write rows of an output table that the driver makes piece by piece, a file each, in their order."""
+        """Write the pieces that the driver makes of an output table, one file each, in order."""
         return self._write_and_upload(
             f"{self._folders.table_prefix(name)}part", f"table:{name}", pieces, time, {}
         )

@@ -1,4 +1,6 @@
-"""Messages of a topic as rows of the declared columns, each with its place in the partition, or why it could not be decoded.
+"""Decodes the messages of a topic into rows of the declared columns.
+
+Each row carries its position in the partition, or the reason why it could not be decoded.
 
 JSON and Avro are decoded by Spark's own functions. Protobuf is decoded by the Protobuf library in
 Spark's Python workers, and its values are cast like JSON's: Spark's own package for it is not to be
@@ -284,7 +286,8 @@ def _no_other_key_sql(names: Iterable[str], source: SourceSpec) -> str:
         return "startswith(_s, '{')"
     present = " + ".join(f"CAST(_f.{quote_name(name)} IS NOT NULL AS int)" for name in names) or "0"
     blanks = " AND ".join(f"NOT contains(_s, '{blank}:')" for blank in (" ", r"\t", r"\n", r"\r"))
-    return f"""startswith(_s, '{{') AND {blanks} AND octet_length(_s) - octet_length(replace(_s, '":', '"')) = {present}"""
+    colons = """octet_length(_s) - octet_length(replace(_s, '":', '"'))"""
+    return f"startswith(_s, '{{') AND {blanks} AND {colons} = {present}"
 
 
 def _cast_texts(
@@ -371,9 +374,8 @@ def _decode_avro(
         fields = {n: name if name in types else old.get(name, name) for n, types in held.items()}
         places = [(f"_j{n}.{quote_name(f)}", held[n][f]) for n, f in fields.items() if f in held[n]]
         found = [_convert_field_sql(place, own, kind, source) for place, own in places]
-        values[name] = (
-            f"coalesce({', '.join([*(value for value, _ in found), f'CAST(NULL AS {declared_to_spark_type(kind)})'])})"
-        )
+        null = f"CAST(NULL AS {declared_to_spark_type(kind)})"
+        values[name] = f"coalesce({', '.join([*(value for value, _ in found), null])})"
         for (place, own), (_, unfit) in zip(places, found, strict=True):
             shown = f"make_valid_utf8(CAST({place} AS string))"
             faults.append(
@@ -474,7 +476,8 @@ def _decode_protobuf(
     why = f"coalesce({', '.join([why, *bad])})"
 
     def coalesced_text_sql(name: str) -> str:
-        return f"coalesce({', '.join([*(f'_j{number}.{quote_name(name)}' for number in schemas), 'CAST(NULL AS string)'])})"
+        texts = [f"_j{number}.{quote_name(name)}" for number in schemas]
+        return f"coalesce({', '.join([*texts, 'CAST(NULL AS string)'])})"
 
     return _cast_texts(frame, source, payload, why, coalesced_text_sql)
 
@@ -529,7 +532,9 @@ def _split_wire_header(
     where = "the registry" if kafka.registry is not None else "the spec"
     why = f"""CASE WHEN value IS NULL THEN NULL
         WHEN _id IS NULL THEN 'the message does not begin with the number of a schema'
-        WHEN NOT _known THEN concat('the message was written with schema ', _id, ', which {where} does not know') END"""
+        WHEN NOT _known
+        THEN concat('the message was written with schema ', _id, ', which {where} does not know')
+        END"""
     return frame.withColumn("_b", F.expr(f"CASE WHEN _known THEN {body} END")), why
 
 

@@ -54,7 +54,7 @@ _DATA_LOSS_SIGNS: Final = ("KAFKA_DATA_LOSS", "OffsetOutOfRangeException")
 def stage_kafka_ranges(
     session: SparkSession, spec: PipelineSpec, cut: Cut, folder: Path, staging: Staging
 ) -> None:
-    """Fetch the offset ranges of a cut into `folder`, under the names by which parts are looked up there.
+    """Fetch the offset ranges of a cut into `folder`, under the names of the parts.
 
     Raises:
         TransientError: the brokers could not be read, or have no longer what was planned.

@@ -165,7 +165,7 @@ class _MemberScanner:
         return found
 
     def _resolve_punctuation(self) -> tuple[Ints, int, int]:
-        """Punctuation: what is in force for each data row and after all of them, and how often it went back."""
+        """Return the punctuation for each row and at the end, and how often it regressed."""
         self.events, self.base = self.memory.get("events", 0), self.memory.get("base")
         if (
             self.source.punctuation is None

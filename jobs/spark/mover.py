@@ -120,7 +120,7 @@ class SparkMover:
             self._discard_cut_folder()
 
     def fold_runner(self) -> ReducerRunner:
-        """Reducers with keys, in tasks of this session where a batch is worth it and they see the scratch folder."""
+        """Run keyed reducers in tasks, if a batch is large and tasks see the scratch folder."""
         shared = isinstance(self._staging, DiskStaging)
         return SparkReducerRunner(self._session, self._workdir) if shared else fold_batch
 
@@ -138,7 +138,7 @@ class SparkMover:
             self._cut_folder = None
 
     def _run_reporting_errors(self, frame: CutFrame, work: Callable[[], _T]) -> _T:
-        """Name the object when its pages turn out to be corrupt, and never show a Java stack to people."""
+        """Turn Spark's errors into errors that name the corrupt object and hide Java stacks."""
         try:
             return work()
         except SPARK_ERRORS as error:

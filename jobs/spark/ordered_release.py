@@ -76,7 +76,10 @@ class ReleasedRows:
 def select_accepted_rows(
     epoch: EpochContext, frame: DataFrame, *, keep_late: bool = False
 ) -> DataFrame:
-    """Rows of the cut that join the events output, adjusted where the policy says so, with `_late`, `_tardy_sql` and `_section`."""
+    """Return the rows that join the events output, with `_late`, `_tardy` and `_section`.
+
+    Rows are adjusted where the late policy says so.
+    """
     decision, policy = epoch.order.decision, epoch.spec.release.on_late
     bound = compute_late_bound(decision)
     late = time_below_sql("_et", bound)

@@ -156,7 +156,7 @@ def _select_live_sessions(
 def _assign_islands(
     epoch: EpochContext, aggregation: Aggregation, window: WindowSpec, live: list[FileRef]
 ) -> DataFrame:
-    """Rows and live sessions with `_island`, the number of the session they end up in, and `_until`, its end."""
+    """Number the session that each row or live session ends up in (`_island`, its end `_until`)."""
     found = [
         frame
         for frame in (

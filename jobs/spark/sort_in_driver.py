@@ -1,4 +1,4 @@
-"""A large release put in order by the driver, where its rows need no cast and driver and tasks share one machine anyway.
+"""Sorts a large release in the driver, if its rows need no cast and tasks run on its machine.
 
 Spark takes each leaving row through its own row format, a shuffle and back. Arrow reads, NumPy
 sorts and Arrow writes the same rows in a fraction of that time, and the survey has told which rows

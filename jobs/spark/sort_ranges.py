@@ -56,7 +56,7 @@ def range_number_sql(ranges: Sequence[SortRange]) -> str:
 
 
 def split_evenly(rows: int) -> list[tuple[int, int]]:
-    """First row and end of as few pieces as may be, of about equal size, none larger than a range."""
+    """Return the bounds of the fewest pieces of about equal size, none larger than a range."""
     pieces = -(-rows // RANGE_ROWS)
     return [(rows * piece // pieces, rows * (piece + 1) // pieces) for piece in range(pieces)]
 

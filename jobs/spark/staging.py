@@ -156,7 +156,7 @@ class BucketStaging:
         return None
 
     def verify_access(self, session: SparkSession) -> None:
-        """Have tasks read what was just written, and remove what drivers before this one left behind.
+        """Check that tasks can read what was written, and remove the files of earlier drivers.
 
         Raises:
             PySparkException: they cannot, or a Py4JJavaError.

@@ -1,4 +1,4 @@
-"""Compaction: many small state segments of one kind become one, so that an epoch opens a bounded number of files.
+"""Merges many small state segments of one kind, so that an epoch opens few files.
 
 Order segments are put one after the other without the rows that have left; window partials are
 merged. Sessions need none: their segment is written anew anyway.

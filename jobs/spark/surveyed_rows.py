@@ -41,7 +41,7 @@ class SurveyedRows:
         return sum(times.size for times in self.times.values())
 
     def fits_in_driver(self, low: int, high: int) -> bool:
-        """Whether the rows with ``low <= time < high`` are known, few enough for the driver, and not there yet."""
+        """Return whether the driver may read the rows with ``low <= time < high`` without a job."""
         if self._staged.in_driver or not self.times:
             return False
         return sum(found.size for found in self._find_positions(low, high).values()) <= FETCH_ROWS

@@ -92,7 +92,7 @@ def _combine_joining_pairs(
 
 
 def process_window(epoch: EpochContext, name: str, edges: EpochEdges) -> WindowOutput:
-    """Fold the epoch's rows and edges into the window's state and write the results that are due."""
+    """Fold the rows and edges of the epoch into the state and write the results that are due."""
     decision, window = epoch.order.decision, epoch.spec.windows[name]
     kind, aggregation = f"window:{name}", Aggregation(epoch.spec, name)
     live = [ref for ref in epoch.live_segments(kind) if not holds_gaps(ref)]
@@ -289,7 +289,7 @@ def fill_gaps(
     gaps: list[FileRef],
     fresh: WrittenFiles,
 ) -> tuple[WrittenFiles, tuple[FileRef, ...]]:
-    """Partial aggregates of the empty windows that F passes now, and the segment of the gaps that are left.
+    """Return partial aggregates of the empty windows that F passes now, and the remaining gaps.
 
     Args:
         epoch: the epoch.
@@ -437,8 +437,9 @@ def _drop_windows_with_rows(
     columns = standing.where("false").selectExpr(
         *aggregation.group_columns, "_on", "_up", "_n", "_epoch", *aggregation.partials
     )
+    frontier_before = epoch.order.decision.frontier_before
     standing = standing.where(
-        f"NOT ({window_purged_sql(aggregation.window, '_we', epoch.order.decision.frontier_before)})"
+        f"NOT ({window_purged_sql(aggregation.window, '_we', frontier_before)})"
     )
     names = ("_ws", *aggregation.keys)
     other = standing.selectExpr(*(f"{c} AS _j{c}" for c in names)).distinct()

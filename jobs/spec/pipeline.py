@@ -664,7 +664,7 @@ class PipelineSpec(SpecModel):
 
     @property
     def row_columns(self) -> dict[str, str]:
-        """Columns of a row in the events and late tables: the schema, and `_event_time` if needed."""
+        """Columns of the events and late tables: the schema, and `_event_time` if needed."""
         added = {EVENT_TIME: "timestamp"} if self.event_time_column == EVENT_TIME else {}
         return {**self.columns, **added}
 
