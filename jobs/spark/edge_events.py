@@ -185,7 +185,7 @@ def _load_edges(epoch: EpochContext, files: Sequence[Path], mark: str) -> DataFr
 def assign_intervals(
     epoch: EpochContext, window: WindowSpec, edges: EpochEdges
 ) -> tuple[DataFrame, int] | None:
-    """Return the (edge, window) pairs of the epoch with `_ws`, `_we`, and a bound on their number."""
+    """Return the (edge, window) pairs of the epoch with `_ws`, `_we`, and a bound on the count."""
     before, after = epoch.order.decision.frontier_before, epoch.order.decision.frontier_after
     frames, rows, until = [], 0, epoch.order.decision.open_edges_until
     if edges.open and _closes_any_window(window, before, after):
