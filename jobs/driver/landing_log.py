@@ -11,8 +11,8 @@ Spark's checkpoint says which offsets a batch holds; the bucket says which batch
 batch is written in two steps: first its number, with a digest of the offsets that Spark wrote down
 for it, goes into the note; then its object is created. After a crash Spark runs the last batch
 again under the same number and finds its object: each batch lands once, whenever a process was
-killed (docs/decisions/0081-a-landing-batch-is-recorded-before-it-is-written.md). Three rules
-follow:
+killed. Three rules follow from this protocol
+(`docs/decisions/0081-a-landing-batch-is-recorded-before-it-is-written.md`):
 
 * Only the newest batch may come again, and only with the same offsets. Anything else means that the
   checkpoint folder went back (a backup, a lost file): its batches would have old numbers and other

@@ -1,46 +1,43 @@
-"""The impact report.
+"""The impact report: what a merge will change, for the person who decides.
 
-What a merge will change, for whoever decides; the digest binds a decision to exactly this effect.
-
-Computed from the same `MergePlan` that is merged. After the merge the digest is taken again, from
-the files that were sealed, and the two must be equal.
+The report and the merge use the same `MergePlan`. The digest of the report binds a decision to
+exactly this effect: after the merge it is computed again from the files that were sealed, and both
+must be equal.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict
 
-from tidegate.jobs.sinks.row_positions import ARRIVAL_SLOT_COLUMN
+from tidegate.jobs.sinks.row_positions import ARRIVAL_SLOT_COLUMN, SPLICE_COLUMN
 from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec
 from tidegate.jobs.spec.stream_specs import REJECTIONS
-from tidegate.jobs.splice.merge_plan import MergePlan, WindowChange
-from tidegate.jobs.splice.stream_history import ARRIVAL_SLOT, StreamChange
+from tidegate.jobs.splice.merge_plan import MergePlan
+from tidegate.jobs.splice.stream_rows import ARRIVAL_SLOT, StreamChange
+from tidegate.jobs.splice.window_merge import WindowChange
 from tidegate.jobs.streams.row_history import PROVENANCE_FIELDS
 from tidegate.time_units import format_instant
 
-# Changes listed one by one in text and on the page; the JSON has them all up to `_MAX_CHANGES`.
-_SHOWN = 50
-_MAX_CHANGES = 5000
+_MAX_CHANGES = 5000  # changes of a table that the JSON lists
 _PROVENANCE_COLUMNS = ("_timeline", "_epoch")  # differ between a plan and its merge
 
 
 class TableImpact(BaseModel):
-    """What happens to one table.
+    """What a merge does to one table.
 
     Attributes:
-        added, changed, removed: rows for a reader of current results (events: rows).
-        moved: rows that get another position and stay the same otherwise; of events they are not
-            written again.
-        unchanged: results whose rows were looked at and stay as they are.
-        first, last: event time range, ISO 8601.
-        changes: key, window, old and new values; the first ones.
+        table: name of the table.
+        added, changed, removed: rows as a reader of current results sees them.
+        moved: rows that only get another position; moved events are not written again.
+        first, last: event time range of the changes, ISO 8601.
+        changes: the first changes, each with key, window, old and new values.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -56,13 +53,16 @@ class TableImpact(BaseModel):
 
 
 class Impact(BaseModel):
-    """The report.
+    """The impact report of one request at one head of the log.
 
     Attributes:
-        digest: of every row that the merge would write; equal digests mean equal effects.
+        pipeline, request: names.
+        rows: rows that would be merged.
         already: (row, output) pairs of the request that were merged before.
-        cost: rows read for it and rows that would be written; seconds it took to compute, which is
-            what the merge takes.
+        head: the checkpoint at the head; None if it was retired.
+        tables: what happens to each table.
+        cost: rows read, rows to write, and seconds for the plan; the merge takes about as long.
+        digest: hash of every row that the merge would write.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -78,7 +78,7 @@ class Impact(BaseModel):
 
 
 def make_impact_report(spec: PipelineSpec, plan: MergePlan, seconds: float) -> Impact:
-    """The report of a plan."""
+    """Return the report of a plan that took `seconds` to compute."""
     tables = [_summarize_window(spec, name, changes) for name, changes in plan.changes.items()]
     if plan.streams is not None:
         tables += [_summarize_stream(name, change) for name, change in plan.streams.changes.items()]
@@ -98,40 +98,44 @@ def make_impact_report(spec: PipelineSpec, plan: MergePlan, seconds: float) -> I
 
 
 def digest_plan(plan: MergePlan, upto: int) -> str:
-    """Digest of the effect.
+    """Return the digest of all rows that the merge would write.
 
-    On streams of that on the rows which had come by a slot, for they go on.
+    Streams keep growing, so of a merge into streams only rows up to slot `upto` are hashed, and the
+    slot is appended to the digest as ``@slot``.
     """
     return digest_tables(_collect_written_tables(plan), upto if plan.streams is not None else None)
 
 
 def parse_digest_slot(digest: str) -> int | None:
-    """The slot up to which a digest tells the effect on streams."""
+    """Return the slot that a digest names; None for a digest without streams."""
     slot = digest.partition("@")[2]
     return int(slot) if slot.isdigit() else None
 
 
 def digest_tables(tables: Mapping[str, Any], upto: int | None = None) -> str:
-    """SHA-256 over the rows of some tables, whatever their order, without what only the moment of the merge decides."""
-    found = hashlib.sha256()
+    """Return SHA-256 over the rows of tables, in any order and without their provenance.
+
+    Args:
+        tables: name -> rows.
+        upto: of streams, only rows that arrived up to this slot; see `digest_plan`.
+    """
+    digest = hashlib.sha256()
     for name in sorted(tables):
         if upto is not None and name == REJECTIONS:
-            continue  # a log of what was refused; the streams tell the same
-        table = tables[name].drop_columns(
-            [c for c in _PROVENANCE_COLUMNS if c in tables[name].column_names]
-        )
+            continue  # rejections follow from the streams, but come at any time
+        table = tables[name]
         if upto is not None and ARRIVAL_SLOT_COLUMN in table.column_names:
             table = table.filter(pc.less_equal(table[ARRIVAL_SLOT_COLUMN], upto))
             if table.num_rows == 0:
                 continue
-        columns = sorted(table.column_names)
+        columns = sorted(c for c in table.column_names if c not in _PROVENANCE_COLUMNS)
         lines = sorted(
             json.dumps([row[c] for c in columns], default=str) for row in table.to_pylist()
         )
         for line in (name, *columns, *lines):
-            found.update(line.encode())
-            found.update(b"\n")
-    return found.hexdigest() + ("" if upto is None else f"@{upto}")
+            digest.update(line.encode())
+            digest.update(b"\n")
+    return digest.hexdigest() + ("" if upto is None else f"@{upto}")
 
 
 def _collect_written_tables(plan: MergePlan) -> dict[str, Any]:
@@ -140,72 +144,60 @@ def _collect_written_tables(plan: MergePlan) -> dict[str, Any]:
 
 
 def _summarize_events(spec: PipelineSpec, plan: MergePlan) -> TableImpact:
-    record, count = plan.head.record, plan.events.num_rows
-    time = spec.event_time_column
-    times = plan.events[time].cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()).to_pylist()
-    behind = record.next_position - (plan.first_position or 0) if record else 0
-    rows = (
-        plan.events.slice(0, _MAX_CHANGES)
-        .select([c for c in plan.events.column_names if c not in ("_late", "_splice")])
-        .to_pylist()
-    )
-    changes = [{"behind_position": row.pop("position"), "old": None, "new": row} for row in rows]
+    newest, time = plan.head.record, spec.event_time_column
+    ticks = plan.events[time].cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()).to_pylist()
+    moved = newest.next_position - (plan.first_position or 0) if newest else 0
+    columns = [c for c in plan.events.column_names if c not in ("_late", SPLICE_COLUMN)]
+    rows = plan.events.slice(0, _MAX_CHANGES).select(columns).to_pylist()
     return TableImpact(
         table=EVENTS,
-        added=count,
-        moved=max(0, behind),
-        first=format_instant(min(times)),
-        last=format_instant(max(times)),
-        changes=changes,
+        added=plan.events.num_rows,
+        moved=max(0, moved),
+        **_format_time_range(ticks),
+        changes=[{"behind_position": row.pop("position"), "old": None, "new": row} for row in rows],
     )
+
+
+def _format_time_range(ticks: Sequence[int]) -> dict[str, Any]:
+    if not ticks:
+        return {}
+    return {"first": format_instant(min(ticks)), "last": format_instant(max(ticks))}
 
 
 def _summarize_stream(name: str, change: StreamChange) -> TableImpact:
-    """Rows are compared by who they are; one that only stands elsewhere has moved."""
-    old, new = (_index_by_id(table) for table in (change.old, change.rows))
+    """Compare rows by `_id`; a row that only has another position has moved."""
+    old, new = _index_by_id(change.old), _index_by_id(change.rows)
     added = [who for who in new if who not in old]
     removed = [who for who in old if who not in new]
-    changed = [who for who in new if who in old and new[who][1:] != old[who][1:]]
-    moved = sum(
-        who in old and new[who][1:] == old[who][1:] and new[who][0] != old[who][0] for who in new
-    )
-    times = [
-        t
-        for t in (*(new[w][1] for w in added + changed), *(old[w][1] for w in removed))
-        if t is not None
-    ]
+    kept = [(who, old[who], new[who]) for who in new if who in old]
+    changed = [who for who, before, after in kept if before[1:] != after[1:]]
+    moved = [who for who, before, after in kept if before[1:] == after[1:] and before != after]
+    stamps = [*(new[who][1] for who in added + changed), *(old[who][1] for who in removed)]
     return TableImpact(
         table=name,
         added=len(added),
         changed=len(changed),
         removed=len(removed),
-        moved=moved,
-        first=format_instant(min(times)) if times else None,
-        last=format_instant(max(times)) if times else None,
+        moved=len(moved),
+        **_format_time_range([stamp for stamp in stamps if stamp is not None]),
         changes=[
             {
                 "id": who,
                 "old": _format_stream_row(old.get(who)),
                 "new": _format_stream_row(new.get(who)),
             }
-            for who in (*added, *changed, *removed)
-        ][:_MAX_CHANGES],
+            for who in (*added, *changed, *removed)[:_MAX_CHANGES]
+        ],
     )
 
 
-def _index_by_id(table: Any) -> dict[str, tuple[Any, ...]]:
-    """Row -> position, stamp, values."""
-    values = table.drop_columns(
-        [
-            c
-            for c in (*PROVENANCE_FIELDS, "position", "stream_time", ARRIVAL_SLOT)
-            if c in table.column_names
-        ]
-    )
-    places = (table["position"].to_pylist(), table["stream_time"].to_pylist())
-    return dict(
-        zip(table["_id"].to_pylist(), zip(*places, values.to_pylist(), strict=True), strict=True)
-    )
+def _index_by_id(rows: Any) -> dict[str, tuple[Any, ...]]:
+    """Return `_id` -> position, stamp and values."""
+    other = (*PROVENANCE_FIELDS, "position", "stream_time", ARRIVAL_SLOT)
+    values = rows.drop_columns([c for c in other if c in rows.column_names]).to_pylist()
+    positions, stamps = rows["position"].to_pylist(), rows["stream_time"].to_pylist()
+    facts = zip(positions, stamps, values, strict=True)
+    return dict(zip(rows["_id"].to_pylist(), facts, strict=True))
 
 
 def _format_stream_row(row: tuple[Any, ...] | None) -> dict[str, Any] | None:
@@ -216,20 +208,18 @@ def _format_stream_row(row: tuple[Any, ...] | None) -> dict[str, Any] | None:
 
 
 def _summarize_window(
-    spec: PipelineSpec, name: str, changes: Iterable[WindowChange]
+    spec: PipelineSpec, name: str, changes: Sequence[WindowChange]
 ) -> TableImpact:
-    window, changes = spec.windows[name], list(changes)
-    keys = window.keys
+    window = spec.windows[name]
     return TableImpact(
         table=name,
         added=sum(c.old is None for c in changes),
         changed=sum(c.old is not None for c in changes),
         removed=sum(len(c.replaced) for c in changes),
-        first=format_instant(min(c.start for c in changes)) if changes else None,
-        last=format_instant(max(c.end for c in changes)) if changes else None,
+        **_format_time_range([tick for c in changes for tick in (c.start, c.end)]),
         changes=[
             {
-                "key": dict(zip(keys, c.key, strict=True)),
+                "key": dict(zip(window.keys, c.key, strict=True)),
                 "window_start": format_instant(c.start),
                 "window_end": format_instant(c.end),
                 "rows": c.rows,

@@ -1,6 +1,7 @@
-"""Making splice requests: from late rows, from dead letters (mended), from a file.
+"""Create splice requests from late rows, from corrected dead letters, or from a file.
 
-Making one fixes its rows.
+A request contains its rows from the start: what is late afterwards does not join it. Each row is
+requested once per output (`docs/semantics.md`, section 6.5).
 """
 
 from __future__ import annotations
@@ -28,29 +29,39 @@ from tidegate.checkpoints.splice_requests import (
     generate_splice_request_id,
     list_splice_requests,
 )
-from tidegate.errors import ConfigurationError
-from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENT_TIME, EVENTS, LATE, PipelineSpec
-from tidegate.jobs.splice.merge_plan import SET_ASIDE_REASONS
+from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENTS, LATE, PipelineSpec
+from tidegate.jobs.splice.errors import NO_ROWS, NO_SOURCE
+from tidegate.jobs.splice.request_rows import cast_rows, parse_file_rows, read_file_bytes
 from tidegate.jobs.splice.tables_at_head import (
+    IDENTITY_COLUMNS,
     RowIdentity,
     Span,
     TablesAtHead,
     find_merge_segments,
     iterate_identities,
+    iterate_output_pairs,
     make_request_schema,
     read_data_file,
     read_merged_rows,
 )
+from tidegate.jobs.splice.window_merge import SET_ASIDE_REASONS
 from tidegate.jobs.splice.window_recompute import build_time_expression, open_database
-from tidegate.time_units import format_instant
 
 _DAYS = 24 * 3600 * 1_000_000
-_IDENTITY_COLUMNS = ("_source", "_partition", "_seq")
+_NO_TIME = 1 << 62  # ticks: beyond every event time
 
 
 @dataclass(frozen=True, slots=True)
 class RequestOptions:
-    """Who asks, why, and for how long the request stands."""
+    """Who asks for a merge, and for how long.
+
+    Attributes:
+        who: who asks.
+        why: the reason.
+        expires_in: ticks after which the request can no longer be merged; None: never.
+        request_id: id of the request; a random one unless given.
+        clock: for the times in the document.
+    """
 
     who: str
     why: str = ""
@@ -61,14 +72,14 @@ class RequestOptions:
 
 @dataclass(frozen=True, slots=True)
 class LateFilter:
-    """Which late rows; empty means all.
+    """Which late rows to request; an empty field selects all.
 
     Attributes:
-        outputs: only what they missed there.
-        sources: only of these.
-        since, until: event time, ticks, half open.
-        reasons: only late for one of these.
-        skip_rejected: without rows that somebody has rejected once.
+        outputs: only these outputs that the rows missed.
+        sources: only rows of these sources.
+        since, until: event time in ticks, half open.
+        reasons: only rows that are late for one of these reasons.
+        skip_rejected: leave out rows of requests that were rejected.
     """
 
     outputs: tuple[str, ...] = ()
@@ -81,49 +92,51 @@ class LateFilter:
 
 @dataclass(frozen=True, slots=True)
 class RowRepair:
-    """How dead rows become rows.
+    """How dead letters are corrected.
 
     Attributes:
-        values: column -> text put into every row.
-        rows: identity -> column -> text, for single rows; wins over `values`.
+        values: column -> text for every row.
+        rows: identity -> column -> text for single rows; takes precedence over `values`.
     """
 
     values: Mapping[str, str]
     rows: Mapping[RowIdentity, Mapping[str, str]]
 
 
+@dataclass(frozen=True, slots=True)
+class RequestContents:
+    """The rows of a new request, and where they come from."""
+
+    rows: Any
+    origin: str
+    detail: Mapping[str, Any]
+
+
 def create_from_late_rows(
-    spec: PipelineSpec, log: SlotLog, which: LateFilter, asking: RequestOptions
+    spec: PipelineSpec, log: SlotLog, which: LateFilter, options: RequestOptions
 ) -> SpliceRequest:
-    """A request of late rows that were neither merged nor stand in another open request.
+    """Create a request of late rows that are neither merged nor in another open request.
 
     Raises:
-        ConfigurationError: no such row.
+        ConfigurationError: there are no such rows.
     """
     head = log.head()
     rows = list_pending_rows(spec, log, which, head)
     detail = {k: v for k, v in asdict(which).items() if v not in (None, (), False)}
-    return put_request(spec, log, head, rows, "late", detail, asking)
+    return put_request(spec, log, head, RequestContents(rows, "late", detail), options)
 
 
 def list_pending_rows(
     spec: PipelineSpec, log: SlotLog, which: LateFilter, head: LogHead | None = None
 ) -> Any:
-    """Late rows that miss an output, with what they miss.
-
-    Rows in open requests and merged ones are left out.
-    """
+    """Return late rows with the outputs that they miss; merged and requested rows are left out."""
     head = head or log.head()
     time = spec.event_time_column
     spans: list[Span] = []
     if which.since is not None or which.until is not None:
-        spans = [
-            (
-                which.since if which.since is not None else -(1 << 62),
-                which.until if which.until is not None else 1 << 62,
-            )
-        ]
-    columns = [*spec.row_columns, *_IDENTITY_COLUMNS, "output", "reason", "_epoch"]
+        since, until = which.since, which.until
+        spans = [(-_NO_TIME if since is None else since, _NO_TIME if until is None else until)]
+    columns = [*spec.row_columns, *IDENTITY_COLUMNS, "output", "reason", "_epoch"]
     late = TablesAtHead(spec, log, head).read_rows(LATE, columns, time=time, spans=spans)
     for column, chosen in (
         ("output", which.outputs),
@@ -132,122 +145,102 @@ def list_pending_rows(
     ):
         if chosen:
             late = late.filter(pc.is_in(late[column], pa.array(list(chosen), pa.string())))
-    taken = read_merged_rows(spec, log, head).pairs | _find_requested_pairs(
-        log, spec, head, rejected=which.skip_rejected
-    )
+    taken = _find_taken_pairs(spec, log, head, with_rejected=which.skip_rejected)
     return _group_missed_outputs(spec, log, head, late, taken)
 
 
 def create_from_dead_letters(
     spec: PipelineSpec,
     log: SlotLog,
-    mend: RowRepair,
-    asking: RequestOptions,
+    repair: RowRepair,
+    options: RequestOptions,
     *,
     reasons: Collection[str] = (),
 ) -> SpliceRequest:
-    """A request of dead rows, mended: with `mend` they must fit the schema.
+    """Create a request of dead letters, which must fit the schema after the repair.
 
-    Rows that were merged or asked for are left out.
+    Rows that are merged or requested already are left out.
 
     Raises:
-        ConfigurationError: no such row, or some of them still cannot be read; they are named.
+        ConfigurationError: there are no such rows, or a row still cannot be read; it is named.
     """
     head = log.head()
     dead = TablesAtHead(spec, log, head).read_rows(
-        DEAD_LETTERS, ["reason", "row", *_IDENTITY_COLUMNS, "_epoch"]
+        DEAD_LETTERS, ["reason", "row", *IDENTITY_COLUMNS, "_epoch"]
     )
     dead = dead.filter(pc.is_valid(dead["row"]))
     if reasons:
         dead = dead.filter(pc.is_in(dead["reason"], pa.array(list(reasons), pa.string())))
-    taken = {
-        who
-        for who, _ in read_merged_rows(spec, log, head).pairs
-        | _find_requested_pairs(log, spec, head)
-    }
-    found, numbers = [], _find_open_sections(log, head, dead["_epoch"].to_pylist())
-    for row, who, section in zip(dead.to_pylist(), iterate_identities(dead), numbers, strict=True):
-        if who not in taken and (not mend.rows or who in mend.rows):
-            values = {**json.loads(row["row"]), **mend.values, **mend.rows.get(who, {})}
-            found.append(
-                {
-                    **values,
-                    **dict(zip(_IDENTITY_COLUMNS, who, strict=True)),
-                    "_reason": f"dead:{row['reason']}",
-                    "_section": section,
-                }
-            )
-    rows = _cast_rows(spec, found)
+    taken = {who for who, _ in _find_taken_pairs(spec, log, head)}
+    sections = _find_open_sections(log, head, dead["_epoch"].to_pylist())
+    repaired = [
+        {
+            **json.loads(row["row"]),
+            **repair.values,
+            **repair.rows.get(who, {}),
+            **dict(zip(IDENTITY_COLUMNS, who, strict=True)),
+            "_reason": f"dead:{row['reason']}",
+            "_section": section,
+        }
+        for row, who, section in zip(
+            dead.to_pylist(), iterate_identities(dead), sections, strict=True
+        )
+        if who not in taken and (not repair.rows or who in repair.rows)
+    ]
     detail = {
-        "mended": dict(mend.values),
-        "mended_rows": len(mend.rows),
+        "mended": dict(repair.values),
+        "mended_rows": len(repair.rows),
         "reasons": sorted(reasons),
     }
-    return put_request(
-        spec, log, head, _target_all_outputs(spec, rows), "dead_letters", detail, asking
-    )
+    contents = RequestContents(cast_rows(spec, repaired), "dead_letters", detail)
+    return put_request(spec, log, head, contents, options)
 
 
 def create_from_file(
     spec: PipelineSpec,
     log: SlotLog,
     path: Path,
-    asking: RequestOptions,
+    options: RequestOptions,
     *,
     source: str | None = None,
 ) -> SpliceRequest:
-    """A request of the rows of a Parquet, CSV or JSON-lines file with the pipeline's columns.
+    """Create a request of the rows of a Parquet, CSV or JSON-lines file.
 
-    Their identity is the file's content and the row in it, so that the same file cannot be merged
-    twice.
+    A row's identity is the content of the file and its number in it, so the same file cannot be
+    merged twice.
 
     Raises:
-        ConfigurationError: the file cannot be read as the schema says, or it is not told which
-            source it stands for.
+        ConfigurationError: the file cannot be read, its rows do not fit the schema, or `source` is
+            missing although the pipeline has several sources.
     """
     if source is None and len(spec.sources) > 1:
-        raise ConfigurationError(
-            f"{spec.name} has several sources: say which one the rows of {path} belong to",
-            code="splice.no_source",
-            pipeline=spec.name,
-            advice=f"--source with one of: {', '.join(spec.sources)}",
-        )
-    data = _read_file_bytes(path)
-    partition = f"file:{sha256_of_bytes(data)[:12]}"
-    raw = [
-        {
-            **row,
-            "_source": source or next(iter(spec.sources)),
-            "_partition": partition,
-            "_seq": n,
-            "_reason": "file",
-        }
-        for n, row in enumerate(_parse_file_rows(path, data))
+        raise NO_SOURCE(pipeline=spec.name, path=path, sources=", ".join(spec.sources))
+    data, head = read_file_bytes(path), log.head()
+    identity = (source or next(iter(spec.sources)), f"file:{sha256_of_bytes(data)[:12]}")
+    taken = {who for who, _ in _find_taken_pairs(spec, log, head)}
+    rows = [
+        {**row, **dict(zip(IDENTITY_COLUMNS, (*identity, n), strict=True)), "_reason": "file"}
+        for n, row in enumerate(parse_file_rows(path, data))
+        if (*identity, n) not in taken
     ]
-    head = log.head()
-    taken = {
-        who
-        for who, _ in read_merged_rows(spec, log, head).pairs
-        | _find_requested_pairs(log, spec, head)
-    }
-    kept = [row for row in raw if (row["_source"], row["_partition"], row["_seq"]) not in taken]
-    return put_request(
-        spec,
-        log,
-        head,
-        _target_all_outputs(spec, _cast_rows(spec, kept)),
-        "file",
-        {"file": path.name, "source": source},
-        asking,
-    )
+    detail = {"file": path.name, "source": source}
+    contents = RequestContents(cast_rows(spec, rows), "file", detail)
+    return put_request(spec, log, head, contents, options)
 
 
 def resolve_request_state(
     log: SlotLog, request: SpliceRequest, head: LogHead | None = None, now: int | None = None
 ) -> str:
-    """The state of a request, told by the log.
+    """Return the state of a request as the log has it.
 
-    A merge that a restore took back leaves it open again.
+    The log decides whether a request is merged. If a restore took the merge back, the request is
+    open again.
+
+    Args:
+        log: the pipeline's log.
+        request: the request.
+        head: the head of the log, if the caller has read it.
+        now: ticks; given, an open request may be expired.
     """
     if request.id in find_merge_segments(head or log.head()):
         return "merged"
@@ -257,9 +250,6 @@ def resolve_request_state(
     return "created" if taken_back else request.state
 
 
-# rows
-
-
 def _group_missed_outputs(
     spec: PipelineSpec,
     log: SlotLog,
@@ -267,245 +257,121 @@ def _group_missed_outputs(
     late: Any,
     taken: Collection[tuple[RowIdentity, str]],
 ) -> Any:
-    """One row per identity, with all outputs that it misses."""
+    """Return one row per identity, with all outputs that it misses."""
     outputs: dict[RowIdentity, list[str]] = {}
-    first: dict[RowIdentity, int] = {}
+    first_index: dict[RowIdentity, int] = {}
     facts = zip(
         iterate_identities(late),
         late["output"].to_pylist(),
         late["reason"].to_pylist(),
         strict=True,
     )
-    for number, (who, output, reason) in enumerate(facts):
-        missed = [EVENTS, *spec.windows] if reason in SET_ASIDE_REASONS else [output]
-        left = [name for name in missed if (who, name) not in taken]
-        if left:
-            first.setdefault(who, number)
-            outputs.setdefault(who, []).extend(
-                name for name in left if name not in outputs.get(who, [])
-            )
-    chosen = late.take(pa.array(list(first.values()), pa.int64()))
-    sections = _find_open_sections(log, head, chosen["_epoch"].to_pylist())
-    own = {
-        "_reason": chosen["reason"],
+    for index, (who, output, reason) in enumerate(facts):
+        names = [EVENTS, *spec.windows] if reason in SET_ASIDE_REASONS else [output]
+        missed = [name for name in names if (who, name) not in taken]
+        if missed:
+            first_index.setdefault(who, index)
+            known = outputs.setdefault(who, [])
+            known.extend(name for name in missed if name not in known)
+    rows = late.take(pa.array(list(first_index.values()), pa.int64()))
+    sections = _find_open_sections(log, head, rows["_epoch"].to_pylist())
+    derived = {
+        "_reason": rows["reason"],
         "_section": pa.array(sections, pa.int64()),
         "_outputs": pa.array(list(outputs.values()), pa.list_(pa.string())),
     }
     schema = make_request_schema(spec)
-    return pa.table(
-        {name: own[name] if name in own else chosen[name] for name in schema.names}
-    ).cast(schema)
-
-
-def _target_all_outputs(spec: PipelineSpec, rows: Any) -> Any:
-    """Rows that no output has seen are meant for all of them."""
-    names = [[EVENTS, *spec.windows]] * rows.num_rows
-    place = rows.column_names.index("_outputs")
-    return rows.set_column(place, "_outputs", pa.array(names, pa.list_(pa.string())))
+    columns = {n: derived[n] if n in derived else rows[n] for n in schema.names}
+    return pa.table(columns).cast(schema)
 
 
 def _find_open_sections(log: SlotLog, head: LogHead, epochs: Sequence[int]) -> list[int | None]:
-    """The section that was open when a row was read; None where the epoch was retired."""
-    known: dict[int, int | None] = {}
+    """Return the section that was open when each row was read; None for retired epochs."""
+    sections: dict[int, int | None] = {}
     for epoch in set(epochs):
         filled = next(log.epochs_between(head.timeline, epoch, epoch), None)
-        known[epoch] = (
+        sections[epoch] = (
             filled.epoch.section if filled and isinstance(filled.record, Manifest) else None
         )
-    return [known[epoch] for epoch in epochs]
+    return [sections[epoch] for epoch in epochs]
 
 
-def _find_requested_pairs(
-    log: SlotLog, spec: PipelineSpec, head: LogHead, *, rejected: bool = False
+def _find_taken_pairs(
+    spec: PipelineSpec, log: SlotLog, head: LogHead, *, with_rejected: bool = False
 ) -> set[tuple[RowIdentity, str]]:
-    """(row, output) pairs in open requests: nobody should have to decide twice about one row."""
-    found: set[tuple[RowIdentity, str]] = set()
-    now = SYSTEM_CLOCK.wall_ticks()
-    states = (*OPEN_STATES, "rejected") if rejected else OPEN_STATES
-    for request in list_splice_requests(log.store, spec.name):
-        if (
-            resolve_request_state(log, request, head, now) in states
-            and request.origin != "attachment"
-        ):
-            for file in request.row_files():
-                rows = read_data_file(log, file)
-                pairs = zip(iterate_identities(rows), rows["_outputs"].to_pylist(), strict=True)
-                found |= {(who, name) for who, names in pairs for name in names or ()}
-    return found
+    """Return the (row, output) pairs that are merged or in open requests.
 
-
-def _cast_rows(spec: PipelineSpec, raw: Sequence[Mapping[str, Any]]) -> Any:
-    """Rows in the pipeline's types: texts are cast value by value, ticks are taken for times.
-
-    Raises:
-        ConfigurationError: naming the first value that cannot be cast.
+    Nobody should have to decide twice about a row. With `with_rejected`, pairs of rejected requests
+    are included.
     """
-    schema = make_request_schema(spec)
-    arrays = [_cast_column([row.get(f.name) for row in raw], f) for f in schema]
-    rows = pa.table(arrays, schema=schema)
-    with open_database() as db:
-        db.register("typed", rows)
-        missing = db.execute(
-            f"select _source, _partition, _seq from typed where {build_time_expression(spec)} is"
-            " null"
-        ).fetchall()
-        times = db.execute(f"select {build_time_expression(spec)} from typed").fetchall()
-    if missing:
-        raise ConfigurationError(
-            f"{len(missing)} rows have no event time, first: {'/'.join(map(str, missing[0]))}",
-            code="splice.no_event_time",
-            pipeline=spec.name,
-            kept="the rows, where they are",
-            advice="mend them with --set COLUMN=VALUE or --mend FILE",
-        )
-    if EVENT_TIME in schema.names:
-        column = pa.array([time for (time,) in times], pa.int64()).cast(
-            schema.field(EVENT_TIME).type
-        )
-        rows = rows.set_column(schema.names.index(EVENT_TIME), EVENT_TIME, column)
-    return rows
-
-
-def _cast_column(values: list[Any], field: Any) -> Any:
-    if pa.types.is_list(field.type):
-        return pa.array(values, field.type)
-    times = pa.types.is_timestamp(field.type)
-    texts = [
-        format_instant(v) if times and isinstance(v, int) else _format_value(v) for v in values
-    ]
-    try:
-        with open_database() as db:
-            db.register("texts", pa.table({"v": pa.array(texts, pa.string())}))
-            kind = _name_sql_type(field.type)
-            return (
-                db.sql(f"select cast(v as {kind}) as v from texts")
-                .to_arrow_table()["v"]
-                .cast(field.type)
-                .combine_chunks()
-            )
-    except Exception as error:
-        raise ConfigurationError(
-            f"column {field.name}: {str(error).splitlines()[0]}",
-            code="splice.bad_value",
-            kept="the rows, where they are",
-            advice="mend the value with --set COLUMN=VALUE or --mend FILE",
-        ) from error
-
-
-def _format_value(value: Any) -> str | None:
-    if value is None:
-        return None
-    return value.isoformat() if hasattr(value, "isoformat") else str(value)
-
-
-def _name_sql_type(kind: Any) -> str:
-    names = {
-        pa.string(): "varchar", pa.bool_(): "boolean", pa.int32(): "integer", pa.int64(): "bigint",
-        pa.float32(): "float", pa.float64(): "double", pa.date32(): "date", pa.binary(): "blob",
-    }  # fmt: skip
-    if pa.types.is_timestamp(kind):
-        return "timestamptz"
-    return names.get(kind) or f"decimal({kind.precision},{kind.scale})"
-
-
-def _read_file_bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ConfigurationError(
-            f"cannot read {path}: {error.strerror}", code="splice.no_file", advice="check the path"
-        ) from error
-
-
-def _parse_file_rows(path: Path, data: bytes) -> list[dict[str, Any]]:
-    import pyarrow.csv
-    import pyarrow.json
-
-    readers: dict[str, Any] = {
-        ".parquet": pq.read_table,
-        ".csv": lambda buffer: pyarrow.csv.read_csv(buffer),
-        ".json": lambda buffer: pyarrow.json.read_json(buffer),
-        ".jsonl": lambda buffer: pyarrow.json.read_json(buffer),
-    }
-    try:
-        return list(readers[path.suffix](io.BytesIO(data)).to_pylist())
-    except (KeyError, pa.ArrowException) as error:
-        raise ConfigurationError(
-            f"{path} cannot be read as {path.suffix or 'a table'}: {error}",
-            code="splice.bad_file",
-            advice="give a .parquet, .csv, .json or .jsonl file",
-        ) from error
-
-
-# the request
+    pairs = set(read_merged_rows(spec, log, head).pairs)
+    now = SYSTEM_CLOCK.wall_ticks()
+    states = (*OPEN_STATES, "rejected") if with_rejected else OPEN_STATES
+    for request in list_splice_requests(log.store, spec.name):
+        if request.origin == "attachment":
+            continue
+        if resolve_request_state(log, request, head, now) in states:
+            for file in request.row_files():
+                pairs.update(iterate_output_pairs(read_data_file(log, file)))
+    return pairs
 
 
 def put_request(
     spec: PipelineSpec,
     log: SlotLog,
     head: LogHead,
-    rows: Any,
-    origin: str,
-    detail: Mapping[str, Any],
-    asking: RequestOptions,
+    contents: RequestContents,
+    options: RequestOptions,
 ) -> SpliceRequest:
-    """Write the rows, then the document that makes them a request."""
+    """Write the rows of a request, and then its document.
+
+    Raises:
+        ConfigurationError: there are no rows.
+    """
+    rows = contents.rows
     if rows.num_rows == 0:
-        raise ConfigurationError(
-            f"{spec.name} has no such rows that were not merged or asked for already",
-            code="splice.no_rows",
-            pipeline=spec.name,
-            advice=f"see: tidegate splice list {spec.name}; tidegate tables {spec.name} late",
-        )
+        raise NO_ROWS(pipeline=spec.name)
     with open_database() as db:
-        db.register("asked", rows)
-        low, high = db.execute(
-            f"select min(t), max(t) from (select {build_time_expression(spec)} as t from asked)"
-        ).fetchall()[0]
-    request_id, now = asking.request_id or generate_splice_request_id(), asking.clock.wall_ticks()
+        db.register("requested", rows)
+        time = build_time_expression(spec)
+        low, high = db.execute(f"select min({time}), max({time}) from requested").fetchall()[0]
+    request_id = options.request_id or generate_splice_request_id()
+    now = options.clock.wall_ticks()
     ref = _write_rows_once(log, build_rows_key(spec.name, request_id), rows, low, high)
     request = SpliceRequest.model_validate(
         {
             "id": request_id,
             "pipeline": spec.name,
-            "origin": origin,
-            "origin_detail": dict(detail),
+            "origin": contents.origin,
+            "origin_detail": dict(contents.detail),
             "rows": [ref.model_dump(mode="json")],
             "row_count": rows.num_rows,
             "min_time": low,
             "max_time": high,
             "created_at": now,
-            "expires_at": None if asking.expires_in is None else now + asking.expires_in,
-            "who": asking.who,
-            "why": asking.why,
+            "expires_at": None if options.expires_in is None else now + options.expires_in,
+            "who": options.who,
+            "why": options.why,
             "at_slot": {"timeline": head.timeline, "slot": head.slot},
-            "trail": [{"at": now, "who": asking.who, "what": "created", "because": asking.why}],
+            "trail": [{"at": now, "who": options.who, "what": "created", "because": options.why}],
         }
     )
     return create_splice_request(log.store, request)
 
 
 def _write_rows_once(log: SlotLog, key: str, rows: Any, low: int, high: int) -> FileRef:
-    """Write the rows once: a second creation under the same id keeps the first one's."""
+    """Write the rows; if the same request was created before, keep the rows of that time."""
     if log.store.stat(key) is not None:
         data = log.store.get(key).data
         count = pq.read_metadata(io.BytesIO(data)).num_rows
-        return FileRef(
-            key=key,
-            rows=count,
-            bytes=len(data),
-            sha256=sha256_of_bytes(data),
-            min_time=low,
-            max_time=high,
-            kind="request",
-        )
-    buffer = io.BytesIO()
-    pq.write_table(rows, buffer, compression="snappy", coerce_timestamps="us")
-    data = buffer.getvalue()
-    log.store.put(key, data)
+    else:
+        buffer = io.BytesIO()
+        pq.write_table(rows, buffer, compression="snappy", coerce_timestamps="us")
+        data, count = buffer.getvalue(), rows.num_rows
+        log.store.put(key, data)
     return FileRef(
         key=key,
-        rows=rows.num_rows,
+        rows=count,
         bytes=len(data),
         sha256=sha256_of_bytes(data),
         min_time=low,

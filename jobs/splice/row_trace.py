@@ -1,11 +1,13 @@
-"""Where is my row?
+"""Trace an input row through all outputs, found by any of its fields (`tidegate row`).
 
-One input row through all outputs, by any of its fields; nothing is guessed, every place is read.
+The trace reads every place where the row can be; it does not conclude from counters or from the
+frontier.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -13,40 +15,38 @@ import pyarrow.compute as pc
 from pydantic import BaseModel
 
 from tidegate.checkpoints.slot_log import SlotLog
-from tidegate.checkpoints.splice_requests import list_splice_requests
-from tidegate.errors import ConfigurationError
+from tidegate.checkpoints.splice_requests import SpliceRequest, list_splice_requests
 from tidegate.jobs.sinks.published_tables import scan_table
 from tidegate.jobs.sinks.row_positions import SPLICE_COLUMN
 from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENTS, LATE, PipelineSpec
 from tidegate.jobs.spec.window_specs import WindowKind
-from tidegate.jobs.splice.merge_plan import SET_ASIDE_REASONS
+from tidegate.jobs.splice.affected_windows import TouchingRow, assign_windows
+from tidegate.jobs.splice.errors import BAD_ROW_VALUE, TOO_MANY_ROWS, UNKNOWN_COLUMN
 from tidegate.jobs.splice.request_creation import resolve_request_state
 from tidegate.jobs.splice.tables_at_head import (
+    IDENTITY_COLUMNS,
     RowIdentity,
     TablesAtHead,
     find_merge_segments,
     iterate_identities,
+    iterate_output_pairs,
     read_data_file,
     read_merged_rows,
 )
-from tidegate.jobs.splice.window_recompute import (
-    TouchingRow,
-    assign_windows,
-    build_time_expression,
-    open_database,
-)
+from tidegate.jobs.splice.window_merge import SET_ASIDE_REASONS
+from tidegate.jobs.splice.window_recompute import build_time_expression, open_database
 from tidegate.time_units import format_instant
 
-_MAX_ROWS = 20  # rows followed at a time: more are no row but a query
-_IDENTITY_COLUMNS = ("_source", "_partition", "_seq")
+_MAX_ROWS = 20  # rows traced at a time; whoever looks for more wants a query
 
 
 class RowLocation(BaseModel):
-    """One place where the row stands or stood.
+    """One place where the row is or was.
 
     Attributes:
         output: events, a window, late, dead_letters, or request.
-        state: released, inserted, late, dead letter, counted, merged, waits, edge.
+        state: released, inserted, late, dead letter, counted, merged, missing, waits, edge; for a
+            request its state.
         detail: position, reason, revision and so on.
     """
 
@@ -56,7 +56,7 @@ class RowLocation(BaseModel):
 
 
 class RowTrace(BaseModel):
-    """One row and all its places."""
+    """One row and all places where it was found."""
 
     source: str
     partition: str
@@ -66,8 +66,23 @@ class RowTrace(BaseModel):
     places: list[RowLocation]
 
 
+@dataclass(frozen=True, slots=True)
+class _TracedRow:
+    """A row to trace.
+
+    Attributes:
+        identity: source, partition and seq.
+        values: its user columns; of a dead letter its text.
+        interval: its event time and its end in ticks; None for a dead letter.
+    """
+
+    identity: RowIdentity
+    values: dict[str, Any]
+    interval: tuple[int, int] | None
+
+
 def trace_rows(spec: PipelineSpec, log: SlotLog, fields: Mapping[str, str]) -> list[RowTrace]:
-    """Follow the rows whose columns have these values.
+    """Trace the rows whose columns have these values.
 
     Args:
         spec: the pipeline.
@@ -75,339 +90,251 @@ def trace_rows(spec: PipelineSpec, log: SlotLog, fields: Mapping[str, str]) -> l
         fields: column (or `_source`, `_partition`, `_seq`) -> value as text.
 
     Raises:
-        ConfigurationError: no such column; more rows than anybody can look at.
+        ConfigurationError: a column does not exist, a value does not fit its column, or too many
+            rows match.
     """
-    unknown = [
-        name for name in fields if name not in spec.columns and name not in _IDENTITY_COLUMNS
-    ]
+    known = (*spec.columns, *IDENTITY_COLUMNS)
+    unknown = [name for name in fields if name not in known]
     if unknown or not fields:
-        raise ConfigurationError(
-            f"{spec.name} has no column {', '.join(unknown) or '(none was given)'}",
-            code="row.unknown_column",
-            pipeline=spec.name,
-            advice=f"choose from: {', '.join((*spec.columns, *_IDENTITY_COLUMNS))}",
-        )
-    return _RowTracer(spec, log).trace_matching_rows(fields)
+        columns = ", ".join(unknown) or "(none was given)"
+        raise UNKNOWN_COLUMN(pipeline=spec.name, columns=columns, known=", ".join(known))
+    return _RowTracer(spec, log, fields).trace_matching_rows()
 
 
 class _RowTracer:
-    def __init__(self, spec: PipelineSpec, log: SlotLog) -> None:
-        self.spec, self.log, self.head = spec, log, log.head()
-        self.tables = TablesAtHead(spec, log, self.head)
-        self.merged = read_merged_rows(spec, log, self.head)
+    """Reads all places where rows with these fields can be, and traces them."""
 
-    def trace_matching_rows(self, fields: Mapping[str, str]) -> list[RowTrace]:
-        """All rows that match, each with its places."""
-        user = [*self.spec.columns, *_IDENTITY_COLUMNS]
-        events = self._select_matching(
-            self.tables.read_rows(
-                EVENTS, [*user, "position", "section", "_late", SPLICE_COLUMN, "_epoch"]
-            ),
-            fields,
-        )
-        late = self._select_matching(
-            self.tables.read_rows(
-                LATE, [*user, "output", "reason", "lateness_us", "frontier", "_epoch"]
-            ),
-            fields,
-        )
-        asked = {
-            request.id: (request, [read_data_file(self.log, f) for f in request.row_files()])
-            for request in self._list_row_requests()
-        }
-        found: dict[RowIdentity, dict[str, Any]] = {}
-        tables = [
-            events,
-            late,
-            *(self._select_matching(t, fields) for _, some in asked.values() for t in some),
-        ]
-        for table in tables:
-            for who, row in zip(iterate_identities(table), table.to_pylist(), strict=True):
-                found.setdefault(who, {name: row[name] for name in self.spec.columns})
-        dead = self._match_dead_rows(fields)
-        for who, row in dead.items():
-            found.setdefault(who, {"row": row["row"]})
-        if len(found) > _MAX_ROWS:
-            raise ConfigurationError(
-                f"{len(found)} rows of {self.spec.name} match; only {_MAX_ROWS} can be followed at"
-                " a time",
-                code="row.too_many",
-                pipeline=self.spec.name,
-                advice="give more fields, for example the event time",
-            )
-        return [
-            self._trace_row(who, values, events, late, dead, asked)
-            for who, values in sorted(found.items())
-        ]
-
-    def _list_row_requests(self) -> list[Any]:
-        return [
-            request
-            for request in list_splice_requests(self.log.store, self.spec.name)
+    def __init__(self, spec: PipelineSpec, log: SlotLog, fields: Mapping[str, str]) -> None:
+        self._spec, self._log, self._head, self._fields = spec, log, log.head(), fields
+        self._tables = TablesAtHead(spec, log, self._head)
+        self._merged = read_merged_rows(spec, log, self._head)
+        columns = [*spec.columns, *IDENTITY_COLUMNS]
+        event_columns = [*columns, "position", "section", "_late", SPLICE_COLUMN, "_epoch"]
+        late_columns = [*columns, "output", "reason", "lateness_us", "frontier", "_epoch"]
+        self._events = self._select_matching(self._tables.read_rows(EVENTS, event_columns))
+        self._late = self._select_matching(self._tables.read_rows(LATE, late_columns))
+        self._requested: list[tuple[SpliceRequest, Any]] = [
+            (request, read_data_file(log, file))
+            for request in list_splice_requests(log.store, spec.name)
             if request.origin != "attachment"
+            for file in request.row_files()
+        ]
+        self._dead = self._match_dead_letters()
+
+    def trace_matching_rows(self) -> list[RowTrace]:
+        """Return every row that matches, with its places."""
+        rows: dict[RowIdentity, dict[str, Any]] = {}
+        requested = [self._select_matching(table) for _, table in self._requested]
+        for table in (self._events, self._late, *requested):
+            for who, row in zip(iterate_identities(table), table.to_pylist(), strict=True):
+                rows.setdefault(who, {name: row[name] for name in self._spec.columns})
+        for who, row in self._dead.items():
+            rows.setdefault(who, {"row": row["row"]})
+        if len(rows) > _MAX_ROWS:
+            raise TOO_MANY_ROWS(pipeline=self._spec.name, count=len(rows), limit=_MAX_ROWS)
+        return [
+            self._trace_row(_TracedRow(who, values, self._compute_interval(who, values)))
+            for who, values in sorted(rows.items())
         ]
 
-    def _select_matching(self, table: Any, fields: Mapping[str, str]) -> Any:
+    def _select_matching(self, table: Any) -> Any:
+        """Return the rows of a table that have the values of all fields."""
         with open_database() as db:
             db.register("rows", table)
-            kinds = {name: kind for name, kind, *_ in db.execute("describe rows").fetchall()}
-            same = " and ".join(f'"{name}" = cast(? as {kinds[name]})' for name in fields)
+            types = {name: kind for name, kind, *_ in db.execute("describe rows").fetchall()}
+            equal = " and ".join(f'"{name}" = cast(? as {types[name]})' for name in self._fields)
+            query, values = f"select * from rows where {equal}", list(self._fields.values())
             try:
-                return db.sql(
-                    f"select * from rows where {same}", params=list(fields.values())
-                ).to_arrow_table()
+                return db.sql(query, params=values).to_arrow_table()
             except Exception as error:
-                raise ConfigurationError(
-                    f"the values do not fit the columns: {str(error).splitlines()[0]}",
-                    code="row.bad_value",
-                    pipeline=self.spec.name,
-                    advice="times in ISO form, numbers plain",
-                ) from error
+                text = str(error).splitlines()[0]
+                raise BAD_ROW_VALUE(pipeline=self._spec.name, text=text) from error
 
-    def _match_dead_rows(self, fields: Mapping[str, str]) -> dict[RowIdentity, dict[str, Any]]:
-        """Dead rows are kept as text: they match when every value stands in it."""
-        table = self.tables.read_rows(
-            DEAD_LETTERS, ["reason", "detail", "object", "row", *_IDENTITY_COLUMNS, "_epoch"]
+    def _match_dead_letters(self) -> dict[RowIdentity, dict[str, Any]]:
+        """Return dead letters whose text contains every value; their columns could not be read."""
+        table = self._tables.read_rows(
+            DEAD_LETTERS, ["reason", "detail", "object", "row", *IDENTITY_COLUMNS, "_epoch"]
         )
         table = table.filter(pc.is_valid(table["row"]))
+
+        def matches(row: Mapping[str, Any]) -> bool:
+            return all(
+                str(row[name]) == value if name in IDENTITY_COLUMNS else value in row["row"]
+                for name, value in self._fields.items()
+            )
+
         rows = zip(iterate_identities(table), table.to_pylist(), strict=True)
-        plain = {name: value for name, value in fields.items() if name not in _IDENTITY_COLUMNS}
-        own = {name: value for name, value in fields.items() if name in _IDENTITY_COLUMNS}
-        return {
-            who: row
-            for who, row in rows
-            if all(value in row["row"] for value in plain.values())
-            and all(str(row[n]) == v for n, v in own.items())
-        }
+        return {who: row for who, row in rows if matches(row)}
 
-    def _trace_row(
-        self,
-        who: RowIdentity,
-        values: dict[str, Any],
-        events: Any,
-        late: Any,
-        dead: Any,
-        asked: Any,
-    ) -> RowTrace:
-        places = [
-            *self._locate_in_dead_letters(who, dead),
-            *self._locate_in_late(who, late),
-            *self._locate_in_requests(who, asked),
-        ]
-        places += self._locate_in_events(who, events)
-        ticks = self._compute_ticks(who, values)
-        if ticks is not None:
-            places += [
-                place
-                for name in self.spec.windows
-                for place in self._locate_in_window(name, who, values, ticks, late, dead)
-            ]
-        plain = {
-            name: value.isoformat() if hasattr(value, "isoformat") else value
-            for name, value in values.items()
-        }
-        time = format_instant(ticks[0]) if ticks else None
-        return RowTrace(
-            source=who[0],
-            partition=who[1],
-            seq=who[2],
-            event_time=time,
-            values=plain,
-            places=places,
-        )
-
-    def _compute_ticks(self, who: RowIdentity, values: dict[str, Any]) -> tuple[int, int] | None:
-        if "row" in values and "row" not in self.spec.columns:
+    def _compute_interval(self, who: RowIdentity, values: dict[str, Any]) -> tuple[int, int] | None:
+        if "row" in values and "row" not in self._spec.columns:
             return None
+        start, end = (build_time_expression(self._spec, f) for f in ("event_time", "end_time"))
         with open_database() as db:
             db.register("one", pa.Table.from_pylist([{**values, "_source": who[0]}]))
-            start, end = db.execute(
-                f"select {build_time_expression(self.spec)},"
-                f" {build_time_expression(self.spec, 'end_time')} from one"
-            ).fetchall()[0]
-        return (start, start + 1 if end is None else end)
+            query = f"select {start}, coalesce({end}, {start} + 1) from one"
+            low, high = db.execute(query).fetchall()[0]
+        return low, high
 
-    def _locate_in_dead_letters(
-        self, who: RowIdentity, dead: Mapping[RowIdentity, dict[str, Any]]
-    ) -> list[RowLocation]:
-        if who not in dead:
+    def _trace_row(self, row: _TracedRow) -> RowTrace:
+        locations = [
+            *self._locate_in_dead_letters(row),
+            *self._locate_in_late(row),
+            *self._locate_in_requests(row),
+            *self._locate_in_events(row),
+        ]
+        if row.interval is not None:
+            for name in self._spec.windows:
+                locations += self._locate_in_window(name, row, row.interval)
+        source, partition, seq = row.identity
+        return RowTrace(
+            source=source,
+            partition=partition,
+            seq=seq,
+            event_time=format_instant(row.interval[0]) if row.interval else None,
+            values={
+                name: value.isoformat() if hasattr(value, "isoformat") else value
+                for name, value in row.values.items()
+            },
+            places=locations,
+        )
+
+    def _locate_in_dead_letters(self, row: _TracedRow) -> list[RowLocation]:
+        dead = self._dead.get(row.identity)
+        if dead is None:
             return []
-        row = dead[who]
-        facts = {
-            "reason": row["reason"],
-            "detail": row["detail"],
-            "object": row["object"],
-            "epoch": row["_epoch"],
-        }
-        return [RowLocation(output=DEAD_LETTERS, state="dead letter", detail=facts)]
+        detail = {name: dead[name] for name in ("reason", "detail", "object")}
+        detail["epoch"] = dead["_epoch"]
+        return [RowLocation(output=DEAD_LETTERS, state="dead letter", detail=detail)]
 
-    def _locate_in_late(self, who: RowIdentity, late: Any) -> list[RowLocation]:
-        found = []
-        for other, row in zip(iterate_identities(late), late.to_pylist(), strict=True):
-            if other == who:
-                state = (
-                    "late, merged since" if (who, row["output"]) in self.merged.pairs else "late"
-                )
-                facts = {
-                    "output": row["output"],
-                    "reason": row["reason"],
-                    "lateness_s": (row["lateness_us"] or 0) / 1_000_000,
-                }
-                found.append(
-                    RowLocation(
-                        output=LATE,
-                        state=state,
-                        detail={**facts, "missed": row["frontier"], "epoch": row["_epoch"]},
-                    )
-                )
-        return found
+    def _locate_in_late(self, row: _TracedRow) -> list[RowLocation]:
+        locations = []
+        for late in _find_rows(self._late, row.identity):
+            is_merged = (row.identity, late["output"]) in self._merged.pairs
+            detail = {
+                "output": late["output"],
+                "reason": late["reason"],
+                "lateness_s": (late["lateness_us"] or 0) / 1_000_000,
+                "missed": late["frontier"],
+                "epoch": late["_epoch"],
+            }
+            state = "late, merged since" if is_merged else "late"
+            locations.append(RowLocation(output=LATE, state=state, detail=detail))
+        return locations
 
-    def _locate_in_requests(self, who: RowIdentity, asked: Mapping[str, Any]) -> list[RowLocation]:
-        found = []
-        segments = find_merge_segments(self.head)
-        for request, tables in asked.values():
-            outputs = [
-                o
-                for t in tables
-                for other, o in zip(iterate_identities(t), t["_outputs"].to_pylist(), strict=True)
-                if other == who
-            ]
-            for names in outputs:
-                facts = {
+    def _locate_in_requests(self, row: _TracedRow) -> list[RowLocation]:
+        locations = []
+        segments = find_merge_segments(self._head)
+        for request, table in self._requested:
+            for requested in _find_rows(table, row.identity):
+                detail = {
                     "request": request.id,
-                    "outputs": names,
+                    "outputs": requested["_outputs"],
                     "who": request.who,
                     "why": request.why,
                 }
                 if request.id in segments:
-                    facts["checkpoint"] = segments[request.id].extra["checkpoint"]
-                found.append(
-                    RowLocation(
-                        output="request",
-                        state=resolve_request_state(self.log, request, self.head),
-                        detail=facts,
-                    )
-                )
-        return found
+                    detail["checkpoint"] = segments[request.id].extra["checkpoint"]
+                state = resolve_request_state(self._log, request, self._head)
+                locations.append(RowLocation(output="request", state=state, detail=detail))
+        return locations
 
-    def _locate_in_events(self, who: RowIdentity, events: Any) -> list[RowLocation]:
-        found = []
-        for other, row in zip(iterate_identities(events), events.to_pylist(), strict=True):
-            if other == who:
-                facts = {
-                    "section": row["section"],
-                    "epoch": row["_epoch"],
-                    "flagged_late": bool(row["_late"]),
-                }
-                facts |= {"position": self._find_position(who, row), "request": row[SPLICE_COLUMN]}
-                state = "inserted" if row[SPLICE_COLUMN] else "released"
-                found.append(
-                    RowLocation(
-                        output=EVENTS,
-                        state=state,
-                        detail={k: v for k, v in facts.items() if v is not None},
-                    )
-                )
-        return found
+    def _locate_in_events(self, row: _TracedRow) -> list[RowLocation]:
+        locations = []
+        for event in _find_rows(self._events, row.identity):
+            detail = {
+                "section": event["section"],
+                "epoch": event["_epoch"],
+                "flagged_late": bool(event["_late"]),
+                "position": self._find_position(row.identity, event["_epoch"]),
+                "request": event[SPLICE_COLUMN],
+            }
+            detail = {name: value for name, value in detail.items() if value is not None}
+            state = "inserted" if event[SPLICE_COLUMN] else "released"
+            locations.append(RowLocation(output=EVENTS, state=state, detail=detail))
+        return locations
 
-    def _find_position(self, who: RowIdentity, row: Mapping[str, Any]) -> int | None:
-        """The current one, from the published table.
-
-        Of a row that is not published yet it is not known.
-        """
-        columns = ("position", *_IDENTITY_COLUMNS)
-        table = scan_table(
-            self.spec, self.log.store, EVENTS, columns=columns, since=row["_epoch"] - 1
-        )
-        return next(
-            (
-                p
-                for p, other in zip(
-                    table["position"].to_pylist(), iterate_identities(table), strict=True
-                )
-                if other == who
-            ),
-            None,
-        )
+    def _find_position(self, who: RowIdentity, epoch: int) -> int | None:
+        """Return the current position of an event; None if its epoch is not published yet."""
+        columns = ("position", *IDENTITY_COLUMNS)
+        table = scan_table(self._spec, self._log.store, EVENTS, columns=columns, since=epoch - 1)
+        return next((row["position"] for row in _find_rows(table, who)), None)
 
     def _locate_in_window(
-        self,
-        name: str,
-        who: RowIdentity,
-        values: dict[str, Any],
-        ticks: tuple[int, int],
-        late: Any,
-        dead: Any,
+        self, name: str, row: _TracedRow, interval: tuple[int, int]
     ) -> list[RowLocation]:
-        """The results that the row is counted in, in every revision since."""
-        merged = (who, name) in self.merged.pairs
-        if not merged and (who in dead or self._is_late_for(name, who, late)):
+        """Return the results that contain the row, in every revision since it was counted."""
+        who = row.identity
+        is_merged = (who, name) in self._merged.pairs
+        if not is_merged and (who in self._dead or self._is_late_for(name, who)):
+            why = "late or never read; not merged"
+            return [RowLocation(output=name, state="missing", detail={"why": why})]
+        edge = self._describe_edge(row)
+        if edge is not None:
+            return [RowLocation(output=name, state="edge", detail={"why": edge})]
+        results = self._find_window_results(name, row, interval)
+        if is_merged:
+            merge_slot = self._find_merge_slot(name, who)
             return [
-                RowLocation(
-                    output=name, state="missing", detail={"why": "late or never read; not merged"}
-                )
+                RowLocation(output=name, state="merged", detail=detail)
+                for detail in results
+                if detail["epoch"] >= merge_slot
             ]
-        edges = self.spec.sources[who[0]].edges if who[0] in self.spec.sources else None
-        if edges is not None and values.get(edges.kind) in (edges.start, edges.end):
-            why = {
-                edges.start: "counts in each window that closes until its end",
-                edges.end: "ends what is open under its keys",
-            }
-            return [RowLocation(output=name, state="edge", detail={"why": why[values[edges.kind]]})]
-        window = self.spec.windows[name]
-        key = tuple(who[0] if k == "_source" else values.get(k) for k in window.keys)
-        wanted = assign_windows(window, TouchingRow(key, *ticks))
-        table = self.tables.read_rows(
-            name, time="window_end", spans=[(wanted[0][0], wanted[-1][1] + 1)] if wanted else []
-        )
-        if window.kind is WindowKind.SESSION:
-            table = self.tables.read_rows(name)
-        bounds = [table[c].cast(pa.int64()).to_pylist() for c in ("window_start", "window_end")]
-        found = []
-        for row, start, end in zip(table.to_pylist(), *bounds, strict=True):
-            inside = (
-                start <= ticks[0] < end
-                if window.kind is WindowKind.SESSION
-                else (start, end) in wanted
-            )
-            if inside and tuple(row[k] for k in window.keys) == key:
-                facts = {
-                    "window_start": format_instant(start),
-                    "revision": row["revision"],
-                    "epoch": row["_epoch"],
-                }
-                found.append(
-                    RowLocation(output=name, state="merged" if merged else "counted", detail=facts)
-                )
-        waiting = RowLocation(
-            output=name, state="waits", detail={"why": "the window has no result yet"}
-        )
-        return self._keep_since_merge(name, who, found) if merged else found or [waiting]
+        if not results:
+            why = "the window has no result yet"
+            return [RowLocation(output=name, state="waits", detail={"why": why})]
+        return [RowLocation(output=name, state="counted", detail=detail) for detail in results]
 
-    def _keep_since_merge(
-        self, name: str, who: RowIdentity, found: list[RowLocation]
-    ) -> list[RowLocation]:
-        """Of a merged row only the revisions from its merge on."""
-        for segment in find_merge_segments(self.head).values():
+    def _describe_edge(self, row: _TracedRow) -> str | None:
+        """Return what an edge row does to windows; None if the row is not an edge."""
+        source = self._spec.sources.get(row.identity[0])
+        if source is None or source.edges is None:
+            return None
+        return {
+            source.edges.start: "counts in each window that closes until its end",
+            source.edges.end: "ends what is open under its keys",
+        }.get(str(row.values.get(source.edges.kind)))
+
+    def _find_window_results(
+        self, name: str, row: _TracedRow, interval: tuple[int, int]
+    ) -> list[dict[str, Any]]:
+        window = self._spec.windows[name]
+        is_session = window.kind is WindowKind.SESSION
+        key = tuple(row.identity[0] if k == "_source" else row.values.get(k) for k in window.keys)
+        spans = assign_windows(window, TouchingRow(key, *interval))
+        # A session may extend far beyond the row, so all sessions are read.
+        wanted = [(spans[0][0], spans[-1][1] + 1)] if spans and not is_session else []
+        table = self._tables.read_rows(name, time="window_end", spans=wanted)
+        bounds = [table[c].cast(pa.int64()).to_pylist() for c in ("window_start", "window_end")]
+        return [
+            {
+                "window_start": format_instant(start),
+                "revision": result["revision"],
+                "epoch": result["_epoch"],
+            }
+            for result, start, end in zip(table.to_pylist(), *bounds, strict=True)
+            if tuple(result[k] for k in window.keys) == key
+            and (start <= interval[0] < end if is_session else (start, end) in spans)
+        ]
+
+    def _find_merge_slot(self, name: str, who: RowIdentity) -> int:
+        """Return the slot that merged a row into an output."""
+        for segment in find_merge_segments(self._head).values():
             if "stream" in segment.extra:
                 continue
-            rows = read_data_file(self.log, segment)
-            for other, outputs in zip(
-                iterate_identities(rows), rows["_outputs"].to_pylist(), strict=True
-            ):
-                if other == who and name in (outputs or ()):
-                    slot = int(str(segment.extra["checkpoint"]).split("-")[1])
-                    return [place for place in found if place.detail["epoch"] >= slot]
-        return found
+            if (who, name) in set(iterate_output_pairs(read_data_file(self._log, segment))):
+                return int(str(segment.extra["checkpoint"]).split("-")[1])
+        return 0
 
-    def _is_late_for(self, name: str, who: RowIdentity, late: Any) -> bool:
-        rows = zip(
-            iterate_identities(late),
-            late["output"].to_pylist(),
-            late["reason"].to_pylist(),
-            strict=True,
-        )
+    def _is_late_for(self, name: str, who: RowIdentity) -> bool:
         return any(
-            other == who and (output == name or reason in SET_ASIDE_REASONS)
-            for other, output, reason in rows
+            late["output"] == name or late["reason"] in SET_ASIDE_REASONS
+            for late in _find_rows(self._late, who)
         )
+
+
+def _find_rows(table: Any, who: RowIdentity) -> Iterator[dict[str, Any]]:
+    """Yield the rows with this identity."""
+    for number, other in enumerate(iterate_identities(table)):
+        if other == who:
+            yield table.slice(number, 1).to_pylist()[0]

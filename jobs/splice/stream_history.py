@@ -1,9 +1,13 @@
-"""Streams as the log and the tables have them, from the checkpoint on from which a merge is computed."""
+"""The streams before a merge, read from the log and the tables.
+
+A merge into streams is computed from a base on: the newest checkpoint before the insertion from
+which the streams can be continued. See
+`docs/decisions/0044-a-merge-rewrites-streams-from-the-first-changed-row.md`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -12,7 +16,7 @@ import pyarrow.compute as pc
 
 from tidegate.checkpoints.manifest import FileRef, Manifest
 from tidegate.checkpoints.slot_log import LogHead, SlotLog
-from tidegate.errors import ConfigurationError, TidegateError
+from tidegate.errors import TidegateError
 from tidegate.jobs.engine.column_types import to_arrow_type
 from tidegate.jobs.sinks.row_positions import (
     ARRIVAL_SLOT_COLUMN,
@@ -20,159 +24,162 @@ from tidegate.jobs.sinks.row_positions import (
     find_rewrite_starts,
     select_current_rows,
 )
-from tidegate.jobs.spec.pipeline import CHECKPOINTS, PipelineSpec
+from tidegate.jobs.spec.pipeline import CHECKPOINTS, EVENTS, PipelineSpec
 from tidegate.jobs.spec.stream_specs import EVENTS_STREAM
+from tidegate.jobs.splice.errors import INCOMPLETE
+from tidegate.jobs.splice.stream_rows import (
+    ARRIVAL_SLOT,
+    add_arrival_slot,
+    fill_arrival_slots,
+    make_stream_columns,
+)
 from tidegate.jobs.splice.tables_at_head import TablesAtHead
 from tidegate.jobs.streams.dispatched_rows import build_arrival_schema
-from tidegate.jobs.streams.row_history import PROVENANCE_FIELDS, list_merges, read_parquet_files
+from tidegate.jobs.streams.row_history import list_merges, read_parquet_files
 from tidegate.jobs.streams.stream_append import compute_running_max
 from tidegate.jobs.streams.stream_state import DispatchState
 from tidegate.time_units import TICK_MAX, TICK_MIN
 
-# Checkpoints looked at for one to start from; without one everything is computed from the first row
-# on.
+# Checkpoints that are tried as a base. If none fits, the merge is computed from the first row on.
 _MAX_BASE_CANDIDATES: Final = 50
 
 
 class StreamHistory:
-    """What there was, seen from one head.
+    """The streams at one head of the log, and at the base of the computation.
 
     Args:
         spec: the pipeline.
         log: its log.
-        head: where it stands.
-        tables: its tables there.
+        head: the head of the log.
+        tables: the tables at that head.
 
     Attributes:
-        base: slot of the checkpoint that the computation starts from; 0: it starts from the first
-            row.
-        at: the streams at the base.
-        segments: segments of the base.
+        base: slot of the base checkpoint; 0: the computation begins with the first row.
+        base_state: streams and attachments at the base.
+        base_segments: segments of the base.
     """
 
     def __init__(
         self, spec: PipelineSpec, log: SlotLog, head: LogHead, tables: TablesAtHead
     ) -> None:
         assert head.record is not None  # noqa: S101 - there is something to merge into
-        self._spec, self._graph, self._log, self._head, self._tables = (
-            spec,
-            spec.stream_graph,
-            log,
-            head,
-            tables,
-        )
+        self._spec, self._log, self._head, self._tables = spec, log, head, tables
+        self._graph = spec.stream_graph
         self._record: Manifest = head.record
         self._event_time = spec.event_time_column
         self._merges = {
             slot: extra for slot, extra in list_merges(head.record).items() if "from" in extra
         }
-        self._state = DispatchState.from_record(head.record.stream_state)
-        self.base, self.at = 0, DispatchState()
-        self.segments: Sequence[FileRef] = ()
+        self._state = _read_state(head.record)
+        self.base, self.base_state = 0, DispatchState()
+        self.base_segments: Sequence[FileRef] = ()
         self._rows: dict[str, Any] = {}
         self._clocks: dict[int, tuple[int, int]] = {}
 
     def select_base(self, since: int) -> None:
-        """Take the newest usable checkpoint before a slot as the base."""
+        """Use the newest fitting checkpoint before slot `since` as the base."""
         for slot in range(since - 1, max(0, since - 1 - _MAX_BASE_CANDIDATES), -1):
-            found = self._open_usable_checkpoint(slot)
-            if found is not None:
-                self.base, self.segments = slot, found.segments
-                self.at = DispatchState.from_record(found.stream_state)
+            manifest = self._open_base_candidate(slot)
+            if manifest is not None:
+                self.base, self.base_segments = slot, manifest.segments
+                self.base_state = _read_state(manifest)
                 return
 
-    def _open_usable_checkpoint(self, slot: int) -> Manifest | None:
-        """The checkpoint of a slot, if no later merge changed what it says, and nobody had fallen behind there."""
+    def _open_base_candidate(self, slot: int) -> Manifest | None:
+        """Return the manifest of a slot if the computation can begin after it.
+
+        No later merge may have changed what the manifest says, and no attachment may have been
+        behind its origin.
+        """
         if any(extra["from"] <= slot < merge for merge, extra in self._merges.items()):
             return None
         try:
-            found = next(self._log.epochs_between(self._head.timeline, slot, slot)).epoch
+            manifest = next(self._log.epochs_between(self._head.timeline, slot, slot)).epoch
         except (StopIteration, TidegateError):
             return None  # retired
-        state = DispatchState.from_record(found.stream_state)
-        for name, known in self._state.attachments.items():
-            there = state.attachments.get(name)
-            origin = (
-                self._graph.attachments[name].origin if name in self._graph.attachments else None
-            )
-            if there is None or there.since != known.since:
-                return None
-            if (
-                origin is not None
-                and there.cursor != state.stream_state(origin).next
-                and there.status != "detached"
-            ):
-                return None
-        return found
+        state = _read_state(manifest)
+        fits = (
+            self._was_caught_up(name, attachment.since, state)
+            for name, attachment in self._state.attachments.items()
+        )
+        return manifest if all(fits) else None
 
-    def slot_of_event(self, position: int) -> int:
-        """The slot in which the event at a position came."""
+    def _was_caught_up(self, name: str, since: str, state: DispatchState) -> bool:
+        """Return whether an attachment existed in a state, and had taken all rows of its origin."""
+        attachment = state.attachments.get(name)
+        if attachment is None or attachment.since != since:
+            return False
+        if name not in self._graph.attachments or attachment.status == "detached":
+            return True
+        origin = self._graph.attachments[name].origin
+        return attachment.cursor == state.stream_state(origin).next
+
+    def find_slot_of_event(self, position: int) -> int:
+        """Return the slot in which the event at a position was released."""
         if position < 0:
             return 1
-        found = self._tables.read_rows(
-            "events",
+        events = self._tables.read_rows(
+            EVENTS,
             ["position", SPLICE_COLUMN, "_epoch"],
             ranges={"position": (position, position)},
         )
-        found = found.filter(pc.is_null(found[SPLICE_COLUMN]))
-        return int(found["_epoch"][0].as_py()) if found.num_rows else 1
+        events = events.filter(pc.is_null(events[SPLICE_COLUMN]))
+        return int(events["_epoch"][0].as_py()) if events.num_rows else 1
 
-    def slot_before(self, stream: str, stamp: int) -> int:
-        """The slot in which the row came that a row with this stamp stands behind."""
+    def find_slot_before(self, stream: str, stamp: int) -> int:
+        """Return the arrival slot of the row after which a row with this stamp is inserted."""
         rows = self._read_stream(stream, 0)
-        number = int(np.searchsorted(rows["stream_time"].to_numpy(), stamp, side="right"))
-        return int(rows[ARRIVAL_SLOT][number - 1].as_py()) if number else 1
+        index = int(np.searchsorted(rows["stream_time"].to_numpy(), stamp, side="right"))
+        return int(rows[ARRIVAL_SLOT][index - 1].as_py()) if index else 1
 
     def clock_at(self, slot: int) -> tuple[int, int]:
-        """The recorded now and the frontier after an epoch."""
+        """Return the recorded time of an epoch, and the frontier after it."""
         if not self._clocks:
             self._clocks = self._read_clocks()
         return self._clocks[slot]
 
     def _read_clocks(self) -> dict[int, tuple[int, int]]:
-        """From the table of checkpoints, which outlives the checkpoints.
+        """Read the clocks of all slots after the base.
 
-        What is not published yet from the log.
+        They come from the table of checkpoints, which outlives retired manifests. Slots that are
+        not published yet come from the log.
         """
         columns = ["slot", "recorded_now", "frontier", "final"]
-        found = self._tables.read_rows(
+        rows = self._tables.read_rows(
             CHECKPOINTS, columns, ranges={"_epoch": (self.base + 1, None)}
         )
-        times = [found[name].cast(pa.int64()).to_pylist() for name in columns[1:3]]
+        slots, final = rows["slot"].to_pylist(), rows["final"].to_pylist()
+        times = [rows[name].cast(pa.int64()).to_pylist() for name in columns[1:3]]
         clocks = {}
-        for slot, now, frontier, final in zip(
-            found["slot"].to_pylist(), *times, found["final"].to_pylist(), strict=True
-        ):
-            clocks[slot] = (now, TICK_MAX if final else TICK_MIN if frontier is None else frontier)
+        for slot, now, frontier, is_final in zip(slots, *times, final, strict=True):
+            first = TICK_MIN if frontier is None else frontier
+            clocks[slot] = (now, TICK_MAX if is_final else first)
         begin = max(self._tables.published, self.base) + 1
         for filled in self._log.epochs_between(self._head.timeline, begin, self._head.slot):
-            epoch = filled.epoch
-            clocks[epoch.slot] = (epoch.recorded_now, epoch.frontier_after)
+            clocks[filled.epoch.slot] = (filled.epoch.recorded_now, filled.epoch.frontier_after)
         return clocks
 
     def stream_rows(self, stream: str) -> Any:
-        """A stream as it stands, from the base on."""
+        """Return the rows of a stream before the merge, from the base on."""
         if stream not in self._rows:
             self._rows[stream] = (
-                self._convert_events(self._read_reached_events())
+                self._convert_events(self._read_stream_events())
                 if stream == EVENTS_STREAM
                 else self._read_stream(stream, self.base)
             )
         return self._rows[stream]
 
-    def with_inserted_events(self, inserted: Any) -> Any:
-        """The events as a stream, with rows among them that a merge in the next slot inserts."""
-        kept = self._read_reached_events()
-        numbered = inserted.append_column(
-            "_epoch", pa.array([self._head.next_slot] * inserted.num_rows, pa.int64())
-        )
+    def insert_events(self, inserted: Any) -> Any:
+        """Return the events stream with rows that a merge in the next slot inserts."""
+        events = self._read_stream_events()
+        slots = pa.array([self._head.next_slot] * inserted.num_rows, pa.int64())
+        inserted = inserted.append_column("_epoch", slots).select(events.column_names)
         return self._convert_events(
-            pa.concat_tables(
-                [kept, numbered.select(kept.column_names)], promote_options="permissive"
-            )
+            pa.concat_tables([events, inserted], promote_options="permissive")
         )
 
     def _read_stream(self, stream: str, base: int) -> Any:
+        """Read the newest versions of a stream's rows that arrived after slot `base`."""
         columns = make_stream_columns(self._graph.columns[stream])
         stored = [name for name in columns if name != ARRIVAL_SLOT]
         rows = self._tables.read_rows(
@@ -180,17 +187,14 @@ class StreamHistory:
             [*stored, "_epoch", SPLICE_COLUMN, ARRIVAL_SLOT_COLUMN],
             ranges={"_epoch": (base + 1, None)},
         )
-        rows = select_current_rows(
-            rows, find_rewrite_starts(rows.filter(pc.is_valid(rows[SPLICE_COLUMN])))
-        )
-        turn = pc.coalesce(rows[ARRIVAL_SLOT_COLUMN].cast(pa.int64()), rows["_epoch"])
-        plain = {
-            name: rows[name].cast(kind) for name, kind in columns.items() if name != ARRIVAL_SLOT
-        }
-        return pa.table({**plain, ARRIVAL_SLOT: turn}, schema=pa.schema(columns))
+        rewritten = rows.filter(pc.is_valid(rows[SPLICE_COLUMN]))
+        rows = select_current_rows(rows, find_rewrite_starts(rewritten))
+        slots = pc.coalesce(rows[ARRIVAL_SLOT_COLUMN].cast(pa.int64()), rows["_epoch"])
+        values = {name: rows[name].cast(columns[name]) for name in stored}
+        return pa.table({**values, ARRIVAL_SLOT: slots}, schema=pa.schema(columns))
 
-    def _read_reached_events(self) -> Any:
-        """Events from the base on; merges that did not reach the streams are no part of them."""
+    def _read_stream_events(self) -> Any:
+        """Read the events after the base; of merged rows only those that reached the streams."""
         columns = [
             *self._graph.columns[EVENTS_STREAM],
             self._event_time,
@@ -202,181 +206,79 @@ class StreamHistory:
             "_epoch",
         ]
         rows = self._tables.read_rows(
-            "events", list(dict.fromkeys(columns)), ranges={"_epoch": (self.base + 1, None)}
+            EVENTS, list(dict.fromkeys(columns)), ranges={"_epoch": (self.base + 1, None)}
         )
-        reached = pa.array([str(extra["request"]) for extra in self._merges.values()], pa.string())
+        requests = pa.array([str(extra["request"]) for extra in self._merges.values()], pa.string())
         return rows.filter(
-            pc.or_(pc.is_null(rows[SPLICE_COLUMN]), pc.is_in(rows[SPLICE_COLUMN], reached))
+            pc.or_(pc.is_null(rows[SPLICE_COLUMN]), pc.is_in(rows[SPLICE_COLUMN], requests))
         )
 
-    def _convert_events(self, raw: Any) -> Any:
-        """Rows of the events table, inserted ones in their places."""
-        inserted = pc.is_valid(raw[SPLICE_COLUMN])
-        raw = raw.append_column("_behind", inserted.cast(pa.int8()))
-        order = ("position", "_behind", self._event_time, "_epoch", "_source", "_partition", "_seq")
-        raw = raw.sort_by([(name, "ascending") for name in order])
-        turn = pc.if_else(pc.equal(raw["_behind"], 0), raw["_epoch"], pc.negate(raw["_epoch"]))
-        known, count = self.at.stream_state(EVENTS_STREAM), raw.num_rows
-        identity = pc.binary_join_element_wise(
-            raw["_source"], raw["_partition"], raw["_seq"].cast(pa.string()), "/"
+    def _convert_events(self, events: Any) -> Any:
+        """Return rows of the events table as rows of a stream, inserted ones at their positions."""
+        inserted = pc.is_valid(events[SPLICE_COLUMN])
+        events = events.append_column("_inserted", inserted.cast(pa.int8()))
+        # An inserted row has the position of the row before it. This order is the one of
+        # docs/decisions/0041-stored-positions-never-change.md.
+        order = (
+            "position", "_inserted", self._event_time, "_epoch", "_source", "_partition", "_seq",
+        )  # fmt: skip
+        events = events.sort_by([(name, "ascending") for name in order])
+        slots = pc.if_else(
+            pc.equal(events["_inserted"], 0), events["_epoch"], pc.negate(events["_epoch"])
         )
-        none = pa.nulls(count, pa.string())
-        values = {
-            name: raw[name].cast(to_arrow_type(kind))
-            for name, kind in self._graph.columns[EVENTS_STREAM].items()
-        }
+        state, count = self.base_state.stream_state(EVENTS_STREAM), events.num_rows
+        identity = pc.binary_join_element_wise(
+            events["_source"], events["_partition"], events["_seq"].cast(pa.string()), "/"
+        )
+        ticks = events[self._event_time].cast(pa.timestamp("us", "UTC")).cast(pa.int64())
+        user_columns = self._graph.columns[EVENTS_STREAM]
         return pa.table(
             {
-                **values,
-                "position": pa.array(range(known.next, known.next + count), pa.int64()),
-                "stream_time": compute_running_max(
-                    raw[self._event_time].cast(pa.timestamp("us", "UTC")).cast(pa.int64()),
-                    known.last,
-                ),
+                **{name: events[name].cast(to_arrow_type(k)) for name, k in user_columns.items()},
+                "position": pa.array(range(state.next, state.next + count), pa.int64()),
+                "stream_time": compute_running_max(ticks, state.last),
                 "_id": identity,
-                **dict.fromkeys(("_via", "_origin", "_origin_id"), none),
-                ARRIVAL_SLOT: fill_arrival_slots(turn),
+                **dict.fromkeys(("_via", "_origin", "_origin_id"), pa.nulls(count, pa.string())),
+                ARRIVAL_SLOT: fill_arrival_slots(slots),
             },
-            schema=pa.schema(make_stream_columns(self._graph.columns[EVENTS_STREAM])),
+            schema=pa.schema(make_stream_columns(user_columns)),
         )
 
-    def read_collected_rows(self, request: str) -> Any:
-        """The rows of a request, as the log has them: a merge before it may have changed them."""
-        found = self._state.requests.get(request)
-        if found is None or found.open:
+    def read_collected_rows(self, request_id: str) -> Any:
+        """Return the rows that an attachment has collected for a request.
+
+        They come from the newest manifest, because an earlier merge may have changed them.
+
+        Raises:
+            ConfigurationError: the backfill of the attachment is not complete yet.
+        """
+        request = self._state.requests.get(request_id)
+        if request is None or request.open:
             why = (
                 "is not complete yet: its backfill goes on"
-                if found
+                if request
                 else "is not known to the newest checkpoint"
             )
-            raise ConfigurationError(
-                f"splice request {request} of {self._spec.name} {why}",
-                code="splice.incomplete",
-                pipeline=self._spec.name,
-                kept="the request; nothing was merged",
-                advice=f"see: tidegate splice list {self._spec.name}",
-            )
-        kind = f"splice:{found.attachment}"
+            raise INCOMPLETE(pipeline=self._spec.name, request=request_id, why=why)
         files = [
-            s for s in self._record.segments if s.kind == kind and s.extra.get("request") == request
+            segment
+            for segment in self._record.segments
+            if segment.kind == f"splice:{request.attachment}"
+            and segment.extra.get("request") == request_id
         ]
         rows = read_parquet_files(self._log.store, files)
-        schema = build_arrival_schema(self._graph.columns[found.destination])
+        schema = build_arrival_schema(self._graph.columns[request.destination])
         return schema.empty_table() if rows is None else rows.select(schema.names).cast(schema)
 
-    def as_stream_rows(self, stream: str, rows: Any, merged: int) -> Any:
-        """Collected rows as rows of the stream, by stamp."""
+    def convert_collected_rows(self, stream: str, rows: Any, slot: int) -> Any:
+        """Return collected rows as rows of the stream that were merged in `slot`, by stamp."""
         columns = make_stream_columns(self._graph.columns[stream])
         rows = rows.take(pa.array(np.argsort(rows["_stamp"].to_numpy(), kind="stable")))
-        place = {"position": pa.nulls(rows.num_rows, pa.int64()), "stream_time": rows["_stamp"]}
-        named = {
-            name: place[name] if name in place else rows[name]
-            for name in columns
-            if name != ARRIVAL_SLOT
-        }
-        return (
-            add_arrival_slot(pa.table(named), -merged)
-            .select(list(columns))
-            .cast(pa.schema(columns))
-        )
+        values = {name: rows[name] for name in columns if name in rows.column_names}
+        values |= {"position": pa.nulls(rows.num_rows, pa.int64()), "stream_time": rows["_stamp"]}
+        converted = add_arrival_slot(pa.table(values), -slot)
+        return converted.select(list(columns)).cast(pa.schema(columns))
 
 
-# Rows of a stream with the slots in which they came: what a merge computes on.
-
-ARRIVAL_SLOT: Final = "_turn"
-"""The slot in which a row came.
-
-A merged row came with the row before it, in front of all with the first one that was there.
-
-Before that is worked out it is the negative slot of the merge."""
-NEVER: Final = 2**62
-"""The slot of what has not happened yet."""
-
-
-@dataclass(frozen=True)
-class StreamChange:
-    """A stream from its first changed row on.
-
-    Attributes:
-        first: position of that row.
-        rows: the rows as they will stand; with the columns of `make_stream_columns`.
-        old: the rows that stood there.
-    """
-
-    first: int
-    rows: Any
-    old: Any
-
-
-def make_stream_columns(columns: Mapping[str, str]) -> dict[str, Any]:
-    """Columns of the rows of a stream, with their types."""
-    user = {name: to_arrow_type(kind) for name, kind in columns.items()}
-    return {
-        **user,
-        "position": pa.int64(),
-        "stream_time": pa.int64(),
-        **PROVENANCE_FIELDS,
-        ARRIVAL_SLOT: pa.int64(),
-    }
-
-
-def add_arrival_slot(rows: Any, turn: int) -> Any:
-    """Rows that came in one slot; negative: were merged in one."""
-    return rows.append_column(ARRIVAL_SLOT, pa.array([turn] * rows.num_rows, pa.int64()))
-
-
-def fill_arrival_slots(turns: Any) -> Any:
-    """Slots of all rows in order: those of merged ones are worked out; they never go back."""
-    plain = np.asarray(turns)
-    known = plain > 0
-    front = int(np.argmax(known)) if known.any() else len(plain)
-    filled = np.where(known, plain, TICK_MIN)
-    filled[:front] = np.minimum(plain[front] if front < len(plain) else NEVER, -plain[:front])
-    return (
-        pa.array(np.maximum.accumulate(filled), pa.int64())
-        if len(filled)
-        else pa.array([], pa.int64())
-    )
-
-
-def order_stream_rows(parts: Sequence[Any], position: int) -> Any:
-    """Rows of a stream by stamp, those that stand further in front first on ties, with positions and slots."""
-    rows = pa.concat_tables(parts)
-    rows = rows.take(pa.array(np.argsort(rows["stream_time"].to_numpy(), kind="stable")))
-    rows = _replace_column(
-        rows, "position", pa.array(range(position, position + rows.num_rows), pa.int64())
-    )
-    return _replace_column(rows, ARRIVAL_SLOT, fill_arrival_slots(rows[ARRIVAL_SLOT]))
-
-
-def find_first_difference(old: Any, new: Any) -> int | None:
-    """Number of the first row that is not the same in both; None if all are."""
-    shared = min(old.num_rows, new.num_rows)
-    same = np.ones(shared, bool)
-    for name in new.column_names:
-        a, b = (t[name].slice(0, shared) for t in (old, new))
-        neither = pc.and_(pc.is_null(a), pc.is_null(b))
-        same &= np.asarray(pc.or_(pc.fill_null(pc.equal(a, b), False), neither))
-    if not same.all():
-        return int(np.argmin(same))
-    return None if old.num_rows == new.num_rows else shared
-
-
-def format_rewritten_rows(change: StreamChange, request: str) -> Any:
-    """Rows of a stream as a merge writes them.
-
-    Where none is left, one without `_id` says where the stream ends now.
-    """
-    rows = change.rows
-    if rows.num_rows == 0:
-        values = {name: [None] for name in rows.column_names} | {"position": [change.first]}
-        rows = pa.table(values, schema=rows.schema)
-    times = rows["stream_time"].cast(pa.timestamp("us", tz="UTC"))
-    rows = _replace_column(rows, "stream_time", times).rename_columns(
-        [ARRIVAL_SLOT_COLUMN if n == ARRIVAL_SLOT else n for n in rows.column_names]
-    )
-    return rows.append_column(SPLICE_COLUMN, pa.array([request] * rows.num_rows, pa.string()))
-
-
-def _replace_column(table: Any, name: str, values: Any) -> Any:
-    return table.set_column(table.column_names.index(name), name, values)
+def _read_state(manifest: Manifest) -> DispatchState:
+    return DispatchState.from_record(manifest.epoch_notes.streams)

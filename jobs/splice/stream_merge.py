@@ -1,20 +1,19 @@
-"""What rows inserted into a stream do to it and to everything behind it.
+"""Compute what inserted rows do to a stream and to everything that depends on it.
 
-Streams, states, requests, as if they had come in time.
+The result is that of a run in which the rows had arrived in time. A stream follows from what
+arrived at it, slot by slot (`docs/decisions/0030-a-stream-is-computed-from-its-arrivals.md`), and an
+attachment is a fold over its origin by position. So
+(`docs/decisions/0044-a-merge-rewrites-streams-from-the-first-changed-row.md`):
 
-A stream follows from what arrived at it, slot by slot (decision 30), and an attachment is a fold
-over its origin by position. So:
-
-1. Start after the newest checkpoint before the first inserted row; from there on rows are known
-  with the slots they came in.
-2. Stream by stream, in the order of the graph: put the rows into their places; an inserted row came
-  with the row before it.
-3. Whoever reads a stream that is another one now is run again, over the rows that it had taken,
-  each in the slot in which it had taken it.
-4. What arrives at a stream is appended again, slot by slot, by the rule and with the clock of then;
-  what was merged into it before is merged again.
-5. From its first row that is another one, a stream is written anew. Nothing before that row is
-  written, and a stream without such a row is left alone, with all that is behind it.
+1. Start after the newest checkpoint before the first inserted row. From there on, rows are known
+   with the slots in which they arrived.
+2. Go through the streams in the order of the graph. Insert the rows at their positions; an inserted
+   row counts as arrived with the row before it.
+3. Run every attachment again whose origin changed. It takes the rows in the same slots as before.
+4. Append what arrives at a stream again, slot by slot, by the same rule and with the recorded clock
+   of each slot. Rows that were merged into the stream before are merged again.
+5. A stream is rewritten from its first changed row on. Streams without a change, and all that
+   depends on them only, are left alone.
 """
 
 from __future__ import annotations
@@ -28,18 +27,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.checkpoints.slot_log import LogHead, SlotLog
-from tidegate.errors import ConfigurationError, PoisonError
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.stream_specs import EVENTS_STREAM, REJECTIONS, PipeSpec
-from tidegate.jobs.splice.stream_history import (
+from tidegate.jobs.splice.errors import ATTACHED_TWICE, REDUCER_FAILS
+from tidegate.jobs.splice.stream_history import StreamHistory
+from tidegate.jobs.splice.stream_rows import (
     ARRIVAL_SLOT,
     NEVER,
     StreamChange,
-    StreamHistory,
     add_arrival_slot,
+    apply_caught_up_slots,
+    find_caught_up_ranges,
     find_first_difference,
     make_stream_columns,
     order_stream_rows,
+    replace_column,
+    slice_slot,
 )
 from tidegate.jobs.splice.tables_at_head import TablesAtHead
 from tidegate.jobs.streams.dispatch_files import build_states_table, read_reducer_states
@@ -49,16 +52,14 @@ from tidegate.jobs.streams.dispatched_rows import (
     build_rejection_rows,
 )
 from tidegate.jobs.streams.pipe_filter import PipeFilter
-from tidegate.jobs.streams.reducers import ReducerRunner, ReducerStates, build_reducer, fold_batch
+from tidegate.jobs.streams.reducers import ReducerRunner, build_reducer, fold_batch
 from tidegate.jobs.streams.row_history import read_parquet_files
 from tidegate.jobs.streams.stream_append import append_rows, merge_by_stamp, release_below
-from tidegate.jobs.streams.stream_state import (
-    AttachmentState,
-    DispatchState,
-    StreamState,
-    parse_since_slot,
-)
+from tidegate.jobs.streams.stream_state import DispatchState, StreamState, parse_since_slot
 from tidegate.time_units import TICK_MIN
+
+SegmentContents = tuple[Any, int | None, int | None, dict[str, Any]]
+"""Rows of a state segment, their least and greatest stamp, and the `extra` of its reference."""
 
 
 @dataclass
@@ -66,48 +67,46 @@ class StreamEffect:
     """What a merge does to the streams.
 
     Attributes:
-        since: first slot whose rows are others now.
-        record: where streams stand afterwards (`Manifest.stream_state`).
-        segments: kind -> the segment that takes the place of all of this kind; None: there is none
-            any more. With the segment go its least and greatest stamp and what else its reference
-            says.
+        since: the first slot whose rows change.
+        record: state of streams and attachments after the merge, for the manifest's notes.
+        changes: stream -> its rows from the first change on.
+        segments: kind -> the segment that replaces all segments of this kind; None: they are
+            dropped.
         rejections: dispatches that are refused now and were not before.
     """
 
     since: int
     record: dict[str, Any]
     changes: dict[str, StreamChange] = field(default_factory=dict)
-    segments: dict[str, tuple[Any, int | None, int | None, dict[str, Any]] | None] = field(
-        default_factory=dict
-    )
+    segments: dict[str, SegmentContents | None] = field(default_factory=dict)
     rejections: Any = None
 
 
 @dataclass
 class _DispatchedRows:
-    """What one attachment dispatched.
+    """What one attachment dispatches.
 
     Attributes:
-        to: destination -> arrivals, with the slot in which they arrive.
-        collected: rows of its request.
+        arrivals: destination -> rows, with the slots in which they arrive.
+        collected: rows of the attachment's splice request.
     """
 
-    to: dict[str, Any]
+    arrivals: dict[str, Any] = field(default_factory=dict)
     collected: Any = None
 
 
 class StreamMerge:
-    """One computation at one head.
+    """The computation of one merge at one head of the log.
 
     Args:
         spec: the pipeline.
         log: its log.
-        head: where it stands.
-        tables: its tables there.
+        head: the head of the log.
+        tables: the tables at that head.
         run: how reducers are run.
 
     Attributes:
-        past: the streams as they stand before the merge.
+        history: the streams before the merge.
     """
 
     def __init__(
@@ -119,436 +118,353 @@ class StreamMerge:
         run: ReducerRunner = fold_batch,
     ) -> None:
         assert head.record is not None  # noqa: S101 - there is something to merge into
-        self._spec, self._graph, self._log, self._head, self._tables, self._run = (
-            spec,
-            spec.stream_graph,
-            log,
-            head,
-            tables,
-            run,
-        )
-        self.past = StreamHistory(spec, log, head, tables)
-        self._state = DispatchState.from_record(head.record.stream_state)
-        self._new: dict[str, Any] = {}
-        self._sent: dict[str, _DispatchedRows] = {}
-        self._segments: dict[str, Any] = {}
+        self._spec, self._log, self._head = spec, log, head
+        self._graph, self._tables, self._run = spec.stream_graph, tables, run
+        self.history = StreamHistory(spec, log, head, tables)
+        self._state = DispatchState.from_record(head.record.epoch_notes.streams)
+        self._changed: dict[str, Any] = {}  # stream -> its rows after the merge
+        self._dispatched: dict[str, _DispatchedRows] = {}
+        self._segments: dict[str, SegmentContents | None] = {}
         self._rejections: list[Any] = []
 
     def merge_into_events(self, inserted: Any) -> StreamEffect:
-        """The effect of rows that are inserted into the events: as they will stand in the table."""
-        first = pc.min(inserted["position"]).as_py()
-        since = self.past.slot_of_event(first)
-        self.past.select_base(since)
-        self._new[EVENTS_STREAM] = self.past.with_inserted_events(inserted)
-        known = self._state.stream_state(EVENTS_STREAM)
-        last = self._new[EVENTS_STREAM]["stream_time"][-1].as_py()
-        count = inserted.num_rows
+        """Compute the effect of rows that a merge inserts into the table of events."""
+        since = self.history.find_slot_of_event(pc.min(inserted["position"]).as_py())
+        self.history.select_base(since)
+        events = self.history.insert_events(inserted)
+        state = self._state.stream_state(EVENTS_STREAM)
+        last, count = events["stream_time"][-1].as_py(), inserted.num_rows
+        self._changed[EVENTS_STREAM] = events
         self._state.streams[EVENTS_STREAM] = StreamState(
-            known.next + count, max(last, known.last or last), known.shift + count
+            state.next + count, max(last, state.last or last), state.shift + count
         )
         return self._compute_effect(since, EVENTS_STREAM)
 
     def merge_into_stream(self, stream: str, request: str) -> StreamEffect:
-        """The effect of a request that an attachment has collected."""
-        rows = self.past.read_collected_rows(request)
-        low = pc.min(rows["_stamp"]).as_py()
-        since = self.past.slot_before(stream, low)
-        self.past.select_base(since)
-        known, old = self._state.stream_state(stream), self.past.stream_rows(stream)
-        lost = self.past.as_stream_rows(stream, rows, self._head.next_slot)
-        self._new[stream] = order_stream_rows([old, lost], self.past.at.stream_state(stream).next)
-        high = pc.max(rows["_stamp"]).as_py()
+        """Compute the effect of a request that an attachment has collected."""
+        rows = self.history.read_collected_rows(request)
+        stamps = pc.min_max(rows["_stamp"])
+        low, high = stamps["min"].as_py(), stamps["max"].as_py()
+        since = self.history.find_slot_before(stream, low)
+        self.history.select_base(since)
+        slot, state = self._head.next_slot, self._state.stream_state(stream)
+        inserted = self.history.convert_collected_rows(stream, rows, slot)
+        self._changed[stream] = order_stream_rows(
+            [self.history.stream_rows(stream), inserted],
+            self.history.base_state.stream_state(stream).next,
+        )
         self._state.streams[stream] = StreamState(
-            known.next + rows.num_rows, max(high, high if known.last is None else known.last)
+            state.next + rows.num_rows, max(high, high if state.last is None else state.last)
         )
-        self._state.requests[request] = replace(
-            self._state.requests[request], merged=self._head.next_slot
-        )
+        self._state.requests[request] = replace(self._state.requests[request], merged=slot)
         return self._compute_effect(since, stream)
 
     def _compute_effect(self, since: int, inserted_into: str) -> StreamEffect:
-        effect, again = StreamEffect(since, {}), set[str]()
+        effect, run_again = StreamEffect(since, {}), set[str]()
         for stream in self._graph.order:
             if stream != inserted_into:
-                if not again.intersection(self._graph.writers_of(stream)):
+                if not run_again.intersection(self._graph.writers_of(stream)):
                     continue
-                self._new[stream] = self._rebuild_stream(stream)
-            old, new = self.past.stream_rows(stream), self._new[stream]
+                self._changed[stream] = self._rebuild_stream(stream)
+            old, new = self.history.stream_rows(stream), self._changed[stream]
             first = find_first_difference(old, new)
             if first is None:
-                del self._new[stream]
+                del self._changed[stream]
                 continue
+            # The table of events is not rewritten: the merge adds rows to it.
             if stream != EVENTS_STREAM:
-                begin = self.past.at.stream_state(stream).next
-                effect.changes[stream] = StreamChange(
-                    begin + first, new.slice(first), old.slice(first)
-                )
+                position = self._first_position(stream) + first
+                effect.changes[stream] = StreamChange(position, new.slice(first), old.slice(first))
             for name in self._graph.readers_of(stream):
                 if name in self._state.attachments:
-                    again.add(name)
+                    run_again.add(name)
                     self._run_attachment(name)
-        return self._complete_effect(effect, again)
-
-    def _complete_effect(self, effect: StreamEffect, again: set[str]) -> StreamEffect:
-        for name in again:
+        for name in run_again:
             self._update_attachment(name)
         lagging = any(self._is_lagging(name) for name in self._graph.attachments)
-        state = self._state
-        effect.record = {
-            **DispatchState(state.streams, state.attachments, state.requests, lagging).to_record(),
-            "asked": [],
-        }
+        state = replace(self._state, lagging=lagging)
+        effect.record = {**state.to_record(), "asked": []}
         effect.segments = self._segments
         effect.rejections = pa.concat_tables(self._rejections) if self._rejections else None
         return effect
 
+    def _first_position(self, stream: str) -> int:
+        """Return the position of the first row after the base."""
+        return self.history.base_state.stream_state(stream).next
+
     def _is_lagging(self, name: str) -> bool:
-        known = self._state.attachments.get(name)
-        origin = self._graph.attachments[name].origin
+        attachment, origin = self._state.attachments.get(name), self._graph.attachments[name].origin
         return (
-            known is not None
-            and known.status == "attached"
-            and known.cursor < self._state.stream_state(origin).next
+            attachment is not None
+            and attachment.status == "attached"
+            and attachment.cursor < self._state.stream_state(origin).next
         )
 
     def _current_rows(self, stream: str) -> Any:
-        return self._new[stream] if stream in self._new else self.past.stream_rows(stream)
+        """Return the rows of a stream after the merge, from the base on."""
+        changed = self._changed.get(stream)
+        return self.history.stream_rows(stream) if changed is None else changed
+
+    # Attachments
 
     def _run_attachment(self, name: str) -> _DispatchedRows:
-        """What an attachment dispatches over its origin as it will stand."""
-        if name in self._sent:
-            return self._sent[name]
-        one, known = self._graph.attachments[name], self._state.attachments[name]
-        if known.round > 1:
-            raise self._attached_twice_error(name)
-        rows, due = self._current_rows(one.origin), self._compute_due_slots(name)
-        rows, due = rows.filter(pa.array(due < NEVER)), due[due < NEVER]
-        sent = _DispatchedRows({})
-        for to, table in self._fold_rows(name, rows).items():
-            arrived, collected = address_rows(
-                one,
-                known.dispatch_name(name),
-                self._backfill_end(name),
-                self._graph.columns[to],
+        """Return what an attachment dispatches when it reads its origin after the merge."""
+        if name in self._dispatched:
+            return self._dispatched[name]
+        spec, state = self._graph.attachments[name], self._state.attachments[name]
+        if state.round > 1:
+            # The state before the second round does not say which rows the first round took.
+            raise ATTACHED_TWICE(pipeline=self._spec.name, attachment=name)
+        rows, slots = self._current_rows(spec.origin), self._compute_taken_slots(name)
+        rows, slots = rows.filter(pa.array(slots < NEVER)), slots[slots < NEVER]
+        dispatched = _DispatchedRows()
+        for destination, table in self._fold_rows(name, rows).items():
+            arrivals, is_collected = address_rows(
+                spec,
+                state.dispatch_name(name),
+                self._find_backfill_end(name),
+                self._graph.columns[destination],
                 table,
                 rows,
             )
-            places = np.searchsorted(
+            sources = np.searchsorted(
                 rows["position"].to_numpy(), np.sort(table["_position"].to_numpy())
             )
-            arrived = arrived.append_column(ARRIVAL_SLOT, pa.array(due[places], pa.int64()))
-            sent.to[to] = arrived.filter(pc.invert(collected))
-            if one.merge == "splice":
-                sent.collected = arrived.filter(collected).drop_columns([ARRIVAL_SLOT])
-        self._sent[name] = sent
-        return sent
+            arrivals = arrivals.append_column(ARRIVAL_SLOT, pa.array(slots[sources], pa.int64()))
+            dispatched.arrivals[destination] = arrivals.filter(pc.invert(is_collected))
+            if spec.merge == "splice":
+                collected = arrivals.filter(is_collected)
+                dispatched.collected = collected.drop_columns([ARRIVAL_SLOT])
+        self._dispatched[name] = dispatched
+        return dispatched
 
     def _fold_rows(self, name: str, rows: Any) -> dict[str, Any]:
-        one = self._graph.attachments[name]
+        """Run a pipe or reducer over rows; return destination -> dispatched rows."""
+        spec = self._graph.attachments[name]
         if rows.num_rows == 0:
             return {}
-        plain = rows.select([*self._graph.columns[one.origin], "position", "stream_time", "_id"])
-        if isinstance(one, PipeSpec):
-            sent, failure = PipeFilter(name, one, self._graph.columns[one.origin]).select_rows(
-                plain
-            )
+        columns = self._graph.columns[spec.origin]
+        rows = rows.select([*columns, "position", "stream_time", "_id"])
+        if isinstance(spec, PipeSpec):
+            sent, failure = PipeFilter(name, spec, columns).select_rows(rows)
         else:
-            batch = self._run(build_reducer(self._spec, name), plain, self._read_states(name))
+            kind = f"reducer:{name}"
+            segments = [s for s in self.history.base_segments if s.kind == kind]
+            before = read_reducer_states(self._log.store, segments)
+            batch = self._run(build_reducer(self._spec, name), rows, before)
             sent, failure = batch.sent, batch.failure
-            states = {**self._read_states(name), **batch.states}
-            self._segments[f"reducer:{name}"] = (
-                (build_states_table(states), None, None, {}) if states else None
-            )
+            states = {**before, **batch.states}
+            self._segments[kind] = (build_states_table(states), None, None, {}) if states else None
         if failure is not None:
-            raise PoisonError(
-                f"the merge would stop {name} at {failure.row_id}: {failure.error}",
-                code="splice.reducer_fails",
-                pipeline=self._spec.name,
-                kept="everything as it was; the request is still open",
-                advice="mend the reducer, or reject the request",
+            raise REDUCER_FAILS(
+                pipeline=self._spec.name, attachment=name, row=failure.row_id, text=failure.error
             )
         return sent
 
-    def _read_states(self, name: str) -> ReducerStates:
-        return read_reducer_states(
-            self._log.store, [s for s in self.past.segments if s.kind == f"reducer:{name}"]
-        )
+    def _find_backfill_end(self, name: str) -> int:
+        """Return the position after the last row that arrived before the attachment was made."""
+        if name in self.history.base_state.attachments:
+            return self.history.base_state.attachments[name].head
+        origin = self._graph.attachments[name].origin
+        since = parse_since_slot(self._state.attachments[name].since)
+        slots = self._current_rows(origin)[ARRIVAL_SLOT].to_numpy()
+        return self._first_position(origin) + int(np.count_nonzero(slots < since))
 
-    def _backfill_end(self, name: str) -> int:
-        """Where its backfill ends: rows that had come before it was attached."""
-        known, origin = self._state.attachments[name], self._graph.attachments[name].origin
-        if name in self.past.at.attachments:
-            return self.past.at.attachments[name].head
-        before = (
-            pc.sum(
-                pc.less(
-                    self._current_rows(origin)[ARRIVAL_SLOT], parse_since_slot(known.since)
-                ).cast(pa.int64())
-            ).as_py()
-            or 0
-        )
-        return self.past.at.stream_state(origin).next + int(before)
+    def _compute_taken_slots(self, name: str) -> Any:
+        """Return, for each row of the origin after the merge, the slot in which it is taken.
 
-    def _compute_due_slots(self, name: str) -> Any:
-        """For each row of the origin as it will stand.
-
-        The slot in which the attachment takes it.
+        Rows that existed before keep their slots. An inserted row is taken when it arrives, but not
+        before the rows in front of it.
         """
-        known, origin = self._state.attachments[name], self._graph.attachments[name].origin
-        old, new = self.past.stream_rows(origin), self._current_rows(origin)
-        due = _apply_caught_up_slots(
-            known, old[ARRIVAL_SLOT].to_numpy().copy(), self.past.at.stream_state(origin).next
+        state, origin = self._state.attachments[name], self._graph.attachments[name].origin
+        old, new = self.history.stream_rows(origin), self._current_rows(origin)
+        slots = apply_caught_up_slots(
+            old[ARRIVAL_SLOT].to_numpy(),
+            state.caught_up,
+            state.cursor,
+            self._first_position(origin),
         )
         if new is not old:
-            found = pc.index_in(new["_id"], value_set=old["_id"].combine_chunks())
-            there = np.asarray(pc.is_valid(found))
-            places = np.asarray(pc.fill_null(found, 0))
-            turns = new[ARRIVAL_SLOT].to_numpy()
-            due = np.where(there, due[places], turns) if len(due) else turns.copy()
-        due = (
-            np.maximum.accumulate(np.maximum(due, parse_since_slot(known.since)))
-            if len(due)
-            else due
-        )
-        if known.until is not None:
-            due = np.where(due >= known.until, NEVER, due)
-        return due
+            arrived = new[ARRIVAL_SLOT].to_numpy()
+            index = pc.index_in(new["_id"], value_set=old["_id"].combine_chunks())
+            existed = np.asarray(pc.is_valid(index))
+            before = slots[np.asarray(pc.fill_null(index, 0))] if len(slots) else arrived
+            slots = np.where(existed, before, arrived)
+        if len(slots):
+            slots = np.maximum.accumulate(np.maximum(slots, parse_since_slot(state.since)))
+        if state.until is not None:
+            slots = np.where(slots >= state.until, NEVER, slots)
+        return slots
 
     def _update_attachment(self, name: str) -> None:
-        """Where an attachment stands afterwards."""
-        one, known = self._graph.attachments[name], self._state.attachments[name]
-        rows, due, begin = (
-            self._current_rows(one.origin),
-            self._compute_due_slots(name),
-            self.past.at.stream_state(one.origin).next,
-        )
-        cursor = begin + int((due < NEVER).sum())
-        late = (
-            [(a, min(b, begin), slot) for a, b, slot in known.caught_up if a < begin]
-            if self.past.base
-            else []
-        )
+        """Set the attachment's state after the merge."""
+        spec, state = self._graph.attachments[name], self._state.attachments[name]
+        arrived = self._current_rows(spec.origin)[ARRIVAL_SLOT].to_numpy()
+        taken, begin = self._compute_taken_slots(name), self._first_position(spec.origin)
+        cursor = begin + int((taken < NEVER).sum())
+        # Ranges before the base are kept; all others are found again.
+        before = [(a, min(b, begin), slot) for a, b, slot in state.caught_up if a < begin]
+        ranges = find_caught_up_ranges(arrived, taken, begin)
         fields: dict[str, Any] = {
             "cursor": cursor,
-            "head": self._backfill_end(name),
-            "caught_up": (
-                *late,
-                *_find_caught_up_ranges(rows[ARRIVAL_SLOT].to_numpy(), due, begin),
-            ),
+            "head": self._find_backfill_end(name),
+            "caught_up": (*(before if self.history.base else ()), *ranges),
         }
-        if known.failure is not None:
-            fields["failure"] = {**known.failure, "position": cursor}
+        if state.failure is not None:
+            fields["failure"] = {**state.failure, "position": cursor}
         self._state.update_attachment(name, **fields)
-        if one.merge == "splice":
+        if spec.merge == "splice":
             self._update_request(name)
 
+    # Splice requests of attachments
+
     def _update_request(self, name: str) -> None:
-        """The rows of its request, which may be others now."""
-        known = self._state.attachments[name]
-        request, kind = known.request_id(name), f"splice:{name}"
+        """Replace the collected rows of the attachment's splice request, which may have changed."""
+        request = self._state.attachments[name].request_id(name)
         rows = self._read_request_rows(name)
-        found = self._state.requests[request]
-        ends = pc.min_max(rows["_stamp"]) if rows.num_rows else None
-        low, high = (ends["min"].as_py(), ends["max"].as_py()) if ends is not None else (None, None)
+        low, high = None, None
+        if rows.num_rows:
+            stamps = pc.min_max(rows["_stamp"])
+            low, high = stamps["min"].as_py(), stamps["max"].as_py()
         self._state.requests[request] = replace(
-            found, rows=rows.num_rows, min_time=low, max_time=high
+            self._state.requests[request], rows=rows.num_rows, min_time=low, max_time=high
         )
-        self._segments[kind] = (rows, low, high, {"request": request}) if rows.num_rows else None
+        segment = (rows, low, high, {"request": request})
+        self._segments[f"splice:{name}"] = segment if rows.num_rows else None
 
     def _read_request_rows(self, name: str) -> Any:
-        """What an attachment has collected, up to the base and from there on."""
-        found = self._state.attachments[name].request_id(name)
+        """Return what an attachment has collected: up to the base from segments, then computed."""
+        request = self._state.attachments[name].request_id(name)
         destination = self._graph.attachments[name].destinations[0]
         schema = build_arrival_schema(self._graph.columns[destination])
-        before = [
+        segments = [
             s
-            for s in self.past.segments
-            if s.kind == f"splice:{name}" and s.extra.get("request") == found
+            for s in self.history.base_segments
+            if s.kind == f"splice:{name}" and s.extra.get("request") == request
         ]
-        stored, fresh = (
-            read_parquet_files(self._log.store, before),
-            self._run_attachment(name).collected,
-        )
-        parts = [
-            part.select(schema.names).cast(schema) for part in (stored, fresh) if part is not None
-        ]
-        return pa.concat_tables([schema.empty_table(), *parts])
+        stored = read_parquet_files(self._log.store, segments)
+        parts = (stored, self._run_attachment(name).collected)
+        rows = [part.select(schema.names).cast(schema) for part in parts if part is not None]
+        return pa.concat_tables([schema.empty_table(), *rows])
+
+    # Streams
 
     def _rebuild_stream(self, stream: str) -> Any:
-        """The rows of a stream from all that arrives at it."""
-        known = self.past.at.stream_state(stream)
-        columns = make_stream_columns(self._graph.columns[stream])
-        named = [
-            name for origin in self._graph.order for name in self._graph.readers_of(origin)
-        ]  # as the dispatcher asks them
-        mine = [
-            self._run_attachment(n)
-            for n in named
-            if n in self._state.attachments and n in self._graph.writers_of(stream)
-        ]
-        writers = [sent.to[stream] for sent in mine if stream in sent.to]
-        merged = self._find_merged_rows(stream)
-        last, parts = known.last, [pa.schema(columns).empty_table()]
-        held = self._read_buffered_rows(stream)
+        """Return the rows of a stream from all that arrives at it after the base."""
+        arrow_schema = pa.schema(make_stream_columns(self._graph.columns[stream]))
+        writers, merged = self._list_arrivals(stream), self._find_merged_rows(stream)
+        state = self.history.base_state.stream_state(stream)
+        last, parts = state.last, [arrow_schema.empty_table()]
+        buffered = self._read_buffered_rows(stream)
         for slot in self._list_active_slots(stream, writers, merged):
-            rows, held = self._compute_arrivals(stream, slot, writers, held, last)
-            accepted, refused = append_rows(rows, self.past.clock_at(slot)[0], last, 0)
+            rows, buffered = self._compute_appends(stream, slot, writers, buffered, last)
+            accepted, refused = append_rows(rows, self.history.clock_at(slot)[0], last, 0)
             self._add_new_rejections(stream, refused)
             if accepted.num_rows:
                 last = accepted["stream_time"][-1].as_py()
-                parts.append(
-                    add_arrival_slot(accepted, slot).select(list(columns)).cast(pa.schema(columns))
-                )
-            for lost in merged.get(slot, ()):
-                parts.append(lost)
-                stamps = [last, pc.max(lost["stream_time"]).as_py()]
-                last = max((stamp for stamp in stamps if stamp is not None), default=None)
-        new = order_stream_rows(parts, known.next)
-        self._state.streams[stream] = StreamState(known.next + new.num_rows, last)
+                accepted = add_arrival_slot(accepted, slot)
+                parts.append(accepted.select(arrow_schema.names).cast(arrow_schema))
+            for rows in merged.get(slot, ()):
+                parts.append(rows)
+                stamp = pc.max(rows["stream_time"]).as_py()
+                last = stamp if last is None else max(last, stamp)
+        rebuilt = order_stream_rows(parts, state.next)
+        self._state.streams[stream] = StreamState(state.next + rebuilt.num_rows, last)
         if self._spec.streams[stream].buffer:
-            self._segments[f"buffer:{stream}"] = (held, None, None, {}) if held.num_rows else None
-        return new
+            self._segments[f"buffer:{stream}"] = (
+                (buffered, None, None, {}) if buffered.num_rows else None
+            )
+        return rebuilt
+
+    def _list_arrivals(self, stream: str) -> list[Any]:
+        """Return what each attachment sends to a stream, in the order in which they dispatch."""
+        readers = [name for origin in self._graph.order for name in self._graph.readers_of(origin)]
+        writers = [
+            self._run_attachment(name)
+            for name in readers
+            if name in self._state.attachments and name in self._graph.writers_of(stream)
+        ]
+        return [sent.arrivals[stream] for sent in writers if stream in sent.arrivals]
 
     def _find_merged_rows(self, stream: str) -> dict[int, list[Any]]:
-        """Slot -> rows of requests that were merged into the stream since the base."""
-        found: dict[int, list[Any]] = {}
-        for request, collected in self._state.requests.items():
-            if collected.destination == stream and (collected.merged or 0) > self.past.base:
-                name = collected.attachment
-                rows = (
-                    self._read_request_rows(name)
-                    if name in self._sent
-                    else self.past.read_collected_rows(request)
-                )
-                if rows.num_rows:
-                    found.setdefault(collected.merged or 0, []).append(
-                        self.past.as_stream_rows(stream, rows, collected.merged or 0)
-                    )
-        return found
+        """Return slot -> rows of requests that were merged into the stream after the base."""
+        merged: dict[int, list[Any]] = {}
+        for request_id, request in self._state.requests.items():
+            slot, name = request.merged or 0, request.attachment
+            if request.destination != stream or slot <= self.history.base:
+                continue
+            rows = (
+                self._read_request_rows(name)
+                if name in self._dispatched
+                else self.history.read_collected_rows(request_id)
+            )
+            if rows.num_rows:
+                converted = self.history.convert_collected_rows(stream, rows, slot)
+                merged.setdefault(slot, []).append(converted)
+        return merged
 
     def _list_active_slots(
         self, stream: str, writers: Sequence[Any], merged: Mapping[int, Any]
     ) -> list[int]:
-        """Slots in which something happens at a stream; at a buffer it may be any."""
-        if self._spec.streams[stream].buffer:
-            return list(range(self.past.base + 1, self._head.slot + 1))
-        return sorted(
-            {
-                *merged,
-                *(
-                    int(slot)
-                    for table in writers
-                    for slot in np.unique(table[ARRIVAL_SLOT].to_numpy())
-                ),
-            }
-        )
+        """Return the slots in which rows may be appended to a stream."""
+        if self._spec.streams[stream].buffer:  # it may release rows in any slot
+            return list(range(self.history.base + 1, self._head.slot + 1))
+        arrivals = {int(slot) for rows in writers for slot in np.unique(rows[ARRIVAL_SLOT])}
+        return sorted({*merged, *arrivals})
 
     def _read_buffered_rows(self, stream: str) -> Any:
         empty = build_arrival_schema(self._graph.columns[stream]).empty_table()
-        held = read_parquet_files(
-            self._log.store, [s for s in self.past.segments if s.kind == f"buffer:{stream}"]
-        )
-        return empty if held is None else held.cast(empty.schema)
+        segments = [s for s in self.history.base_segments if s.kind == f"buffer:{stream}"]
+        rows = read_parquet_files(self._log.store, segments)
+        return empty if rows is None else rows.cast(empty.schema)
 
-    def _compute_arrivals(
-        self, stream: str, slot: int, writers: Sequence[Any], held: Any, last: int | None
+    def _compute_appends(
+        self, stream: str, slot: int, writers: Sequence[Any], buffered: Any, last: int | None
     ) -> tuple[Any, Any]:
-        """What is appended in a slot, and what a buffer goes on holding."""
-        now, frontier = self.past.clock_at(slot)
+        """Return the rows to append in a slot, and the rows that a buffer still holds after it."""
+        now, frontier = self.history.clock_at(slot)
         empty = build_arrival_schema(self._graph.columns[stream]).empty_table()
-        batches = [
-            empty,
-            *(_slice_slot(table, slot).drop_columns([ARRIVAL_SLOT]) for table in writers),
-        ]
-        rows = merge_by_stamp(batches, now)
+        rows = merge_by_stamp([empty, *(slice_slot(table, slot) for table in writers)], now)
         if not self._spec.streams[stream].buffer:
-            return rows, held
-        behind = any(self._is_behind(name, slot) for name in self._graph.writers_of(stream))
-        rows, held = release_below(held, rows, now, TICK_MIN if behind else frontier)
+            return rows, buffered
+        is_behind = any(self._is_behind(name, slot) for name in self._graph.writers_of(stream))
+        limit = TICK_MIN if is_behind else frontier
+        rows, buffered = release_below(buffered, rows, now, limit)
         if rows.num_rows and last is not None:
             stamps = pc.max_element_wise(rows["_stamp"], pa.scalar(last, pa.int64()))
-            rows = rows.set_column(rows.schema.get_field_index("_stamp"), "_stamp", stamps)
-        return rows, held
+            rows = replace_column(rows, "_stamp", stamps)
+        return rows, buffered
 
     def _is_behind(self, name: str, slot: int) -> bool:
-        """Whether rows of its origin that had come by this slot were taken only later."""
-        known = self._state.attachments.get(name)
-        if (
-            known is None
-            or slot < parse_since_slot(known.since)
-            or (known.until is not None and slot >= known.until)
-        ):
+        """Return whether rows that could reach an attachment by `slot` are taken only later."""
+        state = self._state.attachments.get(name)
+        if state is None or slot < parse_since_slot(state.since):
+            return False
+        if state.until is not None and slot >= state.until:
             return False
         origin = self._graph.attachments[name].origin
-        came, due = (
-            self._current_rows(origin)[ARRIVAL_SLOT].to_numpy(),
-            self._compute_due_slots(name),
-        )
-        late = bool(np.any((came <= slot) & (due > slot)))
-        return late or any(
-            self._is_behind(further, slot) for further in self._graph.writers_of(origin)
+        arrived = self._current_rows(origin)[ARRIVAL_SLOT].to_numpy()
+        taken = self._compute_taken_slots(name)
+        return bool(np.any((arrived <= slot) & (taken > slot))) or any(
+            self._is_behind(writer, slot) for writer in self._graph.writers_of(origin)
         )
 
     def _add_new_rejections(self, stream: str, refused: Any) -> None:
-        """Rejections that are not in the log yet.
+        """Note the rejections that are not in their table yet.
 
-        Those that are stay: it tells what was refused when.
+        The table is a log of what was refused when, so rejections that a run in time would not have
+        had stay there.
         """
         if refused.num_rows == 0:
             return
-        found = build_rejection_rows(self._spec, stream, refused, 0, 0).drop_columns(
-            ["_timeline", "_epoch"]
-        )
+        rejections = build_rejection_rows(self._spec, stream, refused, 0, 0)
+        rejections = rejections.drop_columns(["_timeline", "_epoch"])
         columns = ["destination", "via", "row_id", "row"]
-        known = self._tables.read_rows(
-            REJECTIONS, columns, ranges={"_epoch": (self.past.base + 1, None)}
+        logged = self._tables.read_rows(
+            REJECTIONS, columns, ranges={"_epoch": (self.history.base + 1, None)}
         )
-        logged = set(zip(*(known[name].to_pylist() for name in columns), strict=True))
-        fresh = [
-            row not in logged
-            for row in zip(*(found[name].to_pylist() for name in columns), strict=True)
-        ]
-        if any(fresh):
-            self._rejections.append(found.filter(pa.array(fresh)))
-
-    def _attached_twice_error(self, name: str) -> ConfigurationError:
-        return ConfigurationError(
-            f"{name} of {self._spec.name} was detached and attached again: what it dispatched"
-            " before cannot be computed again",
-            code="splice.attached_twice",
-            pipeline=self._spec.name,
-            kept="the request; nothing was merged",
-            advice=(
-                "give the attachment another name in the spec, or merge into the windows only:"
-                " --output WINDOW"
-            ),
-        )
-
-
-def _slice_slot(table: Any, slot: int) -> Any:
-    """Rows of one slot; slots never go back."""
-    turns = table[ARRIVAL_SLOT].to_numpy()
-    begin, end = np.searchsorted(turns, [slot, slot + 1])
-    return table.slice(begin, end - begin)
-
-
-def _apply_caught_up_slots(known: AttachmentState, due: Any, begin: int) -> Any:
-    """The slots in which rows were taken that came in these; what was not taken yet never."""
-    for start, end, slot in known.caught_up:
-        low, high = max(start - begin, 0), max(end - begin, 0)
-        due[low:high] = np.maximum(due[low:high], slot)
-    due[max(known.cursor - begin, 0) :] = NEVER
-    return due
-
-
-def _find_caught_up_ranges(came: Any, due: Any, begin: int) -> list[tuple[int, int, int]]:
-    """`AttachmentState.caught_up` from the slots in which rows came and were taken."""
-    found: list[tuple[int, int, int]] = []
-    late = (due > came) & (due < NEVER)
-    for place in np.flatnonzero(late):
-        position, slot = begin + int(place), int(due[place])
-        if found and found[-1][1:] == (position, slot):
-            found[-1] = (found[-1][0], position + 1, slot)
-        else:
-            found.append((position, position + 1, slot))
-    return found
+        known = set(zip(*(logged[name].to_pylist() for name in columns), strict=True))
+        found = zip(*(rejections[name].to_pylist() for name in columns), strict=True)
+        is_new = [row not in known for row in found]
+        if any(is_new):
+            self._rejections.append(rejections.filter(pa.array(is_new)))

@@ -1,15 +1,17 @@
-"""The output tables as the *log* has them at one head.
+"""The output tables at one head of the log, and the rows that merges have inserted up to it.
 
-What readers see already, and the files of slots not published yet.
+A table at the head is what readers see, plus the files of slots that are not published yet. So a
+merge does not depend on how far a publisher got. Reads are pruned by event time with Iceberg's file
+statistics.
 
-A merge must not depend on how far some publisher got. Reads are pruned by event time through
-Iceberg's own file statistics.
+Which rows are merged follows from the log alone: the newest manifest carries one segment per merge
+on its lineage. A restore to before a merge drops its segment, and the request can be merged again.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
@@ -34,10 +36,14 @@ from tidegate.jobs.sinks.published_tables import translate_read_errors, use_plai
 from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec
 
 Span = tuple[int, int]
-"""Ticks, half open."""
+"""From and to in ticks, half open."""
+
+RowIdentity = tuple[str, str, int]
+"""Source, partition and seq: an input row keeps them in every output."""
+IDENTITY_COLUMNS = ("_source", "_partition", "_seq")
 
 _UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MOST_SPANS = 8  # in one scan: more make a filter that costs more than the rows it saves
+_MAX_SPANS = 8  # per scan: a longer filter costs more than the rows it saves
 
 
 @dataclass
@@ -45,8 +51,8 @@ class TablesAtHead:
     """The tables at one head of the log.
 
     Attributes:
-        rows_read: rows that left the store so far; the cost that an impact report names.
-        published: slot up to which the tables are published.
+        rows_read: rows that were read so far; an impact report names them as cost.
+        published: the slot up to which the tables are published.
     """
 
     spec: PipelineSpec
@@ -55,13 +61,10 @@ class TablesAtHead:
     rows_read: int = 0
 
     def __post_init__(self) -> None:
-        current = read_published_cut(self.log.store, self.spec.name) or PublishedCut("", 0, 0)
-        way, mark = (
-            CurrentLineage(self.log, self.head),
-            FollowerPosition(current.timeline, current.upto),
-        )
-        self._current = current
-        self.published = way.last_shared_slot(mark) if way.is_in_log(mark) else 0
+        self._cut = read_published_cut(self.log.store, self.spec.name) or PublishedCut("", 0, 0)
+        lineage = CurrentLineage(self.log, self.head)
+        position = FollowerPosition(self._cut.timeline, self._cut.upto)
+        self.published = lineage.last_shared_slot(position) if lineage.is_in_log(position) else 0
 
     def read_rows(
         self,
@@ -72,79 +75,65 @@ class TablesAtHead:
         spans: Sequence[Span] = (),
         ranges: Mapping[str, tuple[int, int | None]] | None = None,
     ) -> Any:
-        """Rows of one table; with `spans` only those whose `time` column lies in one of them.
+        """Return rows of a table.
 
-        `ranges`: column -> from, to (inclusive; None: no end), of whole numbers.
+        Args:
+            table: name of the table.
+            columns: what to read; all columns unless given. A column that the table does not have
+                yet is null.
+            time: column that `spans` apply to.
+            spans: only rows whose time is in one of them; all rows if empty.
+            ranges: column -> least and greatest value (inclusive; None: no end), of integers.
 
         Raises:
             TransientError: the store cannot be reached.
         """
         ranges = ranges or {}
-        wide = (
-            None
-            if columns is None
-            else sorted({*columns, "_epoch", *ranges, *([time] if time else [])})
-        )
+        needed = None
+        if columns is not None:
+            needed = sorted({*columns, "_epoch", *ranges, *([time] if time else [])})
+        filters = [f"_epoch <= {self.published}"]
+        if time and spans:
+            filters.append(f"({_format_span_filter(time, spans)})")
+        for name, (low, high) in ranges.items():
+            filters.append(f"{name} >= {low}" + ("" if high is None else f" and {name} <= {high}"))
         parts = [
-            *self._read_published(table, wide, time, spans, ranges),
-            *self._read_unpublished(table, wide),
+            *self._read_published(table, needed, " and ".join(filters)),
+            *self._read_unpublished(table, needed),
         ]
         schema = build_table_schema(self.spec, table)
-        found = (
+        rows = (
             pa.concat_tables(parts, promote_options="permissive") if parts else schema.empty_table()
         )
+        # Iceberg filters may let rows pass, and unpublished files are not filtered yet.
         if time is not None and spans:
-            found = found.filter(_mask_within_spans(found[time], spans))
+            rows = rows.filter(_mask_within_spans(rows[time], spans))
         for name, (low, high) in ranges.items():
-            inside = pc.greater_equal(found[name], low)
-            found = found.filter(
-                inside if high is None else pc.and_(inside, pc.less_equal(found[name], high))
-            )
+            rows = rows.filter(pc.greater_equal(rows[name], low))
+            rows = rows if high is None else rows.filter(pc.less_equal(rows[name], high))
         for name in [*(columns or schema.names), "_epoch"]:
-            if name not in found.column_names:
+            if name not in rows.column_names:
                 kind = schema.field(name).type if name in schema.names else pa.string()
-                found = found.append_column(name, pa.nulls(found.num_rows, kind))
-        self.rows_read += found.num_rows
-        return found.select(list(columns)) if columns else found
+                rows = rows.append_column(name, pa.nulls(rows.num_rows, kind))
+        self.rows_read += rows.num_rows
+        return rows.select(list(columns)) if columns else rows
 
-    @cached_property
-    def _unpublished_epochs(self) -> list[Manifest]:
-        return [
-            filled.epoch
-            for filled in self.log.epochs_between(
-                self.head.timeline, self.published + 1, self.head.slot
-            )
-        ]
-
-    def _read_published(
-        self,
-        table: str,
-        columns: list[str] | None,
-        time: str | None,
-        spans: Sequence[Span],
-        ranges: Mapping[str, tuple[int, int | None]],
-    ) -> list[Any]:
-        """Rows of slots that are in the published table; an abandoned timeline's are left out."""
+    def _read_published(self, table: str, columns: list[str] | None, row_filter: str) -> list[Any]:
+        """Read the published part of a table; rows of abandoned timelines are not in it."""
         from pyiceberg.table import StaticTable
 
-        location = self._current.tables.get(table)
+        location = self._cut.tables.get(table)
         if location is None or self.published == 0:
             return []
         with translate_read_errors(self.spec, table):
             opened = StaticTable.from_metadata(location, build_io_properties(self.log.store))
-            known = {field.name for field in opened.schema().fields}
-            wanted = tuple(c for c in columns if c in known) if columns else ("*",)
-            rows = f"_epoch <= {self.published}" + (
-                f" and ({_format_span_filter(time, spans)})" if time and spans else ""
-            )
-            for name, (low, high) in ranges.items():
-                rows += f" and {name} >= {low}" + ("" if high is None else f" and {name} <= {high}")
-            return [
-                use_plain_types(opened.scan(row_filter=rows, selected_fields=wanted).to_arrow())
-            ]
+            existing = {field.name for field in opened.schema().fields}
+            selected = tuple(c for c in columns if c in existing) if columns else ("*",)
+            rows = opened.scan(row_filter=row_filter, selected_fields=selected).to_arrow()
+            return [use_plain_types(rows)]
 
     def _read_unpublished(self, table: str, columns: list[str] | None) -> list[Any]:
-        """Rows of sealed slots that no publisher brought to the table yet."""
+        """Read the files of sealed slots that are not published yet."""
         files = [
             file
             for epoch in self._unpublished_epochs
@@ -153,16 +142,21 @@ class TablesAtHead:
         ]
         return [_select_columns(read_data_file(self.log, file), columns) for file in files]
 
+    @cached_property
+    def _unpublished_epochs(self) -> list[Manifest]:
+        slots = self.log.epochs_between(self.head.timeline, self.published + 1, self.head.slot)
+        return [filled.epoch for filled in slots]
+
 
 def read_data_file(log: SlotLog, file: FileRef) -> Any:
-    """One data file."""
+    """Return the rows of one data file."""
     return use_plain_types(pq.read_table(io.BytesIO(log.store.get(file.key).data)))
 
 
 def join_spans(spans: Sequence[Span]) -> list[Span]:
-    """At most a few spans that cover all of these.
+    """Return at most `_MAX_SPANS` spans that cover these.
 
-    Touching ones are joined, then those with the smallest gaps.
+    Spans that touch are joined first, then those with the smallest gaps.
     """
     joined: list[Span] = []
     for start, end in sorted(spans):
@@ -170,7 +164,7 @@ def join_spans(spans: Sequence[Span]) -> list[Span]:
             joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
         else:
             joined.append((start, end))
-    while len(joined) > _MOST_SPANS:
+    while len(joined) > _MAX_SPANS:
         nearest = min(range(len(joined) - 1), key=lambda n: joined[n + 1][0] - joined[n][1])
         joined[nearest : nearest + 2] = [(joined[nearest][0], joined[nearest + 1][1])]
     return joined
@@ -182,14 +176,14 @@ def _select_columns(table: Any, columns: list[str] | None) -> Any:
 
 def _mask_within_spans(column: Any, spans: Sequence[Span]) -> Any:
     ticks = column.cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
-    found = pa.array([False] * len(ticks), pa.bool_())
+    mask = pa.array([False] * len(ticks), pa.bool_())
     for start, end in spans:
-        found = pc.or_(found, pc.and_(pc.greater_equal(ticks, start), pc.less(ticks, end)))
-    return found
+        mask = pc.or_(mask, pc.and_(pc.greater_equal(ticks, start), pc.less(ticks, end)))
+    return mask
 
 
 def _format_span_filter(time: str, spans: Sequence[Span]) -> str:
-    """The spans as an Iceberg filter; bounds outside the years that it can write are left out."""
+    """Return the spans as an Iceberg filter."""
     return " or ".join(
         f"({' and '.join(_format_span_bounds(time, span)) or f'{time} is not null'})"
         for span in spans
@@ -197,35 +191,23 @@ def _format_span_filter(time: str, spans: Sequence[Span]) -> str:
 
 
 def _format_span_bounds(time: str, span: Span) -> list[str]:
-    found = []
+    bounds = []
     for operator, ticks in ((">=", span[0]), ("<", span[1])):
         try:
-            found.append(
-                f"{time} {operator}"
-                f" '{(_UNIX_EPOCH + timedelta(microseconds=ticks)).isoformat(timespec='microseconds')}'"
-            )
+            instant = _UNIX_EPOCH + timedelta(microseconds=ticks)
         except OverflowError:
-            continue
-    return found
-
-
-# Which rows were merged so far, told by the log alone: the newest sealed epoch carries one segment
-# per merge.
-#
-# A restore to before a merge takes its segment with it, so the request can be merged again; nothing
-# has to be repaired.
-
-RowIdentity = tuple[str, str, int]
-"""(source, partition, seq): stays with a row wherever it goes."""
+            continue  # outside the years that Iceberg's filters can write: no bound
+        bounds.append(f"{time} {operator} '{instant.isoformat(timespec='microseconds')}'")
+    return bounds
 
 
 @dataclass(frozen=True)
 class MergedRows:
-    """All rows merged so far.
+    """All rows that merges have inserted on one lineage.
 
     Attributes:
         rows: with the columns of `make_request_schema`, oldest merge first.
-        pairs: (row, output) that were merged.
+        pairs: (row, output) pairs that were merged.
     """
 
     rows: Any
@@ -233,9 +215,10 @@ class MergedRows:
 
 
 def make_request_schema(spec: PipelineSpec) -> Any:
-    """Columns of the rows of a request.
+    """Return the columns of a request's rows.
 
-    The pipeline's own, where the row comes from, what it missed, where it should go.
+    They are the user's columns, the identity, why the row is requested, its section, and the
+    outputs that it should go to.
     """
     user = [build_table_schema(spec, EVENTS).field(name) for name in spec.row_columns]
     return pa.schema(
@@ -252,35 +235,43 @@ def make_request_schema(spec: PipelineSpec) -> Any:
 
 
 def find_merge_segments(head: LogHead) -> dict[str, FileRef]:
-    """Request id -> segment, of the merges on the current lineage."""
+    """Return request id -> segment of the merges on the lineage of a head."""
     segments = head.record.segments if head.record else []
     return {str(s.extra["request"]): s for s in segments if s.kind == SPLICE_KIND}
 
 
 def read_merged_rows(spec: PipelineSpec, log: SlotLog, head: LogHead) -> MergedRows:
-    """The rows merged on the lineage of this head."""
-    segments = [
-        s for s in find_merge_segments(head).values() if "stream" not in s.extra
-    ]  # rows of streams have columns of their own
-    tables = [
-        read_data_file(log, segment).select(make_request_schema(spec).names) for segment in segments
-    ]
+    """Return the rows merged on the lineage of a head, except those merged into streams."""
+    schema = make_request_schema(spec)
+    # Rows of streams have other columns.
+    segments = [s for s in find_merge_segments(head).values() if "stream" not in s.extra]
+    tables = [read_data_file(log, segment).select(schema.names) for segment in segments]
     rows = (
-        pa.concat_tables(tables, promote_options="permissive")
-        if tables
-        else make_request_schema(spec).empty_table()
+        pa.concat_tables(tables, promote_options="permissive") if tables else schema.empty_table()
     )
-    outputs = rows["_outputs"].to_pylist()
-    pairs = frozenset(
-        (who, name)
-        for who, names in zip(iterate_identities(rows), outputs, strict=True)
-        for name in names or ()
-    )
-    return MergedRows(rows, pairs)
+    return MergedRows(rows, frozenset(iterate_output_pairs(rows)))
 
 
 def iterate_identities(table: Any) -> Iterable[RowIdentity]:
-    """The identity of each row."""
-    return zip(
-        *(table[name].to_pylist() for name in ("_source", "_partition", "_seq")), strict=True
-    )
+    """Return the identity of each row."""
+    return zip(*(table[name].to_pylist() for name in IDENTITY_COLUMNS), strict=True)
+
+
+def iterate_output_pairs(rows: Any) -> Iterator[tuple[RowIdentity, str]]:
+    """Yield (row, output) for each output of each row of a request."""
+    for who, names in zip(iterate_identities(rows), rows["_outputs"].to_pylist(), strict=True):
+        for name in names or ():
+            yield who, name
+
+
+def select_rows_for_output(rows: Any, output: str) -> Any:
+    """Return the rows of a request that go to an output."""
+    mask = [output in (names or ()) for names in rows["_outputs"].to_pylist()]
+    return rows.filter(pa.array(mask, pa.bool_()))
+
+
+def set_outputs(rows: Any, outputs: Sequence[Sequence[str]]) -> Any:
+    """Return the rows with other outputs; rows without any output are dropped."""
+    column = pa.array(outputs, pa.list_(pa.string()))
+    rows = rows.set_column(rows.column_names.index("_outputs"), "_outputs", column)
+    return rows.filter(pc.greater(pc.list_value_length(rows["_outputs"]), 0))

@@ -29,12 +29,12 @@ from tidegate.jobs.splice.request_creation import (
     LateFilter,
     RequestOptions,
     RowRepair,
-    _cast_rows,
     create_from_dead_letters,
     create_from_late_rows,
     list_pending_rows,
     resolve_request_state,
 )
+from tidegate.jobs.splice.request_rows import cast_rows
 
 Epochs = list[dict[str, list[dict[str, Any]]]]
 
@@ -457,5 +457,5 @@ def test_dead_rows_keep_the_times_they_have() -> None:
     request = create_from_dead_letters(bench.spec, bench.log, mend, RequestOptions("ann"))
     merge_request(bench.spec, bench.log, request.id, MergeDecision("ann"))
     assert sorted(r["n"] for r in results(bench, "fixed") if r["_source"] == "a") == [1, 2]
-    rows = _cast_rows(bench.spec, [{"t": 5, "_seq": 1}, {"t": "1970-01-01T00:00:02Z", "_seq": 2}])
+    rows = cast_rows(bench.spec, [{"t": 5, "_seq": 1}, {"t": "1970-01-01T00:00:02Z", "_seq": 2}])
     assert rows["t"].cast("int64").to_pylist() == [5, 2 * SECOND]

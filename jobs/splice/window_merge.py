@@ -1,0 +1,344 @@
+"""The part of a merge plan that concerns windows: which results change, and to what.
+
+For each window the plan finds the affected results, gathers the rows that the pipeline had accepted
+for them, proves that these rows give exactly what is published, and only then computes the results
+with the request's rows (`docs/decisions/0042-a-merge-recomputes-windows-from-rows.md`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import duckdb
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidegate.jobs.engine.result_comparison import values_differ
+from tidegate.jobs.sinks.published_tables import select_current_revisions
+from tidegate.jobs.sinks.row_positions import SPLICE_COLUMN
+from tidegate.jobs.spec.pipeline import EVENTS, LATE, PipelineSpec
+from tidegate.jobs.spec.window_specs import WindowKind
+from tidegate.jobs.splice.affected_windows import (
+    AffectedWindow,
+    TouchingRow,
+    assign_windows,
+    find_affected_windows,
+    is_purged,
+)
+from tidegate.jobs.splice.errors import NOT_REPRODUCIBLE, TOO_EARLY
+from tidegate.jobs.splice.tables_at_head import (
+    MergedRows,
+    Span,
+    TablesAtHead,
+    join_spans,
+    select_rows_for_output,
+)
+from tidegate.jobs.splice.window_recompute import (
+    WindowBounds,
+    build_time_expression,
+    open_database,
+    recompute_results,
+    refuse_edge_windows,
+    require_exact_aggregates,
+)
+from tidegate.time_units import TICK_MAX, TICK_MIN, format_instant
+
+SET_ASIDE_REASONS = ("max_jump", "cti_violation")
+"""Reasons of rows that went to no output, whichever output the late table names."""
+
+_NEVER_READ_REASONS = "^(dead|file)"
+"""Pattern for the reasons of rows that no run has read: corrected dead letters, rows of files."""
+_IDENTITY = "_source, _partition, _seq"
+
+
+@dataclass(frozen=True, slots=True)
+class WindowChange:
+    """One window result before and after the merge.
+
+    Attributes:
+        key: values of the window's keys.
+        start, end: the span of the result, in ticks.
+        old: the published result with the same bounds; None if there is none.
+        new: aggregates, revision and ``replaces`` of the result that the merge writes.
+        replaced: published sessions that become part of this one.
+        rows: rows of the request in it.
+    """
+
+    key: tuple[Any, ...]
+    start: int
+    end: int
+    old: dict[str, Any] | None
+    new: dict[str, Any]
+    replaced: tuple[dict[str, Any], ...]
+    rows: int
+
+
+class WindowMerge:
+    """Computes the window results that one request changes.
+
+    Args:
+        spec: the pipeline.
+        tables: the tables at the head of the log.
+        merged: the rows that earlier merges have inserted.
+        frontier: the frontier at the head.
+        request_id: the request, for errors.
+    """
+
+    def __init__(
+        self,
+        spec: PipelineSpec,
+        tables: TablesAtHead,
+        merged: MergedRows,
+        frontier: int,
+        request_id: str,
+    ) -> None:
+        self._spec, self._tables, self._merged = spec, tables, merged
+        self._frontier, self._request_id = frontier, request_id
+        self._event_time = spec.event_time_column
+        self._schemas: dict[str, Any] = {}
+
+    def compute_changes(self, rows: Any) -> dict[str, list[WindowChange]]:
+        """Return window -> results that change by these rows; windows without changes are left out.
+
+        Args:
+            rows: the request's rows, with the outputs that they still miss in ``_outputs``.
+
+        Raises:
+            TooEarlyError: a driver can still change one of the results.
+            ConfigurationError: a window cannot be recomputed exactly.
+            PoisonError: the published results cannot be reproduced from the rows.
+        """
+        chosen = {name: select_rows_for_output(rows, name) for name in self._spec.windows}
+        affected = {
+            name: self._find_affected(name, chosen[name], rows) for name in self._spec.windows
+        }
+        affected = {name: targets for name, targets in affected.items() if targets}
+        if not affected:
+            return {}
+        bounds = [target.bounds for targets in affected.values() for target in targets]
+        known, late = self._read_known_rows([(b.start, b.end) for b in bounds])
+        changes = {}
+        for name, targets in affected.items():
+            with open_database() as db:
+                self._register_relations(db, name, known, late, chosen[name])
+                changes[name] = self._compute_results(db, name, targets)
+        return changes
+
+    def make_result_table(self, name: str, changes: Sequence[WindowChange]) -> Any:
+        """Return the rows to write into a window's table, without provenance."""
+        window, schema = self._spec.windows[name], self._schemas[name]
+        rows = [
+            {
+                **dict(zip(window.keys, change.key, strict=True)),
+                **change.new,
+                "window_start": change.start,
+                "window_end": change.end,
+            }
+            for change in changes
+        ]
+        columns = [n for n in schema.names if n not in ("_timeline", "_epoch")]
+        return pa.table(
+            {n: _make_array([row.get(n) for row in rows], schema.field(n).type) for n in columns}
+        )
+
+    # Which results are affected
+
+    def _find_affected(self, name: str, chosen: Any, rows: Any) -> list[AffectedWindow]:
+        """Return the results of a window that change.
+
+        Args:
+            name: the window.
+            chosen: the rows to merge into it.
+            rows: all rows of the request. A session may change by a row that it has counted late:
+                in time, the row would have joined two sessions.
+        """
+        window, is_session = self._spec.windows[name], self._is_session(name)
+        if not chosen.num_rows and not is_session:
+            return []
+        refuse_edge_windows(self._spec, name)
+        touching = self._to_touching_rows(name, chosen)
+        counted = self._to_touching_rows(name, rows) if is_session else []
+        spans = [span for row in (*touching, *counted) for span in assign_windows(window, row)]
+        if not spans:
+            return []
+        affected = [
+            (target, is_purged(window, target.bounds.end, self._frontier))
+            for target in find_affected_windows(
+                window, touching, self._read_published_results(name, spans), counted
+            )
+        ]
+        affected = [pair for pair in affected if pair[0].has_new_rows or pair[1]]
+        if affected:
+            require_exact_aggregates(self._spec, name)
+        open_ends = [target.bounds.end for target, purged in affected if not purged]
+        if open_ends:
+            raise TOO_EARLY(
+                pipeline=self._spec.name,
+                request=self._request_id,
+                why=f"{len(open_ends)} results of window {name} are still open to a driver, up to"
+                f" {format_instant(max(open_ends))}",
+            )
+        return [target for target, _ in affected]
+
+    def _is_session(self, name: str) -> bool:
+        return self._spec.windows[name].kind is WindowKind.SESSION
+
+    def _to_touching_rows(self, name: str, rows: Any) -> list[TouchingRow]:
+        start, end = (build_time_expression(self._spec, f) for f in ("event_time", "end_time"))
+        with open_database() as db:
+            db.register("rows", rows)
+            query = f"select {start}, coalesce({end}, {start} + 1) from rows"
+            intervals = db.execute(query).fetchall()
+        columns = [rows[key].to_pylist() for key in self._spec.windows[name].keys]
+        keys = zip(*columns, strict=True) if columns else (() for _ in intervals)
+        return [TouchingRow(key, *times) for key, times in zip(keys, intervals, strict=True)]
+
+    def _read_published_results(self, name: str, spans: Sequence[Span]) -> list[dict[str, Any]]:
+        """Return the current results around these spans, with their bounds in ticks."""
+        if self._is_session(name):
+            column, wanted = "window_end", [(min(start for start, _ in spans), TICK_MAX)]
+        else:
+            column, wanted = "window_start", join_spans([(s, s + 1) for s, _ in spans])
+        table = self._tables.read_rows(name, time=column, spans=wanted)
+        self._schemas[name] = table.schema
+        table = select_current_revisions(table, self._spec.windows[name])
+        bounds = [table[c].cast(pa.int64()).to_pylist() for c in ("window_start", "window_end")]
+        return [
+            {**row, "_ws": start, "_we": end}
+            for row, start, end in zip(table.to_pylist(), *bounds, strict=True)
+        ]
+
+    # The rows behind the results
+
+    def _read_known_rows(self, spans: Sequence[Span]) -> tuple[Any, Any]:
+        """Return all rows that the pipeline knows in these spans, and the late ones among them."""
+        has_intervals = any(source.end_time for source in self._spec.sources.values())
+        # An interval may begin long before a window that it reaches into.
+        wanted = [(TICK_MIN, max(end for _, end in spans))] if has_intervals else join_spans(spans)
+        columns = [*self._spec.columns, "_source", "_partition", "_seq"]
+        events = self._tables.read_rows(
+            EVENTS, [*columns, SPLICE_COLUMN], time=self._event_time, spans=wanted
+        )
+        late = self._tables.read_rows(
+            LATE, [*columns, "output", "reason"], time=self._event_time, spans=wanted
+        )
+        # Merged events are taken from the merges: they may have gone into a part of the outputs.
+        events = events.filter(pc.is_null(events[SPLICE_COLUMN]))
+        parts = [table.select(columns) for table in (events, late, self._merged.rows)]
+        return pa.concat_tables(parts, promote_options="permissive"), late
+
+    def _register_relations(
+        self, db: duckdb.DuckDBPyConnection, name: str, known: Any, late: Any, chosen: Any
+    ) -> None:
+        """Create the relations `accepted` and `chosen`.
+
+        `accepted` has the rows that the window has counted, each once: all known rows except those
+        that were late for this window or never read, unless a merge brought them into it. `chosen`
+        has the request's rows that are not among them.
+        """
+        time = build_time_expression(self._spec)
+        ranks = " ".join(f"when '{s}' then {number}" for number, s in enumerate(self._spec.sources))
+        derived = (
+            f"{time} as _et, coalesce({build_time_expression(self._spec, 'end_time')}, {time} + 1)"
+            f" as _end, case _source {ranks} else {len(self._spec.sources)} end as _so"
+        )
+        merged = self._merged.rows
+        reasons = pc.fill_null(merged["_reason"], "")
+        never_read = merged.filter(pc.match_substring_regex(reasons, _NEVER_READ_REASONS))
+        db.register("known_rows", known)
+        db.register("late_rows", late)
+        db.register("merged_rows", select_rows_for_output(merged, name))
+        db.register("never_read_rows", never_read)
+        db.register("chosen_rows", chosen)
+        set_aside = ", ".join(f"'{reason}'" for reason in SET_ASIDE_REASONS)
+        db.execute(f"""create temp table accepted as
+            with held as (
+                select {_IDENTITY} from late_rows
+                    where output = '{name}' or reason in ({set_aside})
+                union select {_IDENTITY} from never_read_rows
+                except select {_IDENTITY} from merged_rows)
+            select distinct on ({_IDENTITY}) *, {derived}
+            from known_rows anti join held using ({_IDENTITY})""")
+        db.execute(
+            f"create temp table chosen as select *, {derived} from chosen_rows"
+            f" anti join accepted using ({_IDENTITY})"
+        )
+
+    # The results
+
+    def _compute_results(
+        self, db: duckdb.DuckDBPyConnection, name: str, targets: Sequence[AffectedWindow]
+    ) -> list[WindowChange]:
+        window, schema = self._spec.windows[name], self._schemas[name]
+        bounds = [target.bounds for target in targets]
+        added = recompute_results(db, self._spec, name, "chosen", bounds, schema)
+        is_delta = window.revisions == "delta"
+        if is_delta:
+            results = added
+        else:
+            self._require_reproducible(db, name, targets)
+            everything = "(from accepted union all by name from chosen)"
+            results = recompute_results(db, self._spec, name, everything, bounds, schema)
+        changes = []
+        for target, result, share in zip(targets, results, added, strict=True):
+            values = {column: result[column] for column in window.aggregates}
+            old, replaced = target.find_same_bounds(), target.list_replaced()
+            if is_delta:
+                old = None  # each revision holds only what it adds
+            if old and not replaced and not any(values_differ(old[c], values[c]) for c in values):
+                continue
+            new = {
+                **values,
+                "revision": target.next_revision,
+                "replaces": target.format_replaced_spans() if self._is_session(name) else None,
+            }
+            at = target.bounds
+            changes.append(
+                WindowChange(at.key, at.start, at.end, old, new, tuple(replaced), share["_rows"])
+            )
+        return changes
+
+    def _require_reproducible(
+        self, db: duckdb.DuckDBPyConnection, name: str, targets: Sequence[AffectedWindow]
+    ) -> None:
+        """Prove that the accepted rows give each published result, and that no row is left over.
+
+        Overlapping sessions are exempt: a row came when its session had been purged, so these
+        results do not follow from the rows.
+        """
+        schema, columns = self._schemas[name], list(self._spec.windows[name].aggregates)
+        targets = [target for target in targets if not target.has_overlapping_sessions]
+        published = [(n, r) for n, target in enumerate(targets) for r in target.published_results]
+        bounds = [WindowBounds(targets[n].bounds.key, r["_ws"], r["_we"]) for n, r in published]
+        counted = [0] * len(targets)
+        again = recompute_results(db, self._spec, name, "accepted", bounds, schema)
+        for (number, result), values, at in zip(published, again, bounds, strict=True):
+            wrong = [
+                f"{c} is {result[c]}, not {values[c]}"
+                for c in columns
+                if values_differ(result[c], values[c])
+            ]
+            if wrong:
+                self._refuse(name, at, ", ".join(wrong))
+            counted[number] += values["_rows"]
+        whole = recompute_results(
+            db, self._spec, name, "accepted", [target.bounds for target in targets], schema
+        )
+        for target, values, rows in zip(targets, whole, counted, strict=True):
+            if values["_rows"] != rows:
+                self._refuse(name, target.bounds, f"{values['_rows']} rows, {rows} in results")
+
+    def _refuse(self, name: str, bounds: WindowBounds, text: str) -> NoReturn:
+        key = dict(zip(self._spec.windows[name].keys, bounds.key, strict=True))
+        start = format_instant(bounds.start)
+        raise NOT_REPRODUCIBLE(
+            pipeline=self._spec.name, window=name, key=key, start=start, text=text
+        )
+
+
+def _make_array(values: list[Any], kind: Any) -> Any:
+    if pa.types.is_timestamp(kind) and all(v is None or isinstance(v, int) for v in values):
+        return pa.array(values, pa.int64()).cast(kind)
+    return pa.array(values, kind)
