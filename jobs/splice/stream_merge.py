@@ -1,8 +1,8 @@
 """Compute what inserted rows do to a stream and to everything that depends on it.
 
 The result is that of a run in which the rows had arrived in time. A stream follows from what
-arrived at it, slot by slot (`docs/decisions/0030-a-stream-is-computed-from-its-arrivals.md`), and an
-attachment is a fold over its origin by position. So
+arrived at it, slot by slot, and an attachment is a fold over its origin by position
+(`docs/decisions/0030-a-stream-is-computed-from-its-arrivals.md`). So a merge takes these steps
 (`docs/decisions/0044-a-merge-rewrites-streams-from-the-first-changed-row.md`):
 
 1. Start after the newest checkpoint before the first inserted row. From there on, rows are known
