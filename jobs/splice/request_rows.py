@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec
+from tidegate.jobs.spec.pipeline import EVENT_TIME, EVENTS, PipelineSpec
 from tidegate.jobs.splice.errors import BAD_FILE, BAD_VALUE, NO_EVENT_TIME, NO_FILE
 from tidegate.jobs.splice.tables_at_head import make_request_schema
 from tidegate.jobs.splice.window_recompute import build_time_expression, open_database
@@ -32,11 +32,15 @@ def cast_rows(spec: PipelineSpec, raw: Sequence[Mapping[str, Any]]) -> Any:
     with open_database() as db:
         db.register("typed", rows)
         time = build_time_expression(spec)
-        query = f"select _source, _partition, _seq from typed where {time} is null"
-        missing = db.execute(query).fetchall()
+        facts = db.execute(f"select _source, _partition, _seq, {time} from typed").fetchall()
+    missing = [identity for *identity, ticks in facts if ticks is None]
     if missing:
         first = "/".join(map(str, missing[0]))
         raise NO_EVENT_TIME(pipeline=spec.name, count=len(missing), first=first)
+    if EVENT_TIME in schema.names:  # the one column for sources with different columns
+        instants = pa.array([fact[-1] for fact in facts], pa.int64())
+        times = instants.cast(schema.field(EVENT_TIME).type)
+        rows = rows.set_column(schema.names.index(EVENT_TIME), EVENT_TIME, times)
     return rows
 
 

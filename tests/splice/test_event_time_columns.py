@@ -18,9 +18,9 @@ from tidegate.jobs.splice.merge_attempt import MergeDecision
 from tidegate.jobs.splice.request_creation import (
     LateFilter,
     RequestOptions,
-    _cast_rows,
     create_from_late_rows,
 )
+from tidegate.jobs.splice.request_rows import cast_rows
 from tidegate.jobs.streams.dispatcher import StreamDispatcher
 from tidegate.jobs.streams.row_history import LogHistory
 
@@ -123,7 +123,7 @@ def test_rows_of_a_request_have_their_event_time() -> None:
     given = [
         {**row(name, 7), "_source": name, "_partition": "0", "_seq": 1} for name in EVENT_TIMES
     ]
-    rows = _cast_rows(bench_of().spec, given)
+    rows = cast_rows(bench_of().spec, given)
     assert [time.timestamp() for time in rows["_event_time"].to_pylist()] == [7, 7]
 
 
