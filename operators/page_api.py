@@ -147,10 +147,7 @@ def _make_stream_routes(views: _StreamViews, airflow: AirflowQueries) -> APIRout
         pipeline, dag = parse_pipeline_name(dag_id), find_dag(dag_id)
         return {
             "now": time.time_ns() // 1_000_000,
-            **views.view_for(dag).detail(
-                dag["paused"], _parse_position(since), span, dag["unread"]
-            ),
-            **dag,
+            **views.view_for(dag).detail(_parse_position(since), span, **dag),
             "may": airflow.list_startable_actions(user, pipeline),
             "actions": airflow.list_action_runs(user, pipeline),
         }
@@ -237,12 +234,10 @@ class _StreamViews:
 
     def _summarize_stream(self, dag: dict[str, Any]) -> dict[str, Any]:
         try:
-            row = self.view_for(dag).summary(dag["paused"], dag["unread"])
+            return self.view_for(dag).summary(**dag)
         except ConfigurationError as error:
             # The connection is missing or names no store: the other streams are still shown.
-            pipeline = parse_pipeline_name(dag["dag_id"])
-            row = build_unknown_row(pipeline, error, dag["paused"], dag["unread"])
-        return {**row, **dag}
+            return build_unknown_row(parse_pipeline_name(dag["dag_id"]), error, **dag)
 
 
 def _serve_file(name: str, request: Request) -> Response:

@@ -28,7 +28,7 @@ from tidegate.checkpoints.splice_requests import (
     note_splice_event,
     read_splice_request,
 )
-from tidegate.jobs.spec.pipeline import PipelineSpec
+from tidegate.jobs.spec.operations import SpliceSpec
 from tidegate.operators.child_processes import run_tidegate
 from tidegate.operators.errors import MERGE_NOT_APPROVED
 from tidegate.operators.pipeline_operator import PipelineOperator, get_requester
@@ -235,10 +235,13 @@ class MergeSpliceOperator(PipelineOperator):
         return {name: merged[name] for name in names}
 
 
-def add_splice_tasks(spec: PipelineSpec, path: str, conn_id: str | None) -> None:
-    """Add the three tasks to the DAG that is being built; `path` is the spec's file."""
-    splice = spec.splice
-    about: dict[str, Any] = {"pipeline": spec.name, "spec": path, "conn_id": conn_id}
+def add_splice_tasks(splice: SpliceSpec, about: Mapping[str, Any]) -> None:
+    """Add the three tasks to the DAG that is being built.
+
+    Args:
+        splice: the spec's options.
+        about: arguments of `PipelineOperator`.
+    """
     report = ReportSpliceOperator(task_id=REPORT, at_least=splice.offer_rows or 1, **about)
     approve = ApproveSpliceOperator(
         task_id=APPROVE,

@@ -25,7 +25,6 @@ from pathlib import Path
 from signal import SIGKILL
 from typing import Any
 
-from airflow.sdk.exceptions import DagRunTriggerException
 from airflow.sdk.execution_time.context import NEVER_EXPIRE
 
 from tidegate.checkpoints.bucket_layout import BucketLayout
@@ -55,7 +54,7 @@ from tidegate.operators.driver_launch import (
 from tidegate.operators.driver_shutdown import find_stop_request, terminate_driver
 from tidegate.operators.errors import BUCKET_WIPED, DRIVER_LOST
 from tidegate.operators.liveness import LivenessLimits, Observation, needs_person
-from tidegate.operators.pipeline_operator import PipelineOperator, get_requester
+from tidegate.operators.pipeline_operator import PipelineOperator, get_requester, start_dag_run
 from tidegate.operators.trigger import StreamTrigger
 
 _RUN_DECLARED_KEY = "said_run"  # key in the task state store
@@ -216,19 +215,8 @@ class StreamOperator(PipelineOperator):
         """End this run while the driver goes on; the next run, queued before, adopts it."""
         if context["ti"].get_dr_count(dag_id=self.dag_id, states=["queued"]) > 0:
             return self._end_run(f"{why}; another run is queued already")
-        raise DagRunTriggerException(
-            trigger_dag_id=self.dag_id,
-            dag_run_id=f"rotated__{datetime.now(UTC).isoformat()}",
-            conf=None,
-            reset_dag_run=False,
-            skip_when_already_exists=False,
-            wait_for_completion=False,
-            allowed_states=[],
-            failed_states=[],
-            poke_interval=1,
-            deferrable=False,
-            note=f"{why}: took over from {context['run_id']}",
-        )
+        run_id = f"rotated__{datetime.now(UTC).isoformat()}"
+        raise start_dag_run(self.dag_id, run_id, f"{why}: took over from {context['run_id']}")
 
     def _adopt_or_launch(
         self, store: Store, budget: RelaunchBudget, memory: RunMemory
