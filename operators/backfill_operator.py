@@ -63,6 +63,7 @@ class BackfillOperator(PipelineOperator):
         access = self.resolve_access()
         command = [sys.executable, "-m", "tidegate.jobs.driver.backfill", self.spec]
         command += ["--store", access.url, "--start", str(self.start), "--end", str(self.end)]
+        # No time limit: a range may be a year. Airflow's execution_timeout still applies.
         child = run_child(access, command, timeout=None)
         self.log.info("%s", "\n".join(child.stderr.splitlines()[-40:]))
         key = (child.stdout.strip().splitlines() or [""])[-1].strip()
@@ -99,6 +100,7 @@ class BackfillOperator(PipelineOperator):
         self.log.info(
             "splice request %s: %s.splice shows its effect and asks", request, self.pipeline
         )
+        # The exception ends the task without a return value, so the result is pushed here.
         context["ti"].xcom_push(key="return_value", value={**comparison, "request": request})
         raise start_dag_run(
             f"{self.pipeline}.splice",

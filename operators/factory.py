@@ -49,6 +49,8 @@ _BROKEN_SPECS_CRON: Final = "*/15 * * * *"
 QUALITY_EVERY_SECONDS: Final = 600.0
 # The least time between two announcements of closed periods; long periods need fewer looks.
 ANNOUNCE_EVERY_SECONDS: Final = 10.0
+# One run at a time, because a pipeline has one driver. DAGs start unpaused, because a spec in the
+# folder is meant to run.
 _DAG_DEFAULTS: Final[dict[str, Any]] = {
     "start_date": datetime(2026, 1, 1, tzinfo=UTC),
     "catchup": False,
@@ -82,6 +84,7 @@ def build_dags(
     dags += _build_sweep_dags([spec for spec, _ in specs.values()], conn_id)
     if findings:
         dags.append(_build_broken_specs_dag(findings))
+    # A mapped task (the sweep's `start`) has no callback that could be set.
     for task in (task for dag in dags for task in dag.tasks if isinstance(task, BaseOperator)):
         task.on_failure_callback = list(on_failure)
     return {dag.dag_id: dag for dag in dags}
@@ -303,6 +306,7 @@ def _build_sweep_dags(specs: Sequence[PipelineSpec], conn_id: str | None) -> lis
     groups: dict[str, list[PipelineSpec]] = defaultdict(list)
     for spec in specs:
         groups[spec.supervision.sweep].append(spec)
+    # The sweep of the most pipelines has the plain id, so that a usual site has only that one.
     usual = max(groups, key=lambda cron: len(groups[cron]), default="")
     return [
         _build_sweep_dag(

@@ -196,6 +196,7 @@ class RecoverOperator(PipelineOperator):
             holder = ProcessIdentity.this_process(f"recover-{run.request}"[:60])
             lease = Lease.acquire(store, self.pipeline, holder)
             try:
+                # A restore may take longer than the lease's TTL, so a thread renews it.
                 with LeaseRenewer(lease) as keeper:
                     keeper.announce_step("restore", 300.0)
                     # The driver may have sealed more while it drained, so the plan is made again.
@@ -217,6 +218,7 @@ class RecoverOperator(PipelineOperator):
         stream_dag = f"{self.pipeline}.stream"
         if context["ti"].get_dr_count(dag_id=stream_dag, states=_ACTIVE_RUN_STATES) == 0:
             launcher, access = make_launcher(self.submit), self.resolve_access()
+            # `latest` is the restored checkpoint: the fork record is the head of the log.
             launched = launcher.launch(self.pipeline, self.spec, access, "latest")
             self.log.info(
                 "no run of %s is active: launched a driver here, log %s", stream_dag, launched.log

@@ -88,6 +88,7 @@ class ReportSpliceOperator(PipelineOperator):
             "request": request,
             "digest": impact["digest"],
             "text": f"```\n{text}\n```",
+            # Who made the request or started the run may not approve it; `airflow` is a schedule.
             "who": sorted({shown["request"]["who"], who} - {"airflow"}),
         }
 
@@ -134,6 +135,7 @@ class ApproveSpliceOperator(ApprovalOperator):
             },
             **kwargs,
         )
+        # ApprovalOperator's constructor accepts no options of its own.
         self.options = [self.APPROVE, self.PART, self.REJECT]
 
     def execute_complete(self, context: Any, event: dict[str, Any]) -> Any:

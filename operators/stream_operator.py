@@ -145,9 +145,11 @@ class StreamOperator(PipelineOperator):
         ):
             refuse_wiped_bucket(store, self.pipeline, RunMemory())
             return self._end_run("the stream was stopped while this task waited for its retry")
+        # A restore sets the desired state at its end; the trigger waits for that.
         if desired is not DesiredState.RECOVERING:
             who, why = get_requester(context), f"run {context['run_id']}"
             set_desired_state(store, self.pipeline, DesiredState.RUN, who=who, why=why)
+        # Retries find this, so that a stop between two tries is not undone by the second.
         task_state.set(_RUN_DECLARED_KEY, True, retention=NEVER_EXPIRE)
         due = (
             None
@@ -221,6 +223,7 @@ class StreamOperator(PipelineOperator):
     def _adopt_or_launch(
         self, store: Store, budget: RelaunchBudget, memory: RunMemory
     ) -> dict[str, Any]:
+        # Kept from the first time on, so that a bucket that was replaced later is noticed.
         memory = replace(memory, uid=memory.uid or read_identity(store, self.pipeline))
         lease = read_lease(store, self.pipeline)
         if lease is not None and lease.holder is not None and not lease.is_free:
@@ -243,6 +246,7 @@ class StreamOperator(PipelineOperator):
         )
         self.log.info("launched attempt %s, log %s", launched.attempt, launched.log)
         airflow_metrics.record_launch(self.pipeline, replaces=budget.relaunches > 0)
+        # The launched driver's token will be higher than that of the lease as it is now.
         return self._defer_to_trigger(launched, lease.token + 1 if lease else 1, budget, memory)
 
     def _defer_to_trigger(

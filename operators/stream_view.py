@@ -140,7 +140,7 @@ class StreamView:
             rest = (
                 row for row in source if before is None or _is_past_cursor(row, before, abandoned)
             )
-            rows = list(islice(rest, limit + 1))
+            rows = list(islice(rest, limit + 1))  # one more, to know whether there is a next page
             roots = RootsFile(self.store, self.pipeline).read()
             is_healthy = (
                 build_health_check(self.store, self.pipeline)
@@ -179,6 +179,7 @@ class StreamView:
         The restore itself also compares checksums.
         """
         target = CheckpointId.parse(checkpoint)
+        # Nothing is condemned here: a reader of the page has no right to write.
         result = verify_checkpoint(self.log, target, checksums=False).model_dump(mode="json")
         at = time.time_ns() // 1_000_000
         self._verified[checkpoint] = {"verdict": result["verdict"], "at": at}
