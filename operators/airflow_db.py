@@ -68,6 +68,7 @@ class AirflowQueries:
         """
         with create_session() as session:
             query = select(DagModel).options(selectinload(DagModel.tags))
+            # Not by `_query_streams`: a mark must stop the driver of a stale DAG as well.
             dag = session.scalar(query.where(DagModel.dag_id == dag_id))
             tags = [tag.name for tag in dag.tags] if dag is not None else []
         return self.open_store(_find_store_connection(tags)) if TIDEGATE_TAG in tags else None
@@ -115,6 +116,7 @@ class AirflowQueries:
         return set(get_auth_manager().get_authorized_dag_ids(user=user, method="GET"))
 
     def _may_start(self, user: Any, dag_id: str) -> bool:
+        # Starting is a permission per DAG: a user may pin but not restore, for example.
         details = DagDetails(id=dag_id, team_name=DagModel.get_team_name(dag_id))
         return bool(
             get_auth_manager().is_authorized_dag(
@@ -214,6 +216,7 @@ def _describe_run(run: DagRun, tasks: Iterable[Any]) -> dict[str, Any]:
         "who": run.triggering_user_name,
         "at": _to_milliseconds(run.run_after),
         "ended": _to_milliseconds(run.end_date),
+        # Scalars only, as the forms send them; a run by API may carry anything.
         "conf": {
             name: value
             for name, value in (run.conf or {}).items()

@@ -14,13 +14,11 @@ from __future__ import annotations
 import sys
 from typing import Any, Final
 
-from airflow.sdk.exceptions import DagRunTriggerException
-
 from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.canonical_json import parse_json
 from tidegate.operators.child_processes import build_child_error, run_child, run_tidegate
 from tidegate.operators.errors import BACKFILL_CRASHED, BACKFILL_DIFFERENT, BACKFILL_RANGE
-from tidegate.operators.pipeline_operator import PipelineOperator
+from tidegate.operators.pipeline_operator import PipelineOperator, start_dag_run
 from tidegate.operators.store_access import StoreAccess
 
 _DIFFERENCE_KINDS: Final = ("different", "only_stream", "only_batch")
@@ -65,6 +63,7 @@ class BackfillOperator(PipelineOperator):
         access = self.resolve_access()
         command = [sys.executable, "-m", "tidegate.jobs.driver.backfill", self.spec]
         command += ["--store", access.url, "--start", str(self.start), "--end", str(self.end)]
+        # No time limit: a range may be a year. Airflow's execution_timeout still applies.
         child = run_child(access, command, timeout=None)
         self.log.info("%s", "\n".join(child.stderr.splitlines()[-40:]))
         key = (child.stdout.strip().splitlines() or [""])[-1].strip()
@@ -101,17 +100,12 @@ class BackfillOperator(PipelineOperator):
         self.log.info(
             "splice request %s: %s.splice shows its effect and asks", request, self.pipeline
         )
+        # The exception ends the task without a return value, so the result is pushed here.
         context["ti"].xcom_push(key="return_value", value={**comparison, "request": request})
-        raise DagRunTriggerException(
-            trigger_dag_id=f"{self.pipeline}.splice",
-            dag_run_id=f"backfill__{request}",
+        raise start_dag_run(
+            f"{self.pipeline}.splice",
+            f"backfill__{request}",
+            why,
             conf={"request": request},
-            reset_dag_run=False,
-            skip_when_already_exists=True,
-            wait_for_completion=False,
-            allowed_states=[],
-            failed_states=[],
-            poke_interval=1,
-            deferrable=False,
-            note=why,
+            once=True,
         )

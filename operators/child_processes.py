@@ -27,11 +27,9 @@ from tidegate.errors import (
 from tidegate.operators.errors import COMMAND_CRASHED
 from tidegate.operators.store_access import StoreAccess, build_child_environment
 
-_ERROR_TYPES: Final[dict[FailureClass, type[TidegateError]]] = {
-    FailureClass.TRANSIENT: TransientError,
-    FailureClass.FENCED: FencedError,
-    FailureClass.POISON: PoisonError,
-    FailureClass.CONFIGURATION: ConfigurationError,
+_ERROR_TYPES: Final = {
+    kind.failure_class: kind
+    for kind in (TransientError, FencedError, PoisonError, ConfigurationError)
 }
 _CLASS_BY_EXIT_CODE: Final = {kind.exit_code: kind for kind in FailureClass}
 # Seconds. A merge reads what its windows touch, which may be a large part of the events.
@@ -138,6 +136,7 @@ def run_tidegate(
     data: dict[str, Any] = envelope["data"]
     if envelope["kind"] != "error" and child.returncode == 0:
         return data
+    # "Nothing to do" is an error for people but an answer here.
     if data.get("code") in empty_on:
         return {}
     kind = classify_exit_code(child.returncode)

@@ -55,6 +55,7 @@ def drain_drivers(folder: Path, timeout: float = _DRAIN_TIMEOUT) -> list[Launche
         if driver and is_on_this_host(driver.leader) and driver.is_alive()
     ]
     for driver in living:
+        # To the group: its leader is the shell that keeps the exit code; the driver is its child.
         send_signal(driver.leader, signal.SIGTERM, group=True)
     deadline = time.monotonic() + timeout
     while living and time.monotonic() < deadline:

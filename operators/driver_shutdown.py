@@ -93,6 +93,7 @@ class _DriverStop:
                 return f"the driver ended after {number.name}"
         if self.has_ended():
             return "the driver ended"
+        # Only this token: another driver may have taken the lease in this moment.
         evict_lease_holder(self._store, self._pipeline, expected_token=self.token)
         return "the lease was taken away; the driver stops at its next step"
 

@@ -1,7 +1,8 @@
 """Every error that Airflow's side of tidegate raises; see `tidegate.errors.ErrorDefinition`.
 
-Two kinds of codes are not here, because their class follows from an exit code: what a driver or a
-child process reported itself (`child_processes.rebuild_error`), and ``driver.exit_N``.
+Not here are errors whose class depends on the case: what a driver or a child process reported
+itself (`child_processes.rebuild_error`), ``driver.exit_N``, and ``recover.unfit`` for a store that
+does not answer (`recover_and_pin.choose_checkpoint`).
 """
 
 from __future__ import annotations
@@ -155,20 +156,12 @@ NO_EPOCH_AFTER_RESTORE = ErrorDefinition(
     kept="the restore is done and stays",
     advice="see the run of {stream_dag} and the driver's log",
 )
-# Two entries with one code: an unreachable store may answer later, missing objects will not return.
 CHECKPOINT_UNFIT = ErrorDefinition(
     "recover.unfit",
     PoisonError,
     "{checkpoint} is {verdict}: {findings}",
     kept="the running stream, untouched",
     advice="choose another checkpoint: tidegate checkpoints list",
-)
-CHECKPOINT_UNVERIFIED = ErrorDefinition(
-    CHECKPOINT_UNFIT.code,
-    TransientError,
-    CHECKPOINT_UNFIT.message,
-    kept=CHECKPOINT_UNFIT.kept,
-    advice=CHECKPOINT_UNFIT.advice,
 )
 PIN_WITHOUT_NAME = ErrorDefinition(
     "pin.no_name", ConfigurationError, "a pin needs a name", advice="start it with a name"

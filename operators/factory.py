@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -49,6 +49,8 @@ _BROKEN_SPECS_CRON: Final = "*/15 * * * *"
 QUALITY_EVERY_SECONDS: Final = 600.0
 # The least time between two announcements of closed periods; long periods need fewer looks.
 ANNOUNCE_EVERY_SECONDS: Final = 10.0
+# One run at a time, because a pipeline has one driver. DAGs start unpaused, because a spec in the
+# folder is meant to run.
 _DAG_DEFAULTS: Final[dict[str, Any]] = {
     "start_date": datetime(2026, 1, 1, tzinfo=UTC),
     "catchup": False,
@@ -77,11 +79,12 @@ def build_dags(
     dags = [
         dag
         for spec, path in specs.values()
-        for dag in _build_pipeline_dags(spec, str(path.absolute()), conn_id, quality_every)
+        for dag in _PipelineDags(spec, str(path.absolute()), conn_id).build(quality_every)
     ]
     dags += _build_sweep_dags([spec for spec, _ in specs.values()], conn_id)
     if findings:
         dags.append(_build_broken_specs_dag(findings))
+    # A mapped task (the sweep's `start`) has no callback that could be set.
     for task in (task for dag in dags for task in dag.tasks if isinstance(task, BaseOperator)):
         task.on_failure_callback = list(on_failure)
     return {dag.dag_id: dag for dag in dags}
@@ -125,50 +128,6 @@ def _build_spec_error(findings: Sequence[str]) -> ConfigurationError:
     return SPEC_INVALID(findings="\n".join(findings))
 
 
-def _build_pipeline_dags(
-    spec: PipelineSpec, path: str, conn_id: str | None, quality_every: float
-) -> Iterable[DAG]:
-    yield _build_stream_dag(spec, path, conn_id)
-    yield _build_recover_dag(spec, path, conn_id)
-    yield _build_pin_dag(spec, conn_id)
-    yield _build_quality_dag(spec, path, conn_id, quality_every)
-    yield _build_maintain_dag(spec, path, conn_id)
-    if spec.windows:
-        yield _build_backfill_dag(spec, path, conn_id)
-    if spec.windows or spec.splice.offer_rows is not None:
-        yield _build_splice_dag(spec, path, conn_id)
-    if spec.supervision.announce is not None and spec.windows:
-        yield _build_windows_dag(spec, spec.supervision.announce, conn_id)
-
-
-def _build_stream_dag(spec: PipelineSpec, path: str, conn_id: str | None) -> DAG:
-    supervision = spec.supervision
-    what = "Runs the stream: adopts a live driver or launches one, and stays with it."
-    # The page reads DAGs from Airflow's database, which has no arguments of operators but has tags.
-    tags = [] if conn_id is None else [f"{STORE_TAG_PREFIX}{conn_id}"]
-    rotate_after = supervision.rotate_after
-    with _make_dag(spec, "stream", what, tags=tags) as dag:
-        StreamOperator(
-            task_id="stream",
-            pipeline=spec.name,
-            spec=path,
-            recover_to=supervision.recover_to,
-            conn_id=conn_id,
-            stall_after=supervision.stall_after / 1e6,
-            start_timeout=supervision.start_timeout / 1e6,
-            submit=_dump_submit_settings(spec),
-            rotate_after=None if rotate_after is None else rotate_after / 1e6,
-            retries=supervision.retries,
-            retry_delay=timedelta(microseconds=supervision.retry_delay),
-        )
-    return dag
-
-
-def _dump_submit_settings(spec: PipelineSpec) -> dict[str, Any] | None:
-    submit = spec.supervision.submit
-    return None if submit is None else submit.model_dump()
-
-
 def _text(title: str, description: str, default: str = "") -> Param:
     return Param(default, type="string", title=title, description=description)
 
@@ -177,143 +136,166 @@ def _flag(title: str, description: str = "") -> Param:
     return Param(False, type="boolean", title=title, description=description or None)
 
 
-def _build_recover_dag(spec: PipelineSpec, path: str, conn_id: str | None) -> DAG:
-    names = "`latest`, `latest_healthy`, a pin, or an id such as t0-000123-ab12cd"
-    params = {
-        "checkpoint": _text("Checkpoint", f"{names} from the Streams page.", "latest"),
-        "reason": _text("Reason", "Kept with the restore, for people who ask later."),
-        "dry_run": _flag("Dry run", "Verify and report only; nothing is changed."),
-    }
-    what = "Goes back to a checkpoint: verify, report, stop, restore, start again."
-    with _make_dag(spec, "recover", what, params=params) as dag:
-        approval = _add_approval_tasks(spec, conn_id) if spec.supervision.approval else None
-        recover = RecoverOperator(
-            task_id="recover",
-            pipeline=spec.name,
-            spec=path,
-            approval=approval and (approval.task_id, *approval.upstream_task_ids),
-            submit=_dump_submit_settings(spec),
-            conn_id=conn_id,
+class _PipelineDags:
+    """Builds the DAGs of one pipeline."""
+
+    def __init__(self, spec: PipelineSpec, path: str, conn_id: str | None) -> None:
+        self._spec, self._conn_id = spec, conn_id
+        self._about: dict[str, Any] = {"pipeline": spec.name, "spec": path, "conn_id": conn_id}
+        submit = spec.supervision.submit
+        self._submit = None if submit is None else submit.model_dump()
+
+    def build(self, quality_every: float) -> Iterator[DAG]:
+        """All DAGs that the spec asks for."""
+        yield self._build_stream_dag()
+        yield self._build_recover_dag()
+        yield self._build_pin_dag()
+        # One asset, so that there is one throttle: late rows and troubled barriers come with a
+        # sealed checkpoint anyway.
+        what = "Checks late rows, barriers and checkpoints."
+        sealed = stream_asset(self._spec.name, "sealed", quality_every, self._conn_id)
+        with self._make_dag("quality", what, schedule=[sealed]) as dag:
+            QualityOperator(task_id="quality", **self._about)
+        yield dag
+        what = "Retires old checkpoints, reads a share of the others, keeps the index fresh."
+        with self._make_dag("maintain", what, schedule=self._spec.supervision.maintain) as dag:
+            MaintainOperator(task_id="maintain", **self._about)
+        yield dag
+        if self._spec.windows:
+            yield self._build_backfill_dag()
+        if self._spec.windows or self._spec.splice.offer_rows is not None:
+            yield self._build_splice_dag()
+        if self._spec.supervision.announce is not None and self._spec.windows:
+            yield self._build_windows_dag(self._spec.supervision.announce)
+
+    def _make_dag(self, kind: str, what: str, *, tags: Sequence[str] = (), **kwargs: Any) -> DAG:
+        spec = self._spec
+        return DAG(
+            dag_id=f"{spec.name}.{kind}",
+            description=what,
+            doc_md=spec.description or None,
+            tags=["tidegate", spec.name, *tags],
+            default_args={"owner": spec.supervision.owner},
+            **{"schedule": None, **_DAG_DEFAULTS, **kwargs},
         )
-        if approval is not None:
-            approval >> recover
-    return dag
 
+    def _build_stream_dag(self) -> DAG:
+        supervision = self._spec.supervision
+        what = "Runs the stream: adopts a live driver or launches one, and stays with it."
+        # The page reads DAGs from Airflow's database, which has no arguments of operators but tags.
+        tags = [] if self._conn_id is None else [f"{STORE_TAG_PREFIX}{self._conn_id}"]
+        rotate_after = supervision.rotate_after
+        with self._make_dag("stream", what, tags=tags) as dag:
+            StreamOperator(
+                task_id="stream",
+                recover_to=supervision.recover_to,
+                stall_after=supervision.stall_after / 1e6,
+                start_timeout=supervision.start_timeout / 1e6,
+                submit=self._submit,
+                rotate_after=None if rotate_after is None else rotate_after / 1e6,
+                retries=supervision.retries,
+                retry_delay=timedelta(microseconds=supervision.retry_delay),
+                **self._about,
+            )
+        return dag
 
-def _add_approval_tasks(spec: PipelineSpec, conn_id: str | None) -> Any:
-    # Imported only for specs that ask for it: the human-in-the-loop costs every parse a tenth of a
-    # second.
-    from tidegate.operators.restore_approval import (
-        REPORT_TASK_ID,
-        ApproveRestoreOperator,
-        ReportRestoreOperator,
-    )
+    def _build_recover_dag(self) -> DAG:
+        names = "`latest`, `latest_healthy`, a pin, or an id such as t0-000123-ab12cd"
+        params = {
+            "checkpoint": _text("Checkpoint", f"{names} from the Streams page.", "latest"),
+            "reason": _text("Reason", "Kept with the restore, for people who ask later."),
+            "dry_run": _flag("Dry run", "Verify and report only; nothing is changed."),
+        }
+        what = "Goes back to a checkpoint: verify, report, stop, restore, start again."
+        with self._make_dag("recover", what, params=params) as dag:
+            approval = self._add_approval_tasks() if self._spec.supervision.approval else None
+            recover = RecoverOperator(
+                task_id="recover",
+                approval=approval and (approval.task_id, *approval.upstream_task_ids),
+                submit=self._submit,
+                **self._about,
+            )
+            if approval is not None:
+                approval >> recover
+        return dag
 
-    supervision = spec.supervision
-    report = ReportRestoreOperator(task_id=REPORT_TASK_ID, pipeline=spec.name, conn_id=conn_id)
-    timeout = supervision.approval_timeout
-    approve = ApproveRestoreOperator(
-        task_id="approve",
-        pipeline=spec.name,
-        approvers=supervision.approvers,
-        conn_id=conn_id,
-        response_timeout=None if timeout is None else timedelta(microseconds=timeout),
-        retries=2,
-        retry_delay=timedelta(seconds=2),
-    )
-    report >> approve
-    return approve
+    def _add_approval_tasks(self) -> Any:
+        # Imported only for specs that ask for it: the human-in-the-loop costs every parse a tenth
+        # of a second.
+        from tidegate.operators.restore_approval import (
+            REPORT_TASK_ID,
+            ApproveRestoreOperator,
+            ReportRestoreOperator,
+        )
 
-
-def _build_pin_dag(spec: PipelineSpec, conn_id: str | None) -> DAG:
-    params = {
-        "action": Param("pin", type="string", enum=["pin", "unpin"], title="Action"),
-        "checkpoint": _text("Checkpoint", "`latest`, a pin, or an id; for `pin`.", "latest"),
-        "name": _text("Name", "The pin's name, by which the checkpoint can be restored."),
-        "reason": _text("Reason", "Kept with the pin."),
-    }
-    what = "Keeps a checkpoint under a name, or gives the name up."
-    retry: dict[str, Any] = {"retries": 2, "retry_delay": timedelta(seconds=5)}
-    with _make_dag(spec, "pin", what, params=params) as dag:
-        PinOperator(task_id="pin", pipeline=spec.name, conn_id=conn_id, **retry)
-    return dag
-
-
-def _build_quality_dag(spec: PipelineSpec, path: str, conn_id: str | None, every: float) -> DAG:
-    # One asset, so that there is one throttle: late rows and troubled barriers come with a sealed
-    # checkpoint anyway.
-    schedule = [stream_asset(spec.name, "sealed", every, conn_id)]
-    what = "Checks late rows, barriers and checkpoints."
-    with _make_dag(spec, "quality", what, schedule=schedule) as dag:
-        QualityOperator(task_id="quality", pipeline=spec.name, spec=path, conn_id=conn_id)
-    return dag
-
-
-def _build_maintain_dag(spec: PipelineSpec, path: str, conn_id: str | None) -> DAG:
-    what = "Retires old checkpoints, reads a share of the others, keeps the index fresh."
-    with _make_dag(spec, "maintain", what, schedule=spec.supervision.maintain) as dag:
-        MaintainOperator(task_id="maintain", pipeline=spec.name, spec=path, conn_id=conn_id)
-    return dag
-
-
-def _build_backfill_dag(spec: PipelineSpec, path: str, conn_id: str | None) -> DAG:
-    instant = "An instant with its offset, 2026-01-31T00:00:00Z; empty in a scheduled run: its"
-    params = {
-        "start": _text("First window start", f"{instant} data interval."),
-        "end": _text("End of the last window", f"{instant} data interval."),
-        "fail_on_difference": _flag("Fail on a difference"),
-        "replace": _flag("Replace", "Ask for the late rows of the range to be merged."),
-    }
-    cron = spec.supervision.backfill
-    schedule = None if cron is None else CronDataIntervalTimetable(cron, timezone="UTC")
-    what = (
-        "Runs the pipeline over a past range as a batch and compares its windows with the stream's."
-    )
-    with _make_dag(spec, "backfill", what, schedule=schedule, params=params) as dag:
-        BackfillOperator(task_id="backfill", pipeline=spec.name, spec=path, conn_id=conn_id)
-    return dag
-
-
-def _build_splice_dag(spec: PipelineSpec, path: str, conn_id: str | None) -> DAG:
-    # Imported here as in `_add_approval_tasks`.
-    from tidegate.operators.splice_operators import add_splice_tasks
-
-    request = _text("Splice request", "Its id; empty: the late rows are offered as one.")
-    schedule = spec.splice.offer_at if spec.splice.offer_rows is not None else None
-    what = "Merges late rows and dead letters back, after a person has seen the exact effect."
-    with _make_dag(spec, "splice", what, schedule=schedule, params={"request": request}) as dag:
-        add_splice_tasks(spec, path, conn_id)
-    return dag
-
-
-def _build_windows_dag(spec: PipelineSpec, period: int, conn_id: str | None) -> DAG:
-    # A tenth of the period, in seconds: a DAG per hour need not start within a second of its end.
-    every = max(ANNOUNCE_EVERY_SECONDS, period / 1e7)
-    schedule = [stream_asset(spec.name, "frontier", every, conn_id)]
-    what = "Announces closed periods as partitions of the windows' assets."
-    with _make_dag(spec, "windows", what, schedule=schedule) as dag:
-        ClosedWindowsOperator(
-            task_id="windows",
-            pipeline=spec.name,
-            windows=list(spec.windows),
-            period=period,
-            conn_id=conn_id,
+        timeout = self._spec.supervision.approval_timeout
+        approve = ApproveRestoreOperator(
+            task_id="approve",
+            pipeline=self._spec.name,
+            approvers=self._spec.supervision.approvers,
+            conn_id=self._conn_id,
+            response_timeout=None if timeout is None else timedelta(microseconds=timeout),
             retries=2,
+            retry_delay=timedelta(seconds=2),
         )
-    return dag
+        ReportRestoreOperator(task_id=REPORT_TASK_ID, **self._about) >> approve
+        return approve
 
+    def _build_pin_dag(self) -> DAG:
+        params = {
+            "action": Param("pin", type="string", enum=["pin", "unpin"], title="Action"),
+            "checkpoint": _text("Checkpoint", "`latest`, a pin, or an id; for `pin`.", "latest"),
+            "name": _text("Name", "The pin's name, by which the checkpoint can be restored."),
+            "reason": _text("Reason", "Kept with the pin."),
+        }
+        what = "Keeps a checkpoint under a name, or gives the name up."
+        with self._make_dag("pin", what, params=params) as dag:
+            PinOperator(task_id="pin", retries=2, retry_delay=timedelta(seconds=5), **self._about)
+        return dag
 
-def _make_dag(
-    spec: PipelineSpec, kind: str, what: str, *, tags: Sequence[str] = (), **kwargs: Any
-) -> DAG:
-    return DAG(
-        dag_id=f"{spec.name}.{kind}",
-        description=what,
-        doc_md=spec.description or None,
-        tags=["tidegate", spec.name, *tags],
-        default_args={"owner": spec.supervision.owner},
-        **{"schedule": None, **_DAG_DEFAULTS, **kwargs},
-    )
+    def _build_backfill_dag(self) -> DAG:
+        instant = "An instant with its offset, 2026-01-31T00:00:00Z; empty in a scheduled run: its"
+        params = {
+            "start": _text("First window start", f"{instant} data interval."),
+            "end": _text("End of the last window", f"{instant} data interval."),
+            "fail_on_difference": _flag("Fail on a difference"),
+            "replace": _flag("Replace", "Ask for the late rows of the range to be merged."),
+        }
+        cron = self._spec.supervision.backfill
+        schedule = None if cron is None else CronDataIntervalTimetable(cron, timezone="UTC")
+        what = (
+            "Runs the pipeline over a past range as a batch and compares its windows with the"
+            " stream's."
+        )
+        with self._make_dag("backfill", what, schedule=schedule, params=params) as dag:
+            BackfillOperator(task_id="backfill", **self._about)
+        return dag
+
+    def _build_splice_dag(self) -> DAG:
+        # Imported here as in `_add_approval_tasks`.
+        from tidegate.operators.splice_operators import add_splice_tasks
+
+        splice = self._spec.splice
+        what = "Merges late rows and dead letters back, after a person has seen the exact effect."
+        params = {
+            "request": _text("Splice request", "Its id; empty: the late rows are offered as one.")
+        }
+        schedule = splice.offer_at if splice.offer_rows is not None else None
+        with self._make_dag("splice", what, schedule=schedule, params=params) as dag:
+            add_splice_tasks(splice, self._about)
+        return dag
+
+    def _build_windows_dag(self, period: int) -> DAG:
+        # A tenth of the period: a DAG per hour need not start within a second of the hour's end.
+        every = max(ANNOUNCE_EVERY_SECONDS, period / 1e7)
+        frontier = stream_asset(self._spec.name, "frontier", every, self._conn_id)
+        what = "Announces closed periods as partitions of the windows' assets."
+        windows = list(self._spec.windows)
+        with self._make_dag("windows", what, schedule=[frontier]) as dag:
+            ClosedWindowsOperator(
+                task_id="windows", windows=windows, period=period, retries=2, **self._about
+            )
+        return dag
 
 
 def _build_sweep_dags(specs: Sequence[PipelineSpec], conn_id: str | None) -> list[DAG]:
@@ -324,6 +306,7 @@ def _build_sweep_dags(specs: Sequence[PipelineSpec], conn_id: str | None) -> lis
     groups: dict[str, list[PipelineSpec]] = defaultdict(list)
     for spec in specs:
         groups[spec.supervision.sweep].append(spec)
+    # The sweep of the most pipelines has the plain id, so that a usual site has only that one.
     usual = max(groups, key=lambda cron: len(groups[cron]), default="")
     return [
         _build_sweep_dag(

@@ -136,6 +136,7 @@ def judge_liveness(seen: LivenessSample, limits: LivenessLimits) -> Observation:
     token = lease.token if lease else 0
     if lease is not None and _is_lease_held(lease, seen, limits):
         return _judge_holder(lease, seen, limits)
+    # The report of an earlier driver says nothing about the one that was just launched.
     if report is not None and report.token >= seen.floor:
         state = parse_reported_state(report.body)
         if state in FINAL_STATES:
@@ -197,7 +198,7 @@ def _conclude_from_exit_code(code: int, token: int) -> Observation:
     if code == 0:
         return Observation(PipelineState.STOPPED, "the driver ended with exit code 0", token)
     kind = classify_exit_code(code)
-    if kind is None:
+    if kind is None:  # a crash, not a decision of the driver: launching it again may help
         killed = f" (killed by signal {code - 128})" if code > 128 else ""
         why = f"the driver ended with code {code}{killed}"
         return Observation(PipelineState.LOST, why, token)

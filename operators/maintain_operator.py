@@ -36,6 +36,7 @@ from tidegate.operators.errors import MAINTAIN_CRASHED, MAINTAIN_DAMAGED
 from tidegate.operators.pipeline_operator import PipelineOperator
 
 SCRUB_SHARES: Final = 7  # runs until every checkpoint was read once
+# -P: without it Python would look for packages in the worker's folder first.
 _CLI_COMMAND: Final = (
     sys.executable,
     "-P",

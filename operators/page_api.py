@@ -79,6 +79,7 @@ def make_app(airflow: AirflowQueries | None = None) -> FastAPI:
     app.add_exception_handler(TidegateError, _respond_with_error)
     airflow = airflow or AirflowQueries()
     views = _StreamViews(airflow)
+    # Routes are plain functions, which FastAPI runs in threads: the stores' clients block.
     prefix = "/api/streams/{dag_id}"
     app.include_router(_make_site_routes(views, airflow))
     app.include_router(
@@ -147,10 +148,7 @@ def _make_stream_routes(views: _StreamViews, airflow: AirflowQueries) -> APIRout
         pipeline, dag = parse_pipeline_name(dag_id), find_dag(dag_id)
         return {
             "now": time.time_ns() // 1_000_000,
-            **views.view_for(dag).detail(
-                dag["paused"], _parse_position(since), span, dag["unread"]
-            ),
-            **dag,
+            **views.view_for(dag).detail(_parse_position(since), span, **dag),
             "may": airflow.list_startable_actions(user, pipeline),
             "actions": airflow.list_action_runs(user, pipeline),
         }
@@ -211,6 +209,7 @@ class _StreamViews:
     def view_for(self, dag: dict[str, Any]) -> StreamView:
         pipeline, store = parse_pipeline_name(dag["dag_id"]), self.store_for(dag["conn_id"])
         with self._lock:
+            # The DAG may name another connection, and so another store, than at the last request.
             if pipeline not in self._views or self._views[pipeline].store is not store:
                 self._views[pipeline] = StreamView(store, pipeline)
             return self._views[pipeline]
@@ -237,12 +236,10 @@ class _StreamViews:
 
     def _summarize_stream(self, dag: dict[str, Any]) -> dict[str, Any]:
         try:
-            row = self.view_for(dag).summary(dag["paused"], dag["unread"])
+            return self.view_for(dag).summary(**dag)
         except ConfigurationError as error:
             # The connection is missing or names no store: the other streams are still shown.
-            pipeline = parse_pipeline_name(dag["dag_id"])
-            row = build_unknown_row(pipeline, error, dag["paused"], dag["unread"])
-        return {**row, **dag}
+            return build_unknown_row(parse_pipeline_name(dag["dag_id"]), error, **dag)
 
 
 def _serve_file(name: str, request: Request) -> Response:
@@ -252,6 +249,7 @@ def _serve_file(name: str, request: Request) -> Response:
     if kind is None or "/" in name or not file.is_file():
         raise HTTPException(404, f"no such file: {name}")
     data = file.read_bytes()
+    # Cache-Control no-cache and a tag: an upgrade shows at the next reload, at the cost of a 304.
     headers = {**_PAGE_HEADERS, "ETag": f'"{hashlib.sha256(data).hexdigest()[:20]}"'}
     if request.headers.get("if-none-match") == headers["ETag"]:
         return Response(status_code=304, headers=headers)

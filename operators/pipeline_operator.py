@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from airflow.sdk import BaseOperator
+from airflow.sdk.exceptions import DagRunTriggerException
 
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.operators.store_access import StoreAccess
@@ -37,3 +38,30 @@ class PipelineOperator(BaseOperator):
 def get_requester(context: Any) -> str:
     """Return the user who started the run; ``airflow`` for a scheduled one."""
     return str(getattr(context.get("dag_run"), "triggering_user_name", None) or "airflow")
+
+
+def start_dag_run(
+    dag_id: str, run_id: str, note: str, *, conf: dict[str, Any] | None = None, once: bool = False
+) -> DagRunTriggerException:
+    """Return the exception by which a task ends successfully and has Airflow start a run.
+
+    Args:
+        dag_id: of the DAG to run.
+        run_id: of the new run.
+        note: shown with the run.
+        conf: its configuration.
+        once: a run with this id may exist already.
+    """
+    return DagRunTriggerException(
+        trigger_dag_id=dag_id,
+        dag_run_id=run_id,
+        conf=conf,
+        reset_dag_run=False,
+        skip_when_already_exists=once,
+        wait_for_completion=False,
+        allowed_states=[],
+        failed_states=[],
+        poke_interval=1,
+        deferrable=False,
+        note=note,
+    )

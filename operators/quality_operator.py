@@ -55,7 +55,7 @@ class QualityOperator(PipelineOperator):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.docs_key: str | None = None
+        self.docs_key: str | None = None  # for the link, which is made even if the task fails
 
     def execute(self, context: Any) -> dict[str, Any]:
         """Run the checks.

@@ -36,11 +36,12 @@ from tidegate.checkpoints.restore import (
 )
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.verify import CheckpointVerdict, verify_checkpoint
+from tidegate.errors import FailureClass
+from tidegate.operators.child_processes import rebuild_error
 from tidegate.operators.driver_launch import make_launcher
 from tidegate.operators.driver_shutdown import StopOrder, stop_driver
 from tidegate.operators.errors import (
     CHECKPOINT_UNFIT,
-    CHECKPOINT_UNVERIFIED,
     NO_EPOCH_AFTER_RESTORE,
     PIN_WITHOUT_NAME,
     RESTORE_NOT_APPROVED,
@@ -195,6 +196,7 @@ class RecoverOperator(PipelineOperator):
             holder = ProcessIdentity.this_process(f"recover-{run.request}"[:60])
             lease = Lease.acquire(store, self.pipeline, holder)
             try:
+                # A restore may take longer than the lease's TTL, so a thread renews it.
                 with LeaseRenewer(lease) as keeper:
                     keeper.announce_step("restore", 300.0)
                     # The driver may have sealed more while it drained, so the plan is made again.
@@ -216,6 +218,7 @@ class RecoverOperator(PipelineOperator):
         stream_dag = f"{self.pipeline}.stream"
         if context["ti"].get_dr_count(dag_id=stream_dag, states=_ACTIVE_RUN_STATES) == 0:
             launcher, access = make_launcher(self.submit), self.resolve_access()
+            # `latest` is the restored checkpoint: the fork record is the head of the log.
             launched = launcher.launch(self.pipeline, self.spec, access, "latest")
             self.log.info(
                 "no run of %s is active: launched a driver here, log %s", stream_dag, launched.log
@@ -252,17 +255,19 @@ def choose_checkpoint(log: SlotLog, text: str) -> CheckpointId:
     """
     checkpoint = CheckpointCatalog(log).resolve(text)
     result = verify_checkpoint(log, checkpoint)
-    if result.verdict is not CheckpointVerdict.HEALTHY:
-        unknown = result.verdict is CheckpointVerdict.UNKNOWN
-        values = {
-            "checkpoint": checkpoint,
-            "verdict": result.verdict.value,
-            "findings": "; ".join(f"{f.key}: {f.problem.value}" for f in result.findings[:5]),
-        }
-        if unknown:
-            raise CHECKPOINT_UNVERIFIED(pipeline=log.pipeline, **values)
-        raise CHECKPOINT_UNFIT(pipeline=log.pipeline, **values)
-    return checkpoint
+    if result.verdict is CheckpointVerdict.HEALTHY:
+        return checkpoint
+    findings = "; ".join(f"{f.key}: {f.problem.value}" for f in result.findings[:5])
+    unfit = CHECKPOINT_UNFIT(
+        pipeline=log.pipeline,
+        checkpoint=checkpoint,
+        verdict=result.verdict.value,
+        findings=findings,
+    )
+    if result.verdict is CheckpointVerdict.UNKNOWN:
+        # The store did not answer, so a retry may find the checkpoint whole.
+        raise rebuild_error({**unfit.as_dict(), "class": FailureClass.TRANSIENT.value})
+    raise unfit
 
 
 def format_impact_report(plan: RestorePlan) -> str:

@@ -70,6 +70,7 @@ class ReportRestoreOperator(PipelineOperator):
         return {
             "text": _format_approval_question(report, who, self.reason),
             "target": str(target),
+            # The approval is good for this head only: see `MAX_APPROVAL_DRIFT`.
             "bound": {"timeline": plan.timeline, "slot": plan.slot, "sha256": plan.sha256},
             "who": who,
         }

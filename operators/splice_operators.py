@@ -28,7 +28,7 @@ from tidegate.checkpoints.splice_requests import (
     note_splice_event,
     read_splice_request,
 )
-from tidegate.jobs.spec.pipeline import PipelineSpec
+from tidegate.jobs.spec.operations import SpliceSpec
 from tidegate.operators.child_processes import run_tidegate
 from tidegate.operators.errors import MERGE_NOT_APPROVED
 from tidegate.operators.pipeline_operator import PipelineOperator, get_requester
@@ -88,6 +88,7 @@ class ReportSpliceOperator(PipelineOperator):
             "request": request,
             "digest": impact["digest"],
             "text": f"```\n{text}\n```",
+            # Who made the request or started the run may not approve it; `airflow` is a schedule.
             "who": sorted({shown["request"]["who"], who} - {"airflow"}),
         }
 
@@ -134,6 +135,7 @@ class ApproveSpliceOperator(ApprovalOperator):
             },
             **kwargs,
         )
+        # ApprovalOperator's constructor accepts no options of its own.
         self.options = [self.APPROVE, self.PART, self.REJECT]
 
     def execute_complete(self, context: Any, event: dict[str, Any]) -> Any:
@@ -235,10 +237,13 @@ class MergeSpliceOperator(PipelineOperator):
         return {name: merged[name] for name in names}
 
 
-def add_splice_tasks(spec: PipelineSpec, path: str, conn_id: str | None) -> None:
-    """Add the three tasks to the DAG that is being built; `path` is the spec's file."""
-    splice = spec.splice
-    about: dict[str, Any] = {"pipeline": spec.name, "spec": path, "conn_id": conn_id}
+def add_splice_tasks(splice: SpliceSpec, about: Mapping[str, Any]) -> None:
+    """Add the three tasks to the DAG that is being built.
+
+    Args:
+        splice: the spec's options.
+        about: arguments of `PipelineOperator`.
+    """
     report = ReportSpliceOperator(task_id=REPORT, at_least=splice.offer_rows or 1, **about)
     approve = ApproveSpliceOperator(
         task_id=APPROVE,

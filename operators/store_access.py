@@ -39,6 +39,7 @@ class StoreAccess:
             ConfigurationError: no address is configured.
         """
         if conn_id is not None:
+            # Imported here, because `drain_on_exit` does not need Airflow.
             from airflow.sdk import Connection
 
             return cls.from_connection(Connection.get(conn_id))
@@ -101,6 +102,7 @@ def build_child_environment(
     kept = {
         key: value
         for key, value in inherited.items()
+        # Airflow's variables hold its secrets, and its PYTHONPATH may hide the driver's packages.
         if "AIRFLOW" not in key and key != "PYTHONPATH"
     }
     return {**kept, "TIDEGATE_STORE": access.url, "PYTHONUNBUFFERED": "1", **access.environment}

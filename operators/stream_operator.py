@@ -25,7 +25,6 @@ from pathlib import Path
 from signal import SIGKILL
 from typing import Any
 
-from airflow.sdk.exceptions import DagRunTriggerException
 from airflow.sdk.execution_time.context import NEVER_EXPIRE
 
 from tidegate.checkpoints.bucket_layout import BucketLayout
@@ -55,7 +54,7 @@ from tidegate.operators.driver_launch import (
 from tidegate.operators.driver_shutdown import find_stop_request, terminate_driver
 from tidegate.operators.errors import BUCKET_WIPED, DRIVER_LOST
 from tidegate.operators.liveness import LivenessLimits, Observation, needs_person
-from tidegate.operators.pipeline_operator import PipelineOperator, get_requester
+from tidegate.operators.pipeline_operator import PipelineOperator, get_requester, start_dag_run
 from tidegate.operators.trigger import StreamTrigger
 
 _RUN_DECLARED_KEY = "said_run"  # key in the task state store
@@ -146,9 +145,11 @@ class StreamOperator(PipelineOperator):
         ):
             refuse_wiped_bucket(store, self.pipeline, RunMemory())
             return self._end_run("the stream was stopped while this task waited for its retry")
+        # A restore sets the desired state at its end; the trigger waits for that.
         if desired is not DesiredState.RECOVERING:
             who, why = get_requester(context), f"run {context['run_id']}"
             set_desired_state(store, self.pipeline, DesiredState.RUN, who=who, why=why)
+        # Retries find this, so that a stop between two tries is not undone by the second.
         task_state.set(_RUN_DECLARED_KEY, True, retention=NEVER_EXPIRE)
         due = (
             None
@@ -216,23 +217,13 @@ class StreamOperator(PipelineOperator):
         """End this run while the driver goes on; the next run, queued before, adopts it."""
         if context["ti"].get_dr_count(dag_id=self.dag_id, states=["queued"]) > 0:
             return self._end_run(f"{why}; another run is queued already")
-        raise DagRunTriggerException(
-            trigger_dag_id=self.dag_id,
-            dag_run_id=f"rotated__{datetime.now(UTC).isoformat()}",
-            conf=None,
-            reset_dag_run=False,
-            skip_when_already_exists=False,
-            wait_for_completion=False,
-            allowed_states=[],
-            failed_states=[],
-            poke_interval=1,
-            deferrable=False,
-            note=f"{why}: took over from {context['run_id']}",
-        )
+        run_id = f"rotated__{datetime.now(UTC).isoformat()}"
+        raise start_dag_run(self.dag_id, run_id, f"{why}: took over from {context['run_id']}")
 
     def _adopt_or_launch(
         self, store: Store, budget: RelaunchBudget, memory: RunMemory
     ) -> dict[str, Any]:
+        # Kept from the first time on, so that a bucket that was replaced later is noticed.
         memory = replace(memory, uid=memory.uid or read_identity(store, self.pipeline))
         lease = read_lease(store, self.pipeline)
         if lease is not None and lease.holder is not None and not lease.is_free:
@@ -255,6 +246,7 @@ class StreamOperator(PipelineOperator):
         )
         self.log.info("launched attempt %s, log %s", launched.attempt, launched.log)
         airflow_metrics.record_launch(self.pipeline, replaces=budget.relaunches > 0)
+        # The launched driver's token will be higher than that of the lease as it is now.
         return self._defer_to_trigger(launched, lease.token + 1 if lease else 1, budget, memory)
 
     def _defer_to_trigger(

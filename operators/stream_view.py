@@ -53,19 +53,12 @@ _Position = tuple[int, int]  # timeline and slot
 _SeenEpoch = tuple[dict[str, Any], SlotSummary, LatenessSketches]
 
 
-def build_unknown_row(
-    pipeline: str, error: TidegateError, paused: bool = False, unread: str | None = None
-) -> dict[str, Any]:
+def build_unknown_row(pipeline: str, error: TidegateError, **dag: Any) -> dict[str, Any]:
     """Return the row of a stream whose store does not answer or is not configured."""
+    away = isinstance(error, TransientError)
+    state = PipelineState.UNKNOWN.word_for("page")
     return _add_findings(
-        {
-            "pipeline": pipeline,
-            "state": PipelineState.UNKNOWN.word_for("page"),
-            "why": error.message,
-            "away": isinstance(error, TransientError),
-            "paused": paused,
-            "unread": unread,
-        }
+        {"pipeline": pipeline, "state": state, "why": error.message, "away": away, **dag}
     )
 
 
@@ -92,36 +85,30 @@ class StreamView:
         self._shared: dict[str, tuple[float, Any]] = {}
         self._lock = threading.RLock()
 
-    def summary(self, paused: bool = False, unread: str | None = None) -> dict[str, Any]:
+    def summary(self, **dag: Any) -> dict[str, Any]:
         """Return the stream's row of the list, also if the store does not answer.
 
         Args:
-            paused: whether its DAG is.
-            unread: why Airflow does not find its DAG at present, `errors` or `missing`.
+            dag: what Airflow knows of its DAG (`AirflowQueries.find_stream`), added to the row.
         """
         try:
             with self._lock:
                 row = self._read_shared("summary", lambda: self._read_summary(self.log.head()))
         except TidegateError as error:
-            return build_unknown_row(self.pipeline, error, paused, unread)
-        return _add_findings({**row, "paused": paused, "unread": unread})
+            return build_unknown_row(self.pipeline, error, **dag)
+        return _add_findings({**row, **dag})
 
     def detail(
-        self,
-        paused: bool = False,
-        since: _Position | None = None,
-        span: int = CHART_POINTS,
-        unread: str | None = None,
+        self, since: _Position | None = None, span: int = CHART_POINTS, **dag: Any
     ) -> dict[str, Any]:
         """Return everything about the stream except older checkpoints.
 
         Args:
-            paused: whether its DAG is.
-            unread: as for `summary`.
             since: the newest point that the caller has; if its timeline is still the current one,
                 only newer points are sent.
             span: how many epochs back the charts reach, 0 for all; at most `CHART_POINTS` of them
                 are drawn.
+            dag: as for `summary`.
         """
         with self._lock:
             head = self.log.head()
@@ -131,9 +118,7 @@ class StreamView:
             partial = since is not None and since[0] == head.timeline and span == CHART_POINTS
             if since is not None and partial:
                 points = [point for point in points if point["slot"] > since[1]]
-            return _add_findings(
-                {**detail, "paused": paused, "unread": unread, "points": points, "partial": partial}
-            )
+            return _add_findings({**detail, **dag, "points": points, "partial": partial})
 
     def checkpoint_page(
         self,
@@ -155,7 +140,7 @@ class StreamView:
             rest = (
                 row for row in source if before is None or _is_past_cursor(row, before, abandoned)
             )
-            rows = list(islice(rest, limit + 1))
+            rows = list(islice(rest, limit + 1))  # one more, to know whether there is a next page
             roots = RootsFile(self.store, self.pipeline).read()
             is_healthy = (
                 build_health_check(self.store, self.pipeline)
@@ -194,6 +179,7 @@ class StreamView:
         The restore itself also compares checksums.
         """
         target = CheckpointId.parse(checkpoint)
+        # Nothing is condemned here: a reader of the page has no right to write.
         result = verify_checkpoint(self.log, target, checksums=False).model_dump(mode="json")
         at = time.time_ns() // 1_000_000
         self._verified[checkpoint] = {"verdict": result["verdict"], "at": at}

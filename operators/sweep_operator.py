@@ -54,6 +54,7 @@ class SweepOperator(BaseOperator):
                     > 0
                     for kind in ("stream", "recover")
                 )
+                # With an active run, the recovery is slow but not abandoned.
                 if not recovering:
                     end_abandoned_recovery(store, pipeline)
                 start, why = decide_start(store, pipeline, watched=watched)
@@ -98,6 +99,7 @@ def decide_start(store: Store, pipeline: str, *, watched: bool) -> tuple[bool, s
     driver = read_driver(store, pipeline)
     if not driver.lease_expired:
         return True, "a driver runs without a run: giving it one"
+    # The last report, whichever driver wrote it: a lease may be newer than any report.
     error = driver.last_facts.get("error") or {}
     failed = parse_reported_state(driver.last_facts) is PipelineState.FAILED
     if failed and needs_person(error):

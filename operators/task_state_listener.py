@@ -2,8 +2,10 @@
 
 The API server, where the person did it, does this itself, because a trigger learns that its task
 has ended only if a triggerer runs it: not while the triggerer is down, and not if the task was
-marked before the trigger began (docs/decisions/0064-manual-task-states-are-handled-in-the-api-server.md). The
-listener records which try was marked and waits until the request is committed. Then a thread
+marked before the trigger began. The reasons are in
+docs/decisions/0064-manual-task-states-are-handled-in-the-api-server.md.
+
+The listener records which try was marked and waits until the request is committed. Then a thread
 
 1. reads who drives, and only then whether the mark still holds: the task was not cleared since, and
    no other run waits or has begun;

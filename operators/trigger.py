@@ -72,6 +72,7 @@ class StreamTrigger(BaseTrigger):
         return path, {name: getattr(self, name) for name in names}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
+        # Every call that may block runs in a thread: a triggerer has one loop for all triggers.
         store = await asyncio.to_thread(self._open_store)
         observer = StreamObserver(
             store,

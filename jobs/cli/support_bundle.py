@@ -194,9 +194,15 @@ def write_support_bundle(
 def _collect_contents(
     spec: PipelineSpec, log: SlotLog, masker: SecretMasker
 ) -> Iterator[tuple[str, str]]:
+    from tidegate.errors import TidegateError
+    from tidegate.jobs.cli.status_and_logs import describe_pipeline
+
     yield "versions.json", _dump_json(_collect_versions())
     yield "environment.json", _dump_json(_collect_environment(os.environ, masker))
     yield "spec.json", _dump_json(masker.mask_document(json.loads(spec.canonical_json())))
+    # If a document is malformed there is no overview, but the document itself is in the bundle.
+    with suppress(TidegateError):
+        yield "overview.json", _dump_json(masker.mask_document(describe_pipeline(log)))
     layout = log.layout
     for key in (
         layout.status_key,

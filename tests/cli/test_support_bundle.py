@@ -91,6 +91,7 @@ def test_what_is_in_it(cli: Cli, log: SlotLog, spec_file: Path, tmp_path: Path) 
     assert {"versions.json", "environment.json", "spec.json", "flights/identity.json"} <= set(files)
     assert sum(name.startswith("slots/") for name in files) == 3
     assert json.loads(files["slots/0000000003.json"])["counters"]["read"] == 30
+    assert json.loads(files["overview.json"])["state"] == "stopped"
     assert not [name for name in files if name.endswith(".parquet")]
 
 
