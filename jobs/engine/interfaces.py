@@ -274,7 +274,7 @@ class Mover(Protocol):
     """Reads, writes and aggregates rows as the decision says.
 
     The product has one implementation, on Spark SQL. The tests compare it on every input with the
-    reference mover in tests/oracle, which is written in plain Python.
+    oracle mover in tests/oracle, which is written in plain Python.
     """
 
     def survey(self, cut: Cut, state: Mapping[str, Any]) -> SurveyedCut:

@@ -2,7 +2,7 @@
 
 How long a seal takes against a local MinIO, and how many requests an epoch makes.
 
-The real engine and log with the reference mover: an epoch of a few rows after the other. The seal
+The real engine and log with the oracle mover: an epoch of a few rows after the other. The seal
 is one conditional PUT of the manifest, with the check of the lease before it; the PUTs of data
 objects are counted apart.
 """

@@ -1,6 +1,6 @@
 """Real tables under the command line.
 
-The engine on its reference mover, a local store, Iceberg, Great Expectations.
+The engine on its oracle mover, a local store, Iceberg, Great Expectations.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from tests.cli.conftest import Cli, Said
 from tests.engine.harness import PlainSteps
-from tests.oracle.mover import ReferenceMover
+from tests.oracle.mover import OracleMover
 
 from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.checkpoints.local_store import LocalStore
@@ -63,7 +63,7 @@ class Shop:
             self.log,
             EpochPorts(
                 [ObjectSource("web", source, store)],
-                ReferenceMover(store, spec),
+                OracleMover(store, spec),
                 DriverTables(store).write,
             ),
             EngineRuntime(ManifestAuthor(self.uid, "driver", "0"), PlainSteps(), clock, NoFaults()),

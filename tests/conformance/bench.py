@@ -2,7 +2,7 @@
 
 Rows in, results out, one epoch at a time, on the engine that is being tried.
 
-``oracle`` is the event-at-a-time model, ``decider`` the real decider with the reference mover on
+``oracle`` is the event-at-a-time model, ``decider`` the real decider with the oracle mover on
 a store in memory, ``spark`` the real decider with the Spark mover.
 """
 
@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from tests.conformance.spark_bench import SparkRoom, open_room
 from tests.oracle.memory_source import MemorySource
 from tests.oracle.model import Model, Offer
-from tests.oracle.mover import ReferenceMover
+from tests.oracle.mover import OracleMover
 from tests.oracle.tables import read_rows_of
 from tests.servers.memory_store import MemoryStore
 from tidegate.checkpoints.bucket_layout import AttemptFolders, BucketLayout, CheckpointId
@@ -126,12 +126,8 @@ class ModelBench:
             self.sequence[name] += len(given)
             offers[Member(name)] = Offer(list(enumerate(given, first)), done=name in end)
         self.now += 1
-        expired = {name: window.expired for name, window in self.model.windows.items()}
         outcome = self.model.epoch(self.now, offers)
-        play = Play(outcome.before, outcome.after, outcome.windows)
-        play.expired = Counter(
-            {name: window.expired - expired[name] for name, window in self.model.windows.items()}
-        )
+        play = Play(outcome.before, outcome.after, outcome.windows, expired=outcome.expired)
         for row, output, reason in outcome.late:
             play.late.append(
                 {**row.values, "output": output, "reason": reason, **_place(row.member, row.seq)}
@@ -148,13 +144,13 @@ class ModelBench:
 
 
 class DeciderBench:
-    """The real decider and the reference mover: survey, trim, decide, move, as the engine does."""
+    """The real decider and the oracle mover: survey, trim, decide, move, as the engine does."""
 
     def __init__(self, spec: PipelineSpec) -> None:
         self.spec = spec
         self.store = MemoryStore()
         self.sources = {name: MemorySource(name) for name in spec.sources}
-        self.mover = ReferenceMover(self.store, spec, self.sources)
+        self.mover = OracleMover(self.store, spec, self.sources)
         self.state = create_initial_state(spec)
         self.resume: dict[Member, dict[str, Any]] = {}
         self.segments: tuple[FileRef, ...] = ()
@@ -217,7 +213,7 @@ class DeciderBench:
     def restore(self) -> None:
         """State through JSON, as a manifest holds it; a new mover on the same store."""
         self.state = json.loads(json.dumps(self.state))
-        self.mover = ReferenceMover(self.store, self.spec, self.sources)
+        self.mover = OracleMover(self.store, self.spec, self.sources)
 
     def table(self, moved: MoveResult, name: str) -> list[dict[str, Any]]:
         """Rows that an epoch wrote to a table."""

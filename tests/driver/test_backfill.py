@@ -17,7 +17,7 @@ import typer
 from typer.testing import CliRunner
 
 from tests.e2e.drivers import Steady
-from tests.oracle.mover import ReferenceMover
+from tests.oracle.mover import OracleMover
 from tidegate.checkpoints.local_store import LocalStore
 from tidegate.jobs.cli.main import app as tidegate
 from tidegate.jobs.driver import backfill, pipeline_run
@@ -135,7 +135,7 @@ def test_what_the_stream_had_to_leave_out_is_found(
 
     @contextmanager
     def start_reference(run: RunContext, view: InputView) -> Iterator[Callable[[], Mover]]:
-        yield lambda: ReferenceMover(view, run.spec)
+        yield lambda: OracleMover(view, run.spec)
 
     monkeypatch.setattr(pipeline_run, "_start_mover", start_reference)
     steady = Steady(tmp_path, 6)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.engine.harness import Bench
-from tests.oracle.mover import ReferenceMover
+from tests.oracle.mover import OracleMover
 from tests.streams.support import streams_spec
 from tidegate.errors import ConfigurationError
 from tidegate.jobs.driver.pipeline_run import make_dispatcher, make_followers
@@ -21,7 +21,7 @@ from tidegate.jobs.streams.splice_request_sink import SpliceRequestSink
 def test_only_a_pipeline_with_streams_dispatches() -> None:
     """And a predicate that cannot be read stops the driver before the first epoch."""
     plain, bad = Bench(streams_spec()), {"p": {"from": "events", "to": "d", "where": "nowhere = 1"}}
-    mover = ReferenceMover(plain.store, plain.spec)
+    mover = OracleMover(plain.store, plain.spec)
     assert make_dispatcher(plain.spec, plain.store, plain.log, mover) is None
     good = streams_spec(streams={"d": {}}, pipes={"p": {"from": "events", "to": "d"}})
     assert isinstance(make_dispatcher(good, plain.store, plain.log, mover), StreamDispatcher)

@@ -1,4 +1,4 @@
-"""The real engine on plain parts: reference mover, memory store, manual clock.
+"""The real engine on plain parts: oracle mover, memory store, manual clock.
 
 No Spark, no threads.
 """
@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from tests.oracle.memory_source import MemorySource
-from tests.oracle.mover import ReferenceMover
+from tests.oracle.mover import OracleMover
 from tests.servers.memory_store import MemoryStore
 from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.checkpoints.manifest import Manifest
@@ -77,7 +77,7 @@ class Bench:
             SlotLog(self.store, self.spec.name, clock=self.clock),
             EpochPorts(
                 sources or list(self.sources.values()),
-                mover or ReferenceMover(self.store, self.spec, self.sources),
+                mover or OracleMover(self.store, self.spec, self.sources),
                 DriverTables(self.store).write,
                 dispatch,
             ),

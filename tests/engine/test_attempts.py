@@ -7,7 +7,7 @@ from unittest.mock import patch
 import pytest
 
 from tests.engine.harness import Bench, row, spec_of
-from tests.oracle.mover import ReferenceMover
+from tests.oracle.mover import OracleMover
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.slot_log import SealUndecidedError, SlotLog
 from tidegate.errors import TransientError
@@ -25,7 +25,7 @@ def test_a_lost_attempt_and_one_that_was_never_sent_are_recorded_once(bench: Ben
     """Both are ABORTED; the epoch after the one that names them names none."""
     first, second = bench.engine(), bench.engine()
     with (
-        patch.object(ReferenceMover, "move", side_effect=TransientError("away", code="x")),
+        patch.object(OracleMover, "move", side_effect=TransientError("away", code="x")),
         pytest.raises(TransientError),
     ):
         second.run_epoch()

@@ -1,6 +1,6 @@
 """Objects that are bad, or that change under the reader.
 
-Real engine, real object source, reference mover.
+Real engine, real object source, oracle mover.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.engine.harness import Bench, spec_of
-from tests.oracle.mover import ReferenceMover
+from tests.oracle.mover import OracleMover
 from tests.servers.memory_store import MemoryStore
 from tidegate.checkpoints.local_store import LocalStore
 from tidegate.checkpoints.store import Store
@@ -54,7 +54,7 @@ def parquet(*values: int) -> bytes:
     return buffer.getvalue()
 
 
-class Meddler(ReferenceMover):
+class Meddler(OracleMover):
     """Somebody does something to the inbox between survey and move, once."""
 
     def __init__(self, store: Store, spec: Any, deed: Any) -> None:
@@ -68,13 +68,13 @@ class Meddler(ReferenceMover):
         return moved if moved is not None else super().move(order, surveyed)
 
 
-def engine_of(bench: Bench, mover: ReferenceMover | None = None) -> Engine:
+def engine_of(bench: Bench, mover: OracleMover | None = None) -> Engine:
     """The bench's engine on objects."""
     return bench.engine(
         sources=[
             ObjectSource(name, source, bench.store) for name, source in bench.spec.sources.items()
         ],
-        mover=mover or ReferenceMover(bench.store, bench.spec),
+        mover=mover or OracleMover(bench.store, bench.spec),
     )
 
 

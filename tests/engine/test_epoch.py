@@ -10,7 +10,7 @@ import pytest
 
 from tests.engine.harness import SECOND, Bench, PlainSteps, barrier, row, spec_of
 from tests.oracle.memory_source import MemorySource
-from tests.oracle.mover import ReferenceMover
+from tests.oracle.mover import OracleMover
 from tests.servers.memory_store import MemoryStore
 from tidegate.errors import FencedError
 from tidegate.jobs.engine.fault_points import EPOCH_POINTS
@@ -215,7 +215,7 @@ def test_replay_gives_the_same_rows() -> None:
     epochs = bench.epochs()
     for parent, epoch in zip([None, *epochs], epochs, strict=False):
         scratch = _Overlay(bench.store)
-        mover = ReferenceMover(scratch, bench.spec, bench.sources)
+        mover = OracleMover(scratch, bench.spec, bench.sources)
         replay = replay_epoch(bench.spec, epoch, parent, mover, bench.store, scratch)
         assert replay.is_equal, replay
 

@@ -53,7 +53,7 @@ def _number(what: Aggregate, present: Sequence[Any]) -> Any:
             rank = math.ceil((what.argument or 0.0) * len(present))
             return float(sorted(present)[max(rank, 1) - 1])
     raise ConfigurationError(
-        f"the reference mover has no {what.function.value}(...)",
+        f"the oracle mover has no {what.function.value}(...)",
         code="reference.no_sql",
         advice="run this pipeline on Spark",
     )

@@ -1,4 +1,4 @@
-"""Open edges of the reference mover.
+"""Open edges of the oracle mover.
 
 Kept from epoch to epoch until their end edge comes (semantics.md sections 1 and 4.3).
 """

@@ -66,7 +66,7 @@ class MemorySource:
         return ()
 
     def rows(self, part: Slice) -> Iterator[RawRow]:
-        """The rows of a slice (for the reference mover)."""
+        """The rows of a slice (for the oracle mover)."""
         for piece in part.parts:
             for index in range(piece["row_start"], piece["row_end"]):
                 yield RawRow(index, self._rows[part.member][index])

@@ -1,26 +1,24 @@
-"""The event-at-a-time reference model.
+"""The oracle of the decisions: docs/semantics.md, sections 1 to 4, in plain Python.
 
-Sections 1 to 5 of docs/semantics.md in plain Python, written to be read.
-
-It is the oracle of the tests: decider and movers must agree with it on equal cuts and recorded
-clocks. It imports nothing of `jobs/eventtime` but types, keeps every row in memory and decides
-about one row at a time. One `epoch` is one cut.
+It decides about one row at a time, keeps its state in memory and imports nothing of
+`jobs/eventtime` but types. The decider must agree with it on equal cuts and recorded clocks. Where
+the rows go under these decisions is the business of `row_moves`. One `epoch` is one cut.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tests.oracle.glom import Group
 from tests.oracle.model_barriers import ClosedBarrier, ModelBarriers
 from tests.oracle.model_frontier import Level
 from tests.oracle.model_rows import ModelMember
-from tests.oracle.model_windows import ModelEdge, ModelWindow
-from tests.oracle.rows import Row
-from tidegate.errors import PoisonError
-from tidegate.jobs.eventtime.decision_types import Member
+from tests.oracle.row_moves import RowMoves, RowState
+from tests.oracle.rows import PartitionReader, RawRow, Row, SliceRows
+from tidegate.jobs.eventtime.decision_types import Decision, Member, ReleaseMark
 from tidegate.jobs.spec.event_time_options import CoalesceOptions
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.time_units import TICK_MAX, TICK_MIN
@@ -46,8 +44,9 @@ class Outcome:
         late: (row, output, reason).
         dropped: reason -> rows.
         dead: (member, seq, reason).
-        built: built events as (section, time, position) of their rows.
+        built: built events.
         windows: window -> results.
+        expired: window -> (row, window) pairs that came after the purge.
         barriers: barriers that closed, and closed ones that a tardy member joined.
     """
 
@@ -60,19 +59,20 @@ class Outcome:
     late: list[tuple[Row, str, str]] = field(default_factory=list)
     dropped: Counter[str] = field(default_factory=Counter)
     dead: list[tuple[Member, int, str]] = field(default_factory=list)
-    built: list[tuple[tuple[int, int, int], ...]] = field(default_factory=list)
+    built: list[Group] = field(default_factory=list)
     windows: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    expired: Counter[str] = field(default_factory=Counter)
     barriers: list[ClosedBarrier] = field(default_factory=list)
     statuses: dict[str, str] = field(default_factory=dict)
     buffered: int = 0
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Waiting:
-    section: int
-    row: Row
+    """A row in the order buffer, and when it was read."""
+
+    mark: ReleaseMark
     read_at: int
-    tardy: bool = False
 
 
 class Model:
@@ -98,33 +98,15 @@ class Model:
         )  # idle sources that only punctuation came of, where that is ignored
         self.quiet: set[str] = set()  # sources silent for the output's timeout
         self.barriers = ModelBarriers(spec.barriers, spec.barrier_timeout)
-        self.buffer: list[_Waiting] = []
-        self.left: tuple[int, int] | None = None  # greatest (section, time) that was released
-        self.reached = (0, TICK_MIN)  # the section and its frontier
-        self.mark = (0, TICK_MIN)  # everything below it leaves; never backward
+        self.waiting: list[_Waiting] = []
+        self.rows = RowState()
+        self.left: ReleaseMark | None = None  # greatest (section, time) that was released
+        self.reached = ReleaseMark(0, TICK_MIN)  # the section and its frontier
+        self.mark = ReleaseMark(0, TICK_MIN)  # everything below it leaves; never backward
         self.run_began: int | None = None
         self.in_grace = spec.release.startup_grace > 0
         self.expired = TICK_MIN  # rows below this have stayed for the build window
         self.stood: set[str] = set()  # members at an open barrier before the epoch
-        self.position = 0  # of the next event
-        self.edges: list[ModelEdge] = []  # of all times
-        self.group: list[
-            tuple[int, int, int]
-        ] = []  # (section, time, position) of the built event that grows
-        self.rank = {name: number for number, name in enumerate(spec.sources)}
-        time_columns = {name: source.event_time for name, source in spec.sources.items()}
-        self.windows = {
-            name: ModelWindow(window, self.by_time, time_columns)
-            for name, window in spec.windows.items()
-        }
-
-    def arrival(self, row: Row) -> tuple[Any, ...]:
-        """Order of reading: source order, partition, position."""
-        return self.rank[row.member.source], row.member.partition, row.seq
-
-    def by_time(self, row: Row) -> tuple[Any, ...]:
-        """Order of time, ties by order of reading."""
-        return row.time, *self.arrival(row)
 
     def epoch(
         self,
@@ -148,31 +130,34 @@ class Model:
             now=self.clock,
         )
         section, self.stood = self.barriers.section, self.barriers.standing()
-        data, arrivals, active = self._read(offers, last_clock, outcome)
+        slices, arrivals, active = self._read(offers, last_clock, outcome)
+        data = [row for rows in slices for row in rows.data]
         self._statuses(offers, active)
         self._barriers(arrivals, aborts)
-        flagged, accepted = self._judge(data, section, outcome)
-        self.buffer += accepted
+        decision = self._decide_lateness(section, outcome.before)
+        moves = RowMoves(self.spec, self.rows)
+        accepted = moves.judge(slices, decision)
+        self.waiting += [_Waiting(placed.mark, self.clock) for placed in accepted]
         self._frontiers(now, data)
-        self._release(flagged, outcome)
         outcome.after = TICK_MIN if self.output.frontier is None else self.output.frontier
-        self._windows(data, outcome)
+        moves.leave(self._decide_release(decision, outcome.after))
+        self._follow_released(moves)
+        _report_moves(moves, outcome)
         outcome.barriers, self.barriers.closed = self.barriers.closed, []
         self.barriers.came_late = set()
         outcome.statuses = self._shown_statuses()
-        outcome.buffered = len(self.buffer)
         return outcome
 
     # reading
 
     def _read(
         self, offers: Mapping[Member, Offer], last_clock: int | None, outcome: Outcome
-    ) -> tuple[list[Row], list[tuple[str, Any]], set[str]]:
+    ) -> tuple[list[SliceRows], list[tuple[str, Any]], set[str]]:
         """Take each member's rows up to its barrier.
 
-        Returns data rows in arrival order, barriers, and who was active.
+        Returns the rows of each member, barriers, and who was active.
         """
-        data: list[Row] = []
+        slices: list[SliceRows] = []
         arrivals: list[tuple[str, Any]] = []
         active: set[str] = set()
         self.had_rows: set[str] = set()
@@ -183,10 +168,10 @@ class Model:
             discovered = self.spec.sources[member.source].coalesce.members == "discovered"
             if discovered and member not in self.members and not offer.rows:
                 continue
-            self._read_member(member, offer, last_clock, outcome, data, arrivals, active)
+            slices.append(self._read_member(member, offer, last_clock, outcome, arrivals, active))
         if self.in_grace and self.run_began is None and active:
             self.run_began = self.clock
-        return sorted(data, key=self.arrival), arrivals, active
+        return slices, arrivals, active
 
     def _read_member(
         self,
@@ -194,10 +179,9 @@ class Model:
         offer: Offer,
         last_clock: int | None,
         outcome: Outcome,
-        data: list[Row],
         arrivals: list[tuple[str, Any]],
         active: set[str],
-    ) -> None:
+    ) -> SliceRows:
         name, source = str(member), self.spec.sources[member.source]
         clock = self.clock or 0
         one = self.members.setdefault(member, ModelMember(member, source, clock))
@@ -206,41 +190,28 @@ class Model:
         blocked = self.barriers.open_for(name) >= (
             1 if self.spec.barriers.alignment == "block" else 2
         )
-        promised_before = one.punctuation
+        reader = PartitionReader(source, member, one.memory, last_clock)
         taken = 0
         for seq, values in () if blocked else offer.rows:
-            verdict = one.read(seq, values, last_clock)
+            reader.take(RawRow(seq, dict(values)))
             taken += 1
-            outcome.read += verdict.what not in ("barrier", "punctuation")
-            if verdict.what != "punctuation":
-                active.add(name)
-                self.had_rows.add(name)
-            if verdict.barrier is not None:
-                one.before_barrier[seq] = (one.newest, one.punctuation)
-                arrivals.append((name, verdict.barrier))
+            if reader.barrier is not None:
+                one.before_barrier[seq] = (reader.newest, reader.punctuation)
+                arrivals.append((name, reader.barrier))
                 break
-            self._set_aside(member, seq, verdict, outcome)
-            if verdict.what == "data" and verdict.row is not None:
-                data.append(verdict.row)
-        if one.punctuation != promised_before:
+        rows = reader.rows
+        if rows.read or reader.barrier is not None:
+            self.had_rows.add(name)
+        if rows.read or reader.barrier is not None or reader.punctuation != one.punctuation:
             active.add(name)
+            one.active_at = clock
+        one.memory = reader.memory()
         outcome.consumed[name] = taken
+        outcome.read += rows.read
+        outcome.dead += [(member, bad.raw.seq, bad.reason) for bad in rows.dead]
         one.pending = offer.pending or taken < len(offer.rows)
         one.done = offer.done and taken == len(offer.rows)
-        if name in active:
-            one.active_at = clock
-
-    def _set_aside(self, member: Member, seq: int, verdict: Any, outcome: Outcome) -> None:
-        if verdict.what == "dead":
-            if self.spec.sources[member.source].on_bad == "fail":
-                raise PoisonError(f"{member} row {seq}: {verdict.reason}", code="row.bad")
-            outcome.dead.append((member, seq, verdict.reason))
-        elif verdict.what == "dropped":
-            outcome.dropped[verdict.reason] += 1
-        elif verdict.what in ("max_jump", "cti_violation"):
-            if verdict.what == "cti_violation" and self.spec.release.on_late == "error":
-                raise PoisonError(f"{member} row {seq} broke its punctuation", code="row.late")
-            outcome.late.append((verdict.row, "events", verdict.what))
+        return rows
 
     # who is there
 
@@ -269,9 +240,7 @@ class Model:
         }
 
     def _only_punctuated(self, name: str) -> bool:
-        """A source that is idle at the output, is not to be woken by punctuation, and has brought
-        no rows and has none left.
-        """
+        """A source that is idle at the output, is not to be woken by punctuation, and has brought no rows and has none left."""
         given = self.output.inputs.get(name)
         if (
             given is None
@@ -361,43 +330,23 @@ class Model:
         """Lag 0 and inclusive everywhere: the order compares with what was released."""
         return all(s.lag == 0 and s.frontier == "inclusive" for s in self.spec.sources.values())
 
-    def _late_for_order(self, section: int, time: int, frontier: int) -> bool:
-        mode = self.spec.release.mode
-        if mode == "pass_through":
-            return False
-        if mode == "ordered" and self._exact:
-            return self.left is not None and (section, time) < self.left
-        return time < max(frontier, self._least_time(section))
-
-    def _judge(
-        self, data: list[Row], section: int, outcome: Outcome
-    ) -> tuple[list[_Waiting], list[_Waiting]]:
-        """Late rows go where the policy says; returns those to emit flagged, and those accepted."""
-        flagged, accepted = [], []
-        for row in data:
-            waiting = _Waiting(
-                section, row, self.clock or 0, str(row.member) in self.barriers.came_late
-            )
-            if not self._late_for_order(section, row.time, outcome.before):
-                accepted.append(waiting)
-                continue
-            match self.spec.release.on_late:
-                case "emit_flagged":
-                    flagged.append(waiting)
-                case "drop":
-                    outcome.dropped["late_order"] += 1
-                case "reject_to_origin":
-                    outcome.late.append((row, "events", "rejected"))
-                case "error":
-                    raise PoisonError(f"{row.member} row {row.seq} is late", code="row.late")
-                case "adjust" if row.end > max(outcome.before, self._least_time(section)):
-                    start = max(outcome.before, self._least_time(section))
-                    values = {**row.values, self.spec.sources[row.member.source].event_time: start}
-                    waiting.row = Row(row.member, row.seq, start, row.end, values)
-                    accepted.append(waiting)
-                case _:
-                    outcome.late.append((row, "events", "late_order"))
-        return flagged, accepted
+    def _decide_lateness(self, section: int, before: int) -> Decision:
+        """What is late, by what was known before the epoch."""
+        by_time = not (self._exact and self.spec.release.mode == "ordered")
+        late = (
+            ReleaseMark(section, max(before, self._least_time(section))) if by_time else self.left
+        )
+        return Decision(
+            now=self.clock or 0,
+            frontier_before=before,
+            frontier_after=before,
+            section=section,
+            order_late=None if self.spec.release.mode == "pass_through" else late,
+            order_late_by_time=by_time,
+            release_before=self.mark,
+            release_after=self.mark,
+            flagged=tuple(self.barriers.came_late),
+        )
 
     def _least_time(self, section: int) -> int:
         """The section's own frontier: ahead of F while a member stands at its barrier."""
@@ -501,13 +450,11 @@ class Model:
         self.expired = TICK_MIN
         if self.spec.release.mode == "pass_through":
             return
-        staying = [
-            w for w in self.buffer if w.section == section and (section, w.row.time) >= self.mark
-        ]
+        staying = [w for w in self.waiting if w.mark.section == section and w.mark >= self.mark]
         for read_at in {w.read_at for w in staying}:
             # Rows read together expire together: when the newest of them waits for nobody who has
             # rows left.
-            newest = max(w.row.time for w in staying if w.read_at == read_at)
+            newest = max(w.mark.time for w in staying if w.read_at == read_at)
             if (
                 limit is not None
                 and (self.clock or 0) - read_at >= limit
@@ -538,48 +485,25 @@ class Model:
 
     # leaving
 
-    def _release(self, flagged: list[_Waiting], outcome: Outcome) -> None:
-        outcome.released += [(w.section, w.row, True) for w in sorted(flagged, key=self._leaving)]
-        self.position += len(flagged)
-        mode = self.spec.release.mode
-        if mode == "pass_through":
-            go, self.buffer = self.buffer, []
-        elif self.in_grace:
-            go = []
+    def _decide_release(self, decision: Decision, after: int) -> Decision:
+        """What leaves, by what is known after the epoch."""
+        if self.spec.release.mode != "pass_through" and not self.in_grace:
+            section = self.barriers.section
+            self.reached = max(self.reached, ReleaseMark(section, self._reach()))
+            self.mark = max(self.mark, self.reached, ReleaseMark(section, self.expired))
+        seen = {str(m): {"seen": one.newest} for m, one in self.members.items()}
+        return replace(
+            decision, frontier_after=after, release_after=self.mark, after={"members": seen}
+        )
+
+    def _follow_released(self, moves: RowMoves) -> None:
+        """Remember the greatest mark that left in order, and forget the rows that left."""
+        marks = [placed.mark for placed, flagged in moves.released if not flagged]
+        self.left = max([*marks, *((self.left,) if self.left else ())], default=None)
+        if self.spec.release.mode == "pass_through":
+            self.waiting = []
         else:
-            self.reached = max(self.reached, (self.barriers.section, self._reach()))
-            self.mark = max(self.mark, self.reached, (self.barriers.section, self.expired))
-            go = sorted(
-                (w for w in self.buffer if (w.section, w.row.time) < self.mark), key=self._leaving
-            )
-            self.buffer = [w for w in self.buffer if (w.section, w.row.time) >= self.mark]
-        for waiting in go:
-            outcome.released.append((waiting.section, waiting.row, waiting.tardy))
-            self._glom(waiting.section, waiting.row.time, outcome)
-            mark = (waiting.section, waiting.row.time)
-            self.left = mark if self.left is None else max(self.left, mark)
-        if self.group and self.mark > (self.group[0][0], self.group[0][1] + self._glom_reach):
-            self._build(outcome)  # nothing that still comes can be near enough
-
-    @property
-    def _glom_reach(self) -> int:
-        return 0 if self.spec.release.glom is None else self.spec.release.glom.dt
-
-    def _glom(self, section: int, time: int, outcome: Outcome) -> None:
-        """A row that leaves in order joins the built event that grows, or begins the next."""
-        options = self.spec.release.glom
-        self.position += 1
-        if options is None:
-            return
-        if self.group and (section != self.group[0][0] or time > self.group[0][1] + options.dt):
-            self._build(outcome)
-        self.group.append((section, time, self.position - 1))
-        if len(self.group) == options.max_rows:
-            self._build(outcome)
-
-    def _build(self, outcome: Outcome) -> None:
-        outcome.built.append(tuple(self.group))
-        self.group = []
+            self.waiting = [w for w in self.waiting if w.mark >= self.mark]
 
     def _reach(self) -> int:
         """Everything of the current section below this leaves.
@@ -601,49 +525,16 @@ class Model:
         beyond = self.output.combine(instead, catching_up=True)
         return reach if beyond is None else max(reach, beyond)
 
-    def _leaving(self, waiting: _Waiting) -> tuple[Any, ...]:
-        return waiting.section, *self.by_time(waiting.row)
 
-    # windows
-
-    def _windows(self, data: list[Row], outcome: Outcome) -> None:
-        rows = [row for row in data if not self._edge(row, outcome.before)]
-        newest = max(
-            (one.newest for one in self.members.values() if one.newest is not None),
-            default=TICK_MIN,
-        )
-        for name, window in self.windows.items():
-            results, late = window.epoch(rows, outcome.before, outcome.after, self.edges, newest)
-            outcome.windows[name] = results
-            for row in late:
-                self._late_in_window(name, row, outcome)
-
-    def _edge(self, row: Row, before: int) -> bool:
-        """Whether a row is an edge that is on time.
-
-        A start opens, an end closes what is open of its member and keys.
-        """
-        columns = self.spec.sources[row.member.source].edges
-        if (
-            columns is None
-            or row.time < before
-            or row.values.get(columns.kind) not in (columns.start, columns.end)
-        ):
-            return False
-        key = (row.member, *(row.values.get(name) for name in columns.keys))
-        if row.values[columns.kind] == columns.start:
-            self.edges.append(ModelEdge(key, row))
-        else:
-            for edge in self.edges:
-                if edge.key == key and edge.end is None:
-                    edge.end = row.time
-        return True
-
-    def _late_in_window(self, name: str, row: Row, outcome: Outcome) -> None:
-        policy = self.spec.windows[name].on_late
-        if policy == "error":
-            raise PoisonError(f"{row.member} row {row.seq} is late for {name}", code="row.late")
-        if policy != "drop":
-            outcome.late.append(
-                (row, name, "rejected" if policy == "reject_to_origin" else "late_window")
-            )
+def _report_moves(moves: RowMoves, outcome: Outcome) -> None:
+    outcome.released = [
+        (placed.section, placed.row, flagged or placed.tardy) for placed, flagged in moves.released
+    ]
+    outcome.late = [(late.row, late.output, late.reason) for late in moves.late]
+    outcome.dropped = moves.dropped
+    outcome.built = moves.built
+    outcome.windows = moves.results
+    outcome.expired = Counter({name: len(fold.expired) for name, fold in moves.folds.items()})
+    outcome.buffered = len(moves.state.buffer)
+    for window in (w for fold in moves.folds.values() for w in fold.live.values()):
+        window.changed = False

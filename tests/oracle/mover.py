@@ -1,7 +1,6 @@
-"""The reference mover: the Mover protocol on plain Python rows, kept simple and obviously right.
+"""The oracle behind the Mover interface: `row_moves` with its state in segments of a store.
 
-It is what the Spark mover is compared with and what the simulation runs on. Everything is held in
-memory for one epoch.
+The Spark mover is compared with it, and the simulation and the engine's tests run on it.
 """
 
 from __future__ import annotations
@@ -9,14 +8,15 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from tests.oracle.edges import EDGES_KIND, EdgeBook, load_edges, save_edges
-from tests.oracle.glom import GLOM_KIND, Left, build, built_schema, load_group, save_group
+from tests.oracle.edges import EDGES_KIND, load_edges, save_edges
+from tests.oracle.glom import GLOM_KIND, built_schema, load_group, save_group
 from tests.oracle.objects import ObjectReader
 from tests.oracle.order_buffer import drop_released, load_buffer, save_buffer
-from tests.oracle.rows import BadRow, RawRow, Row, SliceRows, adjusted, read_rows
+from tests.oracle.row_moves import LateRow, Placed, RowMoves, RowState, WindowState
+from tests.oracle.rows import BadRow, RawRow, SliceRows, read_rows
 from tests.oracle.tables import dead_schema, events_schema, late_schema, window_schema, write_rows
 from tests.oracle.window_state import load_windows, save_windows
 from tests.oracle.windows import WindowFold
@@ -24,12 +24,9 @@ from tests.oracle.zero_rows import load_gaps, save_gaps
 from tidegate.checkpoints.epoch_notes import EpochCounters
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.store import Store
-from tidegate.errors import PoisonError
 from tidegate.jobs.engine.interfaces import Cut, MoveOrder, MoveResult, Slice, SurveyedCut
-from tidegate.jobs.eventtime.decision_types import Decision, Member, ReleaseMark, Survey
-from tidegate.jobs.spec.event_time_options import LatePolicy, ReleaseMode
+from tidegate.jobs.eventtime.decision_types import Member, Survey
 from tidegate.jobs.spec.pipeline import BUILT, DEAD_LETTERS, EVENT_TIME, EVENTS, LATE, PipelineSpec
-from tidegate.jobs.spec.row_reasons import LateReason
 from tidegate.time_units import TICK_MIN, saturate_ticks
 
 # Of one kind: more than this are gathered into one, so that an epoch reads a bounded number of
@@ -45,52 +42,20 @@ class RowReader(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class _Placed:
-    """A row and the section it was read in."""
-
-    row: Row
-    section: int
-    tardy: bool = False  # read before a tardy barrier: it leaves in order, but flagged
-
-    @property
-    def mark(self) -> ReleaseMark:
-        return ReleaseMark(self.section, self.row.time)
-
-
-@dataclass(frozen=True, slots=True)
-class _Joining:
-    """What joins the windows in an epoch.
-
-    Rows, open edges up to an instant, edges that have ended.
-    """
-
-    rows: Sequence[Row]
-    open: Sequence[Row]
-    closed: Sequence[Row]
-    until: int
-
-
 @dataclass
-class _Epoch:
-    """What one epoch gathers."""
+class _Written:
+    """The files that one epoch writes."""
 
-    late: list[dict[str, Any]] = field(default_factory=list)
-    tally: dict[str, Counter[str]] = field(default_factory=dict)  # source -> disposition -> rows
-    dropped: Counter[str] = field(default_factory=Counter)
-    late_by_output: Counter[str] = field(default_factory=Counter)
     files: dict[str, tuple[FileRef, ...]] = field(default_factory=dict)
-    segments: list[FileRef] = field(default_factory=list)
-    written: list[FileRef] = field(default_factory=list)
+    segments: list[FileRef] = field(default_factory=list)  # of the state, kept ones included
+    new: list[FileRef] = field(default_factory=list)
 
-    def count(self, row: Row | BadRow, disposition: str) -> None:
-        self.tally.setdefault(row.member.source, Counter())[disposition] += 1
-
-    def total(self, disposition: str) -> int:
-        return sum(counts[disposition] for counts in self.tally.values())
+    def add_segment(self, ref: FileRef) -> None:
+        self.segments.append(ref)
+        self.new.append(ref)
 
 
-class ReferenceMover:
+class OracleMover:
     """Moves rows as decided, in plain Python.
 
     Args:
@@ -109,7 +74,6 @@ class ReferenceMover:
         self._readers = {
             name: ObjectReader(store, source) for name, source in spec.sources.items()
         } | dict(readers or {})
-        self._rank = {name: number for number, name in enumerate(spec.sources)}
 
     def survey(self, cut: Cut, state: Mapping[str, Any]) -> SurveyedCut:
         """Summarise the cut; `move` reads the rows again with the same state."""
@@ -118,28 +82,28 @@ class ReferenceMover:
 
     def move(self, order: MoveOrder, surveyed: SurveyedCut) -> MoveResult:
         """Write released rows, late rows, window results, dead letters and new state segments."""
-        epoch = _Epoch()
         slices = [self._read(part, surveyed.staged) for part in surveyed.cut.slices]
-        for rows in slices:
-            self._set_aside(rows, order, epoch)
-        data = sorted((row for rows in slices for row in rows.data), key=self._arrival)
-        released, buffered_before, buffered = self._release(data, order, epoch)
-        self._glom(released, order, epoch)
-        self._write_dead([bad for rows in slices for bad in rows.dead], order, epoch)
-        edges = self._edges(data, order, epoch)
-        windows = {name: self._window(name, edges, order, epoch) for name in self._spec.windows}
-        self._table(LATE, late_schema(self._spec), epoch.late, order, epoch, EVENT_TIME)
+        state = self._load_state(order)
+        buffered_before = len(state.buffer)
+        moves = RowMoves(self._spec, state)
+        moves.judge(slices, order.decision)
+        moves.leave(order.decision)
+        written = _Written()
+        self._save_state(moves, order, written)
+        self._write_tables(moves, slices, order, written)
         marks = [
-            placed.mark for placed, flagged in released if not flagged and self._spec.outputs.events
+            placed.mark
+            for placed, flagged in moves.released
+            if not flagged and self._spec.outputs.events
         ]
         return MoveResult(
-            files=epoch.files,
-            segments=tuple(epoch.segments),
-            counters=self._counters(slices, epoch, windows, buffered_before, buffered),
+            files=written.files,
+            segments=tuple(written.segments),
+            counters=_count_rows(moves, slices, buffered_before),
             released_max=max(marks, default=None),
-            next_position=order.next_position + len(released),
-            buffered_rows=buffered,
-            bytes_written=sum(ref.bytes for ref in epoch.written),
+            next_position=state.position,
+            buffered_rows=len(state.buffer),
+            bytes_written=sum(ref.bytes for ref in written.new),
         )
 
     def close(self) -> None:
@@ -149,354 +113,179 @@ class ReferenceMover:
         source = self._spec.sources[part.member.source]
         return read_rows(source, part, self._readers[part.member.source].rows(part), state)
 
-    def _arrival(self, row: Row) -> tuple[Any, ...]:
-        return self._rank.get(row.member.source, len(self._rank)), row.member.partition, row.seq
+    # State.
 
-    def _by_time(self, row: Row) -> tuple[Any, ...]:
-        return row.time, *self._arrival(row)
+    def _load_state(self, order: MoveOrder) -> RowState:
+        waiting = (
+            Placed(row, section, tardy)
+            for section, row, tardy in load_buffer(self._store, _of_kind(order, "order"))
+        )
+        return RowState(
+            buffer=[p for p in waiting if p.mark >= order.decision.release_before],
+            group=load_group(self._store, _of_kind(order, GLOM_KIND)),
+            edges=load_edges(self._store, self._spec, _of_kind(order, EDGES_KIND)),
+            windows={name: self._load_window(name, order) for name in self._spec.windows},
+            position=order.next_position,
+        )
 
-    def _leaving(self, placed: _Placed) -> tuple[Any, ...]:
-        return placed.section, *self._by_time(placed.row)
+    def _load_window(self, name: str, order: MoveOrder) -> WindowState:
+        segments, gaps = _window_segments(name, order)
+        keys = self._spec.windows[name].keys
+        return WindowState(
+            load_windows(self._store, segments, keys), load_gaps(self._store, gaps, keys)
+        )
 
-    # rows that go nowhere else
+    def _save_state(self, moves: RowMoves, order: MoveOrder, written: _Written) -> None:
+        self._save_buffer(moves, order, written)
+        folders, state = order.folders, moves.state
+        if self._spec.release.glom is not None:
+            written.add_segment(save_group(self._store, folders.segment_key("glom"), state.group))
+        if state.edges:
+            key = folders.segment_key("edges")
+            written.add_segment(save_edges(self._store, key, self._spec, state.edges))
+        for name, fold in moves.folds.items():
+            self._save_window(name, fold, order, written)
 
-    def _set_aside(self, rows: SliceRows, order: MoveOrder, epoch: _Epoch) -> None:
-        for row in rows.quarantined:
-            self._side_output(row, EVENTS, "max_jump", order, epoch)
-            epoch.count(row, "late")
-        for row, mark in rows.violations:
-            if self._spec.release.on_late is LatePolicy.ERROR:
-                raise self._refusal(row, EVENTS, mark)
-            self._side_output(row, EVENTS, "cti_violation", order, epoch, mark)
-            epoch.count(row, "late")
-        for row in rows.dropped:
-            epoch.dropped["cti_violation"] += 1
-            epoch.count(row, "dropped")
-        for bad in rows.dead:
-            epoch.count(bad, "dead_lettered")
+    def _save_buffer(self, moves: RowMoves, order: MoveOrder, written: _Written) -> None:
+        """Keep segments that still hold a row; add one with the epoch's rows that wait."""
+        segments = drop_released(_of_kind(order, "order"), order.decision.release_after)
+        waiting = moves.kept
+        if len(segments) >= _MANY_SEGMENTS:
+            segments, waiting = [], moves.state.buffer
+        written.segments += segments
+        if waiting:
+            rows = [(p.section, p.row, p.tardy) for p in waiting]
+            key = order.folders.segment_key("order")
+            written.add_segment(save_buffer(self._store, key, self._spec, rows))
 
-    def _side_output(
-        self,
-        row: Row,
-        output: str,
-        reason: LateReason,
-        order: MoveOrder,
-        epoch: _Epoch,
-        missed: int | None = None,
+    def _save_window(
+        self, name: str, fold: WindowFold, order: MoveOrder, written: _Written
     ) -> None:
-        frontier = order.decision.frontier_before if missed is None else missed
-        known = frontier != TICK_MIN
-        epoch.late_by_output[output] += 1
-        epoch.late.append(
-            {
-                **row.values,
-                EVENT_TIME: row.time,
-                "output": output,
-                "reason": reason,
-                "lateness_us": saturate_ticks(frontier - row.time) if known else None,
-                "frontier": frontier if known else None,
-                **_provenance(row.member, row.seq, order),
-            }
-        )
-
-    def _refusal(self, row: Row, output: str, frontier: int) -> PoisonError:
-        return PoisonError(
-            f"{row.member} row {row.seq}: event time {row.time} is late for {output} (frontier"
-            f" {frontier}), and on_late is error",
-            code="row.late",
-            pipeline=self._spec.name,
-            kept="everything sealed so far",
-            advice="choose another on_late policy, or mend the source",
-        )
-
-    def _write_dead(self, dead: Sequence[BadRow], order: MoveOrder, epoch: _Epoch) -> None:
-        rows = [
-            {
-                "reason": bad.reason,
-                "detail": bad.detail,
-                "object": bad.raw.object_key,
-                "etag": bad.raw.etag,
-                "row": json.dumps(bad.raw.values, default=str, sort_keys=True),
-                **_provenance(bad.member, bad.raw.seq, order),
-            }
-            for bad in dead
-        ]
-        self._table(DEAD_LETTERS, dead_schema(), rows, order, epoch)
-
-    # the events output
-
-    def _release(
-        self, data: Sequence[Row], order: MoveOrder, epoch: _Epoch
-    ) -> tuple[list[tuple[_Placed, bool]], int, int]:
-        """Judge rows for the events output.
-
-        Returns (row, flagged late) in order, rows buffered before and after.
-        """
-        decision = order.decision
-        flagged, accepted = self._judge(data, order, epoch)
-        if self._spec.release.mode is ReleaseMode.PASS_THROUGH:
-            now, later = accepted, []
-        else:
-            now = [p for p in accepted if p.mark < decision.release_after]
-            later = [p for p in accepted if p.mark >= decision.release_after]
-        segments = [s for s in order.segments if s.kind == "order"]
-        waiting = [
-            _Placed(row, section, tardy)
-            for section, row, tardy in load_buffer(self._store, segments)
-            if ReleaseMark(section, row.time) >= decision.release_before
-        ]
-        leaving = [p for p in waiting if p.mark < decision.release_after]
-        if self._spec.release.mode is not ReleaseMode.PASS_THROUGH:
-            now = sorted([*now, *leaving], key=self._leaving)
-        released = [
-            *((p, True) for p in sorted(flagged, key=self._leaving)),
-            *((p, False) for p in now),
-        ]
-        if self._spec.outputs.events:
-            self._write_events(released, order, epoch)
-        buffered = len(waiting) - len(leaving) + len(later)
-        kept = drop_released(segments, decision.release_after)
-        if len(kept) >= _MANY_SEGMENTS:
-            later += [p for p in waiting if p.mark >= decision.release_after]
-            kept = []
-        epoch.segments += kept
-        if later:
-            rows = [(p.section, p.row, p.tardy) for p in later]
-            ref = save_buffer(self._store, order.folders.segment_key("order"), self._spec, rows)
-            epoch.segments.append(ref)
-            epoch.written.append(ref)
-        for placed, _ in released:
-            epoch.count(placed.row, "released")
-        return released, len(waiting), buffered
-
-    def _judge(
-        self, data: Sequence[Row], order: MoveOrder, epoch: _Epoch
-    ) -> tuple[list[_Placed], list[_Placed]]:
-        """Split the epoch's rows into flagged late ones and accepted ones.
-
-        Side-output, drop or adjust the other late ones.
-        """
-        flagged, accepted = [], []
-        for row in data:
-            placed = _Placed(row, order.decision.section, str(row.member) in order.decision.flagged)
-            if not _is_late(placed, order.decision):
-                accepted.append(placed)
-            elif self._spec.release.on_late is LatePolicy.EMIT_FLAGGED:
-                flagged.append(placed)
-            elif (moved := self._adjusted(row, order.decision)) is not None:
-                accepted.append(replace(placed, row=moved))
-            else:
-                self._late_event(row, order, epoch)
-        return flagged, accepted
-
-    def _adjusted(self, row: Row, decision: Decision) -> Row | None:
-        start = max(
-            decision.frontier_before, decision.order_late.time if decision.order_late else TICK_MIN
-        )
-        if self._spec.release.on_late is not LatePolicy.ADJUST or row.end <= start:
-            return None
-        return adjusted(row, start, self._spec.sources[row.member.source].event_time)
-
-    def _late_event(self, row: Row, order: MoveOrder, epoch: _Epoch) -> None:
-        policy = self._spec.release.on_late
-        if policy is LatePolicy.ERROR:
-            raise self._refusal(row, EVENTS, order.decision.events_frontier)
-        if policy is LatePolicy.DROP:
-            epoch.dropped["late_order"] += 1
-            epoch.count(row, "dropped")
-            return
-        rejected = policy is LatePolicy.REJECT_TO_ORIGIN
-        reason: LateReason = "rejected" if rejected else "late_order"
-        self._side_output(row, EVENTS, reason, order, epoch, order.decision.events_frontier)
-        epoch.count(row, "rejected" if rejected else "late")
-
-    def _write_events(
-        self, released: Sequence[tuple[_Placed, bool]], order: MoveOrder, epoch: _Epoch
-    ) -> None:
-        rows = [
-            {
-                **placed.row.values,
-                EVENT_TIME: placed.row.time,
-                "position": order.next_position + number,
-                "section": placed.section,
-                "_late": flagged or placed.tardy,
-                **_provenance(placed.row.member, placed.row.seq, order),
-            }
-            for number, (placed, flagged) in enumerate(released)
-        ]
-        self._table(EVENTS, events_schema(self._spec), rows, order, epoch, EVENT_TIME)
-
-    def _glom(
-        self, released: Sequence[tuple[_Placed, bool]], order: MoveOrder, epoch: _Epoch
-    ) -> None:
-        """Group what left in order into built events.
-
-        Late rows, which leave at once, are in none.
-        """
-        options = self._spec.release.glom
-        if options is None:
-            return
-        positions = enumerate(released, order.next_position)
-        rows = [Left(*placed.mark, position) for position, (placed, late) in positions if not late]
-        before = load_group(self._store, [s for s in order.segments if s.kind == GLOM_KIND])
-        done, group = build(before, rows, options, order.decision.release_after)
-        own = {"_timeline": order.timeline, "_epoch": order.epoch}
-        self._table(
-            BUILT,
-            built_schema(),
-            [{**one.row(options), **own} for one in done],
-            order,
-            epoch,
-            "stamp",
-        )
-        ref = save_group(self._store, order.folders.segment_key("glom"), group)
-        epoch.segments.append(ref)
-        epoch.written.append(ref)
-
-    # windows
-
-    def _edges(self, data: Sequence[Row], order: MoveOrder, epoch: _Epoch) -> _Joining:
-        """The rows that join the windows, and the edges among them; open edges are retained."""
-        decision, segments = order.decision, [s for s in order.segments if s.kind == EDGES_KIND]
-        book = EdgeBook(self._spec, load_edges(self._store, self._spec, segments))
-        rows = book.take(data, decision.frontier_before)
-        if book.open:
-            ref = save_edges(
-                self._store,
-                order.folders.segment_key("edges"),
-                self._spec,
-                book.open,
-            )
-            epoch.segments.append(ref)
-            epoch.written.append(ref)
-        return _Joining(rows, book.open, book.closed, decision.open_edges_until)
-
-    def _window(self, name: str, joining: _Joining, order: MoveOrder, epoch: _Epoch) -> int:
-        """One window output; returns the number of results."""
-        window, kind = self._spec.windows[name], f"window:{name}"
-        segments = [s for s in order.segments if s.kind == kind and not s.extra.get("gaps")]
-        gap_segments = [s for s in order.segments if s.kind == kind and s.extra.get("gaps")]
-        fold = WindowFold(
-            window=window,
-            live=load_windows(self._store, segments, window.keys),
-            before=order.decision.frontier_before,
-            after=order.decision.frontier_after,
-            order=self._by_time,
-            time_columns={name: s.event_time for name, s in self._spec.sources.items()},
-            gaps=load_gaps(self._store, gap_segments, window.keys),
-        )
-        fold.take(joining.rows)
-        for edge in joining.closed:
-            fold.hold(edge, None)
-        for edge in joining.open:
-            fold.hold(edge, joining.until)
-        for row in fold.expired:
-            epoch.count(row, f"expired:{name}")
-        for row in fold.late:
-            self._late_in_window(name, row, order, epoch)
-        results = [
-            {**result, "_timeline": order.timeline, "_epoch": order.epoch} for result in fold.emit()
-        ]
-        self._table(name, window_schema(self._spec, window), results, order, epoch, "window_end")
-        kept = [
+        """Keep segments with a window that lives; add one with the windows that changed."""
+        segments = [
             s
-            for s in segments
+            for s in _window_segments(name, order)[0]
             if s.max_time is not None and not fold.purged(s.max_time, fold.after)
         ]
         changed = [w for w in fold.touched.values() if not fold.purged(w.end, fold.after)]
-        if len(kept) >= _MANY_SEGMENTS:
-            kept, changed = [], list(fold.live.values())
-        epoch.segments += kept
-        new = []
+        if len(segments) >= _MANY_SEGMENTS:
+            segments, changed = [], list(fold.live.values())
+        written.segments += segments
+        key, kind, keys = order.folders.segment_key(name), f"window:{name}", fold.window.keys
         if changed:
-            new.append(
-                save_windows(
-                    self._store,
-                    order.folders.segment_key(name),
-                    kind,
-                    self._spec,
-                    window.keys,
-                    changed,
-                )
-            )
+            written.add_segment(save_windows(self._store, key, kind, self._spec, keys, changed))
         if fold.gaps:
-            new.append(
-                save_gaps(
-                    self._store,
-                    order.folders.segment_key(f"{name}-gaps"),
-                    kind,
-                    self._spec,
-                    window.keys,
-                    fold.gaps,
-                )
-            )
-        epoch.segments += new
-        epoch.written += new
-        return len(results)
+            key = order.folders.segment_key(f"{name}-gaps")
+            written.add_segment(save_gaps(self._store, key, kind, self._spec, keys, fold.gaps))
 
-    def _late_in_window(self, name: str, row: Row, order: MoveOrder, epoch: _Epoch) -> None:
-        policy = self._spec.windows[name].on_late
-        if policy is LatePolicy.ERROR:
-            raise self._refusal(row, name, order.decision.frontier_before)
-        if policy is LatePolicy.DROP:
-            epoch.late_by_output[name] += 1
-            epoch.count(row, f"dropped:{name}")
-            return
-        reason: LateReason = "rejected" if policy is LatePolicy.REJECT_TO_ORIGIN else "late_window"
-        self._side_output(row, name, reason, order, epoch)
-        epoch.count(row, f"late:{name}")
+    # Tables.
 
-    # files and counters
+    def _write_tables(
+        self, moves: RowMoves, slices: Sequence[SliceRows], order: MoveOrder, written: _Written
+    ) -> None:
+        epoch = {"_timeline": order.timeline, "_epoch": order.epoch}
+        if self._spec.outputs.events:
+            events = _event_rows(moves, order)
+            self._write_table(EVENTS, events_schema(self._spec), events, order, written, EVENT_TIME)
+        if (options := self._spec.release.glom) is not None:
+            built = [{**group.row(options), **epoch} for group in moves.built]
+            self._write_table(BUILT, built_schema(), built, order, written, "stamp")
+        dead = [_dead_row(bad, order) for rows in slices for bad in rows.dead]
+        self._write_table(DEAD_LETTERS, dead_schema(), dead, order, written)
+        for name, window in self._spec.windows.items():
+            results = [{**result, **epoch} for result in moves.results[name]]
+            schema = window_schema(self._spec, window)
+            self._write_table(name, schema, results, order, written, "window_end")
+        late = [_late_row(late, order) for late in moves.late]
+        self._write_table(LATE, late_schema(self._spec), late, order, written, EVENT_TIME)
 
-    def _table(
+    def _write_table(
         self,
         table: str,
         schema: Any,
         rows: Sequence[dict[str, Any]],
         order: MoveOrder,
-        epoch: _Epoch,
+        written: _Written,
         time: str | None = None,
     ) -> None:
         if not rows:
             return
-        times = [row[time] for row in rows] if time else []
         key = f"{order.folders.table_prefix(table)}part-0.parquet"
+        times = [row[time] for row in rows] if time else []
         ref = write_rows(self._store, key, f"table:{table}", schema, rows, times)
-        epoch.files[table] = (ref,)
-        epoch.written.append(ref)
-
-    def _counters(
-        self,
-        slices: Sequence[SliceRows],
-        epoch: _Epoch,
-        windows: dict[str, int],
-        before: int,
-        after: int,
-    ) -> EpochCounters:
-        for rows in slices:
-            if rows.read:
-                epoch.tally.setdefault(rows.survey.member.source, Counter())["read"] += rows.read
-        return EpochCounters(
-            read=epoch.total("read"),
-            released=epoch.total("released"),
-            late=epoch.total("late"),
-            rejected=epoch.total("rejected"),
-            dead_lettered=epoch.total("dead_lettered"),
-            retained_before=before,
-            retained=after,
-            dropped=dict(epoch.dropped),
-            late_by_output=dict(epoch.late_by_output),
-            windows={name: results for name, results in windows.items() if results},
-            per_source={source: dict(counts) for source, counts in sorted(epoch.tally.items())},
-        )
+        written.files[table] = (ref,)
+        written.new.append(ref)
 
 
-def _is_late(placed: _Placed, decision: Decision) -> bool:
-    if decision.order_late is None:
-        return False
-    if decision.order_late_by_time:
-        return placed.row.time < decision.order_late.time
-    return placed.mark < decision.order_late
+def _of_kind(order: MoveOrder, kind: str) -> list[FileRef]:
+    return [segment for segment in order.segments if segment.kind == kind]
+
+
+def _window_segments(name: str, order: MoveOrder) -> tuple[list[FileRef], list[FileRef]]:
+    """Segments with windows, and those with gaps."""
+    segments = _of_kind(order, f"window:{name}")
+    gaps = [segment for segment in segments if segment.extra.get("gaps")]
+    return [segment for segment in segments if not segment.extra.get("gaps")], gaps
+
+
+def _event_rows(moves: RowMoves, order: MoveOrder) -> list[dict[str, Any]]:
+    return [
+        {
+            **placed.row.values,
+            EVENT_TIME: placed.row.time,
+            "position": order.next_position + number,
+            "section": placed.section,
+            "_late": flagged or placed.tardy,
+            **_provenance(placed.row.member, placed.row.seq, order),
+        }
+        for number, (placed, flagged) in enumerate(moves.released)
+    ]
+
+
+def _late_row(late: LateRow, order: MoveOrder) -> dict[str, Any]:
+    known = late.frontier != TICK_MIN
+    return {
+        **late.row.values,
+        EVENT_TIME: late.row.time,
+        "output": late.output,
+        "reason": late.reason,
+        "lateness_us": saturate_ticks(late.frontier - late.row.time) if known else None,
+        "frontier": late.frontier if known else None,
+        **_provenance(late.row.member, late.row.seq, order),
+    }
+
+
+def _dead_row(bad: BadRow, order: MoveOrder) -> dict[str, Any]:
+    return {
+        "reason": bad.reason,
+        "detail": bad.detail,
+        "object": bad.raw.object_key,
+        "etag": bad.raw.etag,
+        "row": json.dumps(bad.raw.values, default=str, sort_keys=True),
+        **_provenance(bad.member, bad.raw.seq, order),
+    }
+
+
+def _count_rows(
+    moves: RowMoves, slices: Sequence[SliceRows], buffered_before: int
+) -> EpochCounters:
+    for rows in slices:
+        if rows.read:
+            moves.tally.setdefault(rows.survey.member.source, Counter())["read"] += rows.read
+    total = sum(moves.tally.values(), Counter[str]())
+    return EpochCounters(
+        read=total["read"],
+        released=total["released"],
+        late=total["late"],
+        rejected=total["rejected"],
+        dead_lettered=total["dead_lettered"],
+        retained_before=buffered_before,
+        retained=len(moves.state.buffer),
+        dropped=dict(moves.dropped),
+        late_by_output=dict(moves.late_by_output),
+        windows={name: len(results) for name, results in moves.results.items() if results},
+        per_source={source: dict(counts) for source, counts in sorted(moves.tally.items())},
+    )
 
 
 def _provenance(member: Member, seq: int, order: MoveOrder) -> dict[str, Any]:

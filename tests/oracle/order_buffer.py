@@ -1,4 +1,4 @@
-"""Order-buffer segments of the reference mover.
+"""Order-buffer segments of the oracle mover.
 
 Rows that wait for their release, with their section.
 """

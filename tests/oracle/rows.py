@@ -104,7 +104,7 @@ def read_rows(
         PoisonError: a bad row under ``on_bad: fail``, or punctuation going back under ``regress:
             error``.
     """
-    reader = _Reader(source, part.member, carried(state, part.member), state.get("clock"))
+    reader = PartitionReader(source, part.member, carried(state, part.member), state.get("clock"))
     for raw in raws:
         reader.take(raw)
         if reader.barrier is not None:
@@ -112,7 +112,9 @@ def read_rows(
     return reader.result(part)
 
 
-class _Reader:
+class PartitionReader:
+    """Judges the rows of one partition, one at a time; `memory` is what `memory()` gave last time."""
+
     def __init__(
         self, source: SourceSpec, member: Member, memory: dict[str, int], now: int | None
     ) -> None:
@@ -154,13 +156,6 @@ class _Reader:
 
     def result(self, part: Slice) -> SliceRows:
         """All rows taken so far, with their survey."""
-        memory = {
-            "newest": self.newest,
-            "last": self.last,
-            "current": self.punctuation,
-            "events": self.events or None,
-            "base": self.base,
-        }
         self.rows.survey = MemberSurvey(
             member=self.member,
             rows=len(self.times),
@@ -168,7 +163,7 @@ class _Reader:
             max_time=max(self.times, default=None),
             barrier=self.barrier,
             punctuation=self.punctuation,
-            punctuation_state={k: v for k, v in memory.items() if v is not None} or None,
+            punctuation_state=self.memory() or None,
             pending=part.pending,
             done=part.done,
             quarantined=len(self.rows.quarantined),
@@ -176,6 +171,17 @@ class _Reader:
             **self.counts,
         )
         return self.rows
+
+    def memory(self) -> dict[str, int]:
+        """What must be known of these rows when the next ones come."""
+        memory = {
+            "newest": self.newest,
+            "last": self.last,
+            "current": self.punctuation,
+            "events": self.events or None,
+            "base": self.base,
+        }
+        return {name: value for name, value in memory.items() if value is not None}
 
     def _bury(self, raw: RawRow, reason: DeadLetterReason, detail: str) -> None:
         if self.source.on_bad == "fail":

@@ -1,4 +1,4 @@
-"""Random pipelines and worlds, played on the model and on decider plus reference mover side by
+"""Random pipelines and worlds, played on the model and on decider plus oracle mover side by
 side.
 """
 
@@ -12,6 +12,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from tests.conformance.bench import DeciderBench
+from tests.oracle.glom import Group
 from tests.oracle.model import Model, Offer, Outcome
 from tidegate.jobs.engine.interfaces import Cut, MoveResult
 from tidegate.jobs.eventtime.decider import list_blocked_members, select_members_ahead
@@ -162,14 +163,11 @@ class Pair:
             "buffered": moved.buffered_rows,
         }
 
-    def _built(self, rows: tuple[tuple[int, int, int], ...]) -> tuple[int, ...]:
+    def _built(self, group: Group) -> tuple[Any, ...]:
         options = self.world.spec.release.glom
         assert options is not None
-        times = [time for _, time, _ in rows]
-        stamp = {"earliest": times[0], "latest": times[-1], "mean": sum(times) // len(times)}[
-            options.stamp
-        ]
-        return (stamp, rows[0][0], rows[0][2], len(rows), times[0], times[-1])
+        row = group.row(options)
+        return tuple(row[column] for column in _BUILT)
 
     def seen_by_model(self, outcome: Outcome) -> dict[str, Any]:
         """The same of the model."""
@@ -185,7 +183,7 @@ class Pair:
                 (*row.member, row.seq, output, reason) for row, output, reason in outcome.late
             ),
             "dead": sorted((*member, seq, reason) for member, seq, reason in outcome.dead),
-            "built": [self._built(rows) for rows in outcome.built],
+            "built": [self._built(group) for group in outcome.built],
             "dropped": dict(outcome.dropped),
             "windows": {name: results(rows) for name, rows in outcome.windows.items()},
             "barriers": [

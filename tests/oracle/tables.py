@@ -1,7 +1,7 @@
 """Arrow schemas of the output tables and state segments, and how rows become Parquet files and come
 back.
 
-Inside the reference mover timestamps are ticks; only here do they turn into timestamps and back.
+Inside the oracle mover timestamps are ticks; only here do they turn into timestamps and back.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Decider plus reference mover against the event-at-a-time model.
+"""Decider plus oracle mover against the event-at-a-time model.
 
 Random pipelines, worlds and cuts (semantics.md section 9).
 """

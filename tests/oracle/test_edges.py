@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tests.conformance.bench import Bench, DeciderBench, bench
-from tests.oracle.mover import ReferenceMover
+from tests.oracle.mover import OracleMover
 from tests.oracle.support import EXAMPLES, SOAK, Pair, Tick, World
 from tidegate.jobs.eventtime.decision_types import Member
 from tidegate.jobs.spec.pipeline import PipelineSpec
@@ -154,7 +154,7 @@ def test_under_another_spec_open_edges_go_on(gone: bool) -> None:
         on.resume,
     )
     other.sources = {**on.sources} if not gone else {"s": on.sources["s"]}
-    other.mover = ReferenceMover(on.store, other.spec, other.sources)
+    other.mover = OracleMover(on.store, other.spec, other.sources)
     results = other.epoch({"s": [until(10)], **({} if gone else {"r": [until(10)]})}).windows
     told_of = {
         name: sorted((r["k"], r["n"], r.get("m")) for r in rows) for name, rows in results.items()

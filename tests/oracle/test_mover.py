@@ -1,4 +1,4 @@
-"""The reference mover, one epoch at a time, with decisions written by hand."""
+"""The oracle mover, one epoch at a time, with decisions written by hand."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.oracle.memory_source import MemorySource
-from tests.oracle.mover import ReferenceMover
+from tests.oracle.mover import OracleMover
 from tests.oracle.tables import read_rows_of
 from tests.servers.memory_store import MemoryStore
 from tidegate.checkpoints.bucket_layout import AttemptFolders, BucketLayout, CheckpointId
@@ -39,7 +39,7 @@ class Rig:
     def __init__(self, spec: PipelineSpec) -> None:
         self.store = MemoryStore()
         self.source = MemorySource("a")
-        self.mover = ReferenceMover(self.store, spec, {"a": self.source})
+        self.mover = OracleMover(self.store, spec, {"a": self.source})
         self.resume: dict[str, Any] | None = None
         self.segments: tuple[FileRef, ...] = ()
         self.state: dict[str, Any] = {}
@@ -268,7 +268,7 @@ def test_object_slices_are_cast_to_the_schema() -> None:
     store.put("a/one.parquet", buffer.getvalue())
     piece = {"key": "a/one.parquet", "ordinal": 2, "row_start": 1, "row_end": 3}
     part = Slice(Member("a"), join_seq(2, 1), join_seq(2, 3), (piece,))
-    mover = ReferenceMover(store, spec)
+    mover = OracleMover(store, spec)
     surveyed = mover.survey(Cut((part,)), {})
     survey = surveyed.survey.members[0]
     assert (survey.rows, survey.dead, survey.max_time) == (1, 1, 3000)

@@ -1,4 +1,4 @@
-"""Live windows of the reference mover and the segments they rest in.
+"""Live windows of the oracle mover and the segments they rest in.
 
 A segment is a log of whole windows: the newest entry of a window (key, start, end) counts, an entry
 marked gone removes it (a session that was merged into a larger one). A segment is dropped when

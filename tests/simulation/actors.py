@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.engine.harness import barrier, row, spec_of
 from tests.oracle.memory_source import MemorySource
-from tests.oracle.mover import ReferenceMover
+from tests.oracle.mover import OracleMover
 from tests.simulation.basics import NEVER, PIPELINE, Violation
 from tests.simulation.catalog_model import Catalog, SimSink, external_files
 from tests.simulation.servers import server_of, sink_of
@@ -271,7 +271,7 @@ class Stage:
             log,
             EpochPorts(
                 list(self.sources.values()),
-                ReferenceMover(store, self.spec, self.sources),
+                OracleMover(store, self.spec, self.sources),
                 DriverTables(store).write,
             ),
             EngineRuntime(ManifestAuthor(uid, name, "0"), steps, clock, self.world),

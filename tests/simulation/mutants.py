@@ -199,13 +199,13 @@ def _rewind_silently(
 
 
 def _announce_first(sink: FilesSink, epoch: Manifest) -> None:
-    receiver, kept = sink._to, list[tuple[str, bytes]]()
+    receiver, kept = sink._target, list[tuple[str, bytes]]()
     # Its last write comes first.
-    sink._to = SimpleNamespace(put=lambda key, data: kept.append((key, data)))
+    sink._target = SimpleNamespace(put=lambda key, data: kept.append((key, data)))
     try:
         _DELIVER(sink, epoch)
     finally:
-        sink._to = receiver
+        sink._target = receiver
     for key, data in reversed(kept):
         receiver.put(key, data)
 

@@ -246,7 +246,7 @@ class SimFiles(FilesSink):
         receiver: Receiver,
     ) -> None:
         AtLeastOnceSink.__init__(self, name, spec, store, uid, given.tables)
-        self.start, self._format, self._to = given.start, given.format, receiver  # type: ignore[assignment]
+        self.start, self._format, self._target = given.start, given.format, receiver  # type: ignore[assignment]
 
 
 def server_of(spec: PipelineSpec, world: World) -> Any:

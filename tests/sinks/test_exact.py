@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tests.engine.harness import SECOND, PlainSteps
-from tests.oracle.mover import ReferenceMover
+from tests.oracle.mover import OracleMover
 from tests.servers.memory_store import MemoryStore
 
 from tidegate.checkpoints.host_clock import ManualClock
@@ -65,7 +65,7 @@ class World:
             self.log,
             EpochPorts(
                 [ObjectSource("s", self.spec.sources["s"], self.store)],
-                ReferenceMover(self.store, self.spec),
+                OracleMover(self.store, self.spec),
                 DriverTables(self.store).write,
             ),
             EngineRuntime(

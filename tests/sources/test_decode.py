@@ -61,7 +61,7 @@ def view(
 
 
 def read(objects: dict[str, bytes], folder: Path, **more: Any) -> tuple[list[RawRow], Slice]:
-    """All rows of the objects, as the reference mover gets them, and the slice they were planned
+    """All rows of the objects, as the oracle mover gets them, and the slice they were planned
     in.
     """
     seen, source, pipeline = view(objects, folder, **more)

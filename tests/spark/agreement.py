@@ -1,4 +1,4 @@
-"""Runs the Spark mover and the reference mover over the same cuts and decisions and compares every
+"""Runs the Spark mover and the oracle mover over the same cuts and decisions and compares every
 table and counter.
 """
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tests.oracle.mover import ReferenceMover
+from tests.oracle.mover import OracleMover
 from tidegate.checkpoints.bucket_layout import AttemptFolders, BucketLayout, CheckpointId
 from tidegate.checkpoints.local_store import LocalStore
 from tidegate.checkpoints.manifest import FileRef
@@ -76,7 +76,7 @@ class Pair:
         self.spark: SparkMover = SparkMover(self.store, spec, folder / "work", session=session)
         self.sides = {
             "spark": Side(self.spark, "spark"),
-            "reference": Side(ReferenceMover(self.store, spec), "reference"),
+            "reference": Side(OracleMover(self.store, spec), "reference"),
         }
         self.state = create_initial_state(spec)
         self.ordinals: dict[Member, int] = {}

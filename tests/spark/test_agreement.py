@@ -1,6 +1,6 @@
 """Random pipelines, rows, silences, barriers and cuts.
 
-The Spark mover must agree with the reference mover on all of them.
+The Spark mover must agree with the oracle mover on all of them.
 
 A Spark job costs the same for one window as for six, so a case is one pipeline with many windows,
 and a run tries few cases; the rarer options are drawn by the seed. `TIDEGATE_SOAK` sets another

@@ -1,6 +1,6 @@
 """Edge events on Spark.
 
-Against the reference mover on random edges and cuts, and through restores.
+Against the oracle mover on random edges and cuts, and through restores.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.oracle.mover import ReferenceMover
+from tests.oracle.mover import OracleMover
 from tests.spark.agreement import COLUMNS, SECOND, Pair, Row, Side, spec_of
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.jobs.eventtime.decision_types import Member
@@ -172,7 +172,7 @@ def restored(pair: Pair, spec: PipelineSpec, session: SparkSession, folder: Path
     after.spark = SparkMover(pair.store, spec, folder / "work", session=session)
     after.state = json.loads(json.dumps(pair.state))
     after.epoch, after.ordinals, after.waiting = pair.epoch, pair.ordinals, pair.waiting
-    for name, mover in (("spark", after.spark), ("reference", ReferenceMover(pair.store, spec))):
+    for name, mover in (("spark", after.spark), ("reference", OracleMover(pair.store, spec))):
         old = pair.sides[name]
         kept = tuple(FileRef.model_validate_json(ref.model_dump_json()) for ref in old.segments)
         after.sides[name] = Side(mover, old.pipeline, kept, old.position, old.moved)

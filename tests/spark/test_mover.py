@@ -1,4 +1,4 @@
-"""The Spark mover, against the reference mover on the same cuts and decisions."""
+"""The Spark mover, against the oracle mover on the same cuts and decisions."""
 
 from __future__ import annotations
 

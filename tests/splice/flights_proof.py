@@ -24,7 +24,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 from tests.engine.harness import PlainSteps
-from tests.oracle.mover import ReferenceMover
+from tests.oracle.mover import OracleMover
 
 from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.checkpoints.local_store import LocalStore
@@ -221,7 +221,7 @@ class Proof:
 
 def _mover(name: str, store: Store, spec: PipelineSpec, work: Path) -> Mover:
     if name == "reference":
-        return ReferenceMover(store, spec)
+        return OracleMover(store, spec)
     from tidegate.jobs.spark.mover import SparkMover
 
     return SparkMover(store, spec, work)

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 from tests.oracle import stream_model
-from tests.oracle.mover import ReferenceMover
+from tests.oracle.mover import OracleMover
 from tests.servers.memory_store import MemoryStore
 from tests.streams import folds
 from tests.streams.support import World, streams_spec
@@ -628,7 +628,7 @@ def test_an_epoch_before_a_merge_is_replayed_on_what_it_had() -> None:
     scratch = MemoryStore()
     overlay = ScratchStore(world.bench.store, scratch)
     history = LogHistory(SlotLog(overlay, "p", clock=world.bench.clock), "t", parent)
-    mover = ReferenceMover(overlay, spec, world.bench.sources)
+    mover = OracleMover(overlay, spec, world.bench.sources)
     found = replay_epoch(
         spec, attaching, parent, mover, overlay, scratch, StreamDispatcher(spec, overlay, history)
     )

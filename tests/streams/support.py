@@ -1,4 +1,4 @@
-"""A pipeline with streams on plain parts: engine, reference mover, memory store, dispatcher."""
+"""A pipeline with streams on plain parts: engine, oracle mover, memory store, dispatcher."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.oracle.mover import ReferenceMover
+from tests.oracle.mover import OracleMover
 from tests.servers.memory_store import MemoryStore
 from tests.streams import folds
 from tests.streams.support import World, streams_spec
@@ -414,7 +414,7 @@ def test_replay_dispatches_the_same_and_changes_nothing() -> None:
     for epoch in world.bench.epochs():
         scratch = MemoryStore()
         overlay = ScratchStore(world.bench.store, scratch)
-        mover = ReferenceMover(overlay, spec, world.bench.sources)
+        mover = OracleMover(overlay, spec, world.bench.sources)
         dispatch = StreamDispatcher(
             spec, overlay, LogHistory(SlotLog(overlay, "p", clock=world.bench.clock), "t")
         )
