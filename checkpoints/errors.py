@@ -7,6 +7,7 @@ from typing import Final
 from tidegate.errors import (
     ConfigurationError,
     ErrorDefinition,
+    FencedError,
     PoisonError,
     TransientError,
 )
@@ -130,6 +131,107 @@ DOCUMENT_MALFORMED: Final = ErrorDefinition(
 )
 DOCUMENT_CONTENDED: Final = ErrorDefinition(
     "document.contended", TransientError, "{uri} could not be changed", retry_after=2.0
+)
+
+RECORD_MALFORMED: Final = ErrorDefinition(
+    "manifest.malformed",
+    PoisonError,
+    "{where} is not a readable record: {cause}",
+    kept="all other checkpoints",
+    advice="look at it with: tidegate checkpoints verify; then restore an earlier one",
+)
+RECORD_OF_NEWER_FORMAT: Final = ErrorDefinition(
+    "manifest.newer_format",
+    ConfigurationError,
+    "{where} was written in format {version}; this tidegate reads up to {newest}",
+    kept="the checkpoint, untouched",
+    advice="run the tidegate version that wrote it, or a newer one",
+)
+BAD_TRANSITION: Final = ErrorDefinition(
+    "checkpoint.bad_transition",
+    PoisonError,
+    "checkpoint {checkpoint} cannot go from {before} to {after}",
+)
+
+# The log
+
+
+class SealUndecidedError(OutcomeUnknownError):
+    """The store gave no answer within the budget; what fills the slot decides the attempt."""
+
+
+UNKNOWN_CHECKPOINT: Final = ErrorDefinition(
+    "checkpoint.unknown",
+    ConfigurationError,
+    "{checkpoint} is not a completed checkpoint of {pipeline}",
+    advice="see: tidegate checkpoints list",
+)
+AMBIGUOUS_CHECKPOINT: Final = ErrorDefinition(
+    "checkpoint.unknown",
+    ConfigurationError,
+    "{text!r} does not name a checkpoint of {pipeline}: {why}",
+    advice="see: tidegate checkpoints list",
+)
+NO_MANIFEST: Final = ErrorDefinition(
+    "log.no_manifest",
+    PoisonError,
+    "{key} holds no manifest but a {kind}",
+    advice="retired checkpoints cannot be opened; choose one of: tidegate checkpoints list",
+)
+RECORD_MISPLACED: Final = ErrorDefinition(
+    "log.misplaced",
+    PoisonError,
+    "{uri} holds the record of slot {slot} of timeline {timeline}",
+    advice="somebody copied objects by hand; restore the bucket from a backup",
+)
+COUNTERS_NOT_CONSERVED: Final = ErrorDefinition(
+    "manifest.not_conserved",
+    PoisonError,
+    "epoch {checkpoint} read {read} rows but accounts for {accounted}",
+    kept="the previous checkpoint; this epoch was not sealed",
+    advice="report this with the manifest in the message; it is a defect of tidegate",
+)
+SEAL_UNDECIDED: Final = ErrorDefinition(
+    "log.seal_undecided",
+    SealUndecidedError,
+    "{uri} gave no answer for {seconds:.0f} s; whether the epoch is sealed is not known",
+    kept="all files of the attempt; the slot decides",
+    advice="check the store; the next driver goes on from whatever fills the slot",
+    retry_after=5.0,
+)
+
+# The lease
+
+
+class LeaseHeldError(FencedError):
+    """Another process drives the pipeline and renews the lease."""
+
+
+class LeaseLostError(FencedError):
+    """This process held the lease and no longer does. It stops; the stream goes on elsewhere."""
+
+
+LEASE_HELD: Final = ErrorDefinition(
+    "lease.held",
+    LeaseHeldError,
+    "{pipeline} is driven by {holder}",
+    kept="the running stream, untouched",
+    advice="stop it first: tidegate stop {pipeline}; or wait beside it: --standby",
+)
+LEASE_LOST: Final = ErrorDefinition(
+    "lease.lost",
+    LeaseLostError,
+    "the lease of {pipeline} (token {token}) is no longer held here: {why}",
+    kept="everything sealed; this driver stops",
+    advice="nothing to do if another driver is meant to run; see: tidegate status",
+)
+LEASE_MALFORMED: Final = ErrorDefinition("lease.malformed", PoisonError, "{uri} is not a lease")
+LEASE_OF_OTHER_PIPELINE: Final = ErrorDefinition(
+    "identity.mismatch",
+    ConfigurationError,
+    "the lease of {pipeline} belongs to the pipeline with uid {found}, not {uid}",
+    kept="everything on both sides; nothing was changed",
+    advice="point the pipeline at its own bucket, or give it a new name",
 )
 
 # Requests to a driver

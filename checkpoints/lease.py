@@ -1,20 +1,22 @@
-"""Who drives.
+"""The lease of a pipeline: which process drives it.
 
-The lease keeps drivers apart in peace; it is not what makes data safe, the slots are.
+The lease only keeps two drivers from working at the same time. What makes the data safe are the
+slots of the log: a driver that wrongly believes in its lease cannot fill a slot twice.
 
 Rules, each with its reason:
 
-* Every write is a swap by ETag with a fresh nonce: equal bytes would have an equal ETag, and an
-  observer could not see a renewal.
-* The holder counts its TTL from before it *sent* the renewal that counted, on a clock that runs
-  during sleep.
-* An observer trusts no time in the record: it times an *unchanged ETag* on its own clock, for the
-  TTL the record names.
-* The token grows with every takeover and stands in every manifest and status, so whoever reads them
-  can tell old from new.
-* A lost answer is read back; a nonce I sent is mine, whichever of my requests brought it there.
-* Released means: swapped for a record without a holder. Nothing is ever deleted conditionally;
-    MinIO ignores that condition.
+* Every write swaps the record by its ETag, with a new nonce. Equal bytes would have an equal ETag,
+  and an observer could not see a renewal.
+* The holder counts the TTL from the moment *before it sent* the renewal, on a clock that runs while
+  the host sleeps.
+* An observer trusts no time in the record. It measures on its own clock how long the *ETag* has
+  been unchanged, and waits for the TTL that the record names.
+* The token grows with every takeover. Every manifest and status has it, so readers can tell an old
+  driver from a new one.
+* After a lost answer the holder reads the record back. A nonce that it sent proves that one of its
+  requests arrived.
+* A release swaps in a record without a holder. Nothing is deleted conditionally, because MinIO
+  ignores that condition.
 """
 
 from __future__ import annotations
@@ -29,7 +31,16 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.canonical_json import canonical_bytes, parse_json
-from tidegate.checkpoints.errors import OUTCOME_UNKNOWN, PRECONDITION_FAILED
+from tidegate.checkpoints.errors import (
+    LEASE_HELD,
+    LEASE_LOST,
+    LEASE_MALFORMED,
+    LEASE_OF_OTHER_PIPELINE,
+    OUTCOME_UNKNOWN,
+    PRECONDITION_FAILED,
+)
+from tidegate.checkpoints.errors import LeaseHeldError as LeaseHeldError
+from tidegate.checkpoints.errors import LeaseLostError as LeaseLostError
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
 from tidegate.checkpoints.process_identity import ProcessIdentity
 from tidegate.checkpoints.store import (
@@ -38,26 +49,16 @@ from tidegate.checkpoints.store import (
     PreconditionFailedError,
     Store,
 )
-from tidegate.errors import ConfigurationError, FencedError, PoisonError
 
-LEASE_TTL = (
-    6.0  # seconds; three renewals may fail in a row, and a loss is still seen well under 15 s
-)
+# Seconds. Three renewals may fail in a row, and a takeover still takes well under 15 s.
+LEASE_TTL = 6.0
 LEASE_RENEW_INTERVAL = 2.0  # seconds
-_OBSERVE_INTERVAL = 0.5  # seconds between looks at a foreign lease
-_TRIES = 8  # lost answers in a row before giving the store up as ill
-
-
-class LeaseHeldError(FencedError):
-    """Somebody else drives and shows signs of life."""
-
-
-class LeaseLostError(FencedError):
-    """This process held the lease and no longer does. It stops; the stream goes on elsewhere."""
+_OBSERVE_INTERVAL = 0.5  # seconds between two looks at another driver's lease
+_TRIES = 8  # lost answers in a row before the store is reported
 
 
 class LeaseRecord(BaseModel):
-    """The bytes of `lease.json`. `holder` is None when the lease is free."""
+    """The content of `lease.json`; `holder` is None if the lease is free."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -69,13 +70,14 @@ class LeaseRecord(BaseModel):
     ttl: float
     holder: ProcessIdentity | None
 
+    def to_bytes(self) -> bytes:
+        """Canonical bytes."""
+        return canonical_bytes(self.model_dump(mode="json"))
+
 
 @dataclass(frozen=True, slots=True)
 class LeaseView:
-    """What an observer sees.
-
-    There is no age here: how long a lease has been silent is for `LeaseObserver` to measure.
-    """
+    """The lease as an observer read it; only `LeaseObserver` knows for how long it is unchanged."""
 
     record: LeaseRecord
     etag: str
@@ -87,32 +89,30 @@ class LeaseView:
 
     @property
     def holder(self) -> ProcessIdentity | None:
-        """The driver, or None when the lease is free."""
+        """The process that drives, or None if the lease is free."""
         return self.record.holder
 
     @property
     def is_free(self) -> bool:
-        """Nobody holds it, or the holder is proven dead."""
+        """Whether no process holds it, or the holder is proven dead."""
         return self.holder is None or self.holder.is_proven_dead()
 
 
 def read_lease(store: Store, pipeline: str) -> LeaseView | None:
-    """The lease as it lies in the bucket, or None if the pipeline never had one."""
+    """Read the lease; None if the pipeline never had one."""
     key = BucketLayout(pipeline).lease_key
     try:
-        found = store.get(key)
+        stored = store.get(key)
     except NotFoundError:
         return None
     try:
-        return LeaseView(LeaseRecord.model_validate(parse_json(found.data)), found.etag)
+        return LeaseView(LeaseRecord.model_validate(parse_json(stored.data)), stored.etag)
     except (ValueError, ValidationError) as error:
-        raise PoisonError(
-            f"{store.uri(key)} is not a lease", code="lease.malformed", pipeline=pipeline
-        ) from error
+        raise LEASE_MALFORMED(pipeline=pipeline, uri=store.uri(key)) from error
 
 
 class LeaseObserver:
-    """An observer: how long has this lease shown no sign of life, on my clock?"""
+    """Measures on the observer's clock for how long a lease has not been renewed."""
 
     def __init__(self, store: Store, pipeline: str, clock: Clock = SYSTEM_CLOCK) -> None:
         self._store, self._pipeline, self._clock = store, pipeline, clock
@@ -121,7 +121,7 @@ class LeaseObserver:
         self.renewals_seen = 0
 
     def observe(self) -> LeaseView | None:
-        """Read the lease and note whether it changed. Call it about once a second."""
+        """Read the lease and note whether it changed; call this about once a second."""
         self._asked = self._clock.monotonic()
         view = read_lease(self._store, self._pipeline)
         if view is not None and view.etag != self._etag:
@@ -133,23 +133,34 @@ class LeaseObserver:
 
     @property
     def silent_seconds(self) -> float:
-        """Seconds from when the current version was first seen to when it was last asked for.
+        """Seconds between the first and the last look at the current version.
 
-        What happened since then is not known: a store that is slow to answer, or an observer that
-        is held up, is no silence.
+        The time since the last look does not count: the store may be slow, or the observer held up.
         """
         return max(0.0, self._asked - self._since)
 
     def is_expired(self, view: LeaseView | None) -> bool:
-        """Whether the lease just looked at may be taken.
-
-        Absent, free, proven dead, or silent for longer than its TTL.
-        """
+        """Return whether the lease may be taken: absent, free, or not renewed for its TTL."""
         return view is None or view.is_free or self.silent_seconds > view.record.ttl
 
 
+@dataclass(frozen=True, slots=True)
+class LeaseWait:
+    """How to wait for a lease.
+
+    Attributes:
+        standby: go on waiting while the holder renews the lease.
+        stop: called between two looks; True ends the wait.
+        may: called when the lease could be taken; while it returns False, the lease is left alone.
+    """
+
+    standby: bool = False
+    stop: Callable[[], bool] = lambda: False
+    may: Callable[[], bool] = lambda: True
+
+
 class Lease:
-    """The lease as its holder has it. Thread-safe: the keeper renews while the driver checks."""
+    """The lease of this process. Thread-safe: a thread renews it while the driver checks it."""
 
     def __init__(
         self, store: Store, record: LeaseRecord, etag: str, sent: float, clock: Clock
@@ -158,9 +169,7 @@ class Lease:
         self._record, self._etag = record, etag
         self._key = BucketLayout(record.pipeline).lease_key
         self._valid_until = sent + record.ttl
-        self._sent: dict[
-            str, float
-        ] = {}  # nonces whose answer was lost, with the time they were sent
+        self._sent: dict[str, float] = {}  # nonces without an answer -> when they were sent
         self._lost: str | None = None
         self._lock = threading.RLock()
 
@@ -171,63 +180,46 @@ class Lease:
         pipeline: str,
         holder: ProcessIdentity,
         *,
-        ttl: float = LEASE_TTL,
         clock: Clock = SYSTEM_CLOCK,
         uid: str | None = None,
-        standby: bool = False,
-        stop: Callable[[], bool] = lambda: False,
-        may: Callable[[], bool] = lambda: True,
+        wait: LeaseWait | None = None,
     ) -> Lease:
-        """Take the lease, waiting out a silent holder.
+        """Take the lease; if its holder does not renew it, wait until its TTL is over.
 
-        Takes at once what is absent, free, or held by a process proven dead. Otherwise watches for
-        the TTL of the record.
-
-        With `standby`, go on waiting while the holder shows signs of life. `stop` is asked between
-        looks and ends the wait. `may` is asked whenever the lease could be taken: while it says no,
-        the lease is left alone.
+        A lease that is absent, free, or held by a process that is proven dead is taken at once.
 
         Raises:
             ConfigurationError: the lease in the bucket belongs to another pipeline uid.
-            LeaseHeldError: the holder renewed while we watched (not with `standby`), or `stop` said
-                so.
+            LeaseHeldError: the holder renewed the lease (not with `wait.standby`), or `wait.stop`
+                ended the wait.
         """
-        watch = LeaseObserver(store, pipeline, clock)
-        lost_answers: dict[str, LeaseRecord] = {}
+        wait = wait or LeaseWait()
+        observer = LeaseObserver(store, pipeline, clock)
+        unanswered: set[str] = set()  # nonces of requests without an answer
         while True:
-            view = watch.observe()
+            view = observer.observe()
             _require_same_uid(view, pipeline, uid)
-            if view is not None and view.record.nonce in lost_answers:
-                return cls(
-                    store, view.record, view.etag, clock.monotonic() - ttl, clock
-                )._renew_and_return()
-            if watch.is_expired(view) and may():
-                token = view.token + 1 if view else 1
-                record = LeaseRecord(
-                    pipeline=pipeline,
-                    uid=uid,
-                    token=token,
-                    nonce=_make_nonce(),
-                    ttl=ttl,
-                    holder=holder,
-                )
-                taken = _try_acquire(store, record, view, clock)
-                if taken is not None:
-                    return taken
-                lost_answers[record.nonce] = record
-                if len(lost_answers) > _TRIES:
-                    raise OUTCOME_UNKNOWN(
-                        uri=store.uri(BucketLayout(pipeline).lease_key),
-                        cause="no answer several times in a row",
-                    )
-                continue
-            if stop() or (watch.renewals_seen and not standby):
-                raise _lease_held_error(pipeline, view)
-            clock.sleep(_OBSERVE_INTERVAL)
+            if view is not None and view.record.nonce in unanswered:
+                lease = cls(store, view.record, view.etag, clock.monotonic() - LEASE_TTL, clock)
+                lease.renew()
+                return lease
+            if observer.is_expired(view) and wait.may():
+                record = _make_record(pipeline, uid, view.token + 1 if view else 1, holder)
+                lease_or_none = _try_acquire(store, record, view, clock)
+                if lease_or_none is not None:
+                    return lease_or_none
+                unanswered.add(record.nonce)
+                if len(unanswered) > _TRIES:
+                    uri = store.uri(BucketLayout(pipeline).lease_key)
+                    raise OUTCOME_UNKNOWN(uri=uri, cause="no answer several times in a row")
+            elif wait.stop() or (observer.renewals_seen and not wait.standby):
+                raise LEASE_HELD(pipeline=pipeline, holder=_describe_holder(view))
+            else:
+                clock.sleep(_OBSERVE_INTERVAL)
 
     @property
     def token(self) -> int:
-        """The fencing token; stands in every manifest and status."""
+        """The fencing token, which every manifest and status has."""
         return self._record.token
 
     @property
@@ -238,20 +230,23 @@ class Lease:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the lease is known to be somebody else's."""
+        """Whether another process is known to have taken the lease."""
         return self._lost is not None
 
     @property
     def remaining_seconds(self) -> float:
-        """Seconds for which an observer must still wait; negative when it need not."""
+        """Seconds for which an observer still has to wait; negative if it may take the lease."""
         return self._valid_until - self._clock.monotonic()
 
     def ensure_held(self) -> None:
-        """Make sure the lease is still ours, renewing it when its time ran out in between (a sleep, a slow store).
+        """Check that this process still holds the lease.
+
+        If its time is over, because the host slept or the store was slow, renew it.
 
         Raises:
-            LeaseLostError: somebody else took it.
-            OutcomeUnknownError, StoreUnavailableError: that could not be found out.
+            LeaseLostError: another process took it.
+            OutcomeUnknownError: the store did not answer.
+            StoreUnavailableError: the store cannot be reached.
         """
         with self._lock:
             if self._lost is not None:
@@ -260,19 +255,17 @@ class Lease:
                 self.renew()
 
     def renew(self) -> None:
-        """Swap in a fresh nonce. Also takes up a renewal whose answer was lost.
+        """Swap in a new nonce, also on top of a renewal whose answer was lost.
 
         Raises:
-            LeaseLostError: somebody else took it.
-            OutcomeUnknownError, StoreUnavailableError: no answer; the lease stays valid until its
-            time runs out.
+            LeaseLostError: another process took it.
+            OutcomeUnknownError: no answer; the lease stays valid until its time is over.
+            StoreUnavailableError: likewise.
         """
         with self._lock:
             if self._lost is not None:
                 raise self._lease_lost_error()
-            for _ in range(
-                2
-            ):  # a second swap is needed only when a lost renewal turns out to have arrived
+            for _ in range(2):  # the second, if an earlier renewal had arrived without an answer
                 if self._try_renewal(self._record.model_copy(update={"nonce": _make_nonce()})):
                     return
             raise OUTCOME_UNKNOWN(
@@ -280,36 +273,29 @@ class Lease:
             )
 
     def release(self) -> None:
-        """Let the next driver start at once. Silent when the lease is lost already.
+        """Release the lease, so that the next driver starts at once; nothing if it is lost.
 
         Raises:
-            OutcomeUnknownError, StoreUnavailableError: no answer; the lease is given up here all
-            the same and runs out by itself.
+            OutcomeUnknownError: no answer; this process gives the lease up nevertheless, and it
+                expires by itself.
+            StoreUnavailableError: likewise.
         """
         with self._lock:
             if self._lost is None:
-                # Before sending: an answer that is lost must not leave it valid here.
+                # Before the request: after a lost answer the lease must not be valid here.
                 self._lost = "released by this driver"
                 free = self._record.model_copy(update={"nonce": _make_nonce(), "holder": None})
-                # A refusal means: taken over, or a lost renewal arrived. Then the lease ends by
-                # itself.
+                # On a refusal another process took it, or an earlier renewal arrived; the lease
+                # then expires by itself.
                 with suppress(PreconditionFailedError):
-                    self._store.compare_and_swap(
-                        self._key, canonical_bytes(free.model_dump(mode="json")), self._etag
-                    )
-
-    def _renew_and_return(self) -> Lease:
-        self.renew()
-        return self
+                    self._store.compare_and_swap(self._key, free.to_bytes(), self._etag)
 
     def _try_renewal(self, record: LeaseRecord) -> bool:
-        """One renewal; False when an earlier one with a lost answer turned out to be in place."""
+        """Renew once; False if instead an earlier renewal without an answer had arrived."""
         sent = self._clock.monotonic()
         self._sent[record.nonce] = sent
         try:
-            etag = self._store.compare_and_swap(
-                self._key, canonical_bytes(record.model_dump(mode="json")), self._etag
-            )
+            etag = self._store.compare_and_swap(self._key, record.to_bytes(), self._etag)
         except PreconditionFailedError:
             return self._read_back_renewal()
         except OutcomeUnknownError:
@@ -320,13 +306,13 @@ class Lease:
         return True
 
     def _read_back_renewal(self) -> bool:
-        """Read the lease back: mine (True if newer than what I knew), or lost."""
+        """Return whether a renewal of this process arrived; raises if the lease is lost."""
         view = read_lease(self._store, self._record.pipeline)
         if view is not None and view.record.nonce in self._sent:
             self._accept_renewal(view.record, view.etag, self._sent[view.record.nonce])
             return True
         if view is not None and view.etag == self._etag:
-            return False  # unchanged: the renewal has not arrived (yet)
+            return False  # the renewal has not arrived, at least not yet
         self._lost = (
             f"token {view.token} is held by {_describe_holder(view)}"
             if view
@@ -337,31 +323,28 @@ class Lease:
     def _accept_renewal(self, record: LeaseRecord, etag: str, sent: float) -> None:
         self._record, self._etag = record, etag
         self._valid_until = sent + record.ttl
-        # Older renewals were conditioned on older versions and can no longer arrive.
+        # Older renewals had older versions as their condition: they can no longer succeed.
         self._sent = {}
 
     def _lease_lost_error(self) -> LeaseLostError:
-        return LeaseLostError(
-            f"the lease of {self._record.pipeline} (token {self.token}) is no longer held here:"
-            f" {self._lost}",
-            code="lease.lost",
-            pipeline=self._record.pipeline,
-            kept="everything sealed; this driver stops",
-            advice="nothing to do if another driver is meant to run; see: tidegate status",
-        )
+        return LEASE_LOST(pipeline=self._record.pipeline, token=self.token, why=self._lost)
 
 
 def evict_lease_holder(store: Store, pipeline: str, *, expected_token: int | None = None) -> int:
-    """Take the lease away from whoever holds it, by swapping in a free one with a higher token.
+    """Take the lease away from its holder: swap in a free one with a higher token.
 
-    Return that token.
+    Args:
+        store: the store.
+        pipeline: its name.
+        expected_token: evict only the holder with this token, not a successor.
 
-    With `expected_token` only that holder is evicted; a successor is left alone and its token
-    returned.
+    Returns:
+        The token of the lease now; 0 if the pipeline never had a lease.
 
     Raises:
-        PreconditionFailedError: the lease changed each time it was tried.
+        PreconditionFailedError: the lease changed at each try.
     """
+    key = BucketLayout(pipeline).lease_key
     for _ in range(_TRIES):
         view = read_lease(store, pipeline)
         if view is None:
@@ -372,33 +355,34 @@ def evict_lease_holder(store: Store, pipeline: str, *, expected_token: int | Non
             update={"token": view.token + 1, "nonce": _make_nonce(), "holder": None}
         )
         try:
-            store.compare_and_swap(
-                BucketLayout(pipeline).lease_key,
-                canonical_bytes(free.model_dump(mode="json")),
-                view.etag,
-            )
+            store.compare_and_swap(key, free.to_bytes(), view.etag)
         except (PreconditionFailedError, OutcomeUnknownError):
-            continue  # a renewal came in between, or no answer: look again
+            continue  # the holder renewed it just now, or the store did not answer
         return free.token
     raise PRECONDITION_FAILED(
-        uri=store.uri(BucketLayout(pipeline).lease_key),
-        expected="a quiet moment",
-        found="a renewal each time",
+        uri=store.uri(key), expected="a quiet moment", found="a renewal each time"
+    )
+
+
+def _make_record(
+    pipeline: str, uid: str | None, token: int, holder: ProcessIdentity
+) -> LeaseRecord:
+    return LeaseRecord(
+        pipeline=pipeline, uid=uid, token=token, nonce=_make_nonce(), ttl=LEASE_TTL, holder=holder
     )
 
 
 def _try_acquire(
     store: Store, record: LeaseRecord, view: LeaseView | None, clock: Clock
 ) -> Lease | None:
-    """One try to take the lease; None when somebody was faster or nobody answered."""
-    data, sent = canonical_bytes(record.model_dump(mode="json")), clock.monotonic()
+    """Try once to take the lease; None if another process was faster or no answer came."""
+    data, sent = record.to_bytes(), clock.monotonic()
     key = BucketLayout(record.pipeline).lease_key
     try:
-        etag = (
-            store.create(key, data)
-            if view is None
-            else store.compare_and_swap(key, data, view.etag)
-        )
+        if view is None:
+            etag = store.create(key, data)
+        else:
+            etag = store.compare_and_swap(key, data, view.etag)
     except (PreconditionFailedError, OutcomeUnknownError):
         return None
     return Lease(store, record, etag, sent, clock)
@@ -406,24 +390,7 @@ def _try_acquire(
 
 def _require_same_uid(view: LeaseView | None, pipeline: str, uid: str | None) -> None:
     if view is not None and uid is not None and view.record.uid not in (None, uid):
-        raise ConfigurationError(
-            f"the lease of {pipeline} belongs to the pipeline with uid {view.record.uid}, not"
-            f" {uid}",
-            code="identity.mismatch",
-            pipeline=pipeline,
-            kept="everything on both sides; nothing was changed",
-            advice="point the pipeline at its own bucket, or give it a new name",
-        )
-
-
-def _lease_held_error(pipeline: str, view: LeaseView | None) -> LeaseHeldError:
-    return LeaseHeldError(
-        f"{pipeline} is driven by {_describe_holder(view)}",
-        code="lease.held",
-        pipeline=pipeline,
-        kept="the running stream, untouched",
-        advice=f"stop it first: tidegate stop {pipeline}; or wait beside it: --standby",
-    )
+        raise LEASE_OF_OTHER_PIPELINE(pipeline=pipeline, found=view.record.uid, uid=uid)
 
 
 def _describe_holder(view: LeaseView | None) -> str:

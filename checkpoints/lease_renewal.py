@@ -1,6 +1,6 @@
-"""Keeps a lease alive in the background, but only while the driver makes progress.
+"""Renews a lease in the background, but only while the driver makes progress.
 
-A wedged driver must lose its lease.
+A driver that hangs has to lose its lease, so that a standby can take over.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ from tidegate.errors import FencedError, TidegateError
 class LeaseRenewer:
     """Renews a lease every `every` seconds while the current step is within its deadline.
 
-    The driver announces each step with a deadline. When the deadline passes, renewals stop and the
-    lease runs out, although this thread is in the best of health. A step announced later starts the
-    renewals again, if nobody took the lease by then.
+    The driver announces each step with a deadline. After the deadline the renewals stop and the
+    lease expires. A later step starts the renewals again, unless another process has the lease.
 
     Attributes:
-        lost: set once the lease is known to be somebody else's.
-        error: why, when `lost` is set.
-        trouble: why the last renewal failed although the lease is not lost, for status.
+        lost: set once another process is known to have taken the lease.
+        error: why `lost` is set.
+        trouble: why the last renewal failed although the lease is not lost, for the status.
     """
 
     def __init__(
@@ -34,9 +33,7 @@ class LeaseRenewer:
         self.trouble: TidegateError | None = None
         self.step_name = "starting"
         self._every, self._clock = every, clock
-        self._deadline = (
-            clock.monotonic() + 60.0
-        )  # a driver that has announced nothing yet gets a minute to start
+        self._deadline = clock.monotonic() + 60.0  # until the driver announces its first step
         self._stop = threading.Event()
         self._thread = threading.Thread(
             target=self._renew_until_stopped, name="tidegate-lease", daemon=True
@@ -52,7 +49,7 @@ class LeaseRenewer:
         return self._clock.monotonic() > self._deadline
 
     def renew_once(self) -> None:
-        """What the thread does each time: renew, unless the step is overdue."""
+        """Renew the lease, unless the step is overdue; the thread calls this at each interval."""
         if self.is_overdue or self.lost.is_set():
             return
         try:
@@ -61,9 +58,7 @@ class LeaseRenewer:
             self.error = error
             self.lost.set()
         except TidegateError as error:
-            self.trouble = (
-                error  # the lease is valid until its time runs out; the next tick tries again
-            )
+            self.trouble = error  # the lease is still valid, and the next interval tries again
         else:
             self.trouble = None
 
@@ -73,7 +68,7 @@ class LeaseRenewer:
         return self
 
     def stop(self) -> None:
-        """End the thread and wait for it. The lease stays as it is."""
+        """End the thread and wait for it; the lease stays as it is."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()

@@ -1,11 +1,9 @@
-"""What lies in a slot: a sealed epoch, a fork, or the stub of a retired epoch.
+"""The records in the slots: a sealed epoch, a fork, or the stub of a retired epoch.
 
-Frozen models, canonical JSON on the wire.
-
-The chain: every record names the SHA-256 of the bytes before it on its lineage. An epoch names the
-previous epoch, or, if it is the first of a timeline, the fork record that opened the timeline; a
-fork names the head it ended and the checkpoint it returns to. A stub keeps the SHA-256 of the epoch
-it replaces, so the chain can still be followed through it.
+The records form a chain: each names the SHA-256 of the bytes of the record before it. An epoch
+names the previous epoch, or, as the first of a timeline, the fork that opened the timeline. A fork
+names the head that it ended and the checkpoint to which it returns. A stub keeps the SHA-256 of the
+epoch that it replaces, so the chain can still be followed.
 """
 
 from __future__ import annotations
@@ -18,21 +16,25 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tidegate.checkpoints.bucket_layout import CheckpointId
 from tidegate.checkpoints.canonical_json import canonical_bytes, parse_json
 from tidegate.checkpoints.epoch_notes import EpochCounters, EpochNotes
-from tidegate.errors import ConfigurationError, PoisonError
+from tidegate.checkpoints.errors import (
+    BAD_TRANSITION,
+    RECORD_MALFORMED,
+    RECORD_OF_NEWER_FORMAT,
+)
 from tidegate.time_units import TICK_MIN
 
 FORMAT_VERSION = 1
 
 
 class _RecordModel(BaseModel):
-    # Unknown fields are refused: dropping what a newer writer meant would be silent; it has to
-    # raise the format version.
+    # Unknown fields are refused, because dropping them would lose what a newer writer meant. A
+    # writer with new fields has to raise the format version.
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, ser_json_inf_nan="constants"
     )
 
     def to_bytes(self) -> bytes:
-        """The canonical bytes of this record."""
+        """Canonical bytes, which are what the bucket stores and what the chain hashes."""
         return canonical_bytes(self.model_dump(mode="json"))
 
 
@@ -41,10 +43,10 @@ class FileRef(_RecordModel):
 
     Attributes:
         key: key in the store of the pipeline.
-        min_time: smallest event time in it, None when it has no rows or no time.
-        kind: what it holds, for example ``order``, ``window:per_hour``, ``sessions:visits``,
+        min_time: smallest event time in the file; None if it has no rows or no time.
+        kind: what the file holds, for example ``order``, ``window:per_hour``, ``sessions:visits``,
             ``table:late``.
-        extra: whatever the mover wants to find again.
+        extra: fields of the writer.
     """
 
     key: str
@@ -58,11 +60,10 @@ class FileRef(_RecordModel):
 
 
 class Counters(_RecordModel):
-    """The row equation of the events output, **cumulative** along the lineage up to and including this epoch.
+    """Rows of the events output by disposition, cumulative along the lineage up to this epoch.
 
-    `retained` is what waits in order and commit buffers after the epoch. Cumulative, so that any
-    two checkpoints of a lineage can be subtracted, and that a wrong epoch stays visible in all
-    later ones.
+    Cumulative counts let any two checkpoints of a lineage be subtracted, and a wrong epoch stays
+    visible in all later ones. `retained` counts the rows that wait in buffers after the epoch.
     """
 
     read: int = 0
@@ -75,7 +76,7 @@ class Counters(_RecordModel):
     per_source: dict[str, dict[str, int]] = Field(default_factory=dict)
 
     def accounted_rows(self) -> int:
-        """Rows with a disposition."""
+        """Return the number of rows with a disposition."""
         return (
             self.released
             + self.late
@@ -86,7 +87,7 @@ class Counters(_RecordModel):
         )
 
     def is_conserved(self) -> bool:
-        """Whether every row read has exactly one disposition."""
+        """Return whether every row that was read has exactly one disposition."""
         return self.read == self.accounted_rows()
 
     def add_epoch(self, epoch: EpochCounters) -> Counters:
@@ -118,19 +119,21 @@ class _SlotRecordModel(_RecordModel):
 
 
 class Manifest(_SlotRecordModel):
-    """A sealed epoch: everything needed to go on after it, and to check it.
+    """A sealed epoch: everything that is needed to go on after it, and to check it.
+
+    `cut`, `decider`, `decision` and `notes` are written and read elsewhere (`Slice`, `Decision`,
+    `EpochNotes`); this package reads them only through the properties below.
 
     Attributes:
         uid: the pipeline's identity.
-        parent: checkpoint id of the epoch this one continues; None for the first.
-        parent_sha256: SHA-256 of the record before it in the chain (`Head.sha256`); None for the
-            first.
+        parent: checkpoint id of the epoch that this one continues; None for the first.
+        parent_sha256: SHA-256 of the record before it (`LogHead.sha256`); None for the first.
         recorded_now: the pipeline clock of this epoch, microseconds UTC.
-        cut: per source partition, where this epoch ends; opaque here.
-        decider: the decider's state *after* the epoch; opaque here.
-        decision: what was decided; opaque here.
+        cut: source partition -> slice that the epoch read.
+        decider: the decider's state after the epoch.
+        decision: what the decider decided.
         segments: the whole live state after the epoch.
-        files: per table, what this epoch wrote.
+        files: table -> files that this epoch wrote.
         created_at: wall clock of the writer in microseconds UTC, for display and retention by age.
     """
 
@@ -159,7 +162,7 @@ class Manifest(_SlotRecordModel):
 
     @property
     def id(self) -> CheckpointId:
-        """The checkpoint's public name."""
+        """The public name of the checkpoint."""
         return CheckpointId(self.timeline, self.slot, self.attempt)
 
     # Typed reads of `decision` and `notes`. `Decision` (jobs.eventtime) and `EpochNotes` write
@@ -226,17 +229,17 @@ class Manifest(_SlotRecordModel):
         return "splice" in self.notes
 
     def all_files(self) -> list[FileRef]:
-        """Every object this checkpoint needs: live segments, then the files of its tables."""
+        """Return every object that the checkpoint needs: live segments, then table files."""
         return [*self.segments, *(file for files in self.files.values() for file in files)]
 
 
 class ForkRecord(_SlotRecordModel):
-    """A restore: the timeline of this slot ends here; `new_timeline` goes on after `fork_slot`.
+    """A restore: the timeline of this slot ends here, and `new_timeline` continues `fork_slot`.
 
     Attributes:
-        parent_sha256: SHA-256 of the head this record ends (None when the timeline had nothing).
-        recover_to: checkpoint id restored; None for the very beginning (`fork_slot` 0).
-        recover_to_sha256: SHA-256 of that epoch, so the restored state is part of the chain.
+        parent_sha256: SHA-256 of the head that this record ends; None if the timeline was empty.
+        recover_to: the restored checkpoint; None for the beginning (`fork_slot` 0).
+        recover_to_sha256: SHA-256 of that epoch, so that the restored state is part of the chain.
     """
 
     kind: Literal["fork"] = "fork"
@@ -252,7 +255,7 @@ class ForkRecord(_SlotRecordModel):
 
 
 class RetiredEpoch(_SlotRecordModel):
-    """What stays of a retired epoch: enough to decide an attempt's fate and to follow the chain."""
+    """What remains of a retired epoch: enough to decide an attempt and to follow the chain."""
 
     kind: Literal["stub"] = "stub"
     attempt: str
@@ -264,7 +267,7 @@ class RetiredEpoch(_SlotRecordModel):
 
     @property
     def id(self) -> CheckpointId:
-        """Name of the retired checkpoint."""
+        """The name of the retired checkpoint."""
         return CheckpointId(self.timeline, self.slot, self.attempt)
 
 
@@ -280,8 +283,8 @@ def parse_record(data: bytes, where: str = "a slot") -> SlotRecord:
     """Read the bytes of a slot.
 
     Args:
-        data: the bytes as they lie in the bucket.
-        where: named in errors.
+        data: the bytes in the bucket.
+        where: what errors call the place.
 
     Raises:
         ConfigurationError: a newer tidegate wrote it.
@@ -291,43 +294,25 @@ def parse_record(data: bytes, where: str = "a slot") -> SlotRecord:
         raw = parse_json(data)
         version, kind = raw["format_version"], _RECORD_TYPES.get(raw["kind"])
     except (ValueError, KeyError, TypeError) as error:
-        raise _malformed_record_error(where, repr(error)) from error
+        raise RECORD_MALFORMED(where=where, cause=repr(error)) from error
     if not isinstance(version, int) or version > FORMAT_VERSION:
-        raise ConfigurationError(
-            f"{where} was written in format {version}; this tidegate reads up to {FORMAT_VERSION}",
-            code="manifest.newer_format",
-            kept="the checkpoint, untouched",
-            advice="run the tidegate version that wrote it, or a newer one",
-        )
+        raise RECORD_OF_NEWER_FORMAT(where=where, version=version, newest=FORMAT_VERSION)
     if kind is None:
-        raise _malformed_record_error(where, f"unknown kind {raw['kind']!r}")
+        raise RECORD_MALFORMED(where=where, cause=f"unknown kind {raw['kind']!r}")
     try:
         return kind.model_validate(raw)
     except ValidationError as error:
-        raise _malformed_record_error(
-            where, f"{error.error_count()} bad fields, first: {error.errors()[0]['loc']}"
-        ) from error
-
-
-def _malformed_record_error(where: str, cause: str) -> PoisonError:
-    return PoisonError(
-        f"{where} is not a readable record: {cause}",
-        code="manifest.malformed",
-        kept="all other checkpoints",
-        advice="look at it with: tidegate checkpoints verify; then restore an earlier one",
-    )
-
-
-# The life of one checkpoint attempt, as an enum with a guard instead of booleans.
+        cause = f"{error.error_count()} bad fields, first: {error.errors()[0]['loc']}"
+        raise RECORD_MALFORMED(where=where, cause=cause) from error
 
 
 class CheckpointState(StrEnum):
-    """Where an attempt stands. Only COMPLETE can be restored."""
+    """The states of an attempt to seal an epoch. Only a COMPLETE one can be restored."""
 
     TRIGGERED = "triggered"  # step 1: the cut is chosen
     SNAPSHOT = "snapshot"  # step 4: Spark is writing what the decision asks for
     PERSISTED = "persisted"  # step 4 done: every file is durable
-    ACKNOWLEDGED = "acknowledged"  # step 5: the PUT was sent; its fate is what fills the slot
+    ACKNOWLEDGED = "acknowledged"  # step 5: the PUT was sent; the slot decides
     COMPLETE = "complete"  # this attempt fills the slot
     ABORTED = "aborted"  # the PUT was never sent, or another attempt fills the slot
 
@@ -343,10 +328,10 @@ _ALLOWED_NEXT = {
 
 
 class AttemptLifecycle:
-    """The guard: one attempt's state, which only moves along the allowed edges.
+    """The state of one attempt, which moves only along the allowed edges.
 
-    From ACKNOWLEDGED on, only evidence from the slot may move it: pass `slot_holds_other=True` to
-    abort, because an attempt whose PUT was sent is never aborted on absence.
+    After ACKNOWLEDGED, only the content of the slot may abort the attempt (`slot_holds_other`). An
+    empty slot is not enough, because the PUT may still arrive.
     """
 
     def __init__(self, checkpoint: str) -> None:
@@ -354,7 +339,7 @@ class AttemptLifecycle:
         self.state = CheckpointState.TRIGGERED
 
     def move_to(self, state: CheckpointState, *, slot_holds_other: bool = False) -> None:
-        """Move on.
+        """Enter the next state.
 
         Raises:
             PoisonError: the edge is not allowed; a defect of the caller.
@@ -363,13 +348,10 @@ class AttemptLifecycle:
         if state not in _ALLOWED_NEXT[self.state] or (
             sent and state is CheckpointState.ABORTED and not slot_holds_other
         ):
-            raise PoisonError(
-                f"checkpoint {self.checkpoint} cannot go from {self.state} to {state}",
-                code="checkpoint.bad_transition",
-            )
+            raise BAD_TRANSITION(checkpoint=self.checkpoint, before=self.state, after=state)
         self.state = state
 
     @property
     def is_decided(self) -> bool:
-        """Whether the fate is known."""
+        """Whether the attempt is complete or aborted."""
         return not _ALLOWED_NEXT[self.state]

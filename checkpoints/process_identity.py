@@ -1,4 +1,4 @@
-"""A process, described so well that another process on the same host can prove it dead."""
+"""Identifies a process, so that another process on the same host can prove it dead."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pydantic import BaseModel, ConfigDict
 
 
 class ProcessIdentity(BaseModel):
-    """A process, named so that another process on the same host can prove it dead.
+    """One process of one boot of one host.
 
     Attributes:
-        boot: the kernel's boot id; a pid means nothing after a reboot.
-        namespace: the pid namespace; containers share the boot id but not the pids.
-        start_ticks: start time of the process in clock ticks since boot; pids are used again.
+        boot: the kernel's boot id; after a reboot a pid means nothing.
+        namespace: the pid namespace; containers share the boot id, but not the pids.
+        start_ticks: start of the process in clock ticks since boot; the kernel reuses pids.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -42,10 +42,7 @@ class ProcessIdentity(BaseModel):
         )
 
     def is_proven_dead(self) -> bool:
-        """Whether this very process certainly no longer runs.
-
-        False whenever that cannot be known from here.
-        """
+        """Return whether this process certainly no longer runs; False if that is not known."""
         here = (self.host, self.boot, self.namespace) == (
             socket.gethostname(),
             _read_boot_id(),
@@ -58,7 +55,7 @@ class ProcessIdentity(BaseModel):
         except ProcessLookupError:
             return True
         except PermissionError:
-            pass  # it runs under another user; the start ticks may still tell
+            pass  # another user runs a process with this pid: compare the start
         ticks = _read_start_ticks(self.pid)
         return ticks is not None and ticks != self.start_ticks
 
@@ -67,7 +64,7 @@ def _read_boot_id() -> str:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
-        return ""  # not Linux: nobody can be proven dead
+        return ""  # not Linux: no process can be proven dead
 
 
 def _read_pid_namespace() -> str:
@@ -78,9 +75,9 @@ def _read_pid_namespace() -> str:
 
 
 def _read_start_ticks(pid: int) -> int | None:
-    """Start time of a live process; -1 for a zombie, None when it cannot be read."""
+    """Return the start of a live process; -1 for a zombie, None if it cannot be read."""
     try:
-        # The second field is the command in parentheses and may hold anything, also parentheses.
+        # The second field is the command in parentheses, which may itself contain parentheses.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None

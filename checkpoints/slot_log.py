@@ -1,12 +1,12 @@
-"""The redo log: timelines of numbered slots, each filled once.
+"""The log of a pipeline: timelines of numbered slots, each of which is filled once.
 
-A filled slot *is* the commit; nothing else commits anything.
+A filled slot is the commit of an epoch, a merge or a restore. Nothing else commits anything.
 
-Why the current timeline is well defined: whoever fills slot n+1 of a timeline has read an epoch in
-slot n of it (or opened it). So slots are filled without gaps, nothing ever follows a fork record in
-its timeline, and a timeline is left by at most one fork. Forks therefore form one chain from
-timeline 0, and the id of the next timeline is the current one's plus one: two restores that race
-may well choose the same id, but they need the same slot, and the slot is filled once.
+The current timeline is well defined. The writer of slot n+1 has read an epoch in slot n of the same
+timeline, or has opened the timeline. So slots are filled without gaps, no record follows a fork in
+its timeline, and at most one fork leaves a timeline. The forks form one chain from timeline 0, and
+the next timeline has the number of the current one plus one. Two restores that race may choose the
+same number, but both need the same slot.
 """
 
 from __future__ import annotations
@@ -18,6 +18,14 @@ from typing import TypeVar
 
 from tidegate.checkpoints.bucket_layout import BucketLayout, CheckpointId
 from tidegate.checkpoints.canonical_json import sha256_of_bytes
+from tidegate.checkpoints.errors import (
+    COUNTERS_NOT_CONSERVED,
+    NO_MANIFEST,
+    RECORD_MISPLACED,
+    SEAL_UNDECIDED,
+    UNKNOWN_CHECKPOINT,
+)
+from tidegate.checkpoints.errors import SealUndecidedError as SealUndecidedError
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
 from tidegate.checkpoints.manifest import (
     ForkRecord,
@@ -34,14 +42,12 @@ from tidegate.checkpoints.store import (
     StoredObject,
     StoreUnavailableError,
 )
-from tidegate.errors import ConfigurationError, PoisonError, TransientError
+from tidegate.errors import TransientError
 
-# Seconds; five lease lifetimes: after that somebody else drives, and the slot decides without us.
+# Seconds, five times the TTL of a lease. After that another process drives, and the slot decides.
 SEAL_BUDGET = 30.0
-_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = (
-    0.05,
-    2.0,
-)  # seconds between tries, doubling, jittered
+_FIRST_PAUSE_SECONDS = 0.05  # between two tries; it doubles, with jitter
+_LONGEST_PAUSE_SECONDS = 2.0
 
 Record = TypeVar("Record", Manifest, ForkRecord)
 
@@ -51,8 +57,8 @@ class SlotContents:
     """One filled slot.
 
     Attributes:
-        sha256: what the next record of the chain names: of the bytes, or for a stub of the bytes it
-            replaced.
+        sha256: the hash that the next record of the chain names: of the bytes, or, for a stub, of
+            the bytes that it replaced.
     """
 
     record: SlotRecord
@@ -69,26 +75,21 @@ class SlotContents:
         """
         if isinstance(self.record, Manifest):
             return self.record
-        raise PoisonError(
-            f"{self.key} holds no manifest but a {self.record.kind}",
-            code="log.no_manifest",
-            advice="retired checkpoints cannot be opened; choose one of: tidegate checkpoints list",
-        )
+        raise NO_MANIFEST(key=self.key, kind=self.record.kind)
 
 
 @dataclass(frozen=True, slots=True)
 class LogHead:
-    """Where the log stands.
+    """The end of the log.
 
     Attributes:
         timeline: the current timeline.
-        slot: the last position on its lineage (0 before the first epoch); the next slot to fill is
-            `slot + 1`.
-        record: the epoch at that position; None before the first. After a restore it lies in an
-            older timeline.
-        sha256: what the next record must give as `parent_sha256`.
-        etag: of the object `sha256` was taken from.
-        fork: the restore that opened this timeline, as long as nothing was sealed after it.
+        slot: the last slot on its lineage; 0 before the first epoch.
+        record: the epoch in that slot; None before the first. After a restore it is in an older
+            timeline.
+        sha256: what the next record has to name as `parent_sha256`.
+        etag: of the object from which `sha256` was taken.
+        fork: the restore that opened this timeline, while no epoch has followed it.
     """
 
     timeline: int
@@ -105,13 +106,13 @@ class LogHead:
 
     @property
     def next_slot(self) -> int:
-        """The slot the next record goes into."""
+        """The slot of the next record."""
         return self.slot + 1
 
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """My record fills the slot: the epoch is COMPLETE, or the restore happened."""
+    """The record fills the slot: the epoch is complete, or the restore has happened."""
 
     timeline: int
     slot: int
@@ -121,9 +122,9 @@ class Sealed:
 
 @dataclass(frozen=True, slots=True)
 class SlotTaken:
-    """Another record fills the slot: this attempt is ABORTED.
+    """Another record fills the slot: the attempt is aborted.
 
-    Leave its files to GC, reload the head, go on or stop.
+    The caller leaves the files to garbage collection, reads the head again, and goes on or stops.
     """
 
     other: SlotRecord
@@ -140,18 +141,11 @@ class LineageSegment:
     last: int | None
 
     def contains(self, slot: int) -> bool:
-        """Whether `slot` lies in this stretch."""
+        """Return whether `slot` belongs to this segment."""
         return self.first <= slot and (self.last is None or slot <= self.last)
 
 
 _OpenedFork = tuple[ForkRecord, SlotContents]
-
-
-class SealUndecidedError(OutcomeUnknownError):
-    """The budget ended while the slot gave no answer.
-
-    The attempt's fate stays open: what fills its slot decides it.
-    """
 
 
 class SlotLog:
@@ -172,19 +166,13 @@ class SlotLog:
         self._clock = clock
         self._seal_budget = seal_budget
         self._jitter = jitter
-        self._forks: tuple[
-            _OpenedFork, ...
-        ] = ()  # forks are immutable: what was once followed needs no second look
-        self._newest: SlotContents | None = (
-            # Read already, as long as a listing names the same bytes: a stub may take its place.
-            None
-        )
+        # Forks never change, so each is read once.
+        self._forks: tuple[_OpenedFork, ...] = ()
+        # Valid while a LIST shows the same ETag: a stub may replace the epoch.
+        self._newest: SlotContents | None = None
 
     def head(self) -> LogHead:
-        """Where the log stands now.
-
-        One LIST of one key, and one GET if it names a record that was not read last time.
-        """
+        """Read the end of the log: one LIST of one key, and one GET if the record is new."""
         while True:
             timeline = len(self._forks)
             newest = self.newest_record(timeline)
@@ -196,24 +184,24 @@ class SlotLog:
             self._forks = (*self._forks[:timeline], (newest.record, newest))
 
     def newest_record(self, timeline: int) -> SlotContents | None:
-        """The newest record of one timeline, or None while it is empty."""
+        """Return the newest record of one timeline; None while it is empty."""
         entry = next(self.store.list_objects(self.layout.slots_prefix(timeline), limit=1), None)
         if entry is None:
             return None
-        known = self._newest
-        if known is None or not entry.etag or (known.key, known.etag) != (entry.key, entry.etag):
-            known = self._newest = self._parse_slot(self.store.get(entry.key))
-        return known
+        newest = self._newest
+        if newest is None or not entry.etag or (newest.key, newest.etag) != (entry.key, entry.etag):
+            newest = self._newest = self._parse_slot(self.store.get(entry.key))
+        return newest
 
     def read_slot(self, timeline: int, slot: int) -> SlotContents | None:
-        """What fills one slot, or None while it is empty."""
+        """Return the contents of one slot; None while it is empty."""
         try:
             return self._parse_slot(self.store.get(self.layout.slot_key(timeline, slot)))
         except NotFoundError:
             return None
 
     def open_checkpoint(self, checkpoint: CheckpointId) -> SlotContents:
-        """The slot of one complete checkpoint.
+        """Return the slot of one complete checkpoint.
 
         Raises:
             ConfigurationError: no such checkpoint was ever completed.
@@ -224,27 +212,21 @@ class SlotLog:
             or isinstance(filled.record, ForkRecord)
             or filled.record.id != checkpoint
         ):
-            raise ConfigurationError(
-                f"{checkpoint} is not a completed checkpoint of {self.pipeline}",
-                code="checkpoint.unknown",
-                pipeline=self.pipeline,
-                advice="see: tidegate checkpoints list",
-            )
+            raise UNKNOWN_CHECKPOINT(pipeline=self.pipeline, checkpoint=checkpoint)
         return filled
 
     def seal(self, record: Manifest | ForkRecord) -> Sealed | SlotTaken:
-        """Fill the record's slot with it, and stay until it is known who fills it.
+        """Fill the record's slot, and return only when it is known which record fills it.
 
-        1. Send the bytes, on the condition that the slot is empty. An answer 200 seals.
-        2. On a 412, a lost answer or an absent store, read the slot back and compare: mine,
-          another's, or empty.
-        3. Empty: send the same bytes again, until the slot answers or the budget ends.
+        1. Send the bytes on the condition that the slot is empty. The answer 200 seals the record.
+        2. After a 412, a lost answer or no connection, read the slot and compare the bytes.
+        3. If the slot is empty, send the same bytes again, until the budget is used up.
 
-        The caller has checked its lease just before. May be called again with the same record after
-        a `SealUndecidedError`.
+        The caller has just checked its lease. After a `SealUndecidedError` it may call this again
+        with the same record.
 
         Raises:
-            SealUndecidedError: nobody answered in time; the fate is open.
+            SealUndecidedError: the store did not answer in time; it is open what fills the slot.
             PoisonError: the manifest's counters do not add up; nothing was sent.
         """
         self._refuse_unconserved_rows(record)
@@ -260,7 +242,9 @@ class SlotLog:
             if filled is not None:
                 return self._decide_outcome(record, sha256_of_bytes(data), filled)
             if self._clock.monotonic() + pause > deadline:
-                raise self._seal_undecided_error(key)
+                raise SEAL_UNDECIDED(
+                    pipeline=self.pipeline, uri=self.store.uri(key), seconds=self._seal_budget
+                )
             self._clock.sleep(pause * (0.5 + self._jitter() / 2))
             pause = min(_LONGEST_PAUSE_SECONDS, 2 * pause)
 
@@ -274,7 +258,15 @@ class SlotLog:
         why: str,
         at: int | None = None,
     ) -> Sealed | SlotTaken:
-        """Restore: end the current timeline after `head` and open the next one after `recover_to` (None: the beginning).
+        """Restore: end the current timeline after `head`, and open the next after `recover_to`.
+
+        Args:
+            head: the head of the log; another head loses the slot.
+            recover_to: the checkpoint to return to; None for the beginning.
+            request_id: recorded in the log, like `who` and `why`.
+            who: the person or program that restores.
+            why: the reason.
+            at: microseconds UTC; default: now.
 
         Raises:
             ConfigurationError: `recover_to` was never completed.
@@ -297,32 +289,29 @@ class SlotLog:
         return self.seal(record)
 
     def list_forks(self) -> list[ForkRecord]:
-        """All restores so far, oldest first; the n-th opened timeline n + 1."""
+        """Return all restores, oldest first; the first one opened timeline 1."""
         self.head()
         return [fork for fork, _ in self._forks]
 
     def lineage(self, timeline: int) -> list[LineageSegment]:
-        """Where the epochs of a timeline's history lie, oldest first.
+        """Return the segments with the epochs of a timeline's history, oldest first.
 
-        The last stretch is its own.
+        The last segment is in the timeline itself.
         """
         return _build_lineage(timeline, self.list_forks())
 
     def epochs_between(self, timeline: int, first: int, last: int) -> Iterator[SlotContents]:
-        """The epochs at positions `first` to `last` on the lineage of a timeline, in order.
-
-        Ends early at an empty slot.
-        """
-        stretches = self.lineage(timeline)
+        """Yield the slots `first` to `last` on the lineage of a timeline; ends at an empty slot."""
+        segments = self.lineage(timeline)
         for slot in range(first, last + 1):
-            home = next((s.timeline for s in stretches if s.contains(slot)), None)
-            filled = self.read_slot(home, slot) if home is not None else None
+            owner = next((s.timeline for s in segments if s.contains(slot)), None)
+            filled = self.read_slot(owner, slot) if owner is not None else None
             if filled is None:
                 return
             yield filled
 
     def iterate_ancestors(self, start: CheckpointId | None) -> Iterator[SlotContents]:
-        """Epochs and stubs from `start` back to the first, across forks, one GET each."""
+        """Yield epochs and stubs from `start` back to the first, across forks; one GET each."""
         while start is not None:
             filled = self.open_checkpoint(start)
             yield filled
@@ -331,7 +320,7 @@ class SlotLog:
             start = CheckpointId.parse(parent) if parent else None
 
     def _head_after_fork(self) -> LogHead:
-        """The head of a timeline in which nothing was sealed yet."""
+        """Return the head of a timeline in which nothing was sealed yet."""
         if not self._forks:
             return LogHead(0, 0, None, None, None)
         fork, opened = self._forks[-1]
@@ -343,7 +332,7 @@ class SlotLog:
         return LogHead(fork.new_timeline, fork.fork_slot, epoch, opened.sha256, opened.etag, fork)
 
     def _send_record(self, key: str, data: bytes) -> str | None:
-        """One PUT. None means: the slot has to be asked."""
+        """Send one PUT; None if only the slot can tell the outcome."""
         try:
             return self.store.create(key, data)
         except (PreconditionFailedError, OutcomeUnknownError, StoreUnavailableError):
@@ -353,15 +342,12 @@ class SlotLog:
         try:
             return self._parse_slot(self.store.get(key))
         except (NotFoundError, TransientError):
-            return None  # empty, or no answer: either way the same bytes are sent again
+            return None  # empty or without an answer: in both cases the bytes are sent again
 
     def _decide_outcome(
         self, record: Manifest | ForkRecord, mine: str, filled: SlotContents
     ) -> Sealed | SlotTaken:
-        """Content decides.
-
-        Equal bytes (or the stub of equal bytes) are mine, whoever's request brought them there.
-        """
+        """Compare the content: equal bytes, or their stub, are this record."""
         if filled.sha256 == mine:
             return Sealed(record.timeline, record.slot, mine, filled.etag)
         return SlotTaken(filled.record, filled.sha256, filled.etag)
@@ -369,41 +355,26 @@ class SlotLog:
     def _parse_slot(self, stored: StoredObject) -> SlotContents:
         record = parse_record(stored.data, self.store.uri(stored.key))
         if self.layout.slot_key(record.timeline, record.slot) != stored.key:
-            raise PoisonError(
-                f"{self.store.uri(stored.key)} holds the record of slot {record.slot} of timeline"
-                f" {record.timeline}",
-                code="log.misplaced",
+            raise RECORD_MISPLACED(
                 pipeline=self.pipeline,
-                advice="somebody copied objects by hand; restore the bucket from a backup",
+                uri=self.store.uri(stored.key),
+                slot=record.slot,
+                timeline=record.timeline,
             )
-        sha256 = (
-            record.original_sha256
-            if isinstance(record, RetiredEpoch)
-            else sha256_of_bytes(stored.data)
-        )
+        if isinstance(record, RetiredEpoch):
+            sha256 = record.original_sha256
+        else:
+            sha256 = sha256_of_bytes(stored.data)
         return SlotContents(record, sha256, stored.etag, stored.key)
 
     def _refuse_unconserved_rows(self, record: Manifest | ForkRecord) -> None:
         if isinstance(record, Manifest) and not record.counters.is_conserved():
-            raise PoisonError(
-                f"epoch {record.id} read {record.counters.read} rows but accounts for"
-                f" {record.counters.accounted_rows()}",
-                code="manifest.not_conserved",
+            raise COUNTERS_NOT_CONSERVED(
                 pipeline=self.pipeline,
-                kept="the previous checkpoint; this epoch was not sealed",
-                advice="report this with the manifest in the message; it is a defect of tidegate",
+                checkpoint=record.id,
+                read=record.counters.read,
+                accounted=record.counters.accounted_rows(),
             )
-
-    def _seal_undecided_error(self, key: str) -> SealUndecidedError:
-        return SealUndecidedError(
-            f"{self.store.uri(key)} gave no answer for {self._seal_budget:.0f} s; whether the epoch"
-            " is sealed is not known",
-            code="log.seal_undecided",
-            pipeline=self.pipeline,
-            kept="all files of the attempt; the slot decides",
-            advice="check the store; the next driver goes on from whatever fills the slot",
-            retry_after=5.0,
-        )
 
 
 def _build_lineage(timeline: int, forks: list[ForkRecord]) -> list[LineageSegment]:
@@ -411,20 +382,11 @@ def _build_lineage(timeline: int, forks: list[ForkRecord]) -> list[LineageSegmen
     if timeline == 0:
         return [LineageSegment(0, 1, last)]
     opened = forks[timeline - 1]
-    below = (
-        _build_lineage(CheckpointId.parse(opened.recover_to).timeline, forks)
-        if opened.recover_to
-        else []
-    )
-    kept = [
-        LineageSegment(s.timeline, s.first, _find_earlier_end(s.last, opened.fork_slot))
-        for s in below
-    ]
-    return [
-        *(s for s in kept if s.contains(s.first)),
-        LineageSegment(timeline, opened.fork_slot + 1, last),
-    ]
-
-
-def _find_earlier_end(last: int | None, bound: int) -> int:
-    return bound if last is None else min(last, bound)
+    kept = []
+    if opened.recover_to:
+        end = opened.fork_slot
+        for part in _build_lineage(CheckpointId.parse(opened.recover_to).timeline, forks):
+            kept_until = end if part.last is None else min(part.last, end)
+            if part.first <= kept_until:
+                kept.append(LineageSegment(part.timeline, part.first, kept_until))
+    return [*kept, LineageSegment(timeline, opened.fork_slot + 1, last)]

@@ -20,7 +20,7 @@ from tidegate.checkpoints.desired_state import (
     read_desired_state,
     set_desired_state,
 )
-from tidegate.checkpoints.lease import Lease, LeaseHeldError
+from tidegate.checkpoints.lease import Lease, LeaseHeldError, LeaseWait
 from tidegate.checkpoints.process_identity import ProcessIdentity
 from tidegate.checkpoints.store import Store
 from tidegate.errors import FencedError
@@ -123,9 +123,7 @@ class LeaderElection:
             self._pipeline,
             ProcessIdentity.this_process(),
             uid=uid,
-            standby=self._standby,
-            stop=self._touch_and_check_stop,
-            may=self._is_wanted,
+            wait=LeaseWait(self._standby, self._touch_and_check_stop, self._is_wanted),
         )
 
     def _touch_and_check_stop(self) -> bool:

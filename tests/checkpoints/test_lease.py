@@ -19,6 +19,7 @@ from tidegate.checkpoints.lease import (
     LeaseHeldError,
     LeaseLostError,
     LeaseObserver,
+    LeaseWait,
     evict_lease_holder,
     read_lease,
 )
@@ -112,7 +113,7 @@ def test_a_standby_waits_until_the_holder_falls_silent(memory: MemoryStore, slee
     one = Lease.acquire(memory, "p", far_away("one"), clock=sleepy)
     renewals = iter(range(40))
     sleepy.meanwhile = lambda: one.renew() if next(renewals, None) is not None else None
-    two = Lease.acquire(memory, "p", far_away("two"), clock=sleepy, standby=True)
+    two = Lease.acquire(memory, "p", far_away("two"), clock=sleepy, wait=LeaseWait(standby=True))
     assert two.token == 2
     assert next(renewals, None) is None
 
@@ -128,8 +129,7 @@ def test_a_standby_can_be_told_to_stop(memory: MemoryStore, sleepy: Sleepy) -> N
             "p",
             far_away("two"),
             clock=sleepy,
-            standby=True,
-            stop=lambda: next(looks, None) is None,
+            wait=LeaseWait(standby=True, stop=lambda: next(looks, None) is None),
         )
 
 

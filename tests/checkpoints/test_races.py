@@ -19,7 +19,7 @@ from tests.servers.memory_store import MemoryBucket, MemoryStore
 
 from tidegate.checkpoints.canonical_json import sha256_of_bytes
 from tidegate.checkpoints.host_clock import Clock
-from tidegate.checkpoints.lease import Lease
+from tidegate.checkpoints.lease import Lease, LeaseWait
 from tidegate.checkpoints.manifest import ForkRecord, Manifest
 from tidegate.checkpoints.process_identity import ProcessIdentity
 from tidegate.checkpoints.slot_log import Sealed, SlotLog
@@ -141,7 +141,7 @@ def test_two_drivers_never_hold_the_lease_at_once(script: bytes) -> None:
         )
 
         def run(store: MemoryStore, clock: Clock) -> None:
-            lease = Lease.acquire(store, "p", holder, clock=clock, standby=True)
+            lease = Lease.acquire(store, "p", holder, clock=clock, wait=LeaseWait(standby=True))
             leases[name] = lease
             tokens.append(lease.token)
             for _ in range(3):

@@ -20,7 +20,7 @@ from tests.simulation.world import Baton, Process, SimClock, World
 
 from tidegate.checkpoints.bucket_layout import CheckpointId
 from tidegate.checkpoints.driver_requests import RequestKind, submit_request
-from tidegate.checkpoints.lease import Lease, evict_lease_holder
+from tidegate.checkpoints.lease import Lease, LeaseWait, evict_lease_holder
 from tidegate.checkpoints.lease_renewal import LeaseRenewer
 from tidegate.checkpoints.manifest import ForkRecord, Manifest
 from tidegate.checkpoints.pins import pin_checkpoint
@@ -257,7 +257,7 @@ class Stage:
         lease: Lease = self._patiently(
             clock,
             lambda: Lease.acquire(
-                store, PIPELINE, process.holder, clock=clock, uid=uid, standby=True
+                store, PIPELINE, process.holder, clock=clock, uid=uid, wait=LeaseWait(standby=True)
             ),
         )
         lease._lock = Baton(self.world)  # type: ignore[assignment]
