@@ -86,7 +86,7 @@ def _select_refused(found: list[SpecChange]) -> list[SpecChange]:
 
 
 def _advise_way_back(log: SlotLog, spec: PipelineSpec, manifest: Manifest) -> str:
-    """What to do: from a checkpoint without the state that would be misread, rows are read anew by the new spec."""
+    """Return the advice: start from a checkpoint without that state, and read the rows again."""
     fitting = _find_newest_compatible(log, spec, manifest)
     old = read_spec(log.store, spec.name, manifest.spec_digest)
     if fitting is None and (old is None or _select_refused(compare_specs(old, spec, LiveState()))):

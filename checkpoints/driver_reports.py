@@ -147,7 +147,7 @@ def count_waiting_messages(body: Mapping[str, Any]) -> dict[str, int]:
 
 
 def read_status(store: Store, pipeline: str, *, token: int | None = None) -> DriverStatus | None:
-    """The report, or None if there is none, if it cannot be read, or if it is not by the driver with `token`."""
+    """Return the report; None if it is missing, unreadable, or by a driver without `token`."""
     try:
         status = DriverStatus.model_validate(
             parse_json(store.get(BucketLayout(pipeline).status_key).data)

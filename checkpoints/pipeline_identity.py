@@ -95,7 +95,7 @@ def ensure_identity(store: Store, pipeline: str, uid: str | None = None) -> str:
 
 
 def require_identity(store: Store, pipeline: str, uid: str) -> None:
-    """Refuse to go on when the bucket holds another pipeline than the caller's tables, ledger or spec name.
+    """Refuse to continue if the bucket holds another pipeline than the tables, ledger or spec.
 
     Raises:
         ConfigurationError: the uids differ, or the bucket has none (it was wiped while something

@@ -68,7 +68,7 @@ class SweepReport(BaseModel):
 
 
 class StorageReport(BaseModel):
-    """What lies in the bucket, by kind (slots, state, tables, index, requests, acks, quality, other)."""
+    """What the bucket holds by kind, such as slots, state, tables, requests and acks."""
 
     model_config = ConfigDict(frozen=True)
 

@@ -122,7 +122,7 @@ def scrub_checkpoints(
     deep: DeepCheck | None = None,
     workers: int = VERIFY_WORKERS,
 ) -> Iterator[Verification]:
-    """Verify many checkpoints, one result at a time, so that the caller can show progress, stop, and go on later."""
+    """Verify checkpoints one at a time, so that the caller can show progress, stop and continue."""
     for checkpoint in checkpoints:
         yield verify_checkpoint(log, checkpoint, checksums=checksums, deep=deep, workers=workers)
 
