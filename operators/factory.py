@@ -229,6 +229,7 @@ class _PipelineDags:
         )
 
         timeout = self._spec.supervision.approval_timeout
+        report = ReportRestoreOperator(task_id=REPORT_TASK_ID, **self._about)
         approve = ApproveRestoreOperator(
             task_id="approve",
             pipeline=self._spec.name,
@@ -238,7 +239,7 @@ class _PipelineDags:
             retries=2,
             retry_delay=timedelta(seconds=2),
         )
-        ReportRestoreOperator(task_id=REPORT_TASK_ID, **self._about) >> approve
+        report >> approve
         return approve
 
     def _build_pin_dag(self) -> DAG:

@@ -14,11 +14,11 @@ from airflow.sdk.observability import stats
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from tests.operators.test_stream import NotingLauncher, _execute, _resume
-from tests.servers.memory_store import MemoryStore
 
 from tidegate.checkpoints.driver_reports import DriverStatus, write_status
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 from tidegate.checkpoints.lease import Lease
+from tidegate.checkpoints.local_store import LocalStore
 from tidegate.checkpoints.process_identity import ProcessIdentity
 from tidegate.checkpoints.store import Store, StoreUnavailableError
 from tidegate.operators import airflow_metrics, stream_operator, trigger
@@ -136,7 +136,7 @@ def test_looks_that_nobody_answers(
 
     async def during() -> None:
         with monkeypatch.context() as patch:
-            patch.setattr(MemoryStore, "get", away)
+            patch.setattr(LocalStore, "get", away)
             await _until(noted, "tidegate.stream.looks.unanswered", 2)
         lease.release()
 
