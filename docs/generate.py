@@ -28,7 +28,17 @@ _ROOMS = (
     "operators",
     *(
         f"jobs.{room}"
-        for room in ("spec", "engine", "sources", "spark", "sinks", "streams", "splice", "driver")
+        for room in (
+            "spec",
+            "eventtime",
+            "engine",
+            "sources",
+            "spark",
+            "sinks",
+            "streams",
+            "splice",
+            "driver",
+        )
     ),
     "jobs.cli",
 )

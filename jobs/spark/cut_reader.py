@@ -45,6 +45,7 @@ from tidegate.jobs.spark.column_casts import (
     quote_text,
     select_readable_columns,
 )
+from tidegate.jobs.spark.errors import COPY_UNREADABLE
 from tidegate.jobs.spark.staging import Staging
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
@@ -364,16 +365,7 @@ def unreadable_objects_error(keys: Sequence[str]) -> CorruptObjectsError | Trans
     staged = [key for key in keys if key.startswith(STAGED_PREFIX)]
     if not staged:
         return CorruptObjectsError.for_keys(keys)
-    return TransientError(
-        f"the driver's copy of {staged[0]} cannot be read",
-        code="kafka.copy_unreadable",
-        kept="everything sealed so far; the messages stay in their topic",
-        advice=(
-            "it is fetched again by itself; if that does not help, look at the disk of the driver's"
-            " scratch folder"
-        ),
-        retry_after=1.0,
-    )
+    return COPY_UNREADABLE(key=staged[0])
 
 
 def _format_ddl(columns: Iterable[tuple[str, str]]) -> str:

@@ -276,8 +276,8 @@ def _dead_rows_error(staged: CutFrame, spec: PipelineSpec, found: MemberSurvey) 
     return PoisonError(
         f"{found.dead} bad rows in {found.member}; the first is row {split_seq(row['_seq'])[1]} of"
         f" {staged.parts[row['_p']].key}: {row['_dead']} ({row['_detail']}): {row['_json']}",
-        code=f"row.{row['_dead']}",
+        code=f"row.{row['_dead']}",  # the reason is part of the code: alerts can tell them apart
         pipeline=spec.name,
         kept="everything sealed so far",
-        advice="mend the row at its origin, or set on_bad: dead_letter",
+        advice="correct the row at its origin, or set on_bad: dead_letter",
     )

@@ -98,7 +98,7 @@ def drop_edges(spec: PipelineSpec, frame: DataFrame) -> DataFrame:
 def pair_edges(epoch: EpochContext) -> EpochEdges:
     """Pair the starts and ends that are on time; a late one changes nothing."""
     live = epoch.live_segments(EDGES_KIND) if _collect_edge_columns(epoch.spec) else []
-    standing = EpochEdges(tuple(live), WrittenFiles((), ()), tuple(epoch.locate_segments(live)))
+    standing = EpochEdges(tuple(live), WrittenFiles(), tuple(epoch.locate_segments(live)))
     if epoch.data is None or not _collect_edge_columns(epoch.spec):
         return standing
     came = epoch.writer.write_scratch_files(

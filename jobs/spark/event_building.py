@@ -77,7 +77,7 @@ class _EventGroup:
 def build_events(epoch: EpochContext, released: ReleasedRows) -> BuiltEvents:
     """Group what this epoch released in order; late rows, which leave at once, are in no group."""
     options, before = epoch.spec.release.glom, epoch.live_segments(GLOM_KIND)
-    nothing = WrittenFiles((), ())
+    nothing = WrittenFiles()
     if options is None:
         return BuiltEvents(nothing, nothing, ())
     group = _load_open_group(epoch, before)

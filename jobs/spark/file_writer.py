@@ -44,8 +44,8 @@ def collect_to_driver(frame: DataFrame) -> pa.Table:
 class WrittenFiles:
     """One table's or segment's files: where they lie here, and in the store."""
 
-    refs: tuple[FileRef, ...]
-    paths: tuple[Path, ...]
+    refs: tuple[FileRef, ...] = ()
+    paths: tuple[Path, ...] = ()
 
     @property
     def rows(self) -> int:

@@ -31,6 +31,7 @@ from tidegate.jobs.spark.column_casts import (
     quote_text,
     spark_to_arrow_type,
 )
+from tidegate.jobs.spark.errors import AVRO_NOT_A_RECORD, AVRO_REFUSED, SCHEMA_FILE_UNREADABLE
 from tidegate.jobs.spark.protobuf_decoding import (
     find_message_index,
     make_payload_reader,
@@ -411,9 +412,7 @@ def _require_record_schema(schema: bytes) -> None:
     try:
         _ = [field["name"] for field in json.loads(schema)["fields"]]
     except (ValueError, KeyError, TypeError) as error:
-        raise ConfigurationError(
-            f"no Avro record schema: {schema[:200]!r}: {error}", code="kafka.bad_schema"
-        ) from error
+        raise AVRO_NOT_A_RECORD(schema=schema[:200], error=error) from error
     try:
         _ = (
             SparkSession.active()
@@ -422,10 +421,7 @@ def _require_record_schema(schema: bytes) -> None:
             .schema
         )
     except SPARK_ERRORS as error:
-        raise ConfigurationError(
-            f"Spark cannot read the Avro schema: {extract_cause(error)[:300]}",
-            code="kafka.bad_schema",
-        ) from error
+        raise AVRO_REFUSED(cause=extract_cause(error)[:300]) from error
 
 
 def _get_field_types(record: DataType) -> dict[str, DataType]:
@@ -495,10 +491,7 @@ def _load_schemas(kafka: KafkaOptions, known: Mapping[int, bytes]) -> dict[int, 
     try:
         return {kafka.schema_id or 0: Path(kafka.schema_file).read_bytes()}
     except OSError as error:
-        raise ConfigurationError(
-            f"kafka.schema_file {kafka.schema_file} cannot be read: {error.strerror}",
-            code="kafka.bad_schema",
-        ) from error
+        raise SCHEMA_FILE_UNREADABLE(file=kafka.schema_file, cause=error.strerror) from error
 
 
 def _split_wire_header(

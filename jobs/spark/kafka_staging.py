@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 import structlog
 from pyspark.sql import DataFrame, SparkSession
 
-from tidegate.errors import ConfigurationError, PoisonError, TidegateError, TransientError
+from tidegate.errors import TidegateError
 from tidegate.jobs.engine.column_types import to_arrow_type
 from tidegate.jobs.engine.interfaces import Cut
 from tidegate.jobs.sources.errors import CHANGED_WHILE_READ, KAFKA_UNAVAILABLE
@@ -31,6 +31,11 @@ from tidegate.jobs.sources.kafka_admin import build_consumer_settings
 from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN
 from tidegate.jobs.sources.object_decoding import BAD_REASON, BAD_TEXT
 from tidegate.jobs.sources.schema_registry import SchemaCache, open_schemas
+from tidegate.jobs.spark.errors import (
+    MESSAGES_UNREADABLE,
+    REGISTERED_SCHEMA_UNUSABLE,
+    SCHEMA_NOT_REGISTERED,
+)
 from tidegate.jobs.spark.kafka_payloads import PARTITION, UNKNOWN_SCHEMA, decode_messages
 from tidegate.jobs.spark.spark_session import (
     SPARK_ERRORS,
@@ -124,11 +129,8 @@ def _translate_job_error(name: str, source: SourceSpec, error: Exception) -> Tid
     brokers = [line for line in found if any(mark in line for mark in _BROKER_ERROR_SIGNS)]
     if brokers:
         return KAFKA_UNAVAILABLE(servers=source.kafka.servers, detail=brokers[-1][:300])
-    return detect_lost_executors(f"source {name}", error) or PoisonError(
-        f"source {name}: Spark could not read its messages: {extract_cause(error)}",
-        code="spark.failed",
-        kept="everything sealed so far",
-        advice="mend what it names; if it names nothing of yours, it is a defect",
+    return detect_lost_executors(f"source {name}", error) or MESSAGES_UNREADABLE(
+        source=name, cause=extract_cause(error)
     )
 
 
@@ -185,27 +187,13 @@ def _unknown_schema_error(
 ) -> TidegateError:
     assert source.kafka is not None  # noqa: S101
     number, place = next(iter(strangers.items()))
-    if number in schemas.known:  # it will never be another one
-        return ConfigurationError(
-            f"source {name}: schema {number} of {source.kafka.registry} cannot be used"
-            f" ({source.kafka.topic} {place})",
-            code="kafka.bad_schema",
-            kept="everything sealed so far; the message stays in its topic",
-            advice=(
-                "set kafka.on_unknown_schema: dead_letter to go on: the dead letters say what is"
-                " wrong with the schema"
-            ),
-        )
-    return TransientError(
-        f"source {name}: schema {number} is not known to the registry {source.kafka.registry}"
-        f" ({source.kafka.topic} {place})",
-        code="kafka.unknown_schema",
-        kept="everything sealed so far; the message stays in its topic",
-        advice=(
-            "register the schema, and the driver goes on by itself; or set kafka.on_unknown_schema:"
-            " dead_letter"
-        ),
-        retry_after=5.0,
+    # A number that the registry knows will never name another schema: waiting does not help.
+    error = REGISTERED_SCHEMA_UNUSABLE if number in schemas.known else SCHEMA_NOT_REGISTERED
+    return error(
+        source=name,
+        number=number,
+        registry=source.kafka.registry,
+        place=f"{source.kafka.topic} {place}",
     )
 
 

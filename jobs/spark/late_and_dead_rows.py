@@ -23,6 +23,7 @@ from tidegate.errors import PoisonError
 from tidegate.jobs.engine.column_types import TIMESTAMP_UTC
 from tidegate.jobs.spark.column_casts import quote_text
 from tidegate.jobs.spark.epoch_context import EpochContext
+from tidegate.jobs.spark.errors import LATE_ROW
 from tidegate.jobs.spark.file_writer import FETCH_ROWS, WrittenFiles, collect_to_driver
 from tidegate.jobs.spark.ordered_release import list_late_columns
 from tidegate.jobs.spark.session_windows import select_late_for_sessions
@@ -127,7 +128,7 @@ def write_late_rows(epoch: EpochContext) -> LateRows:
     ]
     present = [frame for frame in frames if frame is not None]
     if not present:
-        return LateRows(WrittenFiles((), ()))
+        return LateRows(WrittenFiles())
     rows = reduce(DataFrame.unionAll, present)
     return _count_expired_pairs(
         epoch,
@@ -284,13 +285,14 @@ def _refuse_late_rows(epoch: EpochContext, rows: DataFrame, output: str) -> None
 
 
 def _late_row_error(epoch: EpochContext, row: dict[str, object], output: str) -> PoisonError:
-    return PoisonError(
-        f"{row['_source']}/{row['_partition']} row {row['_seq']}: event time {row['_et']} is late"
-        f" for {output} (frontier {_get_missed_frontier(epoch, output)}), and on_late is error",
-        code="row.late",
+    return LATE_ROW(
         pipeline=epoch.spec.name,
-        kept="everything sealed so far",
-        advice="choose another on_late policy, or mend the source",
+        source=row["_source"],
+        partition=row["_partition"],
+        seq=row["_seq"],
+        time=row["_et"],
+        output=output,
+        frontier=_get_missed_frontier(epoch, output),
     )
 
 
@@ -339,11 +341,19 @@ def _write_late_in_tasks(epoch: EpochContext, rows: DataFrame) -> LateRows:
 # origin.
 
 
-def write_dead_letters(epoch: EpochContext) -> tuple[WrittenFiles, dict[str, int]]:
-    """Write the dead rows of an epoch; returns them and their count per source."""
+@dataclass(frozen=True, slots=True)
+class DeadRows:
+    """Dead rows of an epoch: their files, and source -> rows."""
+
+    written: WrittenFiles = field(default_factory=WrittenFiles)
+    per_source: dict[str, int] = field(default_factory=dict)
+
+
+def write_dead_letters(epoch: EpochContext) -> DeadRows:
+    """Write the dead rows of an epoch to their table."""
     frame = epoch.staged.frame
     if frame is None:
-        return WrittenFiles((), ()), {}
+        return DeadRows()
     parts = epoch.staged.parts
     objects = ", ".join(quote_text(part.key) for part in parts)
     etags = ", ".join(quote_text(part.etag) for part in parts)
@@ -364,4 +374,4 @@ def write_dead_letters(epoch: EpochContext) -> tuple[WrittenFiles, dict[str, int
         if table is None
         else {i["values"]: i["counts"] for i in pc.value_counts(table["_source"]).to_pylist()}
     )
-    return written, counts
+    return DeadRows(written, counts)

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tidegate.errors import PoisonError
 from tidegate.jobs.advise.lateness_sketch import GAMMA
 from tidegate.jobs.eventtime.decision_types import BarrierRow, Member, MemberSurvey
+from tidegate.jobs.spark.errors import PUNCTUATION_REGRESSED
 from tidegate.jobs.spec.pipeline import SourceSpec
 from tidegate.time_units import TICK_MAX, TICK_MIN
 
@@ -245,12 +245,11 @@ class _MemberScanner:
             and self.source.punctuation.regress == "error"
         ):
             first = int(back[0])
-            raise PoisonError(
-                f"{self.member} row {int(self.rows.seqs[places[first]])}: punctuation went back "
-                f"from {int(before[first])} to {int(stamps[first])}",
-                code="punctuation.regress",
-                kept="everything sealed so far",
-                advice="mend the source, or set punctuation.regress: ignore",
+            raise PUNCTUATION_REGRESSED(
+                member=self.member,
+                seq=int(self.rows.seqs[places[first]]),
+                before=int(before[first]),
+                after=int(stamps[first]),
             )
         np.maximum.accumulate(ahead, out=ahead)
         return int(back.size)

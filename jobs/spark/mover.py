@@ -10,7 +10,6 @@ through Python objects.
 from __future__ import annotations
 
 import shutil
-from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -22,18 +21,17 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from tidegate.checkpoints.epoch_notes import EpochCounters
-from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.store import Store
-from tidegate.errors import PoisonError
 from tidegate.jobs.engine.interfaces import Cut, MoveOrder, MoveResult, SurveyedCut
 from tidegate.jobs.spark.cut_reader import CutFrame, SparkSessions, open_cut
 from tidegate.jobs.spark.cut_survey import MemberScans, survey_cut
 from tidegate.jobs.spark.edge_events import EpochEdges, pair_edges
-from tidegate.jobs.spark.epoch_context import ORDER_KIND, EpochContext, WindowOutput
-from tidegate.jobs.spark.event_building import build_events
-from tidegate.jobs.spark.file_writer import FileWriter, WrittenFiles
+from tidegate.jobs.spark.epoch_context import EpochContext, WindowOutput
+from tidegate.jobs.spark.epoch_outputs import EpochOutputs
+from tidegate.jobs.spark.errors import SPARK_FAILED
+from tidegate.jobs.spark.file_writer import FileWriter
 from tidegate.jobs.spark.late_and_dead_rows import (
+    DeadRows,
     LateRows,
     write_dead_letters,
     write_judged_late_rows,
@@ -42,7 +40,6 @@ from tidegate.jobs.spark.late_and_dead_rows import (
 from tidegate.jobs.spark.ordered_release import (
     ReleasedRows,
     adjust_start_times,
-    count_buffered_rows,
     count_released_rows,
     release_rows,
 )
@@ -58,7 +55,7 @@ from tidegate.jobs.spark.spark_session import (
 from tidegate.jobs.spark.staging import DiskStaging, open_staging
 from tidegate.jobs.spark.surveyed_rows import SurveyedRows
 from tidegate.jobs.spark.tumbling_sliding_windows import process_window
-from tidegate.jobs.spec.pipeline import BUILT, DEAD_LETTERS, EVENTS, LATE, PipelineSpec
+from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.window_specs import WindowKind
 from tidegate.jobs.streams.reducers import ReducerRunner, fold_batch
 
@@ -142,18 +139,11 @@ class SparkMover:
         try:
             return work()
         except SPARK_ERRORS as error:
-            failed = PoisonError(
-                f"Spark could not compute this epoch: {extract_cause(error)}",
-                code="spark.failed",
-                pipeline=self._spec.name,
-                kept="everything sealed before this epoch",
-                advice="check the spec's expressions against the rows",
-            )
             raise (
                 frame.find_corruption()
                 or self._staging.find_outage()
                 or detect_lost_executors(self._spec.name, error)
-                or failed
+                or SPARK_FAILED(pipeline=self._spec.name, cause=extract_cause(error))
             ) from error
 
     def _move_staged(self, order: MoveOrder, staged: _StagedCut) -> MoveResult:
@@ -167,16 +157,15 @@ class SparkMover:
                 name: pool.submit(_process_window_output, epoch, name, edges)
                 for name in self._spec.windows
             }
-        nothing: tuple[WrittenFiles, dict[str, int]] = (WrittenFiles((), ()), {})
-        done = {name: work.result() for name, work in windows.items()}
-        return _assemble_moved(
-            epoch,
+        rows, late = released.result()
+        return EpochOutputs(
             staged.scans,
-            *released.result(),
-            nothing if dead is None else dead.result(),
+            rows,
+            late,
+            DeadRows() if dead is None else dead.result(),
             edges,
-            done,
-        )
+            {name: work.result() for name, work in windows.items()},
+        ).to_result(epoch)
 
     def _make_epoch_context(self, order: MoveOrder, staged: _StagedCut) -> EpochContext:
         members = staged.scans.survey.members
@@ -262,107 +251,4 @@ def _release_and_write_late(
     released, judged = release_rows(epoch)
     return released, (
         write_late_rows(epoch) if judged is None else write_judged_late_rows(epoch, judged)
-    )
-
-
-def _assemble_moved(
-    epoch: EpochContext,
-    scans: MemberScans,
-    released: ReleasedRows,
-    late: LateRows,
-    dead: tuple[WrittenFiles, dict[str, int]],
-    edges: EpochEdges,
-    windows: dict[str, WindowOutput],
-) -> MoveResult:
-    glommed = build_events(epoch, released)
-    tables = {
-        EVENTS: released.events,
-        BUILT: glommed.built,
-        LATE: late.written,
-        DEAD_LETTERS: dead[0],
-        **{n: w.results for n, w in windows.items()},
-    }
-    states = [
-        released.written,
-        glommed.state,
-        edges.written,
-        *(work.written for work in windows.values()),
-    ]
-    own = (ref for work in windows.values() for ref in work.segments)
-    segments = (*released.segments, *glommed.segments, *edges.segments, *own)
-    before = count_buffered_rows(
-        epoch, epoch.live_segments(ORDER_KIND), epoch.order.decision.release_before
-    )
-    after = count_buffered_rows(
-        epoch, _filter_order_segments(segments), epoch.order.decision.release_after
-    )
-    return MoveResult(
-        files={name: written.refs for name, written in tables.items() if written.refs},
-        segments=segments,
-        counters=_build_epoch_counters(scans, released, late, dead[1], windows, before, after),
-        released_max=released.maximum,
-        next_position=epoch.order.next_position + released.rows,
-        buffered_rows=after,
-        sketches=scans.sketches,
-        bytes_written=sum(written.bytes for written in (*tables.values(), *states)),
-    )
-
-
-def _filter_order_segments(segments: tuple[FileRef, ...]) -> list[FileRef]:
-    return [ref for ref in segments if ref.kind == ORDER_KIND]
-
-
-def _build_epoch_counters(
-    scans: MemberScans,
-    released: ReleasedRows,
-    late: LateRows,
-    dead: dict[str, int],
-    windows: dict[str, WindowOutput],
-    before: int,
-    after: int,
-) -> EpochCounters:
-    tally: dict[str, Counter[str]] = {}
-
-    def count_rows(source: str, disposition: str, rows: int) -> None:
-        if rows:
-            tally.setdefault(source, Counter())[disposition] += rows
-
-    for member in scans.survey.members:
-        count_rows(member.member.source, "read", member.rows + member.quarantined + member.dead)
-    for source, rows in released.per_source.items():
-        count_rows(source, "released", rows)
-    named = {(source, "dead_lettered"): rows for source, rows in dead.items()}
-    named |= {
-        (source, f"expired:{output}"): pairs for (source, output), pairs in late.expired.items()
-    }
-    for (source, disposition), rows in named.items():
-        count_rows(source, disposition, rows)
-    dropped: Counter[str] = Counter()
-    for index, verdicts in scans.verdicts.items():
-        rows = sum(verdict.what == "dropped" for verdict in verdicts)
-        count_rows(scans.survey.members[index].member.source, "dropped", rows)
-        dropped.update({"cti_violation": rows} if rows else {})
-    by_output: Counter[str] = Counter()
-    for (source, output, reason, gone), rows in late.counts.items():
-        if output == EVENTS:
-            count_rows(
-                source, "dropped" if gone else "rejected" if reason == "rejected" else "late", rows
-            )
-            dropped.update({reason: rows} if gone else {})
-        else:
-            count_rows(source, f"{'dropped' if gone else 'late'}:{output}", rows)
-        if not (gone and output == EVENTS):
-            by_output[output] += rows
-    total = {
-        name: sum(counts[name] for counts in tally.values())
-        for name in ("read", "released", "late", "rejected", "dead_lettered")
-    }
-    return EpochCounters(
-        **total,
-        retained_before=before,
-        retained=after,
-        dropped=dict(dropped),
-        late_by_output=dict(by_output),
-        windows={name: work.results.rows for name, work in windows.items() if work.results.rows},
-        per_source={source: dict(counts) for source, counts in sorted(tally.items())},
     )

@@ -141,7 +141,7 @@ def release_rows(epoch: EpochContext) -> tuple[ReleasedRows, pa.Table | None]:
     live, after = epoch.live_segments(ORDER_KIND), epoch.order.decision.release_after
     kept = tuple(ref for ref in live if has_rows_from_mark(ref, after))
     if epoch.data is None and not epoch.releasable_segments():
-        return ReleasedRows(WrittenFiles((), ()), kept, WrittenFiles((), ()), 0, None, {}), None
+        return ReleasedRows(WrittenFiles(), kept, WrittenFiles(), 0, None, {}), None
     found, judged = None if epoch.fits_in_driver else sort_release(epoch), None
     if found is not None:
         waiting, flagged = _write_order_segment(epoch, found.waiting), found.flagged
@@ -185,9 +185,7 @@ def count_released_rows(surveyed: MemberScans) -> ReleasedRows:
             for verdict in surveyed.verdicts.get(index, ())
         )
         leaving[member.member.source] += member.rows - aside
-    return ReleasedRows(
-        WrittenFiles((), ()), (), WrittenFiles((), ()), leaving.total(), None, dict(leaving)
-    )
+    return ReleasedRows(WrittenFiles(), (), WrittenFiles(), leaving.total(), None, dict(leaving))
 
 
 def can_share_query(epoch: EpochContext) -> bool:
@@ -382,14 +380,14 @@ def _release_in_tasks(
     epoch: EpochContext, rows: DataFrame
 ) -> tuple[WrittenFiles, WrittenFiles, int]:
     """Sorted by ranges, one task each."""
-    waiting, leaving = WrittenFiles((), ()), rows.where("_leaves")
+    waiting, leaving = WrittenFiles(), rows.where("_leaves")
     if epoch.spec.release.mode is ReleaseMode.PASS_THROUGH:
         ranges = plan_ranges_by_arrival(leaving)
     else:
         waiting = _write_order_segment(epoch, _collect_waiting_rows(epoch, rows))
         ranges = plan_ranges_by_time(leaving, *_find_time_extent(epoch))
     if not ranges:
-        return WrittenFiles((), ()), waiting, 0
+        return WrittenFiles(), waiting, 0
     starts = accumulate((piece.rows for piece in ranges[:-1]), initial=epoch.order.next_position)
     apart = leaving.selectExpr("*", f"{range_number_sql(ranges)} AS _range").repartitionById(
         len(ranges), F.col("_range")

@@ -21,7 +21,7 @@ from typing import Any, Final
 import pandas as pd
 from pyspark.sql.pandas.functions import pandas_udf
 
-from tidegate.errors import ConfigurationError
+from tidegate.jobs.spark.errors import NO_SUCH_MESSAGE, NOT_A_DESCRIPTOR_SET, PROTOBUF_UNUSABLE
 
 _WELL_KNOWN: Final = "google.protobuf."
 _WELL_KNOWN_FILES: Final = (
@@ -53,7 +53,7 @@ def find_message_index(schema: bytes, message: str) -> bytes:
         if message in names:
             place = names.index(message)
             return _FIRST_MESSAGE_INDEX if place == 0 else _encode_zigzag(1) + _encode_zigzag(place)
-    raise _no_message_error(message)
+    raise NO_SUCH_MESSAGE(message=message)
 
 
 def require_message(schema: bytes, message: str) -> None:
@@ -163,15 +163,11 @@ def _load_message_class(schema: bytes, message: str) -> Any:
             _add_file_to_pool(pool, files, name)
         return GetMessageClass(pool.FindMessageTypeByName(message))
     except DecodeError as error:
-        raise ConfigurationError(
-            "the Protobuf schema is no descriptor set", code="kafka.bad_schema"
-        ) from error
+        raise NOT_A_DESCRIPTOR_SET() from error
     except KeyError:
-        raise _no_message_error(message) from None
+        raise NO_SUCH_MESSAGE(message=message) from None
     except TypeError as error:
-        raise ConfigurationError(
-            f"the Protobuf schema cannot be used: {error}", code="kafka.bad_schema"
-        ) from error
+        raise PROTOBUF_UNUSABLE(error=error) from error
 
 
 def _add_file_to_pool(pool: Any, files: dict[str, Any], name: str) -> None:
@@ -206,17 +202,6 @@ def _list_pool_names(pool: Any, name: str) -> list[str]:
         return [pool.FindFileByName(name).name]
     except KeyError:
         return []
-
-
-def _no_message_error(message: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"the Protobuf schema has no message {message} of its own",
-        code="kafka.bad_schema",
-        advice=(
-            "give kafka.message the full name, package included; messages inside others cannot be"
-            " named"
-        ),
-    )
 
 
 def _make_field_reader(descriptor: Any, name: str) -> Callable[[Any], str | None]:

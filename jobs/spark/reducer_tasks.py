@@ -32,7 +32,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
-from tidegate.errors import PoisonError
+from tidegate.jobs.spark.errors import REDUCER_FAILED
 from tidegate.jobs.spark.spark_session import SPARK_ERRORS
 from tidegate.jobs.streams.reducers import (
     FoldedBatch,
@@ -102,12 +102,8 @@ class SparkReducerRunner:
             ).collect()
             return _merge_group_results(reducer, folder, done)
         except SPARK_ERRORS as error:
-            raise PoisonError(
-                f"Spark could not run a reducer: {str(error).strip().splitlines()[-1][:500]}",
-                code="spark.fold_failed",
-                kept="everything sealed before this epoch",
-                advice="the reducer's module has to be importable where Spark's tasks run",
-            ) from error
+            cause = str(error).strip().splitlines()[-1][:500]
+            raise REDUCER_FAILED(cause=cause) from error
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 

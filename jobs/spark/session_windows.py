@@ -47,18 +47,18 @@ def process_sessions(epoch: EpochContext, name: str) -> WindowOutput:
     ) or _passes_early_firing(epoch, window)
     if epoch.data is None and not closing and not (live and window.emit == "complete"):
         return WindowOutput(
-            WrittenFiles((), ()),
+            WrittenFiles(),
             tuple(ref for ref in live if not _is_session_segment_purged(window, ref, after)),
-            WrittenFiles((), ()),
+            WrittenFiles(),
         )
     aggregation = Aggregation(epoch.spec, name)
     merged = _merge_sessions(epoch, aggregation, window, live)
     if merged is None:
-        return WindowOutput(WrittenFiles((), ()), (), WrittenFiles((), ()))
+        return WindowOutput(WrittenFiles(), (), WrittenFiles())
     size = epoch.staged.rows + sum(ref.rows for ref in live)
     written = epoch.writer.write_segment(kind, epoch.collect_if_small(merged, size), "_we")
     due = epoch.load_segments([], list(written.paths))
-    results = WrittenFiles((), ())
+    results = WrittenFiles()
     if due is not None:
         rows = aggregation.build_results(
             due.where("_due"), "_rev", epoch.provenance_columns(beside="_we")[3:]

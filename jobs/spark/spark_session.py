@@ -17,6 +17,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from tidegate.errors import TransientError
+from tidegate.jobs.spark.errors import EXECUTORS_LOST
 from tidegate.jobs.spec.pipeline import PipelineSpec, SparkSpec
 from tidegate.jobs.spec.spark_packages import add_connector_jars
 
@@ -265,15 +266,8 @@ def detect_lost_executors(what: str, error: BaseException) -> TransientError | N
 
     `what` names the pipeline, or the source that was read.
     """
-    mark = next(
-        (mark for mark in _LOST_EXECUTOR_SIGNS for line in lines(error) if mark in line), None
+    found = lines(error)
+    sign = next(
+        (sign for sign in _LOST_EXECUTOR_SIGNS if any(sign in line for line in found)), None
     )
-    if mark is None:
-        return None
-    return TransientError(
-        f"{what}: Spark lost the executors of this epoch ({mark})",
-        code="spark.executors_lost",
-        kept="everything sealed; this epoch is done again",
-        advice="tidegate tries again; if it goes on, look at the executors' memory and hosts",
-        retry_after=1.0,
-    )
+    return None if sign is None else EXECUTORS_LOST(what=what, sign=sign)

@@ -23,7 +23,8 @@ from pyspark.sql import DataFrame, SparkSession
 from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.s3_store import S3Settings
 from tidegate.checkpoints.store import Store
-from tidegate.errors import ConfigurationError, TidegateError, TransientError
+from tidegate.errors import TidegateError, TransientError
+from tidegate.jobs.spark.errors import BUCKET_UNREADABLE, NO_SHARED_DISK, STAGING_NEEDS_S3
 from tidegate.jobs.spark.spark_session import SPARK_ERRORS, extract_cause, runs_on_one_host
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
@@ -198,12 +199,7 @@ def open_staging(
         _require_shared_disk(sessions[0], spec, workdir)
         return DiskStaging()
     if not store.url.startswith("s3://"):
-        raise ConfigurationError(
-            f"{spec.name}: spark.staging: bucket needs a store in S3, and the store is {store.url}",
-            code="spark.no_bucket",
-            pipeline=spec.name,
-            advice="name the bucket by --store s3://..., or set spark.staging: disk",
-        )
+        raise STAGING_NEEDS_S3(pipeline=spec.name, url=store.url)
     for key, value in build_s3a_settings(S3Settings.from_environment("")).items():
         for session in sessions:
             session.conf.set(key, value)
@@ -211,15 +207,8 @@ def open_staging(
     try:
         staging.verify_access(sessions[0])
     except SPARK_ERRORS as error:
-        raise staging.find_outage() or ConfigurationError(
-            f"{spec.name}: Spark's tasks cannot read the bucket: {extract_cause(error)}",
-            code="spark.no_bucket",
-            pipeline=spec.name,
-            kept="everything; nothing was read or written",
-            advice=(
-                "Spark needs hadoop-aws (docs/clusters.md, Clusters), and its hosts have to reach"
-                " the bucket's endpoint"
-            ),
+        raise staging.find_outage() or BUCKET_UNREADABLE(
+            pipeline=spec.name, cause=extract_cause(error)
         ) from error
     return staging
 
@@ -251,13 +240,4 @@ def _require_shared_disk(session: SparkSession, spec: PipelineSpec, folder: Path
     except SPARK_ERRORS:
         seen = False
     if not seen:
-        raise ConfigurationError(
-            f"{spec.name}: Spark does not see the driver's scratch folder {folder}",
-            code="spark.no_shared_disk",
-            pipeline=spec.name,
-            kept="everything; nothing was read or written",
-            advice=(
-                "set spark.staging: bucket; or set the driver's TMPDIR to a folder that all hosts"
-                " of the cluster share at one path, and fs.defaultFS to file:///"
-            ),
-        )
+        raise NO_SHARED_DISK(pipeline=spec.name, folder=folder)

@@ -98,7 +98,7 @@ def process_window(epoch: EpochContext, name: str, edges: EpochEdges) -> WindowO
     live = [ref for ref in epoch.live_segments(kind) if not holds_gaps(ref)]
     gaps: tuple[FileRef, ...] = tuple(ref for ref in epoch.live_segments(kind) if holds_gaps(ref))
     fresh: pa.Table | DataFrame | None = None
-    written = WrittenFiles((), ())
+    written = WrittenFiles()
     joining, most = _combine_joining_pairs(epoch, window, edges)
     if joining is not None:
         fresh = epoch.collect_if_small(
@@ -143,7 +143,7 @@ def _emit_results(
     ends = [ref.min_time for ref in fresh.refs if ref.min_time is not None]
     needed = [ref for ref in live if _may_be_due(window, ref, ends, before, after)]
     if not needed and not _is_any_due(window, ends, after):
-        return WrittenFiles((), ())
+        return WrittenFiles()
     size = sum(ref.rows for ref in (*needed, *fresh.refs))
     if (
         size <= MERGE_ROWS
@@ -152,7 +152,7 @@ def _emit_results(
         return epoch.writer.write_table(name, few, "window_end")
     rows = _load_window_state(epoch, needed, fresh)
     if rows is None:
-        return WrittenFiles((), ())
+        return WrittenFiles()
     fills = (
         " OR (_new AND _n = 0)" if window.zero_rows else ""
     )  # a gap may be found when its windows are purged already
@@ -298,7 +298,7 @@ def fill_gaps(
         gaps: the segment of gaps before the epoch, if there is one.
         fresh: partial aggregates of the epoch's rows.
     """
-    decision, nothing = epoch.order.decision, WrittenFiles((), ())
+    decision, nothing = epoch.order.decision, WrittenFiles()
     kind = next((ref.kind for ref in (*fresh.refs, *gaps, *live)), "")
     if not fresh.refs and (not gaps or decision.frontier_before == decision.frontier_after):
         return nothing, tuple(gaps)

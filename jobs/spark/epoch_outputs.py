@@ -1,0 +1,145 @@
+"""What the parts of a move have written, joined into the result and the counters of the epoch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from tidegate.checkpoints.epoch_notes import EpochCounters
+from tidegate.checkpoints.manifest import FileRef
+from tidegate.jobs.engine.interfaces import MoveResult
+from tidegate.jobs.spark.cut_survey import MemberScans
+from tidegate.jobs.spark.edge_events import EpochEdges
+from tidegate.jobs.spark.epoch_context import ORDER_KIND, EpochContext, WindowOutput
+from tidegate.jobs.spark.event_building import build_events
+from tidegate.jobs.spark.late_and_dead_rows import DeadRows, LateRows
+from tidegate.jobs.spark.ordered_release import ReleasedRows, count_buffered_rows
+from tidegate.jobs.spec.pipeline import BUILT, DEAD_LETTERS, EVENTS, LATE
+
+
+@dataclass(frozen=True, slots=True)
+class EpochOutputs:
+    """The outputs of one epoch.
+
+    Attributes:
+        scans: what the survey found.
+        released: the events that left, and the order buffer.
+        late: rows of the late table.
+        dead: rows of the dead-letter table.
+        edges: open edge events.
+        windows: window -> its results and state.
+    """
+
+    scans: MemberScans
+    released: ReleasedRows
+    late: LateRows
+    dead: DeadRows
+    edges: EpochEdges
+    windows: dict[str, WindowOutput]
+
+    def to_result(self, epoch: EpochContext) -> MoveResult:
+        """Build the events that `glom` asks for and return the result of the move."""
+        released, windows = self.released, self.windows.values()
+        built = build_events(epoch, released)
+        tables = {
+            EVENTS: released.events,
+            BUILT: built.built,
+            LATE: self.late.written,
+            DEAD_LETTERS: self.dead.written,
+            **{name: window.results for name, window in self.windows.items()},
+        }
+        states = [released.written, built.state, self.edges.written, *(w.written for w in windows)]
+        segments = (
+            *released.segments,
+            *built.segments,
+            *self.edges.segments,
+            *(ref for window in windows for ref in window.segments),
+        )
+        buffered = _count_buffered_rows(epoch, segments)
+        return MoveResult(
+            files={name: written.refs for name, written in tables.items() if written.refs},
+            segments=segments,
+            counters=self.counters(*buffered),
+            released_max=released.maximum,
+            next_position=epoch.order.next_position + released.rows,
+            buffered_rows=buffered[1],
+            sketches=self.scans.sketches,
+            bytes_written=sum(written.bytes for written in (*tables.values(), *states)),
+        )
+
+    def counters(self, buffered_before: int, buffered_after: int) -> EpochCounters:
+        """Count each row by what became of it; the two numbers are rows in the order buffer."""
+        tally = _Tally()
+        self._count_surveyed(tally)
+        for source, rows in self.released.per_source.items():
+            tally.add(source, "released", rows)
+        for source, rows in self.dead.per_source.items():
+            tally.add(source, "dead_lettered", rows)
+        for (source, output), pairs in self.late.expired.items():
+            tally.add(source, f"expired:{output}", pairs)
+        self._count_late(tally)
+        results = {name: window.results.rows for name, window in self.windows.items()}
+        return EpochCounters(
+            read=tally.total("read"),
+            released=tally.total("released"),
+            late=tally.total("late"),
+            rejected=tally.total("rejected"),
+            dead_lettered=tally.total("dead_lettered"),
+            retained_before=buffered_before,
+            retained=buffered_after,
+            dropped=dict(tally.dropped),
+            late_by_output=dict(tally.late_by_output),
+            windows={name: rows for name, rows in results.items() if rows},
+            per_source={name: dict(rows) for name, rows in sorted(tally.per_source.items())},
+        )
+
+    def _count_surveyed(self, tally: _Tally) -> None:
+        members = self.scans.survey.members
+        for member in members:
+            rows = member.rows + member.quarantined + member.dead
+            tally.add(member.member.source, "read", rows)
+        for index, verdicts in self.scans.verdicts.items():
+            rows = sum(verdict.what == "dropped" for verdict in verdicts)
+            tally.add_dropped(members[index].member.source, "cti_violation", rows)
+
+    def _count_late(self, tally: _Tally) -> None:
+        """Lateness for the events is a row's disposition; for a window it is one more count."""
+        for (source, output, reason, dropped), rows in self.late.counts.items():
+            if output != EVENTS:
+                tally.add(source, f"{'dropped' if dropped else 'late'}:{output}", rows)
+            elif dropped:
+                tally.add_dropped(source, reason, rows)
+                continue
+            else:
+                tally.add(source, "rejected" if reason == "rejected" else "late", rows)
+            tally.late_by_output[output] += rows
+
+
+@dataclass(slots=True)
+class _Tally:
+    """Rows by source and disposition."""
+
+    per_source: dict[str, Counter[str]] = field(default_factory=dict)
+    dropped: Counter[str] = field(default_factory=Counter)
+    late_by_output: Counter[str] = field(default_factory=Counter)
+
+    def add(self, source: str, disposition: str, rows: int) -> None:
+        if rows:
+            self.per_source.setdefault(source, Counter())[disposition] += rows
+
+    def add_dropped(self, source: str, reason: str, rows: int) -> None:
+        self.add(source, "dropped", rows)
+        self.dropped.update({reason: rows} if rows else {})
+
+    def total(self, disposition: str) -> int:
+        return sum(counts[disposition] for counts in self.per_source.values())
+
+
+def _count_buffered_rows(epoch: EpochContext, segments: tuple[FileRef, ...]) -> tuple[int, int]:
+    """Rows in the order buffer before and after the epoch."""
+    decision = epoch.order.decision
+    live = [ref for ref in segments if ref.kind == ORDER_KIND]
+    return (
+        count_buffered_rows(epoch, epoch.live_segments(ORDER_KIND), decision.release_before),
+        count_buffered_rows(epoch, live, decision.release_after),
+    )
