@@ -40,10 +40,10 @@ from tidegate.checkpoints.store import (
 from tidegate.errors import TidegateError
 
 _INTERNAL_FOLDER = ".tidegate-store"  # temporary files and the lock; never listed
-_NETWORK_FILE_SYSTEMS = frozenset(
-    ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "glusterfs", "lustre", "gpfs")
-    + ("beegfs", "ocfs2", "gfs2")
-)
+_NETWORK_FILE_SYSTEMS = {
+    *("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "glusterfs", "lustre", "gpfs"),
+    *("beegfs", "ocfs2", "gfs2"),
+}
 _FolderPaths = list[Path]
 
 
