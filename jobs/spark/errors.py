@@ -32,6 +32,13 @@ EXECUTORS_LOST = ErrorDefinition(
     advice="tidegate tries again; if it goes on, look at the executors' memory and hosts",
     retry_after=1.0,
 )
+WORKER_LOST = ErrorDefinition(
+    "spark.worker_lost",
+    TransientError,
+    "{what}: Spark lost a worker that read messages ({sign})",
+    kept="everything sealed so far",
+    advice="tidegate tries again; check the memory of the machine",
+)
 REDUCER_FAILED = ErrorDefinition(
     "spark.fold_failed",
     PoisonError,

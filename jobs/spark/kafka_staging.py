@@ -35,6 +35,7 @@ from tidegate.jobs.spark.errors import (
     MESSAGES_UNREADABLE,
     REGISTERED_SCHEMA_UNUSABLE,
     SCHEMA_NOT_REGISTERED,
+    WORKER_LOST,
 )
 from tidegate.jobs.spark.kafka_payloads import PARTITION, UNKNOWN_SCHEMA, decode_messages
 from tidegate.jobs.spark.spark_session import (
@@ -129,7 +130,7 @@ def _translate_job_error(name: str, source: SourceSpec, error: Exception) -> Tid
     brokers = [line for line in found if any(mark in line for mark in _BROKER_ERROR_SIGNS)]
     if brokers:
         return KAFKA_UNAVAILABLE(servers=source.kafka.servers, detail=brokers[-1][:300])
-    return detect_lost_executors(f"source {name}", error) or MESSAGES_UNREADABLE(
+    return detect_lost_executors(f"source {name}", error, WORKER_LOST) or MESSAGES_UNREADABLE(
         source=name, cause=extract_cause(error)
     )
 

@@ -142,7 +142,7 @@ class SparkMover:
             raise (
                 frame.find_corruption()
                 or self._staging.find_outage()
-                or detect_lost_executors(self._spec.name, error)
+                or detect_lost_executors(self._spec.name, error, pipeline=self._spec.name)
                 or SPARK_FAILED(pipeline=self._spec.name, cause=extract_cause(error))
             ) from error
 

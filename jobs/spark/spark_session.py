@@ -16,7 +16,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from tidegate.errors import TransientError
+from tidegate.errors import ErrorDefinition, TransientError
 from tidegate.jobs.spark.errors import EXECUTORS_LOST
 from tidegate.jobs.spec.pipeline import PipelineSpec, SparkSpec
 from tidegate.jobs.spec.spark_packages import add_connector_jars
@@ -259,10 +259,13 @@ def extract_cause(error: BaseException) -> str:
     return (causes[-1:] or own[:1] or [type(error).__name__])[0][:500]
 
 
-def detect_lost_executors(what: str, error: BaseException) -> TransientError | None:
-    """The error for a job that lost too many of its executors or their Python.
-
-    None when it was something else.
+def detect_lost_executors(
+    what: str,
+    error: BaseException,
+    definition: ErrorDefinition[TransientError] = EXECUTORS_LOST,
+    pipeline: str | None = None,
+) -> TransientError | None:
+    """Return the error for a job that lost its executors or their Python; None for other causes.
 
     `what` names the pipeline, or the source that was read.
     """
@@ -270,4 +273,4 @@ def detect_lost_executors(what: str, error: BaseException) -> TransientError | N
     sign = next(
         (sign for sign in _LOST_EXECUTOR_SIGNS if any(sign in line for line in found)), None
     )
-    return None if sign is None else EXECUTORS_LOST(what=what, sign=sign)
+    return None if sign is None else definition(pipeline=pipeline, what=what, sign=sign)
