@@ -71,7 +71,7 @@ def test_a_stop_holds_until_somebody_starts(tmp_path: Path) -> None:
     restarted = steady.start("", "--standby")  # as a supervisor does, whatever the exit code was
     wait_for(lambda: steady.said("kept_waiting", 3), restarted)
     newest = next(f.epoch for f in log.epochs_between(0, 2, 2)).id
-    assert "stands at" in tidegate(steady, "checkpoints restore", str(newest), "--yes")
+    assert "steady is at t0-000002" in tidegate(steady, "checkpoints restore", str(newest), "--yes")
     lease = read_lease(steady.store(), "steady")
     assert lease is not None
     assert lease.is_free
