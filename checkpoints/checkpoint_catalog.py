@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -15,6 +16,8 @@ from tidegate.checkpoints.slot_index import READ_WORKERS, SlotIndex, SlotSummary
 from tidegate.checkpoints.slot_log import LineageSegment, SlotLog
 from tidegate.checkpoints.store import NotFoundError, Store
 from tidegate.errors import ConfigurationError
+
+_MOST_SUGGESTIONS = 5  # checkpoints that the error about an ambiguous prefix names
 
 ListedCheckpoint = (
     SlotSummary  # a row of a listing: a summary with pins, condemnation and lineage filled in
@@ -39,10 +42,12 @@ class CheckpointCatalog:
         rows = [
             row
             for timeline in range(head.timeline + 1)
-            for row in self.index.summaries_of(timeline)
+            for row in self.index.iterate_summaries(timeline)
             if row.kind in wanted
         ]
         listed = _annotate_summaries(rows, roots, lineage)
+        if all_timelines:
+            listed = self.mark_gaps(listed)
         chosen = [row for row in listed if all_timelines or row.on_lineage]
         return sorted(chosen, key=lambda row: (row.slot, row.timeline), reverse=True)
 
@@ -74,6 +79,38 @@ class CheckpointCatalog:
             return CheckpointId.parse(pin.checkpoint)
         return self._find_by_prefix(text)
 
+    def find_gap(self, target: CheckpointId) -> int | None:
+        """Return the position of the first retired epoch between the current lineage and `target`.
+
+        A restore would have to apply it again. None for checkpoints of the current lineage, which
+        need nothing applied, and where every epoch is still there.
+        """
+        parting = self.log.find_parting(target)
+        for part in self.log.lineage(target.timeline):
+            last = target.slot if part.last is None else min(part.last, target.slot)
+            first = max(part.first, parting + 1)
+            for row in self.index.iterate_summaries(part.timeline, first=first, last=last):
+                if row.kind == "stub":
+                    return row.slot
+        return None
+
+    def mark_gaps(self, rows: list[SlotSummary]) -> list[SlotSummary]:
+        """Return the rows with `gap` filled in for those that a retired epoch cuts off."""
+        newest: dict[int, int] = {}
+        for row in rows:
+            newest[row.timeline] = max(row.slot, newest.get(row.timeline, 0))
+        gaps = {
+            timeline: self.find_gap(CheckpointId(timeline, slot, ""))
+            for timeline, slot in newest.items()
+        }
+
+        def mark(row: SlotSummary) -> SlotSummary:
+            gap = gaps[row.timeline]
+            is_cut_off = row.kind == "epoch" and gap is not None and gap < row.slot
+            return row.model_copy(update={"gap": gap}) if is_cut_off else row
+
+        return [mark(row) for row in rows]
+
     def read_manifest(self, checkpoint: CheckpointId) -> Manifest:
         """The manifest of a checkpoint. Raises PoisonError when it was retired."""
         return self.log.open_checkpoint(checkpoint).epoch
@@ -96,14 +133,23 @@ class CheckpointCatalog:
         )
 
     def _find_by_prefix(self, text: str) -> CheckpointId:
-        fitting = [
+        try:
+            checkpoint = CheckpointId.parse(text)
+            self.log.open_checkpoint(checkpoint)  # a whole id needs no search
+            return checkpoint
+        except ConfigurationError:
+            pass
+        epochs = (
             row.id
-            for row in self.list_checkpoints(all_timelines=True)
-            if row.id is not None and row.id.startswith(text)
-        ]
+            for timeline in range(self.log.head().timeline, -1, -1)
+            for row in self.index.iterate_newest_first(timeline)
+            if row.kind == "epoch" and row.id is not None and row.id.startswith(text)
+        )
+        fitting = [*islice(epochs, _MOST_SUGGESTIONS + 1)]
         if len(fitting) == 1:
             return CheckpointId.parse(fitting[0])
-        shown = ", ".join(fitting[:5]) + (" ..." if len(fitting) > 5 else "")
+        shown = ", ".join(fitting[:_MOST_SUGGESTIONS])
+        shown += " ..." if len(fitting) > _MOST_SUGGESTIONS else ""
         raise self._unknown_checkpoint_error(
             text, f"it could be {shown}" if fitting else "there is no such checkpoint or pin"
         )

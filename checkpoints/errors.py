@@ -245,3 +245,11 @@ REQUEST_MALFORMED: Final = ErrorDefinition(
 REQUEST_UNDECIDED: Final = ErrorDefinition(
     "request.undecided", TransientError, "{uri} could not be written", retry_after=2.0
 )
+RESTORE_GAP: Final = ErrorDefinition(
+    "restore.gap",
+    ConfigurationError,
+    "{checkpoint} of {pipeline} cannot be restored: slot {slot}, which lies between the current"
+    " timeline and it, was retired",
+    kept="everything; nothing was restored",
+    advice="choose an older checkpoint: tidegate checkpoints list {pipeline} --all",
+)

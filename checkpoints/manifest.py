@@ -128,7 +128,7 @@ class Manifest(_SlotRecordModel):
         uid: the pipeline's identity.
         parent: checkpoint id of the epoch that this one continues; None for the first.
         parent_sha256: SHA-256 of the record before it (`LogHead.sha256`); None for the first.
-        recorded_now: the pipeline clock of this epoch, microseconds UTC.
+        recorded_now: the recorded wall clock of this epoch, microseconds UTC.
         cut: source partition -> slice that the epoch read.
         decider: the decider's state after the epoch.
         decision: what the decider decided.

@@ -93,6 +93,10 @@ class Roots(SharedDocument):
         """Checkpoints with definite evidence against them."""
         return set(self.condemned) - self.retiring_checkpoints
 
+    def without_claims(self, void: set[str]) -> Roots:
+        """Return the document without the claims of these requests."""
+        return self.model_copy(update={"claims": _drop_entries(self.claims, void)})
+
 
 class RootsFile:
     """The one way to read and change `roots.json` of a pipeline."""
@@ -196,13 +200,12 @@ class RootsFile:
 
         def condemn_unprotected(roots: Roots) -> Roots:
             wanted, void = decide(roots)
-            claims = _drop_entries(roots.claims, void)
-            kept = roots.model_copy(update={"claims": claims}).protected_checkpoints
+            valid = roots.without_claims(void)
             new = {
                 name: CondemnedCheckpoint(reason=CondemnReason.RETIRED, detail="retention", at=now)
-                for name in wanted - kept - roots.retiring_checkpoints
+                for name in wanted - valid.protected_checkpoints - roots.retiring_checkpoints
             }
-            return roots.model_copy(update={"claims": claims, "condemned": roots.condemned | new})
+            return valid.model_copy(update={"condemned": roots.condemned | new})
 
         return self._change_roots(condemn_unprotected)
 

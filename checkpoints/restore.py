@@ -14,19 +14,19 @@ First a plan that says what it costs, then one conditional PUT.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
 from enum import StrEnum
 
 from pydantic import BaseModel, ConfigDict
 
 from tidegate.checkpoints.bucket_layout import BucketLayout, CheckpointId
 from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
+from tidegate.checkpoints.errors import RESTORE_GAP
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
 from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.manifest import Counters, ForkRecord, Manifest
 from tidegate.checkpoints.pins import RootsFile
 from tidegate.checkpoints.shared_documents import SharedDocument, change_document, read_document
-from tidegate.checkpoints.slot_index import SlotSummary
 from tidegate.checkpoints.slot_log import LineageSegment, LogHead, Sealed, SlotLog, SlotTaken
 from tidegate.checkpoints.store import Store
 from tidegate.errors import TransientError
@@ -79,13 +79,16 @@ def plan_restore(
 
     Raises:
         ConfigurationError: `target` was never completed.
-        PoisonError: it was retired.
+        PoisonError: it was retired, or an epoch was that leads from the current lineage to it.
     """
+    catalog = catalog or CheckpointCatalog(log)
     head = log.head()
     manifest = log.open_checkpoint(target).epoch if target else None
-    shared = _find_common_position(log, head, target)
-    leaving = _list_epochs_after(
-        catalog or CheckpointCatalog(log), log.lineage(head.timeline), shared, head.slot
+    if target is not None:
+        _require_no_gap(catalog, target)
+    shared = log.find_parting(target) if target else 0
+    rewound, tables, windows = _sum_epochs_after(
+        catalog, log.lineage(head.timeline), shared, head.slot
     )
     counters = head.record.counters if head.record else Counters()
     return RestorePlan(
@@ -95,11 +98,11 @@ def plan_restore(
         slot=head.slot,
         sha256=head.sha256,
         head=str(head.checkpoint) if head.checkpoint else None,
-        epochs_rewound=len(leaving),
+        epochs_rewound=rewound,
         epochs_regained=(manifest.slot if manifest else 0) - shared,
         rows=_count_rows_taken_back(counters, manifest.counters if manifest else Counters()),
-        tables=_sum_by_name(row.tables for row in leaving),
-        windows=_sum_by_name(row.windows for row in leaving),
+        tables=tables,
+        windows=windows,
         since=manifest.created_at if manifest else None,
         spec_changed=_is_spec_changed(head.record, manifest),
     )
@@ -127,6 +130,8 @@ def commit_restore(
         RootsFile(log.store, log.pipeline).claim(
             request_id, target, timeline=head.timeline, slot=head.next_slot, who=who
         )
+        # Retention spares the way to a claimed checkpoint. It may have retired a part before.
+        _require_no_gap(CheckpointCatalog(log), target)
     lease.ensure_held()
     outcome = log.fork(head, target, request_id=request_id, who=who, why=why)
     if isinstance(outcome, SlotTaken):
@@ -146,52 +151,32 @@ def _find_earlier_commit(log: SlotLog, plan: RestorePlan, request_id: str) -> Se
     return Sealed(plan.timeline, plan.slot + 1, filled.sha256, filled.etag)
 
 
-def _find_common_position(log: SlotLog, head: LogHead, target: CheckpointId | None) -> int:
-    """The last position that the current lineage and the target's have in common."""
-    if target is None:
-        return 0
-    here = log.lineage(head.timeline)
-    there = [s for s in log.lineage(target.timeline) if s.first <= target.slot]
-    shared = 0
-    for left, right in zip(here, there, strict=False):
-        if (left.timeline, left.first) != (right.timeline, right.first):
-            break
-        ends = [end for end in (left.last, right.last, target.slot, head.slot) if end is not None]
-        shared = min(ends)
-        if left.last != right.last:
-            break
-    return shared
-
-
-def _list_epochs_after(
+def _sum_epochs_after(
     catalog: CheckpointCatalog, lineage: list[LineageSegment], position: int, head_slot: int
-) -> list[SlotSummary]:
-    """Summaries of the lineage's epochs after a position."""
-    rows: list[SlotSummary] = []
-    for stretch in lineage:
-        if stretch.last is None or stretch.last > position:
-            last = head_slot if stretch.last is None else stretch.last
-            found = catalog.index.summaries_of(stretch.timeline)
-            rows += [
-                row
-                for row in found
-                if row.kind != "fork" and position < row.slot <= last and stretch.contains(row.slot)
-            ]
-    return rows
+) -> tuple[int, dict[str, int], dict[str, int]]:
+    """Return how many epochs the lineage has after a position, and their rows and results."""
+    epochs, tables, windows = 0, Counter[str](), Counter[str]()
+    for part in lineage:
+        first = max(part.first, position + 1)
+        last = head_slot if part.last is None else part.last
+        for row in catalog.index.iterate_summaries(part.timeline, first=first, last=last):
+            if row.kind != "fork":
+                epochs += 1
+                tables.update(row.tables)
+                windows.update(row.windows)
+    return epochs, dict(sorted(tables.items())), dict(sorted(windows.items()))
+
+
+def _require_no_gap(catalog: CheckpointCatalog, target: CheckpointId) -> None:
+    gap = catalog.find_gap(target)
+    if gap is not None:
+        raise RESTORE_GAP(pipeline=catalog.log.pipeline, checkpoint=target, slot=gap)
 
 
 def _count_rows_taken_back(head: Counters, target: Counters) -> dict[str, int]:
     names = ("read", "released", "late", "rejected", "dead_lettered", "retained")
     rows = {name: getattr(head, name) - getattr(target, name) for name in names}
     return rows | {"dropped": sum(head.dropped.values()) - sum(target.dropped.values())}
-
-
-def _sum_by_name(parts: Iterable[dict[str, int]]) -> dict[str, int]:
-    total: dict[str, int] = {}
-    for part in parts:
-        for name, count in part.items():
-            total[name] = total.get(name, 0) + count
-    return dict(sorted(total.items()))
 
 
 def _is_spec_changed(head: Manifest | None, target: Manifest | None) -> bool:
@@ -245,12 +230,16 @@ class RestoreAudit(SharedDocument):
         request: id of the Airflow run.
         target: checkpoint to go back to.
         head: newest checkpoint when it was asked for.
+        bound: timeline and slot of the head that an approval is about; None without approval.
+        desired: state that was desired before the restore, for a task that is tried again.
     """
 
     request: str
     target: str = ""
     head: str = ""
     why: str = ""
+    bound: tuple[int, int] | None = None
+    desired: str = ""
     steps: tuple[RestoreAuditEntry, ...] = ()
 
 
@@ -265,28 +254,26 @@ def record_restore_event(
     target: str | None = None,
     head: str | None = None,
     why: str = "",
+    bound: tuple[int, int] | None = None,
+    desired: str | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> RestoreAudit:
     """Add a step; one that is there already (a task was tried again) is not added twice.
 
-    The first step names the target.
+    The first step names the target. The remaining facts are fields of `RestoreAudit`.
     """
 
     def add_entry(before: RestoreAudit) -> RestoreAudit:
-        if any((s.what, s.who) == (what, who) for s in before.steps):
-            return before
-        facts = {
-            "target": target or before.target,
-            "head": before.head or head or "",
-            "why": before.why or why,
-        }
+        known = any((s.what, s.who) == (what, who) for s in before.steps)
+        entry = RestoreAuditEntry(what=what, who=who, at=at, detail=detail)
         return before.model_copy(
             update={
-                **facts,
-                "steps": (
-                    *before.steps,
-                    RestoreAuditEntry(what=what, who=who, at=at, detail=detail),
-                ),
+                "target": target or before.target,
+                "head": before.head or head or "",
+                "why": before.why or why,
+                "bound": before.bound or bound,
+                "desired": desired or before.desired,
+                "steps": before.steps if known else (*before.steps, entry),
             }
         )
 

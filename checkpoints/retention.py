@@ -2,7 +2,8 @@
 
 1. **Retire**, decided inside one compare-and-swap of `roots.json`: condemn what the policy lets go.
   Kept whatever the policy says: the head, what is pinned or claimed, unpublished slots of the
-  current lineage, and abandoned slots until the followers have left them.
+  current lineage, abandoned slots until the followers have left them, and all abandoned slots that
+  lead to an abandoned one that stays.
 2. Put a stub into each condemned slot (swap by ETag). Slots are never deleted.
 3. **Mark**: note the newest filled slot of every timeline *first*, then collect every file named by
     any manifest that is left, and everything the tables' own snapshots reference (asked for after
@@ -24,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 
 from pydantic import BaseModel, ConfigDict
 
@@ -32,7 +34,7 @@ from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
 from tidegate.checkpoints.manifest import Manifest, RetiredEpoch
 from tidegate.checkpoints.pins import Roots, RootsFile
 from tidegate.checkpoints.slot_index import SlotIndex, SlotSummary
-from tidegate.checkpoints.slot_log import LogHead, SlotLog
+from tidegate.checkpoints.slot_log import LineageSegment, LogHead, SlotLog
 from tidegate.checkpoints.store import ObjectInfo, PreconditionFailedError
 from tidegate.errors import PoisonError
 
@@ -164,40 +166,73 @@ class Retention:
         }
         head = self._log.head()
         published = head.slot if self._published_upto is None else self._published_upto()
-        kept = {str(head.checkpoint)} | {
-            row.id for row in self._newest_on_lineage(head)[: self._policy.keep_last]
-        }
         rewound = self._rewound is None or self._rewound()
-        young = self._clock.wall_ticks() - int(self._policy.keep_for * 1_000_000)
         lineage = self._log.lineage(head.timeline)
+        kept = self._newest_on_lineage(head, lineage)
+        kept |= roots.without_claims(void).protected_checkpoints
         going: set[str] = set()
-        for row in self._all_summaries(head):
-            on_lineage = any(s.timeline == row.timeline and s.contains(row.slot) for s in lineage)
-            done_with = row.slot <= published if on_lineage else rewound
-            if (
-                row.kind == "epoch"
-                and row.id
-                and row.id not in kept
-                and row.created_at < young
-                and done_with
-            ):
-                going.add(row.id)
-        return going, void
+        abandoned: list[SlotSummary] = []
+        newest_kept = self._find_newly_abandoned()
+        for row in self._retained_summaries(head):
+            if row.kind != "epoch" or row.id is None:
+                continue
+            stays = row.id in kept or self._is_young(row.created_at)
+            if any(part.timeline == row.timeline and part.contains(row.slot) for part in lineage):
+                if not stays and row.slot <= published:
+                    going.add(row.id)
+            elif stays:
+                newest_kept[row.timeline] = max(row.slot, newest_kept.get(row.timeline, 0))
+            elif rewound:
+                abandoned.append(row)
+        return going | self._select_needless(abandoned, newest_kept), void
 
-    def _newest_on_lineage(self, head: LogHead) -> list[SlotSummary]:
-        """Retained epochs of the current lineage, newest first."""
-        lineage = self._log.lineage(head.timeline)
-        rows = [row for row in self._all_summaries(head) if row.kind == "epoch"]
-        on = [
-            row
-            for row in rows
-            if any(s.timeline == row.timeline and s.contains(row.slot) for s in lineage)
+    def _newest_on_lineage(self, head: LogHead, lineage: list[LineageSegment]) -> set[str]:
+        """Return the head and the newest retained epochs of the current lineage."""
+        newest = (
+            row.id
+            for part in reversed(lineage)
+            for row in self._index.iterate_newest_first(part.timeline)
+            if row.kind == "epoch" and row.id is not None and part.contains(row.slot)
+        )
+        return {str(head.checkpoint), *islice(newest, self._policy.keep_last)}
+
+    def _find_newly_abandoned(self) -> dict[int, int]:
+        """Return the last epoch of each timeline that a young restore has left.
+
+        Whoever restored by mistake can go back there for as long as a young checkpoint stays.
+        """
+        return {
+            fork.timeline: fork.slot - 1
+            for fork in self._log.list_forks()
+            if self._is_young(fork.at)
+        }
+
+    def _select_needless(
+        self, abandoned: list[SlotSummary], newest_kept: dict[int, int]
+    ) -> set[str]:
+        """Return those of `abandoned` that do not lead to an abandoned epoch that stays.
+
+        A restore of an abandoned checkpoint applies every epoch again that leads to it. So one
+        that stays is worth nothing without all that lead to it.
+        """
+        ways = [
+            LineageSegment(part.timeline, part.first, min(slot, part.last or slot))
+            for timeline, slot in newest_kept.items()
+            for part in self._log.lineage(timeline)
         ]
-        return sorted(on, key=lambda row: row.slot, reverse=True)
+        return {
+            row.id
+            for row in abandoned
+            if row.id is not None
+            and not any(way.timeline == row.timeline and way.contains(row.slot) for way in ways)
+        }
 
-    def _all_summaries(self, head: LogHead) -> Iterator[SlotSummary]:
+    def _is_young(self, at: int) -> bool:
+        return at >= self._clock.wall_ticks() - int(self._policy.keep_for * 1_000_000)
+
+    def _retained_summaries(self, head: LogHead) -> Iterator[SlotSummary]:
         for timeline in range(head.timeline + 1):
-            yield from self._index.summaries_of(timeline)
+            yield from self._index.iterate_retained(timeline)
 
     def _retire_slot(self, checkpoint: CheckpointId) -> None:
         """Step 2. Repeatable: a slot that holds the stub already stays as it is."""
@@ -235,7 +270,7 @@ class Retention:
         gone = set(leaving)
         staying = [
             row
-            for row in self._all_summaries(head)
+            for row in self._retained_summaries(head)
             if row.kind in ("epoch", "missing") and row.id not in gone
         ]
         with ThreadPoolExecutor(self._workers) as pool:

@@ -38,8 +38,9 @@ class SlotSummary(BaseModel):
     """One filled slot, in short.
 
     `read`, `released`, `late` and `retained` are cumulative, as in the manifest's counters. The
-    last three fields are not on the pages: the catalog fills them in from `roots.json` and the
-    lineage.
+    last four fields are not on the pages: the catalog fills them in from `roots.json` and the
+    lineage. `gap` is the position of the first retired epoch between the current lineage and an
+    abandoned checkpoint: the sinks could not apply that epoch again.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -64,11 +65,12 @@ class SlotSummary(BaseModel):
     pins: tuple[str, ...] = ()
     condemned: str | None = None
     on_lineage: bool = True
+    gap: int | None = None
 
     @property
     def is_restorable(self) -> bool:
-        """Whether it can be restored as far as is known."""
-        return self.kind == "epoch" and self.condemned is None
+        """Return whether it can be restored, as far as is known."""
+        return self.kind == "epoch" and self.condemned is None and self.gap is None
 
     @classmethod
     def from_slot(cls, filled: SlotContents) -> SlotSummary:
@@ -143,40 +145,74 @@ class SlotIndex:
         self._store = log.store
         self._workers = workers
 
-    def summaries_of(self, timeline: int) -> list[SlotSummary]:
-        """Summaries of all filled slots of one timeline, oldest first.
+    def iterate_summaries(
+        self, timeline: int, *, first: int = 1, last: int | None = None
+    ) -> Iterator[SlotSummary]:
+        """Yield the filled slots of one timeline from `first` to `last`, oldest first.
 
-        Brings its index pages up to date.
+        Only a few pages are in memory at a time, however long the history is.
         """
-        stretch = self._timeline_segment(timeline)
-        found = self._map_in_threads(
-            lambda page: self._load_index_page(timeline, page, stretch), _list_page_numbers(stretch)
+        whole = self._timeline_segment(timeline)
+        until = whole.last or 0
+        stretch = LineageSegment(
+            timeline, max(first, whole.first), until if last is None else min(last, until)
         )
-        self._fill_missing_slots(timeline, [page for page in found if page.missing])
-        return [row for page in found for row in page.rows]
+        numbers = _list_page_numbers(stretch)
+        for start in range(0, len(numbers), self._workers):
+            found = self._map_in_threads(
+                lambda page: self._load_index_page(timeline, page, whole),
+                numbers[start : start + self._workers],
+            )
+            self._fill_missing_slots(timeline, [page for page in found if page.missing])
+            for page in found:
+                yield from (row for row in page.rows if stretch.contains(row.slot))
 
     def iterate_newest_first(self, timeline: int) -> Iterator[SlotSummary]:
         """The same rows from the newest back, reading only as many pages as are asked for."""
-        stretch = self._timeline_segment(timeline)
-        for number in reversed(_list_page_numbers(stretch)):
-            page = self._load_index_page(timeline, number, stretch)
-            if page.missing:
-                self._fill_missing_slots(timeline, [page])
+        for page in self._iterate_pages_back(timeline):
             yield from reversed(page.rows)
 
-    def refresh(self) -> None:
-        """Bring the index up to date.
+    def iterate_retained(self, timeline: int) -> Iterator[SlotSummary]:
+        """Yield the slots of one timeline behind its oldest pages, which hold stubs only.
 
-        Worth doing every few hundred epochs, by the driver or by maintenance.
+        A stub stays a stub. So those pages are read once, and an object beside them tells where
+        the others begin.
         """
-        for timeline in range(self._log.head().timeline + 1):
-            self.summaries_of(timeline)
+        key = self._index_page_key(timeline, "retired")
+        first, etag = self._read_retired_upto(key)
+        only_stubs_upto, so_far = first, True
+        for row in self.iterate_summaries(timeline, first=first + 1):
+            so_far = so_far and row.kind == "stub"
+            if so_far and row.slot % SLOTS_PER_PAGE == 0:
+                only_stubs_upto = row.slot
+            yield row
+        if only_stubs_upto > first:
+            data = canonical_bytes(only_stubs_upto)
+            with suppress(PreconditionFailedError, OutcomeUnknownError):
+                _ = (
+                    self._store.compare_and_swap(key, data, etag)
+                    if etag
+                    else self._store.create(key, data)
+                )
+
+    def refresh(self) -> None:
+        """Bring the newest pages up to date, back to the first page that needs nothing.
+
+        Worth doing every few hundred epochs, by the driver or by maintenance. An older page that
+        is missing is written by whoever reads it.
+        """
+        for timeline in range(self._log.head().timeline, -1, -1):
+            for page in self._iterate_pages_back(timeline):
+                if page.rows and not page.missing:
+                    return
 
     def rebuild(self) -> None:
         """Throw the index away and read every manifest again."""
         for entry in [*self._store.list_objects(self._log.layout.index_prefix)]:
             self._store.delete(entry.key)
-        self.refresh()
+        for timeline in range(self._log.head().timeline + 1):
+            for _ in self.iterate_summaries(timeline):
+                pass
 
     def note_retired(self, stubs: Iterable[CheckpointId]) -> None:
         """Correct the pages after a retirement: the rows of these slots are read anew."""
@@ -191,6 +227,23 @@ class SlotIndex:
             ]
             if fresh != rows:
                 self._write_index_page(key, fresh, etag)
+
+    def _iterate_pages_back(self, timeline: int) -> Iterator[_IndexPage]:
+        """Yield the pages from the newest back; `missing` names the slots that were filled in."""
+        stretch = self._timeline_segment(timeline)
+        for number in reversed(_list_page_numbers(stretch)):
+            page = self._load_index_page(timeline, number, stretch)
+            if page.missing:
+                self._fill_missing_slots(timeline, [page])
+            yield page
+
+    def _read_retired_upto(self, key: str) -> tuple[int, str]:
+        """Return the slot up to which a timeline has stubs only, and the ETag of that record."""
+        try:
+            found = self._store.get(key)
+            return int(found.data), found.etag
+        except (NotFoundError, ValueError):
+            return 0, ""
 
     def _timeline_segment(self, timeline: int) -> LineageSegment:
         """The filled slots of a timeline, with the fork record that ended it.
@@ -242,8 +295,9 @@ class SlotIndex:
                 else self._store.create(key, data)
             )
 
-    def _index_page_key(self, timeline: int, page: int) -> str:
-        return self._log.layout.index_page_key(f"t{timeline}-{page:07d}")
+    def _index_page_key(self, timeline: int, page: int | str) -> str:
+        name = page if isinstance(page, str) else f"{page:07d}"
+        return self._log.layout.index_page_key(f"t{timeline}-{name}")
 
     def _summarize_slot(self, timeline: int, slot: int) -> SlotSummary:
         filled = self._log.read_slot(timeline, slot)

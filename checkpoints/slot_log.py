@@ -300,6 +300,21 @@ class SlotLog:
         """
         return _build_lineage(timeline, self.list_forks())
 
+    def find_parting(self, target: CheckpointId) -> int:
+        """Return the last position that the current lineage and that of `target` share."""
+        head = self.head()
+        here = self.lineage(head.timeline)
+        there = [s for s in self.lineage(target.timeline) if s.first <= target.slot]
+        shared = 0
+        for left, right in zip(here, there, strict=False):
+            if (left.timeline, left.first) != (right.timeline, right.first):
+                break
+            ends = (left.last, right.last, target.slot, head.slot)
+            shared = min(end for end in ends if end is not None)
+            if left.last != right.last:
+                break
+        return shared
+
     def epochs_between(self, timeline: int, first: int, last: int) -> Iterator[SlotContents]:
         """Yield the slots `first` to `last` on the lineage of a timeline; ends at an empty slot."""
         segments = self.lineage(timeline)

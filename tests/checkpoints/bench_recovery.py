@@ -36,7 +36,7 @@ from tidegate.checkpoints.pipeline_identity import ensure_identity
 from tidegate.checkpoints.process_identity import ProcessIdentity
 from tidegate.checkpoints.slot_log import LogHead, SlotLog
 from tidegate.checkpoints.store import Store, require_honest_store
-from tidegate.jobs.driver.startup_recovery import select_start_checkpoint
+from tidegate.jobs.driver.startup import select_start_checkpoint
 from tidegate.jobs.engine.epoch_engine import Engine, EngineRuntime, EpochPorts
 from tidegate.jobs.engine.fault_points import NoFaults
 from tidegate.jobs.engine.interfaces import Cut, MoveOrder, MoveResult, SurveyedCut
@@ -136,7 +136,9 @@ def recover(url: str) -> float:
         SPEC,
         log,
         EpochPorts(list(sources.values()), _Stop(), lambda order: {}),
-        EngineRuntime(ManifestAuthor(uid, "bench", "0"), PlainSteps(), SYSTEM_CLOCK, NoFaults()),
+        EngineRuntime(
+            ManifestAuthor(uid, "bench", "0"), PlainSteps(SYSTEM_CLOCK), SYSTEM_CLOCK, NoFaults()
+        ),
     )
     try:
         engine.run_epoch()

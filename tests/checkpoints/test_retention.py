@@ -45,7 +45,9 @@ def retention(log: SlotLog, policy: RetentionPolicy = EAGER, **options: Any) -> 
 
 def state(log: SlotLog) -> dict[int, str]:
     """What fills the slots of timeline 0."""
-    return {row.slot: row.kind for row in CheckpointCatalog(log, workers=1).index.summaries_of(0)}
+    return {
+        row.slot: row.kind for row in CheckpointCatalog(log, workers=1).index.iterate_summaries(0)
+    }
 
 
 def test_old_checkpoints_become_stubs_and_their_files_go(store: Store, author: Author) -> None:
@@ -326,7 +328,7 @@ def everything_left_is_whole(bucket: MemoryBucket, pinned: list[CheckpointId]) -
     log = SlotLog(MemoryStore(bucket), "p")
     head = log.head()
     for timeline in range(head.timeline + 1):
-        for row in CheckpointCatalog(log, workers=1).index.summaries_of(timeline):
+        for row in CheckpointCatalog(log, workers=1).index.iterate_summaries(timeline):
             filled = log.read_slot(timeline, row.slot)
             assert filled is not None
             if (
