@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 from tidegate.jobs.eventtime import frontiers as frontiers
 from tidegate.jobs.eventtime import members
-from tidegate.jobs.eventtime import pipeline_clock as clocks
 from tidegate.jobs.eventtime.decider_state import DeciderState
 from tidegate.jobs.eventtime.decision_types import Decision, Member, ReleaseMark, Survey
 from tidegate.jobs.eventtime.frontiers import ACTIVE, DONE, IDLE, Coalescer, InputState, Signal
@@ -23,6 +22,7 @@ from tidegate.jobs.eventtime.members import (
     collect_statuses,
     resolve_partition_timeout,
 )
+from tidegate.jobs.eventtime.pipeline_clock import PipelineTime, advance_clock, has_expired
 from tidegate.jobs.spec.event_time_options import ReleaseMode
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.time_units import TICK_MAX, TICK_MIN
@@ -64,7 +64,7 @@ def decide(spec: PipelineSpec, state: dict[str, Any], survey: Survey) -> Decisio
 class _StateBefore(NamedTuple):
     """What stood before the epoch."""
 
-    clock: int | None
+    time: PipelineTime | None
     frontier: int
     section: int
     released: ReleaseMark
@@ -79,7 +79,7 @@ class _EpochDecider:
     spec: PipelineSpec
     world: DeciderState
     survey: Survey
-    clock: int
+    time: PipelineTime
     members: Members
     before: _StateBefore
     recorded: list[dict[str, Any]] = field(default_factory=list)
@@ -90,22 +90,27 @@ class _EpochDecider:
     @classmethod
     def begin(cls, spec: PipelineSpec, world: DeciderState, survey: Survey) -> _EpochDecider:
         """The epoch before its first step."""
-        clock = clocks.advance_clock(world.clock, survey.now, spec.checkpoint.max_clock_step)
+        time = advance_clock(world.time, survey.now, spec.checkpoint.max_clock_step, survey.worked)
         rules = {
             name: SourceRules.from_spec(spec, name, coalescer)
             for name, coalescer in world.sources.items()
         }
-        members = Members(world, rules, survey.now, clock, world.barriers.members_at_barrier())
+        members = Members(world, rules, survey.now, time.clock, world.barriers.members_at_barrier())
         order, output = world.order, world.output
         before = _StateBefore(
-            world.clock,
+            world.time,
             output.value,
             world.barriers.section,
             order.released,
             order.reach,
             output.status,
         )
-        return cls(spec, world, survey, clock, members, before)
+        return cls(spec, world, survey, time, members, before)
+
+    @property
+    def clock(self) -> int:
+        """The pipeline clock of this epoch."""
+        return self.time.clock
 
     # ------------------------------------------------------------------ step 1
 
@@ -139,7 +144,7 @@ class _EpochDecider:
             self.world.active_at[name] = self.clock
         if heard:
             self.world.active_at[name] = self.clock
-        elif name not in self.members.sources_with_backlog and clocks.has_expired(
+        elif name not in self.members.sources_with_backlog and has_expired(
             self.clock, self.world.active_at[name], self.spec.coalesce.idle_timeout
         ):
             self.quiet_sources.add(name)
@@ -325,10 +330,10 @@ class _EpochDecider:
             self.recorded.append(
                 {"kind": "barrier", "id": one.health.id, "outcome": outcome, "cause": one.cause}
             )
-        world.clock = self.clock
+        world.time = self.time
         world.buffered_rows = self.survey.buffered_rows
         world.holder = members.find_frontier_holder(
-            self.spec, world, world.barriers.members_at_barrier(), self.clock
+            self.spec, world, world.barriers.members_at_barrier(), self.time.wall
         )
         late, by_time = self._order_late_mark()
         after = world.to_dict()
@@ -411,7 +416,7 @@ class _EpochDecider:
     def _has_changed(
         self, release_before: ReleaseMark, release_after: ReleaseMark, after: dict[str, Any]
     ) -> bool:
-        """Worth sealing without rows: something moved, or the clock of a running timer has to."""
+        """Worth sealing without rows: something moved, or a running timer has come a good way."""
         before = self.before
         if (
             self.emitted
@@ -421,7 +426,8 @@ class _EpochDecider:
         ):
             return True
         stepped = (
-            before.clock is None or self.clock - before.clock >= self.spec.checkpoint.max_clock_step
+            before.time is None
+            or self.clock - before.time.clock >= self.spec.checkpoint.max_clock_step
         )
         return stepped and find_next_timer(self.spec, after) is not None
 

@@ -12,6 +12,7 @@ from typing import Any, Final, TypedDict
 
 from tidegate.jobs.eventtime.barriers import Barriers
 from tidegate.jobs.eventtime.frontiers import Coalescer
+from tidegate.jobs.eventtime.pipeline_clock import PipelineTime, read_pipeline_time
 from tidegate.jobs.eventtime.release_order import ReleaseOrder
 from tidegate.jobs.spec.event_time_options import CoalesceOptions
 from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
@@ -53,7 +54,7 @@ class DeciderState:
     """Everything the decider knows between two epochs.
 
     Attributes:
-        clock: the pipeline clock; None before the first epoch.
+        time: the pipeline clock and the recorded wall clock; None before the first epoch.
         members: by ``str(member)``.
         sources: per source, its partitions coalesced.
         output: the sources coalesced.
@@ -64,7 +65,7 @@ class DeciderState:
         holder: who holds the frontier, since when and why.
     """
 
-    clock: int | None
+    time: PipelineTime | None
     members: dict[str, MemberState]
     sources: dict[str, Coalescer]
     output: Coalescer
@@ -78,7 +79,7 @@ class DeciderState:
     def initial(cls, spec: PipelineSpec) -> DeciderState:
         """The beginning: no member, no frontier, section 0."""
         return cls(
-            clock=None,
+            time=None,
             members={},
             sources={
                 name: Coalescer(_resolve_partition_options(source))
@@ -100,7 +101,7 @@ class DeciderState:
         for gone in output.inputs.keys() - spec.sources.keys():
             output.remove(gone)
         return cls(
-            clock=data["clock"],
+            time=read_pipeline_time(data),
             members=dict(data["members"]),
             sources={
                 name: Coalescer.from_dict(
@@ -118,9 +119,12 @@ class DeciderState:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready state."""
+        time = self.time
         return {
             "version": STATE_VERSION,
-            "clock": self.clock,
+            "clock": time.clock if time else None,
+            # Absent while the clocks agree, as in the manifests of versions that had one clock.
+            **({"uncounted": time.uncounted} if time and time.uncounted else {}),
             "members": self.members,
             "sources": {name: source.to_dict() for name, source in self.sources.items()},
             "output": self.output.to_dict(),

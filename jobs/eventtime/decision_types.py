@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
+from tidegate.jobs.eventtime.pipeline_clock import read_pipeline_time
 from tidegate.time_units import TICK_MAX, TICK_MIN, saturate_ticks
 
 
@@ -124,6 +125,8 @@ class Survey:
         released_max: greatest (section, event_time) released by all epochs before this one.
         aborts: barrier ids a person asked to abort (requests applied in this epoch).
         run_start: this is the first epoch of a run (startup grace counts per run).
+        worked: ticks that drivers have worked since the epoch before; None: not known, so that all
+            the time since then counts as one gap.
     """
 
     now: int
@@ -132,6 +135,7 @@ class Survey:
     released_max: ReleaseMark | None = None
     aborts: tuple[int, ...] = ()
     run_start: bool = False
+    worked: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +232,12 @@ class Decision:
     holder: dict[str, Any] | None = None
     changed: bool = False
     after: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def wall(self) -> int:
+        """The recorded wall clock of this epoch, for stamps and for people; timers run on `now`."""
+        time = read_pipeline_time(self.after)
+        return self.now if time is None else time.wall
 
     @property
     def events_frontier(self) -> int:

@@ -387,18 +387,18 @@ def collect_statuses(world: DeciderState, quiet: set[str]) -> dict[str, str]:
 
 
 def find_frontier_holder(
-    spec: PipelineSpec, world: DeciderState, standing: set[str], clock: int
+    spec: PipelineSpec, world: DeciderState, standing: set[str], wall: int
 ) -> dict[str, Any] | None:
     """The member with the least frontier among those that make F.
 
-    `since` is when it became that member.
+    `since` is when it became that member, on the recorded wall clock.
     """
     source = _find_slowest_input(world.output)
     if source is None:
         return None
     member = _find_slowest_input(world.sources[source]) or source
     before = world.holder
-    since = before["since"] if before is not None and before["member"] == member else clock
+    since = before["since"] if before is not None and before["member"] == member else wall
     return {
         "member": member,
         "since": since,

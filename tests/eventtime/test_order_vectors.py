@@ -257,7 +257,7 @@ def test_disorder_inside_a_source_is_sorted() -> None:
 
 
 def test_an_outage_expires_nothing_by_itself() -> None:
-    """After a gap of an hour the pipeline clock has moved by its largest step only.
+    """After a gap of an hour the pipeline clock has moved by its largest step, and catches nothing up.
 
     The row still waits.
     """
@@ -267,7 +267,8 @@ def test_an_outage_expires_nothing_by_itself() -> None:
     step = feed.step(3600 * S)
     assert step.times == []
     assert step.decision.now == 10 * S
-    assert feed.step(3601 * S).times == [100]
+    assert [feed.step(at * S).decision.now for at in (3601, 3609)] == [11 * S, 19 * S]
+    assert feed.step(3610 * S).times == [100]
 
 
 def test_a_wall_clock_that_goes_back_takes_no_timer_back() -> None:

@@ -81,6 +81,7 @@ class Model:
     def __init__(self, spec: PipelineSpec) -> None:
         self.spec = spec
         self.clock: int | None = None
+        self.wall: int | None = None  # greatest wall clock so far: gaps count in it
         self.members: dict[Member, ModelMember] = {}
         ends = {
             name: bool(source.punctuation and source.punctuation.advance_to_end)
@@ -115,14 +116,17 @@ class Model:
         *,
         run_start: bool = False,
         aborts: Sequence[int] = (),
+        worked: int | None = None,
     ) -> Outcome:
         """One cut: the steps of semantics.md section 1, "Inside an epoch"."""
-        last_clock = self.clock
-        self.clock = (
-            now
-            if last_clock is None
-            else min(max(last_clock, now), last_clock + self.spec.checkpoint.max_clock_step)
-        )
+        last_wall = self.wall
+        if self.clock is None or last_wall is None:
+            self.clock = self.wall = now
+        else:
+            gap = max(0, now - last_wall)
+            step = min(gap, self.spec.checkpoint.max_clock_step) if worked is None else worked
+            self.clock += step
+            self.wall = max(last_wall, now, self.clock)
         if run_start:
             self.run_began, self.in_grace = None, self.spec.release.startup_grace > 0
         outcome = Outcome(
@@ -130,7 +134,7 @@ class Model:
             now=self.clock,
         )
         section, self.stood = self.barriers.section, self.barriers.standing()
-        slices, arrivals, active = self._read(offers, last_clock, outcome)
+        slices, arrivals, active = self._read(offers, last_wall, outcome)
         data = [row for rows in slices for row in rows.data]
         self._statuses(offers, active)
         self._barriers(arrivals, aborts)
@@ -151,7 +155,7 @@ class Model:
     # reading
 
     def _read(
-        self, offers: Mapping[Member, Offer], last_clock: int | None, outcome: Outcome
+        self, offers: Mapping[Member, Offer], last_wall: int | None, outcome: Outcome
     ) -> tuple[list[SliceRows], list[tuple[str, Any]], set[str]]:
         """Take each member's rows up to its barrier.
 
@@ -168,7 +172,7 @@ class Model:
             discovered = self.spec.sources[member.source].coalesce.members == "discovered"
             if discovered and member not in self.members and not offer.rows:
                 continue
-            slices.append(self._read_member(member, offer, last_clock, outcome, arrivals, active))
+            slices.append(self._read_member(member, offer, last_wall, outcome, arrivals, active))
         if self.in_grace and self.run_began is None and active:
             self.run_began = self.clock
         return slices, arrivals, active
@@ -177,7 +181,7 @@ class Model:
         self,
         member: Member,
         offer: Offer,
-        last_clock: int | None,
+        last_wall: int | None,
         outcome: Outcome,
         arrivals: list[tuple[str, Any]],
         active: set[str],
@@ -190,7 +194,7 @@ class Model:
         blocked = self.barriers.open_for(name) >= (
             1 if self.spec.barriers.alignment == "block" else 2
         )
-        reader = PartitionReader(source, member, one.memory, last_clock)
+        reader = PartitionReader(source, member, one.memory, last_wall)
         taken = 0
         for seq, values in () if blocked else offer.rows:
             reader.take(RawRow(seq, dict(values)))

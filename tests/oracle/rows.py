@@ -104,7 +104,9 @@ def read_rows(
         PoisonError: a bad row under ``on_bad: fail``, or punctuation going back under ``regress:
             error``.
     """
-    reader = PartitionReader(source, part.member, carried(state, part.member), state.get("clock"))
+    clock = state.get("clock")
+    wall = None if clock is None else clock + state.get("uncounted", 0)
+    reader = PartitionReader(source, part.member, carried(state, part.member), wall)
     for raw in raws:
         reader.take(raw)
         if reader.barrier is not None:

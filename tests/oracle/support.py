@@ -37,7 +37,8 @@ COLUMNS = {
 class Tick:
     """One epoch of a world.
 
-    Time passed, arrivals (member -> rows), how much is read of each, who ends, what is aborted.
+    Time passed, arrivals (member -> rows), how much is read of each, who ends, what is aborted, and
+    how much of the time was worked (None: it is one gap).
     """
 
     passed: int
@@ -45,6 +46,7 @@ class Tick:
     limit: int | None
     ends: frozenset[Member] = frozenset()
     aborts: tuple[int, ...] = ()
+    worked: int | None = None
 
 
 @dataclass(frozen=True)
@@ -106,10 +108,13 @@ class Pair:
             slices.append(
                 source.plan(member, self.real.resume.get(member), limits, blocked=member in waiting)
             )
-        outcome = self.model.epoch(self.now, offers, run_start=number == 0, aborts=tick.aborts)
-        decision, moved, cut = self.real.run(
-            Cut(tuple(slices)), self.now, run_start=number == 0, aborts=tick.aborts
-        )
+        facts: dict[str, Any] = {
+            "run_start": number == 0,
+            "aborts": tick.aborts,
+            "worked": tick.worked,
+        }
+        outcome = self.model.epoch(self.now, offers, **facts)
+        decision, moved, cut = self.real.run(Cut(tuple(slices)), self.now, **facts)
         self.outcomes.append(outcome)
         self.moved.append((decision, moved))
         real, model = self.seen_by_decider(decision, moved, cut), self.seen_by_model(outcome)
@@ -398,6 +403,7 @@ def worlds(
                 draw(st.sampled_from([None, None, 1, 2])),
                 ends,
                 aborts,
+                draw(st.sampled_from([None, None, 0, 1, 4])),
             )
         )
     return World(chosen, tuple(members), _until_the_end(ticks))
