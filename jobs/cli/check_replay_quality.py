@@ -12,7 +12,7 @@ import typer
 
 from tidegate.jobs.cli import arguments, output
 from tidegate.jobs.cli.arguments import JsonOption, SpecArgument, StoreOption
-from tidegate.jobs.cli.errors import NO_EPOCH, SLOT_IS_MERGE
+from tidegate.jobs.cli.errors import NO_EPOCH, NO_OWN_SPEC, SLOT_IS_MERGE
 
 if TYPE_CHECKING:
     from tidegate.checkpoints.manifest import Manifest
@@ -82,19 +82,28 @@ def replay_sealed_epoch(
 ) -> None:
     """Run a sealed epoch again and compare its rows with the sealed ones.
 
-    Uses the epoch's recorded cut and decision, and seals nothing. Exit code 1 if a table comes out
-    differently.
+    Uses the spec that sealed the epoch and its recorded cut, decides again, and seals nothing. Exit
+    code 1 if the decision or a table comes out differently.
     """
     spec, log = arguments.open_spec_and_log(pipeline, store)
     sealed, parent = _read_epoch_and_parent(log, epoch)
+    spec = _find_own_spec(spec, sealed, log.store)
     result = _replay_in_scratch_store(spec, sealed, parent, log.store)
     if as_json:
-        data = {"checkpoint": result.checkpoint, "equal": result.is_equal, "tables": result.tables}
+        data = {
+            "checkpoint": result.checkpoint,
+            "equal": result.is_equal,
+            "tables": result.tables,
+            "decided_differently": list(result.decided_differently),
+        }
         output.print_envelope("replay", data)
     else:
         columns = ["table", "rows sealed", "rows replayed", "rows that differ"]
         rows = [[name, *counts] for name, counts in result.tables.items()]
         output.print_table(columns, rows, title=result.checkpoint)
+        if result.decided_differently:
+            fields = ", ".join(result.decided_differently)
+            output.print_line(f"decided differently: {fields}")
         output.print_line("equal" if result.is_equal else "NOT equal")
     raise typer.Exit(0 if result.is_equal else 1)
 
@@ -116,6 +125,22 @@ def _read_epoch_and_parent(log: SlotLog, epoch: int | None) -> tuple[Manifest, M
     return sealed, slots[0].epoch if len(slots) == 2 else None
 
 
+def _find_own_spec(given: PipelineSpec, epoch: Manifest, store: Store) -> PipelineSpec:
+    """Return the spec that sealed an epoch.
+
+    Raises:
+        ConfigurationError: it was not kept, and the given one is another.
+    """
+    from tidegate.checkpoints.checkpoint_specs import read_spec
+
+    if given.digest() == epoch.spec_digest:
+        return given
+    own = read_spec(store, given.name, epoch.spec_digest)
+    if own is None:
+        raise NO_OWN_SPEC(pipeline=given.name, checkpoint=epoch.id, digest=epoch.spec_digest[:12])
+    return own
+
+
 def _replay_in_scratch_store(
     spec: PipelineSpec, epoch: Manifest, parent: Manifest | None, sealed: Store
 ) -> ReplayResult:
@@ -123,7 +148,9 @@ def _replay_in_scratch_store(
     from tidegate.checkpoints.scratch_store import ScratchStore
     from tidegate.checkpoints.slot_log import SlotLog
     from tidegate.jobs.driver.pipeline_run import make_dispatcher
+    from tidegate.jobs.engine.epoch_engine import EpochPorts
     from tidegate.jobs.engine.replay import replay_epoch
+    from tidegate.jobs.sinks.output_tables import DriverTables
     from tidegate.jobs.sources.input_view import InputView
     from tidegate.jobs.spark.mover import SparkMover
 
@@ -133,7 +160,8 @@ def _replay_in_scratch_store(
         mover = SparkMover(overlay, spec, Path(folder) / "work")
         try:
             dispatch = make_dispatcher(spec, overlay, SlotLog(overlay, spec.name), mover, parent)
-            return replay_epoch(spec, epoch, parent, mover, overlay, scratch, dispatch)
+            ports = EpochPorts((), mover, DriverTables(overlay).write, dispatch)
+            return replay_epoch(spec, epoch, parent, ports, overlay, scratch)
         finally:
             mover.close()
 

@@ -345,6 +345,7 @@ def _format_summary_row(row: SlotSummary) -> tuple[object, ...]:
     notes = [f"pinned as {name}" for name in row.pins]
     notes += [row.condemned] if row.condemned else []
     notes += [] if row.on_lineage else ["left by a restore"]
+    notes += [f"not restorable: slot {row.gap} was retired"] if row.gap is not None else []
     kinds = {"stub": ["retired"], "fork": [f"restore of {row.parent or 'the beginning'}"]}
     notes += kinds.get(row.kind, [])
     name = row.id or f"t{row.timeline}-{row.slot:06d}"

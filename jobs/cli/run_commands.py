@@ -293,7 +293,6 @@ def land_source(
     from tidegate.jobs.driver.epoch_listeners import measure_landing
     from tidegate.jobs.driver.landing_log import LandingLog
     from tidegate.jobs.driver.log_output import configure_logs
-    from tidegate.jobs.engine.fault_points import read_faults_from_environment
 
     spec = arguments.find_spec(pipeline)
     if source not in spec.sources or spec.sources[source].landing is None:
@@ -310,7 +309,6 @@ def land_source(
             checkpoint or Path(".tidegate") / "landing" / spec.name / source,
             new_generation=new_generation,
             metrics=metrics,
-            faults=read_faults_from_environment(),
         )
         with landing.lock_folder(), _record_landing_end(landing):
             _run_landing(spec, landing, stop, until_idle)

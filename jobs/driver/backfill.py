@@ -35,7 +35,7 @@ from tidegate.jobs.driver.epoch_loop import EndConditions
 from tidegate.jobs.driver.errors import BAD_BACKFILL_RANGE
 from tidegate.jobs.driver.log_output import configure_logs
 from tidegate.jobs.driver.pipeline_run import RunOptions, run_pipeline
-from tidegate.jobs.engine.result_comparison import values_differ
+from tidegate.jobs.engine.replay import values_differ
 from tidegate.jobs.spec.loader import load_spec
 from tidegate.jobs.spec.pipeline import PipelineSpec, ReadLimits
 from tidegate.jobs.spec.window_specs import WindowSpec
@@ -108,6 +108,7 @@ def compare_windows(
     from tidegate.jobs.sinks.published_tables import read_table
 
     def read_range(side: PipelineSpec, name: str) -> _Rows:
+        """Return the current results of one window that lie in the range."""
         rows = read_table(side, store, name, current_only=True).to_pylist()
         return [
             row
@@ -128,6 +129,7 @@ def compare_results(window: WindowSpec, stream: _Rows, batch: _Rows) -> dict[str
     may still emit them.
     """
     ends = [[row["window_end"] for row in rows] for rows in (stream, batch)]
+    # A window that only one side has closed yet says nothing about the other side.
     closed = min(map(max, ends)) if all(ends) else None
     ours, theirs = (
         {

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import structlog
 
-from tidegate.errors import TransientError
+from tidegate.checkpoints.store import StoreDeniedError
+from tidegate.errors import TidegateError, TransientError
 from tidegate.jobs.driver.error_classification import detect_full_disk
 from tidegate.jobs.driver.operator_requests import RequestInbox
 from tidegate.jobs.driver.status_reporter import DriverSteps, StatusReporter
@@ -21,6 +22,14 @@ from tidegate.jobs.spec.pipeline import PipelineSpec
 _log = structlog.get_logger("tidegate.driver")
 
 _HOLD_POLL_INTERVAL = 0.2  # seconds, while a merge has the next slot
+# Seconds between two looks for requests while the driver waits for sinks.
+_SINK_POLL_INTERVAL = 2.0
+# Seconds without an own epoch after which the driver reads the head of the log. A merge may have
+# filled a slot meanwhile, and on a quiet stream nothing else would tell the sinks.
+_HEAD_POLL_INTERVAL = 30.0
+# Seconds for which a store that refuses a running driver's credentials is asked again. Expired keys
+# are renewed and policies rolled out while drivers run; a key that was withdrawn stays refused.
+_DENIED_PATIENCE = 600.0
 # Seconds, doubling from the first to the longest. The store's own retries, up to 30 s, come on top.
 _FIRST_BACKOFF, _LONGEST_BACKOFF = 1.0, 15.0
 
@@ -30,7 +39,8 @@ class EndConditions:
     """What ends a run without a request.
 
     Attributes:
-        idle: seconds without a row and with nothing pending.
+        idle: seconds without a row and with nothing pending. Only time in which epochs could look
+            for rows counts: neither an outage nor a wait for sinks is silence.
         epochs: sealed epochs.
     """
 
@@ -58,6 +68,7 @@ class LoopRuntime:
         stop: set when the driver should end.
         faults: fault points of tests.
         on_epoch: called with the report of each epoch and its seconds.
+        monotonic: seconds on a clock that never goes back.
     """
 
     spec: PipelineSpec
@@ -67,6 +78,7 @@ class LoopRuntime:
     stop: threading.Event
     faults: Faults
     on_epoch: Callable[[EpochReport, float], None]
+    monotonic: Callable[[], float] = time.monotonic
 
 
 class EpochLoop:
@@ -82,57 +94,80 @@ class EpochLoop:
         self._engine, self._publisher, self._until = engine, publisher, until
         self._runtime, self._spec = runtime, runtime.spec
         self._steps, self._status, self._stop = runtime.steps, runtime.status, runtime.stop
+        self._monotonic = runtime.monotonic
         self._sealed_epochs = 0
-        self._quiet_since = time.monotonic()
+        self._quiet_since = self._head_read_at = self._monotonic()
         self._backoff = _FIRST_BACKOFF
+        self._denied_since: float | None = None
 
     def run(self) -> RunOutcome:
         """Run epochs until the run ends, and return why it ended.
 
         Raises:
-            TidegateError: fenced, poison or configuration. Transient errors are waited out.
+            TidegateError: fenced, poison or configuration. Transient errors are waited out, and for
+                some minutes also a store that suddenly refuses the credentials.
         """
         self._status.set_state("running")
         while True:
             outcome = self._check_end_conditions()
             if outcome is not None:
                 return outcome
-            begun = time.monotonic()
+            begun = self._monotonic()
             try:
+                if not self._wait_for_publisher():
+                    continue
                 report = self._run_epoch()
+                self._record_outcome(report, self._monotonic() - begun)
+                if report.ended and not report.pending:
+                    return self._finish()
             except Exception as error:
-                self._wait_and_reload(_require_transient(self._spec.name, error))
+                self._wait_and_reload(self._require_passing(error))
                 continue
-            self._record_outcome(report, time.monotonic() - begun)
-            if report.ended and not report.pending:
-                return RunOutcome("finished", "every source is bounded and read to its end")
             self._pause_between_epochs(report, begun)
 
     def _check_end_conditions(self) -> RunOutcome | None:
-        if self._steps.lost.is_set():
-            raise self._steps.error or RuntimeError("lease lost without an error")
+        self._require_lease_not_lost()
         if self._stop.is_set():
             return RunOutcome("stopped", "a signal or a request asked for it")
         if self._until.epochs is not None and self._sealed_epochs >= self._until.epochs:
             return RunOutcome("stopped", f"{self._sealed_epochs} epochs were asked for")
-        quiet = time.monotonic() - self._quiet_since
+        quiet = self._monotonic() - self._quiet_since
         if self._until.idle is not None and quiet >= self._until.idle:
             return RunOutcome("stopped", f"no row for {self._until.idle:g} s")
         return None
 
+    def _require_lease_not_lost(self) -> None:
+        if self._steps.lost.is_set():
+            raise self._steps.error or RuntimeError("lease lost without an error")
+
     def _run_epoch(self) -> EpochReport:
         self._steps.begin_epoch()
-        self._wait_for_publisher()
         report = self._engine.run_epoch(self._collect_requests())
         if report.lost:
             _log.warning(
                 "slot_lost", advice="another driver or a restore filled it; going on after it"
             )
+        if report.sealed or report.lost:
+            self._publish_to_head()
+        elif self._monotonic() - self._head_read_at >= _HEAD_POLL_INTERVAL:
+            self._follow_head()
         if report.sealed:
-            self._publisher.note_sealed(report.sealed.slot)
             self._runtime.inbox.acknowledge_applied(report)
         self._runtime.faults.reach("report")
         return report
+
+    def _follow_head(self) -> None:
+        """Read the head of the log again, and publish up to it.
+
+        An epoch may be sealed without an answer that this driver has seen, and merges fill slots
+        as well. The sinks are told of them here.
+        """
+        self._engine.reload()
+        self._publish_to_head()
+
+    def _publish_to_head(self) -> None:
+        self._head_read_at = self._monotonic()
+        self._publisher.note_sealed(self._engine.resume_state.head.slot)
 
     def _collect_requests(self) -> EpochRequests:
         """Return the requests for the coming epoch.
@@ -141,7 +176,10 @@ class EpochLoop:
         """
         inbox = self._runtime.inbox
         requests = inbox.collect()
+        if inbox.held is None:
+            return requests
         while inbox.held is not None and not self._stop.is_set():
+            self._require_lease_not_lost()
             merge = inbox.held
             self._steps.enter("wait")
             self._status.set_state(
@@ -149,63 +187,101 @@ class EpochLoop:
                 why=f"{merge.who} merges splice request {merge.name}, which has the next slot",
             )
             self._stop.wait(_HOLD_POLL_INTERVAL)
-            requests = inbox.collect()
-        return requests
+            inbox.collect()
+        self._quiet_since = self._monotonic()
+        # The merge has probably filled the slot, and its manifest names requests as well.
+        self._follow_head()
+        return inbox.collect()
 
-    def _wait_for_publisher(self) -> None:
+    def _wait_for_publisher(self) -> bool:
+        """Wait while too many epochs are unpublished; return False if the run should end."""
         limit = self._spec.outputs.max_unpublished
-        while not self._publisher.wait_below(limit, timeout=2.0):
-            unpublished = self._publisher.unpublished_count
-            self._steps.enter("wait")
-            self._status.set_state(
-                "waiting",
-                error=self._publisher.trouble,
-                why=f"{unpublished} epochs are sealed but not in the tables yet",
-            )
+        while not self._publisher.wait_below(limit, timeout=_SINK_POLL_INTERVAL):
+            self._announce_sink_wait()
             if self._stop.is_set():
-                return
+                return False
         if self._status.state == "waiting":
             self._status.set_state("running")
+        return True
+
+    def _announce_sink_wait(self) -> None:
+        """Say which sinks the driver waits for, and look whether it should stop or has to."""
+        self._quiet_since = self._monotonic()
+        self._steps.enter("wait")
+        behind = ", ".join(f"{name} ({lag})" for name, lag in self._publisher.lags.items() if lag)
+        self._status.set_state(
+            "waiting",
+            error=self._publisher.trouble,
+            why=f"{self._publisher.unpublished_count} epochs are sealed but not in every sink yet:"
+            f" {behind}",
+        )
+        self._require_lease_not_lost()
+        # A stop takes effect here. What needs an epoch is collected again before the next one.
+        self._runtime.inbox.collect()
+
+    def _finish(self) -> RunOutcome:
+        """Wait until every sink has every epoch: after "finished" no driver starts by itself."""
+        while not self._publisher.drain(_SINK_POLL_INTERVAL):
+            self._announce_sink_wait()
+            if self._stop.is_set():
+                return RunOutcome(
+                    "stopped", "asked to stop before every sink had the last epochs of the sources"
+                )
+        return RunOutcome("finished", "every source is bounded and read to its end")
 
     def _record_outcome(self, report: EpochReport, seconds: float) -> None:
-        self._backoff = _FIRST_BACKOFF
+        self._backoff, self._denied_since = _FIRST_BACKOFF, None
         self._status.record_decision(report.decision)
         if report.manifest is not None:
             self._sealed_epochs += 1
             self._status.record_epoch(report.manifest, seconds)
         if report.rows or report.pending:
-            self._quiet_since = time.monotonic()
+            self._quiet_since = self._monotonic()
         if self._status.state != "running":
             self._status.set_state("running")
         self._runtime.on_epoch(report, seconds)
 
     def _pause_between_epochs(self, report: EpochReport, begun: float) -> None:
         checkpoint = self._spec.checkpoint
-        rest = checkpoint.min_interval / 1e6 - (time.monotonic() - begun)
+        rest = checkpoint.min_interval / 1e6 - (self._monotonic() - begun)
         if not report.rows and not report.pending and not report.lost:
             rest = max(rest, checkpoint.idle_interval / 1e6)
         self._steps.enter("wait")
         if rest > 0:
             self._stop.wait(rest)
 
-    def _wait_and_reload(self, error: TransientError) -> None:
-        """Report a transient error, wait, and read the head of the log again."""
+    def _require_passing(self, error: Exception) -> TidegateError:
+        """Return the error if it may pass while this process waits; raise any other error again."""
+        if isinstance(error, StoreDeniedError):
+            now = self._monotonic()
+            self._denied_since = now if self._denied_since is None else self._denied_since
+            if now - self._denied_since < _DENIED_PATIENCE:
+                return error
+            raise error
+        if isinstance(error, TransientError):
+            return error
+        full_disk = detect_full_disk(self._spec.name, error)
+        if full_disk is None:
+            raise error
+        return full_disk
+
+    def _wait_and_reload(self, error: TidegateError) -> None:
+        """Report an error that may pass, wait, and read the head of the log again."""
         _log.warning("transient", code=error.code, error=error.message, again_in=self._backoff)
         self._steps.enter("wait")
-        self._status.set_state("waiting", error=error, why="trying again by itself")
+        why = (
+            f"trying again by itself, for {_DENIED_PATIENCE / 60:g} minutes"
+            if isinstance(error, StoreDeniedError)
+            else "trying again by itself"
+        )
+        self._status.set_state("waiting", error=error, why=why)
         self._stop.wait(max(self._backoff, error.retry_after or 0.0))
         self._backoff = min(_LONGEST_BACKOFF, 2 * self._backoff)
+        # Silence is counted anew, because nobody could look for rows.
+        self._quiet_since = self._monotonic()
         try:
-            self._engine.reload()
-        except TransientError:
+            self._follow_head()
+        except (TransientError, StoreDeniedError):
             return  # the next epoch meets the same store and comes back here
         # If the store was away, the document above was not written.
         self._status.write()
-
-
-def _require_transient(pipeline: str, error: Exception) -> TransientError:
-    """Return the error if this process can wait it out; raise any other error again."""
-    transient = error if isinstance(error, TransientError) else detect_full_disk(pipeline, error)
-    if transient is None:
-        raise error
-    return transient

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import structlog
 
 from tidegate.errors import PoisonError, TidegateError, TransientError
-from tidegate.jobs.driver.errors import DISK_FULL, JVM_LOST, UNEXPECTED
+from tidegate.jobs.driver.errors import BACKGROUND_FAILED, DISK_FULL, JVM_LOST, UNEXPECTED
 
 _log = structlog.get_logger("tidegate.driver")
 
@@ -29,12 +29,30 @@ def classify_error(pipeline: str, error: Exception) -> TidegateError:
     Only an error that may be a bug is logged with its traceback.
     """
     environment_error = detect_full_disk(pipeline, error) or _detect_spark_loss(pipeline, error)
+    # Before the error's own class: Spark reports a full disk as if the epoch were wrong.
     if environment_error is not None:
         return environment_error
     if isinstance(error, TidegateError):
         return error
     _log.error("traceback", pipeline=pipeline, exc_info=error)
     return UNEXPECTED(pipeline=pipeline, kind=type(error).__name__, text=_get_first_line(error))
+
+
+def log_background_failure(event: str, task: str, error: Exception) -> TidegateError:
+    """Log the failure of one round of a background thread, and return it for the status.
+
+    The thread goes on with its next round. An error that may be a bug is logged with its traceback.
+
+    Args:
+        event: name of the log line.
+        task: what failed, as the subject of a sentence.
+        error: the exception.
+    """
+    if isinstance(error, TidegateError):
+        _log.warning(event, code=error.code, error=error.message)
+        return error
+    _log.error(event, task=task, exc_info=error)
+    return BACKGROUND_FAILED(task=task, kind=type(error).__name__, text=_get_first_line(error))
 
 
 def _detect_spark_loss(pipeline: str, error: Exception) -> TransientError | None:

@@ -38,6 +38,13 @@ DISK_FULL = ErrorDefinition(
     " the driver goes on by itself",
     retry_after=2.0,
 )
+BACKGROUND_FAILED = ErrorDefinition(
+    "driver.background_failed",
+    TransientError,
+    "{task} failed with {kind}: {text}",
+    kept="everything sealed; epochs go on",
+    advice="it is tried again by itself; if it stays, the traceback is in the driver's log",
+)
 UNWANTED = ErrorDefinition(
     "driver.unwanted",
     FencedError,

@@ -1,7 +1,7 @@
 """Housekeeping of the bucket: index, compaction of tables, retention, deletion of garbage.
 
-It runs in a thread of the driver, or by command. Every step is safe while any driver seals, and a
-failure is only logged: the next round tries again.
+It runs in a thread of the driver, or by command. Every step is safe while any driver seals. A
+failure is logged and shown in the status, and the next round tries again.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from tidegate.checkpoints.retention import HOUR, Retention, RetentionPolicy, Swe
 from tidegate.checkpoints.slot_index import SlotIndex
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.errors import TidegateError
+from tidegate.jobs.driver.error_classification import log_background_failure
 from tidegate.jobs.sinks.iceberg_catalog import has_shared_catalog
 from tidegate.jobs.sinks.published_tables import (
     find_published_slot,
@@ -113,6 +114,9 @@ class Housekeeper:
     """Refreshes the index when many slots are new, and maintains the bucket when that is due.
 
     The thread checks both every minute; ``checkpoint.maintain_every`` says how often to maintain.
+
+    Attributes:
+        trouble: why the last round failed; None if it did not.
     """
 
     def __init__(
@@ -121,6 +125,7 @@ class Housekeeper:
         self._spec, self._slot_log, self._monotonic = spec, log, monotonic
         self._indexed: tuple[int, int] = (0, 0)  # timeline and slot of the last refresh
         self._maintained_at = monotonic()
+        self.trouble: TidegateError | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(
             target=self._run_rounds, name="tidegate-housekeeping", daemon=True
@@ -138,12 +143,14 @@ class Housekeeper:
             self._thread.join(timeout=5.0)
 
     def run_round(self) -> None:
-        """Do what is due now; failures are only logged."""
+        """Do what is due now; a failure is logged and noted as `trouble`."""
         try:
             self._refresh_index()
             self._maintain_if_due()
-        except TidegateError as error:
-            _log.warning("housekeeping_failed", code=error.code, error=error.message)
+            self.trouble = None
+        # Whatever it is, the thread must live on: nobody else does its work for this driver.
+        except Exception as error:
+            self.trouble = log_background_failure("housekeeping_failed", "housekeeping", error)
 
     def _refresh_index(self) -> None:
         head = self._slot_log.head()

@@ -57,7 +57,7 @@ from tidegate.jobs.driver.errors import (
     STALE_LANDING_CHECKPOINT,
 )
 from tidegate.jobs.driver.otel_metrics import LandingMetrics
-from tidegate.jobs.engine.fault_points import Faults, NoFaults
+from tidegate.jobs.engine.fault_points import read_faults_from_environment
 from tidegate.jobs.sources.input_view import locate_source
 from tidegate.jobs.spec.pipeline import SourceSpec
 
@@ -86,10 +86,12 @@ class _GenerationNote:
     closed: bool = False
 
     def to_bytes(self) -> bytes:
+        """Return the bytes of the document."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> _GenerationNote:
+        """Read a document; unknown fields are refused."""
         return cls(**json.loads(data))
 
 
@@ -103,7 +105,6 @@ class LandingLog:
         checkpoint: Spark's checkpoint folder, on a disk that outlives the process.
         new_generation: begin a new generation if the folder does not own the newest one.
         metrics: counts the batches, and the queries that are started again.
-        faults: fault points of tests; one is between the object and Spark's commit.
 
     Attributes:
         generation: the generation that this process writes.
@@ -124,10 +125,10 @@ class LandingLog:
         *,
         new_generation: bool = False,
         metrics: LandingMetrics | None = None,
-        faults: Faults | None = None,
     ) -> None:
         self.name, self.checkpoint, self.metrics = name, checkpoint, metrics
-        self._source, self._faults = source, faults or NoFaults()
+        # One fault point is between the object and Spark's commit.
+        self._source, self._faults = source, read_faults_from_environment()
         self._store, self._folder = locate_source(name, source, store)
         checkpoint.mkdir(parents=True, exist_ok=True)
         landing = source.landing
@@ -208,6 +209,7 @@ class LandingLog:
             raise STALE_LANDING_CHECKPOINT(
                 source=self.name, folder=self.checkpoint, batch=batch, newest=self._note.batch
             )
+        # Before the object: whoever closes this generation then knows which batch may still arrive.
         if batch > self._note.batch:
             self._swap_note(replace(self._note, batch=batch, offsets=offsets))
 
@@ -263,6 +265,7 @@ class LandingLog:
             stored = self._store.get(self._note_key(newest))
             note = _GenerationNote.from_bytes(stored.data)
             is_owner = note.id == folder_id and not note.closed
+            # The usual case: the process goes on where it, or the one before it, has stopped.
             if is_owner and not per_process:
                 return newest, note, stored.etag
             if not is_owner and not new_generation and not per_process:
@@ -284,6 +287,8 @@ class LandingLog:
                 self._store.compare_and_swap(key, closed, stored.etag)
             except (PreconditionFailedError, OutcomeUnknownError):
                 continue  # its owner landed a batch meanwhile, or it is closed: read it again
+        # The batch that was noted last may be on its way. If its object is not there yet, an empty
+        # one takes the key, and what arrives later is refused.
         if note.batch >= 0:
             self._create_object(
                 self._batch_key(generation, note.batch), _make_empty_object(self._source)

@@ -83,6 +83,7 @@ def _load_landing_stream(session: SparkSession, options: LandingOptions) -> Data
 def bound_batch_size(options: LandingOptions) -> Mapping[str, str]:
     """Return the reader's options, with a bound on the size of a batch unless they have one."""
     name, bound = _BATCH_BOUNDS.get(options.format, ("", ""))
+    # Spark does not distinguish the case of option names.
     if not name or name.lower() in map(str.lower, options.options):
         return options.options
     return {name: bound, **options.options}
@@ -94,6 +95,8 @@ def _make_select_expressions(source: SourceSpec, options: LandingOptions) -> lis
 
 def _make_batch_writer(landing: LandingLog) -> Any:
     def write_batch(batch: DataFrame, number: int) -> None:
+        """Land one batch; Spark calls this again with the same number after a crash."""
+        # An empty batch writes no object, but Spark commits its number: numbers may have gaps.
         table = batch.toArrow()
         if table.num_rows == 0:
             return

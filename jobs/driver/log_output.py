@@ -20,7 +20,6 @@ from structlog.typing import Processor
 
 from tidegate.checkpoints.driver_reports import DriverLog
 from tidegate.checkpoints.open_store import open_store
-from tidegate.errors import TidegateError
 
 _log_context: dict[str, Any] = {}
 
@@ -50,11 +49,12 @@ class _CurrentStderr(logging.StreamHandler[TextIO]):
 
     @property
     def stream(self) -> TextIO:
+        """The stderr of this moment."""
         return sys.stderr
 
     @stream.setter
     def stream(self, _: TextIO) -> None:
-        pass
+        """Ignore the stream that the base class sets."""
 
 
 def configure_logs(*, json: bool) -> None:
@@ -112,12 +112,14 @@ def ship_log(
     stop = threading.Event()
 
     def send_periodically() -> None:
+        """Send what is new, and the rest once more after the block has ended."""
         log: DriverLog | None = None
         ended = False
         while not ended:
             ended = stop.wait(_SHIP_INTERVAL)
-            # What fails is sent the next time, or at last by the driver's task.
-            with suppress(TidegateError, OSError):
+            # What fails is sent the next time, or at last by the driver's task. Any error is
+            # suppressed, because the thread must not end before the driver.
+            with suppress(Exception):
                 log = log or DriverLog(open_store(store_url), pipeline, attempt, Path(path))
                 log.send_new_pieces()
 

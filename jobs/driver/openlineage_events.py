@@ -221,8 +221,9 @@ class OpenLineageSender:
         while (event := self._queue.get()) is not None:
             try:
                 self._transport.emit(event)
-            except (OSError, ValueError) as error:
-                _log.warning("lineage_not_sent", why=str(error))
+            # Any error: without this thread the events of all later epochs would be dropped.
+            except Exception as error:
+                _log.warning("lineage_not_sent", why=str(error) or type(error).__name__)
 
 
 def create_lineage_sender(

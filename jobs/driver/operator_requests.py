@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 import structlog
 
@@ -18,10 +18,12 @@ from tidegate.checkpoints.driver_requests import (
 )
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
 from tidegate.checkpoints.manifest import Manifest
-from tidegate.checkpoints.pins import RootsFile
+from tidegate.checkpoints.pins import pin_checkpoint
+from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
-from tidegate.errors import ConfigurationError
+from tidegate.errors import ConfigurationError, PoisonError
 from tidegate.jobs.engine.epoch_engine import EpochReport, EpochRequests
+from tidegate.jobs.spec.pipeline import PipelineSpec
 
 _log = structlog.get_logger("tidegate.driver")
 
@@ -42,12 +44,11 @@ class RequestInbox:
 
     Args:
         store: the pipeline's store.
-        pipeline: its name.
+        spec: the pipeline; its pipes and reducers may be attached.
         token: returns the token of the lease.
         stop: set when a request asks the driver to end.
         newest: returns the newest sealed manifest.
         clock: for expiry and holds.
-        attachments: the pipes and reducers of the spec.
 
     Attributes:
         held: the request of a merge that has the next slot; until it is None, the driver must not
@@ -57,16 +58,16 @@ class RequestInbox:
     def __init__(
         self,
         store: Store,
-        pipeline: str,
+        spec: PipelineSpec,
         token: Callable[[], int],
         stop: threading.Event,
         newest: Callable[[], Manifest | None],
         clock: Clock = SYSTEM_CLOCK,
-        attachments: Collection[str] = (),
     ) -> None:
-        self._store, self._pipeline, self._token, self._stop = store, pipeline, token, stop
-        self._newest, self._clock, self._attachments = newest, clock, attachments
-        self._queue = RequestQueue(store, pipeline, clock)
+        self._store, self._pipeline, self._token, self._stop = store, spec.name, token, stop
+        self._newest, self._clock = newest, clock
+        self._attachments = spec.stream_graph.attachments
+        self._queue = RequestQueue(store, spec.name, clock)
         self._collected: list[DriverRequest] = []
         self._held_since: dict[str, float] = {}  # request id -> when it was first read
         self.held: DriverRequest | None = None
@@ -95,6 +96,7 @@ class RequestInbox:
             self._acknowledge_request(request, refusal, "meant for another driver, or too old")
         elif request.kind in _ENDING_KINDS:
             _log.info("stop_requested", who=request.who, why=request.why)
+            # Acknowledged first. If this process dies in between, nothing is lost: it has stopped.
             self._acknowledge_request(request, AckOutcome.APPLIED, "stopping")
             self._stop.set()
         elif request.kind in _ATTACHING_KINDS and request.name not in self._attachments:
@@ -148,11 +150,17 @@ class RequestInbox:
     def _pin_checkpoint(
         self, request: DriverRequest, checkpoint: CheckpointId
     ) -> tuple[AckOutcome, str]:
+        # The answer to the seal may have come late: another driver may have sealed behind this
+        # epoch, and retention may have retired it. Then there is nothing left to pin.
         try:
-            RootsFile(self._store, self._pipeline).pin(
-                request.name or "", checkpoint, who=request.who, why=request.why
+            pin_checkpoint(
+                SlotLog(self._store, self._pipeline),
+                request.name or "",
+                checkpoint,
+                who=request.who,
+                why=request.why,
             )
-        except ConfigurationError as error:
+        except (ConfigurationError, PoisonError) as error:
             return AckOutcome.REFUSED, error.message
         return AckOutcome.APPLIED, f"pinned as {request.name}"
 

@@ -46,7 +46,7 @@ METRICS: Final = {
         " supervision.silent_after"
     ),
     "tidegate.publish.duration": "the last publishing of a sink, waiting for it included",
-    "tidegate.trouble": "1 while publishing is in trouble",
+    "tidegate.trouble": "1 while publishing, the lease or housekeeping is in trouble",
     "tidegate.loop.age": (
         "since the driver last came to the end of an epoch or found nothing to do (or its start)"
     ),
@@ -93,15 +93,19 @@ class DriverMetrics:
     ) -> None:
         self._attributes = {"pipeline": pipeline}
         self._facts, self._clock, self._seconds = facts, clock, seconds
+        # Ages are measured from here until the first epoch: a driver that never gets that far has
+        # to show as well.
         self._sealed_at = self._loop_ended_at = seconds()
         self._seen_errors: set[tuple[str, str]] = set()  # class and code
         self._report: EpochReport | None = None
         self._buffered = 0
 
         def create_counter(name: str) -> Any:
+            """Create a counter of items."""
             return meter.create_counter(name, _ITEMS, METRICS[name])
 
         def create_histogram(name: str) -> Any:
+            """Create a histogram of seconds."""
             return meter.create_histogram(name, _SECONDS, METRICS[name])
 
         self._epochs = create_counter("tidegate.epochs")
@@ -279,6 +283,7 @@ def _register_gauge(
     from opentelemetry.metrics import Observation
 
     def observe_values(_options: CallbackOptions) -> Iterable[Observation]:
+        """Return the values of this moment; the exporter asks for them."""
         return [Observation(value, {**attributes, **more}) for value, more in read()]
 
     meter.create_observable_gauge(name, [observe_values], unit, METRICS[name])

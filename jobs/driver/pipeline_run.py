@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import structlog
 from tenacity import (
@@ -44,9 +43,14 @@ from tidegate.jobs.driver.epoch_listeners import EpochListeners
 from tidegate.jobs.driver.epoch_loop import EndConditions, EpochLoop, LoopRuntime, RunOutcome
 from tidegate.jobs.driver.error_classification import classify_error
 from tidegate.jobs.driver.housekeeping import Housekeeper
-from tidegate.jobs.driver.leader_election import ALIVE_FILE, LeaderElection, touch_alive_file
 from tidegate.jobs.driver.operator_requests import RequestInbox
-from tidegate.jobs.driver.startup_recovery import select_start_checkpoint
+from tidegate.jobs.driver.startup import (
+    ALIVE_FILE,
+    LeaderElection,
+    open_work_folder,
+    select_start_checkpoint,
+    touch_alive_file,
+)
 from tidegate.jobs.driver.status_reporter import DriverSteps, StatusReporter
 from tidegate.jobs.engine.epoch_engine import (
     Engine,
@@ -127,7 +131,7 @@ def run_pipeline(spec: PipelineSpec, options: RunOptions) -> int:
     try:
         with contextlib.ExitStack() as resources:
             resources.enter_context(_stop_on_signals(stop))
-            work = resources.enter_context(_open_work_folder(options.work))
+            work = resources.enter_context(open_work_folder(options.work))
             retry = _make_startup_retry(spec.name, stop)
             store = retry(open_store, options.store_url)
             resources.callback(store.close)
@@ -176,6 +180,7 @@ def _start_mover(run: RunContext, view: InputView) -> Iterator[Callable[[], Move
     """Start Spark in another thread; the function that is yielded waits for the mover."""
 
     def start() -> Mover:
+        """Run in the other thread."""
         # Spark is imported here and nowhere above: the lease must not wait for a JVM.
         from tidegate.jobs.spark.mover import SparkMover
 
@@ -197,6 +202,7 @@ def _make_startup_retry(pipeline: str, stop: threading.Event) -> Retrying:
     """
 
     def log_store_away(state: RetryCallState) -> None:
+        """Log a failed attempt and when the next one comes."""
         error = state.outcome.exception() if state.outcome else None
         wait = state.next_action.sleep if state.next_action else 0.0
         _log.warning("store_away", pipeline=pipeline, error=str(error), again_in=round(wait, 1))
@@ -222,7 +228,7 @@ class DriverSession:
         self._run, self._uid = run, uid
         self._sources = PipelineSources(spec, view)
         self._log = SlotLog(store, spec.name)
-        self._steps = DriverSteps(lease)
+        self._steps = DriverSteps(lease, spec.checkpoint.max_clock_step)
         self._steps.start()
         self._faults = read_faults_from_environment()
         self._housekeeper = Housekeeper(spec, self._log).start()
@@ -261,11 +267,18 @@ class DriverSession:
         retry(
             select_start_checkpoint, run.spec, self._log, self._steps.lease, run.options.recover_to
         )
+        # Only now: a restore may have moved the head, and sinks follow the new timeline at once.
         self._publisher.start(retry(self._log.head).slot)
         outcome = retry(self._make_loop, wait_for_mover()).run()
         self._status.set_state("draining", why=outcome.why)
         self._steps.enter("publish")
-        self._publisher.drain(_DRAIN_SECONDS)
+        if not self._publisher.drain(_DRAIN_SECONDS):
+            _log.warning(
+                "not_published",
+                pipeline=run.spec.name,
+                epochs=self._publisher.lags,
+                advice="the next driver publishes them",
+            )
         if run.options.standby and outcome.state == "finished":
             # Otherwise the next standby would take the lease, find nothing to do, and finish too.
             set_desired_state(
@@ -274,10 +287,13 @@ class DriverSession:
         return outcome
 
     def _collect_live_facts(self) -> dict[str, object]:
-        """Return the state of sinks and sources, and touch the file of the liveness probe."""
+        """Return the state of sinks and sources, and touch the file of the liveness probe.
+
+        The status thread calls this. `trouble` is what this driver tries again by itself.
+        """
         if not self._steps.is_overdue:
             touch_alive_file(self._run.work / ALIVE_FILE)
-        trouble = self._publisher.trouble
+        trouble = self._publisher.trouble or self._steps.trouble or self._housekeeper.trouble
         return {
             "unpublished": self._publisher.unpublished_count,
             "sinks": self._publisher.lags,
@@ -306,11 +322,10 @@ class DriverSession:
         )
         inbox = RequestInbox(
             run.store,
-            spec.name,
+            spec,
             lambda: lease.token,
             run.stop,
             lambda: engine.resume_state.head.record,
-            attachments=spec.stream_graph.attachments,
         )
         runtime = LoopRuntime(
             spec,
@@ -325,6 +340,8 @@ class DriverSession:
 
     def close(self) -> None:
         """Stop the threads and release the lease, so that the next driver need not wait."""
+        # First what writes tables, then what only reads or reports, and then the lease: the next
+        # driver must not meet a thread of this one.
         self._publisher.stop()
         self._housekeeper.stop()
         self._sources.close()
@@ -344,6 +361,7 @@ def _stop_on_signals(stop: threading.Event) -> Iterator[None]:
         return
 
     def request_stop(number: int, _frame: object) -> None:
+        """Handle a signal."""
         if number == signal.SIGINT and stop.is_set():
             raise KeyboardInterrupt
         stop.set()
@@ -356,16 +374,6 @@ def _stop_on_signals(stop: threading.Event) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def _open_work_folder(given: Path | None) -> Iterator[Path]:
-    if given is not None:
-        given.mkdir(parents=True, exist_ok=True)
-        yield given
-        return
-    with TemporaryDirectory(prefix="tidegate-") as folder:
-        yield Path(folder)
 
 
 # What a spec with streams adds to the driver: a dispatcher, and a follower for splice requests.

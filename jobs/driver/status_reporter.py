@@ -16,11 +16,12 @@ import structlog
 
 from tidegate.checkpoints.driver_reports import DriverStatus, write_status
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
-from tidegate.checkpoints.lease import Lease
+from tidegate.checkpoints.lease import LEASE_TTL, Lease
 from tidegate.checkpoints.lease_renewal import LeaseRenewer
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.store import Store
 from tidegate.errors import TidegateError
+from tidegate.jobs.driver.error_classification import log_background_failure
 from tidegate.jobs.driver.log_output import bind_log_context
 from tidegate.jobs.eventtime.decision_types import Decision
 from tidegate.time_units import format_instant
@@ -50,20 +51,30 @@ class DriverSteps(LeaseRenewer):
     Implements the engine's protocol `Steps`. The name of the step goes to the status, its deadline
     to the renewal of the lease, and its duration to the manifest.
 
+    Args:
+        lease: the lease to renew.
+        max_gap: the most that a stretch without the lease counts as worked, in ticks.
+        clock: for renewals and deadlines.
+
     Attributes:
         since: when the current step began, in ticks.
+        limit: seconds that the current step may take. An observer that sees no step end for a while
+            must not take the driver for stuck before that.
     """
 
-    def __init__(self, lease: Lease, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, lease: Lease, max_gap: int, clock: Clock = SYSTEM_CLOCK) -> None:
         super().__init__(lease, clock=clock)
         self._timings: dict[str, float] = {}
-        self.since = 0
+        self._max_gap = max(LEASE_TTL, max_gap / 1e6)
+        self._worked_lock = threading.Lock()
+        self._worked, self._worked_at = 0.0, clock.monotonic()
+        self.since, self.limit = 0, 0.0
         self.enter("start")
 
     def enter(self, name: str) -> None:
         """Announce a step without measuring it."""
-        self.since = self._clock.wall_ticks()
-        self.announce_step(name, STEP_DEADLINES[name])
+        self.since, self.limit = self._clock.wall_ticks(), STEP_DEADLINES[name]
+        self.announce_step(name, self.limit)
 
     @contextmanager
     def measure_step(self, name: str) -> Iterator[None]:
@@ -75,6 +86,31 @@ class DriverSteps(LeaseRenewer):
         finally:
             self._timings[name] = self._timings.get(name, 0.0) + time.perf_counter() - begun
             self.enter("wait")
+
+    def renew_once(self) -> None:
+        """Renew the lease, and count the time since the last renewal as worked."""
+        try:
+            super().renew_once()
+            self.read_worked_ticks()
+        # A defect, for example of a client library. If it ended the thread, the lease would run out
+        # under a driver that is well.
+        except Exception as error:
+            self.trouble = log_background_failure("lease_not_renewed", "renewing the lease", error)
+
+    def read_worked_ticks(self) -> int:
+        """Return the ticks for which the lease was held so far; they stand while it is not.
+
+        The lease is a good witness: it is held only while this process runs, the store answers and
+        no step is overdue. Both threads ask, so that a gap is seen even if no epoch runs.
+        """
+        with self._worked_lock:
+            now = self._clock.monotonic()
+            if self.lease.remaining_seconds > 0:
+                passed = now - self._worked_at
+                # A renewal lasts for the TTL. A longer time without one is a gap.
+                self._worked += passed if passed <= LEASE_TTL else min(passed, self._max_gap)
+                self._worked_at = now
+            return int(self._worked * 1e6)
 
     def begin_attempt(self, epoch: int, name: str) -> None:
         """Add the attempt that begins to all later log lines."""
@@ -142,6 +178,7 @@ class StatusReporter:
         self, state: str, *, error: TidegateError | None = None, why: str | None = None
     ) -> None:
         """Change the state and write it at once."""
+        # At once, and not with the next heartbeat: observers are patient with a driver that waits.
         self.state = state
         with self._lock:
             self._facts["error"] = error.as_dict() if error else None
@@ -179,25 +216,37 @@ class StatusReporter:
         with self._lock:
             return {
                 **self._facts,
-                **self._read_live_facts(),
+                **self._collect_live_facts(),
                 "state": self.state,
                 "step_since": self._steps.since,
+                "step_limit": self._steps.limit,
             }
 
-    def write(self) -> None:
-        """Write the document now. If the store does not answer, only a warning is logged."""
-        lease = self._steps.lease
-        status = DriverStatus(
-            token=lease.token,
-            driver=lease.holder.driver,
-            step=self._steps.step_name,
-            at=self._clock.wall_ticks(),
-            body={**self.snapshot(), "holder_process": lease.holder.model_dump()},
-        )
+    def _collect_live_facts(self) -> dict[str, Any]:
+        """Return the live facts; without them the rest is still written.
+
+        A document that stood still would make an observer take the driver for stuck.
+        """
         try:
+            return self._read_live_facts()
+        except Exception as error:
+            trouble = log_background_failure("facts_not_read", "reading the live facts", error)
+            return {"trouble": trouble.as_dict()}
+
+    def write(self) -> None:
+        """Write the document now. A failure is only logged: no epoch depends on the document."""
+        lease = self._steps.lease
+        try:
+            status = DriverStatus(
+                token=lease.token,
+                driver=lease.holder.driver,
+                step=self._steps.step_name,
+                at=self._clock.wall_ticks(),
+                body={**self.snapshot(), "holder_process": lease.holder.model_dump()},
+            )
             write_status(self._store, self._facts["pipeline"], status)
-        except TidegateError as error:
-            _log.warning("status_not_written", error=error.message)
+        except Exception as error:
+            log_background_failure("status_not_written", "writing the status", error)
 
     def stop(self) -> None:
         """End the thread."""

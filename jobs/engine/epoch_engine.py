@@ -51,6 +51,7 @@ from tidegate.jobs.engine.manifest_writer import ManifestAuthor, ManifestDraft
 from tidegate.jobs.engine.resume_state import DISPATCHER_KINDS, ResumeState
 from tidegate.jobs.eventtime.decider import decide, list_blocked_members, select_members_ahead
 from tidegate.jobs.eventtime.decision_types import Decision, Survey
+from tidegate.jobs.eventtime.pipeline_clock import WorkedTime, read_pipeline_time
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 
@@ -75,6 +76,10 @@ class EpochSteps(Protocol):
     @property
     def timings(self) -> Mapping[str, float]:
         """Seconds per step of the current epoch."""
+        ...
+
+    def read_worked_ticks(self) -> int:
+        """Return the ticks for which the lease was held so far; they stand while it is not."""
         ...
 
 
@@ -135,8 +140,9 @@ class EpochReport:
         pending: members have more rows waiting right now, or attachments have rows of their origin
             to take.
         decision: what was decided, sealed or not.
-        lost: another driver's epoch or a restore filled the slot; the engine has reloaded the head.
-        ended: every source is bounded and read to its end.
+        lost: another attempt, a merge or a restore filled the slot; the engine has reloaded the
+            head, and what this epoch read is still `pending`.
+        ended: every source is bounded and read to its end, and nothing of that is lost.
     """
 
     sealed: CheckpointId | None
@@ -197,11 +203,17 @@ class Engine:
         self._clock = runtime.clock
         self._faults = runtime.faults
         self._failed = _FailedAttempts()
-        self.resume_state = self.reload()
+        self._worked = WorkedTime(spec.checkpoint.max_clock_step)
+        self._recorded_clock_only = False  # the last attempt did, and was sealed
+        self.resume_state = ResumeState.from_head(log.head(), spec)
 
     def reload(self) -> ResumeState:
         """Read the head of the log again and continue from there."""
+        before = self.resume_state.head.checkpoint
         self.resume_state = ResumeState.from_head(self._log.head(), self._spec)
+        if self.resume_state.head.checkpoint != before:
+            # Nobody here knows how long the one who sealed this has worked.
+            self._worked.begin(sealed_here=False)
         return self.resume_state
 
     def run_epoch(self, asked: EpochRequests = EpochRequests()) -> EpochReport:
@@ -213,7 +225,17 @@ class Engine:
             FencedError: the lease is lost.
             PoisonError: data that the spec refuses, or a defect.
         """
-        surveyed = self._survey_cut(self._plan_cut(), asked)
+        try:
+            return self._attempt_epoch(asked)
+        except Exception:
+            # Whatever was away may have been away since the last epoch: no timer counts that.
+            self._worked.interrupt()
+            raise
+
+    def _attempt_epoch(self, asked: EpochRequests) -> EpochReport:
+        clock_only = self._must_record_clock()
+        self._recorded_clock_only = False
+        surveyed = self._survey_cut(self._plan_cut(clock_only), asked)
         decision = self._decide_epoch(surveyed.survey)
         cut, members = surveyed.cut, surveyed.survey.members
         report = EpochReport(
@@ -221,21 +243,28 @@ class Engine:
             rows=sum(member.rows for member in members),
             pending=any(member.pending for member in members),
             decision=decision,
+            # A cut without slices ends nothing: the first member may still appear.
             ended=all(part.done for part in cut.slices) and bool(cut.slices),
         )
-        if not self._is_worth_sealing(cut, decision, asked):
+        # On a silent stream no row waits for the clock, and nothing has to be written.
+        awaited = clock_only and (self.resume_state.head.record is None or report.pending)
+        if not awaited and not self._is_worth_sealing(cut, decision, asked):
+            # The next epoch starts from the same state, and comes to the same decision or a later
+            # one. So it is enough that the worked time is kept.
             return report
         attempt = self._begin_attempt(surveyed, decision, asked)
         try:
-            return self._seal_epoch(attempt, self._move_cut(attempt), report)
+            report = self._seal_epoch(attempt, self._move_cut(attempt), report)
+            self._recorded_clock_only = clock_only
+            return report
         finally:
             # An attempt whose PUT was sent is never aborted by an error: the slot decides.
             if attempt.was_not_sent:
                 attempt.lifecycle.move_to(CheckpointState.ABORTED)
                 self._failed.aborted.append(attempt.lifecycle.checkpoint)
 
-    def _plan_cut(self) -> Cut:
-        """Step 1: choose the next slice of every member."""
+    def _plan_cut(self, clock_only: bool) -> Cut:
+        """Step 1: choose the next slice of every member; with `clock_only` nothing is read."""
         self._faults.reach("plan")
         state = self.resume_state
         with self._steps.measure_step("plan"):
@@ -246,21 +275,29 @@ class Engine:
             for source in self._ports.sources:
                 limits = self._spec.sources[source.name].limits
                 for member in source.list_members():
+                    # Also what may not be read is planned: no timer expires that waits for a
+                    # member with rows, so the decider has to know who has some.
                     part = source.plan(
                         member,
                         state.resume.get(str(member)),
                         limits,
-                        blocked=self._records_clock_only or member in unread,
+                        blocked=clock_only or member in unread,
                     )
                     slices.append(_replace_corrupt_objects(part, self._failed.corrupt))
             return Cut(tuple(slices))
 
-    @property
-    def _records_clock_only(self) -> bool:
-        """Whether this epoch only records the clock: `max_jump` needs it to judge the first row."""
-        return self.resume_state.head.record is None and any(
-            source.max_jump is not None for source in self._spec.sources.values()
-        )
+    def _must_record_clock(self) -> bool:
+        """Whether rows have to wait until an epoch has recorded the wall clock.
+
+        `max_jump` judges rows by the wall clock that the epoch before has recorded. After a long
+        silence or an outage that one is so old that every new row would seem to be in the future.
+        """
+        if self._recorded_clock_only:
+            # Now rows are read, however small `max_jump` is, or none would ever be.
+            return False
+        jumps = [s.max_jump for s in self._spec.sources.values() if s.max_jump is not None]
+        time = read_pipeline_time(self.resume_state.decider)
+        return bool(jumps) and (time is None or self._clock.wall_ticks() - time.wall >= min(jumps))
 
     def _survey_cut(self, cut: Cut, asked: EpochRequests) -> SurveyedCut:
         """Step 2: survey, and once more if a barrier row cuts a slice short."""
@@ -268,13 +305,20 @@ class Engine:
         state, mover = self.resume_state, self._ports.mover
         with self._steps.measure_step("survey"), self._blame_changed_objects(cut):
             surveyed = mover.survey(cut, state.decider)
+            # Once is enough: a slice that ends behind its first barrier has no second one.
             trimmed = self._trim_at_barriers(cut, surveyed.survey)
             if trimmed != cut:
                 surveyed = mover.survey(trimmed, state.decider)
         self._refuse_dead_objects(trimmed)
+        # Only here, because a survey may take minutes. The sources have answered by now, so all
+        # time up to here was worked.
+        now, time = self._clock.wall_ticks(), read_pipeline_time(state.decider)
         survey = replace(
             surveyed.survey,
-            now=self._clock.wall_ticks(),
+            now=now,
+            worked=self._worked.count(
+                self._steps.read_worked_ticks(), now - time.wall if time else 0
+            ),
             buffered_rows=state.buffered_rows,
             released_max=state.released_max,
             aborts=asked.aborts,
@@ -307,8 +351,9 @@ class Engine:
             not cut.is_empty
             or decision.changed
             or asked.wants_epoch
+            # An attachment takes old rows of its origin, epoch by epoch, also if no new ones come.
             or attachments_lag
-            or self._records_clock_only
+            # Another look would begin somewhere else, and rows in between would be in neither.
             or any(part.begins for part in cut.slices)
             or self._spec.checkpoint.idle_epochs == "always"
         )
@@ -318,6 +363,8 @@ class Engine:
     ) -> EpochAttempt:
         self._faults.reach("move.start")
         head = self.resume_state.head
+        # The id is random, so that no attempt at the slot, of this driver or another, writes where
+        # an earlier one has written. What loses is garbage, and retention deletes it.
         checkpoint = CheckpointId(head.timeline, head.next_slot, generate_attempt_id())
         self._steps.begin_attempt(checkpoint.slot, checkpoint.attempt)
         order = MoveOrder(
@@ -337,13 +384,17 @@ class Engine:
         with self._steps.measure_step("move"):
             with self._blame_changed_objects(cut):
                 moved = self._ports.mover.move(order, attempt.surveyed)
+            # Also after a move that succeeded: an object may have been replaced by one that can be
+            # read as well, and the manifest would name an ETag with other rows.
             self._refuse_changed_objects(cut)
+            # Behind the mover: the dispatcher sends on what the mover has released.
             driver_files = self._ports.driver_tables(order)
             dispatched = self._dispatch_moved(order, moved, attempt.requests)
         files: dict[str, tuple[FileRef, ...]] = {}
         for written in (moved.files, driver_files, dispatched.files):
             for table, refs in written.items():
                 files[table] = (*files.get(table, ()), *refs)
+        # All files are durable from here on, and nobody can see them: no slot names them yet.
         attempt.lifecycle.move_to(CheckpointState.PERSISTED)
         self._faults.reach("move.done")
         segments = (*moved.segments, *dispatched.segments)
@@ -374,6 +425,7 @@ class Engine:
         except TransientError:
             raise
         except CorruptObjectsError as error:
+            # First the harmless explanation: the object is being written again.
             self._refuse_changed_objects(cut, error)
             self._failed.corrupt |= {
                 (p["key"], p["etag"]) for s in cut.slices for p in s.parts if p["key"] in error.keys
@@ -428,17 +480,23 @@ class Engine:
         """Step 5: fill the slot; from the PUT on only the slot decides."""
         self._faults.reach("seal.start")
         with self._steps.measure_step("seal"):
+            # As late as possible. A lease that is lost right after this check does no harm either:
+            # the slot takes one manifest, whoever sends it.
             manifest = self._build_manifest(attempt, moved, token=self._steps.require_lease())
+            # Before the PUT: whatever happens from here on, it may have arrived.
             attempt.lifecycle.move_to(CheckpointState.ACKNOWLEDGED)
             outcome = self._log.seal(manifest)
         if isinstance(outcome, SlotTaken):
             attempt.lifecycle.move_to(CheckpointState.ABORTED, slot_holds_other=True)
             self._failed.aborted.append(attempt.lifecycle.checkpoint)
             self.reload()
-            return replace(report, lost=True)
+            # Nothing of this cut was sealed: all of it has to be read again behind the new head,
+            # also if it was the end of every source.
+            return replace(report, lost=True, ended=False, pending=True)
         self._faults.reach("seal.sent")
         attempt.lifecycle.move_to(CheckpointState.COMPLETE)
         self._failed.aborted.clear()
+        # What the next epoch starts from is in memory: reading it back would cost two requests.
         head = replace(
             self.resume_state.head,
             slot=manifest.slot,
@@ -448,6 +506,7 @@ class Engine:
             fork=None,
         )
         self.resume_state = ResumeState.from_head(head, self._spec)
+        self._worked.begin(sealed_here=True)
         pending = report.pending or bool(moved.streams.get("lagging"))
         return replace(report, sealed=manifest.id, manifest=manifest, pending=pending)
 
@@ -489,6 +548,7 @@ class Engine:
 
 def _replace_corrupt_objects(part: Slice, corrupt: set[tuple[str, str]]) -> Slice:
     """The slice with corrupt objects as dead letters instead of rows to read."""
+    # With the ETag: an object that was replaced since then is read as usual.
     bad = [p for p in part.parts if (p.get("key"), p.get("etag")) in corrupt]
     if not bad:
         return part

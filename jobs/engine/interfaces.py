@@ -20,6 +20,7 @@ from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.jobs.eventtime.decision_types import Decision, Member, ReleaseMark, Survey
 from tidegate.jobs.spec.pipeline import ReadLimits
 
+# Half of an int64: 4 billion rows in an object, 2 billion objects in a partition.
 _ROW_BITS = 32
 ROWS_PER_ORDINAL: Final = 1 << _ROW_BITS
 

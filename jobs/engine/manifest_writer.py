@@ -57,6 +57,8 @@ class ManifestDraft:
 
     def to_manifest(self) -> Manifest:
         """Return the manifest; tables without files are left out."""
+        # The decision stands in three fields: what was decided, the state after it, which the next
+        # epoch starts from, and the clock, which readers want without opening the decision.
         head, decision = self.head, self.decision.to_record()
         return Manifest(
             pipeline=self.pipeline,
@@ -70,7 +72,7 @@ class ManifestDraft:
             attempt=self.attempt.attempt,
             lease_token=self.lease_token,
             driver=self.author.driver,
-            recorded_now=self.decision.now,
+            recorded_now=self.decision.wall,
             cut=self.cut,
             decider=self.decision.after,
             decision=decision,

@@ -7,21 +7,24 @@ epochs are unpublished. Then the driver waits, and its status says so.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 
 from tenacity import (
     RetryCallState,
     Retrying,
-    retry_if_exception_type,
+    retry_if_exception,
     stop_when_event_set,
     wait_exponential_jitter,
 )
 from tenacity.nap import sleep_using_event
 
 from tidegate.checkpoints.slot_log import SlotLog
+from tidegate.checkpoints.store import StoreDeniedError
 from tidegate.errors import TidegateError, TransientError
 from tidegate.jobs.engine.errors import SINK_UNEXPECTED
 from tidegate.jobs.engine.fault_points import Faults
@@ -52,7 +55,7 @@ class Publisher:
             thread.start(slot)
 
     def note_sealed(self, slot: int) -> None:
-        """Publish up to `slot`, which was just sealed."""
+        """Publish up to `slot`, the newest slot of the log, whoever filled it."""
         for thread in self._threads.values():
             thread.publish_up_to(slot)
 
@@ -83,6 +86,9 @@ class Publisher:
     def wait_below(self, limit: int, timeout: float) -> bool:
         """Wait until each sink lags by fewer than `limit` epochs; return whether all do so in time.
 
+        A sink that catches up with old epochs for the first time in this process, and gets on with
+        it, does not count: retention keeps its epochs, and sealing need not wait for them.
+
         Args:
             limit: epochs.
             timeout: seconds, for all sinks together.
@@ -90,19 +96,22 @@ class Publisher:
         Raises:
             TidegateError: a sink cannot go on (fenced, poison).
         """
-        deadline = time.monotonic() + timeout
-        # A list: every thread is asked, so that no error is hidden by a sink that is only slow.
-        below = [
-            thread.wait_below(limit, max(0.0, deadline - time.monotonic()))
-            for thread in self._threads.values()
-        ]
-        return all(below)
+        return self._wait_for_all(lambda thread: thread.catches_up or thread.lag < limit, timeout)
 
     def drain(self, timeout: float) -> bool:
         """Publish everything, also groups that are not full; return whether it is done in time."""
         for thread in self._threads.values():
             thread.flush()
-        return self.wait_below(1, timeout)
+        return self._wait_for_all(lambda thread: thread.lag < 1, timeout)
+
+    def _wait_for_all(self, holds: Callable[[_SinkThread], bool], timeout: float) -> bool:
+        deadline = time.monotonic() + timeout
+        # A list: every thread is asked, so that no error is hidden by a sink that is only slow.
+        held = [
+            thread.wait_until(holds, max(0.0, deadline - time.monotonic()))
+            for thread in self._threads.values()
+        ]
+        return all(held)
 
     def stop(self) -> None:
         """End each thread after the call of the sink that it is in."""
@@ -117,6 +126,8 @@ class _SinkThread:
         error: the error that ended the thread; None while it runs.
         trouble: the transient failure that is being retried; None if there is none.
         seconds: duration of the last publishing with its retries; None before the first.
+        catches_up: the sink has not reached the head yet since the thread began, and each of its
+            failures so far came after new epochs had been applied.
     """
 
     def __init__(self, sink: Sink, log: SlotLog, faults: Faults, group: int) -> None:
@@ -132,36 +143,44 @@ class _SinkThread:
         self.error: TidegateError | None = None
         self.trouble: TidegateError | None = None
         self.seconds: float | None = None
+        self.catches_up = True
+        self._lag_at_failure = math.inf
         self._thread = threading.Thread(
             target=self._follow_log, name=f"tidegate-publish-{sink.name}", daemon=True
         )
 
     @property
     def lag(self) -> int:
+        """Sealed epochs that the sink does not show yet."""
         return max(0, self._sealed - max(self._published, 0))
 
     def start(self, slot: int) -> None:
+        """Start the thread; it applies everything up to `slot` first."""
         self._sealed = slot
         self._thread.start()
 
     def publish_up_to(self, slot: int) -> None:
+        """Say that `slot` is the newest one."""
         with self._wake:
             self._sealed = slot
             self._wake.notify_all()
 
     def flush(self) -> None:
+        """Publish groups that are not full as well, from now on."""
         with self._wake:
             self._flush = True
             self._wake.notify_all()
 
-    def wait_below(self, limit: int, timeout: float) -> bool:
+    def wait_until(self, holds: Callable[[_SinkThread], bool], timeout: float) -> bool:
+        """Wait for a condition; return whether it holds in time. Raises what ended the thread."""
         with self._wake:
-            self._wake.wait_for(lambda: self.lag < limit or self.error is not None, timeout)
+            self._wake.wait_for(lambda: holds(self) or self.error is not None, timeout)
         if self.error is not None:
             raise self.error
-        return self.lag < limit
+        return holds(self)
 
     def stop(self) -> None:
+        """End the thread after the call of the sink that it is in."""
         self._stop.set()
         with self._wake:
             self._wake.notify_all()
@@ -171,17 +190,21 @@ class _SinkThread:
     def _follow_log(self) -> None:
         try:
             while not self._stop.is_set():
+                # Read once: more epochs may be sealed while the sink works, and what counts as
+                # published is what was sealed before it looked.
                 target, flush = self._sealed, self._flush
                 if self._published < target:
                     self._publish(target, flush)
                 with self._wake:
                     self._wake.wait_for(partial(self._has_work, target, flush))
+        # The driver learns of it in its next `wait_below`, on its own thread.
         except Exception as error:
             with self._wake:
                 self.error = error if isinstance(error, TidegateError) else _wrap_unexpected(error)
                 self._wake.notify_all()
 
     def _publish(self, target: int, flush: bool) -> None:
+        # With its retries: what people want to know is how far the tables are behind.
         begun = time.monotonic()
         self._faults.reach("publish.start")
         self._retry(self._sink.follow, self._log, flush=flush)
@@ -191,7 +214,7 @@ class _SinkThread:
         waiting = 0 if flush or self._group == 1 else self._retry(self._sink.lag, self._log)
         with self._wake:
             self._published = target - waiting
-            self.trouble = None
+            self.trouble, self.catches_up = None, False
             self._wake.notify_all()
 
     def _has_work(self, target: int, flushed: bool) -> bool:
@@ -204,7 +227,7 @@ class _SinkThread:
     @property
     def _retry(self) -> Retrying:
         return Retrying(
-            retry=retry_if_exception_type(TransientError),
+            retry=retry_if_exception(self._may_pass),
             wait=wait_exponential_jitter(multiplier=0.5, max=15.0),
             stop=stop_when_event_set(self._stop),
             sleep=sleep_using_event(self._stop),
@@ -212,9 +235,31 @@ class _SinkThread:
             reraise=True,
         )
 
+    def _may_pass(self, error: BaseException) -> bool:
+        """Whether it is worth trying again.
+
+        A store that has worked in this process may refuse it for a while (keys that expired, a
+        policy that is rolled out). The loop meets the same store and says when that is enough.
+        """
+        denied = isinstance(error, StoreDeniedError) and self.seconds is not None
+        return denied or isinstance(error, TransientError)
+
     def _note_trouble(self, state: RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None
         self.trouble = error if isinstance(error, TidegateError) else None
+        if self.catches_up:
+            self._note_progress()
+
+    def _note_progress(self) -> None:
+        """End the patience with a sink that fails twice without having applied an epoch."""
+        before, self._lag_at_failure = self._lag_at_failure, math.inf
+        # Any error: this only informs, and the next try of the sink meets it again.
+        with suppress(TidegateError):
+            self._lag_at_failure = self._sink.lag(self._log)
+        if self._lag_at_failure >= before:
+            with self._wake:
+                self.catches_up = False
+                self._wake.notify_all()
 
 
 def _wrap_unexpected(error: Exception) -> TidegateError:

@@ -55,6 +55,7 @@ class ResumeState:
     @classmethod
     def from_head(cls, head: LogHead, spec: PipelineSpec) -> ResumeState:
         """The standing at a head; the beginning, if nothing was sealed yet."""
+        # A head without a record is an empty log, or a restore to the beginning.
         manifest = head.record
         if manifest is None:
             return cls(head, create_initial_state(spec), {}, (), Counters())
@@ -63,6 +64,8 @@ class ResumeState:
             head=head,
             decider=manifest.decider,
             resume={member: part["resume"] for member, part in manifest.cut.items()},
+            # Movers rewrite and drop segments as they need; merged rows must outlive that, so they
+            # travel beside the mover's segments and never through it.
             segments=tuple(s for s in manifest.segments if s.kind != SPLICE_KIND),
             spliced=tuple(s for s in manifest.segments if s.kind == SPLICE_KIND),
             counters=manifest.counters,

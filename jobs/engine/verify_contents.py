@@ -35,6 +35,8 @@ class _ContentCheck:
 
     def __init__(self, store: Store, manifest: Manifest) -> None:
         self._store, self._manifest = store, manifest
+        # Not every row of these tables was counted by the epoch: the late table has a row for each
+        # output that a row missed, and a dead letter without a row is an object.
         self._counts: dict[str, Callable[[Any], int]] = {
             EVENTS: lambda rows: int(rows.num_rows),
             LATE: lambda rows: int(pc.sum(pc.equal(rows["output"], EVENTS)).as_py() or 0),
@@ -55,13 +57,9 @@ class _ContentCheck:
                 if own
                 for f in self._check_epoch_column(file, own)
             ]
+        # Totals say nothing if a file is missing, and the missing file is reported already.
         if all(rows is not None for files in tables.values() for rows in files):
-            found += self._check_totals(
-                {
-                    table: [rows for rows in files if rows is not None]
-                    for table, files in tables.items()
-                }
-            )
+            found += self._check_totals(tables)
         return [*found, *self._check_segments()]
 
     def _read_counted_rows(self, file: FileRef, found: list[VerificationFinding]) -> Any | None:
@@ -69,27 +67,18 @@ class _ContentCheck:
         try:
             rows = pq.read_table(pa.BufferReader(self._store.get(file.key).data))
         except NotFoundError:
-            found.append(
-                VerificationFinding(
-                    key=file.key, problem=ObjectProblem.MISSING, detail="does not exist"
-                )
-            )
+            problem, detail = ObjectProblem.MISSING, "does not exist"
         except (TransientError, StoreDeniedError) as error:
-            found.append(
-                VerificationFinding(
-                    key=file.key, problem=ObjectProblem.UNKNOWN, detail=error.message
-                )
-            )
+            problem, detail = ObjectProblem.UNKNOWN, error.message
         except (pa.ArrowException, OSError) as error:
-            found.append(_make_content_finding(file.key, f"is no readable Parquet file: {error}"))
+            problem = ObjectProblem.CONTENT
+            detail = f"is not a readable Parquet file: {error}"
         else:
             if rows.num_rows == file.rows:
                 return rows
-            found.append(
-                _make_content_finding(
-                    file.key, f"has {rows.num_rows:,} rows instead of {file.rows:,}"
-                )
-            )
+            problem = ObjectProblem.CONTENT
+            detail = f"has {rows.num_rows:,} rows instead of {file.rows:,}"
+        found.append(VerificationFinding(key=file.key, problem=problem, detail=detail))
         return None
 
     def _check_epoch_column(self, file: FileRef, rows: Any) -> Iterator[VerificationFinding]:
@@ -115,10 +104,9 @@ class _ContentCheck:
             DEAD_LETTERS: epoch.dead_lettered,
         }
         if EVENTS not in tables:
-            del wanted[
-                EVENTS
-                # A pipeline may have no such table; the chain covers the manifest itself.
-            ]
+            # `outputs` may leave the table out. That rows were not simply lost from the manifest is
+            # proven by its hash, which the next manifest holds.
+            del wanted[EVENTS]
         for table, count in wanted.items():
             seen = sum(self._counts[table](rows) for rows in tables.get(table, []))
             if seen != count:
@@ -136,6 +124,7 @@ class _ContentCheck:
     def _check_segments(self) -> Iterator[VerificationFinding]:
         """Segments: bounds, and the rows that still wait."""
         found: list[VerificationFinding] = []
+        # Segments are never rewritten when rows leave: what lies below the release mark has left.
         waiting, complete = 0, True
         released = ReleaseMark(*self._manifest.release_after)
         for file in self._manifest.segments:
@@ -143,20 +132,15 @@ class _ContentCheck:
             if rows is None:
                 complete = False
                 continue
-            column = next(
-                (
-                    name
-                    for name in _TIME_COLUMNS.get(file.kind.partition(":")[0], ())
-                    if name in rows.column_names
-                ),
-                None,
-            )
-            if column is not None and file.min_time is not None:
-                found += self._check_time_bounds(file, rows[column].cast(pa.int64()))
-            if file.kind == "order" and column is not None:
-                waiting += _count_waiting_rows(
-                    rows["_section"], rows[column].cast(pa.int64()), released
-                )
+            names = _TIME_COLUMNS.get(file.kind.partition(":")[0], ())
+            column = next((name for name in names if name in rows.column_names), None)
+            if column is None:
+                continue
+            times = rows[column].cast(pa.int64())
+            if file.min_time is not None:
+                found += self._check_time_bounds(file, times)
+            if file.kind == "order":
+                waiting += _count_waiting_rows(rows["_section"], times, released)
         yield from found
         if complete and waiting != self._manifest.counters.retained:
             yield _make_content_finding(

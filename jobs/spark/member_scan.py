@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from tidegate.jobs.advise.lateness_sketch import GAMMA
 from tidegate.jobs.eventtime.decision_types import BarrierRow, Member, MemberSurvey
+from tidegate.jobs.eventtime.pipeline_clock import PipelineTime, read_pipeline_time
 from tidegate.jobs.spark.errors import PUNCTUATION_REGRESSED
 from tidegate.jobs.spec.pipeline import SourceSpec
 from tidegate.time_units import TICK_MAX, TICK_MIN
@@ -77,7 +78,7 @@ def scan_member(
         PoisonError: punctuation going back under ``regress: error``.
     """
     return _MemberScanner(
-        source, member, rows, get_carried_state(state, member), state.get("clock")
+        source, member, rows, get_carried_state(state, member), read_pipeline_time(state)
     ).scan()
 
 
@@ -93,17 +94,12 @@ class _MemberScanner:
         member: Member,
         rows: MemberColumns,
         memory: dict[str, int],
-        clock: int | None,
+        time: PipelineTime | None,
     ) -> None:
         stop = np.flatnonzero(rows.kinds == BARRIER)
         self.end = int(stop[0]) + 1 if stop.size else rows.kinds.size
-        self.source, self.member, self.rows, self.memory, self.clock = (
-            source,
-            member,
-            rows,
-            memory,
-            clock,
-        )
+        self.source, self.member, self.rows, self.memory = source, member, rows, memory
+        self.wall_before = None if time is None else time.wall
         self.kinds = rows.kinds[: self.end]
         self.shift = 1 if source.frontier == "inclusive" else 0
         data = np.flatnonzero(self.kinds == DATA)
@@ -149,10 +145,10 @@ class _MemberScanner:
         Only the former, few, are looked at one by one.
         """
         jump, found = self.source.max_jump, np.zeros(data.size, dtype=bool)
-        if jump is None or self.clock is None:
+        if jump is None or self.wall_before is None:
             return found
         times = self.rows.times[data]
-        far = times > self.clock + jump
+        far = times > self.wall_before + jump
         near = np.maximum.accumulate(np.where(far, TICK_MIN, times)) if times.size else times
         newest = self.memory.get("newest")
         for place in np.flatnonzero(far):

@@ -10,8 +10,9 @@ import hashlib
 import json
 import re
 from typing import Annotated, Any, Final, Literal, Self
+from zoneinfo import available_timezones
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from tidegate.jobs.spec.event_time_options import (
     BarrierOptions,
@@ -193,6 +194,25 @@ class SourceSpec(FrontierOptions):
     """Unreadable objects and rows go to the dead-letter table, or stop the pipeline with an
     error that names them.
     """
+
+    @field_validator("timezone")
+    @classmethod
+    def _require_known_zone(cls, zone: str | None) -> str | None:
+        if zone is not None and zone not in available_timezones():
+            raise ValueError(f"{zone!r} is not the name of a time zone, such as Europe/Berlin")
+        return zone
+
+    @model_validator(mode="after")
+    def _require_plain_names(self) -> Self:
+        # The names become parts of SQL in two engines, and of JSON paths.
+        names = [*self.columns, *self.evolution.renamed]
+        unusable = [name for name in names if re.search(r"""["'`\\\x00-\x1f]""", name)]
+        if unusable:
+            raise ValueError(
+                "schema: column names cannot contain quotes, backslashes or control characters:"
+                f" {', '.join(map(repr, unusable))}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _require_valid_columns(self) -> Self:
@@ -390,8 +410,8 @@ class CheckpointSpec(SpecModel):
     ``never`` leaves this to `tidegate gc` and Airflow.
     """
     max_clock_step: Annotated[Duration, Field(gt=0)] = 10_000_000
-    """The most that the pipeline clock advances in one epoch, so that an outage alone does not
-    expire timers.
+    """The most that an outage counts for timers, and the most of their time that a restart may
+    lose.
     """
 
 
@@ -438,7 +458,7 @@ class SupervisionSpec(SpecModel):
     quality checks did not reject.
     """
     stall_after: Duration = 120_000_000
-    """A driver that finishes no step for this long counts as stalled."""
+    """A driver whose step takes this long, and longer than it may, counts as stalled."""
     start_timeout: Annotated[Duration, Field(gt=0)] = 180_000_000
     """A driver that has not taken the lease this long after its launch counts as stalled.
 

@@ -15,7 +15,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidegate.jobs.engine.result_comparison import values_differ
+from tidegate.jobs.engine.replay import values_differ
 from tidegate.jobs.sinks.published_tables import select_current_revisions
 from tidegate.jobs.sinks.row_positions import SPLICE_COLUMN
 from tidegate.jobs.spec.pipeline import EVENTS, LATE, PipelineSpec

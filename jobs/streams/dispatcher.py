@@ -69,7 +69,7 @@ class _DispatchEpoch:
 
     @property
     def now(self) -> int:
-        return self.order.decision.now
+        return self.order.decision.wall
 
 
 class StreamDispatcher:

@@ -202,5 +202,5 @@ def test_a_deep_verification_opens_the_files(cli: Cli, log: SlotLog) -> None:
     assert cli("checkpoints", "verify", "flights").exit_code == 0
     said = cli("checkpoints", "verify", "flights", "--deep")
     assert said.exit_code == 1
-    assert "no readable Parquet file" in said.out
+    assert "not a readable Parquet file" in said.out
     assert "1/3" in cli("checkpoints", "verify", "flights", "--all").out

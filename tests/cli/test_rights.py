@@ -22,7 +22,7 @@ from tidegate.infra.provision import Credentials, grant_policy
 from tidegate.jobs.driver.backfill import make_batch_spec
 from tidegate.jobs.driver.landing_log import LandingLog
 from tidegate.jobs.spec.loader import load_spec
-from tidegate.operators.maintain_operator import MaintainOperator
+from tidegate.operators.child_operators import MaintainOperator
 
 pytestmark = pytest.mark.minio
 

@@ -66,7 +66,9 @@ class Shop:
                 OracleMover(store, spec),
                 DriverTables(store).write,
             ),
-            EngineRuntime(ManifestAuthor(self.uid, "driver", "0"), PlainSteps(), clock, NoFaults()),
+            EngineRuntime(
+                ManifestAuthor(self.uid, "driver", "0"), PlainSteps(clock), clock, NoFaults()
+            ),
         )
 
     def put(self, number: int, rows: list[tuple[str | None, str, int]]) -> None:

@@ -6,6 +6,7 @@ Each applied once, acknowledged once, and what follows from it made up for after
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,6 +21,7 @@ from tidegate.checkpoints.driver_requests import (
     submit_request,
 )
 from tidegate.checkpoints.pins import RootsFile
+from tidegate.checkpoints.retention import Retention, RetentionPolicy
 from tidegate.jobs.driver.operator_requests import RequestInbox
 from tidegate.jobs.engine.epoch_engine import Engine, EpochReport
 
@@ -31,7 +33,7 @@ class Driver:
         self.engine: Engine = bench.engine()
         newest = lambda: self.engine.resume_state.head.record  # noqa: E731
         self.inbox = RequestInbox(
-            bench.store, "p", lambda: 1, threading.Event(), newest, bench.clock
+            bench.store, bench.spec, lambda: 1, threading.Event(), newest, bench.clock
         )
 
     def epoch(self, *, crash: bool = False) -> EpochReport:
@@ -112,12 +114,11 @@ def test_attach_detach_and_resume_reach_the_dispatcher(bench: Bench) -> None:
     """They are handed on in order; a name that the spec does not know is refused."""
     inbox = RequestInbox(
         bench.store,
-        "p",
+        SimpleNamespace(name="p", stream_graph=SimpleNamespace(attachments={"pick"})),  # type: ignore[arg-type]
         lambda: 1,
         threading.Event(),
         lambda: None,
         bench.clock,
-        attachments={"pick"},
     )
     for kind in (RequestKind.ATTACH, RequestKind.DETACH, RequestKind.RESUME):
         submit_request(bench.store, "p", kind, who="ann", name="pick", clock=bench.clock)
@@ -195,3 +196,22 @@ def test_a_turn_makes_one_list_that_does_not_grow(bench: Bench) -> None:
     driver.inbox.collect()
     assert list(bench.store.list_objects("p/requests/")) == []
     assert list(bench.store.list_objects("p/acks/")) == []
+
+
+def test_a_savepoint_that_was_retired_meanwhile_is_refused(bench: Bench) -> None:
+    """A driver whose seal is answered late does not pin a checkpoint that is gone."""
+    driver = Driver(bench)
+    asked = submit_request(
+        bench.store, "p", RequestKind.SAVEPOINT, who="ann", name="before", clock=bench.clock
+    )
+    report = driver.epoch(crash=True)
+    for second in (3, 4):
+        bench.sources["a"].append(row(second))
+        bench.engine().run_epoch()
+    policy = RetentionPolicy(keep_last=1, keep_for=-1e9, grace=0.0)
+    Retention(bench.log, policy, external=set, clock=bench.clock).run()
+    driver.inbox.acknowledge_applied(report)
+    ack = read_ack(bench.store, "p", asked.id)
+    assert ack is not None
+    assert ack.outcome is AckOutcome.REFUSED
+    assert RootsFile(bench.store, "p").read().pins == {}

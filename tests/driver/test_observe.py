@@ -51,7 +51,8 @@ FACTS: dict[str, Any] = {
 
 def sealed() -> tuple[Bench, list[EpochReport]]:
     """Two epochs: rows of two sources, then a late row and a barrier of both."""
-    bench, steps = Bench(spec_of()), PlainSteps()
+    bench = Bench(spec_of())
+    steps = PlainSteps(bench.clock)
     steps.timings = {"plan": 0.1}
     engine = bench.engine(steps=steps)
     bench.clock.advance(100)

@@ -12,7 +12,7 @@ from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.process_identity import ProcessIdentity
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.errors import ConfigurationError
-from tidegate.jobs.driver.startup_recovery import select_start_checkpoint
+from tidegate.jobs.driver.startup import select_start_checkpoint
 from tidegate.jobs.spec.loader import parse_spec
 
 SPEC = parse_spec(

@@ -10,8 +10,7 @@ from pyspark.errors import PySparkException
 
 from tidegate.errors import ConfigurationError, FencedError, PoisonError, TidegateError
 from tidegate.jobs.driver import error_classification
-from tidegate.jobs.driver.epoch_loop import _require_transient
-from tidegate.jobs.driver.error_classification import classify_error
+from tidegate.jobs.driver.error_classification import classify_error, detect_full_disk
 
 FULL = OSError(errno.ENOSPC, "No space left on device", "/scratch/part.parquet")
 
@@ -35,7 +34,8 @@ def wrapped(error: TidegateError, cause: Exception) -> TidegateError:
 )
 def test_a_full_disk_is_waited_out_however_it_is_wrapped(error: Exception) -> None:
     """It is transient, names the pipeline, what is kept and what to do."""
-    known = _require_transient("flights", error)
+    known = detect_full_disk("flights", error)
+    assert known is not None
     assert (known.code, known.pipeline, known.retry_after) == ("driver.disk_full", "flights", 2.0)
     assert classify_error("flights", error).failure_class.exit_code == 3
     assert "flights: no space left for scratch files" in known.message
@@ -54,10 +54,8 @@ def test_a_full_disk_is_waited_out_however_it_is_wrapped(error: Exception) -> No
     ],
 )
 def test_what_this_process_cannot_outlive_ends_it(error: Exception) -> None:
-    """Defects, a lost JVM, poison, fencing and wrong names are raised on, unchanged."""
-    with pytest.raises(type(error)) as caught:
-        _require_transient("p", error)
-    assert caught.value is error
+    """Defects, a lost JVM, poison, fencing and wrong names are not taken for a full disk."""
+    assert detect_full_disk("p", error) is None
 
 
 def test_a_lost_jvm_is_known_by_whatever_py4j_says(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,8 +19,8 @@ from tidegate.checkpoints.desired_state import (
 from tidegate.checkpoints.lease import Lease, read_lease
 from tidegate.checkpoints.process_identity import ProcessIdentity
 from tidegate.errors import FencedError
-from tidegate.jobs.driver import leader_election
-from tidegate.jobs.driver.leader_election import ALIVE_FILE, LeaderElection
+from tidegate.jobs.driver import startup
+from tidegate.jobs.driver.startup import ALIVE_FILE, LeaderElection
 
 NewTurn = Callable[[bool], LeaderElection]
 
@@ -92,7 +92,7 @@ def test_a_standby_waits_for_the_wish(
     """It leaves the free lease alone, shows that it lives, and goes on when the pipeline should run
     again.
     """
-    monkeypatch.setattr(leader_election, "_LOOK_EVERY", 0.01)
+    monkeypatch.setattr(startup, "_LOOK_EVERY", 0.01)
     want(store, DesiredState.STOPPED)
     waiting = turn_of(True)
     came: list[bool] = []

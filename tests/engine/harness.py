@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from tests.oracle.memory_source import MemorySource
 from tests.oracle.mover import OracleMover
 from tests.servers.memory_store import MemoryStore
-from tidegate.checkpoints.host_clock import ManualClock
+from tidegate.checkpoints.host_clock import Clock, ManualClock
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
@@ -30,9 +30,13 @@ SECOND = 1_000_000
 
 
 class PlainSteps:
-    """Steps without a lease; `token` can be set to anything, `lost` makes the lease check raise."""
+    """Steps without a lease; `token` can be set to anything, `lost` makes the lease check raise.
 
-    def __init__(self) -> None:
+    All time on `clock` counts as worked.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
         self.token = 1
         self.lost: Exception | None = None
         self.timings: Mapping[str, float] = {}
@@ -50,6 +54,10 @@ class PlainSteps:
         if self.lost is not None:
             raise self.lost
         return self.token
+
+    def read_worked_ticks(self) -> int:
+        """The clock's reading."""
+        return int(self.clock.monotonic() * SECOND)
 
 
 class Bench:
@@ -83,7 +91,7 @@ class Bench:
             ),
             EngineRuntime(
                 ManifestAuthor("uid", "driver", "0"),
-                steps or PlainSteps(),
+                steps or PlainSteps(self.clock),
                 self.clock,
                 faults or NoFaults(),
             ),

@@ -117,4 +117,4 @@ def test_garbage_is_found() -> None:
     bench = sealed()
     epoch = next(e for e in reversed(bench.epochs()) if e.segments)
     bench.store.put(epoch.segments[0].key, b"PAR1 not really")
-    assert any("no readable Parquet" in said for said in found(bench, epoch))
+    assert any("not a readable Parquet" in said for said in found(bench, epoch))

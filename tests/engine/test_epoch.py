@@ -12,11 +12,14 @@ from tests.engine.harness import SECOND, Bench, PlainSteps, barrier, row, spec_o
 from tests.oracle.memory_source import MemorySource
 from tests.oracle.mover import OracleMover
 from tests.servers.memory_store import MemoryStore
+from tidegate.checkpoints.manifest import Manifest
 from tidegate.errors import FencedError
+from tidegate.jobs.engine.epoch_engine import EpochPorts, EpochRequests
 from tidegate.jobs.engine.fault_points import EPOCH_POINTS
 from tidegate.jobs.engine.interfaces import Slice
-from tidegate.jobs.engine.replay import replay_epoch
+from tidegate.jobs.engine.replay import ReplayResult, replay_epoch
 from tidegate.jobs.eventtime.decision_types import Member
+from tidegate.jobs.sinks.output_tables import DriverTables
 from tidegate.jobs.spec.pipeline import ReadLimits
 
 
@@ -199,7 +202,7 @@ def test_two_drivers_one_winner_per_slot() -> None:
 def test_a_fenced_driver_seals_nothing() -> None:
     """The lease is checked just before the PUT; a driver without it leaves garbage only."""
     bench = Bench(spec_of())
-    steps = PlainSteps()
+    steps = PlainSteps(bench.clock)
     engine = bench.engine(steps=steps)
     _feed(bench, 0)
     steps.lost = FencedError("gone", code="lease.lost")
@@ -213,11 +216,58 @@ def test_replay_gives_the_same_rows() -> None:
     bench = Bench(spec_of())
     _run(bench)
     epochs = bench.epochs()
+    tables: set[str] = set()
     for parent, epoch in zip([None, *epochs], epochs, strict=False):
         scratch = _Overlay(bench.store)
         mover = OracleMover(scratch, bench.spec, bench.sources)
-        replay = replay_epoch(bench.spec, epoch, parent, mover, bench.store, scratch)
+        ports = EpochPorts((), mover, DriverTables(scratch).write)
+        replay = replay_epoch(bench.spec, epoch, parent, ports, bench.store, scratch)
         assert replay.is_equal, replay
+        tables |= replay.tables.keys()
+    assert "barriers" in tables
+
+
+def test_replay_decides_again() -> None:
+    """Idleness by the clock, an abort by request, a gap and members that come, go and end are decided
+    again alike, and a decision that was changed in the manifest is found.
+    """
+    bench = Bench(spec_of(coalesce={"idle_timeout": "5s"}))
+    engine = bench.engine()
+    bench.sources["a"].append(row(1), barrier(2, 1))
+    engine.run_epoch()
+    bench.clock.advance(6)
+    engine.run_epoch(EpochRequests(ids=("r",), aborts=(7,)))
+    bench.clock.advance(3600)
+    engine = bench.engine()  # another driver after a gap
+    bench.sources["b"].append(row(3))
+    engine.run_epoch()
+    bench.sources["a"].append(row(4), partition="1")
+    engine.run_epoch()
+    bench.sources["a"].remove("1")  # its position stays in the cut
+    bench.sources["b"].append(row(5))
+    bench.sources["b"].end()
+    engine.run_epoch()
+    bench.sources["a"].append(row(6))
+    engine.run_epoch()
+    epochs = bench.epochs()
+    assert len(epochs) == 6
+    assert "a/1" in epochs[5].cut
+
+    def replay(epoch: Manifest, parent: Manifest | None) -> ReplayResult:
+        scratch = _Overlay(bench.store)
+        mover = OracleMover(scratch, bench.spec, bench.sources)
+        ports = EpochPorts((), mover, DriverTables(scratch).write)
+        return replay_epoch(bench.spec, epoch, parent, ports, bench.store, scratch)
+
+    for parent, epoch in zip([None, *epochs], epochs, strict=False):
+        if epoch.cut.get("a/1", {"parts": []})["parts"] == []:  # the rows of a/1 are gone
+            assert replay(epoch, parent).is_equal
+    statuses = {**epochs[2].decision["statuses"], "a/0": "active"}
+    changed = epochs[2].model_copy(
+        update={"decision": {**epochs[2].decision, "statuses": statuses}}
+    )
+    found = replay(changed, epochs[1])
+    assert (found.is_equal, found.decided_differently) == (False, ("statuses",))
 
 
 class _Overlay(MemoryStore):

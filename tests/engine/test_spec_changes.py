@@ -16,7 +16,7 @@ from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.process_identity import ProcessIdentity
 from tidegate.checkpoints.restore import commit_restore, plan_restore
 from tidegate.errors import ConfigurationError
-from tidegate.jobs.driver.startup_recovery import select_start_checkpoint
+from tidegate.jobs.driver.startup import select_start_checkpoint
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 

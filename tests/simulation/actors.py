@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from functools import partial
+from threading import Event
 from typing import Any
 
 from tests.engine.harness import barrier, row, spec_of
@@ -29,8 +30,9 @@ from tidegate.checkpoints.restore import commit_restore, plan_restore
 from tidegate.checkpoints.retention import Retention, RetentionPolicy
 from tidegate.checkpoints.slot_log import Sealed, SlotLog, SlotTaken
 from tidegate.errors import ConfigurationError, FencedError, PoisonError, TransientError
+from tidegate.jobs.driver.epoch_loop import EndConditions, EpochLoop, LoopRuntime
 from tidegate.jobs.driver.operator_requests import RequestInbox
-from tidegate.jobs.driver.startup_recovery import select_start_checkpoint
+from tidegate.jobs.driver.startup import select_start_checkpoint
 from tidegate.jobs.driver.status_reporter import DriverSteps
 from tidegate.jobs.engine.epoch_engine import Engine, EngineRuntime, EpochPorts
 from tidegate.jobs.engine.interfaces import Sink
@@ -56,7 +58,11 @@ _SINKS: dict[str, dict[str, Any]] = {
 SPECS = {
     kind: spec_of(
         sources={"a": _SOURCE, "b": _SOURCE},
-        checkpoint={"on_bad_checkpoint": "fork"},
+        checkpoint={
+            "on_bad_checkpoint": "fork",
+            "min_interval": "20ms",
+            "idle_interval": "400ms",
+        },
         sinks={kind: sink} if sink else {},
     )
     for kind, sink in _SINKS.items()
@@ -93,12 +99,75 @@ class SimSteps(DriverSteps):
 
     def __init__(self, lease: Lease, clock: SimClock, process: Process) -> None:
         self._process = process
-        super().__init__(lease, clock)
+        super().__init__(lease, SPEC.checkpoint.max_clock_step, clock)
 
     def enter(self, name: str) -> None:
         """Announce a step."""
         super().enter(name)
         self._process.step = name
+
+
+class SimStop(Event):
+    """Waiting for it lets the others go on."""
+
+    def __init__(self, clock: SimClock) -> None:
+        super().__init__()
+        self._clock = clock
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Let the time pass; whether it is set then."""
+        self._clock.sleep(timeout or 0.0)
+        return self.is_set()
+
+
+class SilentStatus:
+    """A status that nobody reads: what matters is in the log."""
+
+    state = ""
+
+    def set_state(self, state: str, **_: object) -> None:
+        """Keep the state, which the loop asks for."""
+        self.state = state
+
+    def write(self) -> None:
+        """Nothing."""
+
+    def record_decision(self, _: object) -> None:
+        """Nothing."""
+
+    def record_epoch(self, *_: object) -> None:
+        """Nothing."""
+
+
+class SimPublisher:
+    """The driver's view of its sinks; they are actors of their own (`Stage._publish`)."""
+
+    trouble = None
+    unpublished_count = 0
+
+    def __init__(self, sinks: list[Sink], clock: SimClock, process: Process) -> None:
+        self._names = {sink.name for sink in sinks}
+        self._clock, self._process = clock, process
+
+    @property
+    def lags(self) -> dict[str, int]:
+        """The sinks that are behind, while the driver drains."""
+        return dict.fromkeys(sorted(self._process.draining), 1)
+
+    def note_sealed(self, slot: int) -> None:
+        """Nothing: the sinks look by themselves."""
+
+    def wait_below(self, limit: int, timeout: float) -> bool:
+        """Sinks never hold the driver here."""
+        return True
+
+    def drain(self, timeout: float) -> bool:
+        """Wait until each sink has followed the head once more, or the time is over."""
+        process, until = self._process, self._clock.monotonic() + timeout
+        process.draining = process.draining or set(self._names)
+        while process.draining and self._clock.monotonic() < until:
+            self._clock.sleep(0.2)
+        return not process.draining
 
 
 class Stage:
@@ -112,6 +181,7 @@ class Stage:
         self.sources = {name: MemorySource(name) for name in SPEC.sources}
         self.fed: dict[str, int] = dict.fromkeys(self.sources, 0)
         self.compacts = False
+        self.ends = False  # the feeder ends the sources, while drivers are busy
 
     # the feed
 
@@ -137,6 +207,9 @@ class Stage:
         def body() -> None:
             for step in range(steps):
                 self.feed(step)
+                if self.ends and step == steps - 1:
+                    for source in self.sources.values():
+                        source.end()
                 self.world.pause(self.world.now + self.world.rng.choice((0.05, 0.5, 3.0)))
 
         self.world.spawn("feeder", self.world.process("feeder"), body, "feeder")
@@ -194,62 +267,49 @@ class Stage:
                 partial(self._publish, sink, store, clock, process),
                 role,
             )
+        process.stop = SimStop(clock)
+        publisher = SimPublisher(sinks, clock, process)
+        inbox = RequestInbox(
+            store,
+            self.spec,
+            lambda: lease.token,
+            process.stop,
+            lambda: engine.resume_state.head.record,
+            clock,
+        )
+        runtime = LoopRuntime(
+            self.spec,
+            steps,
+            SilentStatus(),  # type: ignore[arg-type]
+            inbox,
+            process.stop,
+            world,
+            lambda report, seconds: None,
+            clock.monotonic,
+        )
+        until = EndConditions(idle=2.4 * epochs, epochs=epochs)
         try:
-            inbox = RequestInbox(
-                store,
-                PIPELINE,
-                lambda: lease.token,
-                process.stop,
-                lambda: engine.resume_state.head.record,
-                clock,
-            )
-            self._epochs(engine, steps, inbox, process, clock, epochs)
+            outcome = EpochLoop(engine, publisher, runtime, until).run()  # type: ignore[arg-type]
         except FencedError as error:
             process.exited = f"fenced: {error.code}"
             process.alive = False
             return
+        if outcome.state == "finished":
+            self._require_everything_read(engine)
         process.step = "end"
-        process.draining = {sink.name for sink in sinks}
-        while process.draining:
-            clock.sleep(0.2)
+        while not publisher.drain(60.0):
+            pass
         lease.release()
         process.exited, process.alive = "done", False
 
-    def _epochs(
-        self,
-        engine: Engine,
-        keeper: LeaseRenewer,
-        inbox: RequestInbox,
-        process: Process,
-        clock: SimClock,
-        epochs: int,
-    ) -> None:
-        sealed, troubles = 0, 0
-        for _ in range(6 * epochs):
-            if keeper.lost.is_set():
-                raise keeper.error or RuntimeError("lost without an error")
-            try:
-                report = engine.run_epoch(inbox.collect())
-                if report.sealed:
-                    inbox.acknowledge_applied(report)
-            except TransientError:
-                troubles += 1
-                if troubles > PATIENCE:
-                    raise
-                clock.sleep(1.0)
-                self._quietly_reload(engine)
-                continue
-            troubles = 0
-            sealed += report.sealed is not None
-            if sealed >= epochs or process.stop.is_set() or (report.ended and not report.pending):
-                return
-            clock.sleep(0.02 if report.pending else 0.4)
-
-    def _quietly_reload(self, engine: Engine) -> None:
-        try:
-            engine.reload()
-        except TransientError:
-            return
+    def _require_everything_read(self, engine: Engine) -> None:
+        """A driver that says "finished" goes on from a head behind the last row of every source."""
+        head = engine.resume_state.head.record
+        for name, source in self.sources.items():
+            (member,) = source.list_members()
+            rows, read = len(source._rows[member]), head.cut[str(member)]["end"] if head else 0
+            if read != rows:
+                raise Violation(f"finished, but {read} of {rows} rows of {name} are sealed")
 
     def _acquire(
         self, store: SimStore, process: Process, clock: SimClock, uid: str | None

@@ -50,6 +50,7 @@ STEPS: Mapping[str, tuple[str, ...]] = {
     "decide": (POINT,),
     "move": (ASK, SWAP, PUT, POINT),
     "seal": (ASK, SWAP, POINT),
+    "report": (POINT,),
     "reload": (ASK,),
     "follow": (ASK,),
     "load table": (LOAD,),

@@ -309,11 +309,25 @@ MUTANTS = (
         focus=("sleep", "replace"),
     ),
     Mutant(
+        "an epoch that lost its slot was the last one",
+        lambda: [patch.object(Engine, "_seal_epoch", _keep_ended)],
+        focus=("sleep", "seal"),
+    ),
+    Mutant(
         "files: named before they are there",
         lambda: [patch.object(FilesSink, "_deliver_epoch", _announce_first)],
         sink="files",
     ),
 )
+
+
+def _keep_ended(engine: Engine, *rest: Any) -> Any:
+    report = _SEAL_EPOCH(engine, *rest)
+    ended = all(part.done for part in rest[0].order.cut.slices)
+    return replace(report, ended=ended, pending=False) if report.lost else report
+
+
+_SEAL_EPOCH = Engine._seal_epoch
 
 
 def _seal(replacement: Callable[..., Any]) -> Any:

@@ -18,7 +18,7 @@ from tests.simulation.world import World
 
 from tidegate.checkpoints import retention, slot_index, verify
 from tidegate.checkpoints.process_identity import ProcessIdentity
-from tidegate.jobs.driver import operator_requests, startup_recovery
+from tidegate.jobs.driver import epoch_loop, operator_requests, startup
 from tidegate.jobs.sinks import iceberg_sink, postgres_sink, table_compaction, table_files
 
 STEPS = 3000  # of one schedule; what is not done by then is cut off by the recovery
@@ -67,7 +67,7 @@ def simulated(world: World) -> Iterator[None]:
         )
         for module in (iceberg_sink, slot_index, retention, verify):
             stack.enter_context(patch.object(module, "ThreadPoolExecutor", _Inline))
-        for module in (table_compaction, operator_requests, startup_recovery):
+        for module in (table_compaction, operator_requests, startup, epoch_loop):
             stack.enter_context(patch.object(module, "_log", _Silent()))
         stack.enter_context(cheap())
         for where, name, what in COMPACTION:
@@ -123,6 +123,7 @@ def cast(stage: Stage) -> None:
             runs=rng.randrange(1, 4),
             delay=rng.choice((1.0, 3.0, 6.0, 12.0)),
         )
+    stage.ends = rng.random() < 0.3
 
 
 def _long(stage: Stage) -> None:

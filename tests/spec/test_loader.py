@@ -106,6 +106,14 @@ def test_canonical_json_reads_back() -> None:
             ("delay: int", "delay: integer"),
             ":6: sources.EWR.schema.delay: unknown column type 'integer'",
         ),
+        (
+            ("delay: int", 'delay: int, "o\'clock": int'),
+            "column names cannot contain quotes, backslashes or control characters",
+        ),
+        (
+            ("    lag: 30m", "    timezone: Europe/Berln\n    lag: 30m"),
+            "sources.EWR.timezone: 'Europe/Berln' is not the name of a time zone",
+        ),
         (("hourly:", "late:"), "window names late are reserved"),
         (("name: flights", "name: Flights!"), ":2: name: names are lower case"),
         (("name: flights", "name: [x"), "not valid YAML"),

@@ -125,7 +125,9 @@ class Proof:
                 self.mover,
                 DriverTables(self.store).write,
             ),
-            EngineRuntime(ManifestAuthor(self.uid, "driver", "0"), PlainSteps(), clock, NoFaults()),
+            EngineRuntime(
+                ManifestAuthor(self.uid, "driver", "0"), PlainSteps(clock), clock, NoFaults()
+            ),
         )
         begun = time.monotonic()
         for number, bucket in enumerate(chain(buckets(days, hours), self._far())):

@@ -31,10 +31,12 @@ from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.splice_requests import list_splice_requests, read_splice_request
 from tidegate.errors import ConfigurationError, PoisonError
 from tidegate.jobs.driver.operator_requests import RequestInbox
+from tidegate.jobs.engine.epoch_engine import EpochPorts
 from tidegate.jobs.engine.replay import replay_epoch
 from tidegate.jobs.engine.resume_state import SPLICE_KIND
 from tidegate.jobs.engine.verify_contents import make_content_check
 from tidegate.jobs.sinks.iceberg_sink import IcebergSink
+from tidegate.jobs.sinks.output_tables import DriverTables
 from tidegate.jobs.sinks.published_tables import read_table, scan_table
 from tidegate.jobs.sinks.row_positions import (
     SPLICE_COLUMN,
@@ -448,7 +450,7 @@ def test_a_merge_that_keeps_losing_is_given_the_next_slot() -> None:
     world = late_world()
     bench, driver = world.bench, world.engine
     inbox = RequestInbox(
-        bench.store, "p", lambda: 1, threading.Event(), lambda: bench.log.head().record
+        bench.store, bench.spec, lambda: 1, threading.Event(), lambda: bench.log.head().record
     )
     request = late_request(world)
 
@@ -629,9 +631,9 @@ def test_an_epoch_before_a_merge_is_replayed_on_what_it_had() -> None:
     overlay = ScratchStore(world.bench.store, scratch)
     history = LogHistory(SlotLog(overlay, "p", clock=world.bench.clock), "t", parent)
     mover = OracleMover(overlay, spec, world.bench.sources)
-    found = replay_epoch(
-        spec, attaching, parent, mover, overlay, scratch, StreamDispatcher(spec, overlay, history)
-    )
+    dispatcher = StreamDispatcher(spec, overlay, history)
+    ports = EpochPorts((), mover, DriverTables(overlay).write, dispatcher)
+    found = replay_epoch(spec, attaching, parent, ports, overlay, scratch)
     assert found.is_equal, found.tables
     assert values(world, "copy") == [1, 3, 5, 9]
 

@@ -18,8 +18,10 @@ from tidegate.checkpoints.scratch_store import ScratchStore
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.splice_requests import list_splice_requests
 from tidegate.errors import ConfigurationError
+from tidegate.jobs.engine.epoch_engine import EpochPorts
 from tidegate.jobs.engine.fault_points import EPOCH_POINTS
 from tidegate.jobs.engine.replay import replay_epoch
+from tidegate.jobs.sinks.output_tables import DriverTables
 from tidegate.jobs.streams.dispatcher import StreamDispatcher
 from tidegate.jobs.streams.row_history import LogHistory
 from tidegate.jobs.streams.splice_request_sink import SpliceRequestSink
@@ -418,7 +420,8 @@ def test_replay_dispatches_the_same_and_changes_nothing() -> None:
         dispatch = StreamDispatcher(
             spec, overlay, LogHistory(SlotLog(overlay, "p", clock=world.bench.clock), "t")
         )
-        found = replay_epoch(spec, epoch, parent, mover, overlay, scratch, dispatch)
+        ports = EpochPorts((), mover, DriverTables(overlay).write, dispatch)
+        found = replay_epoch(spec, epoch, parent, ports, overlay, scratch)
         assert found.is_equal, found.tables
         replayed |= found.tables.keys()
         parent = epoch

@@ -1,0 +1,327 @@
+"""Before the first epoch: a scratch folder, the right to drive, and the checkpoint to start from.
+
+Two things keep a driver away: another driver that holds the lease, and `desired.json`, where an
+operator or a restore has stopped the pipeline. A standby waits until neither does; any other driver
+ends with an error.
+
+To continue from the newest checkpoint needs no decision. Everything else, skipping a damaged
+checkpoint included, is a restore: it writes a fork record with who and why (`docs/architecture.md`,
+section 2, "Bad checkpoints").
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import structlog
+from tenacity import Retrying
+
+from tidegate.checkpoints.bucket_layout import CheckpointId
+from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
+from tidegate.checkpoints.checkpoint_specs import (
+    compare_spec_with_checkpoint,
+    require_compatible_spec,
+    write_spec,
+)
+from tidegate.checkpoints.desired_state import (
+    DesiredDocument,
+    DesiredState,
+    read_desired_state,
+    set_desired_state,
+)
+from tidegate.checkpoints.lease import Lease, LeaseHeldError, LeaseWait
+from tidegate.checkpoints.manifest import Manifest
+from tidegate.checkpoints.process_identity import ProcessIdentity
+from tidegate.checkpoints.restore import commit_restore, plan_restore
+from tidegate.checkpoints.slot_log import SlotLog
+from tidegate.checkpoints.store import Store
+from tidegate.checkpoints.verify import (
+    CheckpointVerdict,
+    Verification,
+    condemn_if_damaged,
+    verify_checkpoint,
+)
+from tidegate.errors import FencedError
+from tidegate.jobs.driver.errors import CHECKPOINT_DAMAGED, NO_WHOLE_CHECKPOINT, UNWANTED
+from tidegate.jobs.spec.pipeline import PipelineSpec
+
+_log = structlog.get_logger("tidegate.driver")
+
+# Temporary scratch folders are named like this; the lock file lies in each scratch folder.
+_WORK_PREFIX, _LOCK_FILE = "tidegate-", ".lock"
+_YOUNG_FOLDER = 60.0  # seconds
+ALIVE_FILE = "alive"  # file in the work folder
+_LOOK_EVERY = 2.0  # seconds between two reads of the desired state of a stopped pipeline
+
+
+def touch_alive_file(alive: Path) -> None:
+    """Show a supervisor that this process is not stuck: a liveness probe reads the file's age."""
+    with contextlib.suppress(OSError):
+        alive.touch()
+
+
+class LeaderElection:
+    """Waits until this process may drive, and takes the lease.
+
+    Args:
+        store: the pipeline's store.
+        pipeline: its name.
+        stop: set when the process should end.
+        retry: waits for a store that is away.
+        standby: wait for the lease and for the desired state instead of ending with an error.
+        alive: the file to touch while waiting.
+
+    Attributes:
+        stop: as given.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        pipeline: str,
+        stop: threading.Event,
+        retry: Retrying,
+        *,
+        standby: bool,
+        alive: Path,
+    ) -> None:
+        self._store, self._pipeline, self._standby = store, pipeline, standby
+        self.stop, self._retry, self._alive = stop, retry, alive
+        self._desired = DesiredDocument()
+
+    def clear_stop(self, who: str) -> None:
+        """Clear a previous ``tidegate stop``, because a person started this run.
+
+        Does nothing during a restore, or if no desired state was ever recorded.
+        """
+        desired = self._retry(read_desired_state, self._store, self._pipeline)
+        if desired.keeps_drivers_away and desired.state is DesiredState.STOPPED:
+            self._retry(
+                set_desired_state,
+                self._store,
+                self._pipeline,
+                DesiredState.RUN,
+                who=who,
+                why="tidegate run",
+            )
+
+    def wait_until_wanted(self) -> bool:
+        """Wait until the pipeline should run; return False if the process should end.
+
+        Raises:
+            FencedError: the pipeline should not run, and this driver is not a standby.
+        """
+        while not self._retry(self._is_wanted):
+            if self.stop.wait(_LOOK_EVERY):
+                return False
+        return True
+
+    def acquire_lease(self, uid: str) -> Lease | None:
+        """Return the lease, or None if a standby should end.
+
+        Raises:
+            FencedError: another driver holds it, or the pipeline should not run, and this driver is
+                not a standby.
+        """
+        while True:
+            try:
+                lease = self._acquire_with_retry(uid)
+            except LeaseHeldError:
+                if self._standby and self.stop.is_set():
+                    return None
+                raise
+            # A person who stops the pipeline first writes the desired state and then looks for a
+            # driver. So either they see this lease, or we see the new state here.
+            with contextlib.ExitStack() as giving_back:
+                giving_back.callback(lease.release)
+                if self._retry(self._is_wanted):
+                    giving_back.pop_all()
+                    return lease
+
+    def _acquire_with_retry(self, uid: str) -> Lease:
+        return self._retry(
+            Lease.acquire,
+            self._store,
+            self._pipeline,
+            ProcessIdentity.this_process(),
+            uid=uid,
+            wait=LeaseWait(self._standby, self._touch_and_check_stop, self._is_wanted),
+        )
+
+    def _touch_and_check_stop(self) -> bool:
+        touch_alive_file(self._alive)
+        return self.stop.is_set()
+
+    def _is_wanted(self) -> bool:
+        touch_alive_file(self._alive)
+        before, self._desired = self._desired, read_desired_state(self._store, self._pipeline)
+        if not self._desired.keeps_drivers_away:
+            return True
+        error = _unwanted_error(self._pipeline, self._desired)
+        if not self._standby:
+            raise error
+        if before != self._desired:
+            _log.info(
+                "kept_waiting", pipeline=self._pipeline, why=error.message, advice=error.advice
+            )
+        return False
+
+
+def _unwanted_error(pipeline: str, desired: DesiredDocument) -> FencedError:
+    who = f"{desired.who or 'nobody'}{f': {desired.why}' if desired.why else ''}"
+    return UNWANTED(pipeline=pipeline, state=desired.state, who=who)
+
+
+def select_start_checkpoint(
+    spec: PipelineSpec, log: SlotLog, lease: Lease, recover_to: str
+) -> None:
+    """Leave the log with an undamaged head that is the checkpoint `recover_to` asks for.
+
+    Raises:
+        PoisonError: the newest checkpoint is damaged and the spec says ``on_bad_checkpoint: stop``,
+            or all checkpoints are damaged.
+        ConfigurationError: `recover_to` is not a checkpoint, or the spec does not fit its state.
+    """
+    write_spec(log.store, spec)
+    head = log.head()
+    if head.record is None or head.checkpoint is None:
+        return
+    if recover_to == "latest":
+        verification = verify_checkpoint(log, head.checkpoint, checksums=False)
+        # A store that does not answer proves nothing: only definite evidence condemns.
+        if verification.verdict is not CheckpointVerdict.DAMAGED:
+            _require_spec_fit(spec, log, head.record)
+            return
+        target = _find_undamaged_checkpoint(spec, log, verification)
+        why = f"{head.checkpoint} is damaged"
+    else:
+        target = CheckpointCatalog(log).resolve(recover_to)
+        why = f"started with recover_to={recover_to}"
+    _require_spec_fit(spec, log, log.open_checkpoint(target).epoch)
+    if target != head.checkpoint:
+        _restore(spec, log, lease, target, why)
+
+
+def _restore(
+    spec: PipelineSpec, log: SlotLog, lease: Lease, target: CheckpointId, why: str
+) -> None:
+    plan = plan_restore(log, target)
+    commit_restore(
+        log,
+        lease,
+        plan,
+        request_id=secrets.token_hex(8),
+        who=f"driver {lease.holder.driver}",
+        why=why,
+    )
+    _log.warning(
+        "restored",
+        pipeline=spec.name,
+        to=str(target),
+        epochs_rewound=plan.epochs_rewound,
+        why=why,
+    )
+
+
+def _require_spec_fit(spec: PipelineSpec, log: SlotLog, manifest: Manifest) -> None:
+    """Log what a changed spec keeps and drops, and refuse a spec that would misread the state."""
+    if compare_spec_with_checkpoint(log.store, spec, manifest) is None:
+        _log.warning(
+            "spec_changed",
+            pipeline=spec.name,
+            what="unknown",
+            why=f"the spec that wrote {manifest.id} was not kept",
+        )
+        return
+    for change in require_compatible_spec(log, spec, manifest):
+        _log.warning(
+            "spec_changed",
+            pipeline=spec.name,
+            what=change.what,
+            verdict=change.verdict.value,
+            why=change.why,
+        )
+
+
+def _find_undamaged_checkpoint(
+    spec: PipelineSpec, log: SlotLog, damaged: Verification
+) -> CheckpointId:
+    """Condemn a damaged head, and return the newest checkpoint that is undamaged."""
+    first = damaged.findings[0]
+    condemn_if_damaged(log, damaged)
+    if spec.checkpoint.on_bad_checkpoint == "stop":
+        raise CHECKPOINT_DAMAGED(
+            pipeline=spec.name,
+            checkpoint=damaged.checkpoint,
+            problem=first.problem,
+            key=first.key,
+            detail=first.detail,
+        )
+    for row in CheckpointCatalog(log).list_checkpoints():
+        if not row.is_restorable or not row.id:
+            continue
+        candidate = CheckpointId.parse(row.id)
+        verification = verify_checkpoint(log, candidate, checksums=False)
+        if verification.verdict is CheckpointVerdict.HEALTHY:
+            return candidate
+    raise NO_WHOLE_CHECKPOINT(pipeline=spec.name)
+
+
+@contextlib.contextmanager
+def open_work_folder(given: Path | None) -> Iterator[Path]:
+    """Yield the scratch folder, without what killed drivers have left there.
+
+    A driver that is killed cannot delete its scratch files, and each time the input of a whole
+    epoch stays. A lock tells the folders of live drivers from those of dead ones: the kernel drops
+    it with the process, and child processes do not inherit it.
+    """
+    with contextlib.ExitStack() as resources:
+        if given is None:
+            name = resources.enter_context(TemporaryDirectory(prefix=_WORK_PREFIX))
+            folder = Path(name)
+            for other in folder.parent.glob(f"{_WORK_PREFIX}*"):
+                _remove_if_abandoned(other)
+        else:
+            folder = given
+            folder.mkdir(parents=True, exist_ok=True)
+        lock = _lock_folder(folder)
+        if lock is not None:  # otherwise another driver uses the same folder
+            resources.callback(os.close, lock)
+            for left in (*folder.glob("spark-*"), folder / "decoded"):
+                shutil.rmtree(left, ignore_errors=True)
+        yield folder
+
+
+def _lock_folder(folder: Path) -> int | None:
+    """Lock a scratch folder; return the descriptor that holds the lock, or None if it is taken."""
+    descriptor = os.open(folder / _LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _remove_if_abandoned(folder: Path) -> None:
+    """Delete the temporary folder of a driver that was killed."""
+    lock_file = folder / _LOCK_FILE
+    with contextlib.suppress(OSError):  # of another user, or deleted just now
+        # A young folder may belong to a driver that has not locked it yet.
+        if lock_file.stat().st_mtime > time.time() - _YOUNG_FOLDER:
+            return
+        lock = _lock_folder(folder)
+        if lock is not None:
+            try:
+                shutil.rmtree(folder)
+            finally:
+                os.close(lock)

@@ -1,0 +1,25 @@
+"""`tidegate replay`: with which spec an epoch is run again."""
+
+from __future__ import annotations
+
+import pytest
+from tests.engine.harness import Bench, row, spec_of
+
+from tidegate.checkpoints.checkpoint_specs import write_spec
+from tidegate.errors import ConfigurationError
+from tidegate.jobs.cli.check_replay_quality import _find_own_spec
+
+
+def test_replay_takes_the_spec_that_sealed_the_epoch() -> None:
+    """The present spec is used only if it is the same; a spec that was not kept is an error."""
+    old, new = spec_of(), spec_of(coalesce={"idle_timeout": "5s"})
+    bench = Bench(old)
+    bench.sources["a"].append(row(1))
+    bench.engine().run_epoch()
+    epoch = bench.epochs()[0]
+    with pytest.raises(ConfigurationError, match="was not kept") as caught:
+        _find_own_spec(new, epoch, bench.store)
+    assert caught.value.code == "replay.no_spec"
+    assert _find_own_spec(old, epoch, bench.store) is old
+    write_spec(bench.store, old)
+    assert _find_own_spec(new, epoch, bench.store).digest() == old.digest()
