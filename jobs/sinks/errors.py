@@ -115,6 +115,14 @@ SINK_REFUSED = ErrorDefinition(
     kept="everything sealed",
     advice="correct {remedy}",
 )
+WEBHOOK_REFUSED = ErrorDefinition(
+    "sink.webhook_refused",
+    TransientError,
+    _SINK + ": {cause}",
+    kept=_SINK_LATER,
+    advice="correct the receiver, or sinks.{sink}.url; tidegate tries again by itself",
+    retry_after=30.0,
+)
 LEDGER_MOVED = ErrorDefinition(
     "sink.moved", LedgerMovedError, "the ledger of {sink} is at {position}, not {expected}"
 )

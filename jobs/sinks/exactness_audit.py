@@ -20,7 +20,7 @@ from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.interfaces import join_seq
-from tidegate.jobs.engine.result_comparison import FLOAT_TOLERANCE
+from tidegate.jobs.engine.replay import FLOAT_TOLERANCE
 from tidegate.jobs.engine.resume_state import SPLICE_KIND
 from tidegate.jobs.sinks.output_tables import build_table_schema
 from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENTS, LATE, PipelineSpec, SourceSpec

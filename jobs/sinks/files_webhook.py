@@ -10,22 +10,21 @@ from __future__ import annotations
 
 import io
 import json
-import urllib.error
-import urllib.request
 from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
 import pyarrow.parquet as pq
+import urllib3
 
 from tidegate.checkpoints.canonical_json import canonical_bytes
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
-from tidegate.errors import TransientError
+from tidegate.errors import ErrorDefinition, TransientError
 from tidegate.jobs.sinks.base_follower import SlotFollower, expand_variables
-from tidegate.jobs.sinks.errors import SINK_REFUSED, SINK_UNAVAILABLE
+from tidegate.jobs.sinks.errors import SINK_UNAVAILABLE, WEBHOOK_REFUSED
 from tidegate.jobs.sinks.lineage_position import CurrentLineage, FollowerPosition
 from tidegate.jobs.sinks.published_tables import to_json_lines
 from tidegate.jobs.spec.pipeline import PipelineSpec
@@ -139,8 +138,14 @@ class WebhookSink(AtLeastOnceSink):
     ) -> None:
         super().__init__(name, spec, store, uid, given.tables)
         self.start, self._given = given.start, given
+        self._client = urllib3.PoolManager(maxsize=1)
+        # The epoch that is being delivered, and those of its requests that the receiver has taken.
+        # Without them, a receiver that fails now and then would never take all of a large epoch.
+        self._taken: tuple[str, set[str]] = ("", set())
 
     def _deliver_epoch(self, epoch: Manifest) -> None:
+        if self._taken[0] != str(epoch.id):
+            self._taken = (str(epoch.id), set())
         about = self.describe_epoch(epoch)
         counts: dict[str, int] = {}
         for table in self.tables:
@@ -161,39 +166,41 @@ class WebhookSink(AtLeastOnceSink):
         self._post_json({**notice, "kind": "restore"}, f"restore-t{notice['timeline']}")
 
     def _post_json(self, body: dict[str, Any], identity: str) -> None:
-        """Send one request.
+        """Send one request, unless the receiver has taken it already.
+
+        Only an answer of 200 to 299 means that the receiver has the rows. Redirects are not
+        followed: most clients repeat a redirected POST as a GET without the body.
 
         Raises:
-            TransientError: there was no answer, or the answer asks to try later.
-            ConfigurationError: the receiver refuses the request.
+            TransientError: there was no whole answer, or the receiver did not take the request.
         """
+        if identity in self._taken[1]:
+            return
         key = f"{self.uid}/{self.name}/{identity}"
-        headers = {"Content-Type": "application/json", "Idempotency-Key": key}
-        request = urllib.request.Request(  # noqa: S310  # the spec admits http and https only
-            expand_variables(self._given.url, self.name),
-            json.dumps(body).encode(),
-            headers,
-            method="POST",
-        )
         try:
-            with urllib.request.urlopen(request, timeout=self._given.timeout / 1e6) as answer:  # noqa: S310
-                answer.read()
-        except urllib.error.HTTPError as error:
-            error.close()
-            if 300 <= error.code < 500 and error.code not in _RETRY_STATUS_CODES:
-                raise SINK_REFUSED(
-                    pipeline=self.spec.name,
-                    sink=self.name,
-                    cause=f"the receiver refuses {identity} with {error.code}",
-                    remedy=f"the receiver, or sinks.{self.name}",
-                ) from error
-            raise self._receiver_unavailable_error(f"answered {error.code}") from error
-        # URLError, time-outs and broken connections are all of this family.
-        except OSError as error:
-            raise self._receiver_unavailable_error(str(error)) from error
+            answer = self._client.request(
+                "POST",
+                expand_variables(self._given.url, self.name),
+                body=json.dumps(body).encode(),
+                headers={"Content-Type": "application/json", "Idempotency-Key": key},
+                timeout=self._given.timeout / 1e6,
+                redirect=False,
+                retries=False,
+            )
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise self._receiver_error(SINK_UNAVAILABLE, str(error)) from error
+        if answer.status >= 500 or answer.status in _RETRY_STATUS_CODES:
+            raise self._receiver_error(SINK_UNAVAILABLE, f"answered {answer.status}")
+        if not 200 <= answer.status < 300:
+            target = answer.headers.get("Location")
+            redirect = f" (a redirect to {target}, which is not followed)" if target else ""
+            raise self._receiver_error(
+                WEBHOOK_REFUSED, f"refuses {identity} with {answer.status}{redirect}"
+            )
+        self._taken[1].add(identity)
 
-    def _receiver_unavailable_error(self, cause: str) -> TransientError:
-        return SINK_UNAVAILABLE(
+    def _receiver_error(self, error: ErrorDefinition[TransientError], cause: str) -> TransientError:
+        return error(
             pipeline=self.spec.name,
             sink=self.name,
             cause=f"the receiver {cause}",

@@ -15,7 +15,8 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.io.pyarrow import PyArrowFileIO
-from sqlalchemy import event
+from sqlalchemy import create_engine, event
+from sqlalchemy.pool import NullPool
 
 from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.local_store import LocalStore
@@ -83,10 +84,22 @@ def _connect_catalog(spec: PipelineSpec, store: Store, workdir: Path, durable: b
         address = f"sqlite:///{path}"
     warehouse = store.uri(BucketLayout(spec.name).iceberg_folder)
     catalog = SqlCatalog(_CATALOG_NAME, uri=address, warehouse=warehouse, **files)
-    if catalog.engine.dialect.name == "sqlite":
-        catalog.engine.dispose()
+    if close_after_use(catalog):
         event.listen(catalog.engine, "connect", _set_full_sync if durable else _set_normal_sync)
     return catalog
+
+
+def close_after_use(catalog: Catalog) -> bool:
+    """Let a catalog in a SQLite file close each connection after use; return whether it is one.
+
+    pyiceberg has no way to close a catalog. A pool of connections would stay open for as long as
+    the process runs, one for each catalog that was ever opened.
+    """
+    if not isinstance(catalog, SqlCatalog) or catalog.engine.dialect.name != "sqlite":
+        return False
+    catalog.engine.dispose()
+    catalog.engine = create_engine(catalog.engine.url, poolclass=NullPool)
+    return True
 
 
 def _set_normal_sync(connection: Any, _record: object) -> None:

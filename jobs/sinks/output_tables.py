@@ -243,7 +243,14 @@ def build_barrier_rows(decision: Decision, timeline: int, epoch: int) -> Any:
     """Return one row per barrier that closed in the epoch."""
     return _build_system_table(
         BARRIERS,
-        [{**_barrier_to_row(b), "_timeline": timeline, "_epoch": epoch} for b in decision.barriers],
+        [
+            {
+                **_barrier_to_row(barrier, decision.wall - decision.now),
+                "_timeline": timeline,
+                "_epoch": epoch,
+            }
+            for barrier in decision.barriers
+        ],
     )
 
 
@@ -292,9 +299,11 @@ def write_parquet_once(store: Store, key: str, table: Any) -> FileRef:
     )
 
 
-def _barrier_to_row(barrier: BarrierHealth) -> dict[str, Any]:
+def _barrier_to_row(barrier: BarrierHealth, behind: int) -> dict[str, Any]:
+    # People read these times beside others, so they are moved to the wall clock by as much as the
+    # pipeline clock is behind. The time waited stays as it was counted.
     participants = {
-        member: {"arrived": arrived, "seq": seq, "event_time": time}
+        member: {"arrived": arrived + behind, "seq": seq, "event_time": time}
         for member, (arrived, seq, time) in barrier.participants.items()
     }
     return {
@@ -306,8 +315,8 @@ def _barrier_to_row(barrier: BarrierHealth) -> dict[str, Any]:
         "missing": list(barrier.missing),
         "ended": list(barrier.ended),
         "tardy": list(barrier.tardy),
-        "opened": barrier.opened,
-        "closed": barrier.closed,
+        "opened": barrier.opened + behind,
+        "closed": barrier.closed + behind,
         "waited_us": barrier.wait_ticks,
         "section": barrier.section,
     }

@@ -344,7 +344,8 @@ def _cast_texts(texts: pa.Table, spec: SourceSpec) -> pa.Table:
     columns = ", ".join(f'CASE WHEN why IS NULL THEN typed."{n}" END AS "{n}"' for n in present)
     typed = ", ".join(f'{cast} AS "{name}"' for name, cast in casts.items())
     undeclared = [n for n in texts.column_names if n not in (*present, BAD_REASON, BAD_TEXT)]
-    extra = "".join(f', "{name}"' for name in undeclared)
+    # Nobody chose the names of undeclared columns: they may contain quotes.
+    extra = "".join(', "' + name.replace('"', '""') + '"' for name in undeclared)
     with _connect_duckdb() as db:
         db.register("texts", texts.append_column("_n", pa.array(np.arange(texts.num_rows))))
         return db.sql(

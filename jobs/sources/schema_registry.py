@@ -8,14 +8,13 @@ schemas while streams run.
 from __future__ import annotations
 
 import base64
-import json
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
+
+import urllib3
 
 from tidegate.jobs.sources.errors import NO_SCHEMA_FOLDER, REGISTRY_DENIED, REGISTRY_UNAVAILABLE
 
@@ -78,7 +77,7 @@ def make_folder_reader(folder: Path, payload: str) -> Callable[[int], bytes | No
     return read_schema_file
 
 
-# urllib, not confluent_kafka.schema_registry: that one retries for seconds inside the call where
+# urllib3, not confluent_kafka.schema_registry: that one retries for seconds inside the call where
 # the driver waits and reports by itself, and needs more packages (docs/dependencies.md, Kafka).
 def make_registry_reader(address: str, payload: str, login: str | None = None) -> FetchSchema:
     """Return a client of ``GET /schemas/ids/<number>``; `login` is ``user:password``."""
@@ -86,25 +85,25 @@ def make_registry_reader(address: str, payload: str, login: str | None = None) -
 
     def fetch_schema(number: int) -> bytes | UnusableSchema | None:
         url = f"{address.rstrip('/')}/schemas/ids/{number}{query}"
-        request = urllib.request.Request(url)  # noqa: S310 - http or https
-        if login:
-            token = base64.b64encode(login.encode()).decode()
-            request.add_header("Authorization", f"Basic {token}")
         try:
-            with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS) as answer:  # noqa: S310
-                return _parse_registry_answer(payload, json.load(answer))
-        except urllib.error.HTTPError as error:
-            with error:
-                if error.code == 404:
-                    return None
-                if error.code in (401, 403):
-                    raise REGISTRY_DENIED(
-                        address=address, number=number, status=error.code
-                    ) from None
-                detail = f"it answers {error.code}"
-                raise REGISTRY_UNAVAILABLE(address=address, detail=detail) from None
-        except (OSError, ValueError) as error:
+            # A redirect is not followed: it would carry the login to another server.
+            answer = urllib3.request(
+                "GET",
+                url,
+                headers=urllib3.make_headers(basic_auth=login) if login else {},
+                timeout=_TIMEOUT_SECONDS,
+                redirect=False,
+                retries=False,
+            )
+            if answer.status == 200:
+                return _parse_registry_answer(payload, answer.json())
+        except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
             raise REGISTRY_UNAVAILABLE(address=address, detail=str(error)[:200]) from error
+        if answer.status == 404:
+            return None
+        if answer.status in (401, 403):
+            raise REGISTRY_DENIED(address=address, number=number, status=answer.status)
+        raise REGISTRY_UNAVAILABLE(address=address, detail=f"it answers {answer.status}")
 
     return fetch_schema
 

@@ -290,7 +290,7 @@ class IcebergVersions(_VersionsBase):
     def _load_iceberg_table(self) -> Any:
         from pyiceberg.catalog import load_catalog
 
-        from tidegate.jobs.sinks.iceberg_catalog import build_io_properties
+        from tidegate.jobs.sinks.iceberg_catalog import build_io_properties, close_after_use
 
         if self._catalog is None:
             options = {
@@ -300,6 +300,7 @@ class IcebergVersions(_VersionsBase):
             name = options.pop("name", "default")
             options = {**build_io_properties(self.store), **options}
             self._catalog = load_catalog(name, uri=self.options.catalog, **options)
+            close_after_use(self._catalog)
         assert self.options.name is not None  # noqa: S101 - checked by the spec
         return self._catalog.load_table(self.options.name)
 

@@ -59,7 +59,7 @@ class World:
             {"name": "p", "sources": {"s": {**source, **lasts}}, "windows": windows}
         )
         self.store, self.objects = MemoryStore(), 0
-        self.log = SlotLog(self.store, "p")
+        self.log, clock = SlotLog(self.store, "p"), ManualClock()
         self.engine = Engine(
             self.spec,
             self.log,
@@ -70,8 +70,8 @@ class World:
             ),
             EngineRuntime(
                 ManifestAuthor(ensure_identity(self.store, "p"), "driver", "0"),
-                PlainSteps(),
-                ManualClock(),
+                PlainSteps(clock),
+                clock,
                 NoFaults(),
             ),
         )

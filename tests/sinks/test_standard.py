@@ -26,6 +26,8 @@ from tidegate.jobs.sinks.files_webhook import FilesSink
 from tidegate.jobs.sinks.lineage_position import FollowerPosition
 from tidegate.jobs.spec.loader import parse_spec
 
+_GARBAGE, _CUT = -1, -2  # answers that are not HTTP, and that end before their announced length
+
 
 class Receiver(ThreadingHTTPServer):
     """Remembers what it was sent, and answers as told."""
@@ -34,6 +36,7 @@ class Receiver(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.got: list[tuple[str, dict[str, Any]]] = []
         self.answers: list[int] = []
+        self.gets = 0
         self.url = f"http://127.0.0.1:{self.server_port}/hook"
 
     def epochs(self) -> list[int]:
@@ -50,7 +53,20 @@ class _Handler(BaseHTTPRequestHandler):
         code = self.server.answers.pop(0) if self.server.answers else 200
         if code == 200:
             self.server.got.append((self.headers["Idempotency-Key"], body))
-        self.send_response(code)
+        if code == _GARBAGE:
+            self.wfile.write(b"not http at all\r\n\r\n")
+            return
+        self.send_response(200 if code == _CUT else code)
+        if 300 <= code < 400:
+            self.send_header("Location", f"{self.server.url}/elsewhere")
+        if code == _CUT:
+            self.send_header("Content-Length", "100")
+        self.end_headers()
+
+    def do_GET(self) -> None:
+        """Count it: a sink never gets."""
+        self.server.gets += 1
+        self.send_response(200)
         self.end_headers()
 
     def log_message(self, *_: object) -> None:
@@ -129,31 +145,75 @@ def test_a_webhook_is_sent_rows_and_the_end_of_each_epoch(
 
 
 def test_a_receiver_that_is_away_is_asked_again(tmp_path: Path, receiver: Receiver) -> None:
-    """5xx and 429 are transient; what was sent before comes again under the same id."""
+    """5xx and 429 are transient; another publisher sends what was sent before under the same id."""
     world, sink = world_with(tmp_path, kind="webhook", url=receiver.url)
     world.seal(2)
     for answers in ([200, 503], [429]):
         receiver.answers = list(answers)
         with pytest.raises(TransientError, match=f"answered {answers[-1]}"):
             sink.follow(world.log)
-    assert sink.follow(world.log) == 2
+    assert follower(world).follow(world.log) == 2
     keys = [key for key, _ in receiver.got]
     assert receiver.epochs() == [1, 2]
     assert len(keys) == len(set(keys)) + 1
 
 
-def test_a_refusal_is_for_a_person(tmp_path: Path, receiver: Receiver) -> None:
-    """Other answers of 400 to 499, and a receiver that is not there at all, are told apart."""
+def test_a_refusal_is_tried_again_much_later(tmp_path: Path, receiver: Receiver) -> None:
+    """A receiver that refuses does not end the driver; one that is away is tried again sooner."""
     world, sink = world_with(tmp_path, kind="webhook", url=receiver.url)
     world.seal(1)
     receiver.answers = [403]
-    with pytest.raises(ConfigurationError, match="with 403"):
+    with pytest.raises(TransientError, match="with 403") as refused:
         sink.follow(world.log)
+    assert (refused.value.code, refused.value.retry_after) == ("sink.webhook_refused", 30.0)
     world.spec = make_spec(
         sinks={"out": {"kind": "webhook", "url": "http://127.0.0.1:1/", "tables": ["events"]}}
     )
-    with pytest.raises(TransientError, match="refused"):
+    with pytest.raises(TransientError, match="refused") as away:
         follower(world).follow(world.log)
+    assert (away.value.code, away.value.retry_after) == ("sink.unavailable", 1.0)
+
+
+@pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
+def test_a_redirect_is_not_a_delivery(tmp_path: Path, receiver: Receiver, code: int) -> None:
+    """The sink does not follow a redirect, and delivers the rows once the receiver takes them."""
+    world, sink = world_with(tmp_path, kind="webhook", url=receiver.url)
+    world.seal(1)
+    receiver.answers = [code]
+    with pytest.raises(TransientError, match=f"{code}.*a redirect to .*elsewhere"):
+        sink.follow(world.log)
+    assert (receiver.got, receiver.gets) == ([], 0)
+    assert sink.follow(world.log) == 1
+    assert receiver.epochs() == [1]
+
+
+def test_an_answer_that_is_not_http_is_tried_again(tmp_path: Path, receiver: Receiver) -> None:
+    """A broken answer is an outage of the receiver, not damage of the pipeline."""
+    world, sink = world_with(tmp_path, kind="webhook", url=receiver.url)
+    world.seal(1)
+    receiver.answers = [_GARBAGE, _CUT]
+    for _ in range(2):
+        with pytest.raises(TransientError, match="the receiver"):
+            sink.follow(world.log)
+    assert sink.follow(world.log) == 1
+
+
+def test_a_large_epoch_gets_past_a_receiver_that_often_fails(
+    tmp_path: Path, receiver: Receiver
+) -> None:
+    """The sink keeps the parts that were taken: every failure costs one request, not the epoch."""
+    world, sink = world_with(tmp_path, kind="webhook", url=receiver.url, rows=1)
+    world.seal(1, rows=20)
+    receiver.answers = [200, 200, 200, 503] * 7
+    failures = 0
+    while True:
+        try:
+            sink.follow(world.log)
+            break
+        except TransientError:
+            failures += 1
+    keys = [key for key, _ in receiver.got]
+    assert (failures, len(keys), len(set(keys))) == (6, 21, 21)
 
 
 def test_a_restore_is_told(tmp_path: Path, receiver: Receiver) -> None:

@@ -318,6 +318,14 @@ def test_added_columns_may_be_ignored(tmp_path: Path) -> None:
     assert part.dead[0].reason == "unknown_column"
 
 
+def test_an_undeclared_column_may_have_any_name(tmp_path: Path) -> None:
+    """A name with quotes is not a part of the SQL that casts the declared columns."""
+    text = 'at,item,amount,"o\'clock ""x"""\n2026-03-01T00:00:00Z,a,0,1\n'
+    ignore = {"format": "csv", "evolution": {"added": "ignore"}}
+    rows, _ = read({"1.csv": text.encode()}, tmp_path, **ignore)
+    assert plain(rows) == [(0, "a", 0)]
+
+
 @pytest.mark.parametrize("renamed", [{}, {"item": "thing"}], ids=["as it is", "decoded"])
 def test_times_of_twelve_bytes_are_instants(tmp_path: Path, renamed: dict[str, str]) -> None:
     """INT96 says nothing of a time zone, and means UTC.
