@@ -17,10 +17,8 @@ def get_provider_info() -> dict[str, Any]:
     operators = (
         "stream_operator",
         "recover_and_pin",
-        "restore_approval",
-        "quality_operator",
-        "maintain_operator",
-        "backfill_operator",
+        "approval",
+        "child_operators",
         "splice_operators",
         "assets",
         "sweep_operator",
@@ -43,6 +41,6 @@ def get_provider_info() -> dict[str, Any]:
             ]
             for kind, names in (("operators", operators), ("triggers", triggers))
         },
-        "extra-links": [f"{package}.quality_operator.DataDocsLink"],
+        "extra-links": [f"{package}.child_operators.DataDocsLink"],
         "asset-uris": [{"schemes": ["tidegate"], "handler": None}],
     }

@@ -20,6 +20,7 @@ from tidegate.operators.store_access import StoreAccess
 from tidegate.time_units import TICK_MAX, TICK_MIN
 
 _SEAL_POLL_SECONDS = 5.0
+_MAX_SLOTS_PER_LOOK = 200  # epochs read in one look; each costs a GET
 
 
 def stream_asset(pipeline: str, kind: str, every: float, conn_id: str | None = None) -> Asset:
@@ -27,9 +28,10 @@ def stream_asset(pipeline: str, kind: str, every: float, conn_id: str | None = N
 
     Args:
         pipeline: its name.
-        kind: `sealed` (a checkpoint), `late` (rows came late), `barrier` (one closed incomplete or
-            aborted), `frontier` (it has moved).
-        every: at most one event in so many seconds.
+        kind: `sealed` (a checkpoint), `late` (rows came late), `barrier` (one has closed),
+            `frontier` (it has moved).
+        every: at most one event in so many seconds; of kind `barrier` one for each that has closed
+            meanwhile.
         conn_id: Airflow connection of the store.
     """
     trigger = SealTrigger(pipeline=pipeline, kind=kind, every=every, conn_id=conn_id)
@@ -42,9 +44,9 @@ def stream_asset(pipeline: str, kind: str, every: float, conn_id: str | None = N
 
 
 class SealTrigger(BaseEventTrigger):
-    """Yields an event when the newest checkpoint brings something of its kind; never ends.
+    """Yields events when new checkpoints bring something of its kind; never ends.
 
-    At most one event per `every` seconds. The asset's state store keeps the last position, so a
+    It looks at most once in `every` seconds. The asset's state store keeps the last position, so a
     restarted triggerer neither repeats nor skips an event. Airflow's database has this class path
     and these arguments.
     """
@@ -56,25 +58,56 @@ class SealTrigger(BaseEventTrigger):
         self.pipeline, self.kind, self.every, self.conn_id = pipeline, kind, every, conn_id
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Return the class path and the arguments that Airflow's database keeps."""
         names = ("pipeline", "kind", "every", "conn_id")
         path = f"{type(self).__module__}.{type(self).__name__}"
         return path, {name: getattr(self, name) for name in names}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Yield events as long as the triggerer runs this."""
         log = await asyncio.to_thread(self._open_log)
         before = await asyncio.to_thread(self._load_last_position)
+        saved = before
+        # Sleep first: a stream that has just begun has nothing to check yet.
+        await asyncio.sleep(self.every)
         while True:
-            # Sleep first: a stream that has just begun has nothing to check yet.
-            await asyncio.sleep(self.every)
-            newest = await asyncio.to_thread(_read_newest_manifest, log)
-            while newest is None or not has_new_event(self.kind, newest, before):
-                await asyncio.sleep(_SEAL_POLL_SECONDS)
-                newest = await asyncio.to_thread(_read_newest_manifest, log)
-            before = _extract_event_position(newest)
-            await asyncio.to_thread(self._save_last_position, before)
-            yield TriggerEvent(
-                {"pipeline": self.pipeline, "checkpoint": str(newest.id), "kind": self.kind}
-            )  # type: ignore[no-untyped-call]
+            reported = False
+            for position, events in await asyncio.to_thread(self.find_events, log, before):
+                before = position
+                # Saved before the events leave: a restart must not repeat them.
+                if events or _has_moved_far(saved, position):
+                    await asyncio.to_thread(self._save_last_position, position)
+                    saved = position
+                for event in events:
+                    reported = True
+                    yield TriggerEvent(event)  # type: ignore[no-untyped-call]  # Airflow's
+            await asyncio.sleep(self.every if reported else _SEAL_POLL_SECONDS)
+
+    def find_events(
+        self, log: SlotLog, before: dict[str, Any] | None
+    ) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
+        """Return positions after `before`, each with the events that it brings."""
+        newest = _read_newest_manifest(log)
+        if newest is None:
+            return []
+        if self.kind != "barrier":
+            found = has_new_event(self.kind, newest, before)
+            return [(_extract_event_position(newest), [self._make_event(newest)])] if found else []
+        # Barriers stand in the epoch that closed them, so every epoch is read.
+        return [
+            (
+                _extract_event_position(manifest),
+                [
+                    self._make_event(manifest, barrier=b.get("id"), outcome=b.get("outcome"))
+                    for b in manifest.barriers
+                ],
+            )
+            for manifest in _read_new_manifests(log, newest, before)
+        ]
+
+    def _make_event(self, manifest: Manifest, **facts: Any) -> dict[str, Any]:
+        checkpoint = str(manifest.id)
+        return {"pipeline": self.pipeline, "checkpoint": checkpoint, "kind": self.kind, **facts}
 
     def _open_log(self) -> SlotLog:
         return SlotLog(StoreAccess.resolve(self.conn_id).open_shared(), self.pipeline)
@@ -102,12 +135,10 @@ def has_new_event(kind: str, newest: Manifest, before: dict[str, Any] | None) ->
 
 
 def _extract_event_position(manifest: Manifest) -> dict[str, Any]:
-    troubled = [b for b in manifest.barriers if b.get("outcome") in ("incomplete", "aborted")]
     return {
         "timeline": manifest.timeline,
         "slot": manifest.slot,
         "late": manifest.counters.late,
-        "barrier": manifest.slot if troubled else 0,
         "frontier": manifest.frontier_after,
     }
 
@@ -117,6 +148,28 @@ def _read_newest_manifest(log: SlotLog) -> Manifest | None:
         return log.head().record
     except TidegateError:
         return None  # the store does not answer, or the log is being repaired: look again later
+
+
+def _read_new_manifests(
+    log: SlotLog, newest: Manifest, before: dict[str, Any] | None
+) -> list[Manifest]:
+    """The epochs after a position, oldest first; the newest one if there is no position."""
+    first = newest.slot
+    if before is not None:
+        # What a restore has begun anew is new as well.
+        begun = [s.first for s in log.lineage(newest.timeline) if s.timeline > before["timeline"]]
+        first = min([before["slot"] + 1, *begun])
+    last = min(newest.slot, first + _MAX_SLOTS_PER_LOOK - 1)
+    try:
+        records = [s.record for s in log.epochs_between(newest.timeline, first, last)]
+    except TidegateError:
+        return []  # the position stays, so that the next look reads the same epochs
+    return [record for record in records if isinstance(record, Manifest)]
+
+
+def _has_moved_far(saved: dict[str, Any] | None, position: dict[str, Any]) -> bool:
+    """Whether a restarted triggerer would have to read many epochs again."""
+    return saved is None or abs(position["slot"] - saved["slot"]) >= _MAX_SLOTS_PER_LOOK
 
 
 # Closed windows as asset partitions: a user's DAG runs once per period that the stream has closed.
@@ -137,9 +190,14 @@ class AnnouncedPeriods(SharedDocument):
 
     Attributes:
         upto: all periods before this instant were announced, in ticks; None before the first.
+        run: the run that announced the newest periods. Airflow hears of them only when its task
+            succeeds, so another try of the same run announces them again.
+        begin: start of the first of these periods.
     """
 
     upto: int | None = None
+    run: str | None = None
+    begin: int | None = None
 
 
 def window_asset(pipeline: str, window: str) -> Asset:
@@ -175,10 +233,14 @@ class ClosedWindowsOperator(PipelineOperator):
         """Announce; the partition keys are the task's result."""
         log = self.open_log()
         key = BucketLayout(self.pipeline).announced_key
-        before = (read_document(log.store, key, AnnouncedPeriods)[0] or AnnouncedPeriods()).upto
+        announced = read_document(log.store, key, AnnouncedPeriods)[0] or AnnouncedPeriods()
+        run, before = str(context["run_id"]), announced.upto
         frontier = _read_frontier(log.head().record)
-        begin = before if before is not None else _read_first_frontier(log)
-        periods = list_closed_periods(begin, frontier, self.period)
+        if run == announced.run:  # a try of this run was killed after it had noted its periods
+            periods = list_closed_periods(announced.begin, before, self.period)
+        else:
+            begin = before if before is not None else _read_first_frontier(log)
+            periods = list_closed_periods(begin, frontier, self.period)
         keys = [format_partition_key(start) for start in periods]
         for asset in self.assets if keys else ():
             context["outlet_events"][asset].add_partitions(keys)
@@ -189,12 +251,13 @@ class ClosedWindowsOperator(PipelineOperator):
         elif before is not None and frontier is not None and frontier < before:
             # A restore has moved the frontier back: periods from here on close again.
             upto = frontier // self.period * self.period
-        if upto is not None:
+        if upto is not None and run != announced.run:
+            facts = {"upto": upto, "run": run, "begin": periods[0] if periods else None}
             change_document(
                 log.store,
                 key,
                 AnnouncedPeriods(),
-                lambda document: document.model_copy(update={"upto": upto}),
+                lambda document: document.model_copy(update=facts),
             )
         return keys
 

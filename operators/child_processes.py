@@ -7,9 +7,12 @@ light. What Airflow's processes must not import, a child process does for them.
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Final
 
@@ -36,6 +39,7 @@ _CLASS_BY_EXIT_CODE: Final = {kind.exit_code: kind for kind in FailureClass}
 _COMMAND_TIMEOUT: Final = 3600.0
 
 CompletedChild = subprocess.CompletedProcess[str]
+_running: set[subprocess.Popen[str]] = set()
 
 
 def classify_exit_code(code: int) -> FailureClass | None:
@@ -86,15 +90,39 @@ def build_retry_policy(delay: timedelta) -> ExceptionRetryPolicy:
 def run_child(
     access: StoreAccess, command: Sequence[str], timeout: float | None = _COMMAND_TIMEOUT
 ) -> CompletedChild:
-    """Run a command with the store's keys in its environment, and capture its output."""
-    return subprocess.run(
+    """Run a command with the store's keys in its environment, and capture its output.
+
+    It leads a process group of its own, which ends with it: a batch run starts a JVM.
+    """
+    with subprocess.Popen(
         command,
         env=build_child_environment(access),
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=timeout,
-        check=False,
-    )
+        start_new_session=True,
+    ) as child:
+        _running.add(child)
+        try:
+            stdout, stderr = child.communicate(timeout=timeout)
+        except BaseException:
+            _kill_group(child)
+            raise
+        finally:
+            _running.discard(child)
+    return CompletedChild(command, child.returncode, stdout, stderr)
+
+
+def kill_children() -> None:
+    """Kill what `run_child` is running. Airflow ends the task without an exception in it."""
+    for child in tuple(_running):
+        _kill_group(child)
+
+
+def _kill_group(child: subprocess.Popen[str]) -> None:
+    # kill -9 harms nothing: a command either seals its work by one PUT or leaves nothing.
+    with suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
 
 
 def build_child_error(

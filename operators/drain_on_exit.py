@@ -8,16 +8,19 @@ command, and when the command has ended it asks the drivers on this host to drai
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
-from tidegate.operators.driver_launch import LaunchedDriver, is_on_this_host, send_signal
+from tidegate.operators.driver_launch import (
+    LaunchedDriver,
+    is_on_this_host,
+    read_launch_record,
+    send_signal,
+)
 from tidegate.operators.store_access import get_tidegate_home
 
 # Seconds for the epoch under way; what is not sealed by then, the next driver reads again.
@@ -48,7 +51,7 @@ def drain_drivers(folder: Path, timeout: float = _DRAIN_TIMEOUT) -> list[Launche
     Returns:
         The drivers that did not end in time.
     """
-    records = (_read_launch_record(path) for path in folder.glob("*/*.json"))
+    records = (read_launch_record(path) for path in folder.glob("*/*.json"))
     living = [
         driver
         for driver in records
@@ -62,13 +65,6 @@ def drain_drivers(folder: Path, timeout: float = _DRAIN_TIMEOUT) -> list[Launche
         time.sleep(_DRAIN_POLL_SECONDS)
         living = [driver for driver in living if driver.is_alive()]
     return living
-
-
-def _read_launch_record(path: Path) -> LaunchedDriver | None:
-    # A file may be half written, or belong to another program.
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        return LaunchedDriver.from_dict(json.loads(path.read_text(encoding="utf-8")))
-    return None
 
 
 if __name__ == "__main__":

@@ -32,9 +32,15 @@ from tidegate.operators.store_access import StoreAccess, build_child_environment
 
 # The shell must survive a SIGTERM sent to the whole group, or the exit code is lost; `:` instead of
 # '' because an ignored signal would stay ignored in the driver.
+# spark-submit reads its properties file, which holds keys, once at its start; it waits for the end
+# of the application, so the file goes after a while or at the end, whichever is first.
 _EXIT_CODE_SHELL = (
-    'trap : TERM INT HUP; "$@"; code=$?; echo "$code" > "$0.part" && mv "$0.part" "$0"'
+    'keys="${0%.exit}.conf"; [ ! -e "$keys" ] || { sleep 300; rm -f "$keys"; } & '
+    'trap : TERM INT HUP; "$@"; code=$?; rm -f "$keys"; '
+    'echo "$code" > "$0.part" && mv "$0.part" "$0"'
 )
+# Attempts of one pipeline whose files stay on this host. The bucket keeps the newest logs as well.
+KEPT_ATTEMPTS: Final = 50
 
 
 @dataclass(frozen=True)
@@ -139,6 +145,7 @@ def start_detached(
     with log.open("ab") as output:
         child = subprocess.Popen(
             ["/bin/sh", "-c", _EXIT_CODE_SHELL, str(exit_file), *command],
+            # The task's own pipes would break when the task ends.
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -146,6 +153,7 @@ def start_detached(
             # The driver sends its log to the bucket while it runs; jobs/driver/log_output.py reads
             # these variables.
             env={**environment, "TIDEGATE_DRIVER_LOG": str(log), "TIDEGATE_ATTEMPT": attempt},
+            # Airflow kills the process group of a task; the driver has to outlive it.
             start_new_session=True,
         )
     # Nothing waits for the child, because it outlives this process; Popen would warn about that.
@@ -153,7 +161,27 @@ def start_detached(
     leader = _identify_process(child.pid, attempt)
     launched = LaunchedDriver(attempt, str(log), leader, str(exit_file))
     (folder / f"{attempt}.json").write_text(json.dumps(launched.as_dict()), encoding="utf-8")
+    delete_old_attempts(folder)
     return launched
+
+
+def read_launch_record(path: Path) -> LaunchedDriver | None:
+    """Read what `start_detached` noted; None if the file is half written or not such a record."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        return LaunchedDriver.from_dict(json.loads(path.read_text(encoding="utf-8")))
+    return None
+
+
+def delete_old_attempts(folder: Path, keep: int = KEPT_ATTEMPTS) -> None:
+    """Delete the files of all but the newest attempts, except those whose driver may still run."""
+    records = sorted(folder.glob("*.json"))  # names begin with the time of the start
+    for number, record in enumerate(records):
+        launched = read_launch_record(record)
+        if launched is None or not is_on_this_host(launched.leader) or not launched.is_alive():
+            # Of a driver that was killed with its shell, the file with the keys is still there.
+            old = number < len(records) - keep
+            for file in folder.glob(f"{record.stem}.*" if old else f"{record.stem}.conf"):
+                file.unlink(missing_ok=True)
 
 
 def is_on_this_host(process: ProcessIdentity) -> bool:

@@ -74,6 +74,7 @@ class _DriverStop:
         return self._watch.is_expired(lease) or (lease is not None and lease.token != self.token)
 
     def wait_until_ended(self, seconds: float) -> bool:
+        """Wait at most so long; return whether the driver has ended."""
         deadline = self._clock.monotonic() + seconds
         while not self.has_ended():
             if self._clock.monotonic() >= deadline:

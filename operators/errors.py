@@ -104,6 +104,13 @@ SPEC_NAME_TAKEN = ErrorDefinition(
     ConfigurationError,
     "{path}:1: name: {name!r} is taken by {taken_by}; names are unique in a folder",
 )
+SWEEP_UNREADABLE = ErrorDefinition(
+    "sweep.unreadable",
+    PoisonError,
+    "the sweep could not judge {names}: {findings}",
+    kept="every other pipeline, which was started where it had to be",
+    advice="see each with: tidegate status PIPELINE",
+)
 BACKFILL_RANGE = ErrorDefinition(
     "backfill.range",
     ConfigurationError,
@@ -172,6 +179,12 @@ MERGE_NOT_APPROVED = ErrorDefinition(
     "the merge is not approved: {reason}",
     kept="the request; nothing was merged",
     advice="start {dag_id} again with this request and let somebody else approve",
+)
+PAGE_BUSY = ErrorDefinition(
+    "page.busy",
+    TransientError,
+    "other requests are being answered at present: {what}",
+    advice="the page asks again by itself",
 )
 NO_STREAM = ErrorDefinition(
     "page.no_stream",

@@ -33,13 +33,16 @@ from tidegate.errors import ConfigurationError
 from tidegate.jobs.spec.loader import load_spec
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.operators.assets import ClosedWindowsOperator, stream_asset
-from tidegate.operators.backfill_operator import BackfillOperator
+from tidegate.operators.child_operators import BackfillOperator, MaintainOperator, QualityOperator
 from tidegate.operators.errors import SPEC_INVALID, SPEC_NAME_TAKEN
-from tidegate.operators.maintain_operator import MaintainOperator
-from tidegate.operators.quality_operator import QualityOperator
-from tidegate.operators.recover_and_pin import PinOperator, RecoverOperator
+from tidegate.operators.recover_and_pin import (
+    ApprovalTerms,
+    PinOperator,
+    RecoverOperator,
+    ReportRestoreOperator,
+)
 from tidegate.operators.stream_operator import StreamOperator
-from tidegate.operators.sweep_operator import SweepOperator
+from tidegate.operators.sweep_operator import SweepOperator, SweepReportOperator
 
 STORE_TAG_PREFIX: Final = "store:"  # of the tag that names the store's Airflow connection
 SWEEP_DAG_ID: Final = "tidegate.sweep"
@@ -144,6 +147,11 @@ class _PipelineDags:
         self._about: dict[str, Any] = {"pipeline": spec.name, "spec": path, "conn_id": conn_id}
         submit = spec.supervision.submit
         self._submit = None if submit is None else submit.model_dump()
+        self._approval: ApprovalTerms | None = None
+        if spec.supervision.approval:
+            timeout = spec.supervision.approval_timeout
+            valid_for = None if timeout is None else timeout / 1e6
+            self._approval = ApprovalTerms(spec.supervision.approvers, valid_for)
 
     def build(self, quality_every: float) -> Iterator[DAG]:
         """All DAGs that the spec asks for."""
@@ -163,7 +171,7 @@ class _PipelineDags:
         yield dag
         if self._spec.windows:
             yield self._build_backfill_dag()
-        if self._spec.windows or self._spec.splice.offer_rows is not None:
+        if self._spec.windows or self._spec.streams or self._spec.splice.offer_rows is not None:
             yield self._build_splice_dag()
         if self._spec.supervision.announce is not None and self._spec.windows:
             yield self._build_windows_dag(self._spec.supervision.announce)
@@ -208,34 +216,27 @@ class _PipelineDags:
         }
         what = "Goes back to a checkpoint: verify, report, stop, restore, start again."
         with self._make_dag("recover", what, params=params) as dag:
-            approval = self._add_approval_tasks() if self._spec.supervision.approval else None
+            approve = None if self._approval is None else self._ask_before(self._approval)
             recover = RecoverOperator(
-                task_id="recover",
-                approval=approval and (approval.task_id, *approval.upstream_task_ids),
-                submit=self._submit,
-                **self._about,
+                task_id="recover", approval=self._approval, submit=self._submit, **self._about
             )
-            if approval is not None:
-                approval >> recover
+            if approve is not None:
+                approve >> recover
         return dag
 
-    def _add_approval_tasks(self) -> Any:
+    def _ask_before(self, terms: ApprovalTerms) -> BaseOperator:
+        """Add the tasks that ask for the approval of a restore, and return the last."""
         # Imported only for specs that ask for it: the human-in-the-loop costs every parse a tenth
         # of a second.
-        from tidegate.operators.restore_approval import (
-            REPORT_TASK_ID,
-            ApproveRestoreOperator,
-            ReportRestoreOperator,
-        )
+        from tidegate.operators.approval import ApproveRestoreOperator
 
-        timeout = self._spec.supervision.approval_timeout
-        report = ReportRestoreOperator(task_id=REPORT_TASK_ID, **self._about)
+        report = ReportRestoreOperator(task_id="report", **self._about)
         approve = ApproveRestoreOperator(
             task_id="approve",
             pipeline=self._spec.name,
-            approvers=self._spec.supervision.approvers,
+            approvers=terms.approvers,
             conn_id=self._conn_id,
-            response_timeout=None if timeout is None else timedelta(microseconds=timeout),
+            response_timeout=terms.valid_for and timedelta(seconds=terms.valid_for),
             retries=2,
             retry_delay=timedelta(seconds=2),
         )
@@ -336,6 +337,7 @@ def _build_sweep_dag(
             conn_id=conn_id,
         )
         TriggerDagRunOperator.partial(task_id="start").expand(trigger_dag_id=look.output)
+        look >> SweepReportOperator(task_id="report")
     return dag
 
 

@@ -1,8 +1,8 @@
 """Is a stream alive? One look at lease, report and launched process, and a judgement.
 
     running   a driver renews the lease and finishes steps, or the launched driver is starting
-    stalled   a driver holds the lease but finished no step for `stall_after`, or the launched
-              driver did not take the lease
+    stalled   a driver holds the lease but finished no step for `stall_after` and for the time that
+              it allows the step, or the launched driver did not take the lease
     lost      the driver is gone without a final report
     finished, stopped, failed
               the driver reported it, or its exit code says so
@@ -12,11 +12,13 @@ No rule compares the clocks of two hosts: the observer times silence and standst
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from tidegate.checkpoints.driver_reports import DriverStatus
+from tidegate.checkpoints.driver_reports import DriverStatus, read_log_tail
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
 from tidegate.checkpoints.lease import LeaseObserver, LeaseView
 from tidegate.checkpoints.pipeline_overview import (
@@ -27,9 +29,15 @@ from tidegate.checkpoints.pipeline_overview import (
     read_driver,
 )
 from tidegate.checkpoints.store import Store
-from tidegate.errors import FailureClass, TransientError
+from tidegate.errors import FailureClass, TidegateError, TransientError
 from tidegate.operators.child_processes import classify_exit_code
-from tidegate.operators.driver_launch import LaunchedDriver
+from tidegate.operators.driver_launch import LaunchedDriver, is_on_this_host
+
+# Seconds for which a store may refuse, or a document be unreadable, before that is a failure. It
+# usually takes less time to renew a key or to set a clock right.
+UNREADABLE_PATIENCE = 300.0
+
+LOG_SEND_SECONDS = 10.0  # how often a driver sends its log to the bucket
 
 _PERSONS_FAILURES = frozenset({FailureClass.POISON.value, FailureClass.CONFIGURATION.value})
 
@@ -41,7 +49,7 @@ class LivenessLimits:
     Attributes:
         start_timeout: from launch to the lease: a JVM with a cold jar cache on a busy machine may
             need a minute.
-        stall_after: no finished step for this long.
+        stall_after: no finished step for this long, if the driver allows its step less.
         lease_margin: added to the TTL, for the time between a renewal and the observer's look.
     """
 
@@ -61,6 +69,8 @@ class LivenessSample:
         still_for: seconds without progress, on the observer's clock.
         process_alive: the process that this task launched may still run.
         exit_code: that process ended with this code.
+        log_error: that process ended with this error, as its log in the bucket says; for a process
+            on another host, whose exit code is not to be seen here.
         launched_for: seconds since the observer began, which was right after the launch.
     """
 
@@ -70,6 +80,7 @@ class LivenessSample:
     still_for: float = 0.0
     process_alive: bool = False
     exit_code: int | None = None
+    log_error: Mapping[str, Any] | None = None
     launched_for: float = 0.0
 
 
@@ -132,6 +143,7 @@ def judge_liveness(seen: LivenessSample, limits: LivenessLimits) -> Observation:
     3. Otherwise the driver has ended: its final report decides, then its exit code; without either
        it is lost.
     """
+    # The order matters: a held lease is newer than any report, and a report than an exit code.
     lease, report = seen.driver.lease, seen.driver.last_report
     token = lease.token if lease else 0
     if lease is not None and _is_lease_held(lease, seen, limits):
@@ -141,6 +153,9 @@ def judge_liveness(seen: LivenessSample, limits: LivenessLimits) -> Observation:
         state = parse_reported_state(report.body)
         if state in FINAL_STATES:
             return _conclude_from_report(state, report, token)
+    if seen.log_error is not None:
+        why = f"the driver failed before it had the lease: {seen.log_error.get('message')}"
+        return Observation(PipelineState.FAILED, why, token, dict(seen.log_error))
     if seen.process_alive:
         return _judge_starting(seen, limits, token)
     if seen.exit_code is not None:
@@ -156,13 +171,15 @@ def _judge_holder(lease: LeaseView, seen: LivenessSample, limits: LivenessLimits
     holder = f"pid {lease.holder.pid} on {lease.holder.host}" if lease.holder else "nobody"
     report = seen.driver.last_report
     state = parse_reported_state(seen.driver.last_facts)
+    # The driver itself gives the lease back when a step takes longer than it may. So a long step
+    # under a renewed lease is work: killing it would only make the next driver begin it again.
+    step_limit = float(seen.driver.last_facts.get("step_limit") or 0.0)
+    limit = max(limits.stall_after, step_limit)
     # A waiting driver has no steps to finish, and a starting one waits for its JVM.
     if state is PipelineState.WAITING:
         limit = float("inf")
     elif state is PipelineState.STARTING:
-        limit = max(limits.start_timeout, limits.stall_after)
-    else:
-        limit = limits.stall_after
+        limit = max(limits.start_timeout, limit)
     if seen.still_for > limit:
         step = report.step if report else "an unknown step"
         why = f"{holder} holds the lease but stands in {step} for {seen.still_for:.0f} s"
@@ -252,10 +269,16 @@ class StreamObserver:
         self._limits = limits or LivenessLimits()
         self._lease = LeaseObserver(store, pipeline, clock)
         self._progress = ChangeTimer()
+        self._unreadable_since: float | None = None
+        self._log_read_at = clock.monotonic()
         self._begun = clock.monotonic()
 
     def observe(self) -> Observation | None:
-        """Look once; None while the store does not answer, because then nothing is known."""
+        """Look once; None while nothing is known.
+
+        That is while the store does not answer, and for some minutes while it refuses or a document
+        is not readable: keys may be renewed, and a newer version may be rolled back.
+        """
         try:
             driver = read_driver(self._store, self._pipeline, self._lease)
         except TransientError:
@@ -264,6 +287,10 @@ class StreamObserver:
             self._lease = LeaseObserver(self._store, self._pipeline, self._clock)
             self.seen = None
             return None
+        except TidegateError as error:
+            self.seen = None
+            return self.tolerate(error)
+        self._unreadable_since = None
         if driver.lease is not None and not driver.lease.is_free:
             self.floor = max(self.floor, driver.lease.token)
         now = self._clock.monotonic()
@@ -275,6 +302,36 @@ class StreamObserver:
             still_for=self._progress.seconds_unchanged(extract_progress(driver.last_report), now),
             process_alive=launched is not None and launched.is_alive(),
             exit_code=launched.read_exit_code() if launched else None,
+            log_error=self._read_log_error(driver.lease, now),
             launched_for=now - self._begun,
         )
         return judge_liveness(self.seen, self._limits)
+
+    def _read_log_error(self, lease: LeaseView | None, now: float) -> dict[str, Any] | None:
+        """The error of a launched driver on another host that ended before it had the lease."""
+        launched = self._launched
+        if launched is None or is_on_this_host(launched.leader):
+            return None
+        if lease is not None and (lease.token >= self.floor or not lease.is_free):
+            return None
+        if now - self._log_read_at < LOG_SEND_SECONDS:
+            return None
+        self._log_read_at = now
+        with suppress(TidegateError):
+            for line in reversed(read_log_tail(self._store, self._pipeline, launched.attempt, 20)):
+                with suppress(ValueError):
+                    entry = json.loads(line)
+                    if isinstance(entry, dict) and entry.get("event") == "ended":
+                        return entry if "class" in entry else None
+        return None
+
+    def tolerate(self, error: TidegateError) -> Observation | None:
+        """Return None at first; a failure with this error when it has lasted too long."""
+        now = self._clock.monotonic()
+        if self._unreadable_since is None:
+            self._unreadable_since = now
+        lasted = now - self._unreadable_since
+        if lasted < UNREADABLE_PATIENCE:
+            return None
+        why = f"the bucket could not be read for {lasted:.0f} s: {error.message}"
+        return Observation(PipelineState.FAILED, why, self.floor, error.as_dict())

@@ -7,13 +7,16 @@ of other sites' requests.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import mimetypes
 import threading
 import time
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from importlib.resources import files
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar
 
 from airflow.api_fastapi.auth.managers.models.resource_details import AccessView
 from airflow.api_fastapi.core_api.security import (
@@ -25,10 +28,12 @@ from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request
 from fastapi.responses import JSONResponse, Response
 
 from tidegate.checkpoints.bucket_layout import BucketLayout
+from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
+from tidegate.checkpoints.s3_store import S3Store
 from tidegate.checkpoints.store import NotFoundError, Store
-from tidegate.errors import ConfigurationError, TidegateError
+from tidegate.errors import ConfigurationError, TidegateError, TransientError
 from tidegate.operators.airflow_db import STREAM_DAG_SUFFIX, AirflowQueries
-from tidegate.operators.errors import NO_STREAM
+from tidegate.operators.errors import NO_STREAM, PAGE_BUSY
 from tidegate.operators.stream_view import (
     CHART_POINTS,
     CHECKPOINTS_PER_PAGE,
@@ -60,14 +65,24 @@ _MEDIA_TYPES: Final = {"css": "text/css", "js": "text/javascript", "html": "text
 REQUIRE_SITE_ACCESS = Depends(requires_access_view(AccessView.WEBSITE))
 REQUIRE_STREAM_ACCESS = Depends(requires_access_dag("GET"))
 
+T = TypeVar("T")
 PositionParam = Annotated[str | None, Query(pattern=r"^\d{1,9}-\d{1,10}$")]
 
 
-def make_app(airflow: AirflowQueries | None = None) -> FastAPI:
+# The routes share the API server's 40 threads with Airflow's own routes, among them the heartbeats
+# of running tasks. So a bucket that does not answer must never hold more than a few of them.
+MAX_REQUESTS: Final = 4
+_QUEUE_PATIENCE: Final = 5.0  # seconds; the page asks again after a while
+_STORE_BUDGET: Final = 3.0  # seconds for one request to a bucket; drivers wait longer
+_FAILURE_KEPT: Final = 5.0  # seconds in which a bucket that did not answer is not asked again
+
+
+def make_app(airflow: AirflowQueries | None = None, clock: Clock = SYSTEM_CLOCK) -> FastAPI:
     """Return the application behind `/tidegate`.
 
     Args:
         airflow: reads Airflow's DAGs, runs and connections.
+        clock: tells how long ago a store failed.
     """
     app = FastAPI(
         title="tidegate",
@@ -78,44 +93,69 @@ def make_app(airflow: AirflowQueries | None = None) -> FastAPI:
     )
     app.add_exception_handler(TidegateError, _respond_with_error)
     airflow = airflow or AirflowQueries()
-    views = _StreamViews(airflow)
+    views = _StreamViews(airflow, clock)
+    limit = Depends(_make_request_limit())
     # Routes are plain functions, which FastAPI runs in threads: the stores' clients block.
     prefix = "/api/streams/{dag_id}"
-    app.include_router(_make_site_routes(views, airflow))
+    app.include_router(_make_site_routes(views, airflow, limit))
     app.include_router(
-        _make_stream_routes(views, airflow), prefix=prefix, dependencies=[REQUIRE_STREAM_ACCESS]
+        _make_stream_routes(views, airflow),
+        prefix=prefix,
+        dependencies=[REQUIRE_STREAM_ACCESS, limit],
     )
     return app
 
 
-def _make_site_routes(views: _StreamViews, airflow: AirflowQueries) -> APIRouter:
+def _make_request_limit() -> Callable[[], AsyncIterator[None]]:
+    """Return a dependency that lets `MAX_REQUESTS` in; the others wait without a thread."""
+    slots = asyncio.Semaphore(MAX_REQUESTS)
+
+    async def hold_slot() -> AsyncIterator[None]:
+        """Wait in the event loop, which costs no thread; FastAPI resumes this after the answer."""
+        try:
+            await asyncio.wait_for(slots.acquire(), _QUEUE_PATIENCE)
+        except TimeoutError:
+            raise PAGE_BUSY(what=f"{MAX_REQUESTS} of them") from None
+        try:
+            yield
+        finally:
+            slots.release()
+
+    return hold_slot
+
+
+def _make_site_routes(views: _StreamViews, airflow: AirflowQueries, limit: Any) -> APIRouter:
     """The page itself, the list of streams, and the Data Docs."""
     routes = APIRouter()
 
     @routes.get("/page")
     def serve_page(request: Request) -> Response:
+        """The page itself, the same for everybody."""
         return _serve_file("page.html", request)
 
     @routes.get("/assets/{name}")
     def serve_asset(name: str, request: Request) -> Response:
+        """A script or style sheet of the page."""
         return _serve_file(name, request)
 
-    @routes.get("/api/streams")
+    @routes.get("/api/streams", dependencies=[limit])
     def list_streams(user: GetUserDep) -> dict[str, Any]:
+        """A row for each stream that the user may see."""
         return {
             "at": time.time_ns() // 1_000_000,
             "streams": views.summaries(airflow.list_streams(user)),
         }
 
-    @routes.get("/docs/{dag_id}/{path:path}", dependencies=[REQUIRE_STREAM_ACCESS])
+    @routes.get("/docs/{dag_id}/{path:path}", dependencies=[REQUIRE_STREAM_ACCESS, limit])
     def serve_data_docs(dag_id: str, path: str) -> Response:
+        """A page of Great Expectations' Data Docs, from the bucket."""
         pipeline = dag_id.removesuffix(".quality")
         key = f"{BucketLayout(pipeline).quality_prefix}docs/{path or 'index.html'}"
         dag = airflow.find_stream(f"{pipeline}{STREAM_DAG_SUFFIX}")
         if dag is None:
             raise NO_STREAM(dag_id=dag_id)
         try:
-            data = views.store_for(dag["conn_id"]).get(key).data
+            data = views.ask_store(dag["conn_id"], lambda store: store.get(key).data)
         except (NotFoundError, ValueError):
             raise HTTPException(404, f"no such page: {key}") from None
         return Response(
@@ -129,10 +169,12 @@ def _make_stream_routes(views: _StreamViews, airflow: AirflowQueries) -> APIRout
     """What the page asks about one stream. The caller checks that the user may see it."""
     routes = APIRouter()
 
-    def find_view(dag_id: str) -> StreamView:
-        return views.view_for(find_dag(dag_id))
+    def ask_view(dag_id: str, read: Callable[[StreamView], dict[str, Any]]) -> dict[str, Any]:
+        """Read from the stream's view."""
+        return views.ask_view(find_dag(dag_id), read)
 
     def find_dag(dag_id: str) -> dict[str, Any]:
+        """What Airflow knows of the stream; 404 if there is none."""
         dag = airflow.find_stream(dag_id)
         if dag is None:
             raise NO_STREAM(dag_id=dag_id)
@@ -145,10 +187,11 @@ def _make_stream_routes(views: _StreamViews, airflow: AirflowQueries) -> APIRout
         since: PositionParam = None,
         span: Annotated[int, Query(ge=0)] = CHART_POINTS,
     ) -> dict[str, Any]:
+        """Everything about one stream, and what the user may do with it."""
         pipeline, dag = parse_pipeline_name(dag_id), find_dag(dag_id)
         return {
             "now": time.time_ns() // 1_000_000,
-            **views.view_for(dag).detail(_parse_position(since), span, **dag),
+            **views.ask_view(dag, lambda view: view.detail(_parse_position(since), span, **dag)),
             "may": airflow.list_startable_actions(user, pipeline),
             "actions": airflow.list_action_runs(user, pipeline),
         }
@@ -160,21 +203,26 @@ def _make_stream_routes(views: _StreamViews, airflow: AirflowQueries) -> APIRout
         limit: Annotated[int, Query(ge=1, le=100)] = CHECKPOINTS_PER_PAGE,
         abandoned: bool = False,
     ) -> dict[str, Any]:
-        return find_view(dag_id).checkpoint_page(
-            _parse_position(before), limit=limit, abandoned=abandoned
+        """A page of the checkpoint table."""
+        position = _parse_position(before)
+        return ask_view(
+            dag_id, lambda view: view.checkpoint_page(position, limit=limit, abandoned=abandoned)
         )
 
     @routes.get("/impact")
     def show_impact(dag_id: str, checkpoint: str) -> dict[str, Any]:
-        return find_view(dag_id).restore_impact(checkpoint)
+        """What a restore to the checkpoint would take back."""
+        return ask_view(dag_id, lambda view: view.restore_impact(checkpoint))
 
     @routes.get("/diff")
     def show_diff(dag_id: str, left: str, right: str) -> dict[str, Any]:
-        return find_view(dag_id).diff(left, right)
+        """What differs between two checkpoints."""
+        return ask_view(dag_id, lambda view: view.diff(left, right))
 
     @routes.get("/verify")
     def verify_checkpoint(dag_id: str, checkpoint: str) -> dict[str, Any]:
-        return find_view(dag_id).verify(checkpoint)
+        """Whether everything that the checkpoint needs is there."""
+        return ask_view(dag_id, lambda view: view.verify(checkpoint))
 
     return routes
 
@@ -194,20 +242,44 @@ def parse_pipeline_name(dag_id: str) -> str:
 class _StreamViews:
     """One view per pipeline, and one client per store, because clients are expensive."""
 
-    def __init__(self, airflow: AirflowQueries) -> None:
-        self._airflow, self._lock = airflow, threading.Lock()
+    def __init__(self, airflow: AirflowQueries, clock: Clock) -> None:
+        self._airflow, self._clock, self._lock = airflow, clock, threading.Lock()
         self._stores: dict[str | None, Store] = {}
         self._views: dict[str, StreamView] = {}
+        self._failures: dict[str | None, tuple[float, TransientError]] = {}
         self._pool = ThreadPoolExecutor(READ_WORKERS, thread_name_prefix="tidegate-page")
 
-    def store_for(self, conn_id: str | None) -> Store:
+    def ask_store(self, conn_id: str | None, read: Callable[[Store], T]) -> T:
+        """Read from a store, unless it did not answer a moment ago: then fail at once.
+
+        Raises:
+            TransientError: the store does not answer, or did not.
+        """
+        store, now = self._open_store(conn_id), self._clock.monotonic()
+        failed_at, failure = self._failures.get(conn_id, (0.0, None))
+        if failure is not None and now - failed_at < _FAILURE_KEPT:
+            raise copy(failure)  # an exception that is raised twice would collect tracebacks
+        try:
+            return read(store)
+        except TransientError as error:
+            if error.code != PAGE_BUSY.code:
+                self._failures[conn_id] = self._clock.monotonic(), error
+            raise
+
+    def ask_view(
+        self, dag: dict[str, Any], read: Callable[[StreamView], dict[str, Any]]
+    ) -> dict[str, Any]:
+        """Read from a stream's view, as `ask_store`."""
+        return self.ask_store(dag["conn_id"], lambda store: read(self._find_view(dag, store)))
+
+    def _open_store(self, conn_id: str | None) -> Store:
         with self._lock:
             if conn_id not in self._stores:
-                self._stores[conn_id] = self._airflow.open_store(conn_id)
+                self._stores[conn_id] = _shorten_patience(self._airflow.open_store(conn_id))
             return self._stores[conn_id]
 
-    def view_for(self, dag: dict[str, Any]) -> StreamView:
-        pipeline, store = parse_pipeline_name(dag["dag_id"]), self.store_for(dag["conn_id"])
+    def _find_view(self, dag: dict[str, Any], store: Store) -> StreamView:
+        pipeline = parse_pipeline_name(dag["dag_id"])
         with self._lock:
             # The DAG may name another connection, and so another store, than at the last request.
             if pipeline not in self._views or self._views[pipeline].store is not store:
@@ -220,26 +292,29 @@ class _StreamViews:
         Where the first stream of a store finds that the store does not answer, the store's other
         streams do not wait for the same time-out.
         """
-        first: dict[str | None, dict[str, Any]] = {}
-        for dag in dags:
-            if dag["conn_id"] not in first:
-                first[dag["conn_id"]] = self._summarize_stream(dag)
-        rows = self._pool.map(lambda dag: self._summarize_like(first[dag["conn_id"]], dag), dags)
-        return list(rows)
-
-    def _summarize_like(self, first: dict[str, Any], dag: dict[str, Any]) -> dict[str, Any]:
-        if first["dag_id"] == dag["dag_id"]:
-            return first
-        if first.get("away"):
-            return {**first, **dag, "pipeline": parse_pipeline_name(dag["dag_id"])}
-        return self._summarize_stream(dag)
+        # One after another, so that each store is asked once before the pool asks for the rest.
+        first = {dag["conn_id"]: dag for dag in reversed(dags)}
+        rows = {dag["dag_id"]: self._summarize_stream(dag) for dag in first.values()}
+        others = [dag for dag in dags if dag["dag_id"] not in rows]
+        found = self._pool.map(self._summarize_stream, others)
+        rows |= {dag["dag_id"]: row for dag, row in zip(others, found, strict=True)}
+        return [rows[dag["dag_id"]] for dag in dags]
 
     def _summarize_stream(self, dag: dict[str, Any]) -> dict[str, Any]:
         try:
-            return self.view_for(dag).summary(**dag)
-        except ConfigurationError as error:
-            # The connection is missing or names no store: the other streams are still shown.
+            return self.ask_view(dag, lambda view: view.summary(**dag))
+        except TidegateError as error:
+            # Also if the connection is missing or names no store: the others are still shown.
             return build_unknown_row(parse_pipeline_name(dag["dag_id"]), error, **dag)
+
+
+def _shorten_patience(store: Store) -> Store:
+    """The same store with a client that gives up soon."""
+    if not isinstance(store, S3Store):
+        return store
+    # The page asks again after a few seconds, so a short time-out costs only one refresh.
+    waits = {"budget": _STORE_BUDGET, "connect_timeout": 1.0, "read_timeout": _STORE_BUDGET}
+    return S3Store(store.settings.model_copy(update=waits))
 
 
 def _serve_file(name: str, request: Request) -> Response:

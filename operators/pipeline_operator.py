@@ -8,6 +8,7 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import DagRunTriggerException
 
 from tidegate.checkpoints.slot_log import SlotLog
+from tidegate.operators.child_processes import kill_children
 from tidegate.operators.store_access import StoreAccess
 
 
@@ -25,6 +26,10 @@ class PipelineOperator(BaseOperator):
     ) -> None:
         super().__init__(**kwargs)
         self.pipeline, self.spec, self.conn_id = pipeline, spec, conn_id
+
+    def on_kill(self) -> None:
+        """End the command that the task runs, if any: Airflow is about to end the task."""
+        kill_children()
 
     def resolve_access(self) -> StoreAccess:
         """Return the address of the pipeline's store."""

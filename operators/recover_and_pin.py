@@ -16,9 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, Final
 
-from tidegate.checkpoints.bucket_layout import CheckpointId
+from airflow.sdk.exceptions import AirflowSkipException
+
+from tidegate.checkpoints.bucket_layout import BucketLayout, CheckpointId
 from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
 from tidegate.checkpoints.desired_state import DesiredState, read_desired_state, set_desired_state
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
@@ -28,13 +31,17 @@ from tidegate.checkpoints.manifest import ForkRecord
 from tidegate.checkpoints.pins import RootsFile, pin_checkpoint
 from tidegate.checkpoints.process_identity import ProcessIdentity
 from tidegate.checkpoints.restore import (
+    RestoreAudit,
+    RestoreAuditEntry,
     RestoreEvent,
     RestorePlan,
     commit_restore,
     plan_restore,
     record_restore_event,
 )
+from tidegate.checkpoints.shared_documents import read_document
 from tidegate.checkpoints.slot_log import SlotLog
+from tidegate.checkpoints.store import Store
 from tidegate.checkpoints.verify import CheckpointVerdict, verify_checkpoint
 from tidegate.errors import FailureClass
 from tidegate.operators.child_processes import rebuild_error
@@ -53,6 +60,7 @@ from tidegate.operators.pipeline_operator import PipelineOperator, get_requester
 MAX_APPROVAL_DRIFT: Final = 500
 
 _EPOCH_POLL_SECONDS = 1.0
+_ANSWERS = (RestoreEvent.APPROVED, RestoreEvent.REJECTED)
 _ACTIVE_RUN_STATES = ["queued", "running"]
 
 
@@ -65,18 +73,27 @@ class _RestoreRun:
     why: str
 
 
-class RecoverOperator(PipelineOperator):
-    """Restores a pipeline to a checkpoint and waits until it runs again.
+@dataclass(frozen=True)
+class ApprovalTerms:
+    """Which approvals of a restore count.
+
+    Attributes:
+        approvers: names or ids of the people who may approve; empty: everybody but the asker.
+        valid_for: seconds by the wall clock after which an approval expires; None: never.
+    """
+
+    approvers: tuple[str, ...] = ()
+    valid_for: float | None = None
+
+
+class ReportRestoreOperator(PipelineOperator):
+    """Verifies the checkpoint and reports what a restore would take back; a dry run ends here.
 
     Args:
         checkpoint: `latest`, `latest_healthy`, a pin, or an id; a template, by default the run's
             param.
         reason: kept with the restore; a template.
         dry_run_only: verify and report; a template that renders to `True` or `False`.
-        approval: ids of the tasks that ask for the approval and that made its report; None to
-            restore at once.
-        submit: as for `StreamOperator`.
-        first_epoch_timeout: seconds to wait for the first epoch after the restore.
     """
 
     ui_color = "#f3d9cf"
@@ -88,13 +105,68 @@ class RecoverOperator(PipelineOperator):
         checkpoint: str = "{{ params.checkpoint }}",
         reason: str = "{{ params.reason }}",
         dry_run_only: str = "{{ params.dry_run }}",
-        approval: tuple[str, str] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.checkpoint, self.reason, self.dry_run_only = checkpoint, reason, dry_run_only
+
+    def execute(self, context: Any) -> dict[str, Any]:
+        """Plan, and note in the trail which checkpoint and head the question is about.
+
+        Raises:
+            ConfigurationError: no person has started the run, so nobody can be another person.
+            AirflowSkipException: it is a dry run.
+        """
+        log, who, run = self.open_log(), get_requester(context), str(context["run_id"])
+        if context["dag_run"].triggering_user_name is None and self.dry_run_only != "True":
+            reason = "no person has started this run, so that nobody can be another person"
+            raise RESTORE_NOT_APPROVED(
+                pipeline=self.pipeline, reason=reason, dag_id=self.dag_id, requester="the starter"
+            )
+        audit = read_restore_audit(log.store, self.pipeline, run)
+        # A repeated report stays with its first checkpoint: somebody may be looking at it.
+        asked = audit.target if audit is not None and audit.bound else self.checkpoint
+        plan = plan_restore(log, choose_checkpoint(log, asked))
+        self.log.info("%s", format_impact_report(plan))
+        if self.dry_run_only == "True":
+            raise AirflowSkipException("dry run: nothing was changed, nobody is asked")
+        self._record_request(log, run, who, plan, bound=(plan.timeline, plan.slot))
+        return {"target": plan.target, "who": who}
+
+    def _record_request(
+        self, log: SlotLog, run: str, who: str, plan: RestorePlan, **facts: Any
+    ) -> RestoreAudit:
+        return record_restore_event(
+            log.store,
+            self.pipeline,
+            run,
+            RestoreEvent.ASKED,
+            who=who,
+            target=plan.target,
+            head=plan.head,
+            why=self.reason,
+            **facts,
+        )
+
+
+class RecoverOperator(ReportRestoreOperator):
+    """Restores a pipeline to a checkpoint and waits until it runs again.
+
+    Args:
+        approval: which approvals count; None to restore at once.
+        submit: as for `StreamOperator`.
+        first_epoch_timeout: seconds to wait for the first epoch after the restore.
+    """
+
+    def __init__(
+        self,
+        *,
+        approval: ApprovalTerms | None = None,
         submit: Mapping[str, Any] | None = None,
         first_epoch_timeout: float = 300.0,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.checkpoint, self.reason, self.dry_run_only = checkpoint, reason, dry_run_only
         self.first_epoch_timeout, self.approval, self.submit = first_epoch_timeout, approval, submit
 
     def execute(self, context: Any) -> dict[str, Any]:
@@ -122,8 +194,8 @@ class RecoverOperator(PipelineOperator):
         """Steps 1 to 4; returns the plan of a dry run."""
         who = get_requester(context)
         why, checkpoint = self.reason or f"run {request}", self.checkpoint
-        if self.approval:
-            checkpoint, approver = self._check_approval(context, log, who)
+        if self.approval is not None:
+            checkpoint, approver = self._check_approval(log, self.approval, request, who)
             why = f"{why} (approved by {approver})"
         target = choose_checkpoint(log, checkpoint)
         self.log.info("%s verified: everything it needs is there and whole", target)
@@ -132,18 +204,18 @@ class RecoverOperator(PipelineOperator):
         if self.dry_run_only == "True":
             self.log.info("dry run: nothing was changed")
             return plan
-        record_restore_event(
-            log.store,
-            self.pipeline,
-            request,
-            RestoreEvent.ASKED,
-            who=who,
-            target=plan.target,
-            head=plan.head,
-            why=self.reason,
+        before = read_desired_state(log.store, self.pipeline).state
+        # A try that was killed left `recovering`. What was desired before it stands in the trail.
+        recovering = before is DesiredState.RECOVERING
+        audit = self._record_request(
+            log, request, who, plan, desired=None if recovering else before.value
         )
+        # After a failure the desired state is as before, so that a running stream goes on from its
+        # head and does not stay down unattended.
+        stopped = audit.desired == DesiredState.STOPPED
+        otherwise = DesiredState.STOPPED if stopped else DesiredState.RUN
         try:
-            self._restore_checkpoint(log, target, _RestoreRun(request, who, why))
+            self._restore_checkpoint(log, target, _RestoreRun(request, who, why), otherwise)
         except Exception as error:
             self._record(log, request, RestoreEvent.FAILED, who, str(error)[:1000])
             raise
@@ -155,19 +227,25 @@ class RecoverOperator(PipelineOperator):
     ) -> None:
         record_restore_event(log.store, self.pipeline, request, what, who=who, detail=detail)
 
-    def _check_approval(self, context: Any, log: SlotLog, who: str) -> tuple[str, str]:
+    def _check_approval(
+        self, log: SlotLog, terms: ApprovalTerms, run: str, who: str
+    ) -> tuple[str, str]:
         """The approved checkpoint and the approver, if the approval holds for the present head."""
-        answer, reported = (context["ti"].xcom_pull(task_ids=task) for task in self.approval or ())
-        approver = str(((answer or {}).get("responded_by_user") or {}).get("id") or "")
-        refusal = _find_refusal_reason(log, reported["bound"], who, approver)
-        if refusal is not None:
-            run = str(context["run_id"])
+        audit = read_restore_audit(log.store, self.pipeline, run) or RestoreAudit(request=run)
+        answers = [s for s in audit.steps if s.what in _ANSWERS]
+        # The newest answer decides. An answer of the asker does not count, so that it cannot undo
+        # a rejection either.
+        others = [s for s in answers if who not in (s.who, s.detail)]
+        answer = next(reversed(others or answers), None)
+        refusal = _find_refusal_reason(log, audit.bound, who, answer, terms)
+        if refusal is not None or answer is None:
+            refusal = refusal or "nobody has answered"
             self._record(log, run, RestoreEvent.REFUSED, "tidegate", refusal)
             raise RESTORE_NOT_APPROVED(
                 pipeline=self.pipeline, reason=refusal, dag_id=self.dag_id, requester=who
             )
-        self.log.info("asked by %s, approved by %s", who, approver)
-        return reported["target"], approver
+        self.log.info("asked by %s, approved by %s", who, answer.who)
+        return audit.target, answer.who
 
     def _finish_interrupted_restore(self, log: SlotLog, fork: ForkRecord) -> None:
         """Do what a try that was killed after the PUT left out.
@@ -182,13 +260,12 @@ class RecoverOperator(PipelineOperator):
             )
         self._record(log, fork.request_id, RestoreEvent.RESTORED, fork.who, fork.why)
 
-    def _restore_checkpoint(self, log: SlotLog, target: CheckpointId, run: _RestoreRun) -> None:
-        """Steps 2 to 4, and the first half of step 5."""
+    def _restore_checkpoint(
+        self, log: SlotLog, target: CheckpointId, run: _RestoreRun, after: DesiredState
+    ) -> None:
+        """Steps 2 to 4, and the first half of step 5; `after` is desired after a failure."""
         store, who, why = log.store, run.who, run.why
-        before = read_desired_state(store, self.pipeline).state
-        # After a failure the desired state is as before, so that a running stream goes on from its
-        # head and does not stay down unattended.
-        after = DesiredState.STOPPED if before is DesiredState.STOPPED else DesiredState.RUN
+        # First of all, or the trigger and the sweep would replace the driver that is stopped next.
         set_desired_state(store, self.pipeline, DesiredState.RECOVERING, who=who, why=why)
         try:
             stopped = stop_driver(store, self.pipeline, StopOrder(who, why), say=self.log.info)
@@ -205,6 +282,7 @@ class RecoverOperator(PipelineOperator):
                         log, lease, plan, request_id=run.request, who=who, why=why
                     )
             finally:
+                # Also after a failure: the next driver need not wait until the lease expires.
                 lease.release()
             self.log.info(
                 "restored %s: fork in slot %s of timeline %s", target, sealed.slot, sealed.timeline
@@ -295,21 +373,40 @@ def _find_fork_of_run(log: SlotLog, request: str) -> ForkRecord | None:
     return next((fork for fork in log.list_forks() if fork.request_id == request), None)
 
 
+def read_restore_audit(store: Store, pipeline: str, run: str) -> RestoreAudit | None:
+    """Return the trail of one run of the recover DAG; None if it has none."""
+    key = BucketLayout(pipeline).restore_audit_key(run)
+    return read_document(store, key, RestoreAudit)[0]
+
+
 def _find_refusal_reason(
-    log: SlotLog, bound: dict[str, Any], who: str, approver: str
+    log: SlotLog,
+    bound: tuple[int, int] | None,
+    who: str,
+    answer: RestoreAuditEntry | None,
+    terms: ApprovalTerms,
 ) -> str | None:
-    """Why an approval does not count; None if it does.
+    """Why an answer is not a valid approval; None if it is.
 
     See docs/decisions/0061-an-approval-covers-one-timeline-and-500-epochs.md.
     """
-    if not approver:
+    if answer is None or bound is None:
         return "nobody has answered"
-    if approver == who:
-        return f"{approver} has asked for it and may not approve it as well"
+    # With some logins (FAB, Keycloak) a user's id is not the name; `detail` has such an id.
+    names = {answer.who, answer.detail}
+    if answer.what is RestoreEvent.REJECTED:
+        return f"{answer.who} has rejected it"
+    if who in names:
+        return f"{answer.who} has asked for it and may not approve it as well"
+    if terms.approvers and not names.intersection(terms.approvers):
+        return f"{answer.who} is not one of the approvers"
+    age = (SYSTEM_CLOCK.wall_ticks() - answer.at) / 1e6
+    if terms.valid_for is not None and age > terms.valid_for:
+        return f"the approval by {answer.who} is older than {timedelta(seconds=terms.valid_for)}"
     head = log.head()
-    if head.timeline != bound["timeline"]:
+    if head.timeline != bound[0]:
         return "the stream was restored to something else after the report"
-    drift = head.slot - bound["slot"]
+    drift = head.slot - bound[1]
     if drift > MAX_APPROVAL_DRIFT:
         return f"{drift} epochs were sealed after the report, it holds for {MAX_APPROVAL_DRIFT}"
     return None

@@ -12,23 +12,25 @@ did what and when.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, Final
 
-from airflow.providers.standard.operators.hitl import ApprovalOperator
 from airflow.sdk import Param
 from airflow.sdk.exceptions import AirflowSkipException
 
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 from tidegate.checkpoints.splice_requests import (
     OPEN_STATES,
+    SpliceRequest,
     decide_splice_request,
     note_splice_event,
     read_splice_request,
 )
 from tidegate.jobs.spec.operations import SpliceSpec
+from tidegate.operators.approval import AskOperator, Responder, fence_text
 from tidegate.operators.child_processes import run_tidegate
 from tidegate.operators.errors import MERGE_NOT_APPROVED
 from tidegate.operators.pipeline_operator import PipelineOperator, get_requester
@@ -61,7 +63,11 @@ class ReportSpliceOperator(PipelineOperator):
         self.at_least, self.request = at_least, request
 
     def execute(self, context: Any) -> dict[str, Any]:
-        """The question's text, the request and the digest of the effect are the task's result."""
+        """The question's text and the request are the task's result.
+
+        The request's trail keeps the digest of the effect, and that of the text: the result itself
+        can be changed by whoever may edit the DAG's tasks.
+        """
         access = self.resolve_access()
         who, request = get_requester(context), self.request or self._offer_late_rows(access)
         shown = run_tidegate(access, self.pipeline, "splice", "show", self.spec, request)
@@ -72,6 +78,8 @@ class ReportSpliceOperator(PipelineOperator):
         impact = shown["impact"]
         if not impact["rows"]:
             raise AirflowSkipException(f"splice request {request} has nothing left to merge")
+        text = _format_impact(impact, shown["request"])
+        self.log.info("%s", text)
         note_splice_event(
             access.open(),
             self.pipeline,
@@ -81,16 +89,9 @@ class ReportSpliceOperator(PipelineOperator):
             at=SYSTEM_CLOCK.wall_ticks(),
             digest=impact["digest"],
             run=str(context["run_id"]),
+            question=_hash_text(text),
         )
-        text = _format_impact(impact, shown["request"])
-        self.log.info("%s", text)
-        return {
-            "request": request,
-            "digest": impact["digest"],
-            "text": f"```\n{text}\n```",
-            # Who made the request or started the run may not approve it; `airflow` is a schedule.
-            "who": sorted({shown["request"]["who"], who} - {"airflow"}),
-        }
+        return {"request": request, "text": text}
 
     def _offer_late_rows(self, access: StoreAccess) -> str:
         """The id of a request of the late rows."""
@@ -102,34 +103,24 @@ class ReportSpliceOperator(PipelineOperator):
         return str(made["request"])
 
 
-class ApproveSpliceOperator(ApprovalOperator):
-    """Asks a person.
+class ApproveSpliceOperator(AskOperator):
+    """Asks a person whether to merge.
 
     A rejection closes the request and skips the merge. So does a part: nobody has seen the effects
     of the two new requests yet.
 
-    Airflow fails this try if the answer arrives in the moment in which the task is deferred, though
-    it has accepted the answer; so the task has retries, and a retry asks again.
+    Args:
+        spec: path of the pipeline's YAML file.
     """
 
     PART = "Part"
 
-    def __init__(
-        self,
-        *,
-        pipeline: str,
-        spec: str,
-        approvers: tuple[str, ...] = (),
-        conn_id: str | None = None,
-        **kwargs: Any,
-    ) -> None:
-        self.pipeline, self.spec, self.conn_id = pipeline, spec, conn_id
+    def __init__(self, *, pipeline: str, spec: str, **kwargs: Any) -> None:
+        self.spec = spec
         kwargs.pop("params", None)  # those of the DAG's form, which this form does not repeat
-        report = f"ti.xcom_pull(task_ids='{REPORT}')"
         super().__init__(
-            subject=f"Merge splice request {{{{ {report}['request'] }}}} into {pipeline}?",
-            body=f"{{{{ {report}['text'] }}}}",
-            assigned_users=[{"id": user, "name": user} for user in approvers] or None,
+            pipeline=pipeline,
+            subject=f"Merge a splice request into {pipeline}?",
             params={
                 name: Param("", type="string", title=title) for name, title in _PART_PARAMS.items()
             },
@@ -138,20 +129,38 @@ class ApproveSpliceOperator(ApprovalOperator):
         # ApprovalOperator's constructor accepts no options of its own.
         self.options = [self.APPROVE, self.PART, self.REJECT]
 
+    def build_question(self, context: Any) -> str:
+        """Return the report, if it is the one that the report's task has made."""
+        result = context["ti"].xcom_pull(task_ids=REPORT)
+        request, report = self._read_report(context)
+        if report is None or report["question"] != _hash_text(result["text"]):
+            reason = "its report was changed after it was made"
+            raise MERGE_NOT_APPROVED(pipeline=self.pipeline, reason=reason, dag_id=self.dag_id)
+        self.subject = f"Merge splice request {request.id} into {self.pipeline}?"
+        return fence_text(result["text"])
+
     def execute_complete(self, context: Any, event: dict[str, Any]) -> Any:
-        """Keep the answer, then do what Airflow does with it."""
+        """Fill in the fields that a client of Airflow's API left out, then keep the answer."""
         if "error" not in event:
-            # Airflow's form sends every field; a client of its API may leave fields out.
             form = {**dict.fromkeys(_PART_PARAMS, ""), **(event.get("params_input") or {})}
             event = {**event, "params_input": form}
             self.validate_params_input(form)  # before anything is done
-            reported, chosen = context["ti"].xcom_pull(task_ids=REPORT), event["chosen_options"]
-            who = str((event.get("responded_by_user") or {}).get("id") or "nobody")
-            if chosen == [self.PART]:
-                self._split_request(reported["request"], form, who)
-            else:
-                self._record_answer(reported, chosen == [self.APPROVE], who)
-        return super().execute_complete(context=context, event=event)
+        return super().execute_complete(context, event)
+
+    def record_answer(self, context: Any, event: dict[str, Any], person: Responder) -> None:
+        """Split the request, or keep the decision in its document."""
+        request, report = self._read_report(context)
+        if event["chosen_options"] == [self.PART]:
+            self._split_request(request.id, event["params_input"], person.name)
+        elif report is not None:
+            approved = event["chosen_options"] == [self.APPROVE]
+            self._record_decision(request, report, person, approved=approved)
+
+    def _read_report(self, context: Any) -> tuple[SpliceRequest, dict[str, Any] | None]:
+        request = context["ti"].xcom_pull(task_ids=REPORT)["request"]
+        store = StoreAccess.resolve(self.conn_id).open()
+        found = read_splice_request(store, self.pipeline, request)
+        return found, _find_report(found, str(context["run_id"]))
 
     def _split_request(self, request: str, form: Mapping[str, str], who: str) -> None:
         """Make two requests of one, as the person has filled in the form."""
@@ -163,6 +172,7 @@ class ApproveSpliceOperator(ApprovalOperator):
             for word in (f"--{name.removeprefix('part_')}", value.strip())
         ]
         options += ["--who", who, "--why", f"decided by {who} in Airflow"]
+        # In a child process: splitting the rows needs the table libraries.
         access = StoreAccess.resolve(self.conn_id)
         made = run_tidegate(access, self.pipeline, "splice", "part", self.spec, request, *options)
         self.log.info(
@@ -175,27 +185,35 @@ class ApproveSpliceOperator(ApprovalOperator):
             self.dag_id,
         )
 
-    def _record_answer(self, reported: dict[str, Any], approved: bool, who: str) -> None:
-        store, request = StoreAccess.resolve(self.conn_id).open(), reported["request"]
-        now = SYSTEM_CLOCK.wall_ticks()
+    def _record_decision(
+        self, request: SpliceRequest, report: dict[str, Any], person: Responder, *, approved: bool
+    ) -> None:
+        store, now, who = (
+            StoreAccess.resolve(self.conn_id).open(),
+            SYSTEM_CLOCK.wall_ticks(),
+            person.name,
+        )
         if not approved:
             why = "rejected in Airflow"
             decide_splice_request(
-                store, self.pipeline, request, "rejected", who=who, why=why, at=now
+                store, self.pipeline, request.id, "rejected", who=who, why=why, at=now
             )
-        elif who in reported["who"]:
-            because = f"{who} asked for it"
+        # Who made the request or started the run may not approve it; `airflow` is a schedule.
+        elif person.is_among({request.who, report["who"]} - {"airflow"}):
+            because = f"{who} has asked for it"
             note_splice_event(
-                store, self.pipeline, request, "refused", who="tidegate", at=now, because=because
+                store, self.pipeline, request.id, "refused", who="tidegate", at=now, because=because
             )
-        elif read_splice_request(store, self.pipeline, request).state in OPEN_STATES:
+        elif request.state in OPEN_STATES:
             facts = {
                 "state": "approved",
                 "decided_by": who,
                 "decided_at": now,
-                "approved_digest": reported["digest"],
+                "approved_digest": report["digest"],
             }
-            note_splice_event(store, self.pipeline, request, "approved", who=who, at=now, **facts)
+            note_splice_event(
+                store, self.pipeline, request.id, "approved", who=who, at=now, **facts
+            )
 
 
 class MergeSpliceOperator(PipelineOperator):
@@ -212,21 +230,23 @@ class MergeSpliceOperator(PipelineOperator):
             ConfigurationError: no person other than the requester has approved.
             TidegateError: the merge was refused or failed; nothing was changed.
         """
-        reported, answer = (context["ti"].xcom_pull(task_ids=task) for task in (REPORT, APPROVE))
-        approver = str(((answer or {}).get("responded_by_user") or {}).get("id") or "")
-        refusal: str | None = None
-        if not approver:
-            refusal = "nobody has answered"
-        elif answer["chosen_options"] != [ApprovalOperator.APPROVE]:
-            refusal = f"{approver} has rejected it"
-        elif approver in reported["who"]:
-            refusal = f"{approver} has asked for it"
+        run, access = str(context["run_id"]), self.resolve_access()
+        name = context["ti"].xcom_pull(task_ids=REPORT)["request"]
+        request = read_splice_request(access.open(), self.pipeline, name)
+        refusal = _find_refusal_reason(request, _find_report(request, run))
         if refusal is not None:
             raise MERGE_NOT_APPROVED(pipeline=self.pipeline, reason=refusal, dag_id=self.dag_id)
-        why = f"approved by {approver} in {context['run_id']}"
-        options = ("--digest", reported["digest"], "--who", approver, "--why", why)
-        command = ("splice", "merge", self.spec, reported["request"], *options)
-        merged = run_tidegate(self.resolve_access(), self.pipeline, *command)
+        approver, digest = str(request.decided_by), str(request.approved_digest)
+        options = (
+            "--digest",
+            digest,
+            "--who",
+            approver,
+            "--why",
+            f"approved by {approver} in {run}",
+        )
+        command = ("splice", "merge", self.spec, request.id, *options)
+        merged = run_tidegate(access, self.pipeline, *command)
         self.log.info(
             "merged in %s; promised %s, actual %s",
             merged["checkpoint"],
@@ -235,6 +255,30 @@ class MergeSpliceOperator(PipelineOperator):
         )
         names = ("request", "checkpoint", "promised", "actual", "again")
         return {name: merged[name] for name in names}
+
+
+def _hash_text(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _find_report(request: SpliceRequest, run: str) -> dict[str, Any] | None:
+    """The line of the request's trail about the newest report of this run."""
+    lines = (line for line in reversed(request.trail) if line["what"] == "reported")
+    return next((line for line in lines if line.get("run") == run), None)
+
+
+def _find_refusal_reason(request: SpliceRequest, report: dict[str, Any] | None) -> str | None:
+    """Why a request must not be merged; None if it was approved with the effect of this report."""
+    if request.state == "rejected":
+        return f"{request.decided_by} has rejected it"
+    if (
+        report is not None
+        and request.state in ("approved", "merged")
+        and request.approved_digest == report["digest"]
+    ):
+        return None
+    refusals = [line["because"] for line in request.trail if line["what"] == "refused"]
+    return refusals[-1] if refusals else "nobody has answered"
 
 
 def add_splice_tasks(splice: SpliceSpec, about: Mapping[str, Any]) -> None:

@@ -43,7 +43,6 @@ from tidegate.checkpoints.shared_documents import read_document
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
 from tidegate.errors import TransientError
-from tidegate.operators import airflow_metrics
 from tidegate.operators.child_processes import build_retry_policy, rebuild_error
 from tidegate.operators.driver_launch import (
     LaunchedDriver,
@@ -55,7 +54,7 @@ from tidegate.operators.driver_shutdown import find_stop_request, terminate_driv
 from tidegate.operators.errors import BUCKET_WIPED, DRIVER_LOST
 from tidegate.operators.liveness import LivenessLimits, Observation, needs_person
 from tidegate.operators.pipeline_operator import PipelineOperator, get_requester, start_dag_run
-from tidegate.operators.trigger import StreamTrigger
+from tidegate.operators.trigger import StreamTrigger, record_adoption, record_launch
 
 _RUN_DECLARED_KEY = "said_run"  # key in the task state store
 
@@ -179,6 +178,7 @@ class StreamOperator(PipelineOperator):
         self._keep_intended_end(store, seen)
         if seen.state is PipelineState.FINISHED:
             return self._end_run(seen.why)
+        # Read after the driver's end was noted, so that a stop which came meanwhile is seen.
         if read_desired_state(store, self.pipeline).state is DesiredState.STOPPED:
             return self._end_run(f"the stream is meant to be stopped, and {seen.why}")
         if seen.state is PipelineState.FAILED and needs_person(seen.error):
@@ -234,7 +234,7 @@ class StreamOperator(PipelineOperator):
                 holder.host,
                 lease.token,
             )
-            airflow_metrics.record_adoption(self.pipeline)
+            record_adoption(self.pipeline)
             return self._defer_to_trigger(None, lease.token, budget, memory)
         if read_desired_state(store, self.pipeline).state is DesiredState.RECOVERING:
             self.log.info("a recovery is under way: waiting for its end")
@@ -245,7 +245,7 @@ class StreamOperator(PipelineOperator):
             self.pipeline, self.spec, self.resolve_access(), self.recover_to
         )
         self.log.info("launched attempt %s, log %s", launched.attempt, launched.log)
-        airflow_metrics.record_launch(self.pipeline, replaces=budget.relaunches > 0)
+        record_launch(self.pipeline, replaces=budget.relaunches > 0)
         # The launched driver's token will be higher than that of the lease as it is now.
         return self._defer_to_trigger(launched, lease.token + 1 if lease else 1, budget, memory)
 

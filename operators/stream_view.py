@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any, Final, TypeVar
 
@@ -29,21 +30,25 @@ from tidegate.checkpoints.slot_log import LineageSegment, LogHead, SlotContents,
 from tidegate.checkpoints.store import NotFoundError, Store
 from tidegate.checkpoints.verify import verify_checkpoint
 from tidegate.errors import TidegateError, TransientError
-from tidegate.operators.chart_data import (
+from tidegate.operators.errors import PAGE_BUSY
+from tidegate.operators.page_data import (
     LatenessSketches,
     build_epoch_point,
     build_lateness_charts,
+    diagnose_stream,
+    explain_state,
     list_open_barriers,
+    pick_worst_tone,
     read_sketches,
     to_milliseconds,
 )
-from tidegate.operators.diagnosis import diagnose_stream, explain_state, pick_worst_tone
 
 # Epochs in the charts: more than pixels need, few enough to be read in a moment.
 CHART_POINTS: Final = 120
 CHECKPOINTS_PER_PAGE: Final = 25
 READ_WORKERS: Final = 8
 BARRIERS_SHOWN: Final = 60
+_LOCK_PATIENCE: Final = 1.0  # seconds; a look at the bucket usually takes a tenth of that
 _QUALITY_FRESH_SECONDS: Final = 15.0  # a verdict is minutes old when it is new
 # Epochs searched for barriers when the page is first asked for: four pages of the index.
 _BARRIER_LOOK_BACK: Final = 2_000
@@ -86,16 +91,21 @@ class StreamView:
         self._lock = threading.RLock()
 
     def summary(self, **dag: Any) -> dict[str, Any]:
-        """Return the stream's row of the list, also if the store does not answer.
+        """Return the stream's row of the list.
 
         Args:
             dag: what Airflow knows of its DAG (`AirflowQueries.find_stream`), added to the row.
+
+        Raises:
+            TidegateError: the store does not answer; see `build_unknown_row`.
         """
         try:
-            with self._lock:
+            with self._hold_lock():
                 row = self._read_shared("summary", lambda: self._read_summary(self.log.head()))
-        except TidegateError as error:
-            return build_unknown_row(self.pipeline, error, **dag)
+        except TransientError as error:
+            if error.code != PAGE_BUSY.code or "summary" not in self._shared:
+                raise
+            row = self._shared["summary"][1]
         return _add_findings({**row, **dag})
 
     def detail(
@@ -110,7 +120,7 @@ class StreamView:
                 are drawn.
             dag: as for `summary`.
         """
-        with self._lock:
+        with self._hold_lock():
             head = self.log.head()
             detail = self._read_shared("detail", lambda: self._read_detail(head))
             recent = self._recent_points(head)
@@ -134,13 +144,15 @@ class StreamView:
             limit: rows of a page.
             abandoned: those that restores have left behind, instead of the current lineage.
         """
-        with self._lock:
+        with self._hold_lock():
             head = self.log.head()
             source = self._iterate_abandoned(head) if abandoned else self._iterate_lineage(head)
             rest = (
                 row for row in source if before is None or _is_past_cursor(row, before, abandoned)
             )
             rows = list(islice(rest, limit + 1))  # one more, to know whether there is a next page
+            if abandoned:
+                rows = CheckpointCatalog(self.log).mark_gaps(rows)
             roots = RootsFile(self.store, self.pipeline).read()
             is_healthy = (
                 build_health_check(self.store, self.pipeline)
@@ -184,6 +196,16 @@ class StreamView:
         at = time.time_ns() // 1_000_000
         self._verified[checkpoint] = {"verdict": result["verdict"], "at": at}
         return result
+
+    @contextmanager
+    def _hold_lock(self) -> Iterator[None]:
+        """Let one request read; the others wait only briefly, because each holds a thread."""
+        if not self._lock.acquire(timeout=_LOCK_PATIENCE):
+            raise PAGE_BUSY(what=f"{self.pipeline} is being read", pipeline=self.pipeline)
+        try:
+            yield
+        finally:
+            self._lock.release()
 
     # What does not change from one second to the next is read once for all requests.
 
@@ -381,7 +403,8 @@ class StreamView:
             "pins": sorted(pin for pin, root in roots.pins.items() if root.checkpoint == name),
             "condemned": f"{condemned.reason}: {condemned.detail}" if condemned else None,
             "verified": {"verdict": "damaged"} if condemned else self._verified.get(name),
-            "restorable": row.kind == "epoch" and not condemned,
+            "restorable": row.is_restorable and not condemned,
+            "gap": row.gap,
         }
 
 

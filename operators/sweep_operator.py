@@ -15,10 +15,12 @@ from tidegate.checkpoints.desired_state import DesiredState, read_desired_state,
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
 from tidegate.checkpoints.pipeline_overview import PipelineState, parse_reported_state, read_driver
 from tidegate.checkpoints.store import Store
-from tidegate.errors import TransientError
+from tidegate.errors import TidegateError, TransientError
+from tidegate.operators.errors import SWEEP_UNREADABLE
 from tidegate.operators.liveness import needs_person
 from tidegate.operators.store_access import StoreAccess
 
+UNREADABLE_KEY = "unreadable"  # of the XCom with the pipelines that could not be judged
 _ACTIVE_RUN_STATES = ["queued", "running"]
 # Ticks. Generous, because clocks of two hosts are compared: a restore from the command line has no
 # run, and takes a minute at most.
@@ -42,9 +44,13 @@ class SweepOperator(BaseOperator):
         self.pipelines, self.conn_id = dict(pipelines), conn_id
 
     def execute(self, context: Any) -> Sequence[str]:
-        """Look at each pipeline; the next sweep tries again where the store did not answer."""
+        """Look at each pipeline, whatever is wrong with the others.
+
+        The next sweep tries again where the store did not answer. What else could not be read is
+        left to another task, so that the other pipelines are started.
+        """
         store = StoreAccess.resolve(self.conn_id).open()
-        to_start = []
+        to_start, unreadable = [], {}
         for pipeline, dag_id in self.pipelines.items():
             try:
                 watched, recovering = (
@@ -58,12 +64,32 @@ class SweepOperator(BaseOperator):
                 if not recovering:
                     end_abandoned_recovery(store, pipeline)
                 start, why = decide_start(store, pipeline, watched=watched)
-            except TransientError as error:
+            except TidegateError as error:
                 start, why = False, error.message
+                if not isinstance(error, TransientError):
+                    unreadable[pipeline] = error.message
             self.log.info("%s: %s", pipeline, why)
             if start:
                 to_start.append(dag_id)
+        context["ti"].xcom_push(key=UNREADABLE_KEY, value=unreadable)
         return to_start
+
+
+class SweepReportOperator(BaseOperator):
+    """Fails with the pipelines that the sweep could not judge; the others are started."""
+
+    ui_color = "#e3e3e3"
+
+    def execute(self, context: Any) -> None:
+        """Name each pipeline and what is wrong with it.
+
+        Raises:
+            PoisonError: at least one pipeline could not be judged.
+        """
+        found = context["ti"].xcom_pull(task_ids="look", key=UNREADABLE_KEY) or {}
+        if found:
+            findings = "; ".join(f"{name}: {message}" for name, message in found.items())
+            raise SWEEP_UNREADABLE(names=", ".join(found), findings=findings)
 
 
 def end_abandoned_recovery(store: Store, pipeline: str, clock: Clock = SYSTEM_CLOCK) -> bool:
@@ -96,6 +122,7 @@ def decide_start(store: Store, pipeline: str, *, watched: bool) -> tuple[bool, s
         return False, f"desired: {desired.value}"
     if watched:
         return False, "a run cares for it"
+    # One look cannot tell a silent lease from a lost one. The run that is started waits for that.
     driver = read_driver(store, pipeline)
     if not driver.lease_expired:
         return True, "a driver runs without a run: giving it one"

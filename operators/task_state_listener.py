@@ -118,6 +118,7 @@ def _stop_marked_driver(mark: MarkedTask) -> None:
     airflow = AirflowQueries()
 
     def log_step(text: str) -> None:
+        """Say which mark a line of the API server's log is about."""
         _log.info("%s of %s: %s: %s", mark.run_id, mark.dag_id, mark.why, text)
 
     try:
@@ -219,6 +220,7 @@ class StopOnMark:
             self._say(f"{objection}: the driver stays")
             return False
         if token is not None:
+            # Noted before the stop: if the stop fails, the next round must not take it for undone.
             self._stopped_tokens.add(token)
             order = StopOrder(_ACTOR, mark.why, token=token, asker=mark.try_id)
             self._say(stop_driver(store, pipeline, order, clock=self._clock, say=self._say))

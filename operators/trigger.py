@@ -1,12 +1,18 @@
-"""Watches a stream while its task sleeps: a look every two seconds, without blocking the loop."""
+"""Watches a stream while its task sleeps: a look every two seconds, without blocking the loop.
+
+What the Airflow side measures is sent here by Airflow's own metrics. They go where the site's
+`[metrics]` settings send Airflow's, under its prefix. The pipeline is in the tags: OpenTelemetry,
+Datadog and StatsD with InfluxDB tags have them, plain StatsD has none.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, Final
 
+from airflow.sdk.observability import stats
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from tidegate.checkpoints.desired_state import DesiredState, read_desired_state, set_desired_state
@@ -14,8 +20,7 @@ from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 from tidegate.checkpoints.lease import read_lease
 from tidegate.checkpoints.pipeline_overview import PipelineState
 from tidegate.checkpoints.store import Store
-from tidegate.errors import TransientError
-from tidegate.operators import airflow_metrics
+from tidegate.errors import TidegateError, TransientError
 from tidegate.operators.driver_launch import LaunchedDriver
 from tidegate.operators.driver_shutdown import (
     ENDED_TASK_STATES,
@@ -23,8 +28,63 @@ from tidegate.operators.driver_shutdown import (
     StopTimeouts,
     stop_driver,
 )
-from tidegate.operators.liveness import LivenessLimits, Observation, StreamObserver
+from tidegate.operators.liveness import LivenessLimits, LivenessSample, Observation, StreamObserver
 from tidegate.operators.store_access import StoreAccess
+
+METRIC_DESCRIPTIONS: Final = {
+    "tidegate.stream.watched": "1 while a trigger of this triggerer watches the stream",
+    "tidegate.stream.looks": "looks at lease and status that the store answered",
+    "tidegate.stream.looks.unanswered": "looks that it did not",
+    "tidegate.stream.heartbeat.age": (
+        "seconds the lease has not been renewed, on the watcher's clock"
+    ),
+    "tidegate.stream.seal.age": (
+        "seconds since the newest checkpoint was sealed, by the clocks of driver and watcher"
+    ),
+    "tidegate.stream.ended": "streams found not to be live, by state",
+    "tidegate.driver.launched": (
+        "drivers started, by why: start, or replacement of one that is gone"
+    ),
+    "tidegate.driver.adopted": "drivers that ran already when their task began",
+}
+
+
+def record_look(pipeline: str, seen: LivenessSample | None) -> None:
+    """Record one look of a trigger; None when the store did not answer."""
+    tags = {"pipeline": pipeline}
+    stats.gauge("tidegate.stream.watched", 1, tags=tags)
+    if seen is None:
+        stats.incr("tidegate.stream.looks.unanswered", tags=tags)
+        return
+    stats.incr("tidegate.stream.looks", tags=tags)
+    stats.gauge("tidegate.stream.heartbeat.age", seen.silent_for, tags=tags)
+    sealed_at = seen.driver.last_facts.get("sealed_at")
+    if sealed_at is not None:
+        seal_age = (seen.driver.read_at - sealed_at) / 1_000_000
+        stats.gauge("tidegate.stream.seal.age", seal_age, tags=tags)
+
+
+def record_stream_end(pipeline: str, state: PipelineState) -> None:
+    """Record that a stream is no longer live."""
+    tags = {"pipeline": pipeline, "state": state.word_for("event")}
+    stats.incr("tidegate.stream.ended", tags=tags)
+
+
+def record_unwatched(pipeline: str) -> None:
+    """Mark the stream as unwatched, so that dashboards ignore its last age gauges."""
+    stats.gauge("tidegate.stream.watched", 0, tags={"pipeline": pipeline})
+
+
+def record_launch(pipeline: str, *, replaces: bool) -> None:
+    """Record that a task started a driver."""
+    why = "replacement" if replaces else "start"
+    stats.incr("tidegate.driver.launched", tags={"pipeline": pipeline, "why": why})
+
+
+def record_adoption(pipeline: str) -> None:
+    """Record that a task found its driver running."""
+    stats.incr("tidegate.driver.adopted", tags={"pipeline": pipeline})
+
 
 # Seconds before the first event: Airflow loses an event that arrives while its task is parked.
 _SETTLE_SECONDS = 2.5
@@ -67,11 +127,13 @@ class StreamTrigger(BaseTrigger):
         self._seen_token = floor
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Return the class path and the arguments that Airflow's database keeps."""
         names = ("pipeline", "floor", "conn_id", "launched", "rules", "poll", "due")
         path = f"{type(self).__module__}.{type(self).__name__}"
         return path, {name: getattr(self, name) for name in names}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Look until something needs the task, then yield that one event."""
         # Every call that may block runs in a thread: a triggerer has one loop for all triggers.
         store = await asyncio.to_thread(self._open_store)
         observer = StreamObserver(
@@ -85,14 +147,14 @@ class StreamTrigger(BaseTrigger):
         try:
             while True:
                 observation = await asyncio.to_thread(self._observe_change, store, observer)
-                airflow_metrics.record_look(self.pipeline, observer.seen)
+                record_look(self.pipeline, observer.seen)
                 if observation is not None:
                     break
                 await asyncio.sleep(self.poll)
         finally:
-            airflow_metrics.record_unwatched(self.pipeline)
+            record_unwatched(self.pipeline)
         if observation.state is not PipelineState.RUNNING:
-            airflow_metrics.record_stream_end(self.pipeline, observation.state)
+            record_stream_end(self.pipeline, observation.state)
         yield TriggerEvent(observation.as_dict())  # type: ignore[no-untyped-call]
 
     async def on_kill(self) -> None:
@@ -141,6 +203,8 @@ class StreamTrigger(BaseTrigger):
             recovering = read_desired_state(store, self.pipeline).state is DesiredState.RECOVERING
         except TransientError:
             return None
+        except TidegateError as error:
+            return observer.tolerate(error)
         # A restore stops the driver, and sets the desired state at its end.
         return None if recovering else observation
 
@@ -153,7 +217,9 @@ class StreamTrigger(BaseTrigger):
             )
             return
         set_desired_state(store, self.pipeline, DesiredState.STOPPED, who="airflow", why=why)
-        order = StopOrder("airflow", why, asker=asker, timeouts=_ON_KILL_TIMEOUTS)
+        # By its token: another driver may take over between the look and the stop.
+        token = lease.token if lease else 0
+        order = StopOrder("airflow", why, token=token, asker=asker, timeouts=_ON_KILL_TIMEOUTS)
         self.log.info(stop_driver(store, self.pipeline, order, say=self.log.info))
 
 

@@ -25,8 +25,8 @@ from tidegate.checkpoints.lease import LeaseView, read_lease
 from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
-from tidegate.infra import airflow_config
-from tidegate.infra.airflow_config import build_airflow_settings
+from tidegate.infra import airflow_processes
+from tidegate.infra.airflow_processes import build_airflow_settings
 from tidegate.infra.local_stack import Stack, StackSettings
 from tidegate.operators.driver_launch import tail_log_file
 
@@ -330,7 +330,7 @@ def cockpit_of(
         ):
             patch.setenv(variable, f"{sys.executable} {Path(__file__).with_name(program)}")
         patch.setattr(
-            airflow_config,
+            airflow_processes,
             "build_airflow_settings",
             lambda *arguments: {**_patient(*arguments), **(more or {})},
         )

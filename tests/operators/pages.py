@@ -18,6 +18,7 @@ from fastapi import FastAPI
 from tests.operators.history import GALLERY, gallery
 from tests.servers.memory_store import MemoryBucket, MemoryStore
 
+from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
 from tidegate.checkpoints.store import Store
 from tidegate.operators.page_api import REQUIRE_SITE_ACCESS, REQUIRE_STREAM_ACCESS, make_app
 
@@ -59,9 +60,9 @@ class FakeAirflowQueries:
         return self.shown
 
 
-def app_of(desk: FakeAirflowQueries) -> FastAPI:
+def app_of(desk: FakeAirflowQueries, clock: Clock = SYSTEM_CLOCK) -> FastAPI:
     """The page's application for a user whom nobody asks for a login."""
-    app = make_app(desk)  # type: ignore[arg-type]
+    app = make_app(desk, clock)  # type: ignore[arg-type]
     for asked in (REQUIRE_SITE_ACCESS.dependency, REQUIRE_STREAM_ACCESS.dependency, get_user):
         assert asked is not None
         app.dependency_overrides[asked] = lambda: None

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.servers.otlp import collecting
 
-from tidegate.operators.airflow_metrics import METRIC_DESCRIPTIONS
+from tidegate.operators.trigger import METRIC_DESCRIPTIONS
 
 from .conftest import cockpit_of, spec_of
 

@@ -28,7 +28,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "AIRFLOW_HOME": str(folder / "home"),
         "AIRFLOW__CORE__DAGS_FOLDER": str(folder / "dags"),
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
-        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONNECT_ARGS": "tidegate.infra.airflow_config.PATIENT",
+        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONNECT_ARGS": "tidegate.infra.airflow_processes.PATIENT",
         "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "True",
         "AIRFLOW__API_AUTH__JWT_SECRET": "j" * 64,
         "AIRFLOW__API__SECRET_KEY": "k" * 64,

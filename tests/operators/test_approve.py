@@ -5,22 +5,30 @@ Who asks is not who decides, and the answer fits what it was about.
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from airflow.providers.standard.operators.hitl import ApprovalOperator
 from airflow.sdk.exceptions import AirflowSkipException
 from tests.epochs import checkpoint_id, seal_epoch
 
+from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, ManualClock
 from tidegate.checkpoints.restore import RestoreEvent, read_restore_audits, record_restore_event
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.errors import ConfigurationError
 from tidegate.operators import recover_and_pin
+from tidegate.operators.approval import ApproveRestoreOperator
 from tidegate.operators.factory import build_dags
-from tidegate.operators.recover_and_pin import MAX_APPROVAL_DRIFT, RecoverOperator
-from tidegate.operators.restore_approval import ApproveRestoreOperator, ReportRestoreOperator
+from tidegate.operators.recover_and_pin import (
+    MAX_APPROVAL_DRIFT,
+    ApprovalTerms,
+    RecoverOperator,
+    ReportRestoreOperator,
+)
 
 SPEC = """\
 apiVersion: tidegate/v1
@@ -34,8 +42,8 @@ supervision: {approval: true, approvers: [olga], approval_timeout: 1h}
 class Asking:
     """One run of `p.recover`: its tasks' results, and who triggered it."""
 
-    def __init__(self, run_id: str = "r", who: str = "ann") -> None:
-        self.run_id, self.who = run_id, who
+    def __init__(self, run_id: str = "r", who: str | None = "ann", reason: str = "a test") -> None:
+        self.run_id, self.who, self.reason = run_id, who, reason
         self.results: dict[str, Any] = {}
 
     def context(self) -> dict[str, Any]:
@@ -49,29 +57,33 @@ class Asking:
             "ti": task,
         }
 
-    def report(self, checkpoint: str, dry_run: bool = False) -> dict[str, Any]:
+    def report(self, checkpoint: str, dry_run: bool = False) -> str:
         made = ReportRestoreOperator(
             task_id="report",
             pipeline="p",
             checkpoint=checkpoint,
-            reason="a test",
+            reason=self.reason,
             dry_run_only=str(dry_run),
         )
-        found = made.execute(self.context())
-        self.results["report"] = found
-        return found
+        self.results["report"] = made.execute(self.context())
+        return self.question()
 
-    def answer(self, chosen: str, by: str) -> None:
+    def question(self) -> str:
+        return ApproveRestoreOperator(task_id="approve", pipeline="p").build_question(
+            self.context()
+        )
+
+    def answer(self, chosen: str, by: str, user_id: str | None = None) -> None:
         asked = ApproveRestoreOperator(task_id="approve", pipeline="p")
         event = {
             "chosen_options": [chosen],
             "params_input": {},
             "responded_at": datetime.now(UTC),
-            "responded_by_user": {"id": by, "name": by},
+            "responded_by_user": {"id": user_id or by, "name": by},
         }
         self.results["approve"] = asked.execute_complete(self.context(), event)
 
-    def recover(self) -> dict[str, Any]:
+    def recover(self, **terms: Any) -> dict[str, Any]:
         made = RecoverOperator(
             task_id="recover",
             pipeline="p",
@@ -79,7 +91,7 @@ class Asking:
             checkpoint="latest",  # the approved one counts, whatever the form says by now
             reason="a test",
             dry_run_only="False",
-            approval=("approve", "report"),
+            approval=ApprovalTerms(**terms),
         )
         return made.execute(self.context())
 
@@ -90,8 +102,8 @@ def test_an_approved_restore_names_both_people(log: SlotLog) -> None:
     Fork and trail say who asked, who approved, why, from and to.
     """
     asking, target = Asking(), checkpoint_id(log, 3)
-    text = asking.report(target)["text"]
-    assert "**ann** asks for this restore: a test" in text
+    text = asking.report(target)
+    assert "Asked for by `ann`: `a test`" in text
     assert "epochs rewound   3" in text
     asking.answer("Approve", "olga")
     asking.recover()
@@ -130,6 +142,107 @@ def test_nobody_approves_his_own_restore(log: SlotLog) -> None:
     ]
 
 
+def test_an_asker_with_a_numeric_id_may_not_approve(log: SlotLog) -> None:
+    """Under FAB and Keycloak a user's id is not the name, which a run records."""
+    asking = Asking()
+    asking.report(checkpoint_id(log, 3))
+    asking.answer("Approve", "ann", user_id="7")
+    with pytest.raises(ConfigurationError, match="ann has asked for it"):
+        asking.recover()
+    assert log.list_forks() == []
+
+
+def test_approvers_are_known_by_name_or_id(log: SlotLog) -> None:
+    """An approval of somebody who is not on the list does not count."""
+    asking = Asking()
+    asking.report(checkpoint_id(log, 3))
+    asking.answer("Approve", "olga", user_id="8")
+    with pytest.raises(ConfigurationError, match="olga is not one of the approvers"):
+        asking.recover(approvers=("uwe",))
+    asking.recover(approvers=("8",))
+    assert len(log.list_forks()) == 1
+
+
+def test_a_run_without_a_person_asks_nobody(log: SlotLog) -> None:
+    """Of a run that a program started nobody knows who must not approve it."""
+    with pytest.raises(ConfigurationError, match="no person has started this run"):
+        Asking(who=None).report(checkpoint_id(log, 3))
+
+
+def test_a_forged_result_approves_nothing(log: SlotLog) -> None:
+    """Whoever may edit the DAG's tasks can mark them as successful and set their results."""
+    asking = Asking()
+    asking.report(checkpoint_id(log, 3))
+    olga = {"id": "olga", "name": "olga"}
+    asking.results["approve"] = {"chosen_options": ["Approve"], "responded_by_user": olga}
+    with pytest.raises(ConfigurationError, match="nobody has answered"):
+        asking.recover()
+    assert log.list_forks() == []
+
+
+def test_a_forged_report_changes_no_target(log: SlotLog) -> None:
+    """What is asked and what is restored stand in the bucket, not in a task's result."""
+    asking, target = Asking(), checkpoint_id(log, 3)
+    asking.report(target)
+    asking.results["report"] = {"target": checkpoint_id(log, 1), "who": "bob"}
+    assert target in asking.question()
+    asking.answer("Approve", "olga")
+    asking.recover()
+    assert log.list_forks()[0].recover_to == target
+
+
+def test_a_repeated_report_keeps_its_checkpoint(log: SlotLog) -> None:
+    """A person may be looking at the question while the task before it is cleared."""
+    asking, target = Asking(), checkpoint_id(log, 3)
+    asking.report(target)
+    assert target in asking.report(checkpoint_id(log, 1))
+
+
+def test_an_approval_expires_by_wall_clock(log: SlotLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stopped stream seals nothing, so that epochs alone would let an approval last for ever."""
+    asking = Asking()
+    asking.report(checkpoint_id(log, 3))
+    asking.answer("Approve", "olga")
+    later = ManualClock(wall_ticks=SYSTEM_CLOCK.wall_ticks() + 3_601_000_000)
+    monkeypatch.setattr(recover_and_pin, "SYSTEM_CLOCK", later)
+    with pytest.raises(ConfigurationError, match="approval by olga is older than 1:00:00"):
+        asking.recover(valid_for=3600.0)
+
+
+def test_a_question_says_when_it_expires(
+    log: SlotLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page and Airflow's form show until when an answer is awaited, and what it is worth."""
+    (tmp_path / "p.yaml").write_text(SPEC)
+    asking = Asking()
+    asking.report(checkpoint_id(log, 3))
+    approve: Any = build_dags(tmp_path)["p.recover"].get_task("approve")
+    monkeypatch.setattr(ApprovalOperator, "execute", lambda self, context: None)
+    approve.execute(asking.context())
+    assert "It expires 1:00:00 after it was given." in approve.body
+    assert re.search(r"Without an answer by 20\d\d-\d\d-\d\d \d\d:\d\d UTC it", approve.body)
+
+
+def test_a_reason_cannot_imitate_the_report(log: SlotLog) -> None:
+    """The asker's words stand below the report, on one line, and are shown as they are."""
+    asking = Asking(reason="x\n```\nImpact of restoring p\n  epochs rewound   1\n![](http://e)")
+    text = asking.report(checkpoint_id(log, 3))
+    assert text.index("epochs rewound   3") < text.index("epochs rewound 1")
+    assert "`x ''' Impact of restoring p epochs rewound 1 ![](http://e)`" in text
+    assert text.count("```") == 2
+
+
+def test_a_rejection_is_not_undone_by_another_try(log: SlotLog) -> None:
+    """The newest answer counts, and an answer of the asker never does."""
+    asking = Asking()
+    asking.report(checkpoint_id(log, 3))
+    asking.answer("Approve", "olga")
+    asking.answer("Reject", "uwe")
+    asking.answer("Approve", "ann")
+    with pytest.raises(ConfigurationError, match="uwe has rejected it"):
+        asking.recover()
+
+
 def test_without_an_answer_nothing_is_restored(log: SlotLog) -> None:
     """Somebody marked the question as successful instead of answering it."""
     asking = Asking()
@@ -160,9 +273,7 @@ def test_an_approval_holds_for_so_many_epochs(
     """
     monkeypatch.setattr(recover_and_pin, "MAX_APPROVAL_DRIFT", 2)
     asking = Asking()
-    assert (
-        f"up to {MAX_APPROVAL_DRIFT} further epochs" in asking.report(checkpoint_id(log, 3))["text"]
-    )
+    assert f"up to {MAX_APPROVAL_DRIFT} further epochs" in asking.report(checkpoint_id(log, 3))
     asking.answer("Approve", "olga")
     for _ in range(3):
         seal_epoch(log)
@@ -213,4 +324,4 @@ def test_the_spec_switches_approval_on(tmp_path: Path) -> None:
     assert approve.response_timeout is not None
     assert approve.response_timeout.total_seconds() == 3600
     assert isinstance(last, RecoverOperator)
-    assert last.approval == ("approve", "report")
+    assert last.approval == ApprovalTerms(("olga",), 3600.0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,8 +13,8 @@ from airflow.sdk.exceptions import DagRunTriggerException
 
 from tidegate.checkpoints.store import Store
 from tidegate.errors import ConfigurationError, PoisonError, TransientError
-from tidegate.operators import backfill_operator
-from tidegate.operators.backfill_operator import BackfillOperator
+from tidegate.operators import child_operators
+from tidegate.operators.child_operators import BackfillOperator
 from tidegate.operators.factory import build_dags
 
 from .test_windows import SPEC
@@ -38,11 +37,11 @@ def _answer(
 ) -> list[list[str]]:
     commands: list[list[str]] = []
 
-    def run(command: list[str], **_: Any) -> Any:
+    def run(_access: Any, command: list[str], **_: Any) -> Any:
         commands.append(command)
         return SimpleNamespace(returncode=code, stdout=out, stderr=err)
 
-    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(child_operators, "run_child", run)
     return commands
 
 
@@ -93,7 +92,7 @@ def test_a_difference_is_replaced_by_a_merge(
         asked.append(command)
         return answers.pop(0)
 
-    monkeypatch.setattr(backfill_operator, "run_tidegate", tidegate)
+    monkeypatch.setattr(child_operators, "run_tidegate", tidegate)
     kept: dict[str, Any] = {}
     task = SimpleNamespace(xcom_push=lambda key, value: kept.update({key: value}))
     with pytest.raises(DagRunTriggerException) as started:

@@ -1,18 +1,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from tests.servers.memory_store import MemoryStore
 
+from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.desired_state import DesiredState, set_desired_state
 from tidegate.checkpoints.driver_reports import DriverStatus, write_status
 from tidegate.checkpoints.driver_requests import RequestKind, list_pending_requests
 from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.checkpoints.lease import Lease, read_lease
 from tidegate.checkpoints.process_identity import ProcessIdentity
+from tidegate.checkpoints.store import Store
+from tidegate.errors import PoisonError
 from tidegate.operators.driver_shutdown import StopOrder, StopTimeouts, stop_driver
-from tidegate.operators.sweep_operator import decide_start, end_abandoned_recovery
+from tidegate.operators.sweep_operator import (
+    SweepOperator,
+    SweepReportOperator,
+    decide_start,
+    end_abandoned_recovery,
+)
 
 ELSEWHERE = ProcessIdentity(
     driver="d", host="elsewhere", boot="b", namespace="n", pid=7, start_ticks=9
@@ -122,3 +132,20 @@ def test_a_driver_without_a_run_is_given_one() -> None:
         True,
         "a driver runs without a run: giving it one",
     )
+
+
+def test_one_unreadable_pipeline_does_not_stop_the_sweep(empty_store: Store) -> None:
+    """The others are started, and another task fails with the name of the unreadable one."""
+    for name in ("a", "b", "c"):
+        set_desired_state(empty_store, name, DesiredState.RUN, who="ann")
+    empty_store.put(BucketLayout("a").desired_key, b'{"field_of_a_newer_version": 1}')
+    kept: dict[str, Any] = {}
+    task = SimpleNamespace(
+        get_dr_count=lambda **_: 0,
+        xcom_push=lambda key, value: kept.update({key: value}),
+        xcom_pull=lambda task_ids, key: kept[key],
+    )
+    sweep = SweepOperator(task_id="look", pipelines={n: f"{n}.stream" for n in ("a", "b", "c")})
+    assert sweep.execute({"ti": task}) == ["b.stream", "c.stream"]
+    with pytest.raises(PoisonError, match="the sweep could not judge a: "):
+        SweepReportOperator(task_id="report").execute({"ti": task})

@@ -1,20 +1,27 @@
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from tidegate.checkpoints.process_identity import ProcessIdentity
 from tidegate.errors import ConfigurationError
+from tidegate.operators.child_processes import run_child
 from tidegate.operators.driver_launch import (
     LaunchedDriver,
     LocalLauncher,
+    delete_old_attempts,
+    make_driver_folder,
     send_signal,
+    start_detached,
     tail_log_file,
 )
+from tidegate.operators.pipeline_operator import PipelineOperator
 from tidegate.operators.store_access import StoreAccess, build_child_environment
 
 Wait = Callable[..., None]
@@ -56,6 +63,46 @@ def test_a_killed_driver_is_told_from_a_failed_one(tmp_path: Path, wait_until: W
     assert send_signal(started.leader, signal.SIGTERM, group=True)
     wait_until(lambda: started.read_exit_code() is not None)
     assert started.read_exit_code() == 128 + signal.SIGTERM
+
+
+def test_the_file_with_the_keys_goes_with_its_driver(tmp_path: Path, wait_until: Wait) -> None:
+    """spark-submit reads its properties once; nothing leaves the store's keys on the worker."""
+    folder = make_driver_folder("p", tmp_path)
+    keys = folder / "a.conf"
+    keys.write_text("spark.yarn.appMasterEnv.TIDEGATE_S3_SECRET_KEY hush")
+    started = start_detached(folder, "a", [sys.executable, "-c", ""], {"PATH": os.defpath})
+    wait_until(lambda: started.read_exit_code() == 0)
+    assert not keys.exists()
+
+
+def test_old_attempts_leave_no_files(tmp_path: Path, wait_until: Wait) -> None:
+    """The newest stay, and those whose driver still runs."""
+    script = "import sys, time; time.sleep(600 * ('0' in sys.argv[1]))"
+    launched = []
+    for name in ("0", "1", "2", "3"):
+        command = [sys.executable, "-c", script, name]
+        launched.append(start_detached(tmp_path, name, command, {"PATH": os.defpath}))
+        if name != "0":
+            wait_until(lambda: launched[-1].read_exit_code() is not None)
+    delete_old_attempts(tmp_path, keep=2)
+    assert {path.stem for path in tmp_path.iterdir()} == {"0", "2", "3"}
+    send_signal(launched[0].leader, signal.SIGTERM, group=True)
+    wait_until(lambda: not launched[0].is_alive())
+    delete_old_attempts(tmp_path, keep=2)
+    assert {path.stem for path in tmp_path.iterdir()} == {"2", "3"}
+
+
+def test_a_killed_task_leaves_no_command_behind(tmp_path: Path, wait_until: Wait) -> None:
+    """Airflow calls `on_kill` in the task's main thread, in which the command is waited for."""
+    script = (
+        f"import pathlib, time; pathlib.Path({str(tmp_path / 'up')!r}).touch(); time.sleep(600)"
+    )
+    with ThreadPoolExecutor(1) as pool:
+        command = [sys.executable, "-c", script]
+        task = pool.submit(run_child, StoreAccess(str(tmp_path)), command, timeout=None)
+        wait_until((tmp_path / "up").exists)
+        PipelineOperator(task_id="t", pipeline="p").on_kill()
+        assert task.result(timeout=30).returncode == -signal.SIGKILL
 
 
 def test_signals_never_reach_a_process_of_another_host() -> None:

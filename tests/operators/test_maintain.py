@@ -6,7 +6,6 @@ The retention's process is only noted.
 from __future__ import annotations
 
 import json
-import subprocess
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,8 +18,8 @@ from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
 from tidegate.checkpoints.verify import Verification
 from tidegate.errors import ConfigurationError, PoisonError, TransientError
-from tidegate.operators import maintain_operator
-from tidegate.operators.maintain_operator import SCRUB_SHARES, MaintainOperator, select_for_scrub
+from tidegate.operators import child_operators
+from tidegate.operators.child_operators import SCRUB_SHARES, MaintainOperator, select_for_scrub
 
 FILES = {"events": {"before": 9, "after": 2}}
 REPORT = {
@@ -47,11 +46,11 @@ def _answer(
 ) -> list[list[str]]:
     said: list[list[str]] = []
 
-    def run(command: list[str], **_: Any) -> Any:
+    def run(_access: Any, command: list[str], **_: Any) -> Any:
         said.append(command)
         return SimpleNamespace(returncode=code, stdout=out, stderr=err)
 
-    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(child_operators, "run_child", run)
     return said
 
 
@@ -67,6 +66,7 @@ def test_a_good_run_says_what_it_did(log: SlotLog, monkeypatch: pytest.MonkeyPat
     assert (found["data_files_before"], found["data_files_after"]) == (9, 2)
     assert found["scrubbed"] >= 20 // SCRUB_SHARES
     assert said[0][4:7] == ["gc", "p.yaml", "--store"]
+    assert "--keep-hours" not in said[0]  # the spec's `checkpoint.retain_for` decides
 
 
 def test_every_checkpoint_is_read_within_a_week(log: SlotLog) -> None:
@@ -103,7 +103,7 @@ def test_a_damaged_checkpoint_turns_the_run_red(
         }
         return [Verification.model_validate(found)]
 
-    monkeypatch.setattr(maintain_operator, "scrub_checkpoints", scrub)
+    monkeypatch.setattr(child_operators, "scrub_checkpoints", scrub)
     with pytest.raises(
         PoisonError, match=r"1 checkpoint\(s\) of p are damaged: .*missing: p/x.parquet"
     ):

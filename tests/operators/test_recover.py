@@ -122,6 +122,31 @@ def test_a_failed_restore_restores_the_wish(log: SlotLog, monkeypatch: pytest.Mo
         assert _wish(log.store) is wish
 
 
+def test_a_retried_restore_that_fails_leaves_a_stopped_stream_stopped(
+    log: SlotLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A killed try leaves `recovering`; what was desired before it is kept in the trail."""
+
+    def broken(*_: Any, **__: Any) -> None:
+        raise ConfigurationError("no", code="x")
+
+    def killed(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    set_desired_state(log.store, "p", DesiredState.STOPPED, who="bob")
+    with monkeypatch.context() as patch:
+        patch.setattr(recover_and_pin, "stop_driver", killed)
+        with pytest.raises(KeyboardInterrupt):
+            _run(checkpoint_id(log, 3))
+    set_desired_state(
+        log.store, "p", DesiredState.RECOVERING, who="ann", why="as a kill -9 leaves it"
+    )
+    monkeypatch.setattr(recover_and_pin, "commit_restore", broken)
+    with pytest.raises(ConfigurationError):
+        _run(checkpoint_id(log, 3))
+    assert _wish(log.store) is DesiredState.STOPPED
+
+
 def test_the_report_says_what_is_taken_back(log: SlotLog) -> None:
     """For the task log, and for whoever approves."""
     filled = log.read_slot(0, 2)

@@ -6,7 +6,6 @@ Offered when worth it, shown before decided, merged as shown and by another pers
 from __future__ import annotations
 
 import json
-import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +21,7 @@ from tidegate.checkpoints.splice_requests import (
     read_splice_request,
 )
 from tidegate.errors import ConfigurationError, TransientError
+from tidegate.operators import child_processes
 from tidegate.operators.factory import build_dags
 from tidegate.operators.splice_operators import (
     ApproveSpliceOperator,
@@ -52,7 +52,7 @@ class Asking:
         self.store, self.results = store, dict[str, Any]()
         self.calls: list[list[str]] = []
         self.answers: dict[str, tuple[int, str, Any]] = {}
-        monkeypatch.setattr(subprocess, "run", self._run)
+        monkeypatch.setattr(child_processes, "run_child", self._run)
         request = SpliceRequest(
             id="s1", pipeline="p", origin="late", row_count=7, created_at=0, who="ann", why="a test"
         )
@@ -69,7 +69,7 @@ class Asking:
         }
         self.answers["merge"] = (0, "merge", merged)
 
-    def _run(self, command: list[str], **_: Any) -> Any:
+    def _run(self, _access: Any, command: list[str], **_: Any) -> Any:
         self.calls.append(command[3:])
         code, kind, data = self.answers[command[4]]
         return SimpleNamespace(
@@ -89,9 +89,14 @@ class Asking:
         self.results["report"] = made.execute(self.context())
         return dict(self.results["report"])
 
-    def answer(self, chosen: str, by: str, **choice: str) -> None:
+    def question(self) -> str:
+        return ApproveSpliceOperator(task_id="approve", pipeline="p", spec="p.yaml").build_question(
+            self.context()
+        )
+
+    def answer(self, chosen: str, by: str, user_id: str | None = None, **choice: str) -> None:
         asked = ApproveSpliceOperator(task_id="approve", pipeline="p", spec="p.yaml")
-        person = {"id": by, "name": by}
+        person = {"id": user_id or by, "name": by}
         now = datetime.now(UTC)
         event = {
             "chosen_options": [chosen],
@@ -177,6 +182,38 @@ def test_who_asked_does_not_decide(asking: Asking, asker: str) -> None:
     assert read_splice_request(asking.store, "p", "s1").trail[-1]["what"] == "refused"
 
 
+def test_a_requester_with_a_numeric_id_may_not_approve(asking: Asking) -> None:
+    """With some of Airflow's logins a user's id is not the name, which the request records."""
+    asking.report("s1")
+    asking.answer("Approve", "ann", user_id="7")
+    with pytest.raises(ConfigurationError, match="ann has asked for it"):
+        asking.merge()
+
+
+def test_a_forged_answer_merges_nothing(asking: Asking) -> None:
+    """Whoever may edit the DAG's tasks can mark them as successful and set their results."""
+    asking.report("s1")
+    olga = {"id": "olga", "name": "olga"}
+    asking.results["approve"] = {"chosen_options": ["Approve"], "responded_by_user": olga}
+    with pytest.raises(ConfigurationError, match="nobody has answered"):
+        asking.merge()
+
+
+def test_a_forged_report_is_not_shown(asking: Asking) -> None:
+    """A person decides on the report that the report's task has made, or on none."""
+    asking.report("s1")
+    asking.results["report"]["text"] = "1 row"
+    with pytest.raises(ConfigurationError, match="its report was changed after it was made"):
+        asking.question()
+
+
+def test_a_reason_cannot_end_the_report(asking: Asking) -> None:
+    """What a requester writes stays inside the block in which the report is shown."""
+    asking.answers["show"][2]["request"]["why"] = "x\n```\n![](http://e)"
+    asking.report("s1")
+    assert asking.question().count("```") == 2
+
+
 def test_a_rejection_closes_the_request(asking: Asking) -> None:
     """Reject in Airflow is reject in the bucket."""
     asking.report("s1")
@@ -243,12 +280,15 @@ def test_failures_keep_their_class(asking: Asking) -> None:
 def test_the_dag_follows_the_spec(tmp_path: Path) -> None:
     """Schedule, threshold and approvers come from the `splice:` section.
 
-    A pipeline without windows or offer has no such DAG.
+    A pipeline without windows, streams or offer has no such DAG.
     """
     (tmp_path / "p.yaml").write_text(SPEC)
     (tmp_path / "q.yaml").write_text(SPEC.replace("name: p", "name: q").partition("splice:")[0])
     dags = build_dags(tmp_path)
     assert "q.splice" not in dags
+    streams = "streams: {big: {}}\npipes:\n  pick: {from: events, to: big, where: at is not null}\n"
+    (tmp_path / "q.yaml").write_text((tmp_path / "q.yaml").read_text() + streams)
+    assert "q.splice" in build_dags(tmp_path)
     dag = dags["p.splice"]
     report, approve = dag.get_task("report"), dag.get_task("approve")
     assert isinstance(report, ReportSpliceOperator)

@@ -7,13 +7,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.epochs import seal_epoch
 
+from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.desired_state import DesiredState, read_desired_state, set_desired_state
 from tidegate.checkpoints.driver_reports import DriverStatus, write_status
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.manifest import Counters, Manifest
 from tidegate.checkpoints.process_identity import ProcessIdentity
+from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
 from tidegate.operators import trigger
 from tidegate.operators.assets import SealTrigger, has_new_event
@@ -122,6 +125,29 @@ def test_a_trigger_survives_its_own_serialisation() -> None:
     assert SealTrigger(**watcher.serialize()[1]).serialize() == watcher.serialize()
 
 
+def test_an_unreadable_desired_state_is_tolerated_at_first(store: Store) -> None:
+    """A document of a newer version must not end the trigger, and with it the supervision."""
+    Lease.acquire(store, "p", ELSEWHERE).release()
+    store.put(BucketLayout("p").desired_key, b'{"field_of_a_newer_version": 1}')
+    assert _trigger()._observe_change(store, StreamObserver(store, "p", floor=1)) is None
+
+
+def test_only_the_driver_that_was_seen_is_stopped(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The order names its token, because another driver may take over before the stop."""
+    orders: list[StopOrder] = []
+
+    def stop(store: Store, pipeline: str, order: StopOrder, **_: Any) -> str:
+        orders.append(order)
+        return "stopped"
+
+    monkeypatch.setattr(trigger, "stop_driver", stop)
+    lease = Lease.acquire(store, "p", ELSEWHERE)
+    _kill(monkeypatch, "failed", floor=1)
+    assert [order.token for order in orders] == [lease.token]
+
+
 def test_nothing_is_reported_while_somebody_restores(store: Store) -> None:
     """The driver is gone because a recovery stopped it.
 
@@ -152,7 +178,7 @@ def test_a_live_stream_is_reported_when_its_run_is_due(store: Store) -> None:
     assert seen.as_dict()["state"] == "live"
 
 
-def _manifest(slot: int, late: int = 0, outcome: str | None = None, timeline: int = 0) -> Manifest:
+def _manifest(slot: int, late: int = 0, timeline: int = 0) -> Manifest:
     return Manifest(
         timeline=timeline,
         slot=slot,
@@ -168,21 +194,44 @@ def _manifest(slot: int, late: int = 0, outcome: str | None = None, timeline: in
         recorded_now=0,
         created_at=0,
         counters=Counters(read=late, late=late),
-        barriers=[{"outcome": outcome}] if outcome else [],
     )
 
 
 def test_what_counts_as_an_event() -> None:
-    """Any checkpoint seals.
-
-    Late rows and troubled barriers count only when they are new; a restore starts anew.
-    """
-    mark = {"timeline": 0, "slot": 5, "late": 3, "barrier": 4}
+    """Any checkpoint seals; late rows count only when they are new; a restore starts anew."""
+    mark = {"timeline": 0, "slot": 5, "late": 3}
     assert has_new_event("sealed", _manifest(6), mark)
     assert not has_new_event("sealed", _manifest(5), mark)
     assert has_new_event("late", _manifest(6, late=4), mark)
     assert not has_new_event("late", _manifest(6, late=3), mark)
-    assert has_new_event("barrier", _manifest(6, outcome="incomplete"), mark)
-    assert not has_new_event("barrier", _manifest(6, outcome="complete"), mark)
     assert has_new_event("late", _manifest(4, late=1, timeline=1), mark)
     assert not has_new_event("late", _manifest(1), None)
+
+
+def test_each_closed_barrier_is_one_event(empty_log: SlotLog) -> None:
+    """Also if later epochs without barriers are sealed before the watcher looks again."""
+    watcher = SealTrigger(pipeline="p", kind="barrier", every=60.0)
+    seal_epoch(empty_log)
+    ((before, events),) = watcher.find_events(empty_log, None)
+    assert events == []
+    closed = [{"id": 1, "outcome": "complete"}, {"id": 2, "outcome": "aborted"}]
+    for barriers in (closed[:1], [], closed[1:], []):
+        seal_epoch(empty_log, barriers=barriers)
+    steps = watcher.find_events(empty_log, before)
+    found = [(event["barrier"], event["outcome"]) for _, events in steps for event in events]
+    assert found == [(1, "complete"), (2, "aborted")]
+    assert watcher.find_events(empty_log, steps[-1][0]) == []
+
+
+def test_barriers_that_close_again_after_a_restore_are_events_again(empty_log: SlotLog) -> None:
+    """The new timeline begins before the last position that was reported."""
+    watcher = SealTrigger(pipeline="p", kind="barrier", every=60.0)
+    for _ in range(4):
+        seal_epoch(empty_log)
+    before = watcher.find_events(empty_log, None)[-1][0]
+    target = empty_log.read_slot(0, 2)
+    assert target is not None
+    empty_log.fork(empty_log.head(), target.epoch.id, request_id="r", who="ann", why="")
+    seal_epoch(empty_log, barriers=[{"id": 7, "outcome": "complete"}])
+    steps = watcher.find_events(empty_log, before)
+    assert [event["barrier"] for _, events in steps for event in events] == [7]

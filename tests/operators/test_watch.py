@@ -1,16 +1,21 @@
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.servers.memory_store import Fault, MemoryBucket, MemoryStore
 
-from tidegate.checkpoints.driver_reports import DriverStatus, write_status
+from tidegate.checkpoints.bucket_layout import BucketLayout
+from tidegate.checkpoints.driver_reports import DriverLog, DriverStatus, write_status
 from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.checkpoints.lease import Lease, LeaseView, read_lease
 from tidegate.checkpoints.pipeline_overview import DriverOverview, PipelineState
 from tidegate.checkpoints.process_identity import ProcessIdentity
+from tidegate.operators.driver_launch import LaunchedDriver
 from tidegate.operators.liveness import (
+    UNREADABLE_PATIENCE,
     ChangeTimer,
     LivenessLimits,
     LivenessSample,
@@ -79,6 +84,13 @@ def test_a_dead_holder_here_is_lost_at_once() -> None:
 def test_no_step_finished_is_stalled() -> None:
     """Whoever renews the lease but finishes nothing for `stall_after` is stalled."""
     assert _state(still_for=121) is PipelineState.STALLED
+
+
+def test_a_long_step_is_not_stalled_while_the_driver_allows_it() -> None:
+    """A survey of a large backlog takes minutes; killing it would begin the same survey again."""
+    surveying = {"token": 1, "state": "running", "step_limit": 1800.0}
+    assert _state(status=surveying, still_for=1700) is PipelineState.RUNNING
+    assert _state(status=surveying, still_for=1801) is PipelineState.STALLED
 
 
 @pytest.mark.parametrize(("word", "still_for"), [("waiting", 9_999.0), ("starting", 170.0)])
@@ -186,6 +198,49 @@ def test_an_outage_of_the_store_is_not_held_against_the_driver() -> None:
     lost = observer.observe()
     assert lost is not None
     assert lost.state is PipelineState.LOST
+
+
+def test_an_unreadable_bucket_is_a_failure_only_when_it_lasts() -> None:
+    """A refusal may be an expired key, and a document of a newer version may be rolled back."""
+    clock, store = ManualClock(), MemoryStore()
+    Lease.acquire(store, "p", ELSEWHERE, clock=clock)
+    key = BucketLayout("p").lease_key
+    good = store.get(key).data
+    observer = StreamObserver(store, "p", floor=1, clock=clock)
+    store.put(key, b'{"format_version": 99}')
+    assert observer.observe() is None
+    clock.advance(UNREADABLE_PATIENCE - 1)
+    assert observer.observe() is None
+    store.put(key, good)
+    assert observer.observe() is not None
+    store.put(key, b'{"format_version": 99}')
+    assert observer.observe() is None
+    clock.advance(UNREADABLE_PATIENCE)
+    found = observer.observe()
+    assert found is not None
+    assert found.state is PipelineState.FAILED
+    assert "could not be read for 300 s" in found.why
+    assert found.error["code"]
+
+
+def test_an_early_end_on_another_host_is_read_from_the_log(tmp_path: Path) -> None:
+    """A configuration error must not look like a slow start until the time-out, at every retry."""
+    clock, store = ManualClock(), MemoryStore()
+    log = tmp_path / "a.log"
+    error = {"class": "configuration", "code": "spec.x", "message": "no such column"}
+    log.write_text(json.dumps({"event": "ended", **error}) + "\n")
+    launched = LaunchedDriver("a", str(log), ELSEWHERE, str(tmp_path / "a.exit"))
+    observer = StreamObserver(store, "p", floor=1, launched=launched, clock=clock)
+    clock.advance(11)
+    starting = observer.observe()
+    assert starting is not None
+    assert starting.state is PipelineState.RUNNING
+    DriverLog(store, "p", "a", log).send_new_pieces()
+    clock.advance(11)
+    found = observer.observe()
+    assert found is not None
+    assert found.state is PipelineState.FAILED
+    assert needs_person(found.error)
 
 
 def test_the_floor_follows_the_driver() -> None:

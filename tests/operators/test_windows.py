@@ -6,6 +6,7 @@ Each once, also after restarts and restores; the example in the docs listens to 
 from __future__ import annotations
 
 import importlib.util
+import secrets
 from collections import defaultdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -51,12 +52,13 @@ def _seal(log: SlotLog, frontier: int | None) -> None:
     seal_epoch(log, decision={"frontier_after": frontier})
 
 
-def _announce() -> list[str]:
+def _announce(run: str | None = None) -> list[str]:
     outlets = Outlets()
     operator = ClosedWindowsOperator(
         task_id="windows", pipeline="p", windows=["per_hour"], period=HOUR
     )
-    said = operator.execute({"outlet_events": outlets})
+    context = {"outlet_events": outlets, "run_id": run or secrets.token_hex(4)}
+    said = operator.execute(context)
     assert outlets.keys_added == said
     return said
 
@@ -77,6 +79,16 @@ def test_every_period_is_announced_once(empty_log: SlotLog) -> None:
     assert _announce() == []
     _seal(empty_log, START + 3 * HOUR)
     assert _announce() == ["2026-01-01T02:00:00"]
+
+
+def test_a_run_that_is_tried_again_announces_its_periods_again(empty_log: SlotLog) -> None:
+    """Airflow hears of the periods only when the task succeeds; the next run has new ones only."""
+    _seal(empty_log, START)
+    _seal(empty_log, START + 2 * HOUR)
+    first = _announce("r")
+    _seal(empty_log, START + 3 * HOUR)
+    assert _announce("r") == first == ["2026-01-01T00:00:00", "2026-01-01T01:00:00"]
+    assert _announce("next") == ["2026-01-01T02:00:00"]
 
 
 def test_a_restore_announces_again(empty_log: SlotLog) -> None:

@@ -1,0 +1,319 @@
+"""The tasks that do their work in a child process: quality, maintenance and backfill.
+
+Great Expectations, table libraries and Spark cost seconds and hundreds of megabytes to import,
+which Airflow's workers need not spend. Each task runs a command, copies its output to the task log,
+and turns its exit code into an error of the one taxonomy.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from airflow.sdk import BaseOperatorLink
+from airflow.sdk.configuration import conf
+
+from tidegate.checkpoints.bucket_layout import BucketLayout, CheckpointId
+from tidegate.checkpoints.canonical_json import parse_json
+from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
+from tidegate.checkpoints.driver_reports import delete_old_logs
+from tidegate.checkpoints.slot_index import SlotSummary
+from tidegate.checkpoints.store import Store
+from tidegate.checkpoints.verify import (
+    CheckpointVerdict,
+    Verification,
+    condemn_if_damaged,
+    scrub_checkpoints,
+)
+from tidegate.operators.child_processes import build_child_error, run_child, run_tidegate
+from tidegate.operators.errors import (
+    BACKFILL_CRASHED,
+    BACKFILL_DIFFERENT,
+    BACKFILL_RANGE,
+    MAINTAIN_CRASHED,
+    MAINTAIN_DAMAGED,
+    QUALITY_CRASHED,
+    QUALITY_FAILED,
+)
+from tidegate.operators.pipeline_operator import PipelineOperator, start_dag_run
+from tidegate.operators.store_access import StoreAccess
+
+# Seconds. The checks take one; importing Great Expectations takes up to ten on a busy machine.
+_CHECKS_TIMEOUT = 900.0
+
+
+class DataDocsLink(BaseOperatorLink):
+    """Button on the task: the Data Docs of this check, served behind Airflow's login."""
+
+    name = "Data Docs"
+
+    def get_link(self, operator: Any, *, ti_key: Any) -> str:
+        """Return the link; Airflow calls this once, on the worker, when the task has ended.
+
+        Without a result it leads to the newest one.
+        """
+        return build_docs_url(operator.pipeline, getattr(operator, "docs_key", None))
+
+
+def build_docs_url(pipeline: str, key: str | None) -> str:
+    """Return where the plugin serves a page of the Data Docs; the index without a key."""
+    page = key.partition("/quality/docs/")[2] if key else "index.html"
+    base_url = conf.get("api", "base_url", fallback="").rstrip("/")
+    return f"{base_url}/tidegate/docs/{pipeline}.quality/{page}"
+
+
+class QualityOperator(PipelineOperator):
+    """Runs the quality checks and names what failed.
+
+    The command is `python -m tidegate.expectations`, or `$TIDEGATE_CHECKS`.
+    """
+
+    ui_color = "#efe6c9"
+    operator_extra_links = (DataDocsLink(),)
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.docs_key: str | None = None  # for the link, which is made even if the task fails
+
+    def execute(self, context: Any) -> dict[str, Any]:
+        """Run the checks.
+
+        Raises:
+            QualityFailedError: critical expectations failed; each is named.
+            TidegateError: the check itself could not run.
+        """
+        access = self.resolve_access()
+        command = shlex.split(os.environ.get("TIDEGATE_CHECKS", ""))
+        command = command or [sys.executable, "-m", "tidegate.expectations"]
+        child = run_child(
+            access, [*command, "run", self.spec, "--store", access.url], timeout=_CHECKS_TIMEOUT
+        )
+        lines = [*child.stderr.splitlines()[-40:], *child.stdout.splitlines()]
+        self.log.info("%s", "\n".join(lines))
+        result = self._load_result(access.open(), child.stdout)
+        if child.returncode not in (0, 1) or result is None:
+            # Without a result, 1 is the exit code of Python itself after an exception.
+            raise build_child_error(child, QUALITY_CRASHED, self.pipeline, crash_codes=(1,))
+        self.docs_key = str(result["docs"])
+        url = build_docs_url(self.pipeline, self.docs_key)
+        if child.returncode == 1:
+            names = list_failed_checks(result)
+            for name in names:
+                self.log.error("failed expectation: %s", name)
+            raise QUALITY_FAILED(
+                pipeline=self.pipeline, count=len(names), names="; ".join(names), url=url
+            )
+        return {"pipeline": self.pipeline, "verdict": result["verdict"], "docs": url}
+
+    def _load_result(self, store: Store, output: str) -> dict[str, Any] | None:
+        """The result whose key is the last line of the output."""
+        key = (output.strip().splitlines() or [""])[-1].strip()
+        if not key.startswith(BucketLayout(self.pipeline).quality_prefix):
+            return None
+        result: dict[str, Any] = parse_json(store.get(key).data)
+        return result
+
+
+def list_failed_checks(result: dict[str, Any]) -> list[str]:
+    """Return one line per failed critical check; failed warnings do not fail the run."""
+    return [
+        f"{check['suite']}.{check['id']}: {check['says']} (seen: {check['observed']})"
+        for check in result.get("failed", [])
+        if check.get("severity") == "critical"
+    ]
+
+
+SCRUB_SHARES: Final = 7  # runs until every checkpoint was read once
+# -P: without it Python would look for packages in the worker's folder first.
+_CLI_COMMAND: Final = (
+    sys.executable,
+    "-P",
+    "-c",
+    "from tidegate.jobs.cli.main import main; main()",
+)
+
+
+class MaintainOperator(PipelineOperator):
+    """Runs the four parts; what each did is the task's result.
+
+    Args:
+        keep_hours: checkpoints younger than this stay, however many there are; None for what the
+            spec says (`checkpoint.retain_for`).
+    """
+
+    ui_color = "#dbe7d3"
+
+    def __init__(self, *, keep_hours: float | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.keep_hours = keep_hours
+
+    def execute(self, context: Any) -> dict[str, Any]:
+        """Run them.
+
+        Raises:
+            PoisonError: checkpoints are damaged; all else was done.
+            TidegateError: the retention could not run.
+        """
+        catalog = CheckpointCatalog(self.open_log())
+        if catalog.log.head().record is None:
+            self.log.info("nothing was sealed yet")
+            return {"pipeline": self.pipeline}
+        catalog.index.refresh()
+        retired = self._run_retention()
+        # After the retention, so that nothing is read that is about to be deleted.
+        results = list(self._scrub_checkpoints(catalog))
+        forgotten = delete_old_logs(catalog.log.store, self.pipeline)
+        damaged = [r for r in results if r.verdict is CheckpointVerdict.DAMAGED]
+        if damaged:
+            names = "; ".join(f"{r.checkpoint} ({_format_findings(r)})" for r in damaged)
+            raise MAINTAIN_DAMAGED(pipeline=self.pipeline, count=len(damaged), names=names)
+        return {
+            "pipeline": self.pipeline,
+            **retired,
+            "scrubbed": len(results),
+            "logs_forgotten": len(forgotten),
+        }
+
+    def _run_retention(self) -> dict[str, Any]:
+        access = self.resolve_access()
+        options = ["--store", access.url, "--json"]
+        if self.keep_hours is not None:
+            options += ["--keep-hours", str(self.keep_hours)]
+        child = run_child(access, [*_CLI_COMMAND, "gc", self.spec, *options])
+        if child.returncode != 0:
+            raise build_child_error(child, MAINTAIN_CRASHED, self.pipeline)
+        data = json.loads(child.stdout)["data"]
+        retired, deleted = len(data["retired"]), len(data["deleted"])
+        before, after = (
+            sum(table[when] for table in data["compacted"].values()) for when in ("before", "after")
+        )
+        self.log.info("retired %s checkpoints, deleted %s files", retired, deleted)
+        self.log.info("the tables' %s data files became %s", before, after)
+        return {
+            "retired": retired,
+            "deleted": deleted,
+            "deleted_bytes": data["deleted_bytes"],
+            "data_files_before": before,
+            "data_files_after": after,
+        }
+
+    def _scrub_checkpoints(self, catalog: CheckpointCatalog) -> Iterator[Verification]:
+        chosen = select_for_scrub(catalog.list_checkpoints(), datetime.now(UTC).toordinal())
+        for result in scrub_checkpoints(catalog.log, chosen):
+            condemn_if_damaged(catalog.log, result)
+            if result.verdict is not CheckpointVerdict.HEALTHY:
+                findings = _format_findings(result)
+                self.log.warning("%s is %s: %s", result.checkpoint, result.verdict.value, findings)
+            yield result
+
+
+def select_for_scrub(rows: list[SlotSummary], day: int) -> list[CheckpointId]:
+    """Return the newest, the pinned, and this day's share of all other checkpoints.
+
+    Condemned and retired ones are not read again.
+    """
+    restorable = [row for row in rows if row.is_restorable and row.id]
+    return [
+        CheckpointId.parse(str(row.id))
+        for number, row in enumerate(restorable)
+        if number == 0 or row.pins or row.slot % SCRUB_SHARES == day % SCRUB_SHARES
+    ]
+
+
+def _format_findings(result: Verification) -> str:
+    return "; ".join(f"{f.problem.value}: {f.key}" for f in result.findings[:3])
+
+
+_DIFFERENCE_KINDS: Final = ("different", "only_stream", "only_batch")
+
+
+class BackfillOperator(PipelineOperator):
+    """Compares the windows of a range with a batch run over the same input.
+
+    Args:
+        start: first window start; a template, by default the form's, else the run's data interval.
+        end: windows end at this instant or before; as `start`.
+        fail: a difference fails the task; a template that renders to `True` or `False`.
+        replace: a difference starts `<p>.splice` with the range's late rows; a template as `fail`.
+    """
+
+    ui_color = "#e7dcef"
+    template_fields = ("start", "end", "fail", "replace")
+
+    def __init__(
+        self,
+        *,
+        start: str = "{{ params.start or data_interval_start or '' }}",
+        end: str = "{{ params.end or data_interval_end or '' }}",
+        fail: str = "{{ params.fail_on_difference }}",
+        replace: str = "{{ params.replace }}",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.start, self.end, self.fail, self.replace = start, end, fail, replace
+
+    def execute(self, context: Any) -> dict[str, Any]:
+        """Run the batch; the comparison is the task's result.
+
+        Raises:
+            DagRunTriggerException: the windows differ and are to be replaced; Airflow starts the
+                merge's run.
+            PoisonError: the windows differ, and `fail` says that this is a failure.
+            TidegateError: the batch run could not be made.
+        """
+        if not self.start or not self.end:
+            raise BACKFILL_RANGE(pipeline=self.pipeline)
+        access = self.resolve_access()
+        command = [sys.executable, "-m", "tidegate.jobs.driver.backfill", self.spec]
+        command += ["--store", access.url, "--start", str(self.start), "--end", str(self.end)]
+        # No time limit: a range may be a year. Airflow's execution_timeout still applies.
+        child = run_child(access, command, timeout=None)
+        self.log.info("%s", "\n".join(child.stderr.splitlines()[-40:]))
+        key = (child.stdout.strip().splitlines() or [""])[-1].strip()
+        if child.returncode != 0 or not key.startswith(BucketLayout(self.pipeline).pipeline_prefix):
+            raise build_child_error(child, BACKFILL_CRASHED, self.pipeline)
+        comparison: dict[str, Any] = {**parse_json(access.open().get(key).data), "key": key}
+        for name, window in comparison["windows"].items():
+            differences = ", ".join(f"{window[kind]} {kind}" for kind in _DIFFERENCE_KINDS)
+            self.log.info("%s: %s equal, %s", name, window["equal"], differences)
+        if not comparison["equal"] and self.replace == "True":
+            self._request_merge(context, access, comparison)
+        if not comparison["equal"] and self.fail == "True":
+            raise BACKFILL_DIFFERENT(
+                pipeline=self.pipeline, start=self.start, end=self.end, key=key
+            )
+        return comparison
+
+    def _request_merge(self, context: Any, access: StoreAccess, comparison: dict[str, Any]) -> None:
+        """Start `<p>.splice` with the late rows of the windows that differ, if there are any."""
+        outputs = [
+            option
+            for name, window in comparison["windows"].items()
+            if any(window[kind] for kind in _DIFFERENCE_KINDS)
+            for option in ("--output", name)
+        ]
+        span = ("--since", str(self.start), "--until", str(self.end))
+        why = f"the backfill of {self.start} to {self.end} found a difference"
+        command = ("splice", "late", self.spec, *outputs, *span, "--why", why)
+        made = run_tidegate(access, self.pipeline, *command, empty_on=("splice.no_rows",))
+        request = made.get("request")
+        if not request:
+            self.log.warning("the windows differ, but no late row of the range waits for a merge")
+            return
+        self.log.info(
+            "splice request %s: %s.splice shows its effect and asks", request, self.pipeline
+        )
+        # The exception ends the task without a return value, so the result is pushed here.
+        context["ti"].xcom_push(key="return_value", value={**comparison, "request": request})
+        raise start_dag_run(
+            f"{self.pipeline}.splice",
+            f"backfill__{request}",
+            why,
+            conf={"request": request},
+            once=True,
+        )
