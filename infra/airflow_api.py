@@ -14,7 +14,8 @@ from typing import Any
 
 from tenacity import retry, retry_if_exception, stop_after_attempt, wait_random_exponential
 
-from tidegate.errors import ConfigurationError, TransientError
+from tidegate.errors import ConfigurationError
+from tidegate.infra.errors import AIRFLOW_AWAY, AIRFLOW_WAIT_ENDED
 
 _REQUEST_TIMEOUT = 120.0  # seconds; a busy machine takes its time
 _ENDED_RUN_STATES = frozenset({"success", "failed"})
@@ -181,6 +182,7 @@ class AirflowApi:
         """
 
         def fetch_ended_run() -> dict[str, Any] | None:
+            """The run, once it has ended."""
             run = self.get_run(dag_id, run_id)
             return run if run["state"] in _ENDED_RUN_STATES else None
 
@@ -242,9 +244,7 @@ class AirflowApi:
                 f"{method} {path}: {error.code} {detail}", status=error.code
             ) from None
         except OSError as error:
-            raise TransientError(
-                f"Airflow does not answer at {self.base_url}: {error}", code="infra.airflow_away"
-            ) from error
+            raise AIRFLOW_AWAY(url=self.base_url, error=error) from error
         return json.loads(content) if content else None
 
 
@@ -281,6 +281,6 @@ def _poll_until(
     deadline = time.monotonic() + timeout
     while (found := ask()) is None:
         if time.monotonic() > deadline:
-            raise TransientError(f"after {timeout:.0f} s: {complaint()}", code="infra.airflow_wait")
+            raise AIRFLOW_WAIT_ENDED(seconds=timeout, complaint=complaint())
         time.sleep(0.5)
     return found

@@ -1,17 +1,25 @@
-"""Airflow's four processes: prepared, started, adopted, watched until they are well."""
+"""Airflow's four processes: their settings, and how they are started, adopted and watched.
+
+`airflow standalone` is not used: its log servers listen on all interfaces, and no option changes
+that.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 
-from tidegate.errors import TransientError
-from tidegate.infra import airflow_config
 from tidegate.infra.airflow_api import fetch_health
+from tidegate.infra.errors import AIRFLOW_NOT_STARTED
 from tidegate.infra.local_processes import (
+    LOOPBACK,
     ProcessId,
     is_process_alive,
     kill_processes,
@@ -19,7 +27,136 @@ from tidegate.infra.local_processes import (
     stop_processes,
 )
 from tidegate.infra.progress import TimedProgress
-from tidegate.infra.stack_state import StackState
+from tidegate.infra.stack_state import AIRFLOW_USERS, StackSecrets, StackState
+
+#: Seconds that Airflow's processes wait for each other's writes; the default of 5 is too short on a
+#: busy machine.
+PATIENT = {"timeout": 60}
+#: The same for the API server. It writes its audit log in its event loop; if another request holds
+#: the database lock and waits for that loop to commit, the server waits for itself until this time
+#: has passed. Callers try again. It must be shorter than the limit of any heartbeat.
+IMPATIENT = {"timeout": 8}
+
+#: Process name -> arguments of `airflow`, in the order of starting.
+AIRFLOW_COMPONENTS: dict[str, tuple[str, ...]] = {
+    "api-server": ("api-server",),
+    "scheduler": ("scheduler", "--skip-serve-logs"),
+    "dag-processor": ("dag-processor",),
+    "triggerer": ("triggerer", "--skip-serve-logs"),
+}
+
+
+def build_airflow_command(*arguments: str) -> list[str]:
+    """The command line of `airflow`, from the environment this Python runs in."""
+    return [sys.executable, "-m", "airflow", *arguments]
+
+
+def build_airflow_url(port: int) -> str:
+    """Where a browser finds Airflow."""
+    return f"http://{LOOPBACK}:{port}"
+
+
+def build_airflow_settings(home: Path, dags: Path, port: int, keys: StackSecrets) -> dict[str, str]:
+    """Airflow's configuration, as environment variables.
+
+    Args:
+        home: AIRFLOW_HOME; also holds the database, the logs and the passwords file.
+        dags: the DAGs folder.
+        port: of the API server.
+        keys: passwords and signing keys.
+    """
+    settings = {
+        "CORE__DAGS_FOLDER": str(dags),
+        "CORE__LOAD_EXAMPLES": "False",
+        "CORE__EXECUTOR": "LocalExecutor",
+        "CORE__PARALLELISM": "4",
+        "CORE__FERNET_KEY": keys.fernet_key,
+        "CORE__SIMPLE_AUTH_MANAGER_USERS": ",".join(
+            f"{user}:{role}" for user, role in AIRFLOW_USERS.items()
+        ),
+        "CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(locate_passwords_file(home)),
+        "CORE__EXECUTION_API_SERVER_URL": f"{build_airflow_url(port)}/execution/",
+        "DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home / 'airflow.db'}",
+        **_build_connect_args("PATIENT"),
+        "LOGGING__BASE_LOG_FOLDER": str(home / "logs"),
+        "API__HOST": LOOPBACK,
+        "API__PORT": str(port),
+        "API__BASE_URL": build_airflow_url(port),
+        "API__WORKERS": "1",
+        # The processes are started one by one; without these each would make up keys of its own.
+        "API__SECRET_KEY": keys.api_secret_key,
+        "API_AUTH__JWT_SECRET": keys.jwt_secret,
+        "DAG_PROCESSOR__PARSING_PROCESSES": "1",
+        "DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "30",
+        # New files are looked for every 5 minutes by default: too long for somebody who has just
+        # written a pipeline.
+        "DAG_PROCESSOR__REFRESH_INTERVAL": "15",
+        # A parse that takes longer than the default 30 s and 50 s, or whose result meets a locked
+        # database, makes every DAG of its file stale: nothing of it is started until the next good
+        # one. A second a pipeline is nothing on a busy machine.
+        "CORE__DAGBAG_IMPORT_TIMEOUT": "180",
+        "DAG_PROCESSOR__DAG_FILE_PROCESSOR_TIMEOUT": "240",
+        "DAG_PROCESSOR__STALE_DAG_THRESHOLD": "300",
+        # A task that resumes while the API server is away, or slow, would burn one of its retries.
+        # The defaults are 5 calls of 5 s each; a server that is started again on a busy machine may
+        # need a minute until its first answer.
+        "WORKERS__EXECUTION_API_RETRIES": "30",
+        "WORKERS__EXECUTION_API_RETRY_WAIT_MAX": "10",
+        "WORKERS__EXECUTION_API_TIMEOUT": "60",
+        # A worker or scheduler that dies while a task launches a driver: five minutes by default
+        # until anybody notices.
+        "SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "30",
+        "SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "30",
+        "USAGE_DATA_COLLECTION__ENABLED": "False",
+    }
+    return {
+        "AIRFLOW_HOME": str(home),
+        **{f"AIRFLOW__{key}": value for key, value in settings.items()},
+    }
+
+
+def build_component_settings(name: str) -> dict[str, str]:
+    """Return the environment variables that only this one of `AIRFLOW_COMPONENTS` gets."""
+    return (
+        {f"AIRFLOW__{key}": value for key, value in _build_connect_args("IMPATIENT").items()}
+        if name == "api-server"
+        else {}
+    )
+
+
+def _build_connect_args(arguments: str) -> dict[str, str]:
+    return dict.fromkeys(
+        ("DATABASE__SQL_ALCHEMY_CONNECT_ARGS", "DATABASE__SQL_ALCHEMY_CONNECT_ARGS_ASYNC"),
+        f"{__name__}.{arguments}",
+    )
+
+
+def locate_passwords_file(home: Path) -> Path:
+    """Where Airflow's simple login reads its passwords."""
+    return home / "passwords.json"
+
+
+def build_process_environment(
+    own: Mapping[str, str], inherited: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """The environment of a child.
+
+    Ours, the user's without foreign Airflow settings, this Python's programs first on PATH.
+    """
+    programs = str(Path(sys.executable).parent)
+    # PYTHONPATH could make the top-level folders importable under a second name.
+    kept = {
+        key: value
+        for key, value in inherited.items()
+        if not key.startswith("AIRFLOW") and key != "PYTHONPATH"
+    }
+    return {**kept, "PATH": f"{programs}:{inherited.get('PATH', os.defpath)}", **own}
+
+
+def hash_settings(environment: Mapping[str, str]) -> str:
+    """Fingerprint of settings: tells whether a running Airflow was started with these."""
+    return hashlib.sha256(json.dumps(sorted(environment.items())).encode()).hexdigest()[:16]
+
 
 # 27 s on two idle cores; a busy machine may need many times that, and one that ends is seen at
 # once.
@@ -47,7 +184,7 @@ class AirflowProcesses:
     ) -> None:
         self._home = home
         self._settings = settings
-        self._env = airflow_config.build_process_environment(settings)
+        self._env = build_process_environment(settings)
         self._state = state
         self._save = save
         self._say = say
@@ -57,7 +194,7 @@ class AirflowProcesses:
 
         They would never learn the new ones.
         """
-        wanted = airflow_config.hash_settings(self._settings)
+        wanted = hash_settings(self._settings)
         if self._state.airflow_digest == wanted:
             return
         running = [
@@ -82,7 +219,7 @@ class AirflowProcesses:
         log = self._log_file("db-migrate")
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as output:
-            command = airflow_config.build_airflow_command("db", "migrate")
+            command = build_airflow_command("db", "migrate")
             done = subprocess.run(
                 command,
                 stdout=output,
@@ -92,7 +229,8 @@ class AirflowProcesses:
                 check=False,
             )
         if done.returncode != 0:
-            raise _build_start_error("Airflow's database could not be prepared", log)
+            what = "Airflow's database could not be prepared"
+            raise AIRFLOW_NOT_STARTED(what=what, log=log)
         self._state.migrated = wanted
         self._save()
 
@@ -101,7 +239,7 @@ class AirflowProcesses:
         marks = self._recorded_processes()
         missing = [
             name
-            for name in airflow_config.AIRFLOW_COMPONENTS
+            for name in AIRFLOW_COMPONENTS
             if name not in marks or not is_process_alive(marks[name])
         ]
         if missing:
@@ -109,8 +247,8 @@ class AirflowProcesses:
         # A crashed triggerer or scheduler leaves children that would go on beside the new one.
         kill_processes(marks[name] for name in missing if name in marks)
         for name in missing:
-            command = airflow_config.build_airflow_command(*airflow_config.AIRFLOW_COMPONENTS[name])
-            env = self._env | airflow_config.build_component_settings(name)
+            command = build_airflow_command(*AIRFLOW_COMPONENTS[name])
+            env = self._env | build_component_settings(name)
             self._state.processes[name] = spawn_process(
                 command, log=self._log_file(name), env=env, cwd=self._home / "airflow"
             )
@@ -122,7 +260,7 @@ class AirflowProcesses:
         Raises:
             TransientError: one ended, or did not get well in time; the message names its log.
         """
-        waiting = {*airflow_config.AIRFLOW_COMPONENTS, "metadatabase"}
+        waiting = {*AIRFLOW_COMPONENTS, "metadatabase"}
         deadline = time.monotonic() + _HEALTHY_WITHIN
         while waiting:
             well = waiting - list_unhealthy_components(self._state.ports["airflow"])
@@ -130,31 +268,23 @@ class AirflowProcesses:
                 self._say(f"Airflow is well: {', '.join(sorted(well))}")
             waiting -= well
             self._check_alive()
+            # A busy machine may be slow, but a part that has ended never gets well: said at once.
             if waiting and time.monotonic() > deadline:
-                message = (
-                    f"Airflow did not get well in {_HEALTHY_WITHIN:.0f} s:"
-                    f" {', '.join(sorted(waiting))}"
-                )
-                raise _build_start_error(
-                    message,
-                    self._log_file(
-                        min(waiting & set(airflow_config.AIRFLOW_COMPONENTS), default="api-server")
-                    ),
-                )
+                parts = ", ".join(sorted(waiting))
+                what = f"Airflow did not get well in {_HEALTHY_WITHIN:.0f} s: {parts}"
+                name = min(waiting & set(AIRFLOW_COMPONENTS), default="api-server")
+                raise AIRFLOW_NOT_STARTED(what=what, log=self._log_file(name))
             time.sleep(0.25)
 
     def _check_alive(self) -> None:
         for name, mark in self._recorded_processes().items():
             if not is_process_alive(mark):
-                raise _build_start_error(
-                    f"Airflow's {name} ended while starting", self._log_file(name)
-                )
+                what = f"Airflow's {name} ended while starting"
+                raise AIRFLOW_NOT_STARTED(what=what, log=self._log_file(name))
 
     def _recorded_processes(self) -> dict[str, ProcessId]:
         return {
-            name: mark
-            for name, mark in self._state.processes.items()
-            if name in airflow_config.AIRFLOW_COMPONENTS
+            name: mark for name, mark in self._state.processes.items() if name in AIRFLOW_COMPONENTS
         }
 
     def _log_file(self, name: str) -> Path:
@@ -166,15 +296,7 @@ def list_unhealthy_components(port: int) -> set[str]:
 
     All of them while the API server does not answer.
     """
-    answers = fetch_health(airflow_config.build_airflow_url(port))
+    answers = fetch_health(build_airflow_url(port))
     if not answers:
-        return {*airflow_config.AIRFLOW_COMPONENTS, "metadatabase"}
+        return {*AIRFLOW_COMPONENTS, "metadatabase"}
     return {name for name, status in answers.items() if status != "healthy"}
-
-
-def _build_start_error(message: str, log: Path) -> TransientError:
-    return TransientError(
-        message,
-        code="infra.airflow_start",
-        advice=f"read {log}; then `tidegate down` and `tidegate up`",
-    )

@@ -1,12 +1,12 @@
 #!/bin/sh
 # Makes or refreshes the project's virtual environment, or checks for Java. Called by the Makefile.
 #
-#   infra/bootstrap.sh venv    the environment of requirements.lock in .venv; seconds when nothing changed
-#   infra/bootstrap.sh java    one line and exit code 2 unless Java 17 or 21 is there
+#   infra/bootstrap.sh venv [FOLDER]    the environment of requirements.lock in .venv; seconds when nothing changed
+#   infra/bootstrap.sh java             one line and exit code 2 unless Java 17 or 21 is there
 set -eu
 
 root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
-venv=$root/.venv
+venv=$root/${2:-.venv}
 stamp=$venv/.tidegate-stamp
 
 say() { printf '%s\n' "tidegate: $*" >&2; }
@@ -15,13 +15,13 @@ fail() { say "$*"; exit 2; }
 # Prints the first Python >= 3.11, < 3.14 that runs and can make environments.
 # 3.11 first: it is what CI runs. A name on PATH proves nothing: pyenv leaves shims that only print an error.
 choose_python() {
-    for name in ${PYTHON:-} python3.11 python3.12 python3.13 python3; do
+    for name in ${PYTHON:-python3.11 python3.12 python3.13 python3}; do
         if "$name" -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' >/dev/null 2>&1; then
             printf '%s\n' "$name"
             return
         fi
     done
-    fail "needs Python 3.11, 3.12 or 3.13 with venv: sudo apt-get install -y python3 python3-venv (or name one: make PYTHON=... demo)"
+    fail "${PYTHON:+$PYTHON is not usable: }needs Python 3.11, 3.12 or 3.13 with venv: sudo apt-get install -y python3 python3-venv (or name one: make PYTHON=... demo)"
 }
 
 # What the environment is made from; the folder too, since scripts in an environment hold its path.
@@ -52,7 +52,7 @@ make_venv() {
     fi
     if ! "$venv/bin/python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' >/dev/null 2>&1; then
         python=$(choose_python)
-        say "making .venv with $("$python" --version 2>&1)"
+        say "making ${venv##*/} with $("$python" --version 2>&1)"
         "$python" -m venv --clear "$venv"
     fi
     rm -f "$stamp"

@@ -17,20 +17,30 @@ import os
 import re
 import shutil
 import signal
+import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
 from typing import Any
+
+from rich.console import Console
+from rich.table import Table
 
 from tidegate.checkpoints.driver_reports import read_status
 from tidegate.checkpoints.driver_requests import RequestKind, submit_request
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.slot_log import SlotLog
-from tidegate.errors import PoisonError, TidegateError, TransientError
-from tidegate.infra.demo_summary import DEMO_PIPELINE, DemoResults, print_summary
+from tidegate.errors import TidegateError
+from tidegate.infra.errors import (
+    DEMO_IMPORT_ERRORS,
+    DEMO_NOTHING_SEALED,
+    DEMO_RECOVER_FAILED,
+    DEMO_TIMEOUT,
+)
 from tidegate.infra.flights import FlightsFeed
 from tidegate.infra.local_processes import (
     ProcessId,
@@ -39,7 +49,7 @@ from tidegate.infra.local_processes import (
     stop_processes,
 )
 from tidegate.infra.local_stack import Stack, StackSettings
-from tidegate.jobs.sinks.exactness_audit import audit_exactness, list_sealed_epochs
+from tidegate.jobs.sinks.exactness_audit import ExactnessReport, audit_exactness, list_sealed_epochs
 from tidegate.jobs.sinks.published_tables import read_table
 from tidegate.jobs.spec.loader import load_spec
 
@@ -144,7 +154,7 @@ class _Demo:
             self.api.unpause(f"{DEMO_PIPELINE}.{dag}")
         errors = self.api.import_errors()
         if errors:
-            raise PoisonError(f"Airflow could not import: {errors}", code="demo.import_errors")
+            raise DEMO_IMPORT_ERRORS(errors=errors)
         self.stream_run = self.api.trigger_dag(f"{DEMO_PIPELINE}.stream")
         self.print_progress(f"{DEMO_PIPELINE}.stream is triggered; waiting for its driver")
         self._wait_until(
@@ -181,6 +191,7 @@ class _Demo:
             self._feed_seconds(),
             show=True,
         )
+        # Read before the kill, because the next driver writes the status and a record anew.
         before = self.log.head().record
         status, launched = self.driver_status(), self._count_launches()
         os.kill(status["holder_process"]["pid"], signal.SIGKILL)
@@ -208,6 +219,7 @@ class _Demo:
     def _recover_by_hand(self) -> None:
         """Back to an older checkpoint of choice, through Airflow, and forward again."""
         epochs = list_sealed_epochs(self.log)
+        # Far enough back that a part of the rows is read again.
         chosen = epochs[int(len(epochs) * 0.7)]
         conf = {"checkpoint": str(chosen.id), "reason": "the demo goes back by hand"}
         run = self.api.trigger_dag(f"{DEMO_PIPELINE}.recover", conf)
@@ -216,9 +228,7 @@ class _Demo:
         )
         ended = self.api.wait_for_run(f"{DEMO_PIPELINE}.recover", run, timeout=_PHASE_TIMEOUT)
         if ended["state"] != "success":
-            raise PoisonError(
-                f"{DEMO_PIPELINE}.recover ended as {ended['state']}", code="demo.recover_failed"
-            )
+            raise DEMO_RECOVER_FAILED(dag_id=f"{DEMO_PIPELINE}.recover", state=ended["state"])
         self.facts.restored_to = str(chosen.id)
         self._wait_until_all_read("the rows after the restored checkpoint")
 
@@ -298,7 +308,7 @@ class _Demo:
         """The newest sealed epoch."""
         record = self.log.head().record
         if record is None:
-            raise TransientError("nothing is sealed yet", code="demo.nothing_sealed")
+            raise DEMO_NOTHING_SEALED()
         return record
 
     def rows_read(self) -> int:
@@ -312,11 +322,7 @@ class _Demo:
         deadline, shown = time.monotonic() + timeout, 0.0
         while not ready():
             if time.monotonic() > deadline:
-                raise TransientError(
-                    f"waited {timeout:.0f} s for {what}",
-                    code="demo.timeout",
-                    advice=f"the logs are in {self.stack.home}/logs and {self.stack.home}/drivers",
-                )
+                raise DEMO_TIMEOUT(seconds=timeout, what=what, home=self.stack.home)
             if show and time.monotonic() - shown > 10.0:
                 shown = time.monotonic()
                 self._show_progress()
@@ -332,6 +338,115 @@ class _Demo:
             f"{counters.get('read', 0):>6,} of {self.total:,} rows, {counters.get('late', 0):,}"
             f" late, checkpoint {status.get('checkpoint')}, frontier {status.get('frontier_text')}"
         )
+
+
+DEMO_PIPELINE = "flights"
+
+
+@dataclass
+class DemoResults:
+    """What the demo measured.
+
+    Attributes:
+        noticed: seconds from kill -9 until Airflow has launched a new driver.
+        gap: seconds from kill -9 to the first new sealed checkpoint.
+        elapsed: seconds of the whole demo.
+    """
+
+    noticed: float = 0.0
+    gap: float = 0.0
+    elapsed: float = 0.0
+    recovered_from: str = ""
+    restored_to: str = ""
+    stream: str = ""
+    quality: dict[str, Any] = field(default_factory=dict)
+    exactness: ExactnessReport = field(default_factory=ExactnessReport)
+    epochs: list[Manifest] = field(default_factory=list)
+
+
+def print_summary(facts: DemoResults, stack: Stack, *, keep: bool) -> None:
+    """Print the summary; `keep` says whether the stack stays up and its addresses answer."""
+    console = Console()
+    console.print()
+    console.print(_build_rows_table(facts))
+    console.print(_build_figures_table(facts))
+    if not keep:
+        command = "make demo ARGS=--keep"
+        console.print(f"The stack is going down. `{command}` leaves it running, to look around.")
+        return
+    links = [("Airflow", stack.airflow_url), ("Logins", str(stack.credentials_file))]
+    if facts.quality.get("docs"):
+        page = str(facts.quality["docs"]).removeprefix(f"{DEMO_PIPELINE}/quality/docs/")
+        address = f"{stack.airflow_url}/tidegate/docs/{DEMO_PIPELINE}.quality/{page}"
+        links.append(("Data Docs", address))
+        links.append(("", f"{stack.store_url}/{facts.quality['docs']}"))
+    links.append(("End it", f"tidegate down --home {stack.home}"))
+    for name, target in links:
+        console.print(f"  {name:10} {target}", soft_wrap=True, highlight=False)
+
+
+def _build_rows_table(facts: DemoResults) -> Table:
+    table = Table(title="Every row in exactly one place", title_justify="left")
+    columns = ("read", "released", "late", "dropped", "rejected", "dead_lettered", "retained")
+    table.add_column("airport")
+    for column in columns:
+        table.add_column(column.replace("_", "-"), justify="right")
+    head = facts.epochs[-1].counters
+    for source, places in sorted(facts.exactness.rows.items()):
+        counted = head.per_source.get(source, {})
+        values = {name: places.get(name, counted.get(name, 0)) for name in columns}
+        values["retained"] = values["read"] - sum(values[name] for name in columns[1:-1])
+        table.add_row(source, *(f"{values[name]:,}" for name in columns))
+    return table
+
+
+def _build_figures_table(facts: DemoResults) -> Table:
+    table = Table(title="Figures", title_justify="left", show_header=False)
+    table.add_column("what")
+    table.add_column("value")
+    counters = [epoch.epoch_counters for epoch in facts.epochs]
+    emitted = sum(sum(epoch.windows.values()) for epoch in counters)
+    results = sum(facts.exactness.windows.values())
+    seals = [e.timings["seal_before"] for e in facts.epochs if "seal_before" in e.timings]
+    totals = [sum(e.timings.values()) for e in facts.epochs]
+    barriers = [b["outcome"] for e in facts.epochs for b in e.barriers]
+    outcome = (
+        ", ".join(f"{barriers.count(kind)} {kind}" for kind in sorted(set(barriers))) or "none"
+    )
+    verdict = "exact" if facts.exactness.is_exact else "; ".join(facts.exactness.problems)
+    for what, value in (
+        ("tables against a recomputation", verdict),
+        ("windows, revisions", f"{results:,} windows, {emitted - results:,} later revisions"),
+        ("barriers (day_close)", outcome),
+        ("checkpoints sealed", f"{len(facts.epochs):,} on the current lineage"),
+        ("epoch, median and p95", f"{_compute_median(totals):.2f} s, {_compute_p95(totals):.2f} s"),
+        (
+            "seal, median and p95",
+            f"{_compute_median(seals) * 1000:.0f} ms, {_compute_p95(seals) * 1000:.0f} ms",
+        ),
+        (
+            "kill -9 of the driver",
+            (
+                f"a new driver launched after {facts.noticed:.1f} s, first new checkpoint after"
+                f" {facts.gap:.1f} s"
+            ),
+        ),
+        ("recovered from", facts.recovered_from),
+        ("restored by hand to", facts.restored_to),
+        ("quality", str(facts.quality.get("verdict", "not run"))),
+        ("stream ended as", facts.stream),
+        ("whole demo", f"{facts.elapsed:.0f} s"),
+    ):
+        table.add_row(what, value)
+    return table
+
+
+def _compute_median(values: list[float]) -> float:
+    return statistics.median(values) if values else 0.0
+
+
+def _compute_p95(values: list[float]) -> float:
+    return sorted(values)[min(len(values) - 1, int(0.95 * len(values)))] if values else 0.0
 
 
 if __name__ == "__main__":

@@ -41,7 +41,8 @@ from tidegate.checkpoints.store import (
     Store,
     StoreUnavailableError,
 )
-from tidegate.errors import ConfigurationError, TidegateError
+from tidegate.errors import TidegateError
+from tidegate.infra.errors import FEED_EMPTY, FEED_NOT_INSTALLED
 from tidegate.infra.progress import Progress
 
 AIRPORTS = ("EWR", "JFK", "LGA")
@@ -159,11 +160,7 @@ class FlightsFeed:
         first = pd.Timestamp(self.start)
         chosen = flights[(service_day >= first) & (service_day < first + timedelta(days=self.days))]
         if chosen.empty:
-            raise ConfigurationError(
-                f"no flights in {self.days} day(s) from {self.start}",
-                code="feed.empty",
-                advice="choose days of the year 2013",
-            )
+            raise FEED_EMPTY(days=self.days, start=self.start)
         return chosen
 
     @cached_property
@@ -286,6 +283,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _send_object(
     store: Store, item: HourObject, progress: Progress, sleep: Callable[[float], None]
 ) -> None:
+    # Made once, so that all tries send the same bytes.
     buffer = io.BytesIO()
     pq.write_table(item.table, buffer)
     for attempt in range(_TRIES):
@@ -324,11 +322,7 @@ def _find_archive() -> Path:
     except PackageNotFoundError:
         found = []
     if not found:
-        raise ConfigurationError(
-            "the flights data is not installed",
-            code="feed.no_data",
-            advice="pip install 'tidegate[demo]'",
-        )
+        raise FEED_NOT_INSTALLED()
     return Path(str(found[0].locate()))
 
 

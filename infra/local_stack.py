@@ -12,10 +12,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tidegate.errors import ConfigurationError
-from tidegate.infra import airflow_config
+from tidegate.infra import airflow_processes
 from tidegate.infra.airflow_api import AirflowApi
 from tidegate.infra.airflow_processes import AirflowProcesses, list_unhealthy_components
+from tidegate.infra.errors import NO_DAGS_FOLDER, STACK_NEVER_UP
 from tidegate.infra.local_processes import (
     choose_free_port,
     find_processes_with,
@@ -92,11 +92,7 @@ class Stack:
             ConfigurationError: the DAGs folder does not exist, or the stack's files are damaged.
         """
         if not self.settings.dags.is_dir():
-            raise ConfigurationError(
-                f"no DAGs folder at {self.settings.dags}",
-                code="infra.dags",
-                advice="run in the project's folder, or name one",
-            )
+            raise NO_DAGS_FOLDER(folder=self.settings.dags)
         say = TimedProgress(progress)
         with lock_stack(self.home / "stack.lock"):
             self._start_minio(say)
@@ -136,7 +132,7 @@ class Stack:
     def status(self) -> StackStatus:
         """Look at the processes and ask the servers how they are."""
         state = self._state
-        names = ("minio", *airflow_config.AIRFLOW_COMPONENTS)
+        names = ("minio", *airflow_processes.AIRFLOW_COMPONENTS)
         alive = {
             name: name in state.processes and is_process_alive(state.processes[name])
             for name in names
@@ -150,7 +146,7 @@ class Stack:
             processes={name: "running" if runs else "stopped" for name, runs in alive.items()},
             healthy=healthy,
             airflow_url=(
-                airflow_config.build_airflow_url(state.ports["airflow"])
+                airflow_processes.build_airflow_url(state.ports["airflow"])
                 if "airflow" in state.ports
                 else None
             ),
@@ -161,7 +157,7 @@ class Stack:
     @property
     def airflow_url(self) -> str:
         """Where a browser finds Airflow; only for a stack that was up."""
-        return airflow_config.build_airflow_url(self._read_port("airflow"))
+        return airflow_processes.build_airflow_url(self._read_port("airflow"))
 
     @property
     def minio_endpoint(self) -> str:
@@ -198,7 +194,7 @@ class Stack:
         stack.
         """
         dags = self.settings.dags.absolute()
-        settings = airflow_config.build_airflow_settings(
+        settings = airflow_processes.build_airflow_settings(
             self.home / "airflow", dags, self._read_port("airflow"), self._secrets
         )
         return settings | self.environment() | {"TIDEGATE_STACK_ID": self._state.stack_id}
@@ -230,15 +226,14 @@ class Stack:
     def _read_port(self, server: str) -> int:
         ports = self._state.ports
         if server not in ports:
-            raise ConfigurationError(
-                f"the stack in {self.home} was never up", code="infra.not_up", advice="tidegate up"
-            )
+            raise STACK_NEVER_UP(home=self.home)
         return ports[server]
 
     def _start_minio(self, say: TimedProgress) -> None:
         state, server = self._state, self.minio_server()
         adopted = server.alive
         server.program = ensure_minio(say)
+        # Noted before it is waited for: a killed `up` must not leave an unknown server behind.
         state.processes["minio"] = server.start_process()
         state.ports["minio"] = server.port
         state.save(self._file)
@@ -251,12 +246,13 @@ class Stack:
 
     def _start_airflow(self, say: TimedProgress) -> None:
         state = self._state
+        # A running server keeps its port; a free one may be anybody's by now.
         server = state.processes.get("api-server")
         if server is None or not is_process_alive(server):
             state.ports["airflow"] = choose_free_port(state.ports.get("airflow"))
             state.save(self._file)
         write_private_json(
-            airflow_config.locate_passwords_file(self.home / "airflow"),
+            airflow_processes.locate_passwords_file(self.home / "airflow"),
             self._secrets.airflow_passwords,
         )
         processes = AirflowProcesses(

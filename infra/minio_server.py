@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tidegate.errors import TransientError
+from tidegate.infra.errors import MINIO_NOT_BUILT, MINIO_NOT_STARTED
 from tidegate.infra.local_processes import (
     LOOPBACK,
     ProcessId,
@@ -123,11 +124,7 @@ class MinioServer:
         while not self.is_healthy():
             if not self.alive or time.monotonic() > deadline:
                 what = "did not answer in time" if self.alive else "ended while starting"
-                raise TransientError(
-                    f"MinIO {what} on {self.endpoint}",
-                    code="infra.minio_start",
-                    advice=f"read {self.log}",
-                )
+                raise MINIO_NOT_STARTED(what=what, endpoint=self.endpoint, log=self.log)
             time.sleep(0.05)
 
     def stop(self, grace: float = 10.0) -> None:
@@ -254,6 +251,7 @@ def _build_minio(target: Path, progress: Progress) -> None:
         (work / "minio").rename(target)
         say("MinIO is built")
     finally:
+        # Go's build and the fetched toolchain are large, and nothing needs them any more.
         shutil.rmtree(work, ignore_errors=True)
 
 
@@ -332,8 +330,4 @@ def _wait_for_child(child: subprocess.Popen[bytes], say: TimedProgress, what: st
 
 def _make_build_error(message: str, log: Path) -> TransientError:
     tail = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-3:]
-    return TransientError(
-        " | ".join([message, *tail]),
-        code="infra.minio_build",
-        advice=f"read {log}, then run the same command again; or put a `minio` program on PATH",
-    )
+    return MINIO_NOT_BUILT(what=" | ".join([message, *tail]), log=log)

@@ -24,6 +24,7 @@ from typing import Annotated, Any
 import typer
 
 from tidegate.errors import ConfigurationError
+from tidegate.infra.errors import LANDER_WITHOUT_INPUT
 
 _MULTIPART_ACTIONS = ["s3:ListMultipartUploadParts", "s3:AbortMultipartUpload"]
 
@@ -109,6 +110,7 @@ def _build_operator_statements(bucket: str, own: str, inputs: list[str]) -> list
     documents = [
         f"arn:aws:s3:::{bucket}/{own}{name}.json" for name in ("lease", "desired", "roots")
     ]
+    # No other deletes: an operator's key must not be able to shorten the log.
     caches = [f"{own}index/", f"{own}quality/"]  # made anew from what stays
     return [
         _allow_listing(bucket, [own, *inputs]),
@@ -120,11 +122,7 @@ def _build_operator_statements(bucket: str, own: str, inputs: list[str]) -> list
 
 def _build_lander_statements(bucket: str, folders: list[str]) -> list[dict[str, Any]]:
     if not folders:
-        raise ConfigurationError(
-            "a lander needs a folder to land in",
-            code="infra.no_input",
-            advice="name the source's: --input inbox/ticks/",
-        )
+        raise LANDER_WITHOUT_INPUT()
     notes = [f"{folder}_landing/" for folder in folders]
     return [
         _allow_listing(bucket, notes),

@@ -21,7 +21,14 @@ from urllib.parse import urlsplit
 
 import typer
 
-from tidegate.errors import ConfigurationError, TidegateError, TransientError
+from tidegate.errors import TidegateError
+from tidegate.infra.errors import (
+    MINIO_AWAY,
+    MINIO_REFUSED,
+    POLICY_UNREADABLE,
+    STORE_NOT_A_BUCKET,
+    VARIABLES_MISSING,
+)
 
 REGION = "us-east-1"
 _REQUIRED_VARIABLES = (
@@ -106,19 +113,16 @@ def grant_policy(
         if not client.bucket_exists(bucket_name=bucket):
             client.make_bucket(bucket_name=bucket)
         admin.user_add(user.access_key, user.secret_key)
+        # `policy_set` replaces the list of a user's policies, so the others are named again.
         admin.policy_add(name, policy=dict(rights))
         before = str(json.loads(admin.user_info(user.access_key)).get("policyName") or "")
         kept = set() if only else {other for other in before.split(",") if other} - {name}
         admin.policy_set(",".join(sorted({name, *kept})), user=user.access_key)
         return len(kept)
     except HTTPError as error:
-        raise TransientError(
-            f"no answer from {endpoint}: {error}", code="infra.minio_away", advice="run it again"
-        ) from error
+        raise MINIO_AWAY(endpoint=endpoint, error=error) from error
     except (MinioException, ValueError) as error:
-        raise ConfigurationError(
-            f"{endpoint} refused: {error}", code="infra.minio_refused"
-        ) from error
+        raise MINIO_REFUSED(endpoint=endpoint, error=error) from error
 
 
 def build_bucket_policy(bucket: str) -> dict[str, Any]:
@@ -173,17 +177,11 @@ def _provision_from_environment(
 ) -> tuple[str, str, int]:
     missing = [name for name in _REQUIRED_VARIABLES if not given.get(name)]
     if missing:
-        raise ConfigurationError(
-            f"not set: {', '.join(missing)}",
-            code="infra.variables",
-            advice="set them, then run it again",
-        )
+        raise VARIABLES_MISSING(names=", ".join(missing))
     store, endpoint, *keys = (given[name] for name in _REQUIRED_VARIABLES)
     bucket = urlsplit(store).netloc
     if not store.startswith("s3://") or not bucket:
-        raise ConfigurationError(
-            f"TIDEGATE_STORE is {store!r}, not s3://bucket", code="infra.variables"
-        )
+        raise STORE_NOT_A_BUCKET(store=store)
     try:
         rights = (
             json.loads(policy.read_text(encoding="utf-8"))
@@ -191,9 +189,7 @@ def _provision_from_environment(
             else build_bucket_policy(bucket)
         )
     except (OSError, ValueError) as error:
-        raise ConfigurationError(
-            f"{policy} holds no policy: {error}", code="infra.policy"
-        ) from error
+        raise POLICY_UNREADABLE(file=policy, error=error) from error
     user = Credentials(keys[2], keys[3])
     return (
         bucket,

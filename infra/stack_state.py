@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tidegate.errors import ConfigurationError
+from tidegate.infra.errors import STACK_FILE_DAMAGED
 from tidegate.infra.local_processes import ProcessId
 from tidegate.infra.provision import Credentials
 
@@ -66,6 +67,7 @@ class StackState:
             return cls()
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise _build_file_error(file, error) from error
+        # Pids and start ticks of an earlier boot may be those of other processes now.
         if state.boot_id != _read_boot_id():
             state.boot_id, state.processes = _read_boot_id(), {}
         return state
@@ -126,6 +128,7 @@ def write_private_json(file: Path, data: object) -> None:
     A reader sees the old or the new file, never half of one.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
+    # Beside the file, because a rename is atomic only within one file system.
     draft = file.with_name(f".{file.name}.{os.getpid()}")
     handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(handle, "w", encoding="utf-8") as output:
@@ -151,8 +154,4 @@ def _read_boot_id() -> str:
 
 
 def _build_file_error(file: Path, error: Exception) -> ConfigurationError:
-    return ConfigurationError(
-        f"{file} cannot be read as a file of a tidegate stack: {type(error).__name__}",
-        code="infra.stack_file",
-        advice=f"choose another folder for the stack, or remove {file.parent}",
-    )
+    return STACK_FILE_DAMAGED(file=file, cause=type(error).__name__, folder=file.parent)

@@ -23,7 +23,7 @@ from tidegate.checkpoints.driver_reports import DriverStatus
 from tidegate.checkpoints.pipeline_overview import DriverOverview, PipelineState
 from tidegate.jobs.driver.epoch_listeners import EpochListeners, measure_landing
 from tidegate.jobs.driver.otel_metrics import METRICS
-from tidegate.operators import airflow_metrics
+from tidegate.operators import trigger as airflow_metrics
 from tidegate.operators.liveness import LivenessSample
 
 _METRIC = re.compile(r"(?:airflow_)?tidegate_[a-z_]*[a-z]")

@@ -21,7 +21,7 @@ from ruamel.yaml import YAML
 from tests.infra.deploy import DEPLOY
 
 from tidegate.infra.minio_server import locate_cache_folder
-from tidegate.jobs.driver.leader_election import ALIVE_FILE
+from tidegate.jobs.driver.startup import ALIVE_FILE
 from tidegate.jobs.spec.loader import parse_spec
 
 ROOT = Path(__file__).parents[2]

@@ -136,7 +136,7 @@ def test_what_is_missing_is_told(called: Called, tmp_path: Path) -> None:
     cases: list[tuple[dict[str, str], Path | None, int, str]] = [
         (dict.fromkeys(away, ""), None, 2, "not set: TIDEGATE_STORE"),
         (away | {"TIDEGATE_STORE": "/folder"}, None, 2, "not s3://bucket"),
-        (away, no_policy, 2, "holds no policy"),
+        (away, no_policy, 2, "does not hold a policy"),
         (away, None, 3, "no answer from"),
     ]
     for environment, policy_file, code, words in cases:

@@ -13,7 +13,7 @@ import pytest
 from tidegate.errors import ConfigurationError
 from tidegate.infra import stack_state
 from tidegate.infra.airflow_api import AirflowApiError
-from tidegate.infra.airflow_config import (
+from tidegate.infra.airflow_processes import (
     AIRFLOW_COMPONENTS,
     IMPATIENT,
     PATIENT,
@@ -84,10 +84,10 @@ def test_only_the_server_that_waits_for_itself_gives_up_soon(tmp_path: Path) -> 
     """
     settings = build_airflow_settings(tmp_path, tmp_path, 1, StackSecrets.generate())
     key = "AIRFLOW__DATABASE__SQL_ALCHEMY_CONNECT_ARGS"
-    assert settings[key] == settings[f"{key}_ASYNC"] == "tidegate.infra.airflow_config.PATIENT"
+    assert settings[key] == settings[f"{key}_ASYNC"] == "tidegate.infra.airflow_processes.PATIENT"
     own = {name: build_component_settings(name) for name in AIRFLOW_COMPONENTS}
     assert {name for name, found in own.items() if found} == {"api-server"}
-    assert set(own["api-server"].values()) == {"tidegate.infra.airflow_config.IMPATIENT"}
+    assert set(own["api-server"].values()) == {"tidegate.infra.airflow_processes.IMPATIENT"}
     assert (
         IMPATIENT["timeout"]
         < int(settings["AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT"]) / 2
