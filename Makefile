@@ -2,7 +2,9 @@
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 
-BIN := .venv/bin
+# make test PYTHON=python3.13: the same with another interpreter, in an environment of its own.
+VENV := $(if $(filter command,$(origin PYTHON)),.venv-$(notdir $(PYTHON)),.venv)
+BIN := $(VENV)/bin
 # make demo DAYS=31 START=2013-01-01 PACE=0.5; any other option through ARGS="..."
 DEMO_ARGS = $(if $(DAYS),--days $(DAYS)) $(if $(START),--start $(START)) $(if $(PACE),--pace $(PACE)) $(ARGS)
 TOOLS = $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/tidegate/bin
@@ -150,7 +152,7 @@ bench-jvm: venv java ## spark.jvm: quick against throughput on small epochs, int
 
 .PHONY: venv
 venv: ## the project's environment from requirements.lock
-	@infra/bootstrap.sh venv
+	@PYTHON="$(PYTHON)" infra/bootstrap.sh venv $(VENV)
 
 .PHONY: java
 java: # Spark needs it; one clear line if it is missing

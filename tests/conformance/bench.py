@@ -178,10 +178,8 @@ class DeciderBench:
         decision, moved, _ = self.run(Cut(tuple(slices)), self.now)
         return _played(self.spec, decision, moved, self.table)
 
-    def run(
-        self, cut: Cut, now: int, *, run_start: bool = False, aborts: tuple[int, ...] = ()
-    ) -> tuple[Decision, MoveResult, Cut]:
-        """One epoch over a given cut, which is trimmed at barriers."""
+    def run(self, cut: Cut, now: int, **facts: Any) -> tuple[Decision, MoveResult, Cut]:
+        """One epoch over a given cut, which is trimmed at barriers; `facts` go into the survey."""
         for found in self.mover.survey(cut, self.state).survey.members:
             part = next(s for s in cut.slices if s.member == found.member)
             if found.barrier is not None and found.barrier.seq + 1 < part.end:
@@ -192,7 +190,7 @@ class DeciderBench:
         survey = replace(
             surveyed.survey, now=now, buffered_rows=self.buffered, released_max=self.released
         )
-        survey = replace(survey, run_start=run_start, aborts=aborts)
+        survey = replace(survey, **facts)
         decision = decide(self.spec, self.state, survey)
         self.epochs += 1
         moved = self.mover.move(

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from tests.e2e.drivers import SIGKILLED, Steady, wait_for
 from tidegate.checkpoints.lease import read_lease
 from tidegate.jobs.cli.main import app
-from tidegate.jobs.driver.leader_election import ALIVE_FILE
+from tidegate.jobs.driver.startup import ALIVE_FILE
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1800)]
 
