@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.orm import Session
+from sqlalchemy.pool import NullPool
 from tests.operators.test_control import World
 from tests.servers.memory_store import Fault, MemoryStore
 
@@ -277,13 +278,14 @@ def test_a_mark_counts_when_it_is_committed(
     heard: list[MarkedTask], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not before, and not if the request fails."""
-    with Session(create_engine("sqlite://")) as session:
+    engine = create_engine("sqlite://", poolclass=NullPool)
+    with Session(engine) as session:
         monkeypatch.setattr(task_state_listener, "object_session", lambda task: session)
         session.execute(text("select 1"))
         task_state_listener.on_task_marked(task(), "failed")
         session.rollback()
         assert heard == []
-    with Session(create_engine("sqlite://")) as session:
+    with Session(engine) as session:
         session.execute(text("select 1"))
         task_state_listener.on_task_marked(task(), "failed")
         assert heard == []
