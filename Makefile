@@ -148,6 +148,14 @@ bench-decider: venv ## time of one decision at 1,000 and 10,000 partitions
 bench-jvm: venv java ## spark.jvm: quick against throughput on small epochs, interleaved (ROUNDS=3)
 	$(BIN)/python -m tests.bench.jvm --rounds $(or $(ROUNDS),3) $(ARGS)
 
+.PHONY: shape
+shape: venv ## size, names, docstrings and comments of the product; ends with "shape: N of 7 goals", fails unless N is 7
+	@$(BIN)/python -m tests.shape
+
+.PHONY: fresh-eyes
+fresh-eyes: venv ## 40 random public docstrings without their code, for a reader to paraphrase (SEED=0)
+	@$(BIN)/python -m tests.fresh_eyes --seed $(or $(SEED),0) $(ARGS)
+
 ##@ Make
 
 .PHONY: venv
