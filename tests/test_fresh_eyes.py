@@ -52,7 +52,7 @@ def test_the_reader_sees_names_and_docstrings_but_no_code(tmp_path: Path) -> Non
     assert "Fenced: if another process holds it." in text
     assert "secret_code" not in text
     assert "lease.py" not in text
-    assert "(jobs/lease.py:6)" in format_docstrings(found, answers=True)
+    assert "lease.py:6)" in format_docstrings(found, answers=True)
 
 
 def test_a_seed_draws_the_same_docstrings(tmp_path: Path) -> None:

@@ -75,9 +75,9 @@ def test_the_exit_code_says_whether_all_goals_are_met(
     (tmp_path / "jobs" / "reader.py").write_text(
         comment + 'def read_rows():\n    """Read."""\n    return None\n'
     )
-    (tmp_path / "jobs" / "untracked.py").write_text("def run(): ...\n")
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
-    subprocess.run(["git", "add", "jobs/reader.py"], cwd=tmp_path, check=True)
+    subprocess.run(["git", "add", "jobs"], cwd=tmp_path, check=True)
+    (tmp_path / "jobs" / "untracked.py").write_text("def run(): ...\n")
     assert main([str(tmp_path)]) == code
     assert capsys.readouterr().out.endswith(f"shape: {7 - code} of 7 goals\n")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.conftest import Cli
-from tests.cli.test_splice import OBJECTS, SPEC, Shop
+from tests.cli.shop import OBJECTS, SPEC, Shop
 from tests.servers.minio import RealMinio
 
 from tidegate.checkpoints.open_store import open_store

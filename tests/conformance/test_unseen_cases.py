@@ -14,8 +14,8 @@ import pytest
 from tests.conformance.__main__ import main
 from tests.conformance.result import CaseResult
 from tests.conformance.runner import run, suites
-from tests.conformance.test_window_suites import CASE
 from tests.conformance.vocabulary import KNOWN
+from tests.conformance.window_cases import CASE
 
 STEPS: list[dict[str, Any]] = CASE["steps"]  # type: ignore[assignment]
 

@@ -11,7 +11,7 @@ import pytest
 import structlog
 from tenacity import Retrying, stop_after_attempt
 
-from tests.driver.test_observe import FACTS, sealed
+from tests.driver.sealed_epochs import FACTS, sealed
 from tests.engine.harness import spec_of
 from tests.servers.memory_store import MemoryStore
 from tidegate.checkpoints.lease import Lease, read_lease

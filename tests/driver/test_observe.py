@@ -17,7 +17,8 @@ from openlineage.client.serde import Serde
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
-from tests.engine.harness import SECOND, Bench, PlainSteps, barrier, row, spec_of
+from tests.driver.sealed_epochs import FACTS, sealed
+from tests.engine.harness import SECOND, spec_of
 from tests.servers.memory_store import MemoryStore
 from tests.servers.otlp import collecting
 from tidegate.checkpoints.s3_store import S3Settings, S3Store
@@ -34,35 +35,6 @@ from tidegate.jobs.driver.otel_metrics import (
 )
 from tidegate.jobs.engine.epoch_engine import EpochReport
 from tidegate.jobs.spec.pipeline import PipelineSpec
-
-FACTS: dict[str, Any] = {
-    "state": "running",
-    "error": None,
-    "unpublished": 2,
-    "sinks": {"iceberg": 2},
-    "published_in": {"iceberg": 1.5},
-    "trouble": {"class": "transient", "code": "sink.away"},
-    "lag": {"a/0": 7},
-    "backlog": {"b/": 3},
-    "silent": {"b": 5 * SECOND},
-    "late_uploads": {"b": 1},
-}
-
-
-def sealed() -> tuple[Bench, list[EpochReport]]:
-    """Two epochs: rows of two sources, then a late row and a barrier of both."""
-    bench = Bench(spec_of())
-    steps = PlainSteps(bench.clock)
-    steps.timings = {"plan": 0.1}
-    engine = bench.engine(steps=steps)
-    bench.clock.advance(100)
-    reports = []
-    for rows in ([row(1), row(30)], [row(2), row(41), barrier(42, 1)]):
-        for name in bench.sources:
-            bench.sources[name].append(*rows)
-        reports.append(engine.run_epoch())
-    assert all(report.sealed for report in reports)
-    return bench, reports
 
 
 def measured(reader: InMemoryMetricReader) -> dict[tuple[str, tuple[tuple[str, Any], ...]], Any]:

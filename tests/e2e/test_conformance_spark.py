@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conformance.test_window_suites import CASE, COUNTED, WRONG
+from tests.conformance.window_cases import CASE, COUNTED, WRONG
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 

@@ -21,7 +21,7 @@ from tests.e2e.drivers import Piped, wait_for
 from tests.e2e.kafka_marks import ON_A_BROKER
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import KafkaClient
-from tests.spark.test_kafka import proto
+from tests.spark.kafka_topics import proto
 from tidegate.errors import TransientError
 from tidegate.jobs.sources.kafka_admin import JvmTopicOffsets
 from tidegate.jobs.spec.source_options import KafkaOptions

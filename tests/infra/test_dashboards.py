@@ -15,7 +15,7 @@ from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExp
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 from ruamel.yaml import YAML
-from tests.driver.test_observe import FACTS, sealed
+from tests.driver.sealed_epochs import FACTS, sealed
 from tests.infra.deploy import DEPLOY
 from tests.servers.otlp import Collector, collecting
 

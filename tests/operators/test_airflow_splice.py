@@ -12,8 +12,7 @@ from contextlib import suppress
 import pytest
 from tests.engine.harness import Bench
 from tests.operators.conftest import Cockpit, cockpit_of
-from tests.splice.test_merge import LATE_ONES
-from tests.splice.worlds import play
+from tests.splice.worlds import LATE_ONES, play
 
 from tidegate.checkpoints.pipeline_identity import ensure_identity
 from tidegate.checkpoints.splice_requests import OPEN_STATES, SpliceRequest, list_splice_requests

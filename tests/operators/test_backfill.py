@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 from airflow.sdk import CronDataIntervalTimetable
 from airflow.sdk.exceptions import DagRunTriggerException
+from tests.operators.closed_hours import SPEC
 
 from tidegate.checkpoints.store import Store
 from tidegate.errors import ConfigurationError, PoisonError, TransientError
 from tidegate.operators import child_operators
 from tidegate.operators.child_operators import BackfillOperator
 from tidegate.operators.factory import build_dags
-
-from .test_windows import SPEC
 
 FOUND = {
     "equal": False,

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.operators.clocks import World
 from tests.servers.memory_store import MemoryStore
 
 from tidegate.checkpoints.bucket_layout import BucketLayout
@@ -27,18 +27,6 @@ from tidegate.operators.sweep_operator import (
 ELSEWHERE = ProcessIdentity(
     driver="d", host="elsewhere", boot="b", namespace="n", pid=7, start_ticks=9
 )
-
-
-class World(ManualClock):
-    """A clock on which something else happens whenever somebody waits."""
-
-    def __init__(self, meanwhile: Callable[[], object]) -> None:
-        super().__init__()
-        self.meanwhile = meanwhile
-
-    def sleep(self, seconds: float) -> None:
-        super().sleep(seconds)
-        self.meanwhile()
 
 
 def test_a_listening_driver_is_asked_and_drains() -> None:

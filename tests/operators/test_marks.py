@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
-from tests.operators.test_control import World
+from tests.operators.clocks import World
 from tests.servers.memory_store import Fault, MemoryStore
 
 from tidegate.checkpoints.desired_state import DesiredState, read_desired_state, set_desired_state

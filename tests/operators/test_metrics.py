@@ -13,7 +13,7 @@ from airflow.sdk.exceptions import TaskDeferred
 from airflow.sdk.observability import stats
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-from tests.operators.test_stream import NotingLauncher, _execute, _resume
+from tests.operators.supervising import NotingLauncher, execute_stream, resume_stream
 
 from tidegate.checkpoints.driver_reports import DriverStatus, write_status
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
@@ -167,11 +167,11 @@ def test_launches_and_adoptions(
 ) -> None:
     """A start, a replacement of what was lost, and a driver that ran already are three things."""
     monkeypatch.setattr(stream_operator, "make_launcher", lambda submit: NotingLauncher())
-    _execute()
+    execute_stream()
     with pytest.raises(TaskDeferred):
-        _resume("lost")
+        resume_stream("lost")
     Lease.acquire(store, "p", ELSEWHERE)
-    _execute()
+    execute_stream()
     found = noted()
     launched = {
         tags: value for (name, tags), value in found.items() if name == "tidegate.driver.launched"

@@ -5,13 +5,20 @@ should start.
 from __future__ import annotations
 
 from dataclasses import asdict
-from types import SimpleNamespace
-from typing import Any, ClassVar
 
 import pytest
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import DagRunTriggerException, TaskDeferred
-from airflow.sdk.execution_time.context import NEVER_EXPIRE
+from tests.operators.supervising import (
+    HERE,
+    Memory,
+    NotingLauncher,
+    execute_stream,
+    make_context,
+    make_event,
+    make_operator,
+    resume_stream,
+)
 
 from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.desired_state import DesiredState, read_desired_state, set_desired_state
@@ -19,11 +26,9 @@ from tidegate.checkpoints.driver_requests import RequestKind, submit_request
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.pipeline_identity import ensure_identity
-from tidegate.checkpoints.process_identity import ProcessIdentity
 from tidegate.checkpoints.store import Store
 from tidegate.errors import ConfigurationError, PoisonError
 from tidegate.operators import stream_operator
-from tidegate.operators.driver_launch import LaunchedDriver
 from tidegate.operators.errors import DriverLostError
 from tidegate.operators.stream_operator import (
     MAX_RELAUNCHES,
@@ -31,18 +36,6 @@ from tidegate.operators.stream_operator import (
     RunMemory,
     StreamOperator,
 )
-
-HERE = ProcessIdentity(driver="d", host="elsewhere", boot="b", namespace="n", pid=7, start_ticks=9)
-
-
-class NotingLauncher:
-    """Starts nothing."""
-
-    started: ClassVar[list[str]] = []
-
-    def launch(self, pipeline: str, spec: str, access: Any, recover_to: str) -> LaunchedDriver:
-        self.started.append(recover_to)
-        return LaunchedDriver(f"attempt-{len(self.started)}", "/nowhere/log", HERE, "/nowhere/exit")
 
 
 @pytest.fixture
@@ -53,53 +46,12 @@ def store(empty_store: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
     return empty_store
 
 
-def _operator() -> StreamOperator:
-    return StreamOperator(task_id="stream", pipeline="p", spec="p.yaml", retries=2)
-
-
-class Memory(dict[str, Any]):
-    """The task state store of one task."""
-
-    def set(self, key: str, value: Any, *, retention: Any) -> None:
-        assert retention is NEVER_EXPIRE
-        self[key] = value
-
-
-def _context(
-    try_number: int = 1, max_tries: int = 2, queued: int = 0, memory: Memory | None = None
-) -> dict[str, Any]:
-    """Of a try; a later one has memories unless it is told otherwise."""
-    task = SimpleNamespace(
-        try_number=try_number, max_tries=max_tries, get_dr_count=lambda **_: queued
-    )
-    known = Memory({"said_run": True} if try_number > 1 else {}) if memory is None else memory
-    return {"run_id": "r", "ti": task, "dag_run": None, "task_state_store": known}
-
-
-def _execute(**task: Any) -> TaskDeferred:
-    with pytest.raises(TaskDeferred) as deferred:
-        _operator().execute(_context(**task))
-    return deferred.value
-
-
-def _event(state: str, error: dict[str, str]) -> dict[str, Any]:
-    return {"state": state, "why": "because", "token": 1, "error": error}
-
-
-def _resume(
-    state: str, error: dict[str, str] | None = None, budget: RelaunchBudget | None = None
-) -> Any:
-    return _operator().resume(
-        _context(), _event(state, error or {}), None, asdict(budget or RelaunchBudget())
-    )
-
-
 def test_a_free_stream_is_launched(store: Store) -> None:
     """Nobody drives.
 
     The task starts a driver, says that the stream should run, and watches for the next token.
     """
-    deferred = _execute()
+    deferred = execute_stream()
     assert NotingLauncher.started == ["latest"]
     assert read_desired_state(store, "p").state is DesiredState.RUN
     assert (deferred.trigger.floor, deferred.trigger.launched["attempt"]) == (1, "attempt-1")
@@ -109,7 +61,7 @@ def test_a_free_stream_is_launched(store: Store) -> None:
 def test_a_live_driver_is_adopted(store: Store) -> None:
     """Wherever the driver came from: nothing is started, and its token is watched."""
     Lease.acquire(store, "p", HERE)
-    deferred = _execute()
+    deferred = execute_stream()
     assert NotingLauncher.started == []
     assert (deferred.trigger.floor, deferred.trigger.launched) == (1, None)
 
@@ -117,7 +69,7 @@ def test_a_live_driver_is_adopted(store: Store) -> None:
 def test_nothing_is_launched_while_somebody_restores(store: Store) -> None:
     """A recovery under way is waited for by the trigger; the wish of the restorer stays."""
     set_desired_state(store, "p", DesiredState.RECOVERING, who="ann")
-    _execute()
+    execute_stream()
     assert NotingLauncher.started == []
     assert read_desired_state(store, "p").state is DesiredState.RECOVERING
 
@@ -128,8 +80,8 @@ def test_an_automatic_retry_respects_a_stop(store: Store) -> None:
     A person's clear starts the stream again.
     """
     set_desired_state(store, "p", DesiredState.STOPPED, who="ann")
-    assert "stopped" in _operator().execute(_context(try_number=2))["why"]
-    _execute(try_number=2, max_tries=4)
+    assert "stopped" in make_operator().execute(make_context(try_number=2))["why"]
+    execute_stream(try_number=2, max_tries=4)
     assert read_desired_state(store, "p").state is DesiredState.RUN
 
 
@@ -141,7 +93,7 @@ def test_an_unintended_end_is_followed_by_a_new_driver(store: Store, state: str)
     """
     set_desired_state(store, "p", DesiredState.RUN, who="ann")
     with pytest.raises(TaskDeferred) as deferred:
-        _resume(state)
+        resume_stream(state)
     assert NotingLauncher.started == ["latest"]
     assert deferred.value.kwargs is not None
     assert deferred.value.kwargs["budget"]["relaunches"] == 1
@@ -151,7 +103,7 @@ def test_without_progress_airflow_s_retries_take_over(store: Store) -> None:
     """After a few launches in a row without a new checkpoint the task fails as transient."""
     set_desired_state(store, "p", DesiredState.RUN, who="ann")
     with pytest.raises(DriverLostError, match="without a new checkpoint"):
-        _resume("lost", budget=RelaunchBudget(None, MAX_RELAUNCHES))
+        resume_stream("lost", budget=RelaunchBudget(None, MAX_RELAUNCHES))
     assert NotingLauncher.started == []
 
 
@@ -171,7 +123,7 @@ def test_what_needs_a_person_fails_the_task(
     """Poison and configuration are raised as they were reported, for the retry policy to see."""
     set_desired_state(store, "p", DesiredState.RUN, who="ann")
     with pytest.raises(error, match="row 7"):
-        _resume("failed", {"class": kind, "message": "row 7"})
+        resume_stream("failed", {"class": kind, "message": "row 7"})
     assert NotingLauncher.started == []
 
 
@@ -180,7 +132,7 @@ def test_a_fenced_driver_means_that_another_one_drives(store: Store) -> None:
     set_desired_state(store, "p", DesiredState.RUN, who="ann")
     Lease.acquire(store, "p", HERE)
     with pytest.raises(TaskDeferred) as deferred:
-        _resume("failed", {"class": "fenced"})
+        resume_stream("failed", {"class": "fenced"})
     assert NotingLauncher.started == []
     assert deferred.value.trigger.launched is None
 
@@ -188,7 +140,7 @@ def test_a_fenced_driver_means_that_another_one_drives(store: Store) -> None:
 def test_a_wanted_stop_ends_green(store: Store) -> None:
     """Somebody said stopped, and the driver has stopped."""
     set_desired_state(store, "p", DesiredState.STOPPED, who="ann")
-    assert "meant to be stopped" in _resume("stopped")["why"]
+    assert "meant to be stopped" in resume_stream("stopped")["why"]
 
 
 def test_a_request_from_outside_is_a_wish_to_stop(store: Store) -> None:
@@ -199,16 +151,16 @@ def test_a_request_from_outside_is_a_wish_to_stop(store: Store) -> None:
     set_desired_state(store, "p", DesiredState.RUN, who="ann")
     submit_request(store, "p", RequestKind.DRAIN, who="airflow", token=1, request_id="hold-1")
     with pytest.raises(TaskDeferred):
-        _resume("stopped")
+        resume_stream("stopped")
     submit_request(store, "p", RequestKind.STOP, who="bob", why="enough", token=1)
-    assert "meant to be stopped" in _resume("stopped")["why"]
+    assert "meant to be stopped" in resume_stream("stopped")["why"]
     assert read_desired_state(store, "p").who == "bob"
 
 
 def test_a_finished_stream_stays_finished(store: Store) -> None:
     """All sources are done: the run ends green, and the sweep has nothing to bring back."""
     set_desired_state(store, "p", DesiredState.RUN, who="ann")
-    _resume("finished")
+    resume_stream("finished")
     assert read_desired_state(store, "p").state is DesiredState.STOPPED
 
 
@@ -227,11 +179,13 @@ def test_a_wiped_bucket_is_no_stop(store: Store) -> None:
     _wipe(store)
     for state in ("lost", "stopped", "finished", "stalled"):
         with pytest.raises(ConfigurationError, match=r"no longer knows p.*is gone"):
-            _operator().resume(_context(), _event(state, {}), None, asdict(RelaunchBudget()), past)
+            make_operator().resume(
+                make_context(), make_event(state, {}), None, asdict(RelaunchBudget()), past
+            )
     with pytest.raises(
         ConfigurationError, match=r"no longer knows p"
     ):  # of an older run, that remembered nothing
-        _resume("lost")
+        resume_stream("lost")
     assert NotingLauncher.started == []
 
 
@@ -240,9 +194,9 @@ def test_another_bucket_under_the_same_name_is_refused(store: Store) -> None:
     set_desired_state(store, "p", DesiredState.RUN, who="ann")
     ensure_identity(store, "p")
     with pytest.raises(ConfigurationError, match="it was the-old-one"):
-        _operator().resume(
-            _context(),
-            _event("lost", {}),
+        make_operator().resume(
+            make_context(),
+            make_event("lost", {}),
             None,
             asdict(RelaunchBudget()),
             asdict(RunMemory(uid="the-old-one")),
@@ -252,7 +206,7 @@ def test_another_bucket_under_the_same_name_is_refused(store: Store) -> None:
 def test_a_retry_over_a_wiped_bucket_fails(store: Store) -> None:
     """Nobody said stopped: there is nobody left who could have."""
     with pytest.raises(ConfigurationError, match="no longer knows p"):
-        _operator().execute(_context(try_number=2))
+        make_operator().execute(make_context(try_number=2))
 
 
 def test_a_retry_of_a_try_that_never_came_so_far_is_the_first(store: Store) -> None:
@@ -262,21 +216,27 @@ def test_a_retry_of_a_try_that_never_came_so_far_is_the_first(store: Store) -> N
     """
     memory = Memory()
     with pytest.raises(TaskDeferred):
-        _operator().execute(_context(try_number=2, memory=memory))
+        make_operator().execute(make_context(try_number=2, memory=memory))
     assert read_desired_state(store, "p").state is DesiredState.RUN
     set_desired_state(store, "p", DesiredState.STOPPED, who="ann")
-    assert "was stopped" in _operator().execute(_context(try_number=3, memory=memory))["why"]
+    assert (
+        "was stopped" in make_operator().execute(make_context(try_number=3, memory=memory))["why"]
+    )
 
 
 def test_the_identity_is_remembered_once_there_is_one(store: Store) -> None:
     """The first launch finds none; the next resume does."""
-    first = _execute()
+    first = execute_stream()
     assert first.kwargs is not None
     assert first.kwargs["past"]["uid"] is None
     uid = ensure_identity(store, "p")
     with pytest.raises(TaskDeferred) as again:
-        _operator().resume(
-            _context(), _event("lost", {}), None, asdict(RelaunchBudget()), first.kwargs["past"]
+        make_operator().resume(
+            make_context(),
+            make_event("lost", {}),
+            None,
+            asdict(RelaunchBudget()),
+            first.kwargs["past"],
         )
     assert again.value.kwargs is not None
     assert again.value.kwargs["past"]["uid"] == uid
@@ -292,13 +252,16 @@ def test_an_old_run_hands_its_driver_over(store: Store) -> None:
             task_id="stream", pipeline="p", spec="p.yaml", rotate_after=3600.0
         )
     with pytest.raises(TaskDeferred) as deferred:
-        operator.execute(_context())
+        operator.execute(make_context())
     remembered = deferred.value.kwargs
     assert remembered is not None
     assert 3590e6 < deferred.value.trigger.due - SYSTEM_CLOCK.wall_ticks() <= 3600e6
     with pytest.raises(DagRunTriggerException) as handed:
-        operator.resume(_context(), _event("live", {}), **remembered)
+        operator.resume(make_context(), make_event("live", {}), **remembered)
     assert (handed.value.trigger_dag_id, handed.value.wait_for_completion) == ("p.stream", False)
-    assert "already" in operator.resume(_context(queued=1), _event("live", {}), **remembered)["why"]
+    assert (
+        "already"
+        in operator.resume(make_context(queued=1), make_event("live", {}), **remembered)["why"]
+    )
     assert read_desired_state(store, "p").state is DesiredState.RUN
     assert NotingLauncher.started == ["latest"]

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from airflow.sdk import PartitionedAssetTimetable
 from tests.epochs import seal_epoch
+from tests.operators.closed_hours import SPEC
 
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.operators import assets
@@ -30,14 +31,6 @@ MINUTE = 60_000_000
 HOUR = 60 * MINUTE
 START = 1_767_225_600_000_000  # 2026-01-01T00:00:00Z
 EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "closed_hours.py"
-SPEC = """\
-apiVersion: tidegate/v1
-name: p
-sources:
-  one: {path: inbox/one, schema: {at: timestamp}, event_time: at, lag: 1m}
-windows: {per_hour: {kind: tumbling, size: 1h, keys: [], aggregates: {n: count(*)}, lateness: 1h}}
-supervision: {announce: 1h}
-"""
 
 
 class Outlets(defaultdict[Any, Any]):

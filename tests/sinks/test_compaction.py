@@ -14,7 +14,7 @@ import pytest
 from pyiceberg.table.snapshots import Operation
 from tests.servers.memory_store import MemoryStore
 from tests.sinks.conftest import World, make_spec
-from tests.sinks.test_layout import COLUMNS, LAYOUT, content, make_world, paths, published
+from tests.sinks.flight_tables import COLUMNS, LAYOUT, content, make_world, paths, published
 
 from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.jobs.sinks import table_compaction, table_files

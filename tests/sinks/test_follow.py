@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import Table
 from tests.sinks.conftest import UID, World, make_spec
+from tests.sinks.table_checks import is_table, once
 
 from tidegate.errors import ConfigurationError, FencedError, PoisonError, TransientError
 from tidegate.jobs.sinks import iceberg_sink
@@ -21,33 +21,6 @@ from tidegate.jobs.sinks.lineage_position import (
     read_published_cut,
 )
 from tidegate.jobs.sinks.table_follower import TABLE_PROPERTIES, TableFollower
-
-
-def once(
-    monkeypatch: pytest.MonkeyPatch,
-    target: str,
-    when: Callable[[TableFollower], bool],
-    act: Callable[[], object],
-) -> None:
-    """Let somebody else act at the moment between load and commit.
-
-    Just before `Follower.target` runs.
-    """
-    original = getattr(TableFollower, target)
-    done: list[bool] = []
-
-    def interrupted(self: TableFollower, *args: Any, **more: Any) -> None:
-        if not done and when(self):
-            done.append(True)
-            act()
-        original(self, *args, **more)
-
-    monkeypatch.setattr(TableFollower, target, interrupted)
-
-
-def is_table(name: str) -> Callable[[TableFollower], bool]:
-    """Whether a follower is that table."""
-    return lambda follower: follower.table.name()[-1] == name
 
 
 def test_applies_each_sealed_slot_once(world: World) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.servers.minio import CertifiedMinio
 from tests.sinks.conftest import World
-from tests.sinks.test_follow import is_table, once
+from tests.sinks.table_checks import is_table, once
 
 from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.s3_store import S3Store

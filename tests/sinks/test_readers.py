@@ -14,8 +14,8 @@ import pytest
 from pyiceberg.table import StaticTable
 from tests.servers.jars import ensure_jars
 from tests.sinks.conftest import World, make_spec
-from tests.sinks.test_layout import COLUMNS, flights
-from tests.sinks.test_layout import published as arranged
+from tests.sinks.flight_tables import COLUMNS, flights
+from tests.sinks.flight_tables import published as arranged
 
 from tidegate.checkpoints.local_store import LocalStore
 from tidegate.errors import TransientError

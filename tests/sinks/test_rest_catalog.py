@@ -14,8 +14,8 @@ from pyiceberg.catalog import load_catalog
 from tests.servers.jars import ensure_jars
 from tests.sinks.conftest import World, make_spec
 from tests.sinks.rest_catalog import ARTIFACTS, RestCatalogServer
-from tests.sinks.test_follow import is_table, once
-from tests.sources.test_tables import ME, Lake, rows
+from tests.sinks.table_checks import is_table, once
+from tests.sources.lakes import ME, Lake, rows
 
 from tidegate.checkpoints.local_store import LocalStore
 from tidegate.errors import TransientError

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 from tests.sinks.conftest import World
-from tests.sinks.test_follow import is_table, once
+from tests.sinks.table_checks import is_table, once
 
 from tidegate.jobs.sinks.iceberg_sink import IcebergSink
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.servers.memory_store import MemoryBucket, MemoryStore, StoreRequest
 from tests.servers.minio import CertifiedMinio, RealMinio
-from tests.sources.test_objects import ME, all_slices, inbox, parquet, rows_of, spec
+from tests.sources.object_inputs import ME, all_slices, inbox, parquet, rows_of, spec
 
 from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.s3_store import S3Store

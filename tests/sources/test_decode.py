@@ -5,12 +5,9 @@ from __future__ import annotations
 import bz2
 import gzip
 import io
-import json
 import lzma
-import struct
-import zlib
 from collections.abc import Callable
-from datetime import UTC, date, datetime, timedelta
+from datetime import date, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -22,63 +19,25 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.oracle.objects import ObjectReader
 from tests.oracle.rows import RawRow
-from tests.servers.memory_store import MemoryBucket, MemoryStore
+from tests.sources.encoded_objects import (
+    ROWS,
+    START,
+    TICK,
+    WHOLE,
+    avro,
+    csv,
+    lines,
+    parquet,
+    read,
+    spec,
+    view,
+)
 
-from tidegate.jobs.engine.interfaces import Slice
 from tidegate.jobs.eventtime.decision_types import Member
 from tidegate.jobs.sources.avro import AvroError, read_avro_file
-from tidegate.jobs.sources.input_view import InputView
 from tidegate.jobs.sources.object_decoding import decode_to_parquet
-from tidegate.jobs.sources.object_source import ObjectSource
-from tidegate.jobs.spec.pipeline import PipelineSpec, ReadLimits
-
-START = datetime(2026, 3, 1, tzinfo=UTC)
-TICK = int(START.timestamp() * 1_000_000)
-SCHEMA = {"at": "timestamp", "item": "string", "amount": "long"}
-ROWS = [
-    {"at": (START + timedelta(seconds=n)).isoformat(), "item": "ab"[n % 2], "amount": n}
-    for n in range(3)
-]
-
-
-def spec(**more: Any) -> PipelineSpec:
-    """A pipeline with one source `a` below inbox/a."""
-    source = {"path": "inbox/a", "schema": SCHEMA, "event_time": "at", "lag": "1s", **more}
-    return PipelineSpec.model_validate({"name": "p", "sources": {"a": source}})
-
-
-def view(
-    objects: dict[str, bytes], folder: Path, **more: Any
-) -> tuple[InputView, ObjectSource, PipelineSpec]:
-    """The objects as a source sees them."""
-    pipeline = spec(**more)
-    seen = InputView(
-        MemoryStore(MemoryBucket({f"inbox/a/{k}": v for k, v in objects.items()})), pipeline, folder
-    )
-    return seen, ObjectSource("a", pipeline.sources["a"], seen), pipeline
-
-
-def read(objects: dict[str, bytes], folder: Path, **more: Any) -> tuple[list[RawRow], Slice]:
-    """All rows of the objects, as the oracle mover gets them, and the slice they were planned
-    in.
-    """
-    seen, source, pipeline = view(objects, folder, **more)
-    part = source.plan(Member("a"), None, ReadLimits())
-    return list(ObjectReader(seen, pipeline.sources["a"]).rows(part)), part
-
-
-def lines(*rows: Any) -> bytes:
-    """JSON lines."""
-    return "".join(
-        (row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows
-    ).encode()
-
-
-def csv(*rows: str) -> bytes:
-    """CSV with a header."""
-    return "\n".join(["at,item,amount", *rows, ""]).encode()
+from tidegate.jobs.spec.pipeline import ReadLimits
 
 
 def plain(rows: list[RawRow]) -> list[tuple[Any, ...]]:
@@ -147,51 +106,6 @@ def test_orc(tmp_path: Path) -> None:
     rows, part = read({"1.orc": sink.getvalue()}, tmp_path, format="orc")
     assert plain(rows) == GOOD
     assert part.parts[0]["columns"]["amount"] == "int32"
-
-
-def avro(rows: list[dict[str, Any]], *, codec: str = "null") -> bytes:
-    """An Avro container: at (timestamp-micros), item (null or string), amount (int)."""
-    schema = {
-        "type": "record",
-        "name": "r",
-        "fields": [
-            {"name": "at", "type": {"type": "long", "logicalType": "timestamp-micros"}},
-            {"name": "item", "type": ["null", "string"]},
-            {"name": "amount", "type": "int"},
-        ],
-    }
-
-    def number(n: int) -> bytes:
-        n = (n << 1) ^ (n >> 63)
-        out = b""
-        while n > 0x7F:
-            out += bytes([n & 0x7F | 0x80])
-            n >>= 7
-        return out + bytes([n])
-
-    def text(value: bytes) -> bytes:
-        return number(len(value)) + value
-
-    meta = {"avro.schema": json.dumps(schema).encode(), "avro.codec": codec.encode()}
-    head = (
-        b"Obj\x01"
-        + number(len(meta))
-        + b"".join(text(k.encode()) + text(v) for k, v in meta.items())
-        + number(0)
-    )
-    sync = struct.pack(">QQ", 1, 2)
-    body = b"".join(
-        number(TICK + n * 1_000_000)
-        + (number(1) + text(row["item"].encode()) if row["item"] else number(0))
-        + number(row["amount"])
-        for n, row in enumerate(rows)
-    )
-    if codec == "deflate":
-        squeeze = zlib.compressobj(wbits=-15)
-        body = squeeze.compress(body) + squeeze.flush()
-    if codec == "snappy":
-        body = pa.compress(body, codec="snappy", asbytes=True) + struct.pack(">I", zlib.crc32(body))
-    return head + sync + number(len(rows)) + text(body) + sync
 
 
 @pytest.mark.parametrize("codec", ["null", "deflate", "snappy"])
@@ -343,20 +257,6 @@ def test_times_of_twelve_bytes_are_instants(tmp_path: Path, renamed: dict[str, s
     assert part.parts[0]["columns"]["at"] == "timestamp[us, tz=UTC]"
 
 
-def parquet(**columns: Any) -> bytes:
-    """A Parquet object of the good rows; a column given as None is left out."""
-    times = pa.array([START + timedelta(seconds=n) for n in range(3)], pa.timestamp("us", "UTC"))
-    whole = {
-        "at": times,
-        "item": pa.array(["a", "b", "a"]),
-        "amount": pa.array([0, 1, 2]),
-        **columns,
-    }
-    sink = io.BytesIO()
-    pq.write_table(pa.table({n: c for n, c in whole.items() if c is not None}), sink)
-    return sink.getvalue()
-
-
 def test_renamed_columns(tmp_path: Path) -> None:
     """Objects with the old name and objects with the new one are read alike.
 
@@ -421,37 +321,6 @@ def test_damaged_compression(
     """So is one whose compression is damaged."""
     _, part = read({f"1.json{ending}": squeeze(lines(*ROWS))[:-10]}, tmp_path, format="json")
     assert [dead.reason for dead in part.dead] == ["truncated"]
-
-
-def squeezed(codec: str, data: bytes) -> bytes:
-    """Compressed by Arrow."""
-    sink = pa.BufferOutputStream()
-    with pa.CompressedOutputStream(sink, codec) as stream:
-        stream.write(data)
-    return bytes(sink.getvalue().to_pybytes())
-
-
-def written(write: Callable[[pa.Table, io.BytesIO], object]) -> bytes:
-    """The good rows, by a writer of a typed format."""
-    sink = io.BytesIO()
-    write(pq.read_table(io.BytesIO(parquet())), sink)
-    return sink.getvalue()
-
-
-WHOLE: dict[str, tuple[str, bytes]] = {
-    "1.json": ("json", lines(*ROWS)),
-    "1.json.gz": ("json", gzip.compress(lines(*ROWS), mtime=0)),
-    "1.json.bz2": ("json", bz2.compress(lines(*ROWS))),
-    "1.json.xz": ("json", lzma.compress(lines(*ROWS))),
-    "1.json.zst": ("json", squeezed("zstd", lines(*ROWS))),
-    "1.json.lz4": ("json", squeezed("lz4", lines(*ROWS))),
-    "1.csv": ("csv", csv(*(f'{r["at"]},"{r["item"]}",{r["amount"]}' for r in ROWS))),
-    "1.avro": ("avro", avro(ROWS)),
-    "2.avro": ("avro", avro(ROWS, codec="deflate")),
-    "3.avro": ("avro", avro(ROWS, codec="snappy")),
-    "1.orc": ("orc", written(orc.write_table)),
-    "1.parquet": ("parquet", written(pq.write_table)),
-}
 
 
 @settings(max_examples=150, deadline=None)

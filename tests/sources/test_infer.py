@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.orc as orc
 import pyarrow.parquet as pq
 import pytest
-from tests.sources.test_decode import ROWS, WHOLE, csv, lines, read
+from tests.sources.encoded_objects import ROWS, WHOLE, csv, lines, read
 
 from tidegate.jobs.sources.schema_inference import infer_columns
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.servers.jars import CONNECTOR, spark_jars
-from tests.spark.test_kafka import rows
+from tests.spark.kafka_topics import rows
 from tidegate.errors import TransientError
 from tidegate.jobs.sources.schema_registry import UnusableSchema
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from tests.spark.test_kafka import rows
+from tests.spark.kafka_topics import rows
 from tidegate.jobs.spark import kafka_payloads
 
 if TYPE_CHECKING:

@@ -5,84 +5,27 @@ No broker: the frame has Kafka's columns.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from google.protobuf.descriptor_pb2 import (
-    FieldDescriptorProto,
     FileDescriptorProto,
     FileDescriptorSet,
 )
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
+from tests.spark.kafka_topics import COLUMNS, SENT, proto, rows, spec_of
 from tidegate.errors import PoisonError, TransientError
 from tidegate.jobs.driver.error_classification import classify_error
-from tidegate.jobs.sources.schema_registry import UnusableSchema
-from tidegate.jobs.spark.kafka_payloads import decode_messages
 from tidegate.jobs.spark.kafka_staging import _translate_job_error
-from tidegate.jobs.spec.pipeline import SourceSpec
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.spark]
-
-COLUMNS = {
-    "at": "timestamp",
-    "n": "long",
-    "who": "string",
-    "origin": "string",
-    "sent": "timestamp",
-    "price": "decimal(6,2)",
-}
-KAFKA = {"key": "who", "headers": {"origin": "from"}, "timestamp": "sent"}
-SCHEMA = (
-    "key binary, value binary, topic string, partition int, offset long, timestamp timestamp, "
-    "headers array<struct<key:string,value:binary>>"
-)
-SENT = datetime(2026, 3, 1, 12, tzinfo=UTC)
-
-
-def spec_of(**more: Any) -> SourceSpec:
-    """The topic with these columns."""
-    raw = {
-        "kind": "kafka",
-        "kafka": {"servers": "b:9092", "topic": "t", **KAFKA, **more.pop("kafka", {})},
-    }
-    return SourceSpec.model_validate(
-        {**raw, "schema": COLUMNS, "event_time": "at", "lag": "1s", **more}
-    )
-
-
-def rows(
-    session: SparkSession,
-    values: Sequence[str | bytes | None],
-    known: Mapping[int, bytes | UnusableSchema] | None = None,
-    *,
-    key: bytes = b"ann",
-    header: bytes = b"phone",
-    **more: Any,
-) -> list[dict[str, Any]]:
-    """The decoded messages."""
-    headers = [("from", bytearray(b"old")), ("from", bytearray(header)), ("x", None)]
-    data = [
-        (
-            bytearray(key),
-            v if v is None else bytearray(v.encode() if isinstance(v, str) else v),
-            "t",
-            0,
-            n,
-            SENT,
-            headers,
-        )
-        for n, v in enumerate(values)
-    ]
-    found = decode_messages(session.createDataFrame(data, SCHEMA), spec_of(**more), known).collect()
-    return [row.asDict() for row in found]
 
 
 def test_messages(session: SparkSession) -> None:
@@ -254,40 +197,6 @@ def test_numbers_beyond_time(session: SparkSession) -> None:
         parse={"timestamps": "ms"},
     )
     assert [row["_why"] for row in found] == ["at is no timestamp: 1767225600500000000", None]
-
-
-FIELD = FieldDescriptorProto
-
-
-def proto() -> bytes:
-    """Messages shop.Other {n = 1.
-
-    Text} and shop.Click {at = 1: a time, n = 2: a number, price = 3: text, kind = 4: an enum}.
-    """
-    file = FileDescriptorProto(
-        name="shop.proto",
-        package="shop",
-        syntax="proto3",
-        dependency=["google/protobuf/timestamp.proto"],
-    )
-    kind = file.enum_type.add(name="Kind")
-    kind.value.add(name="BUY", number=0)
-    kind.value.add(name="SELL", number=1)
-    file.message_type.add(name="Other").field.add(
-        name="n", number=1, type=FIELD.TYPE_STRING, label=1
-    )
-    click = file.message_type.add(name="Click")
-    click.field.add(
-        name="at",
-        number=1,
-        type=FIELD.TYPE_MESSAGE,
-        type_name=".google.protobuf.Timestamp",
-        label=1,
-    )
-    click.field.add(name="n", number=2, type=FIELD.TYPE_SINT64, label=1)
-    click.field.add(name="price", number=3, type=FIELD.TYPE_STRING, label=1)
-    click.field.add(name="kind", number=4, type=FIELD.TYPE_ENUM, type_name=".shop.Kind", label=1)
-    return bytes(FileDescriptorSet(file=[file]).SerializeToString())
 
 
 AT = bytes([0x0A, 0x06, 0x08, 0x80, 0xEA, 0x8E, 0xCD, 0x06])  # at: 1772336384 s

@@ -20,7 +20,7 @@ from uuid import uuid4
 import pytest
 from tests.engine.harness import SECOND
 from tests.servers.minio import RealMinio
-from tests.splice.test_streams import V, current, values
+from tests.splice.stream_rows import V, current, values
 from tests.streams.support import World, streams_spec
 
 from tidegate.checkpoints.open_store import open_store

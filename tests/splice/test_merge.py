@@ -14,7 +14,17 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from tests.engine.harness import SECOND, Bench, row, spec_of
-from tests.splice.worlds import WINDOWS, in_time, play, results, stream, table, world
+from tests.splice.worlds import (
+    LATE_ONES,
+    WINDOWS,
+    Epochs,
+    in_time,
+    play,
+    results,
+    stream,
+    table,
+    world,
+)
 
 from tidegate.errors import ConfigurationError, PoisonError
 from tidegate.jobs.sinks.published_tables import select_current_revisions
@@ -35,14 +45,6 @@ from tidegate.jobs.splice.request_creation import (
     resolve_request_state,
 )
 from tidegate.jobs.splice.request_rows import cast_rows
-
-Epochs = list[dict[str, list[dict[str, Any]]]]
-
-LATE_ONES: Epochs = [
-    {"a": [row(1, 1), row(5, 2)], "b": [row(2, 3)]},
-    {"a": [row(40, 4)], "b": [row(41, 5)]},
-    {"a": [row(3, 6), row(12, 7), row(44, 8)], "b": [row(9, 9), row(45, 10), row(12, 11)]},
-]
 
 
 def _request(bench: Bench, **which: Any) -> str:

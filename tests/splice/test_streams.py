@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, Phase, example, given, settings
@@ -21,9 +20,10 @@ from hypothesis import strategies as st
 from tests.oracle import stream_model
 from tests.oracle.mover import OracleMover
 from tests.servers.memory_store import MemoryStore
+from tests.splice.stream_rows import V, current, values
 from tests.streams import folds
+from tests.streams.attachments import EDGES, attachment, spec_of
 from tests.streams.support import World, streams_spec
-from tests.streams.test_agreement import EDGES, attachment, spec_of
 
 from tidegate.checkpoints.local_store import LocalStore
 from tidegate.checkpoints.scratch_store import ScratchStore
@@ -40,8 +40,6 @@ from tidegate.jobs.sinks.output_tables import DriverTables
 from tidegate.jobs.sinks.published_tables import read_table, scan_table
 from tidegate.jobs.sinks.row_positions import (
     SPLICE_COLUMN,
-    find_rewrite_starts,
-    select_current_rows,
 )
 from tidegate.jobs.splice.merge import CRASH_POINTS, estimate_impact, merge_request
 from tidegate.jobs.splice.merge_attempt import MergeDecision
@@ -57,24 +55,6 @@ from tidegate.jobs.streams.row_history import LogHistory
 from tidegate.jobs.streams.splice_request_sink import SpliceRequestSink
 
 STREAMS = ("a", "b", "c")
-
-
-def current(world: World, name: str) -> Any:
-    """A stream as readers see it."""
-    parts = [
-        pq.read_table(io.BytesIO(world.bench.store.get(file.key).data))
-        for epoch in world.bench.epochs()
-        for file in epoch.files.get(name, [])
-    ]
-    if not parts:
-        return pa.table({"position": [], "stream_time": [], "_id": [], "v": []})
-    rows = pa.concat_tables(parts, promote_options="permissive")
-    starts = (
-        find_rewrite_starts(rows.filter(pc.is_valid(rows[SPLICE_COLUMN])))
-        if SPLICE_COLUMN in rows.column_names
-        else {}
-    )
-    return select_current_rows(rows, starts)
 
 
 def seen(world: World, name: str) -> list[tuple[Any, ...]]:
@@ -315,9 +295,6 @@ def test_merges_do_to_a_pipeline_what_they_do_to_the_model(
     pair.compare()
 
 
-V = {"schema": {"v": "long"}}
-
-
 def late_world(**fields: Any) -> World:
     """Three rows, and one that came too late; a reducer sums them, and another the sums."""
     sums = {
@@ -342,11 +319,6 @@ def late_request(world: World) -> str:
     """The late row, asked for."""
     bench = world.bench
     return create_from_late_rows(bench.spec, bench.log, LateFilter(), RequestOptions("ann")).id
-
-
-def values(world: World, name: str) -> list[int]:
-    """Column v as readers see it."""
-    return list(current(world, name)["v"].to_pylist())
 
 
 def test_a_late_row_reaches_everything_behind_the_events() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from tests.engine.harness import SECOND, Bench, spec_of
+from tests.engine.harness import SECOND, Bench, row, spec_of
 
 from tidegate.jobs.sinks.published_tables import select_current_revisions
 from tidegate.jobs.sinks.row_positions import compute_current_positions
@@ -113,3 +113,11 @@ def in_time(spec: PipelineSpec, epochs: Sequence[Mapping[str, Sequence[dict[str,
 def late_identities(bench: Bench) -> list[RowIdentity]:
     """Late rows, each once, in order."""
     return sorted({(r["_source"], r["_partition"], r["_seq"]) for r in bench.rows("late")})
+
+
+Epochs = list[dict[str, list[dict[str, Any]]]]
+LATE_ONES: Epochs = [
+    {"a": [row(1, 1), row(5, 2)], "b": [row(2, 3)]},
+    {"a": [row(40, 4)], "b": [row(41, 5)]},
+    {"a": [row(3, 6), row(12, 7), row(44, 8)], "b": [row(9, 9), row(45, 10), row(12, 11)]},
+]

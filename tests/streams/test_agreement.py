@@ -12,13 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.oracle import stream_model
-from tests.streams import folds
-from tests.streams.support import World, streams_spec
+from tests.streams.attachments import EDGES, attachment, spec_of
+from tests.streams.support import World
 from tidegate.jobs.streams.dispatch_rules import MergeMode
-
-V = {"schema": {"t": "timestamp", "v": "long"}}
-EDGES = [("events", "a"), ("a", "b"), ("events", "b"), ("a", "c"), ("b", "c")]
-FOLDS = {"running": folds.running, "totals": folds.totals}
 
 attachments = st.lists(
     st.tuples(
@@ -38,50 +34,6 @@ epochs = st.lists(
     min_size=2,
     max_size=8,
 ).map(lambda steps: [("attach", 0), steps[0], ("attach", 1), *steps[1:]])
-
-
-def spec_of(drawn: list[Any], chunk: int) -> Any:
-    """The pipeline; every attachment waits to be asked for."""
-    pipes, reducers = {}, {}
-    for number, ((origin, to), kind, inherit, merge) in enumerate(drawn):
-        common = {
-            "from": origin,
-            "to": to,
-            "inherit": inherit,
-            "merge": str(merge),
-            "attach": "on_request",
-            "rows_per_epoch": chunk,
-        }
-        if kind == "pipe":
-            pipes[f"n{number}"] = {**common, "where": "v % 4 <> 0", "positions": [1, 9]}
-        else:
-            keys = ["v"] if kind == "totals" else []
-            reducers[f"n{number}"] = {
-                **common,
-                "function": f"tests.streams.folds:{kind}",
-                "initial": 0,
-                "keys": keys,
-            }
-    return streams_spec(
-        streams={"a": V, "b": V, "c": {**V, "buffer": True}}, pipes=pipes, reducers=reducers
-    )
-
-
-def attachment(number: int, drawn: tuple[Any, ...]) -> stream_model.Attachment:
-    """The same for the model."""
-    (origin, to), kind, inherit, merge = drawn
-    if kind == "pipe":
-        return stream_model.pipe(
-            f"n{number}",
-            origin,
-            to,
-            positions=(1, 9),
-            where=lambda v: v["v"] % 4 != 0,
-            inherit=inherit,
-            merge=merge,
-        )
-    key = (lambda v: v["v"]) if kind == "totals" else None
-    return stream_model.Attachment(f"n{number}", origin, (to,), FOLDS[kind], 0, inherit, merge, key)
 
 
 def ranked(drawn: list[Any]) -> list[int]:

@@ -1,0 +1,19 @@
+"""A clock on which something else happens while somebody waits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tidegate.checkpoints.host_clock import ManualClock
+
+
+class World(ManualClock):
+    """A clock on which something else happens whenever somebody waits."""
+
+    def __init__(self, meanwhile: Callable[[], object]) -> None:
+        super().__init__()
+        self.meanwhile = meanwhile
+
+    def sleep(self, seconds: float) -> None:
+        super().sleep(seconds)
+        self.meanwhile()
