@@ -174,6 +174,11 @@ class BucketLayout:
         """Prefix of one timeline."""
         return f"{self.timelines_prefix}{timeline}/"
 
+    def attempt_prefixes(self, timeline: int) -> tuple[str, str]:
+        """Return the prefixes below which all attempts of one timeline lie."""
+        folder = self.timeline_prefix(timeline)
+        return f"{folder}state/", f"{folder}tables/"
+
     def slots_prefix(self, timeline: int) -> str:
         """Prefix of the slots of one timeline."""
         return f"{self.timelines_prefix}{timeline}/slots/"

@@ -39,10 +39,12 @@ class CheckpointCatalog:
         head = self.log.head()
         lineage = self.log.lineage(head.timeline)
         wanted = set(kinds)
+        # The pages that hold nothing but stubs are most of a long history.
+        iterate = self.index.iterate_summaries if "stub" in wanted else self.index.iterate_retained
         rows = [
             row
             for timeline in range(head.timeline + 1)
-            for row in self.index.iterate_summaries(timeline)
+            for row in iterate(timeline)
             if row.kind in wanted
         ]
         listed = _annotate_summaries(rows, roots, lineage)

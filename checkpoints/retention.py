@@ -22,10 +22,11 @@ deleted: what it names is not known.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain
 
 from pydantic import BaseModel, ConfigDict
 
@@ -188,13 +189,14 @@ class Retention:
 
     def _newest_on_lineage(self, head: LogHead, lineage: list[LineageSegment]) -> set[str]:
         """Return the head and the newest retained epochs of the current lineage."""
-        newest = (
+        on_lineage = (
             row.id
-            for part in reversed(lineage)
-            for row in self._index.iterate_newest_first(part.timeline)
-            if row.kind == "epoch" and row.id is not None and part.contains(row.slot)
+            for row in self._retained_summaries(head)
+            if row.kind == "epoch"
+            and row.id is not None
+            and any(part.timeline == row.timeline and part.contains(row.slot) for part in lineage)
         )
-        return {str(head.checkpoint), *islice(newest, self._policy.keep_last)}
+        return {str(head.checkpoint), *deque(on_lineage, maxlen=self._policy.keep_last)}
 
     def _find_newly_abandoned(self) -> dict[int, int]:
         """Return the last epoch of each timeline that a young restore has left.
@@ -331,7 +333,9 @@ class Retention:
 
     def _unmarked_entries(self, marked: _MarkedFiles) -> Iterator[ObjectInfo]:
         for timeline, bound in marked.bounds.items():
-            for entry in self._store.list_objects(self._log.layout.timeline_prefix(timeline)):
+            # Not the whole timeline: there is a slot, or its stub, for every epoch ever sealed.
+            prefixes = self._log.layout.attempt_prefixes(timeline)
+            for entry in chain.from_iterable(map(self._store.list_objects, prefixes)):
                 attempt = self._log.layout.parse_attempt(entry.key)
                 if (
                     attempt is None
