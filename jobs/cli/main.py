@@ -11,7 +11,6 @@ from typing import Annotated
 import typer
 
 from tidegate.jobs.cli import (
-    advise_command,
     check_replay_quality,
     checkpoint_commands,
     run_commands,
@@ -19,9 +18,8 @@ from tidegate.jobs.cli import (
     splice_commands,
     stack_commands,
     status_and_logs,
-    storage_and_gc,
     support_bundle,
-    tables_and_row,
+    tables_and_storage,
 )
 from tidegate.jobs.cli.output import ErrorReportingGroup
 
@@ -52,15 +50,15 @@ app.command("resume", rich_help_panel=_RUN)(run_commands.request_resume)
 app.command("status", rich_help_panel=_LOOK)(status_and_logs.show_status)
 app.command("logs", rich_help_panel=_LOOK)(status_and_logs.show_logs)
 app.add_typer(checkpoint_commands.app, name="checkpoints", rich_help_panel=_LOOK)
-app.command("tables", rich_help_panel=_LOOK)(tables_and_row.show_tables)
+app.command("tables", rich_help_panel=_LOOK)(tables_and_storage.show_tables)
 app.command("quality", rich_help_panel=_LOOK)(check_replay_quality.run_quality_checks)
 app.command("check", rich_help_panel=_LOOK)(check_replay_quality.check_exactness)
 app.command("replay", rich_help_panel=_LOOK)(check_replay_quality.replay_sealed_epoch)
-app.command("advise", rich_help_panel=_LOOK)(advise_command.show_lag_advice)
-app.command("storage", rich_help_panel=_LOOK)(storage_and_gc.show_storage)
+app.command("advise", rich_help_panel=_LOOK)(spec_commands.show_lag_advice)
+app.command("storage", rich_help_panel=_LOOK)(tables_and_storage.show_storage)
 app.command("support-bundle", rich_help_panel=_LOOK)(support_bundle.write_support_bundle)
-app.command("gc", rich_help_panel=_RUN)(storage_and_gc.collect_garbage)
-app.command("row", rich_help_panel=_LOOK)(tables_and_row.follow_row)
+app.command("gc", rich_help_panel=_RUN)(tables_and_storage.collect_garbage)
+app.command("row", rich_help_panel=_LOOK)(tables_and_storage.follow_row)
 app.add_typer(splice_commands.app, name="splice", rich_help_panel=_RUN)
 app.command("validate", rich_help_panel=_WRITE)(spec_commands.validate_specs)
 app.command("schema", rich_help_panel=_WRITE)(spec_commands.print_json_schema)

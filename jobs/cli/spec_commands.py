@@ -1,4 +1,7 @@
-"""`tidegate validate`, `schema` and `infer`: commands about pipeline specs."""
+"""`tidegate validate`, `schema`, `infer` and `advise`: commands that help to write a spec.
+
+`advise` shows the lag that each source needs, and what its present lag costs.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tidegate.jobs.cli import arguments, output
-from tidegate.jobs.cli.arguments import JsonOption
+from tidegate.jobs.cli.arguments import JsonOption, PipelineArgument, StoreOption
 from tidegate.jobs.cli.errors import CANNOT_WRITE, UNKNOWN_FORMAT, UNREADABLE_OBJECT
 
 if TYPE_CHECKING:
+    from tidegate.checkpoints.manifest import Manifest
+    from tidegate.checkpoints.slot_log import SlotLog
+    from tidegate.jobs.advise.lag_advice import LagAdvice
     from tidegate.jobs.spec.pipeline import PipelineSpec
 
+_TICKS_PER_SECOND, _TEN_MINUTES = 1_000_000, 600_000_000
 _FORMATS = ("parquet", "json", "csv", "avro", "orc")
 
 
@@ -129,3 +136,138 @@ def _print_valid_spec(name: str, pipeline: PipelineSpec) -> None:
     output.print_line(f"{name}: valid; pipeline {pipeline.name}, sources {sources}{windows}")
     for warning in list_spec_warnings(pipeline):
         output.print_line(f"{name}: warning: {warning}")
+
+
+def show_lag_advice(
+    pipeline: PipelineArgument,
+    store: StoreOption = None,
+    epochs: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Only the newest N epochs. Default: all kept ones."),
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw late rows over lag into a .png or .svg file."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the lag each source needs for 1 %, 0.1 % and 0.01 % late rows.
+
+    Also shows what the present lag costs. Reads the lateness sketches of the sealed epochs: how far
+    each row was behind the newest row before it. The lag is a delay: no row is released and no
+    window closes before its source has shown a row that much newer.
+    """
+    from tidegate.jobs.advise import lag_advice
+
+    log = arguments.open_log(pipeline, store)
+    manifests = read_kept_manifests(log, epochs)
+    counters = manifests[-1].counters.per_source if manifests else {}
+    sketches = [manifest.epoch_notes.sketches for manifest in manifests]
+    advice = lag_advice.advise_lags(sketches, read_present_lags(pipeline), counters)
+    if plot is not None:
+        title = f"{log.pipeline}: late rows over lag, {len(manifests):,} epochs"
+        lag_advice.draw_curves(advice, plot, title)
+    if as_json:
+        output.print_envelope("advice", _build_advice_report(log.pipeline, manifests, advice, plot))
+    else:
+        _print_advice(log.pipeline, manifests, advice, plot)
+
+
+def read_kept_manifests(log: SlotLog, newest: int | None = None) -> list[Manifest]:
+    """Return the sealed epochs of the current lineage that are not retired, oldest first."""
+    from tidegate.checkpoints.manifest import Manifest
+
+    head = log.head()
+    first = 1 if newest is None else max(1, head.slot - newest + 1)
+    records = (filled.record for filled in log.epochs_between(head.timeline, first, head.slot))
+    return [record for record in records if isinstance(record, Manifest)]
+
+
+def read_present_lags(pipeline: str) -> dict[str, int | None]:
+    """Return the lag of every source as the spec sets it; empty if the spec is not found here."""
+    from tidegate.errors import ConfigurationError
+
+    try:
+        path = arguments.resolve_spec_path(pipeline)
+    except ConfigurationError:
+        return {}
+    return {name: source.lag for name, source in arguments.find_spec(str(path)).sources.items()}
+
+
+def _build_advice_report(
+    pipeline: str, manifests: list[Manifest], advice: list[LagAdvice], plot: Path | None
+) -> dict[str, object]:
+    return {
+        "pipeline": pipeline,
+        "epochs": len(manifests),
+        "first_slot": manifests[0].slot if manifests else None,
+        "last_slot": manifests[-1].slot if manifests else None,
+        "sources": {source.source: source.as_dict() for source in advice},
+        "plot": None if plot is None else str(plot),
+    }
+
+
+def _print_advice(
+    pipeline: str, manifests: list[Manifest], advice: list[LagAdvice], plot: Path | None
+) -> None:
+    from tidegate.jobs.advise.lag_advice import TARGET_SHARES
+
+    rows = sum(source.curve.rows for source in advice)
+    if not rows:
+        output.print_line(
+            f"{pipeline}: no lateness sketch in {len(manifests):,} epochs; advice needs an epoch"
+            " with rows"
+        )
+        return
+    lags = [f"lag for {_format_share(float(share))} late" for share in TARGET_SHARES]
+    columns = ["source", *lags, "lag now", "late at it, at most", "late so far", "rows"]
+    title = f"{pipeline}: {rows:,} rows of {len(manifests):,} epochs"
+    output.print_table(columns, [_format_advice_row(source) for source in advice], title=title)
+    for source in advice:
+        output.print_line(_describe_lag_cost(source))
+    read = sum(source.read for source in advice)
+    if read > rows:
+        output.print_line(f"{rows:,} of {read:,} rows read are in these sketches")
+    if plot is not None:
+        output.print_line(f"drawn: {plot}")
+
+
+def _format_advice_row(advice: LagAdvice) -> list[object]:
+    lags = [_format_lag(target.lag) for target in advice.targets] or [""] * 3
+    share = advice.present_share
+    so_far = _format_share(advice.late / advice.read) if advice.read else ""
+    now = "unknown" if advice.present is None else _format_lag(advice.present)
+    at_most = "" if share is None else _format_share(share)
+    return [advice.source, *lags, now, at_most, so_far, advice.curve.rows]
+
+
+def _describe_lag_cost(advice: LagAdvice) -> str:
+    """Describe what the present lag costs, and how much more or less other lags would."""
+    if advice.present is None:
+        return f"{advice.source}: its lag is not known here; give the path of the spec"
+    costs = [
+        f"{_format_lag(abs(t.more_delay or 0))} {'more' if (t.more_delay or 0) > 0 else 'less'} for"
+        f" {_format_share(float(t.share))} late"
+        for t in advice.targets
+    ]
+    return (
+        f"{advice.source}: results wait {_format_lag(advice.present)} for late rows;"
+        f" {', '.join(costs)}"
+    )
+
+
+def _format_share(share: float) -> str:
+    return f"{share * 100:.4g} %" if share >= 0.0001 or share == 0 else f"{share * 100:.1g} %"
+
+
+def _format_lag(ticks: int) -> str:
+    """Format a duration, rounded up to milliseconds from 1 s on, to seconds from 10 min on.
+
+    Rounded up, because a lag that is a little too short misses its target.
+    """
+    from tidegate.time_units import format_duration
+
+    unit = 1_000 if ticks >= _TICKS_PER_SECOND else 1
+    if ticks >= _TEN_MINUTES:
+        unit = _TICKS_PER_SECOND
+    return format_duration(-(-ticks // unit) * unit)

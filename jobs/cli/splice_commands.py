@@ -225,7 +225,7 @@ def merge_request(
     A merge is one sealed slot, published in one step; a running driver continues after it.
     """
     from tidegate.jobs.splice import merge
-    from tidegate.jobs.splice.merge_attempt import MergeDecision
+    from tidegate.jobs.splice.merge import MergeDecision
 
     spec, log = arguments.open_spec_and_log(pipeline, store)
     if digest is None and merge.find_merge_checkpoint(log, request_id) is None:

@@ -20,7 +20,6 @@ from tidegate.jobs.sinks.published_tables import scan_table
 from tidegate.jobs.sinks.row_positions import SPLICE_COLUMN
 from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENTS, LATE, PipelineSpec
 from tidegate.jobs.spec.window_specs import WindowKind
-from tidegate.jobs.splice.affected_windows import TouchingRow, assign_windows
 from tidegate.jobs.splice.errors import BAD_ROW_VALUE, TOO_MANY_ROWS, UNKNOWN_COLUMN
 from tidegate.jobs.splice.request_creation import resolve_request_state
 from tidegate.jobs.splice.tables_at_head import (
@@ -33,7 +32,7 @@ from tidegate.jobs.splice.tables_at_head import (
     read_data_file,
     read_merged_rows,
 )
-from tidegate.jobs.splice.window_merge import SET_ASIDE_REASONS
+from tidegate.jobs.splice.window_merge import SET_ASIDE_REASONS, TouchingRow, assign_windows
 from tidegate.jobs.splice.window_recompute import build_time_expression, open_database
 from tidegate.time_units import format_instant
 

@@ -1,9 +1,14 @@
-"""Gives dispatched rows their identity and stamp, and describes rows that a stream rejected."""
+"""Gives dispatched rows their identity and stamp, and describes rows that a stream rejected.
+
+Who stamps a row, and which stamps a stream accepts: docs/semantics.md, section 6.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 import pyarrow as pa
@@ -13,8 +18,65 @@ from tidegate.jobs.engine.column_types import to_arrow_type
 from tidegate.jobs.sinks.output_tables import build_table_schema
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.stream_specs import REJECTIONS, PipeSpec, ReducerSpec
-from tidegate.jobs.streams.dispatch_rules import DispatchPhase, MergeMode, inherits_stamp
 from tidegate.jobs.streams.row_history import PROVENANCE_FIELDS
+
+
+def inherits_stamp(inherit: bool, merge: MergeMode, phase: DispatchPhase) -> bool:
+    """Return whether a dispatched row carries its parent's stamp, not one of its destination.
+
+    | inherit | merge  | backfill    | head        |
+    |---------|--------|-------------|-------------|
+    | yes     | concat | destination | parent      |
+    | yes     | splice | parent      | parent      |
+    | no      | concat | destination | destination |
+    | no      | splice | parent      | destination |
+    """
+    return inherit if phase is DispatchPhase.HEAD else merge is MergeMode.SPLICE
+
+
+def compute_stream_time(last: int | None, now: int, stamp: int | None) -> int | None:
+    """Return the stream time of an append, or None if it is rejected.
+
+    Without a stamp it is ``max(now, last)``. A stamp is accepted if it is not below `last`.
+
+    >>> compute_stream_time(100, 0, 90), compute_stream_time(100, 0, 100)
+    (None, 100)
+    >>> compute_stream_time(100, 95, None), compute_stream_time(100, 130, None)
+    (100, 130)
+    """
+    if stamp is None:
+        return now if last is None else max(now, last)
+    return stamp if last is None or stamp >= last else None
+
+
+class MergeMode(StrEnum):
+    """What an attachment does with the rows that were there before it."""
+
+    CONCAT = "concat"  # appends them
+    # Collects them in one request, which the owner of the destination merges or rejects.
+    SPLICE = "splice"
+
+
+class DispatchPhase(StrEnum):
+    """Whether a row of the origin was there before the attachment."""
+
+    BACKFILL = "backfill"  # the row was there when the attachment was made
+    HEAD = "head"  # it came later
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """The row as a fold sees it: ``event["amount"]``, ``event.time``.
+
+    It has neither clock nor position, because both may change.
+    """
+
+    id: str
+    time: int
+    value: Mapping[str, Any] = field(default_factory=dict)
+
+    def __getitem__(self, column: str) -> Any:
+        return self.value[column]
 
 
 def build_arrival_schema(columns: Mapping[str, str]) -> Any:

@@ -34,8 +34,7 @@ from tidegate.jobs.driver.log_output import configure_logs
 from tidegate.jobs.sinks.iceberg_sink import IcebergSink
 from tidegate.jobs.sinks.published_tables import read_table
 from tidegate.jobs.spec.pipeline import PipelineSpec
-from tidegate.jobs.splice.merge import estimate_impact, merge_request
-from tidegate.jobs.splice.merge_attempt import MergeDecision
+from tidegate.jobs.splice.merge import MergeDecision, estimate_impact, merge_request
 from tidegate.jobs.splice.request_creation import (
     LateFilter,
     RequestOptions,

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tidegate.errors import ConfigurationError, PoisonError
-from tidegate.jobs.streams.dispatch_rules import (
+from tidegate.jobs.streams.dispatched_rows import (
     DispatchPhase,
     Event,
     MergeMode,

@@ -41,8 +41,7 @@ from tidegate.jobs.sinks.output_tables import DriverTables
 from tidegate.jobs.sinks.published_tables import read_table
 from tidegate.jobs.sources.object_source import ObjectSource
 from tidegate.jobs.spec.pipeline import PipelineSpec
-from tidegate.jobs.splice.merge import estimate_impact, merge_request
-from tidegate.jobs.splice.merge_attempt import MergeDecision
+from tidegate.jobs.splice.merge import MergeDecision, estimate_impact, merge_request
 from tidegate.jobs.splice.request_creation import (
     LateFilter,
     RequestOptions,

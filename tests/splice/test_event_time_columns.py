@@ -13,14 +13,13 @@ from tests.splice.worlds import results, table
 
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.jobs.sinks.row_positions import SPLICE_COLUMN, compute_current_positions
-from tidegate.jobs.splice.merge import merge_request
-from tidegate.jobs.splice.merge_attempt import MergeDecision
+from tidegate.jobs.splice.merge import MergeDecision, merge_request
 from tidegate.jobs.splice.request_creation import (
     LateFilter,
     RequestOptions,
+    cast_rows,
     create_from_late_rows,
 )
-from tidegate.jobs.splice.request_rows import cast_rows
 from tidegate.jobs.streams.dispatcher import StreamDispatcher
 from tidegate.jobs.streams.row_history import LogHistory
 

@@ -24,8 +24,7 @@ from tests.splice.stream_rows import V, current, values
 from tests.streams.support import World, streams_spec
 
 from tidegate.checkpoints.open_store import open_store
-from tidegate.jobs.splice.merge import merge_request
-from tidegate.jobs.splice.merge_attempt import MergeDecision
+from tidegate.jobs.splice.merge import MergeDecision, merge_request
 from tidegate.jobs.splice.request_creation import LateFilter, RequestOptions, create_from_late_rows
 
 pytestmark = pytest.mark.minio

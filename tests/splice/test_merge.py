@@ -30,21 +30,21 @@ from tidegate.errors import ConfigurationError, PoisonError
 from tidegate.jobs.sinks.published_tables import select_current_revisions
 from tidegate.jobs.splice.merge import (
     CRASH_POINTS,
+    MergeDecision,
     estimate_impact,
     find_merge_checkpoint,
     merge_request,
 )
-from tidegate.jobs.splice.merge_attempt import MergeDecision
 from tidegate.jobs.splice.request_creation import (
     LateFilter,
     RequestOptions,
     RowRepair,
+    cast_rows,
     create_from_dead_letters,
     create_from_late_rows,
     list_pending_rows,
     resolve_request_state,
 )
-from tidegate.jobs.splice.request_rows import cast_rows
 
 
 def _request(bench: Bench, **which: Any) -> str:

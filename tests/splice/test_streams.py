@@ -41,15 +41,14 @@ from tidegate.jobs.sinks.published_tables import read_table, scan_table
 from tidegate.jobs.sinks.row_positions import (
     SPLICE_COLUMN,
 )
-from tidegate.jobs.splice.merge import CRASH_POINTS, estimate_impact, merge_request
-from tidegate.jobs.splice.merge_attempt import MergeDecision
+from tidegate.jobs.splice.merge import CRASH_POINTS, MergeDecision, estimate_impact, merge_request
 from tidegate.jobs.splice.request_creation import (
     LateFilter,
     RequestOptions,
     create_from_file,
     create_from_late_rows,
 )
-from tidegate.jobs.streams.dispatch_rules import MergeMode
+from tidegate.jobs.streams.dispatched_rows import MergeMode
 from tidegate.jobs.streams.dispatcher import StreamDispatcher
 from tidegate.jobs.streams.row_history import LogHistory
 from tidegate.jobs.streams.splice_request_sink import SpliceRequestSink

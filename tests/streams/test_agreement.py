@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.oracle import stream_model
 from tests.streams.attachments import EDGES, attachment, spec_of
 from tests.streams.support import World
-from tidegate.jobs.streams.dispatch_rules import MergeMode
+from tidegate.jobs.streams.dispatched_rows import MergeMode
 
 attachments = st.lists(
     st.tuples(

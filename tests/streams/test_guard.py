@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.jobs.streams.side_effect_guard import SideEffectError, refuse_side_effects
+from tidegate.jobs.streams.reducers import SideEffectError, refuse_side_effects
 
 
 def write_low(path: Path) -> None:

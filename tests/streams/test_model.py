@@ -13,7 +13,7 @@ import pytest
 
 from tests.oracle.stream_model import Attachment, World, is_collected, pipe
 from tidegate.errors import ConfigurationError, PoisonError
-from tidegate.jobs.streams.dispatch_rules import (
+from tidegate.jobs.streams.dispatched_rows import (
     DispatchPhase,
     Event,
     MergeMode,

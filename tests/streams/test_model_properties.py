@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.oracle.stream_model import Attachment, World, pipe
-from tidegate.jobs.streams.dispatch_rules import Event, MergeMode
+from tidegate.jobs.streams.dispatched_rows import Event, MergeMode
 
 ROOT, STREAMS = "root", ("root", "a", "b", "c")
 Operation = tuple[str, Any]
