@@ -25,6 +25,7 @@ from tidegate.checkpoints.host_clock import Clock
 from tidegate.checkpoints.manifest import AttemptLifecycle, CheckpointState, FileRef, Manifest
 from tidegate.checkpoints.slot_log import SlotLog, SlotTaken
 from tidegate.errors import PoisonError, TransientError
+from tidegate.jobs.engine.cut_counts import add_cut_counts
 from tidegate.jobs.engine.errors import (
     EPOCH_HAS_CORRUPT_OBJECTS,
     ROWS_NOT_CONSERVED,
@@ -398,7 +399,10 @@ class Engine:
         attempt.lifecycle.move_to(CheckpointState.PERSISTED)
         self._faults.reach("move.done")
         segments = (*moved.segments, *dispatched.segments)
-        return replace(moved, files=files, segments=segments, streams=dispatched.record)
+        counters = add_cut_counts(self._spec, cut, moved.counters, dispatched.counts)
+        return replace(
+            moved, files=files, segments=segments, streams=dispatched.record, counters=counters
+        )
 
     def _dispatch_moved(
         self, order: MoveOrder, moved: MoveResult, asked: EpochRequests
@@ -562,6 +566,7 @@ def _replace_corrupt_objects(part: Slice, corrupt: set[tuple[str, str]]) -> Slic
             p["size"],
             "truncated",
             detail,
+            p["row_end"] - p["row_start"],
         )
         for p in bad
     ]

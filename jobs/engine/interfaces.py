@@ -46,6 +46,9 @@ class DeadObject:
     """An object that could not be read: a dead letter as a whole.
 
     The object itself stays where it is.
+
+    Attributes:
+        rows: rows that it would have given; None if they cannot be counted.
     """
 
     member: Member
@@ -55,6 +58,14 @@ class DeadObject:
     size: int
     reason: str
     detail: str
+    rows: int | None = None
+
+    def to_record(self) -> dict[str, Any]:
+        """Return the form in the manifest."""
+        record = {**asdict(self), "member": str(self.member)}
+        if self.rows is None:
+            del record["rows"]
+        return record
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +111,7 @@ class Slice:
             "resume": self.resume,
             "pending": self.pending,
             "done": self.done,
-            "dead": [{**asdict(dead), "member": str(dead.member)} for dead in self.dead],
+            "dead": [dead.to_record() for dead in self.dead],
         }
 
     @classmethod
@@ -317,11 +328,13 @@ class DispatchResult:
             them.
         record: what the next epoch starts from (``notes["streams"]``); `lagging` in it asks for an
             epoch even without rows.
+        counts: source -> name of a count -> rows that streams rejected.
     """
 
     files: dict[str, tuple[FileRef, ...]]
     segments: tuple[FileRef, ...]
     record: dict[str, Any]
+    counts: dict[str, dict[str, int]] = field(default_factory=dict)
 
 
 class RowDispatcher(Protocol):

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tidegate.checkpoints.manifest import FileRef, Manifest
+from tidegate.checkpoints.row_counts import FLAGGED, RowCounts
 from tidegate.checkpoints.store import NotFoundError, Store, StoreDeniedError
 from tidegate.checkpoints.verify import DeepCheck, ObjectProblem, VerificationFinding
 from tidegate.errors import TransientError
@@ -100,7 +101,7 @@ class _ContentCheck:
         epoch = self._manifest.epoch_counters
         wanted = {
             EVENTS: epoch.released,
-            LATE: epoch.late + epoch.rejected,
+            LATE: epoch.late + epoch.rejected + RowCounts.of_sources(epoch.per_source)[FLAGGED],
             DEAD_LETTERS: epoch.dead_lettered,
         }
         if EVENTS not in tables:

@@ -264,7 +264,7 @@ def _register_places(db: duckdb.DuckDBPyConnection) -> None:
     db.execute(f"""create temp table places as
         select _source, _partition, _seq, 'released' as place from {EVENTS}
         union all select _source, _partition, _seq, 'late' from {LATE}
-            anti join inserted using {row} where output = 'events'
+            anti join inserted using {row} where output = 'events' and reason <> 'flagged'
         union all select _source, _partition, _seq, 'dead_lettered' from {DEAD_LETTERS}
             anti join inserted using {row} where "row" is not null""")
 

@@ -199,7 +199,8 @@ class KafkaSource:
             )
         key = build_range_key(self.name, topic, partition, start, first)
         detail = f"offsets {start} to {first - 1} were removed by retention before they were read"
-        return first, (DeadObject(member, start, key, "", 0, "missing_offsets", detail),)
+        rows = first - start  # at most: compaction may have removed some of them before
+        return first, (DeadObject(member, start, key, "", 0, "missing_offsets", detail, rows),)
 
     def _build_part(self, member: Member, start: int, end: int) -> dict[str, Any]:
         topic, partition = self.kafka.topic, int(member.partition)

@@ -131,14 +131,15 @@ class ObjectInspector:
         unknown = [c for c in columns if c not in declared and c not in (BAD_TEXT, BAD_REASON)]
         if unknown and self._spec.evolution.added == "dead_letter":
             names = f"column {', '.join(unknown)} is not in the schema ({', '.join(declared)})"
-            return BadObject("unknown_column", names)
+            return BadObject("unknown_column", names, footer.rows)
         event_time = self._spec.event_time
         if event_time not in columns:
             detail = f"there is no column {event_time}, which is the event time"
-            return BadObject("missing_column", detail)
+            return BadObject("missing_column", detail, footer.rows)
         missing = [c for c in declared if c not in columns]
         if missing and self._spec.evolution.missing == "dead_letter":
-            return BadObject("missing_column", f"there is no column {', '.join(missing)}")
+            detail = f"there is no column {', '.join(missing)}"
+            return BadObject("missing_column", detail, footer.rows)
         return None
 
 

@@ -309,8 +309,10 @@ class _SliceBuilder:
 
     def _add_dead_object(self, inspected: InspectedObject, bad: BadObject) -> None:
         key, etag, size = inspected.key, inspected.etag, inspected.size
-        dead = DeadObject(self._member, self.at.seq, key, etag, size, bad.reason, bad.detail)
-        self._dead.append(dead)
+        rows = None if bad.rows is None else bad.rows - self.at.row
+        self._dead.append(
+            DeadObject(self._member, self.at.seq, key, etag, size, bad.reason, bad.detail, rows)
+        )
 
     def _add_rows(self, inspected: InspectedObject, footer: Footer) -> dict[str, Any]:
         start, end = self.at.row, footer.rows

@@ -29,10 +29,15 @@ ReadRange = Callable[[int, int], bytes]
 
 @dataclass(frozen=True, slots=True)
 class BadObject:
-    """Why an object cannot be read: the reason of its dead letter, with details."""
+    """Why an object cannot be read: the reason of its dead letter, with details.
+
+    Attributes:
+        rows: its number of rows; None if it cannot be told.
+    """
 
     reason: DeadLetterReason
     detail: str
+    rows: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

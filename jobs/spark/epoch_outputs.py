@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from tidegate.checkpoints.epoch_notes import EpochCounters
 from tidegate.checkpoints.manifest import FileRef
+from tidegate.checkpoints.row_counts import LATE_ROWS, TARDY, name_late_counts
 from tidegate.jobs.engine.interfaces import MoveResult
 from tidegate.jobs.spark.cut_survey import MemberScans
 from tidegate.jobs.spark.edge_events import EpochEdges
@@ -59,7 +61,7 @@ class EpochOutputs:
         return MoveResult(
             files={name: written.refs for name, written in tables.items() if written.refs},
             segments=segments,
-            counters=self.counters(*buffered),
+            counters=self.counters(*buffered, epoch.order.decision.flagged),
             released_max=released.maximum,
             next_position=epoch.order.next_position + released.rows,
             buffered_rows=buffered[1],
@@ -67,10 +69,18 @@ class EpochOutputs:
             bytes_written=sum(written.bytes for written in (*tables.values(), *states)),
         )
 
-    def counters(self, buffered_before: int, buffered_after: int) -> EpochCounters:
-        """Count each row by what became of it; the two numbers are rows in the order buffer."""
+    def counters(
+        self, buffered_before: int, buffered_after: int, flagged: Collection[str] = ()
+    ) -> EpochCounters:
+        """Count each row by what became of it.
+
+        Args:
+            buffered_before: rows in the order buffer before the epoch.
+            buffered_after: rows in it after the epoch.
+            flagged: members whose rows of this epoch stood in front of a tardy barrier.
+        """
         tally = _Tally()
-        self._count_surveyed(tally)
+        self._count_surveyed(tally, flagged)
         for source, rows in self.released.per_source.items():
             tally.add(source, "released", rows)
         for source, rows in self.dead.per_source.items():
@@ -93,26 +103,24 @@ class EpochOutputs:
             per_source={name: dict(rows) for name, rows in sorted(tally.per_source.items())},
         )
 
-    def _count_surveyed(self, tally: _Tally) -> None:
-        members = self.scans.survey.members
-        for member in members:
-            rows = member.rows + member.quarantined + member.dead
-            tally.add(member.member.source, "read", rows)
-        for index, verdicts in self.scans.verdicts.items():
-            rows = sum(verdict.what == "dropped" for verdict in verdicts)
-            tally.add_dropped(members[index].member.source, "cti_violation", rows)
+    def _count_surveyed(self, tally: _Tally, flagged: Collection[str]) -> None:
+        for index, member in enumerate(self.scans.survey.members):
+            source = member.member.source
+            tally.add(source, "read", member.rows + member.quarantined + member.dead)
+            verdicts = Counter(verdict.what for verdict in self.scans.verdicts.get(index, ()))
+            tally.add_late(source, EVENTS, "cti_violation", True, verdicts["dropped"])
+            tally.add(source, LATE_ROWS, verdicts["dropped"])
+            if str(member.member) in flagged:
+                aside = verdicts["dropped"] + verdicts["cti_violation"]
+                tally.add(source, TARDY, member.rows - aside)
 
     def _count_late(self, tally: _Tally) -> None:
-        """Lateness for the events is a row's disposition; for a window it is one more count."""
         for (source, output, reason, dropped), rows in self.late.counts.items():
-            if output != EVENTS:
-                tally.add(source, f"{'dropped' if dropped else 'late'}:{output}", rows)
-            elif dropped:
-                tally.add_dropped(source, reason, rows)
-                continue
-            else:
-                tally.add(source, "rejected" if reason == "rejected" else "late", rows)
-            tally.late_by_output[output] += rows
+            tally.add_late(source, output, reason, dropped, rows)
+            if not (dropped and output == EVENTS):
+                tally.late_by_output[output] += rows
+        for source, rows in self.late.rows.items():
+            tally.add(source, LATE_ROWS, rows)
 
 
 @dataclass(slots=True)
@@ -127,9 +135,11 @@ class _Tally:
         if rows:
             self.per_source.setdefault(source, Counter())[disposition] += rows
 
-    def add_dropped(self, source: str, reason: str, rows: int) -> None:
-        self.add(source, "dropped", rows)
-        self.dropped.update({reason: rows} if rows else {})
+    def add_late(self, source: str, output: str, reason: str, dropped: bool, rows: int) -> None:
+        for name in name_late_counts(output, reason, dropped=dropped):
+            self.add(source, name, rows)
+        if dropped and output == EVENTS and rows:
+            self.dropped[reason] += rows
 
     def total(self, disposition: str) -> int:
         return sum(counts[disposition] for counts in self.per_source.values())

@@ -40,6 +40,7 @@ from tidegate.jobs.spec.window_specs import WindowKind
 from tidegate.time_units import TICK_MAX, TICK_MIN
 
 _COUNTED_COLUMNS = ["_source", "output", "reason", "_dropped"]
+_ROW_IDENTITY = ["_source", "_partition", "_seq"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +49,14 @@ class LateRows:
 
     Attributes:
         counts: (source, output, reason, dropped) -> rows.
+        rows: source -> rows that are late for at least one output; each counts once.
         expired: (source, window output) -> pairs of a row and a window that was purged before the
             row came.
     """
 
     written: WrittenFiles
     counts: Counter[tuple[str, str, str, bool]] = field(default_factory=Counter)
+    rows: Counter[str] = field(default_factory=Counter)
     expired: Counter[tuple[str, str]] = field(default_factory=Counter)
 
 
@@ -62,9 +65,12 @@ def _get_late_policy(epoch: EpochContext, output: str) -> LatePolicy:
 
 
 def _get_late_reason(epoch: EpochContext, output: str) -> LateReason:
-    if _get_late_policy(epoch, output) is LatePolicy.REJECT_TO_ORIGIN:
+    policy = _get_late_policy(epoch, output)
+    if policy is LatePolicy.REJECT_TO_ORIGIN:
         return "rejected"
-    return "late_order" if output == EVENTS else "late_window"
+    if output != EVENTS:
+        return "late_window"
+    return "flagged" if policy is LatePolicy.EMIT_FLAGGED else "late_order"
 
 
 # From rows that the driver has
@@ -178,12 +184,7 @@ def _select_set_aside(epoch: EpochContext) -> DataFrame | None:
 
 def _select_late_events(epoch: EpochContext) -> DataFrame | None:
     bound, policy = compute_late_bound(epoch.order.decision), epoch.spec.release.on_late
-    if (
-        epoch.data is None
-        or epoch.low is None
-        or epoch.low >= bound
-        or policy is LatePolicy.EMIT_FLAGGED
-    ):
+    if epoch.data is None or epoch.low is None or epoch.low >= bound:
         return None
     late = time_below_sql("_et", bound)
     if policy is LatePolicy.ADJUST:
@@ -308,10 +309,18 @@ def _count_late_rows(table: pa.Table) -> Counter[tuple[str, str, str, bool]]:
     )
 
 
+def _count_distinct_rows(table: pa.Table) -> Counter[str]:
+    """Count rows by source; a row that misses several outputs counts once."""
+    rows = table.select(_ROW_IDENTITY).group_by(_ROW_IDENTITY).aggregate([])
+    return Counter(rows["_source"].to_pylist())
+
+
 def _write_late_in_driver(epoch: EpochContext, table: pa.Table) -> LateRows:
     kept = table.filter(pc.invert(table["_dropped"])).drop_columns(["_dropped"])
     return LateRows(
-        epoch.writer.write_table(LATE, kept, epoch.spec.event_time_column), _count_late_rows(table)
+        epoch.writer.write_table(LATE, kept, epoch.spec.event_time_column),
+        _count_late_rows(table),
+        _count_distinct_rows(table),
     )
 
 
@@ -319,10 +328,12 @@ def _write_late_in_tasks(epoch: EpochContext, rows: DataFrame) -> LateRows:
     written = epoch.writer.write_table(
         LATE, rows.where("NOT _dropped").drop("_dropped"), epoch.spec.event_time_column
     )
-    table = written.read_columns(_COUNTED_COLUMNS[:3])
+    table = written.read_columns(["output", "reason", *_ROW_IDENTITY])
     counts: Counter[tuple[str, str, str, bool]] = Counter()
+    distinct: Counter[str] = Counter()
     if table is not None:
         counts = _count_late_rows(table.append_column("_dropped", pa.repeat(False, table.num_rows)))
+        distinct = _count_distinct_rows(table)
     policies = [
         epoch.spec.release.on_late,
         *(window.on_late for window in epoch.spec.windows.values()),
@@ -334,7 +345,11 @@ def _write_late_in_tasks(epoch: EpochContext, rows: DataFrame) -> LateRows:
         counts += Counter(
             {(r["_source"], r["output"], r["reason"], True): r["count"] for r in dropped}
         )
-    return LateRows(written, counts)
+        # Dropped rows stand in no file, and the same row may be in the late table for another
+        # output, so Spark looks at both.
+        late = rows.select(*_ROW_IDENTITY).distinct().groupBy("_source").count()
+        distinct = Counter({r["_source"]: r["count"] for r in collect_to_driver(late).to_pylist()})
+    return LateRows(written, counts, distinct)
 
 
 # Dead letters: rows that cannot be taken as the schema declares them, kept as JSON text with their

@@ -271,11 +271,7 @@ def _select_cut_rows(epoch: EpochContext, together: bool) -> DataFrame | None:
     )
     verdicts: list[str] = []
     if together:
-        flagged = epoch.spec.release.on_late is LatePolicy.EMIT_FLAGGED
-        verdicts = [
-            f"{'false' if flagged else time_below_sql('_et', compute_late_bound(decision))} AS"
-            " _late_events"
-        ]
+        verdicts = [f"{time_below_sql('_et', compute_late_bound(decision))} AS _late_events"]
         for name, window in epoch.spec.windows.items():
             possible = epoch.low is not None and epoch.low < decision.frontier_before
             verdicts.append(
@@ -339,7 +335,9 @@ def _release_in_driver(
     epoch: EpochContext, rows: DataFrame, verdicts: list[str]
 ) -> tuple[WrittenFiles, WrittenFiles, int, pa.Table | None]:
     """One task sorts everything; the driver splits it."""
-    late = quote_name(verdicts[0]) if verdicts else "false"
+    # Late rows stay behind, unless they leave flagged.
+    flags = epoch.spec.release.on_late is LatePolicy.EMIT_FLAGGED
+    late = quote_name(verdicts[0]) if verdicts and not flags else "false"
     rows = rows.selectExpr("*", f"_leaves AND NOT {late} AS _goes")
     one = rows.coalesce(1).sortWithinPartitions(F.col("_goes").desc(), *_build_sort_keys(epoch))
     position = (  # one partition, those that leave first: 0, 1, 2, ...

@@ -7,7 +7,14 @@ from __future__ import annotations
 
 from typing import Literal
 
-LateReason = Literal["late_order", "late_window", "rejected", "max_jump", "cti_violation"]
+LateReason = Literal[
+    "late_order",
+    "late_window",
+    "rejected",
+    "max_jump",
+    "cti_violation",
+    "flagged",  # the row is also among the events
+]
 
 DeadLetterReason = Literal[
     "not_parquet",
@@ -17,6 +24,7 @@ DeadLetterReason = Literal[
     "missing_column",
     "changed_object",
     "table_rewritten",
+    "missing_offsets",
     "bad_value",
     "no_event_time",
     "before_min_event_time",

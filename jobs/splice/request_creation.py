@@ -145,6 +145,7 @@ def list_pending_rows(
         spans = [(-_NO_TIME if since is None else since, _NO_TIME if until is None else until)]
     columns = [*spec.row_columns, *IDENTITY_COLUMNS, "output", "reason", "_epoch"]
     late = TablesAtHead(spec, log, head).read_rows(LATE, columns, time=time, spans=spans)
+    late = late.filter(pc.not_equal(late["reason"], "flagged"))  # these are among the events
     for column, chosen in (
         ("output", which.outputs),
         ("_source", which.sources),

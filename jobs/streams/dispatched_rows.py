@@ -135,6 +135,15 @@ def address_rows(
     return sent, backfill if merge is MergeMode.SPLICE else pc.less(table["_position"], 0)
 
 
+def find_root_source(identity: str) -> str:
+    """Return the source of the event from which a row was made, by one or several attachments.
+
+    The identity of an event is ``source/partition/seq``. Each attachment that makes a row of
+    another writes its name and a colon in front.
+    """
+    return identity.partition("/")[0].rpartition(":")[2]
+
+
 def build_rejection_rows(
     spec: PipelineSpec, stream: str, refused: Any, timeline: int, epoch: int
 ) -> Any:

@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -21,6 +22,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tidegate.checkpoints.row_counts import name_stream_rejections
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.column_types import to_arrow_type
 from tidegate.jobs.engine.interfaces import DispatchResult, MoveOrder, MoveResult
@@ -33,6 +35,7 @@ from tidegate.jobs.streams.dispatched_rows import (
     address_rows,
     build_arrival_schema,
     build_rejection_rows,
+    find_root_source,
 )
 from tidegate.jobs.streams.errors import BAD_EXPRESSION, ROWS_INCOMPLETE
 from tidegate.jobs.streams.pipe_filter import PipeFilter
@@ -66,6 +69,7 @@ class _DispatchEpoch:
     before: dict[str, int] = field(default_factory=dict)
     sent: dict[str, list[Any]] = field(default_factory=dict)
     rejections: list[Any] = field(default_factory=list)
+    counts: dict[str, dict[str, int]] = field(default_factory=dict)
 
     @property
     def now(self) -> int:
@@ -129,7 +133,7 @@ class StreamDispatcher:
         lagging = any(self._is_lagging(epoch.state, name) for name in self._graph.attachments)
         record = replace(epoch.state, lagging=lagging).to_record()
         record["asked"] = [list(request) for request in asked]
-        return DispatchResult(epoch.files.tables, tuple(epoch.files.segments), record)
+        return DispatchResult(epoch.files.tables, tuple(epoch.files.segments), record, epoch.counts)
 
     # 1. released rows
 
@@ -217,6 +221,9 @@ class StreamDispatcher:
             epoch.rejections.append(
                 build_rejection_rows(self._spec, stream, rejected, order.timeline, order.epoch)
             )
+            sources = Counter(map(find_root_source, rejected["_origin_id"].to_pylist()))
+            for source, count in sources.items():
+                epoch.counts.setdefault(source, {})[name_stream_rejections(stream)] = count
         if rows.num_rows:
             last = rows["stream_time"][-1].as_py()
             epoch.state.streams[stream] = StreamState(state.next + rows.num_rows, last)

@@ -107,6 +107,7 @@ class RowMoves:
 
     def __post_init__(self) -> None:
         self._rank = {name: number for number, name in enumerate(self.spec.sources)}
+        self._missed: set[tuple[str, str, int]] = set()
         self._data: list[Row] = []
         self._flagged: list[Placed] = []
 
@@ -125,10 +126,14 @@ class RowMoves:
         self.kept = []
         for row in self._data:
             placed = Placed(row, decision.section, str(row.member) in decision.flagged)
+            if placed.tardy:
+                self.count(row, "tardy")
             if not _is_late(placed, decision):
                 self.kept.append(placed)
             elif self.spec.release.on_late is LatePolicy.EMIT_FLAGGED:
                 self._flagged.append(placed)
+                self._side_output(row, EVENTS, "flagged", decision.events_frontier)
+                self.count(row, "flagged")
             elif (moved := self._adjusted(row, decision)) is not None:
                 self.kept.append(replace(placed, row=moved))
             else:
@@ -158,6 +163,13 @@ class RowMoves:
         """Count a row under its source."""
         self.tally.setdefault(row.member.source, Counter())[disposition] += 1
 
+    def _miss(self, row: Row) -> None:
+        """Count a row that is late for an output, unless another output has counted it."""
+        who = (row.member.source, row.member.partition, row.seq)
+        if who not in self._missed:
+            self._missed.add(who)
+            self.count(row, "late_rows")
+
     def _by_time(self, row: Row) -> tuple[Any, ...]:
         return row.time, *self.arrival(row)
 
@@ -170,18 +182,23 @@ class RowMoves:
         for row in rows.quarantined:
             self._side_output(row, EVENTS, "max_jump", decision.frontier_before)
             self.count(row, "late")
+            self.count(row, "late:events:max_jump")
         for row, mark in rows.violations:
             if self.spec.release.on_late is LatePolicy.ERROR:
                 raise self._refusal(row, EVENTS, mark)
             self._side_output(row, EVENTS, "cti_violation", mark)
             self.count(row, "late")
+            self.count(row, "late:events:cti_violation")
         for row in rows.dropped:
+            self._miss(row)
             self.dropped["cti_violation"] += 1
             self.count(row, "dropped")
+            self.count(row, "dropped:events:cti_violation")
         for bad in rows.dead:
             self.count(bad, "dead_lettered")
 
     def _side_output(self, row: Row, output: str, reason: LateReason, frontier: int) -> None:
+        self._miss(row)
         self.late_by_output[output] += 1
         self.late.append(LateRow(row, output, reason, frontier))
 
@@ -208,6 +225,7 @@ class RowMoves:
         if policy is LatePolicy.ERROR:
             raise self._refusal(row, EVENTS, decision.events_frontier)
         if policy is LatePolicy.DROP:
+            self._miss(row)
             self.dropped["late_order"] += 1
             self.count(row, "dropped")
             return
@@ -275,12 +293,15 @@ class RowMoves:
         if policy is LatePolicy.ERROR:
             raise self._refusal(row, name, frontier)
         if policy is LatePolicy.DROP:
+            self._miss(row)
             self.late_by_output[name] += 1
             self.count(row, f"dropped:{name}")
             return
         reason: LateReason = "rejected" if policy is LatePolicy.REJECT_TO_ORIGIN else "late_window"
         self._side_output(row, name, reason, frontier)
         self.count(row, f"late:{name}")
+        if reason == "rejected":
+            self.count(row, f"late:{name}:rejected")
 
 
 def _is_late(placed: Placed, decision: Decision) -> bool:

@@ -174,6 +174,19 @@ def test_flagged_rows_leave_first() -> None:
     assert [(r["t"], r["_late"]) for r in rig.table(moved, "events")] == [(7, True), (12, False)]
 
 
+def test_a_flagged_row_is_reported_with_what_it_missed() -> None:
+    """`emit_flagged`: the late table and the counts name a late row that was released."""
+    rig = Rig(pipeline(release={"on_late": "emit_flagged"}))
+    moved = rig.run(at(12), at(7), before=10, after=20)
+    late = [
+        (r["output"], r["reason"], r["lateness_us"], r["frontier"])
+        for r in rig.table(moved, "late")
+    ]
+    assert late == [("events", "flagged", 3, 10)]
+    counts = moved.counters.per_source["a"]
+    assert (counts["released"], counts["flagged"], counts["late_rows"]) == (2, 1, 1)
+
+
 def test_windows_update_and_purge() -> None:
     """W3: a window is emitted when F passes it, updated while lateness lasts, then its rows are
     late.

@@ -22,6 +22,7 @@ from tidegate.jobs.engine.epoch_engine import EpochPorts
 from tidegate.jobs.engine.fault_points import EPOCH_POINTS
 from tidegate.jobs.engine.replay import replay_epoch
 from tidegate.jobs.sinks.output_tables import DriverTables
+from tidegate.jobs.streams.dispatched_rows import find_root_source
 from tidegate.jobs.streams.dispatcher import StreamDispatcher
 from tidegate.jobs.streams.row_history import LogHistory
 from tidegate.jobs.streams.splice_request_sink import SpliceRequestSink
@@ -90,7 +91,14 @@ def test_rejections_are_logged_and_nothing_stops() -> None:
     assert [
         (r["stream"], r["row_id"], r["destination"], r["via"]) for r in world.rows("rejections")
     ] == [("events", "a/0/1", "d", "old")]
+    assert world.head().counters.per_source["a"]["rejected:d"] == 1
     assert {a.status for a in world.state().attachments.values()} == {"attached"}
+
+
+@pytest.mark.parametrize("identity", ["a/0/1", "p:a/x:y/1#0", "q@0-000002:p:a/0/1#0#3"])
+def test_a_row_of_a_stream_belongs_to_the_source_of_its_event(identity: str) -> None:
+    """However many attachments it went through, and whatever its partition is called."""
+    assert find_root_source(identity) == "a"
 
 
 def test_reducer_state_is_sealed_with_the_epoch() -> None:
