@@ -18,6 +18,7 @@ from tidegate.checkpoints.driver_reports import DriverStatus, read_status
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 from tidegate.checkpoints.lease import LeaseObserver, LeaseView, read_lease
 from tidegate.checkpoints.manifest import Manifest
+from tidegate.checkpoints.row_counts import RowCounts
 from tidegate.checkpoints.slot_log import LogHead, SlotLog
 from tidegate.checkpoints.store import Store
 
@@ -188,6 +189,11 @@ class PipelineOverview:
     def frontier(self) -> int | None:
         """The output's frontier after the newest epoch, in ticks."""
         return self.newest.frontier_after if self.newest else None
+
+    @property
+    def row_counts(self) -> RowCounts:
+        """Rows of all sources since the beginning of the lineage."""
+        return RowCounts.of_sources(self.newest.counters.per_source if self.newest else {})
 
     @property
     def checkpoint_age(self) -> float | None:

@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from tidegate.checkpoints.bucket_layout import CheckpointId
 from tidegate.checkpoints.canonical_json import canonical_bytes
 from tidegate.checkpoints.manifest import ForkRecord, Manifest, RetiredEpoch
+from tidegate.checkpoints.row_counts import RowCounts
 from tidegate.checkpoints.slot_log import LineageSegment, SlotContents, SlotLog
 from tidegate.checkpoints.store import NotFoundError, OutcomeUnknownError, PreconditionFailedError
 
@@ -37,7 +38,8 @@ B = TypeVar("B")
 class SlotSummary(BaseModel):
     """One filled slot, in short.
 
-    `read`, `released`, `late` and `retained` are cumulative, as in the manifest's counters. The
+    `read`, `released` and `retained` are cumulative, as in the manifest's counters; `late` counts
+    the rows late for at least one output, or only for the events on pages of older versions. The
     last four fields are not on the pages: the catalog fills them in from `roots.json` and the
     lineage. `gap` is the position of the first retired epoch between the current lineage and an
     abandoned checkpoint: the sinks could not apply that epoch again.
@@ -112,7 +114,7 @@ class SlotSummary(BaseModel):
             recorded_now=manifest.recorded_now,
             read=manifest.counters.read,
             released=manifest.counters.released,
-            late=manifest.counters.late,
+            late=RowCounts.of_sources(manifest.counters.per_source).late_rows,
             retained=manifest.counters.retained,
             files=len(files),
             bytes=sum(file.bytes for file in files),

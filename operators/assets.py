@@ -12,6 +12,7 @@ from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
 from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.manifest import Manifest
+from tidegate.checkpoints.row_counts import RowCounts
 from tidegate.checkpoints.shared_documents import SharedDocument, change_document, read_document
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.errors import TidegateError
@@ -138,7 +139,7 @@ def _extract_event_position(manifest: Manifest) -> dict[str, Any]:
     return {
         "timeline": manifest.timeline,
         "slot": manifest.slot,
-        "late": manifest.counters.late,
+        "late": RowCounts.of_sources(manifest.counters.per_source).late_rows,
         "frontier": manifest.frontier_after,
     }
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.pipeline_overview import PipelineOverview, PipelineState
+from tidegate.checkpoints.row_counts import RowCounts
 from tidegate.time_units import TICK_MAX, TICK_MIN
 
 # An idle stream seals clock ticks far more often, so an older newest checkpoint means a hang.
@@ -145,6 +146,8 @@ def to_milliseconds(ticks: Any) -> int | None:
 def build_epoch_point(manifest: Manifest) -> dict[str, Any]:
     """Return one epoch as the charts show it."""
     inputs, counters = manifest.decider.get("output", {}).get("inputs", {}), manifest.counters
+    counts = {s: RowCounts.of_source(own) for s, own in counters.per_source.items()}
+    every = RowCounts.add_up(counts.values())
     return {
         "id": str(manifest.id),
         "timeline": manifest.timeline,
@@ -157,10 +160,14 @@ def build_epoch_point(manifest: Manifest) -> dict[str, Any]:
         "statuses": {name: state["status"] for name, state in inputs.items()},
         "read": counters.read,
         "released": counters.released,
-        "late": counters.late,
+        "late": every.late_rows,
         "retained": counters.retained,
         "dead": counters.dead_lettered,
-        "sources": counters.per_source,
+        "counts": every.to_record(),
+        "sources": {
+            source: {**counters.per_source[source], "late": own.late_rows}
+            for source, own in counts.items()
+        },
         "seconds": round(sum(manifest.timings.values()), 3),
         "steps": manifest.timings,
         "barriers": [_describe_barrier(b, str(manifest.id)) for b in manifest.barriers],

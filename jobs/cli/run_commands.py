@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tidegate.checkpoints.row_counts import RowCounts
 from tidegate.jobs.cli import arguments, output
 from tidegate.jobs.cli.arguments import (
     PipelineArgument,
@@ -162,7 +163,14 @@ def _print_epoch_line(report: EpochReport, seconds: float) -> None:
     if report.sealed is None or report.manifest is None:
         return
     epoch = report.manifest.epoch_counters
-    counts = {"read": epoch.read, "released": epoch.released, "late": epoch.late}
+    rows = RowCounts.of_sources(epoch.per_source)
+    counts = {
+        "read": epoch.read,
+        "released": epoch.released,
+        "late": rows.late_rows,
+        "dead": epoch.dead_lettered,
+        "dead objects": epoch.dead_objects,
+    }
     parts = [f"{name} {rows:,}" for name, rows in counts.items() if rows]
     if report.decision.barriers:
         barriers = ", ".join(f"{b.id} {b.outcome.value}" for b in report.decision.barriers)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tidegate.checkpoints.row_counts import RowCounts
 from tidegate.jobs.cli import arguments, output
 from tidegate.jobs.cli.arguments import JsonOption, PipelineArgument, StoreOption
 from tidegate.jobs.cli.errors import CANNOT_WRITE, UNKNOWN_FORMAT, UNREADABLE_OBJECT
@@ -161,7 +162,9 @@ def show_lag_advice(
 
     log = arguments.open_log(pipeline, store)
     manifests = read_kept_manifests(log, epochs)
-    counters = manifests[-1].counters.per_source if manifests else {}
+    per_source = manifests[-1].counters.per_source if manifests else {}
+    counts = {source: RowCounts.of_source(own) for source, own in per_source.items()}
+    counters = {s: {"read": own["read"], "late": own.late_rows} for s, own in counts.items()}
     sketches = [manifest.epoch_notes.sketches for manifest in manifests]
     advice = lag_advice.advise_lags(sketches, read_present_lags(pipeline), counters)
     if plot is not None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tidegate.checkpoints.row_counts import RowCounts
 from tidegate.jobs.cli import arguments, output
 from tidegate.jobs.cli.arguments import JsonOption, PipelineArgument, StoreOption
 
@@ -152,6 +153,7 @@ def _describe_progress(overview: PipelineOverview) -> dict[str, Any]:
             "sources": {},
             "holder": None,
             "rows": None,
+            "counts": None,
             "open_barriers": [],
             "attachments": {},
         }
@@ -163,6 +165,7 @@ def _describe_progress(overview: PipelineOverview) -> dict[str, Any]:
             "frontier": inputs.get(name, {}).get("frontier"),
             "status": inputs.get(name, {}).get("status"),
             "rows": counters.per_source.get(name, {}),
+            "counts": RowCounts.of_source(counters.per_source.get(name, {})).to_record(),
             "pending": any(
                 part.get("pending")
                 for member, part in manifest.cut.items()
@@ -178,6 +181,7 @@ def _describe_progress(overview: PipelineOverview) -> dict[str, Any]:
         "blocked": manifest.blocked_members,
         "attachments": manifest.stream_state.get("attachments", {}),
         "rows": counters.model_dump(mode="json", exclude={"per_source"}),
+        "counts": overview.row_counts.to_record(),
     }
 
 
@@ -244,6 +248,7 @@ def _print_pipeline_status(report: dict[str, Any]) -> None:
         ("frontier", output.format_short_instant(report["frontier"])),
         ("held by", _format_frontier_holder(report["holder"])),
         ("rows", _format_row_counts(report["rows"])),
+        *_list_row_notes(report["counts"]),
         ("store", report["store"]["url"]),
     ]
     if len(report["sinks"]) > 1:
@@ -310,7 +315,7 @@ def _format_state(report: dict[str, Any]) -> str:
 
 def _format_source_row(name: str, source: dict[str, Any]) -> tuple[object, ...]:
     rows, waiting = source["rows"], "yes" if source["pending"] else "no"
-    counts = [rows.get(kind, 0) for kind in ("read", "released", "late")]
+    counts = [rows.get("read", 0), rows.get("released", 0), source["counts"]["late_rows"]]
     return name, source["status"], output.format_short_instant(source["frontier"]), *counts, waiting
 
 
@@ -373,6 +378,33 @@ def _format_row_counts(rows: dict[str, Any] | None) -> str:
     return f"{rows['read']:,} read = " + " + ".join(
         [*parts, f"{sum(rows['dropped'].values()):,} dropped"]
     )
+
+
+def _list_row_notes(counts: dict[str, Any] | None) -> list[tuple[str, object]]:
+    """Lines about rows that did not take the normal path; none if all did."""
+    if counts is None:
+        return []
+    notes: list[tuple[str, object]] = []
+    if counts["late_rows"]:
+        outputs = ", ".join(
+            f"{rows:,} for {output} ({counts['late_share'][output]:.1%})"
+            for output, rows in counts["late_by_output"].items()
+        )
+        notes.append(
+            ("late", f"{counts['late_rows']:,} rows ({counts['late_ratio']:.1%}): {outputs}")
+        )
+    if counts["dead_objects"]:
+        rows = f"{counts['dead_object_rows']:,} rows known of them"
+        notes.append(("set aside", f"{counts['dead_objects']:,} whole objects, {rows}"))
+    for stream, rows in counts["stream_rejections"].items():
+        notes.append((f"rejected by {stream}", f"{rows:,} rows"))
+    words = {
+        "flagged": "released late, flagged",
+        "tardy": "read before a tardy barrier",
+        "nulls_filled": "rows without a declared column, read as null",
+    }
+    notes += [(word, f"{counts[name]:,}") for name, word in words.items() if counts[name]]
+    return notes
 
 
 def _format_trouble(report: dict[str, Any]) -> str | None:

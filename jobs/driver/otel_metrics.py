@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.checkpoints.epoch_notes import EpochCounters
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
+from tidegate.checkpoints.row_counts import ROW_EQUATION, ROW_NOTES, RowCounts
 from tidegate.jobs.driver.status_reporter import read_member_frontiers
 from tidegate.jobs.engine.epoch_engine import EpochReport
 from tidegate.time_units import TICK_MAX, TICK_MIN
@@ -25,8 +26,11 @@ METRICS: Final = {
     "tidegate.epochs.lost": "epochs whose slot another driver or a restore filled",
     "tidegate.epoch.duration": "from plan to sealed",
     "tidegate.step.duration": "one step of an epoch; `seal_before` is the seal of the epoch before",
-    "tidegate.rows": "rows by disposition and source",
-    "tidegate.rows.late": "late rows by output",
+    "tidegate.rows": (
+        "rows by source and disposition; beside those of the row equation late_rows, flagged,"
+        " tardy, stream_rejected, dead_objects, dead_object_rows and nulls_filled"
+    ),
+    "tidegate.rows.late": "rows that were late for an output, whatever became of them",
     "tidegate.windows.emitted": "window results by window, revisions included",
     "tidegate.barriers": "closed barriers by outcome",
     "tidegate.barriers.blocked": "members standing at an open barrier",
@@ -137,13 +141,17 @@ class DriverMetrics:
 
     def _count_rows(self, epoch: EpochCounters) -> None:
         self._buffered = epoch.retained
-        for source, counts in epoch.per_source.items():
-            for disposition, rows in counts.items():
-                if ":" not in disposition:  # rows late for a window are counted by output below
-                    self._rows.add(
-                        rows, {**self._attributes, "source": source, "disposition": disposition}
-                    )
-        for output, rows in epoch.late_by_output.items():
+        for source, own in epoch.per_source.items():
+            counts = RowCounts.of_source(own)
+            attributes = {**self._attributes, "source": source}
+            for disposition in (*ROW_EQUATION, *ROW_NOTES):
+                if counts[disposition]:
+                    self._rows.add(counts[disposition], {**attributes, "disposition": disposition})
+            for stream, rows in counts.count_stream_rejections().items():
+                rejected = {"disposition": "stream_rejected", "stream": stream}
+                self._rows.add(rows, {**attributes, **rejected})
+        late = RowCounts.of_sources(epoch.per_source).late_by_output
+        for output, rows in late.items():
             self._late.add(rows, {**self._attributes, "output": output})
         for window, rows in epoch.windows.items():
             self._windows.add(rows, {**self._attributes, "window": window})

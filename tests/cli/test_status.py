@@ -38,6 +38,7 @@ def test_stopped_pipeline_shows_where_it_stands(cli: Cli, log: SlotLog) -> None:
         3_000_000,
         3,
     )
+    assert data["sources"]["EWR"].pop("counts")["late_rows"] == 3
     assert data["sources"]["EWR"] == {
         "frontier": 3_000_000,
         "status": "active",

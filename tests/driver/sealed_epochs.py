@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+
 from tests.engine.harness import SECOND, Bench, PlainSteps, barrier, row, spec_of
 from tidegate.jobs.engine.epoch_engine import EpochReport
 
@@ -35,3 +37,18 @@ def sealed() -> tuple[Bench, list[EpochReport]]:
         reports.append(engine.run_epoch())
     assert all(report.sealed for report in reports)
     return bench, reports
+
+
+def measured(reader: InMemoryMetricReader) -> dict[tuple[str, tuple[tuple[str, Any], ...]], Any]:
+    """(name, attributes without the pipeline) -> value, or count of a histogram."""
+    data = reader.get_metrics_data()
+    assert data is not None
+    found = {}
+    for metric in data.resource_metrics[0].scope_metrics[0].metrics:
+        for point in metric.data.data_points:
+            attributes = dict(point.attributes or {})
+            assert attributes.pop("pipeline") == "p"
+            found[metric.name, tuple(sorted(attributes.items()))] = getattr(
+                point, "value", getattr(point, "count", None)
+            )
+    return found

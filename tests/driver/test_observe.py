@@ -17,7 +17,7 @@ from openlineage.client.serde import Serde
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
-from tests.driver.sealed_epochs import FACTS, sealed
+from tests.driver.sealed_epochs import FACTS, measured, sealed
 from tests.engine.harness import SECOND, spec_of
 from tests.servers.memory_store import MemoryStore
 from tests.servers.otlp import collecting
@@ -35,21 +35,6 @@ from tidegate.jobs.driver.otel_metrics import (
 )
 from tidegate.jobs.engine.epoch_engine import EpochReport
 from tidegate.jobs.spec.pipeline import PipelineSpec
-
-
-def measured(reader: InMemoryMetricReader) -> dict[tuple[str, tuple[tuple[str, Any], ...]], Any]:
-    """(name, attributes without the pipeline) -> value, or count of a histogram."""
-    data = reader.get_metrics_data()
-    assert data is not None
-    found = {}
-    for metric in data.resource_metrics[0].scope_metrics[0].metrics:
-        for point in metric.data.data_points:
-            attributes = dict(point.attributes or {})
-            assert attributes.pop("pipeline") == "p"
-            found[metric.name, tuple(sorted(attributes.items()))] = getattr(
-                point, "value", getattr(point, "count", None)
-            )
-    return found
 
 
 def test_metrics_follow_the_counters() -> None:

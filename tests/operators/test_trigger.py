@@ -193,7 +193,7 @@ def _manifest(slot: int, late: int = 0, timeline: int = 0) -> Manifest:
         driver="d",
         recorded_now=0,
         created_at=0,
-        counters=Counters(read=late, late=late),
+        counters=Counters(read=late, late=late, per_source={"a": {"read": late, "late": late}}),
     )
 
 
