@@ -50,7 +50,7 @@ def judge(mutant: Mutant, answers: dict[tuple[str, str, str], str], limit: float
 
 def check_baseline(paths: Sequence[str], limit: float) -> bool:
     """Run the tests of each room without a mutant; return whether they pass."""
-    for tests, path in {choose_tests(path): path for path in paths}.items():
+    for tests, path in {frozenset(choose_tests(path)): path for path in paths}.items():
         result = run_tests(path, (ROOT / path).read_text(), limit)
         sys.stdout.write(
             f"{path} unchanged, {len(tests)} test files: {result['verdict']}"
