@@ -14,6 +14,9 @@ from tidegate.checkpoints.shared_documents import SharedDocument, change_documen
 from tidegate.checkpoints.store import Store
 from tidegate.errors import ConfigurationError
 
+# Ticks. Generous, because clocks of two hosts are compared: a restore takes a minute at most.
+_ABANDONED_AFTER = 15 * 60 * 1_000_000
+
 
 class DesiredState(StrEnum):
     """What somebody wants of a pipeline."""
@@ -80,3 +83,28 @@ def set_desired_state(
     return change_document(
         store, BucketLayout(pipeline).desired_key, DesiredDocument(), apply_state
     )
+
+
+def end_abandoned_recovery(
+    store: Store, pipeline: str, *, who: str, clock: Clock = SYSTEM_CLOCK
+) -> DesiredDocument:
+    """Return what is wanted now, after a recovery whose process was killed has been ended.
+
+    The restore itself is one PUT, so it either happened or did not; in both cases the next driver
+    finds in the log where to continue.
+    """
+
+    def end_recovery(before: DesiredDocument) -> DesiredDocument:
+        now = clock.wall_ticks()
+        if before.state is not DesiredState.RECOVERING or now - before.at < _ABANDONED_AFTER:
+            return before
+        why = f"the recovery begun by {before.who} was abandoned"
+        return before.model_copy(
+            update={"state": DesiredState.RUN, "who": who, "why": why, "at": now}
+        )
+
+    desired = read_desired_state(store, pipeline)
+    if end_recovery(desired) is desired:
+        return desired
+    key = BucketLayout(pipeline).desired_key
+    return change_document(store, key, DesiredDocument(), end_recovery)

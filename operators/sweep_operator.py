@@ -11,8 +11,11 @@ from typing import Any
 
 from airflow.sdk import BaseOperator
 
-from tidegate.checkpoints.desired_state import DesiredState, read_desired_state, set_desired_state
-from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
+from tidegate.checkpoints.desired_state import (
+    DesiredState,
+    end_abandoned_recovery,
+    read_desired_state,
+)
 from tidegate.checkpoints.pipeline_overview import PipelineState, parse_reported_state, read_driver
 from tidegate.checkpoints.store import Store
 from tidegate.errors import TidegateError, TransientError
@@ -22,9 +25,6 @@ from tidegate.operators.store_access import StoreAccess
 
 UNREADABLE_KEY = "unreadable"  # of the XCom with the pipelines that could not be judged
 _ACTIVE_RUN_STATES = ["queued", "running"]
-# Ticks. Generous, because clocks of two hosts are compared: a restore from the command line has no
-# run, and takes a minute at most.
-_ABANDONED_AFTER = 15 * 60 * 1_000_000
 
 
 class SweepOperator(BaseOperator):
@@ -62,7 +62,7 @@ class SweepOperator(BaseOperator):
                 )
                 # With an active run, the recovery is slow but not abandoned.
                 if not recovering:
-                    end_abandoned_recovery(store, pipeline)
+                    end_abandoned_recovery(store, pipeline, who="sweep")
                 start, why = decide_start(store, pipeline, watched=watched)
             except TidegateError as error:
                 start, why = False, error.message
@@ -90,23 +90,6 @@ class SweepReportOperator(BaseOperator):
         if found:
             findings = "; ".join(f"{name}: {message}" for name, message in found.items())
             raise SWEEP_UNREADABLE(names=", ".join(found), findings=findings)
-
-
-def end_abandoned_recovery(store: Store, pipeline: str, clock: Clock = SYSTEM_CLOCK) -> bool:
-    """Let a stream run again if the process of its recovery was killed.
-
-    The restore itself is one PUT, so it either happened or did not; in both cases the next driver
-    finds in the log where to continue.
-    """
-    desired = read_desired_state(store, pipeline)
-    recovering = desired.state is DesiredState.RECOVERING
-    if not recovering or clock.wall_ticks() - desired.at < _ABANDONED_AFTER:
-        return False
-    why = f"the recovery begun by {desired.who} was abandoned"
-    set_desired_state(
-        store, pipeline, DesiredState.RUN, who="sweep", why=why, only_from=DesiredState.RECOVERING
-    )
-    return True
 
 
 def decide_start(store: Store, pipeline: str, *, watched: bool) -> tuple[bool, str]:

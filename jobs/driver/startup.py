@@ -35,6 +35,7 @@ from tidegate.checkpoints.checkpoint_specs import (
 from tidegate.checkpoints.desired_state import (
     DesiredDocument,
     DesiredState,
+    end_abandoned_recovery,
     read_desired_state,
     set_desired_state,
 )
@@ -163,7 +164,9 @@ class LeaderElection:
 
     def _is_wanted(self) -> bool:
         touch_alive_file(self._alive)
-        before, self._desired = self._desired, read_desired_state(self._store, self._pipeline)
+        # Where there is no Airflow, no sweep does this.
+        desired = end_abandoned_recovery(self._store, self._pipeline, who="driver")
+        before, self._desired = self._desired, desired
         if not self._desired.keeps_drivers_away:
             return True
         error = _unwanted_error(self._pipeline, self._desired)

@@ -16,6 +16,7 @@ from tidegate.checkpoints.desired_state import (
     read_desired_state,
     set_desired_state,
 )
+from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, ManualClock
 from tidegate.checkpoints.lease import Lease, read_lease
 from tidegate.checkpoints.process_identity import ProcessIdentity
 from tidegate.errors import FencedError
@@ -84,6 +85,22 @@ def test_a_persons_own_run_ends_a_stop_but_no_restore(turn_of: NewTurn, store: M
     want(store, DesiredState.RECOVERING)
     one.clear_stop("bob")
     assert read_desired_state(store, "p").state is DesiredState.RECOVERING
+
+
+@pytest.mark.parametrize("standby", [False, True])
+def test_a_recovery_that_died_does_not_keep_drivers_away(
+    turn_of: NewTurn, store: MemoryStore, *, standby: bool
+) -> None:
+    """Without Airflow no sweep ends it, so the next driver does after a quarter of an hour."""
+    killed = ManualClock(wall_ticks=SYSTEM_CLOCK.wall_ticks() - 16 * 60 * 1_000_000)
+    recovering = DesiredState.RECOVERING
+    set_desired_state(store, "p", recovering, who="ann", why="restore", clock=killed)
+    one = turn_of(standby)
+    one.stop.set()  # it looks once
+    assert one.wait_until_wanted()
+    desired = read_desired_state(store, "p")
+    assert (desired.state, desired.who) == (DesiredState.RUN, "driver")
+    assert desired.why == "the recovery begun by ann was abandoned"
 
 
 def test_a_standby_waits_for_the_wish(

@@ -8,7 +8,11 @@ from tests.operators.clocks import World
 from tests.servers.memory_store import MemoryStore
 
 from tidegate.checkpoints.bucket_layout import BucketLayout
-from tidegate.checkpoints.desired_state import DesiredState, set_desired_state
+from tidegate.checkpoints.desired_state import (
+    DesiredState,
+    end_abandoned_recovery,
+    set_desired_state,
+)
 from tidegate.checkpoints.driver_reports import DriverStatus, write_status
 from tidegate.checkpoints.driver_requests import RequestKind, list_pending_requests
 from tidegate.checkpoints.host_clock import ManualClock
@@ -21,7 +25,6 @@ from tidegate.operators.sweep_operator import (
     SweepOperator,
     SweepReportOperator,
     decide_start,
-    end_abandoned_recovery,
 )
 
 ELSEWHERE = ProcessIdentity(
@@ -105,9 +108,11 @@ def test_an_abandoned_recovery_ends() -> None:
     store, clock = MemoryStore(), ManualClock()
     set_desired_state(store, "p", DesiredState.RECOVERING, who="ann", clock=clock)
     clock.advance(14 * 60)
-    assert not end_abandoned_recovery(store, "p", clock)
+    assert end_abandoned_recovery(store, "p", who="sweep", clock=clock).keeps_drivers_away
     clock.advance(2 * 60)
-    assert end_abandoned_recovery(store, "p", clock)
+    for _ in range(2):  # a second sweep finds nothing to do
+        ended = end_abandoned_recovery(store, "p", who="sweep", clock=clock)
+        assert (ended.state, ended.revision) == (DesiredState.RUN, 2)
     assert decide_start(store, "p", watched=False)[0]
 
 
