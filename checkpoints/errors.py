@@ -83,6 +83,21 @@ BUCKET_DENIED: Final = ErrorDefinition(
     advice="check TIDEGATE_S3_ENDPOINT, TIDEGATE_S3_ACCESS_KEY, TIDEGATE_S3_SECRET_KEY, the region"
     " and the bucket's name",
 )
+KEYS_EXPIRED: Final = ErrorDefinition(
+    "store.keys_expired",
+    StoreDeniedError,
+    "{location} refuses: the keys have expired ({cause})",
+    kept="everything in the bucket",
+    advice="renew TIDEGATE_S3_ACCESS_KEY and TIDEGATE_S3_SECRET_KEY, or the role's session, and"
+    " start again",
+)
+CLOCK_SKEWED: Final = ErrorDefinition(
+    "store.clock_skewed",
+    StoreDeniedError,
+    "{location} refuses: the clocks of this host and of the store differ too much ({cause})",
+    kept="everything in the bucket",
+    advice="set the clock of this host, for example with NTP, and start again",
+)
 FOLDER_DENIED: Final = ErrorDefinition(
     "store.denied",
     ConfigurationError,

@@ -22,6 +22,8 @@ from pydantic import BaseModel, ConfigDict, SecretStr
 from tidegate.checkpoints.canonical_json import sha256_of_file
 from tidegate.checkpoints.errors import (
     BUCKET_DENIED,
+    CLOCK_SKEWED,
+    KEYS_EXPIRED,
     OBJECT_NOT_FOUND,
     OUTCOME_UNKNOWN,
     PRECONDITION_FAILED,
@@ -38,11 +40,32 @@ from tidegate.checkpoints.store import (
     UploadedObject,
     check_key,
 )
-from tidegate.errors import TidegateError
+from tidegate.errors import ErrorDefinition, TidegateError
 
 # Bytes. A smaller file is faster in one PUT, whose checksum covers the whole object.
 _MULTIPART_FROM = 64 << 20
 _MAX_LIST_KEYS = 1000  # the most that one LIST answers
+# Answers 400 and 403 that speak of one request, not of the credentials: damaged on the way, or one
+# too many. The same request can succeed when it is sent again.
+_PASSING_CODES = frozenset(
+    {
+        "BadDigest",
+        "IncompleteBody",
+        "KMS.ThrottlingException",
+        "RequestTimeout",
+        "SlowDown",
+        "Throttling",
+        "ThrottlingException",
+        "XAmzContentChecksumMismatch",
+        "XAmzContentSHA256Mismatch",
+    }
+)
+_REFUSALS = {
+    "ExpiredToken": KEYS_EXPIRED,
+    "ExpiredTokenException": KEYS_EXPIRED,
+    "TokenRefreshRequired": KEYS_EXPIRED,
+    "RequestTimeTooSkewed": CLOCK_SKEWED,
+}
 T = TypeVar("T")
 
 
@@ -263,10 +286,12 @@ class S3Store:
         """Run one request and turn the exceptions of botocore into errors of this package."""
         from boto3.exceptions import Boto3Error
         from botocore.exceptions import BotoCoreError, ClientError
+        from urllib3.exceptions import HTTPError
 
         try:
             return ask()
-        except (BotoCoreError, ClientError, Boto3Error) as error:
+        # botocore wraps only two of the errors that urllib3 raises in the middle of a body.
+        except (BotoCoreError, ClientError, Boto3Error, HTTPError) as error:
             inner = error.__context__ if isinstance(error, Boto3Error) else None
             raise self._translate_error(inner or error, key, writes) from error
 
@@ -311,9 +336,11 @@ class S3Store:
             )
         if status == 404:
             return OBJECT_NOT_FOUND(uri=self.uri(key))
-        if status in (301, 307, 400, 401, 403) and code not in ("RequestTimeout", "SlowDown"):
+        if status in (301, 307, 400, 401, 403) and code not in _PASSING_CODES:
             message = response.get("Error", {}).get("Message", "")
-            return self._denied_error(f"{code or status}: {message}")
+            return self._denied_error(
+                f"{code or status}: {message}", _REFUSALS.get(code, BUCKET_DENIED)
+            )
         if status == 507 or code == "XMinioStorageFull":
             return STORE_FULL(uri=self.uri(key), cause=f"{status} {code}")
         # 409 (a conflicting write is under way), 408, 429, 5xx: it may or may not have happened.
@@ -323,8 +350,10 @@ class S3Store:
         definition = OUTCOME_UNKNOWN if writes else STORE_UNAVAILABLE
         return definition(uri=self.uri(key), cause=cause)
 
-    def _denied_error(self, cause: str) -> TidegateError:
-        return BUCKET_DENIED(location=self._describe_location(), cause=cause)
+    def _denied_error(
+        self, cause: str, definition: ErrorDefinition = BUCKET_DENIED
+    ) -> TidegateError:
+        return definition(location=self._describe_location(), cause=cause)
 
     def _describe_location(self) -> str:
         return f"{self.url} at {self.settings.endpoint or 'AWS'}"

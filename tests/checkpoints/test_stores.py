@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import os
+import ssl
 import threading
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from botocore.response import StreamingBody
+from botocore.stub import Stubber
 from pydantic import SecretStr
 from tests.servers.memory_store import Fault, MemoryBucket, MemoryStore, StoreRequest
+from urllib3.response import HTTPResponse
 
 from tidegate.checkpoints.local_store import LocalStore, refuse_network_file_system
 from tidegate.checkpoints.open_store import open_store
@@ -317,6 +323,66 @@ def test_an_absent_server_is_transient_and_nothing_was_sent() -> None:
     with pytest.raises(StoreUnavailableError, match="cannot connect"):
         store.create("k", b"")
     with pytest.raises(StoreUnavailableError):
+        store.get("k")
+
+
+def _unconnected_s3(budget: float = 15.0) -> S3Store:
+    keys = {"access_key": "a", "secret_key": SecretStr("s")}
+    return S3Store(S3Settings(bucket="b", endpoint="http://127.0.0.1:1", budget=budget, **keys))
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "told"),
+    [
+        ("ExpiredToken", 400, "store.keys_expired"),
+        ("RequestTimeTooSkewed", 403, "store.clock_skewed"),
+        ("AccessDenied", 403, "store.denied"),
+        ("InvalidAccessKeyId", 403, "store.denied"),
+    ],
+)
+def test_a_refusal_names_what_a_person_has_to_do(code: str, status: int, told: str) -> None:
+    """Expired keys, a wrong clock and missing rights have one class and different advice."""
+    store = _unconnected_s3()
+    with Stubber(store._get_client()) as answers:
+        answers.add_client_error("get_object", code, "said the store", http_status_code=status)
+        with pytest.raises(StoreDeniedError, match=f"{code}: said the store") as refused:
+            store.get("k")
+    assert refused.value.code == told
+
+
+@pytest.mark.parametrize(
+    "code", ["BadDigest", "IncompleteBody", "XAmzContentSHA256Mismatch", "KMS.ThrottlingException"]
+)
+def test_a_damaged_or_throttled_request_is_sent_again(code: str) -> None:
+    """400 says nothing about the credentials then: a read is repeated, and the outcome of a
+    conditional write is read back by its caller.
+    """
+    store = _unconnected_s3()
+    with Stubber(store._get_client()) as answers:
+        answers.add_client_error("put_object", code, http_status_code=400)
+        with pytest.raises(OutcomeUnknownError, match=code):
+            store.create("k", b"")
+        answers.add_client_error("list_objects_v2", code, http_status_code=400)
+        answers.add_response("list_objects_v2", {"IsTruncated": False})
+        assert not list(store.list_objects(""))
+
+
+def test_a_broken_tls_connection_inside_a_body_is_transient(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """botocore hands on urllib3's own error for it, which would end the lease's thread."""
+
+    class Alert(io.RawIOBase):
+        """A body that a TLS alert cuts off."""
+
+        def read(self, size: int | None = -1) -> bytes:
+            raise ssl.SSLError(1, "[SSL: DECRYPTION_FAILED_OR_BAD_RECORD_MAC] bad record mac")
+
+    body = StreamingBody(HTTPResponse(Alert(), preload_content=False), content_length=9)
+    store = _unconnected_s3(budget=0.0)
+    client = SimpleNamespace(get_object=lambda **_: {"Body": body, "ETag": "e"})
+    monkeypatch.setattr(store, "_get_client", lambda: client)
+    with pytest.raises(StoreUnavailableError, match="SSLError"):
         store.get("k")
 
 
