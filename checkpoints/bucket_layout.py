@@ -170,13 +170,9 @@ class BucketLayout:
 
     # Slots and the files of attempts
 
-    def timeline_prefix(self, timeline: int) -> str:
-        """Prefix of one timeline."""
-        return f"{self.timelines_prefix}{timeline}/"
-
     def attempt_prefixes(self, timeline: int) -> tuple[str, str]:
-        """Return the prefixes below which all attempts of one timeline lie."""
-        folder = self.timeline_prefix(timeline)
+        """Prefixes of the state segments and of the table files of all attempts of a timeline."""
+        folder = f"{self.timelines_prefix}{timeline}/"
         return f"{folder}state/", f"{folder}tables/"
 
     def slots_prefix(self, timeline: int) -> str:
@@ -196,12 +192,12 @@ class BucketLayout:
 
     def state_prefix(self, attempt: CheckpointId) -> str:
         """Folder of the state segments of one attempt."""
-        return f"{self.timeline_prefix(attempt.timeline)}state/{attempt.folder_name}/"
+        return f"{self.attempt_prefixes(attempt.timeline)[0]}{attempt.folder_name}/"
 
     def table_prefix(self, table: str, attempt: CheckpointId) -> str:
         """Folder of the files that one attempt wrote for one table."""
-        folder = f"{self.timeline_prefix(attempt.timeline)}tables"
-        return f"{folder}/{require_name(table, 'table name')}/{attempt.folder_name}/"
+        folder = self.attempt_prefixes(attempt.timeline)[1]
+        return f"{folder}{require_name(table, 'table name')}/{attempt.folder_name}/"
 
     def parse_attempt(self, key: str) -> CheckpointId | None:
         """Return the attempt in whose folder a data key lies, or None for any other key."""

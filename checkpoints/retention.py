@@ -8,7 +8,8 @@
 3. **Mark**: note the newest filled slot of every timeline *first*, then collect every file named by
     any manifest that is left, and everything the tables' own snapshots reference (asked for after
     step 1 found out what is published). The folders of the attempts that are left stay whole: a
-    follower may just have put a file of its own there, which no snapshot names yet.
+    follower may just have put a file of its own there, which no snapshot names yet. So only the
+    oldest manifest of each stretch is read: it names all that later ones need from before.
 4. **Sweep** files of attempts whose slot is at or below the noted one and that are not marked. An
   attempt of a later slot may still be sealed by somebody who is asleep; it is never touched. A
   manifest sealed after the mark names only files of its own attempt, of its parent (marked: a head
@@ -275,22 +276,46 @@ class Retention:
             for row in self._retained_summaries(head)
             if row.kind in ("epoch", "missing") and row.id not in gone
         ]
-        with ThreadPoolExecutor(self._workers) as pool:
-            keys = set[str]().union(*pool.map(self._keys_needed_by, staying))
+        keys = self._collect_needed_keys(staying)
         attempts = frozenset(CheckpointId.parse(row.id) for row in staying if row.id)
         return _MarkedFiles(
             bounds, frozenset(keys | set(self._catalog_keys(self._external()))), attempts
         )
 
-    def _keys_needed_by(self, row: SlotSummary) -> set[str]:
+    def _collect_needed_keys(self, staying: list[SlotSummary]) -> set[str]:
+        """Return the files outside their own attempts' folders that epochs which stay need.
+
+        An epoch names files of its own attempt and of its parent only. So what a stretch of epochs
+        needs from before it, its oldest epoch names already, and the others are not read.
+        """
+        ids = {row.id for row in staying}
+        children: dict[str | None, list[SlotSummary]] = {}
+        for row in staying:
+            children.setdefault(row.parent, []).append(row)
+        keys = set[str]()
+        oldest = [row for row in staying if row.id is None or row.parent not in ids]
+        with ThreadPoolExecutor(self._workers) as pool:
+            while oldest:
+                found = [*zip(oldest, pool.map(self._keys_needed_by, oldest), strict=True)]
+                keys = keys.union(*(named or () for _, named in found))
+                # Another run has retired the epoch since: its stub does not name what its children
+                # need.
+                oldest = [
+                    row
+                    for parent, named in found
+                    if named is None
+                    for row in children.get(parent.id, ())
+                ]
+        return keys
+
+    def _keys_needed_by(self, row: SlotSummary) -> set[str] | None:
+        """Return the files that the epoch of a slot names; None if it was retired meanwhile."""
         filled = self._log.read_slot(row.timeline, row.slot)
         if filled is None:
             raise self._missing_slot_error(row)
-        return (
-            {file.key for file in filled.record.all_files()}
-            if isinstance(filled.record, Manifest)
-            else set()
-        )
+        if not isinstance(filled.record, Manifest):
+            return None
+        return {file.key for file in filled.record.all_files()}
 
     def _missing_slot_error(self, row: SlotSummary) -> PoisonError:
         return PoisonError(

@@ -5,14 +5,15 @@ What goes, what stays, and that nothing referenced is ever deleted.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import Phase, given, settings
 from tests.checkpoints.conftest import RACE, SCRIPT, Author, Ledger, Stage
-from tests.servers.memory_store import Fault, MemoryBucket, MemoryStore
+from tests.servers.memory_store import Fault, MemoryBucket, MemoryStore, StoreRequest
 
 from tidegate.checkpoints.bucket_layout import CheckpointId, generate_attempt_id
 from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
@@ -25,7 +26,7 @@ from tidegate.checkpoints.verify import CheckpointVerdict, verify_checkpoint
 from tidegate.errors import ConfigurationError, PoisonError, TidegateError, TransientError
 
 if TYPE_CHECKING:
-    from tidegate.checkpoints.store import Store
+    from tidegate.checkpoints.store import ObjectInfo, Store
 
 EAGER = RetentionPolicy(keep_last=2, keep_for=0, grace=0)
 LATER = 1_760_000_000_000_000  # microseconds; after everything the author writes
@@ -79,8 +80,8 @@ def test_old_checkpoints_become_stubs_and_their_files_go(store: Store, author: A
 def test_segments_that_live_on_stay(log: SlotLog, author: Author) -> None:
     """A segment written long ago and still part of the state is reachable from the newest manifest."""
     old = author.seal(log, with_files=True)
-    author.extend(log, 3)
-    author.seal(log, segments=old.segments)
+    for _ in range(4):
+        author.seal(log, segments=old.segments)
     retention(log).run()
     assert log.store.stat(old.segments[0].key) is not None
     assert log.store.stat(old.files["events"][0].key) is None
@@ -162,6 +163,64 @@ def test_an_undecided_attempt_is_never_touched(log: SlotLog, author: Author) -> 
     assert log.store.stat(kept) is not None
     manifest = author.manifest(log.head(), attempt=sleeper.attempt)
     assert isinstance(log.seal(manifest), Sealed)
+
+
+class CountingStore(MemoryStore):
+    """Counts requests by verb, and slots as one place; notes listings without a limit."""
+
+    def __init__(self, bucket: MemoryBucket) -> None:
+        super().__init__(bucket, hook=self.count)
+        self.asked = Counter[tuple[str, str]]()
+        self.listed: list[str] = []
+
+    def count(self, request: StoreRequest) -> None:
+        """Count one request."""
+        self.asked[request.verb, "slots" if "/slots/" in request.key else request.key] += 1
+
+    def list_objects(
+        self, prefix: str, *, start_after: str | None = None, limit: int | None = None
+    ) -> Iterator[ObjectInfo]:
+        """List as ever."""
+        self.listed += [] if limit else [prefix]
+        return super().list_objects(prefix, start_after=start_after, limit=limit)
+
+
+def test_a_sweep_reads_and_lists_what_is_retained_only(author: Author) -> None:
+    """Neither old slots are listed nor every retained manifest is read, however many there are."""
+    costs = []
+    for epochs in (20, 60):
+        store = CountingStore(MemoryBucket())
+        log = SlotLog(store, "p")
+        author.extend(log, 5, with_files=True)
+        policy = RetentionPolicy(keep_last=epochs, keep_for=0, grace=0)
+        author.extend(log, epochs)
+        retention(log, policy).run()
+        store.asked.clear()
+        store.listed.clear()
+        retention(SlotLog(store, "p"), policy).run()
+        assert store.listed == ["p/timelines/0/state/", "p/timelines/0/tables/"]
+        costs.append(store.asked)
+    assert costs[0] == costs[1]
+
+
+def test_what_another_run_retires_meanwhile_keeps_its_childrens_files(author: Author) -> None:
+    """The sweep reads the oldest epoch that stays; if that is a stub by then, it reads the next."""
+    bucket = MemoryBucket()
+    log = SlotLog(MemoryStore(bucket), "p")
+    old = author.seal(log, with_files=True)
+    manifests = [author.seal(log, segments=old.segments) for _ in range(4)]
+    oldest = log.layout.slot_key(0, manifests[0].slot)
+    CheckpointCatalog(log, workers=1).list_checkpoints()
+
+    def retire(request: StoreRequest) -> None:
+        if (request.verb, request.key) == ("get", oldest):
+            sweeping.hook = None
+            retention(log).run()
+
+    sweeping = MemoryStore(bucket, hook=retire)
+    retention(SlotLog(sweeping, "p"), RetentionPolicy(keep_last=4, keep_for=0, grace=0)).run()
+    assert isinstance(log.open_checkpoint(manifests[0].id).record, RetiredEpoch)
+    assert log.store.stat(old.segments[0].key) is not None
 
 
 def test_young_garbage_is_spared_for_a_while(store: Store, author: Author) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -45,6 +46,18 @@ def test_what_is_sealed_adds_up(mode: str, policy: str) -> None:
     assert [make_content_check(bench.store)(epoch) for epoch in bench.epochs()] == [[]] * len(
         bench.epochs()
     )
+
+
+@pytest.mark.parametrize("mode", ["ordered", "pass_through", "commit"])
+def test_an_epoch_names_files_of_its_own_attempt_and_of_its_parent_only(mode: str) -> None:
+    """The sweep relies on it: it reads only the oldest manifest of each stretch that stays."""
+    bench = sealed(release={"mode": mode})
+    epochs, inherited = bench.epochs(), 0
+    for parent, epoch in pairwise(epochs):
+        own = {file.key for file in epoch.all_files()} - {file.key for file in parent.all_files()}
+        inherited += len(epoch.all_files()) - len(own)
+        assert {bench.log.layout.parse_attempt(key) for key in own} <= {epoch.id}
+    assert inherited > 0
 
 
 def rewritten(bench: Bench, file: FileRef, change: Callable[[Any], Any]) -> FileRef:
