@@ -269,7 +269,11 @@ class DriverSession:
         )
         # Only now: a restore may have moved the head, and sinks follow the new timeline at once.
         self._publisher.start(retry(self._log.head).slot)
-        outcome = retry(self._make_loop, wait_for_mover()).run()
+        mover = wait_for_mover()
+        # Not in the first plan, which has two minutes: every next driver would have the same fate.
+        self._steps.enter("load")
+        retry(self._sources.open_logs)
+        outcome = retry(self._make_loop, mover).run()
         self._status.set_state("draining", why=outcome.why)
         self._steps.enter("publish")
         if not self._publisher.drain(_DRAIN_SECONDS):

@@ -38,6 +38,7 @@ STEP_DEADLINES: Final[Mapping[str, float]] = {
     "seal": 60.0,  # twice the retry budget of a seal
     "wait": 120.0,
     "start": 300.0,  # a cold JVM on a busy machine
+    "load": 3600.0,  # arrival logs: a GET for each 2,000 objects ever found
     "publish": 3600.0,
 }
 """Seconds that a step may take. A driver that takes longer counts as stuck and loses its lease."""

@@ -41,11 +41,13 @@ import structlog
 
 from tidegate.checkpoints.s3_store import S3Settings, S3Store
 from tidegate.checkpoints.store import PreconditionFailedError, Store
+from tidegate.jobs.sources.object_inspection import map_in_threads
 
 _log = structlog.get_logger("tidegate.driver")
 
 # About 200 KB, rewritten at most once per epoch; a million objects are 500 pages to read at start.
 _KEYS_PER_PAGE: Final = 2000
+_PAGES_PER_BATCH: Final = 16  # in memory at a time while all pages are read
 _KEYS_PER_LISTING: Final = 10_000  # 1.4 s on MinIO
 _BEFORE_FIRST_KEY: Final = ""
 _MIN_UNSORTED_KEYS: Final = 4096
@@ -245,9 +247,11 @@ class ArrivalLog:
         self._seen = _SeenKeys()
         keys = [entry.key for entry in self._store.list_objects(self._prefix)]
         self._first_indexes = [int(k.removeprefix(self._prefix)[: -len(".json")]) for k in keys]
-        for first in self._first_indexes:
-            self._last = self._load_page(first)
-            self._remember_keys(self._last.keys)
+        for start in range(0, len(self._first_indexes), _PAGES_PER_BATCH):
+            batch = self._first_indexes[start : start + _PAGES_PER_BATCH]
+            for page in map_in_threads(self._load_page, batch):
+                self._last = page
+                self._remember_keys(page.keys)
 
     def _find_page(self, index: int) -> _LogPage:
         first = self._first_indexes[bisect_right(self._first_indexes, index) - 1]

@@ -36,6 +36,12 @@ class PipelineSources:
             self._notifications += [notices] if notices is not None else []
         return ObjectSource(name, source, view, pipeline=spec.name, notices=notices)
 
+    def open_logs(self) -> None:
+        """Read the arrival logs, which takes minutes after tens of millions of objects."""
+        for source in self.all:
+            if isinstance(source, ObjectSource):
+                source.open_logs()
+
     def collect_status(self) -> Mapping[str, Any]:
         """Return waiting messages and objects by member, and late uploads by source."""
         lag: dict[str, int] = {}

@@ -102,6 +102,29 @@ def test_log_survives_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(list(store.list_objects("p/arrivals/"))) == 3
 
 
+@pytest.mark.parametrize("partition_by", ["source", "folder"])
+def test_the_log_is_read_before_the_first_plan(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, partition_by: str
+) -> None:
+    """A plan has two minutes; reading the pages of tens of millions of objects takes longer."""
+    monkeypatch.setattr(arrival_log, "_KEYS_PER_PAGE", 1)
+    monkeypatch.setattr(arrival_log, "_PAGES_PER_BATCH", 2)
+    store = store_of("x/a", "x/b", "x/c")
+    options = {"discovery": {"order": "arrival"}, "partition_by": partition_by}
+    sources = {"a": spec(path="inbox/a", **options)}
+    pipeline = PipelineSpec.model_validate({"name": "p", "sources": sources})
+    before = PipelineSources(pipeline, InputView(store, pipeline, tmp_path)).all[0]
+    (member,) = before.list_members()
+    assert len(before.plan(member, None, ReadLimits()).parts) == 3
+    later = PipelineSources(pipeline, InputView(store, pipeline, tmp_path))
+    later.open_logs()
+    assert isinstance(store, MemoryStore)
+    asked: list[tuple[str, str]] = []
+    store.hook = lambda request: asked.append((request.verb, request.key))
+    assert later.all[0].plan(member, None, ReadLimits()).parts[0]["key"] == "inbox/a/x/a"
+    assert ("list", f"p/arrivals/a/{member.partition}/") not in asked
+
+
 def test_two_writers_never_disagree() -> None:
     """A driver that lost its place reads the other's entries first.
 
