@@ -137,7 +137,9 @@ class Coalescer:
         return known
 
     def _revive_input(self, known: InputState) -> InputState:
-        behind = known["frontier"] is None or known["frontier"] < self.value
+        # Without a frontier it is behind every F, but not behind none.
+        frontier = TICK_MIN if known["frontier"] is None else known["frontier"]
+        behind = frontier < self.value
         return {
             "frontier": known["frontier"],
             "status": ACTIVE,

@@ -215,6 +215,23 @@ def test_a_revived_input_does_not_hold_the_others_back() -> None:
     assert (inputs.at(2, 8), inputs.at(1, 20), inputs.at(2, 9)) == ([], [], [9])
 
 
+def test_a_revived_input_without_a_frontier_counts_as_minus_infinity() -> None:
+    """Before the first F it is not below F, so it holds F; behind an F it is left out."""
+    before, behind = Inputs(2, **IGNORE), Inputs(2, **IGNORE)
+    assert (before.idle(1), before.active(1), before.at(0, 10), before.at(1, 5)) == (
+        [],
+        [],
+        [],
+        [5],
+    )
+    assert (behind.idle(1), behind.at(0, 10), behind.active(1), behind.at(0, 50)) == (
+        [],
+        [10],
+        [],
+        [50],
+    )
+
+
 def test_nothing_moves_while_no_active_input_is_aligned() -> None:
     """F3: idle inputs behind, active ones unaligned: the frontier holds instead of passing
     everything.

@@ -54,9 +54,10 @@ class Level:
         if one.status == status:
             return
         one.status = status
-        caught_up = (
-            one.frontier is not None and one.frontier >= self._floor
-        )  # having none counts as below
+        # Having none counts as minus infinity: below F once there is one.
+        caught_up = self.frontier is None or (
+            one.frontier is not None and one.frontier >= self.frontier
+        )
         one.aligned = status == "active" and (self.options.revived == "freeze" or caught_up)
 
     def settle(self) -> None:

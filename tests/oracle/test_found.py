@@ -10,6 +10,7 @@ from typing import Any
 from tests.oracle.support import COLUMNS, Pair, Tick, World
 from tidegate.jobs.eventtime.decision_types import Member
 from tidegate.jobs.spec.pipeline import PipelineSpec
+from tidegate.time_units import TICK_MIN
 
 A, B, C = Member("a"), Member("b"), Member("c")
 NEVER = {"idle_timeout": "never"}
@@ -181,3 +182,57 @@ def test_a_barrier_aborted_and_missed_in_one_epoch_is_told_as_it_was_and_as_it_i
         (b.id, b.outcome, sorted(b.missing), b.tardy) for o in pair.outcomes for b in o.barriers
     ]
     assert told == [(1, "aborted", ["b/0"], []), (1, "aborted", ["b/0"], ["b/0"])]
+
+
+IDLE = {"coalesce": {"idle_timeout": 4}}
+DEAD_ROW = [{"t": None, "k": "x", "v": 0}]  # activity that gives no frontier
+
+
+def test_who_returns_before_the_first_frontier_holds_it() -> None:
+    """Both fell idle before F existed; who returns without a frontier is not behind any."""
+    ticks = [
+        Tick(0, {}, None),
+        Tick(10, {}, None),
+        Tick(0, {A: rows(10), B: DEAD_ROW}, None),
+        Tick(0, {B: rows(3)}, None),
+    ]
+    pair = played([A, B], ticks, **IDLE)
+    assert [o.after for o in pair.outcomes] == [TICK_MIN, TICK_MIN, TICK_MIN, 3]
+
+
+def test_who_returns_behind_a_frontier_without_one_is_left_out() -> None:
+    """F went on without it; it counts when its first frontier is not below F."""
+    ticks = [
+        Tick(0, {}, None),
+        Tick(10, {A: rows(10)}, None),
+        Tick(0, {A: rows(20), B: DEAD_ROW}, None),
+        Tick(0, {A: rows(40), B: rows(30)}, None),
+    ]
+    pair = played([A, B], ticks, **IDLE)
+    assert [o.after for o in pair.outcomes] == [TICK_MIN, 10, 20, 30]
+
+
+def test_nothing_expires_while_a_member_without_a_frontier_has_rows_left() -> None:
+    """Every row could still be behind one of its rows, so the build window waits for it."""
+    ticks = [
+        Tick(0, {A: rows(5), B: [*DEAD_ROW, *DEAD_ROW, *rows(3)]}, 1),
+        Tick(9, {}, 1),
+        Tick(9, {}, None),
+    ]
+    pair = played([A, B], ticks, release={"build_window": 5})
+    assert [[row.time for _, row, _ in o.released] for o in pair.outcomes] == [[], [], [3, 5]]
+
+
+def test_a_residence_passes_no_row_behind_a_barrier_of_a_member_without_a_frontier() -> None:
+    """The row that has stayed too long leaves, and F stands still: any row may be held there."""
+    ticks = [Tick(0, {A: rows(5), B: [*barriers(1), *rows(3)]}, None), Tick(9, {}, None)]
+    pair = played([A, B, C], ticks, release={"build_window": 5})
+    assert [row.time for _, row, _ in pair.outcomes[1].released] == [5]
+    assert pair.outcomes[1].after == TICK_MIN
+
+
+def test_back_pressure_reads_a_member_without_a_frontier_first() -> None:
+    """Without an F everybody who has a frontier is ahead, and who has none is nearest."""
+    ticks = [Tick(0, {A: rows(50, 51), B: [*DEAD_ROW, *rows(3)]}, 1), Tick(0, {}, 1)]
+    pair = played([A, B], ticks, release={"max_ahead": 10})
+    assert [o.consumed for o in pair.outcomes] == [{"a/0": 1, "b/0": 1}, {"a/0": 0, "b/0": 1}]
