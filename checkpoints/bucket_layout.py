@@ -252,10 +252,19 @@ class BucketLayout:
         """Folder of the Iceberg metadata of one table, without a slash at the end."""
         return f"{self.iceberg_folder}/{table}"
 
+    def table_catalog_key(self, table: str) -> str:
+        """Key of a table's entry in the catalog that the bucket itself provides."""
+        return f"{self.iceberg_table_folder(table)}/catalog.json"
+
     @property
     def published_cut_key(self) -> str:
         """Key of the pointer to the tables' metadata files, one cut over all tables."""
         return f"{self.iceberg_folder}/current.json"
+
+    @property
+    def table_versions_key(self) -> str:
+        """Key of the notes of what the pointer named earlier; readers may still use it."""
+        return f"{self.iceberg_folder}/versions.json"
 
     def arrivals_prefix(self, source: str, partition: str) -> str:
         """Prefix of the log of arrivals of one partition of a source."""

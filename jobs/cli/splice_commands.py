@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -454,5 +453,4 @@ def _publish_merged_tables(spec: PipelineSpec, log: SlotLog) -> None:
     from tidegate.jobs.sinks.iceberg_sink import IcebergSink
 
     identity = ensure_identity(log.store, spec.name)
-    with TemporaryDirectory(prefix="tidegate-splice-") as folder:
-        IcebergSink(spec, log.store, identity, Path(folder)).follow(log)
+    IcebergSink(spec, log.store, identity).follow(log)

@@ -19,16 +19,12 @@ from tidegate.checkpoints.slot_index import SlotIndex
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.errors import TidegateError
 from tidegate.jobs.driver.error_classification import log_background_failure
-from tidegate.jobs.sinks.iceberg_catalog import has_shared_catalog
-from tidegate.jobs.sinks.published_tables import (
-    find_published_slot,
-    have_followers_rewound,
-    list_referenced_files,
-)
-from tidegate.jobs.sinks.table_compaction import (
-    CompactionResult,
-    compact_tables,
+from tidegate.jobs.sinks.published_tables import find_published_slot, have_followers_rewound
+from tidegate.jobs.sinks.table_compaction import CompactionResult, compact_tables
+from tidegate.jobs.sinks.table_garbage import (
     delete_orphan_files,
+    list_referenced_files,
+    note_table_versions,
 )
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
@@ -39,7 +35,9 @@ _INDEX_AFTER = 250
 _log = structlog.get_logger("tidegate.driver")
 
 
-def make_retention(spec: PipelineSpec, log: SlotLog, keep_for: float | None = None) -> Retention:
+def make_retention(
+    spec: PipelineSpec, log: SlotLog, keep_for: float | None = None, grace: float = HOUR
+) -> Retention:
     """Return the retention of the spec, which also keeps what followers of the log still need.
 
     Args:
@@ -47,11 +45,12 @@ def make_retention(spec: PipelineSpec, log: SlotLog, keep_for: float | None = No
         log: its log.
         keep_for: seconds for which every checkpoint is kept; the spec's ``checkpoint.retain_for``
             unless given.
+        grace: seconds for which an unreferenced file is kept.
     """
     seconds = spec.checkpoint.retain_for / 1e6 if keep_for is None else keep_for
     return Retention(
         log,
-        RetentionPolicy(keep_last=spec.checkpoint.retain, keep_for=seconds),
+        RetentionPolicy(keep_last=spec.checkpoint.retain, keep_for=seconds, grace=grace),
         external=lambda: list_referenced_files(spec, log.store),
         published_upto=lambda: find_published_slot(spec, log),
         rewound=lambda: have_followers_rewound(spec, log),
@@ -91,18 +90,15 @@ def maintain_bucket(
     """
     refuse_copied_store(log.store, spec.name)
     compacted, obstacle = {}, ""
-    if spec.outputs.compact and not has_shared_catalog(spec, log.store):
-        obstacle = (
-            "each driver keeps a catalog of its own here; set outputs.catalog to one that all share"
-        )
-    elif not dry_run:
+    if not dry_run:
         try:
             compacted = compact_tables(spec, log.store)
         except TidegateError as error:
             # Retention goes on: it needs no catalog, so missing credentials do not matter to it.
             obstacle = error.message
-    swept = make_retention(spec, log, keep_for).run(dry_run=dry_run)
-    orphans = delete_orphan_files(spec, log.store, grace=HOUR, dry_run=dry_run)
+    grace = note_table_versions(spec, log.store, grace=HOUR, dry_run=dry_run)
+    swept = make_retention(spec, log, keep_for, grace).run(dry_run=dry_run)
+    orphans = delete_orphan_files(spec, log.store, grace=grace, dry_run=dry_run)
     totals = {
         "deleted": (*swept.deleted, *(entry.key for entry in orphans)),
         "deleted_bytes": swept.deleted_bytes + sum(entry.size for entry in orphans),

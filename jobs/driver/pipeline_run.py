@@ -233,7 +233,7 @@ class DriverSession:
         self._faults = read_faults_from_environment()
         self._housekeeper = Housekeeper(spec, self._log).start()
         self._publisher = Publisher(
-            make_followers(spec, store, uid, run.work),
+            make_followers(spec, store, uid),
             self._log,
             self._faults,
             group=spec.outputs.publish_every,
@@ -409,9 +409,9 @@ def make_dispatcher(
     return StreamDispatcher(spec, store, LogHistory(log, event_time, after), run)
 
 
-def make_followers(spec: PipelineSpec, store: Store, uid: str, work: Path) -> list[Sink]:
+def make_followers(spec: PipelineSpec, store: Store, uid: str) -> list[Sink]:
     """Return all followers of the log: the sinks, and the writer of splice request documents."""
-    sinks = make_sinks(spec, store, uid, work)
+    sinks = make_sinks(spec, store, uid)
     if any(one.merge == "splice" for one in spec.stream_graph.attachments.values()):
         from tidegate.jobs.streams.splice_request_sink import SpliceRequestSink
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from contextlib import closing
-from pathlib import Path
 
 from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
 from tidegate.checkpoints.lease import Lease
-from tidegate.checkpoints.local_store import LocalStore
 from tidegate.checkpoints.pipeline_identity import refuse_copied_store, rewrite_identity
 from tidegate.checkpoints.process_identity import ProcessIdentity
 from tidegate.checkpoints.slot_log import SlotLog
@@ -56,7 +54,8 @@ def _forget_published_tables(spec: PipelineSpec, log: SlotLog) -> None:
     No data file is deleted.
     """
     log.store.delete(log.layout.published_cut_key)
-    if spec.outputs.catalog is None and isinstance(log.store, LocalStore):
-        with closing(open_catalog(spec, log.store, Path())) as catalog:
+    log.store.delete(log.layout.table_versions_key)
+    if spec.outputs.catalog is None:
+        with closing(open_catalog(spec, log.store)) as catalog:
             for identifier in catalog.list_tables(resolve_namespace(spec)):
                 catalog.drop_table(identifier)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.interfaces import Sink
 from tidegate.jobs.sinks.files_webhook import FilesSink, WebhookSink
@@ -15,13 +13,13 @@ from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.sinks import FilesSinkSpec, KafkaSinkSpec, PostgresSinkSpec, SinkSpec
 
 
-def make_sinks(spec: PipelineSpec, store: Store, uid: str, workdir: Path) -> list[Sink]:
+def make_sinks(spec: PipelineSpec, store: Store, uid: str) -> list[Sink]:
     """Return every follower of a pipeline, without opening a connection.
 
     The Iceberg tables come first, because another sink may have to be filled from them.
     """
     return [
-        IcebergSink(spec, store, uid, workdir),
+        IcebergSink(spec, store, uid),
         *(_make_sink(n, given, spec, store, uid) for n, given in spec.sinks.items()),
     ]
 

@@ -1,27 +1,37 @@
 """Opens the Iceberg catalog in which the tables are registered, and the files of the tables.
 
-The catalog is a SQLite file, any SQL database, or an Iceberg REST catalog. It provides the
-compare-and-swap of a table commit. Readers do not need it, and it may be lost: the pointer
-`current.json` names every table's metadata file (see `lineage_position`).
+The catalog provides the compare-and-swap of a table commit, and all publishers share it: objects in
+the bucket, a SQLite file next to a local store, any SQL database, or an Iceberg REST catalog.
+Readers do not need it, and it may be lost: the pointer `current.json` names every table's metadata
+file (see `lineage_position`).
 """
 
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
-from pyiceberg.catalog import Catalog
+from pyiceberg.catalog import Catalog, MetastoreCatalog
+from pyiceberg.catalog.noop import NoopCatalog
 from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    NoSuchTableError,
+    TableAlreadyExistsError,
+)
 from pyiceberg.io.pyarrow import PyArrowFileIO
+from pyiceberg.serializers import FromInputFile
+from pyiceberg.table import CommitTableResponse, Table
+from pyiceberg.table.update import TableRequirement, TableUpdate
 from sqlalchemy import create_engine, event
 from sqlalchemy.pool import NullPool
 
 from tidegate.checkpoints.bucket_layout import BucketLayout
+from tidegate.checkpoints.canonical_json import canonical_bytes, parse_json
 from tidegate.checkpoints.local_store import LocalStore
 from tidegate.checkpoints.s3_store import S3Store
-from tidegate.checkpoints.store import Store
+from tidegate.checkpoints.store import NotFoundError, PreconditionFailedError, Store
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.source_options import resolve_environment_value
 
@@ -38,34 +48,24 @@ def build_table_location(spec: PipelineSpec, store: Store, table: str) -> str:
     return store.uri(BucketLayout(spec.name).iceberg_table_folder(table))
 
 
-def has_shared_catalog(spec: PipelineSpec, store: Store) -> bool:
-    """Return whether all publishers use one catalog.
+def open_catalog(spec: PipelineSpec, store: Store, *, durable: bool = False) -> Catalog:
+    """Open the catalog of `outputs.catalog`; by default one that needs no server.
 
-    If not, each driver has one in its work folder.
-    """
-    return spec.outputs.catalog is not None or isinstance(store, LocalStore)
-
-
-def open_catalog(
-    spec: PipelineSpec, store: Store, workdir: Path, *, durable: bool = False
-) -> Catalog:
-    """Open the catalog of `outputs.catalog`, by default a SQLite file.
-
-    The SQLite file is next to a local store; for any other store it is in the work folder.
+    For a local store that is a SQLite file next to it, which Spark can open as well. For any other
+    store it is a `StoreCatalog`.
 
     Args:
         spec: the pipeline.
         store: its store.
-        workdir: the driver's folder.
         durable: whether commits must survive a power failure. Needed by callers that delete files
             because of a commit.
     """
-    catalog = _connect_catalog(spec, store, workdir, durable)
+    catalog = _connect_catalog(spec, store, durable)
     catalog.create_namespace_if_not_exists(resolve_namespace(spec))
     return catalog
 
 
-def _connect_catalog(spec: PipelineSpec, store: Store, workdir: Path, durable: bool) -> Catalog:
+def _connect_catalog(spec: PipelineSpec, store: Store, durable: bool) -> Catalog:
     address, files = spec.outputs.catalog, build_io_properties(store)
     if address is not None and address.startswith(("http://", "https://")):
         given = spec.outputs.catalog_options.items()
@@ -75,11 +75,9 @@ def _connect_catalog(spec: PipelineSpec, store: Store, workdir: Path, durable: b
         }
         return RestCatalog(_CATALOG_NAME, uri=address, **files, **options)
     if address is None:
-        path = (
-            store.root / ".tidegate-store" / "catalog.sqlite"
-            if isinstance(store, LocalStore)
-            else workdir / "catalog.sqlite"
-        )
+        if not isinstance(store, LocalStore):
+            return StoreCatalog(store, spec.name, **files)
+        path = store.root / ".tidegate-store" / "catalog.sqlite"
         path.parent.mkdir(parents=True, exist_ok=True)
         address = f"sqlite:///{path}"
     warehouse = store.uri(BucketLayout(spec.name).iceberg_folder)
@@ -87,6 +85,119 @@ def _connect_catalog(spec: PipelineSpec, store: Store, workdir: Path, durable: b
     if close_after_use(catalog):
         event.listen(catalog.engine, "connect", _set_full_sync if durable else _set_normal_sync)
     return catalog
+
+
+class StoreCatalog(NoopCatalog, MetastoreCatalog):
+    """A catalog in the pipeline's own folder of the bucket.
+
+    `<pipeline>/iceberg/<table>/catalog.json` names the table's metadata file. A commit replaces it
+    by a conditional PUT, so all drivers share the catalog without a server. pyiceberg prepares the
+    metadata; the other operations of a catalog are not supported.
+    """
+
+    def __init__(self, store: Store, pipeline: str, **properties: str) -> None:
+        super().__init__(_CATALOG_NAME, **properties)
+        self._store, self._layout = store, BucketLayout(pipeline)
+
+    def create_namespace_if_not_exists(self, namespace: Any, properties: Any = None) -> None:
+        """Do nothing: the pipeline's folder is the only namespace."""
+
+    def list_tables(self, namespace: Any) -> list[Any]:
+        """Return the identifiers of all registered tables."""
+        folders = self._store.list_folders(f"{self._layout.iceberg_folder}/")
+        return [one for name in folders if self.table_exists(one := (namespace, name))]
+
+    def table_exists(self, identifier: Any) -> bool:
+        """Return whether the table is registered."""
+        return self._store.stat(self._get_entry_key(identifier)) is not None
+
+    def load_table(self, identifier: Any) -> Table:
+        """Read a table's current metadata.
+
+        Raises:
+            NoSuchTableError: the table is not registered.
+        """
+        location = self._read_entry(identifier)[0]
+        files = self._load_file_io(location=location)
+        metadata = FromInputFile.table_metadata(files.new_input(location))
+        return Table(identifier, metadata, location, files, self)
+
+    def create_table(self, identifier: Any, schema: Any, *args: Any, **more: Any) -> Table:
+        """Write the first metadata file of a table, and register it.
+
+        Raises:
+            TableAlreadyExistsError: another publisher was faster.
+        """
+        staged = self._create_staged_table(identifier, schema, *args, **more)
+        self._write_metadata(staged.metadata, staged.io, staged.metadata_location)
+        return self.register_table(identifier, staged.metadata_location)
+
+    def register_table(
+        self, identifier: Any, metadata_location: str, overwrite: bool = False
+    ) -> Table:
+        """Register a table by its metadata file; `overwrite` is not supported.
+
+        Raises:
+            TableAlreadyExistsError: the table is registered already.
+        """
+        try:
+            self._store.create(
+                self._get_entry_key(identifier), _build_catalog_entry(metadata_location)
+            )
+        except PreconditionFailedError as error:
+            raise TableAlreadyExistsError(f"the table {identifier} is registered") from error
+        return self.load_table(identifier)
+
+    def drop_table(self, identifier: Any) -> None:
+        """Forget a table; its files stay."""
+        self._store.delete(self._get_entry_key(identifier))
+
+    def commit_table(
+        self,
+        table: Table,
+        requirements: tuple[TableRequirement, ...],
+        updates: tuple[TableUpdate, ...],
+    ) -> CommitTableResponse:
+        """Write the changed metadata, and name it in the table's entry.
+
+        Raises:
+            NoSuchTableError: the table was dropped.
+            CommitFailedException: the table is not as `requirements` say, or another publisher
+                committed meanwhile.
+        """
+        identifier = table.name()
+        location, etag = self._read_entry(identifier)
+        current = table if location == table.metadata_location else self.load_table(identifier)
+        staged = self._update_and_stage_table(current, identifier, requirements, updates)
+        if staged.metadata == current.metadata:
+            return CommitTableResponse(metadata=current.metadata, metadata_location=location)
+        self._write_metadata(staged.metadata, staged.io, staged.metadata_location)
+        try:
+            self._store.compare_and_swap(
+                self._get_entry_key(identifier),
+                _build_catalog_entry(staged.metadata_location),
+                etag,
+            )
+        except PreconditionFailedError as error:
+            raise CommitFailedException(f"another publisher committed to {identifier}") from error
+        return CommitTableResponse(
+            metadata=staged.metadata, metadata_location=staged.metadata_location
+        )
+
+    def _read_entry(self, identifier: Any) -> tuple[str, str]:
+        """Return the location of the table's metadata, and the ETag of its entry."""
+        try:
+            stored = self._store.get(self._get_entry_key(identifier))
+        except NotFoundError as error:
+            raise NoSuchTableError(f"there is no table {identifier}") from error
+        return str(parse_json(stored.data)["metadata_location"]), stored.etag
+
+    def _get_entry_key(self, identifier: Any) -> str:
+        return self._layout.table_catalog_key(identifier[-1])
+
+
+def _build_catalog_entry(location: str) -> bytes:
+    return canonical_bytes({"metadata_location": location})
 
 
 def close_after_use(catalog: Catalog) -> bool:

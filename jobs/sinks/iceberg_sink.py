@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -94,9 +93,8 @@ class IcebergSink:
     name = "iceberg"
     follower: type[TableFollower] = TableFollower  # the simulation replaces it by a model
 
-    def __init__(self, spec: PipelineSpec, store: Store, uid: str, workdir: Path) -> None:
+    def __init__(self, spec: PipelineSpec, store: Store, uid: str) -> None:
         self.spec, self.store, self.uid = spec, store, uid
-        self._workdir = workdir
         self._layout = BucketLayout(spec.name)
         self._catalog: Catalog | None = None
         self._tables: dict[str, TableFollower] = {}
@@ -178,6 +176,9 @@ class IcebergSink:
         while (done := self._published_slot(lineage)) < lineage.slot:
             upto = min(lineage.slot, done + _MAX_SLOTS_PER_SNAPSHOT)
             self._apply_slot_group(log, lineage, upto)
+            # Also between groups: what the pointer names must be in the tables' newest versions,
+            # or garbage collection could delete it from under a reader (see `table_garbage`).
+            self._publish_cut(lineage)
         self._publish_cut(lineage)
         return lineage.slot - begin
 
@@ -470,7 +471,7 @@ class IcebergSink:
 
     def _get_catalog(self) -> Catalog:
         if self._catalog is None:
-            self._catalog = open_catalog(self.spec, self.store, self._workdir)
+            self._catalog = open_catalog(self.spec, self.store)
         return self._catalog
 
     @contextmanager

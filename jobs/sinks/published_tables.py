@@ -179,30 +179,6 @@ def _read_follower_positions(spec: PipelineSpec, store: Store) -> list[FollowerP
     ]
 
 
-def list_referenced_files(spec: PipelineSpec, store: Store) -> set[str]:
-    """Return the addresses of all data files that snapshots of the published tables name.
-
-    Garbage collection must keep them.
-
-    Raises:
-        TransientError: something could not be read, so the set would be incomplete.
-    """
-    current = read_published_cut(store, spec.name) or PublishedCut("", 0, 0)
-    found: set[str] = set()
-    for name, location in current.tables.items():
-        with translate_read_errors(spec, name):
-            table = StaticTable.from_metadata(location, build_io_properties(store))
-            manifests = {
-                m.manifest_path: m for s in table.metadata.snapshots for m in s.manifests(table.io)
-            }
-            found |= {
-                e.data_file.file_path
-                for m in manifests.values()
-                for e in m.fetch_manifest_entry(table.io)
-            }
-    return found
-
-
 def select_current_revisions(table: Any, window: WindowSpec) -> Any:
     """Return the newest revision of each result, without sessions that a later one replaces.
 

@@ -1,4 +1,4 @@
-"""Merges small files of older epochs, and deletes merged files that no snapshot can name any more.
+"""Merges small files of older epochs.
 
 1. **Plan** on main: files of one partition and of similar size, whose slots are not among the
    newest ones, so that most restores still drop whole files. Similar size means that a row is
@@ -11,9 +11,7 @@
 4. **Point** readers to the new metadata, if the pointer still names the metadata that it was made
    from; otherwise the next publisher does.
 
-A crash after any step leaves unreferenced files only. Compaction needs one catalog for all
-publishers: drivers with separate catalogs would each merge for themselves, and would delete each
-other's files as orphans.
+A crash after any step leaves unreferenced files only.
 """
 
 from __future__ import annotations
@@ -22,7 +20,6 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 
 import pyarrow as pa
 import structlog
@@ -33,17 +30,13 @@ from pyiceberg.exceptions import (
     RESTError,
     ValidationException,
 )
-from pyiceberg.table import StaticTable
 from pyiceberg.table.metadata import TableMetadata
 from sqlalchemy.exc import SQLAlchemyError
 
 from tidegate.checkpoints.bucket_layout import BucketLayout
-from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
-from tidegate.checkpoints.store import ObjectInfo, Store
+from tidegate.checkpoints.store import Store
 from tidegate.jobs.sinks.errors import COMPACTION_UNAVAILABLE
 from tidegate.jobs.sinks.iceberg_catalog import (
-    build_io_properties,
-    has_shared_catalog,
     open_catalog,
     resolve_namespace,
 )
@@ -52,16 +45,13 @@ from tidegate.jobs.sinks.lineage_position import (
     read_published_cut,
     replace_table_location,
 )
-from tidegate.jobs.sinks.published_tables import translate_read_errors, use_plain_types
+from tidegate.jobs.sinks.published_tables import use_plain_types
 from tidegate.jobs.sinks.table_files import (
-    MERGED_FOLDER,
     LiveDataFile,
     PartitionValues,
     PhysicalLayout,
     conform_to_schema,
-    get_newest_sequence_number,
     make_merged_stem,
-    parse_commit_bound,
     read_file_rows,
     split_by_partition,
     write_partition_files,
@@ -95,16 +85,16 @@ def compact_tables(spec: PipelineSpec, store: Store) -> dict[str, CompactionResu
 
     Returns:
         Table -> result; tables that need nothing have equal numbers. Empty if the spec switches
-        compaction off, nothing was published, or drivers have separate catalogs.
+        compaction off or nothing was published.
 
     Raises:
         TransientError: the catalog or the store cannot be reached; finished merges stay.
     """
     current = read_published_cut(store, spec.name)
-    if current is None or not spec.outputs.compact or not has_shared_catalog(spec, store):
+    if current is None or not spec.outputs.compact:
         return {}
     try:
-        with closing(open_catalog(spec, store, Path(), durable=True)) as catalog:
+        with closing(open_catalog(spec, store, durable=True)) as catalog:
             return {
                 table: _TableCompactor(spec, store, catalog, current, table).compact()
                 for table in current.tables
@@ -113,66 +103,6 @@ def compact_tables(spec: PipelineSpec, store: Store) -> dict[str, CompactionResu
         raise COMPACTION_UNAVAILABLE(
             pipeline=spec.name, cause=str(error).splitlines()[0]
         ) from error
-
-
-def delete_orphan_files(
-    spec: PipelineSpec,
-    store: Store,
-    *,
-    grace: float,
-    dry_run: bool = False,
-    clock: Clock = SYSTEM_CLOCK,
-) -> list[ObjectInfo]:
-    """Delete merged files that no snapshot names and that none can name any more.
-
-    Args:
-        spec: the pipeline.
-        store: its store.
-        grace: seconds for which such a file is kept.
-        dry_run: only list them.
-        clock: gives the age of a file.
-
-    Returns:
-        The deleted files.
-    """
-    current = read_published_cut(store, spec.name)
-    if current is None or not has_shared_catalog(spec, store):
-        return []
-    oldest = clock.wall_ticks() / 1_000_000 - grace
-    orphans = [
-        entry
-        for table, location in current.tables.items()
-        for entry in _list_orphan_files(spec, store, table, location)
-        if entry.modified is None or entry.modified <= oldest
-    ]
-    for entry in orphans if not dry_run else ():
-        store.delete(entry.key)
-    return orphans
-
-
-def _list_orphan_files(
-    spec: PipelineSpec, store: Store, table: str, location: str
-) -> Iterator[ObjectInfo]:
-    # The table's metadata is read before the listing: a file that is added between the two has a
-    # bound above this table's sequence number.
-    with translate_read_errors(spec, table):
-        static = StaticTable.from_metadata(location, build_io_properties(store))
-        named = _collect_snapshot_files(static)
-    number = get_newest_sequence_number(static.metadata)
-    folder = BucketLayout(spec.name).iceberg_table_folder(table)
-    for entry in store.list_objects(f"{folder}/{MERGED_FOLDER}/"):
-        bound = parse_commit_bound(entry.key)
-        if bound is not None and bound < number and store.uri(entry.key) not in named:
-            yield entry
-
-
-def _collect_snapshot_files(table: StaticTable) -> set[str]:
-    manifests = {
-        m.manifest_path: m for s in table.metadata.snapshots for m in s.manifests(table.io)
-    }
-    return {
-        e.data_file.file_path for m in manifests.values() for e in m.fetch_manifest_entry(table.io)
-    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -357,7 +357,8 @@ class OutputSpec(SpecModel):
 
     catalog: str | None = None
     """SQLAlchemy address of an Iceberg SQL catalog, or ``http(s)://`` address of an Iceberg
-    REST catalog. The default is a SQLite file in the local store or in the work folder.
+    REST catalog. The default needs no server: objects in the bucket, or a SQLite file in a
+    local store.
     """
     catalog_options: dict[str, str] = Field(default={})
     """Options of a REST catalog, such as ``token``, ``credential`` or ``warehouse``.
@@ -379,10 +380,7 @@ class OutputSpec(SpecModel):
     By default files are written per epoch, with rows in the order of their release.
     """
     compact: bool = True
-    """Whether maintenance merges small files of older epochs.
-
-    On an S3 store this needs a `catalog` that all publishers share.
-    """
+    """Whether maintenance merges small files of older epochs."""
     file_mb: Annotated[int, Field(gt=0, le=1024)] = 64
     """Size to which merged files grow, in MB of Parquet."""
 

@@ -90,7 +90,7 @@ def merged(
     starts = sorted(set(published["window_start"].cast(pa.int64()).to_pylist()))
     since = starts[len(starts) * (number + 1) // 4]
     end = until(spec, log, since, round(share * published.num_rows))
-    sink = IcebergSink(spec, store, ensure_identity(store, spec.name), folder)
+    sink = IcebergSink(spec, store, ensure_identity(store, spec.name))
     begun, spent = time.monotonic(), time.process_time()
     request = create_from_late_rows(
         spec, log, LateFilter(since=since, until=end), RequestOptions("bench")

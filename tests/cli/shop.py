@@ -82,7 +82,7 @@ class Shop:
 
     def publish(self) -> None:
         """Bring the tables to the head."""
-        IcebergSink(self.spec, self.store, self.uid, self.folder).follow(self.log)
+        IcebergSink(self.spec, self.store, self.uid).follow(self.log)
 
     def table(self, name: str, **options: Any) -> list[dict[str, Any]]:
         """Rows as readers see them."""

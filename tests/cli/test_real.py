@@ -51,7 +51,7 @@ def bench(store: LocalStore, tmp_path: Path) -> Bench:
         bench.clock.advance(1.0)
         while engine.run_epoch().rows:
             bench.clock.advance(1.0)
-    IcebergSink(spec, store, uid, tmp_path / "work").follow(bench.log)
+    IcebergSink(spec, store, uid).follow(bench.log)
     return bench
 
 

@@ -14,7 +14,7 @@ from tidegate.checkpoints.retention import Retention
 from tidegate.checkpoints.slot_index import SlotIndex
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.jobs.driver import housekeeping
-from tidegate.jobs.driver.housekeeping import Housekeeper, maintain_bucket
+from tidegate.jobs.driver.housekeeping import Housekeeper
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 SPEC = PipelineSpec.model_validate(
@@ -71,12 +71,3 @@ def test_a_store_that_is_away_is_only_logged(log: SlotLog) -> None:
 def _never() -> PipelineSpec:
     raw = SPEC.model_dump(mode="json", by_alias=True)
     return PipelineSpec.model_validate(raw | {"checkpoint": {"maintain_every": "never"}})
-
-
-def test_where_drivers_have_catalogs_of_their_own_nothing_is_merged(log: SlotLog) -> None:
-    """It is said what to set; retention runs all the same."""
-    Author().seal(log)
-    done = maintain_bucket(SPEC, log)
-    assert "set outputs.catalog" in done.compaction_obstacle
-    assert done.compacted == {}
-    assert done.swept.retired == ()

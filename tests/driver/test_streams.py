@@ -37,5 +37,5 @@ def test_splices_have_a_follower_that_writes_their_documents(
     spec = streams_spec(
         streams={"d": {}}, pipes={"p": {"from": "events", "to": "d", "merge": merge}}
     )
-    found = make_followers(spec, Bench(spec).store, "0" * 32, tmp_path)
+    found = make_followers(spec, Bench(spec).store, "0" * 32)
     assert sum(isinstance(sink, SpliceRequestSink) for sink in found) == expected

@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -72,6 +71,9 @@ class Metadata:
     def next_sequence_number(self) -> int:
         """What the next snapshot gets; given once."""
         return self.newest + 1
+
+    def current_snapshot(self) -> None:
+        """Not a file in the store."""
 
     def snapshots(self) -> set[Snapshot]:
         """All that readers may still open."""
@@ -407,7 +409,7 @@ class SimSink(IcebergSink):
     follower = ModelFollower
 
     def __init__(self, spec: PipelineSpec, store: Store, uid: str, catalog: Catalog) -> None:
-        super().__init__(spec, store, uid, Path("unused"))
+        super().__init__(spec, store, uid)
         self._model = catalog
 
     def _get_catalog(self) -> Any:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import marshal
 from collections.abc import Iterable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +15,7 @@ from tests.simulation.cheap import Rows, rows_of
 from tests.simulation.coverage import ASK, KINDS
 from tests.simulation.storage import SimStore
 
-from tidegate.jobs.sinks import table_compaction
+from tidegate.jobs.sinks import table_compaction, table_garbage
 from tidegate.jobs.sinks.table_compaction import _FileGroup, _TableCompactor
 from tidegate.jobs.sinks.table_files import make_merged_stem
 from tidegate.jobs.spec.pipeline import PipelineSpec
@@ -63,23 +62,23 @@ class _SimStaticTable:
         return SimpleNamespace(metadata=catalog.versions[location])
 
 
-def _open_catalog(_: PipelineSpec, store: SimStore, __: Path, *, durable: bool) -> Catalog:
+def _open_catalog(_: PipelineSpec, store: SimStore, *, durable: bool) -> Catalog:
     assert durable
     catalog: Catalog = store.world.catalog
     return catalog
 
 
-def _named(table: Any) -> set[str]:
-    return {f"memory://sim/{file}" for file in table.metadata.files()}
+def _named(versions: dict[str, Any]) -> set[str]:
+    files = (file for table in versions.values() for file in table.metadata.files())
+    return {f"memory://sim/{file}" for file in files}
 
 
 COMPACTION: tuple[tuple[object, str, object], ...] = (
     (table_compaction, "TableFollower", ModelFollower),
-    (table_compaction, "StaticTable", _SimStaticTable),
+    (table_garbage, "StaticTable", _SimStaticTable),
     (table_compaction, "_TableCompactor", _SimTable),
-    (table_compaction, "_collect_snapshot_files", _named),
-    (table_compaction, "build_io_properties", lambda store: store),
-    (table_compaction, "has_shared_catalog", lambda *_: True),
+    (table_garbage, "_collect_named_files", _named),
+    (table_garbage, "build_io_properties", lambda store: store),
     (table_compaction, "open_catalog", _open_catalog),
     (table_compaction, "_NEWEST_SLOTS_KEPT", 1),
     (table_compaction, "_MIN_FILES_PER_MERGE", 2),

@@ -31,7 +31,7 @@ from tidegate.checkpoints.store import (
 )
 from tidegate.jobs.engine.epoch_engine import Engine
 from tidegate.jobs.engine.interfaces import Slice
-from tidegate.jobs.sinks import table_compaction
+from tidegate.jobs.sinks import table_compaction, table_garbage
 from tidegate.jobs.sinks.files_webhook import AtLeastOnceSink, FilesSink
 from tidegate.jobs.sinks.lineage_position import (
     FollowerPosition,
@@ -291,7 +291,7 @@ MUTANTS = (
     ),
     Mutant(
         "compaction: files deleted that may still be named",
-        lambda: [patch.object(table_compaction, "parse_commit_bound", lambda _: 0)],
+        lambda: [patch.object(table_garbage, "parse_commit_bound", lambda _: 0)],
         focus=("late", "replace"),
     ),
     Mutant(

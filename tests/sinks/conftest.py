@@ -58,9 +58,9 @@ class World:
         self.log = SlotLog(self.store, self.spec.name, clock=ManualClock())
         self.layout = BucketLayout(self.spec.name)
 
-    def sink(self, workdir: str = "one", uid: str = UID) -> IcebergSink:
-        """A publisher; publishers with the same work folder share a catalog."""
-        return IcebergSink(self.spec, self.store, uid, self.workdir / workdir)
+    def sink(self, uid: str = UID) -> IcebergSink:
+        """A publisher; all of them share a catalog."""
+        return IcebergSink(self.spec, self.store, uid)
 
     def seal(
         self, count: int = 1, tables: tuple[str, ...] = ("events",), rows: int = 2

@@ -18,18 +18,11 @@ from tests.sinks.flight_tables import COLUMNS, LAYOUT, content, make_world, path
 
 from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.jobs.sinks import table_compaction, table_files
-from tidegate.jobs.sinks.lineage_position import (
-    PublishedCut,
-    advance_published_cut,
-    read_published_cut,
-)
-from tidegate.jobs.sinks.published_tables import list_referenced_files, read_table
-from tidegate.jobs.sinks.table_compaction import (
-    CompactionResult,
-    compact_tables,
-    delete_orphan_files,
-)
+from tidegate.jobs.sinks.lineage_position import PublishedCut, read_published_cut
+from tidegate.jobs.sinks.published_tables import read_table
+from tidegate.jobs.sinks.table_compaction import CompactionResult, compact_tables
 from tidegate.jobs.sinks.table_follower import TableFollower
+from tidegate.jobs.sinks.table_garbage import delete_orphan_files, list_referenced_files
 
 LATER = ManualClock(wall_ticks=4_000_000_000_000_000)
 
@@ -286,17 +279,19 @@ def test_garbage_goes_when_nobody_can_bring_it_in_any_more(
     world = filled(tmp_path)
     sink = world.sink()
 
+    def delete_merged(**options: Any) -> list[str]:
+        gone = delete_orphan_files(world.spec, world.store, grace=0.0, clock=LATER, **options)
+        return [entry.key for entry in gone if "/merged/" in entry.key]
+
     def sleep() -> None:
         for _ in range(3):
-            assert delete_orphan_files(world.spec, world.store, grace=0.0, clock=LATER) == []
+            assert delete_merged() == []
             world.seal(1, ("events",), rows=3)
             sink.follow(world.log)
-        would_go = delete_orphan_files(
-            world.spec, world.store, grace=0.0, dry_run=True, clock=LATER
-        )
-        (gone,) = delete_orphan_files(world.spec, world.store, grace=0.0, clock=LATER)
+        would_go = delete_merged(dry_run=True)
+        (gone,) = delete_merged()
         assert would_go == [gone]
-        assert gone.key.startswith("p/iceberg/events/merged/")
+        assert gone.startswith("p/iceberg/events/merged/")
 
     before_the_commit(monkeypatch, sleep)
     assert compact_tables(world.spec, world.store)["events"] == CompactionResult(
@@ -333,17 +328,12 @@ def test_named_files_are_never_deleted(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_where_it_does_nothing(tmp_path: Path) -> None:
-    """Without a table, with `compact: false`, and where every driver has a catalog of its own."""
+    """Without a table, and with `compact: false`."""
     world = make_world(tmp_path / "one")
     assert compact_tables(world.spec, world.store) == {}
     world = filled(tmp_path / "two", 6, compact=False)
     assert compact_tables(world.spec, world.store) == {}
-    store = MemoryStore()
-    advance_published_cut(
-        store, "p", PublishedCut("0" * 32, 0, 9, {"events": "memory:///metadata.json"})
-    )
-    assert compact_tables(make_spec(), store) == {}
-    assert delete_orphan_files(make_spec(), store, grace=0.0) == []
+    assert delete_orphan_files(make_spec(), MemoryStore(), grace=0.0) == []
 
 
 def test_tables_that_it_must_not_touch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,7 +43,7 @@ def test_an_epoch_costs_two_puts_beyond_its_data(tmp_path: Path) -> None:
     """
     store = Counting(tmp_path / "store")
     bench = Bench(spec_of(), store)
-    engine, sink = bench.engine(), IcebergSink(bench.spec, store, "uid", tmp_path / "work")
+    engine, sink = bench.engine(), IcebergSink(bench.spec, store, "uid")
     epochs = 5
     for number in range(epochs):
         bench.sources["a"].append(row(20 * number + 1), row(20 * number + 2))

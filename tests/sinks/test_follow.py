@@ -390,9 +390,9 @@ def test_restore_before_anything_was_published(world: World) -> None:
 def test_lost_catalog_is_found_through_the_pointer(world: World) -> None:
     """A new catalog takes over the tables where they stand: nothing is published again."""
     world.seal(3, ("events", "hourly"))
-    world.sink("one").follow(world.log)
+    world.sink().follow(world.log)
     world.lose_catalog()
-    fresh = world.sink("two")
+    fresh = world.sink()
     assert fresh.lag(world.log) == 0
     world.seal(1, ("events", "hourly"))
     assert fresh.follow(world.log) == 1

@@ -214,8 +214,6 @@ def test_the_spec_chooses(tmp_path: Path) -> None:
     """`delivery: exactly_once` makes this sink, and opens nothing yet."""
     of = world()
     (found,) = (
-        one
-        for one in make_sinks(of.spec, of.store, UID, tmp_path)
-        if isinstance(one, ExactlyOnceKafkaSink)
+        one for one in make_sinks(of.spec, of.store, UID) if isinstance(one, ExactlyOnceKafkaSink)
     )
     assert found.lag(of.log) == 0

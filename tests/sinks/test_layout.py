@@ -19,9 +19,9 @@ from tidegate.jobs.sinks.iceberg_sink import IcebergSink
 from tidegate.jobs.sinks.published_tables import (
     find_published_slot,
     have_followers_rewound,
-    list_referenced_files,
     read_table,
 )
+from tidegate.jobs.sinks.table_garbage import list_referenced_files
 
 
 def test_rows_lie_in_the_files_of_their_partition(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_a_second_publisher_finds_the_first_ones_files(tmp_path: Path) -> None:
     sink = world.sink()
     sink.follow(world.log)
     before = paths(sink.open_table("events"))
-    world.sink("two").rebuild_tables(world.log)
+    world.sink().rebuild_tables(world.log)
     assert paths(world.sink().open_table("events")) == before
     assert world.exact(world.sink())
 

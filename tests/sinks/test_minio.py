@@ -1,9 +1,8 @@
-"""The same on a real MinIO: the catalog in the work folder, metadata and data in the bucket."""
+"""The same on a real MinIO: catalog, metadata and data in the bucket."""
 
 from __future__ import annotations
 
 import secrets
-import shutil
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,9 @@ from tests.sinks.table_checks import is_table, once
 from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.s3_store import S3Store
 from tidegate.checkpoints.store import require_honest_store
-from tidegate.jobs.sinks.published_tables import list_referenced_files, read_table
+from tidegate.jobs.sinks.published_tables import read_table
+from tidegate.jobs.sinks.table_compaction import CompactionResult, compact_tables
+from tidegate.jobs.sinks.table_garbage import list_referenced_files
 
 pytestmark = pytest.mark.minio
 
@@ -65,41 +66,25 @@ def test_tls_with_a_private_ca(
     assert sum("/tables/events/" in file for file in list_referenced_files(world.spec, store)) == 3
 
 
-def test_driver_on_another_host(bucket: World) -> None:
-    """A driver with a work folder of its own takes the tables over where they stand."""
-    bucket.seal(3, ("events", "hourly"))
-    bucket.sink("one").follow(bucket.log)
-    shutil.rmtree(bucket.workdir / "one")
-    fresh = bucket.sink("two")
-    assert fresh.lag(bucket.log) == 0
-    bucket.seal(2)
-    assert fresh.follow(bucket.log) == 2
-    assert bucket.exact(fresh)
+def test_drivers_share_the_catalog_of_the_bucket(
+    bucket: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without `outputs.catalog` two hosts publish into the same tables, and small files are merged.
 
-
-def test_two_hosts_with_catalogs_of_their_own(bucket: World) -> None:
-    """Two drivers that know nothing of each other's catalog each hold exact tables, and readers
-    never go back.
+    A table whose catalog entry is lost is found through the pointer.
     """
-    one, two = bucket.sink("one"), bucket.sink("two")
-    bucket.seal(2)
-    one.follow(bucket.log)
-    two.follow(bucket.log)
-    bucket.seal(2)
-    two.follow(bucket.log)
-    one.follow(bucket.log)
-    assert bucket.exact(one)
+    monkeypatch.setattr("tidegate.jobs.sinks.table_compaction._NEWEST_SLOTS_KEPT", 1)
+    monkeypatch.setattr("tidegate.jobs.sinks.table_compaction._MIN_FILES_PER_MERGE", 2)
+    one, two = bucket.sink(), bucket.sink()
+    for sink in (one, two, one, two):
+        bucket.seal(1)
+        assert sink.follow(bucket.log) == 1
+    assert compact_tables(bucket.spec, bucket.store)["events"] == CompactionResult(4, 2)
+    bucket.store.delete(bucket.layout.table_catalog_key("events"))
+    bucket.seal(1)
+    assert bucket.sink().follow(bucket.log) == 1
     assert bucket.exact(two)
-    assert read_table(bucket.spec, bucket.store, "events")["_epoch"].to_pylist() == [
-        1,
-        1,
-        2,
-        2,
-        3,
-        3,
-        4,
-        4,
-    ]
+    assert read_table(bucket.spec, bucket.store, "events").num_rows == 10
 
 
 def test_race(bucket: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,7 +71,7 @@ def test_follow_restore_and_read(rest: World) -> None:
 
 def test_race(rest: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two publishers, one overtaken between load and commit, nothing is published twice."""
-    one, two = rest.sink(), rest.sink("two")
+    one, two = rest.sink(), rest.sink()
     rest.seal(2)
     one.follow(rest.log)
     two.follow(rest.log)

@@ -17,9 +17,14 @@ from tests.sinks.conftest import World, make_spec
 from tidegate.checkpoints.bucket_layout import CheckpointId
 from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.checkpoints.local_store import LocalStore
-from tidegate.jobs.sinks.published_tables import list_referenced_files, read_table
-from tidegate.jobs.sinks.table_compaction import compact_tables, delete_orphan_files
+from tidegate.jobs.sinks.published_tables import read_table
+from tidegate.jobs.sinks.table_compaction import compact_tables
 from tidegate.jobs.sinks.table_follower import TableFollower
+from tidegate.jobs.sinks.table_garbage import (
+    delete_orphan_files,
+    list_referenced_files,
+    note_table_versions,
+)
 
 TABLES = ("events", "late", "hourly", "barriers")
 LATER = ManualClock(wall_ticks=4_000_000_000_000_000)
@@ -113,6 +118,7 @@ class Schedule:
         self.pending = self.dice.choice([None, overtake, self.restore, crash])
         with suppress(_CrashError):
             compact_tables(self.world.spec, self.world.store)
+            note_table_versions(self.world.spec, self.world.store, grace=0.0, clock=LATER)
             delete_orphan_files(self.world.spec, self.world.store, grace=0.0, clock=LATER)
         self.pending = None
 
@@ -203,8 +209,11 @@ def test_files_are_merged_in_any_schedule(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """The same while small files are merged and garbage is deleted at any moment, by somebody who
-    may die of it.
+    may die of it. Odd seeds use the catalog of a bucket, even ones a SQLite file.
     """
+    if seed % 2:
+        # A class that no store has: the local store then stands for a bucket.
+        monkeypatch.setattr("tidegate.jobs.sinks.iceberg_catalog.LocalStore", _CrashError)
     monkeypatch.setattr("tidegate.jobs.sinks.iceberg_sink._SLOTS_PER_GROUP", 3)
     monkeypatch.setattr("tidegate.jobs.sinks.iceberg_sink._MAX_TAGS", 2)
     run(tmp_path, seed, 12, monkeypatch, compacts=True)

@@ -95,7 +95,7 @@ def world_with(tmp_path: Path, **given: Any) -> tuple[World, SlotFollower]:
 
 def follower(world: World) -> SlotFollower:
     """Another publisher of the same sink."""
-    made = make_sinks(world.spec, world.store, UID, world.workdir)[1]
+    made = make_sinks(world.spec, world.store, UID)[1]
     assert isinstance(made, SlotFollower)
     return made
 

@@ -109,7 +109,7 @@ class Proof:
         self.spec, self.store = spec_of(), LocalStore(folder / "store")
         self.log = SlotLog(self.store, self.spec.name)
         self.uid = ensure_identity(self.store, self.spec.name)
-        self.sink = IcebergSink(self.spec, self.store, self.uid, folder / "work")
+        self.sink = IcebergSink(self.spec, self.store, self.uid)
         self.mover = _mover(mover, self.store, self.spec, folder / "mover")
         self.inputs: list[pa.Table] = []
 

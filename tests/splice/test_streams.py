@@ -544,7 +544,7 @@ def test_readers_of_the_published_tables_see_one_version(tmp_path: Path) -> None
     for rows in ([(1, 1)], [(5, 5), (9, 9)], [(3, 3)]):
         world.epoch(*rows)
     spec, log = world.bench.spec, world.bench.log
-    sink = IcebergSink(spec, store, "0" * 32, tmp_path / "work")
+    sink = IcebergSink(spec, store, "0" * 32)
     sink.follow(log)
     slot = log.head().slot
     merge_request(spec, log, late_request(world), MergeDecision("ann"))

@@ -24,7 +24,7 @@ def test_streams_and_rejections_are_tables(tmp_path: Path) -> None:
     )
     store = LocalStore(tmp_path / "store")
     world = World(spec, store=store)
-    sink = IcebergSink(spec, store, "0" * 32, tmp_path / "work")
+    sink = IcebergSink(spec, store, "0" * 32)
     for second in range(1, 4):
         world.epoch((second, second))
     sink.follow(world.bench.log)

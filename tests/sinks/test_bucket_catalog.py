@@ -1,0 +1,97 @@
+"""The catalog that the bucket itself provides, where there is no SQLite file and no server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyiceberg.exceptions import NoSuchTableError, TableAlreadyExistsError
+from tests.sinks.conftest import World
+from tests.sinks.test_compaction import filled
+from tests.sinks.test_follow import is_table, once
+
+from tidegate.checkpoints.local_store import LocalStore
+from tidegate.checkpoints.store import OutcomeUnknownError
+from tidegate.jobs.sinks import table_compaction
+from tidegate.jobs.sinks.adopt_copy import _forget_published_tables
+from tidegate.jobs.sinks.iceberg_catalog import StoreCatalog, open_catalog
+from tidegate.jobs.sinks.table_compaction import CompactionResult, compact_tables
+
+
+class _NoStoreAtAllError(Exception):
+    """Stands where `open_catalog` looks for a local store, which would get a SQLite file."""
+
+
+@pytest.fixture(autouse=True)
+def without_sqlite(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The local store stands for a bucket."""
+    monkeypatch.setattr("tidegate.jobs.sinks.iceberg_catalog.LocalStore", _NoStoreAtAllError)
+
+
+def test_two_publishers_share_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that was overtaken between load and commit loads again; each slot is applied once."""
+    one, two = world.sink(), world.sink()
+    world.seal(2)
+    once(monkeypatch, "append_slots", is_table("events"), lambda: two.follow(world.log))
+    one.follow(world.log)
+    world.seal(1, ("events", "late"))
+    two.follow(world.log)
+    one.follow(world.log)
+    assert isinstance(open_catalog(world.spec, world.store), StoreCatalog)
+    assert world.exact(one)
+    assert world.exact(two)
+
+
+def test_small_files_are_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bucket without `outputs.catalog` has one catalog for all drivers, so maintenance merges."""
+    monkeypatch.setattr(table_compaction, "_NEWEST_SLOTS_KEPT", 2)
+    monkeypatch.setattr(table_compaction, "_MIN_FILES_PER_MERGE", 3)
+    world = filled(tmp_path)
+    assert compact_tables(world.spec, world.store)["events"] == CompactionResult(6, 3)
+    assert world.exact(world.sink())
+
+
+def test_a_commit_without_an_answer_is_found(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store takes the commit and the answer is lost: the next call does not apply it again."""
+    sink, swap = world.sink(), LocalStore.compare_and_swap
+    world.seal(1)
+    sink.follow(world.log)
+    world.seal(1)
+
+    def lose_answer(self: LocalStore, key: str, *args: Any) -> str:
+        etag = swap(self, key, *args)
+        if key == world.layout.table_catalog_key("events"):
+            monkeypatch.setattr(LocalStore, "compare_and_swap", swap)
+            raise OutcomeUnknownError("no answer", code="store.outcome_unknown")
+        return etag
+
+    monkeypatch.setattr(LocalStore, "compare_and_swap", lose_answer)
+    with pytest.raises(OutcomeUnknownError):
+        sink.follow(world.log)
+    assert sink.follow(world.log) == 1
+    assert world.exact(sink)
+
+
+def test_a_copy_forgets_the_tables_of_the_original(world: World) -> None:
+    """Adopting drops every entry, so that nothing is appended to tables at the old address."""
+    world.seal(1, ("events", "late"))
+    world.sink().follow(world.log)
+    catalog = open_catalog(world.spec, world.store)
+    assert {"events", "late", "checkpoints"} <= {one[-1] for one in catalog.list_tables(("p",))}
+    _forget_published_tables(world.spec, world.log)
+    assert catalog.list_tables(("p",)) == []
+
+
+def test_what_is_not_there_and_what_is_there_twice(world: World) -> None:
+    """Errors are those of Iceberg, by which publishers decide what to do."""
+    world.seal(1)
+    world.sink().follow(world.log)
+    catalog = open_catalog(world.spec, world.store)
+    location = catalog.load_table(("p", "events")).metadata_location
+    with pytest.raises(TableAlreadyExistsError):
+        catalog.register_table(("p", "events"), location)
+    catalog.drop_table(("p", "events"))
+    with pytest.raises(NoSuchTableError):
+        catalog.load_table(("p", "events"))
+    assert Path(location).exists()
