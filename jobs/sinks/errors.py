@@ -56,6 +56,15 @@ SINK_OF_OTHER_PIPELINE = ErrorDefinition(
     kept="everything in the sink; nothing was changed",
     advice="give the sink another name and another target",
 )
+TARGET_TABLE_TAKEN = ErrorDefinition(
+    "sink.table_taken",
+    ConfigurationError,
+    _SINK + " may not write to the table {table}: sink {owner_sink} of the pipeline with uid"
+    " {owner} does",
+    kept="everything in the table; nothing was changed",
+    advice="give the sink a namespace of its own; if the other sink is gone, drop the table and its"
+    " row in tidegate_tables",
+)
 FILE_MISSING = ErrorDefinition(
     "sink.file_missing",
     PoisonError,

@@ -26,7 +26,13 @@ from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
 from tidegate.errors import TidegateError, TransientError
 from tidegate.jobs.sinks.base_follower import SlotFollower, expand_variables, import_client_library
-from tidegate.jobs.sinks.errors import SINK_MISFIT, SINK_REFUSED, SINK_UNAVAILABLE, WAITS_FOR_TABLES
+from tidegate.jobs.sinks.errors import (
+    SINK_MISFIT,
+    SINK_REFUSED,
+    SINK_UNAVAILABLE,
+    TARGET_TABLE_TAKEN,
+    WAITS_FOR_TABLES,
+)
 from tidegate.jobs.sinks.lineage_position import (
     CurrentLineage,
     FollowerPosition,
@@ -41,6 +47,7 @@ if TYPE_CHECKING:
     from psycopg.sql import SQL, Composed, Identifier
 
 _LEDGER_TABLE = "tidegate_ledger"
+_OWNERS_TABLE = "tidegate_tables"
 _CONNECT_OPTIONS = {
     "connect_timeout": 10,
     "application_name": "tidegate",
@@ -199,7 +206,7 @@ class PostgresSink(SlotFollower):
         return FollowerPosition(row[1], row[2])
 
     def _prepare_schema(self, cursor: psycopg.Cursor[Any]) -> None:
-        """Create the schema and the ledger table.
+        """Create the schema, the ledger and the table of owners, and claim the sink's tables.
 
         Publishers that start together take turns: `if not exists` alone races in PostgreSQL.
         """
@@ -220,7 +227,43 @@ class PostgresSink(SlotFollower):
                 " key (pipeline, sink))"
             )
             cursor.execute(self._compose_sql(create, self._ledger))
+        if not self._read_columns(cursor, _OWNERS_TABLE):
+            create = (
+                "create table {} (table_name text primary key, uid text not null, sink text not"
+                " null)"
+            )
+            cursor.execute(self._compose_sql(create, self._qualify_name(_OWNERS_TABLE)))
+        self._read_ledger(cursor)  # another pipeline's ledger is a clearer reason than its tables
+        self._claim_tables(cursor)
         self._ready = True
+
+    def _claim_tables(self, cursor: psycopg.Cursor[Any]) -> None:
+        """Note this sink as the owner of its tables.
+
+        A rewind and an upsert delete rows of the whole table, whoever wrote them. So a table may
+        have one owner only, also among the sinks of one pipeline.
+
+        Raises:
+            ConfigurationError: another sink owns one of the tables.
+        """
+        owners = self._qualify_name(_OWNERS_TABLE)
+        claim = "insert into {} values (%s, %s, %s) on conflict do nothing"
+        claims = [(table, self.uid, self.name) for table in self.tables]
+        cursor.executemany(self._compose_sql(claim, owners), claims)
+        select = self._compose_sql(
+            "select table_name, uid, sink from {} where table_name = any(%s) and (uid, sink) <>"
+            " (%s, %s) order by 1",
+            owners,
+        )
+        taken = cursor.execute(select, (list(self.tables), self.uid, self.name)).fetchone()
+        if taken is not None:
+            raise TARGET_TABLE_TAKEN(
+                pipeline=self.spec.name,
+                sink=self.name,
+                table=f"{self._namespace}.{taken[0]}",
+                owner=taken[1],
+                owner_sink=taken[2],
+            )
 
     def _insert_rows(self, cursor: psycopg.Cursor[Any], table: str, rows: Any) -> None:
         """Insert rows into their table, which is created or widened to hold them."""

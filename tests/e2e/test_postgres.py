@@ -386,6 +386,30 @@ def test_what_a_person_has_to_mend_is_said(
         sink_of(world).follow(world.log)
 
 
+def test_two_sinks_never_share_a_table(world: World, pg: PostgresServer, tmp_path: Path) -> None:
+    """A second sink of the pipeline and a second pipeline are refused before they change a row.
+
+    Both would delete rows of the first one with every rewind. Other tables of the schema are free.
+    """
+    world.seal(2)
+    sink_of(world).follow(world.log)
+    before = events(pg)
+    other = World(LocalStore(tmp_path / "other"), tmp_path / "work")
+    given = {"kind": "postgres", "url": "${TIDEGATE_TEST_URL}", "namespace": "p"}
+    other.spec = make_spec(sinks={"second": given})
+    other.seal(1)
+    for uid in (UID, "1" * 32):
+        own = PostgresSinkSpec.model_validate(given)
+        second = PostgresSink("second", own, other.spec, other.store, uid)
+        with pytest.raises(ConfigurationError, match=r"p\.\w+: sink warehouse") as refused:
+            second.follow(other.log)
+        assert refused.value.code == "sink.table_taken"
+    assert events(pg) == before
+    assert pg.rows("select sink from p.tidegate_ledger") == [("warehouse",)]
+    narrow = PostgresSinkSpec.model_validate(given | {"tables": ["edges"]})
+    PostgresSink("third", narrow, other.spec, other.store, UID).follow(other.log)
+
+
 def test_an_outage_is_transient_and_nothing_is_lost(
     world: World, pg: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
