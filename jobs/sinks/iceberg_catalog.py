@@ -170,7 +170,7 @@ class StoreCatalog(NoopCatalog, MetastoreCatalog):
         current = table if location == table.metadata_location else self.load_table(identifier)
         staged = self._update_and_stage_table(current, identifier, requirements, updates)
         if staged.metadata == current.metadata:
-            return CommitTableResponse(metadata=current.metadata, metadata_location=location)
+            return _build_response(current)
         self._write_metadata(staged.metadata, staged.io, staged.metadata_location)
         try:
             self._store.compare_and_swap(
@@ -180,9 +180,7 @@ class StoreCatalog(NoopCatalog, MetastoreCatalog):
             )
         except PreconditionFailedError as error:
             raise CommitFailedException(f"another publisher committed to {identifier}") from error
-        return CommitTableResponse(
-            metadata=staged.metadata, metadata_location=staged.metadata_location
-        )
+        return _build_response(staged)
 
     def _read_entry(self, identifier: Any) -> tuple[str, str]:
         """Return the location of the table's metadata, and the ETag of its entry."""
@@ -194,6 +192,12 @@ class StoreCatalog(NoopCatalog, MetastoreCatalog):
 
     def _get_entry_key(self, identifier: Any) -> str:
         return self._layout.table_catalog_key(identifier[-1])
+
+
+def _build_response(table: Table) -> CommitTableResponse:
+    return CommitTableResponse.model_validate(
+        {"metadata": table.metadata, "metadata-location": table.metadata_location}
+    )
 
 
 def _build_catalog_entry(location: str) -> bytes:

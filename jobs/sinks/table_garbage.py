@@ -29,6 +29,7 @@ from itertools import islice
 from typing import Any
 
 from pyiceberg.table import StaticTable
+from pyiceberg.table.snapshots import Snapshot
 
 from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.canonical_json import canonical_bytes, parse_json
@@ -192,7 +193,7 @@ def _open_versions(
 def _collect_named_files(versions: dict[str, StaticTable]) -> set[str]:
     """Return the addresses of the versions and of every file that their snapshots name."""
     named = set(versions)
-    snapshots = {}
+    snapshots: dict[str, Snapshot] = {}
     for version in versions.values():
         snapshots |= {snapshot.manifest_list: snapshot for snapshot in version.metadata.snapshots}
         statistics = (*version.metadata.statistics, *version.metadata.partition_statistics)

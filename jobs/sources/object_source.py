@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, Final
+
+import structlog
 
 from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.store import ObjectInfo, Store
@@ -38,6 +40,10 @@ DONE_MARKER: Final = "_DONE"
 _MAX_OBJECTS_PER_SLICE: Final = 1000
 # Notified keys in folders that are not members (yet); the safety listing finds their objects.
 _MAX_UNMATCHED_KEYS: Final = 10_000
+# Newest listed names of a member that are searched for skipped objects: ten pages of a LIST.
+_MAX_KNOWN_KEYS: Final = 10_000
+
+_log = structlog.get_logger("tidegate.sources")
 
 
 class ObjectSource:
@@ -75,6 +81,7 @@ class ObjectSource:
         self._table: TableVersions | None = None
         self._notified_keys: list[str] = []
         self._listed_to_end: set[Member] = set()  # since their end marker was seen
+        self._searches: dict[Member, _SkippedObjectSearch] = {}
         self.backlog: dict[str, int] = {}
 
     def list_members(self) -> Sequence[Member]:
@@ -170,8 +177,12 @@ class ObjectSource:
 
     @property
     def late_uploads(self) -> int:
-        """Objects with a name below the greatest known one, found since this process started."""
-        return sum(log.late for log in self._logs.values())
+        """Objects with a name below the greatest known one, found since this process started.
+
+        In the order of arrival they are read; in the order of keys they are not.
+        """
+        found = [log.late for log in self._logs.values()]
+        return sum(found) + sum(len(search.skipped) for search in self._searches.values())
 
     def _member_folder(self, member: Member) -> str:
         by_source = self.spec.partition_by == "source"
@@ -191,7 +202,7 @@ class ObjectSource:
         if self.spec.table is not None:
             log = self._update_table_log(member)
         elif self.spec.discovery.order == "keys":
-            return self._list_data_objects(member, at.listed_after, count)
+            return self._list_by_key(member, at, count)
         else:
             log = self._get_arrival_log(member)
             everything = ended and member not in self._listed_to_end
@@ -200,6 +211,39 @@ class ObjectSource:
             self._listed_to_end |= {member} if ended else set()
         keys = log.read_keys(at.ordinal + (at.open is not None), count)
         return [ObjectInfo(key, UNKNOWN_SIZE, "", None) for key in keys]
+
+    def _list_by_key(self, member: Member, at: _ResumePoint, count: int) -> list[ObjectInfo]:
+        search = self._searches.setdefault(
+            member, _SkippedObjectSearch(at.listed_after, self._clock())
+        )
+        if self._clock() - search.searched_at >= self.spec.discovery.safety_listing / 1e6:
+            self._search_skipped_objects(member, search, at.listed_after)
+        entries = self._list_data_objects(member, at.listed_after, count)
+        search.add_listed(entries)
+        return entries
+
+    def _search_skipped_objects(
+        self, member: Member, search: _SkippedObjectSearch, upto: str | None
+    ) -> None:
+        """Find the objects that appeared behind the position of reading since they were listed."""
+        search.searched_at = self._clock()
+        # As many as are known, and some more: one search need not find all.
+        entries = self._list_data_objects(member, search.begin, 2 * len(search.known))
+        skipped = {
+            entry.key
+            for entry in entries
+            if upto is not None and entry.key <= upto and entry.key not in search.known
+        }
+        if fresh := sorted(skipped - search.skipped):
+            search.skipped |= skipped
+            _log.warning(
+                "objects_skipped",
+                source=str(member),
+                objects=len(fresh),
+                first=fresh[0],
+                behind=upto,
+                remedy="set discovery.order: arrival, or give each producer a source of its own",
+            )
 
     def _update_table_log(self, member: Member) -> ArrivalLog:
         """Return the log after entering what the table's newest commits added."""
@@ -249,6 +293,32 @@ class ObjectSource:
                 break
             after = page[-1].key
         return entries[:count]
+
+
+@dataclass(slots=True)
+class _SkippedObjectSearch:
+    """What one process knows about the names of one member that is read in the order of keys.
+
+    Attributes:
+        begin: the name after which every listed name is in `known`.
+        searched_at: time of the last search, by the source's clock.
+        known: the newest listed names, in the order of their listing.
+        skipped: names that appeared behind the position of reading.
+    """
+
+    begin: str | None
+    searched_at: float
+    known: dict[str, None] = field(default_factory=dict)
+    skipped: set[str] = field(default_factory=set)
+
+    def add_listed(self, entries: Sequence[ObjectInfo]) -> None:
+        """Remember listed names, and forget the oldest beyond `_MAX_KNOWN_KEYS`."""
+        self.known |= dict.fromkeys(entry.key for entry in entries)
+        while len(self.known) > _MAX_KNOWN_KEYS:
+            oldest = next(iter(self.known))
+            del self.known[oldest]
+            # Not always greater: after a restore older names are listed again.
+            self.begin = max(self.begin or "", oldest)
 
 
 @dataclass(frozen=True, slots=True)

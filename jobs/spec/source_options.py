@@ -66,7 +66,8 @@ class DiscoveryOptions(SpecModel):
     """``arrival``: list everything at least this often.
 
     Between listings, objects after the greatest key and objects named by bucket notifications are
-    found at once.
+    found at once. ``keys``: how often the newest keys are listed again, to count objects that
+    appeared behind the last one read and were skipped.
     """
     notifications: bool = True
     """``arrival`` on MinIO: listen to the bucket's notifications.

@@ -143,11 +143,12 @@ def test_maintenance_keeps_data_files_of_readers(
         return []
 
     original = housekeeping.make_retention
-    monkeypatch.setattr(
-        housekeeping,
-        "make_retention",
-        lambda *args: found.append(args[3]) or original(*args),
-    )
+
+    def make(*args: Any) -> Any:
+        found.append(args[3])
+        return original(*args)
+
+    monkeypatch.setattr(housekeeping, "make_retention", make)
     monkeypatch.setattr(housekeeping, "delete_orphan_files", delete)
     monkeypatch.setattr(housekeeping, "note_table_versions", lambda *_, **__: 7000.0)
     monkeypatch.setattr(housekeeping, "refuse_copied_store", lambda *_: None)
@@ -172,7 +173,12 @@ def test_a_sleeping_publisher_keeps_its_files(
     assert world.exact(world.sink())
     assert referenced_exist(world)
     monkeypatch.setattr(table_files, "_COMMITS_UNTIL_EXPIRY", 2)
-    before_the_commit(monkeypatch, lambda: (publish(world, 4), sleep()))
+
+    def move_on() -> None:
+        publish(world, 4)
+        sleep()
+
+    before_the_commit(monkeypatch, move_on)
     compact_tables(world.spec, world.store)
     assert world.exact(world.sink())
     assert referenced_exist(world)

@@ -326,3 +326,40 @@ def test_a_million_arrivals_are_entered_in_pieces() -> None:
     assert max(first, store.told) <= 20_000, (
         "behind the greatest name, and a piece of the safety listing"
     )
+
+
+def test_an_object_behind_the_last_one_read_is_counted() -> None:
+    """In the order of keys it is never read, so the status says how many there are.
+
+    Each counts once. Objects of an earlier process and deleted ones do not count.
+    """
+    bucket, now = MemoryBucket(dict(inbox(1, 1, 1, 1))), [0.0]
+    src = ObjectSource("a", spec(), MemoryStore(bucket), clock=lambda: now[0])
+    resume = src.plan(ME, None, ReadLimits(objects=2)).resume
+    src = ObjectSource("a", spec(), MemoryStore(bucket), clock=lambda: now[0])
+    resume = src.plan(ME, resume, ReadLimits(objects=1)).resume
+    objects = MemoryStore(bucket)
+    for name in ("000b", "001b", "002b", "_hidden"):
+        objects.put(f"inbox/a/{name}.parquet", parquet(1))
+    objects.delete("inbox/a/001.parquet")
+    assert src.late_uploads == 0
+    for _ in range(2):
+        now[0] += 600.0
+        resume = src.plan(ME, resume, ReadLimits(objects=1)).resume
+    assert src.late_uploads == 1  # 001b; 002b was still ahead, 000b is behind the first position
+    assert resume is not None
+    assert resume["key"] == "inbox/a/003.parquet"
+
+
+def test_the_search_for_skipped_objects_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the newest names are remembered, so a long run lists no more than these again."""
+    monkeypatch.setattr("tidegate.jobs.sources.object_source._MAX_KNOWN_KEYS", 3)
+    bucket, now = MemoryBucket(dict(inbox(*[1] * 8))), [0.0]
+    store = MemoryStore(bucket)
+    src = ObjectSource("a", spec(), store, clock=lambda: now[0])
+    resume = src.plan(ME, None, ReadLimits(objects=7)).resume
+    store.put("inbox/a/001b.parquet", parquet(1))
+    store.put("inbox/a/005b.parquet", parquet(1))
+    now[0] += 600.0
+    src.plan(ME, resume, ReadLimits())
+    assert src.late_uploads == 1
