@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import io
 import json
+import posixpath
 from abc import abstractmethod
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import urllib3
 
 from tidegate.checkpoints.canonical_json import canonical_bytes
+from tidegate.checkpoints.errors import BAD_STORE_URL
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.slot_log import SlotLog
@@ -99,15 +102,26 @@ class FilesSink(AtLeastOnceSink):
 
     A file `<path>/<table>/t<timeline>-<epoch>-<attempt>.<format>` counts once the object
     `<path>/_epochs/<checkpoint>.json` names it. A restore is announced in
-    `<path>/_restores/t<timeline>.json`.
+    `<path>/_restores/t<timeline>.json`. A relative path is a folder of the pipeline's store, as the
+    paths of sources are.
     """
+
+    _folder = ""  # prefix of the keys in the target
 
     def __init__(
         self, name: str, given: FilesSinkSpec, spec: PipelineSpec, store: Store, uid: str
     ) -> None:
         super().__init__(name, spec, store, uid, given.tables)
         self.start, self._format = given.start, given.format
-        self._target = open_store(expand_variables(given.path, name))
+        path = expand_variables(given.path, name)
+        if "://" in path or Path(path).is_absolute():
+            self._target = open_store(path)
+        else:
+            # Not below the working directory: a driver that Airflow starts has another one.
+            folder = posixpath.normpath(path)
+            if folder.startswith(".."):
+                raise BAD_STORE_URL(url=path)
+            self._target, self._folder = store, "" if folder == "." else f"{folder}/"
 
     def _deliver_epoch(self, epoch: Manifest) -> None:
         files: dict[str, int] = {}
@@ -116,14 +130,15 @@ class FilesSink(AtLeastOnceSink):
                 key = f"{table}/{epoch.id}{f'-{number}' if number else ''}.{self._format}"
                 as_parquet = self._format == "parquet"
                 data = _encode_parquet(rows) if as_parquet else to_json_lines(rows).encode()
-                self._target.put(key, data)
+                self._target.put(self._folder + key, data)
                 files[key] = rows.num_rows
         # Written last: readers ignore files that no such object names.
         body = self.describe_epoch(epoch) | {"files": files}
-        self._target.put(f"_epochs/{epoch.id}.json", canonical_bytes(body))
+        self._target.put(f"{self._folder}_epochs/{epoch.id}.json", canonical_bytes(body))
 
     def _announce_restore(self, notice: dict[str, Any]) -> None:
-        self._target.put(f"_restores/t{notice['timeline']}.json", canonical_bytes(notice))
+        key = f"{self._folder}_restores/t{notice['timeline']}.json"
+        self._target.put(key, canonical_bytes(notice))
 
 
 class WebhookSink(AtLeastOnceSink):

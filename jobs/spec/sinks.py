@@ -48,7 +48,10 @@ class FilesSinkSpec(_StandardSinkSpec):
     kind: Literal["files"]
     """Kind of the sink."""
     path: str
-    """A folder or ``s3://bucket/prefix``."""
+    """A folder or ``s3://bucket/prefix``.
+
+    A relative folder is in the pipeline's store, as the folders of sources are.
+    """
     format: Literal["parquet", "jsonl"] = "parquet"
     """Format of the files."""
 

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from pyiceberg.exceptions import NoSuchTableError, TableAlreadyExistsError
 from tests.sinks.conftest import World
-from tests.sinks.test_compaction import filled
-from tests.sinks.test_follow import is_table, once
+from tests.sinks.table_checks import filled, is_table, once
 
 from tidegate.checkpoints.local_store import LocalStore
 from tidegate.checkpoints.store import OutcomeUnknownError

@@ -5,7 +5,6 @@ No row changes, whoever else commits, restores, sleeps or dies meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from pyiceberg.table.snapshots import Operation
 from tests.servers.memory_store import MemoryStore
 from tests.sinks.conftest import World, make_spec
 from tests.sinks.flight_tables import COLUMNS, LAYOUT, content, make_world, paths, published
+from tests.sinks.table_checks import before_the_commit, filled
 
 from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.jobs.sinks import table_compaction, table_files
@@ -38,16 +38,6 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table_compaction, "_MIN_FILES_PER_MERGE", 3)
 
 
-def filled(folder: Path, slots: int = 6, **outputs: Any) -> World:
-    """A world with an epoch in each snapshot of its tables."""
-    world = make_world(folder, **outputs)
-    sink = world.sink()
-    for _ in range(slots):
-        world.seal(1, ("events",), rows=3)
-        sink.follow(world.log)
-    return world
-
-
 def merged_files(world: World) -> set[str]:
     """All merged files in the store, by address."""
     return {
@@ -55,19 +45,6 @@ def merged_files(world: World) -> set[str]:
         for entry in world.store.list_objects("p/iceberg/")
         if "/merged/" in entry.key
     }
-
-
-def before_the_commit(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
-    """Let something happen between the writing of merged files of `events` and their first commit."""
-    original = TableFollower.replace_files
-
-    def replace(self: TableFollower, *args: Any) -> None:
-        if self.table.name()[-1] == "events":
-            monkeypatch.setattr(TableFollower, "replace_files", original)
-            act()
-        original(self, *args)
-
-    monkeypatch.setattr(TableFollower, "replace_files", replace)
 
 
 def test_small_files_become_a_large_one(tmp_path: Path) -> None:

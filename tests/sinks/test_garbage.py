@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from pyiceberg.table import StaticTable
 from tests.sinks.conftest import World
-from tests.sinks.test_compaction import before_the_commit, filled
-from tests.sinks.test_follow import is_table, once
+from tests.sinks.table_checks import before_the_commit, filled, is_table, once
 
 from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.jobs.driver import housekeeping

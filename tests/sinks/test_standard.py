@@ -118,6 +118,22 @@ def test_files_are_named_after_their_epoch(tmp_path: Path, kind: str) -> None:
     assert count == rows
 
 
+def test_a_relative_path_is_in_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever a driver was started, a relative folder is the same, as for sources."""
+    for folder in ("here", "there"):
+        (tmp_path / folder).mkdir()
+        monkeypatch.chdir(tmp_path / folder)
+        world, sink = world_with(tmp_path / folder, kind="files", path="./exports/")
+        world.seal(1)
+        sink.follow(world.log)
+        (named,) = (tmp_path / folder / "store" / "exports" / "_epochs").iterdir()
+        files = json.loads(named.read_bytes())["files"]
+        assert all((named.parent.parent / file).exists() for file in files)
+        assert not (tmp_path / folder / "exports").exists()
+    with pytest.raises(ConfigurationError):
+        world_with(tmp_path, kind="files", path="../exports")
+
+
 def test_a_repetition_overwrites_itself(tmp_path: Path) -> None:
     """Delivered, and then a crash before the mark: delivered again under the same name."""
     world, sink = world_with(tmp_path, kind="files", path=str(tmp_path / "out"))
