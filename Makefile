@@ -106,6 +106,10 @@ deploy-check: venv ## infra/deploy judged by helm, promtool and the code of Kube
 mutants: venv ## plant bugs; the simulation must find each (SECONDS=60 for each bug)
 	$(BIN)/python -m tests.simulation.mutants --seconds $(or $(SECONDS),60)
 
+.PHONY: repro
+repro: venv ## bring a fault of docs/track-record.md back and show what it does (N=A1), or run its test
+	$(BIN)/python -m tests.simulation.repro $(N)
+
 .PHONY: mutation
 mutation: venv ## change the trusted core in N places, one at a time; the tests must notice (N=400 SEED=0), about an hour
 	$(BIN)/python -m tests.mutation --count $(or $(N),400) --seed $(or $(SEED),0) $(ARGS)

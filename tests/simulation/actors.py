@@ -5,6 +5,7 @@ Drivers, restorers, retention, compaction and the feeder, each around the real c
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from threading import Event
@@ -367,13 +368,23 @@ class Stage:
 
     def restorer(self, name: str, *, host: int = 1, back: int = 1, delay: float = 0.0) -> Process:
         """Somebody who evicts the driver and goes back some checkpoints."""
+        return self._spawn_restore(name, host, delay, lambda log: self._target(log, back))
+
+    def restore_to(self, name: str, checkpoint: CheckpointId) -> Process:
+        """Somebody who evicts the driver and restores this checkpoint."""
+        return self._spawn_restore(name, 1, 0.0, lambda log: checkpoint)
+
+    def _spawn_restore(
+        self, name: str, host: int, delay: float, choose: Callable[[SlotLog], CheckpointId | None]
+    ) -> Process:
         process = self.world.process(name, host)
-        self.world.spawn(
-            name, process, partial(self._restore, name, process, back), "restore", delay
-        )
+        act = partial(self._restore, name, process, choose)
+        self.world.spawn(name, process, act, "restore", delay)
         return process
 
-    def _restore(self, name: str, process: Process, back: int) -> None:
+    def _restore(
+        self, name: str, process: Process, choose: Callable[[SlotLog], CheckpointId | None]
+    ) -> None:
         store, clock = SimStore(self.world), SimClock(self.world, process.host)
         log = WatchedLog(store)
         evict_lease_holder(store, PIPELINE)
@@ -382,7 +393,7 @@ class Stage:
         self.world.spawn(
             f"{name}.keeper", process, partial(self._keep, keeper, clock, process), "lease"
         )
-        plan = plan_restore(log, self._target(log, back))
+        plan = plan_restore(log, choose(log))
         for _ in range(PATIENCE):
             try:
                 commit_restore(log, lease, plan, request_id=name, who=name, why="")

@@ -20,6 +20,7 @@ from tests.simulation.actors import Stage
 from tests.simulation.cheap import cheap
 from tests.simulation.schedule import run_seed
 
+from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
 from tidegate.checkpoints.manifest import ForkRecord, Manifest
 from tidegate.checkpoints.pins import RootsFile
 from tidegate.checkpoints.retention import Retention
@@ -53,6 +54,8 @@ class Mutant:
         rate: fault rate at which to look for it; None: as the seed says.
         focus: the kind of fault and the step that it is about; None: as the seed says.
         sink: the kind of sink beside the tables; None: as the seed says.
+        fault: the fault of docs/track-record.md that the bug brings back; empty if it was never
+            in the product.
     """
 
     name: str
@@ -60,6 +63,7 @@ class Mutant:
     rate: float | None = None
     focus: tuple[str, str] | None = None
     sink: str | None = None
+    fault: str = ""
 
 
 def _send_anyway(log: SlotLog, key: str, data: bytes) -> str | None:
@@ -221,6 +225,10 @@ def _point_anyway(store: Any, pipeline: str, table: str, old: str, new: str) -> 
     )
 
 
+def _select_all(retention: Retention, abandoned: list[Any], newest_kept: Any) -> set[str]:
+    return {row.id for row in abandoned if row.id is not None}
+
+
 def _no_claim(roots: RootsFile, *_: Any, **__: Any) -> Any:
     return roots.read()
 
@@ -312,6 +320,16 @@ MUTANTS = (
         "an epoch that lost its slot was the last one",
         lambda: [patch.object(Engine, "_seal_epoch", _keep_ended)],
         focus=("sleep", "seal"),
+        fault="A2",
+    ),
+    Mutant(
+        "retention: an abandoned epoch goes whatever it leads to",
+        lambda: [
+            patch.object(Retention, "_select_needless", _select_all),
+            patch.object(CheckpointCatalog, "find_gap", lambda catalog, target: None),
+        ],
+        focus=("sleep", "stub"),
+        fault="A1",
     ),
     Mutant(
         "files: named before they are there",

@@ -8,8 +8,9 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
+from tests.servers.memory_store import MemoryStore
 from tests.simulation.actors import KINDS, Stage
-from tests.simulation.basics import Violation
+from tests.simulation.basics import PIPELINE, Violation
 from tests.simulation.cheap import cheap
 from tests.simulation.compaction_model import COMPACTION
 from tests.simulation.judge import judge
@@ -17,10 +18,14 @@ from tests.simulation.servers import read_model_table
 from tests.simulation.world import World
 
 from tidegate.checkpoints import retention, slot_index, verify
+from tidegate.checkpoints.bucket_layout import CheckpointId
+from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
 from tidegate.checkpoints.process_identity import ProcessIdentity
+from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.jobs.driver import epoch_loop, operator_requests, startup
 from tidegate.jobs.sinks import iceberg_sink, postgres_sink, table_compaction, table_files
 
+SHARE_RESTORED = 0.25  # of the schedules, which then take twice as long
 STEPS = 3000  # of one schedule; what is not done by then is cut off by the recovery
 
 
@@ -160,6 +165,27 @@ def recover(stage: Stage) -> None:
             world.waits.pop(process, None)
         world.run(STEPS)
         _fresh(stage, "after")
+    judge(stage)
+    if world.rng.random() < SHARE_RESTORED:
+        _restore_offered(stage)
+
+
+def _restore_offered(stage: Stage) -> None:
+    """Restore one of the checkpoints that people are offered, and judge again.
+
+    That its files are there is not enough: every epoch that leads to it has to be published again.
+    """
+    log = SlotLog(MemoryStore(stage.world.bucket, name="sim"), PIPELINE)
+    listed = CheckpointCatalog(log, workers=1).list_checkpoints(all_timelines=True)
+    offered = [row.id for row in listed if row.is_restorable and row.id is not None]
+    if not offered:
+        return
+    chosen = CheckpointId.parse(stage.world.rng.choice(offered))
+    process = stage.restore_to("offered", chosen)
+    stage.world.run(STEPS, until=lambda: not process.alive or bool(process.exited))
+    if not process.exited.startswith("done"):
+        raise Violation(f"{chosen} is offered, but its restore ended with {process.exited}")
+    _fresh(stage, "restored")
     judge(stage)
 
 
