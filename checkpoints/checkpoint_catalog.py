@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -53,16 +54,14 @@ class CheckpointCatalog:
         chosen = [row for row in listed if all_timelines or row.on_lineage]
         return sorted(chosen, key=lambda row: (row.slot, row.timeline), reverse=True)
 
-    def resolve(
-        self, text: str, *, healthy: Callable[[CheckpointId], bool] | None = None
-    ) -> CheckpointId:
+    def resolve(self, text: str, *, find_illness: IllnessFinder | None = None) -> CheckpointId:
         """From what a person writes to a checkpoint id.
 
         Args:
             text: `latest`, `latest_healthy`, the name of a pin, a full id, or a prefix of an id
                 that fits only one checkpoint.
-            healthy: asked by `latest_healthy` about each candidate from the newest back, beyond not
-                being condemned; by default the quality runs are.
+            find_illness: asked by `latest_healthy` about each candidate from the newest back,
+                beyond not being condemned; by default the quality runs are.
 
         Raises:
             ConfigurationError: nothing fits, or several do; they are named.
@@ -74,7 +73,7 @@ class CheckpointCatalog:
             return checkpoint
         if text == "latest_healthy":
             return self._find_latest_healthy(
-                healthy or build_health_check(self.log.store, self.log.pipeline)
+                find_illness or build_illness_finder(self.log.store, self.log.pipeline)
             )
         pin = RootsFile(self.log.store, self.log.pipeline).read().pins.get(text)
         if pin is not None:
@@ -117,7 +116,8 @@ class CheckpointCatalog:
         """The manifest of a checkpoint. Raises PoisonError when it was retired."""
         return self.log.open_checkpoint(checkpoint).epoch
 
-    def _find_latest_healthy(self, healthy: Callable[[CheckpointId], bool]) -> CheckpointId:
+    def _find_latest_healthy(self, find_illness: IllnessFinder) -> CheckpointId:
+        newest_illness: str | None = None
         condemned = RootsFile(self.log.store, self.log.pipeline).read().condemned
         for stretch in reversed(self.log.lineage(self.log.head().timeline)):
             for row in self.index.iterate_newest_first(stretch.timeline):
@@ -128,10 +128,19 @@ class CheckpointCatalog:
                     and row.id not in condemned
                 ):
                     checkpoint = CheckpointId.parse(row.id)
-                    if healthy(checkpoint):
+                    illness = find_illness(checkpoint)
+                    if illness is None:
                         return checkpoint
+                    newest_illness = newest_illness or f"of the newest, {checkpoint}, {illness}"
+        if newest_illness is None:
+            raise self._unknown_checkpoint_error(
+                "latest_healthy", "every checkpoint is damaged or retired"
+            )
         raise self._unknown_checkpoint_error(
-            "latest_healthy", "every checkpoint is damaged or retired"
+            "latest_healthy",
+            f"no checkpoint that is kept is healthy; {newest_illness}",
+            "correct the cause and run the quality checks again, or go on from the newest with"
+            " recover_to: latest",
         )
 
     def _find_by_prefix(self, text: str) -> CheckpointId:
@@ -156,12 +165,14 @@ class CheckpointCatalog:
             text, f"it could be {shown}" if fitting else "there is no such checkpoint or pin"
         )
 
-    def _unknown_checkpoint_error(self, text: str, why: str) -> ConfigurationError:
+    def _unknown_checkpoint_error(
+        self, text: str, why: str, advice: str = "see: tidegate checkpoints list"
+    ) -> ConfigurationError:
         return ConfigurationError(
             f"{text!r} does not name a checkpoint of {self.log.pipeline}: {why}",
             code="checkpoint.unknown",
             pipeline=self.log.pipeline,
-            advice="see: tidegate checkpoints list",
+            advice=advice,
         )
 
 
@@ -196,38 +207,84 @@ def _annotate_summaries(
 # Which checkpoints the quality runs found healthy, for `recover_to: latest_healthy`. Light: no
 # pandas, no GX.
 
+IllnessFinder = Callable[[CheckpointId], str | None]
 
-def build_health_check(store: Store, pipeline: str) -> Callable[[CheckpointId], bool]:
-    """A judge of checkpoints, from the history of quality runs as it is now.
 
-    A run looks at everything up to its checkpoint. So a run without a critical failure speaks for
-    that checkpoint and all before it on its timeline; a failing one speaks against all that no such
-    run speaks for, later ones included. Where nobody ever checked, nothing is held against a
-    checkpoint.
+@dataclass(frozen=True, slots=True)
+class _QualityRun:
+    """What one quality run says about epochs.
+
+    Attributes:
+        since: epochs up to this one were not judged.
+        critical: critical checks that failed, with the first and last epoch that each is about.
     """
-    well: dict[int, int] = {}
-    ill: dict[int, int] = {}
-    for checkpoint, verdict in _read_quality_runs(store, pipeline):
-        noted = ill if verdict == "fail" else well
-        noted[checkpoint.timeline] = max(noted.get(checkpoint.timeline, 0), checkpoint.slot)
 
-    def is_healthy(checkpoint: CheckpointId) -> bool:
-        spoken_for = well.get(checkpoint.timeline, 0)
-        return checkpoint.slot <= spoken_for or ill.get(checkpoint.timeline, 0) <= spoken_for
+    checkpoint: CheckpointId
+    at: str
+    since: int
+    critical: tuple[tuple[str, int, int], ...]
 
-    return is_healthy
+    def find_illness(self, checkpoint: CheckpointId) -> str | None:
+        """Return which check failed for a checkpoint's epoch, or for the end that it continues."""
+        slot = min(checkpoint.slot, self.checkpoint.slot)
+        for check, first, last in self.critical:
+            if first <= slot <= last:
+                return f"check {check} failed for epochs {first} to {last} ({self.checkpoint})"
+        return None
 
 
-def _read_quality_runs(store: Store, pipeline: str) -> list[tuple[CheckpointId, str]]:
+def build_illness_finder(store: Store, pipeline: str) -> IllnessFinder:
+    """Return a function that says why the quality runs find a checkpoint ill; None if healthy.
+
+    A checkpoint is judged by the newest run whose recent epochs begin before it, and there by
+    critical checks about its own epoch alone. A checkpoint behind the newest run continues the
+    state that this run saw at its end. Warnings, checks of the whole past and runs that looked at
+    other epochs say nothing about it, and where nobody checked, nothing is held against it.
+    """
+    runs = sorted(
+        _read_quality_runs(store, pipeline),
+        key=lambda run: (run.checkpoint.slot, run.at, not run.critical),
+        reverse=True,
+    )
+
+    def find_illness(checkpoint: CheckpointId) -> str | None:
+        for run in runs:
+            if run.checkpoint.timeline == checkpoint.timeline and run.since < checkpoint.slot:
+                return run.find_illness(checkpoint)
+        return None
+
+    return find_illness
+
+
+def _read_quality_runs(store: Store, pipeline: str) -> list[_QualityRun]:
     try:
-        runs = parse_json(store.get(f"{BucketLayout(pipeline).quality_prefix}history.json").data)[
-            "runs"
-        ]
+        entries = parse_json(
+            store.get(f"{BucketLayout(pipeline).quality_prefix}history.json").data
+        )["runs"]
     except (NotFoundError, ValueError, KeyError):
         return []
-    return [
-        (CheckpointId.parse(run["checkpoint"]), run["verdict"]) for run in runs if run["checkpoint"]
-    ]
+    entries = [entry for entry in entries if entry["checkpoint"]]
+    return [_parse_quality_run(entry, entries) for entry in entries]
+
+
+def _parse_quality_run(entry: dict[str, Any], entries: list[dict[str, Any]]) -> _QualityRun:
+    checkpoint, at = CheckpointId.parse(entry["checkpoint"]), entry.get("id", "")
+    if "critical" in entry:
+        critical = tuple((one["check"], *one["epochs"]) for one in entry["critical"])
+        return _QualityRun(checkpoint, at, entry["recent_since"], critical)
+    # Older versions recorded a verdict over the whole past. A failure is about the epochs that no
+    # passing run before it has seen.
+    if entry["verdict"] != "fail":
+        return _QualityRun(checkpoint, at, 0, ())
+    passed = (
+        CheckpointId.parse(other["checkpoint"]) for other in entries if other["verdict"] != "fail"
+    )
+    since = max(
+        (p.slot for p in passed if p.timeline == checkpoint.timeline and p.slot < checkpoint.slot),
+        default=0,
+    )
+    names = ", ".join(entry.get("failed") or ["of an older version"])
+    return _QualityRun(checkpoint, at, since, ((names, since + 1, checkpoint.slot),))
 
 
 # What differs between two checkpoints: rows, frontiers, windows, tables, state, sources, spec.

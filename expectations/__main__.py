@@ -57,8 +57,15 @@ def format_report(result: dict[str, Any], docs: str) -> str:
             f"{check['severity'].upper():8} {check['suite']}.{check['id']}: {check['says']}"
         )
         lines.append(f"         seen: {check['observed']}")
+        lines += [f"         row:  {_format_row(row)}" for row in check["sample"]]
+        if check["command"]:
+            lines.append(f"         all:  {check['command']}")
     lines.append(f"Data Docs: {docs}")
     return "\n".join(lines)
+
+
+def _format_row(row: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in row.items() if value not in (None, []))
 
 
 def _build_quality_parser() -> argparse.ArgumentParser:

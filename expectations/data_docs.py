@@ -33,7 +33,7 @@ _RUNS_KEPT = 100  # runs listed and kept as Data Docs; about 0.3 MB each. Result
 _WRITER_THREADS = 8  # pages are written side by side: a PUT is mostly waiting
 _ROWS_SHOWN = 50  # rows of a summary on the run's page
 _TREND_TITLES = {
-    "late_ratio": "Late rows, share of all",
+    "late_ratio": "Late rows, share of the recent ones",
     "seal_p95_s": "Seal p95, seconds",
     "unpublished": "Unpublished epochs",
 }
@@ -138,11 +138,15 @@ def _add_run_to_history(
         before = parse_json(store.get(key).data)["runs"]
     except (NotFoundError, ValueError, KeyError, TypeError):
         before = []
-    entry = {k: result[k] for k in ("id", "at", "verdict", "checkpoint")}
-    runs = [
-        entry | {"failed": [c["id"] for c in result["failed"]], "trend": _extract_trend(run)},
-        *before,
-    ]
+    entry = {k: result.get(k) for k in ("id", "at", "verdict", "checkpoint", "recent_since")}
+    failed = result["failed"]
+    critical = [c for c in run.failed_checks if c.severity == "critical" and c.epochs]
+    entry |= {
+        "failed": [check["id"] for check in failed],
+        "critical": [{"check": c.id, "epochs": c.epochs} for c in critical],
+        "trend": _extract_trend(run),
+    }
+    runs = [entry, *before]
     for old in runs[_RUNS_KEPT:]:
         for page in list(store.list_objects(f"{quality}docs/{old['id']}/")):
             store.delete(page.key)
@@ -155,8 +159,8 @@ def _extract_trend(run: RunResult) -> dict[str, float]:
     """The few numbers that are drawn over time."""
     numbers: dict[str, Any] = {}
     late = run.frames.get("late_by_source")
-    if late is not None and late["rows_read"].sum():
-        numbers["late_ratio"] = late["rows_late"].sum() / late["rows_read"].sum()
+    if late is not None and late["recent_read"].sum():
+        numbers["late_ratio"] = late["recent_late"].sum() / late["recent_read"].sum()
     health = run.frames.get("checkpoint_health")
     if health is not None:
         numbers |= {name: health[name].iloc[0] for name in ("seal_p95_s", "unpublished")}

@@ -17,7 +17,7 @@ import pandas as pd
 
 from tidegate.errors import ConfigurationError
 from tidegate.expectations.suite_files import Check, limit_values, load_suites
-from tidegate.expectations.summaries import SUMMARIES, Evidence
+from tidegate.expectations.summaries import SUMMARIES, Evidence, sample_rows
 
 if TYPE_CHECKING:
     from great_expectations.core.expectation_validation_result import (
@@ -39,6 +39,11 @@ class CheckResult:
         observed: the values it looked at, in words.
         offenders: rows of the summary that broke it, by their first column.
         expected: the resolved arguments of the expectation.
+        scope: ``recent`` or ``all``, see `Check`.
+        epochs: first and last epoch that a failure is about; None if it passed, or if the check
+            judges the whole past.
+        sample: the newest of the rows behind a failure.
+        command: shows all of these rows.
     """
 
     id: str
@@ -50,6 +55,10 @@ class CheckResult:
     observed: str
     offenders: tuple[str, ...]
     expected: dict[str, Any]
+    scope: str = "recent"
+    epochs: tuple[int, int] | None = None
+    sample: tuple[dict[str, Any], ...] = ()
+    command: str = ""
 
     @property
     def page_name(self) -> str:
@@ -110,7 +119,7 @@ def run_suites(evidence: Evidence) -> RunResult:
                     source, page, summary, part, frames[summary], limits
                 )
                 checks += _collect_check_results(
-                    suite.suite, part, validations[page], frames[summary], limits
+                    suite.suite, part, validations[page], frames[summary], evidence
                 )
     return RunResult(tuple(checks), frames, {s.suite: s.title for s in suites}, validations)
 
@@ -173,14 +182,16 @@ def _collect_check_results(
     checks: Sequence[Check],
     validation: ExpectationSuiteValidationResult,
     frame: pd.DataFrame,
-    limits: dict[str, float],
+    evidence: Evidence,
 ) -> list[CheckResult]:
     by_id = {
         r.expectation_config.meta["check"]: r
         for r in validation.results
         if r.expectation_config is not None
     }
-    return [_interpret_validation(suite, check, by_id[check.id], frame, limits) for check in checks]
+    return [
+        _interpret_validation(suite, check, by_id[check.id], frame, evidence) for check in checks
+    ]
 
 
 def _build_expectation(library: Any, check: Check, limits: dict[str, float]) -> Any:
@@ -205,13 +216,24 @@ def _interpret_validation(
     check: Check,
     found: ExpectationValidationResult,
     frame: pd.DataFrame,
-    limits: dict[str, float],
+    evidence: Evidence,
 ) -> CheckResult:
+    limits = limit_values(evidence.spec.quality.limits)
     if found.exception_info.get("raised_exception") or any(
         isinstance(v, dict) and v.get("raised_exception") for v in found.exception_info.values()
     ):
         raise _make_check_error(check, _find_error_message(found.exception_info))
     offenders = _list_offenders(found, frame, check)
+    failure: dict[str, Any] = {}
+    if not found.success:
+        names = _list_offender_names(found, frame)
+        recent = check.scope == "recent"
+        shown = sample_rows(evidence, check.summary, names, recent=recent)
+        failure = {
+            "epochs": _find_judged_epochs(check, names, frame, evidence),
+            "sample": shown.rows,
+            "command": shown.command,
+        }
     return CheckResult(
         id=check.id,
         suite=suite,
@@ -222,7 +244,35 @@ def _interpret_validation(
         observed=_describe_observed(found, frame, check, offenders),
         offenders=offenders,
         expected=check.resolve_kwargs(limits),
+        scope=check.scope,
+        **failure,
     )
+
+
+def _list_offender_names(
+    found: ExpectationValidationResult, frame: pd.DataFrame
+) -> list[str | int]:
+    """First column of every row of the summary that broke the check."""
+    key = str(frame.columns[0])
+    rows = found.result.get("unexpected_index_list") or []
+    names = [row[key] for row in rows if key in row]
+    return [name.item() if hasattr(name, "item") else name for name in names]
+
+
+def _find_judged_epochs(
+    check: Check, names: Sequence[str | int], frame: pd.DataFrame, evidence: Evidence
+) -> tuple[int, int] | None:
+    """First and last epoch that a failure is about."""
+    if check.scope == "all" or evidence.head is None:
+        return None
+    newest = evidence.head.slot
+    if check.summary == "checkpoint_health":
+        return newest, newest
+    if names and "epoch" in frame:
+        epochs = frame.loc[frame[frame.columns[0]].isin(names), "epoch"]
+        return int(epochs.min()), int(epochs.max())
+    since = evidence.events_since if check.summary == "release" else evidence.recent_since
+    return since + 1, newest
 
 
 def _list_offenders(

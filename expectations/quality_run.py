@@ -29,6 +29,7 @@ from tidegate.jobs.spec.pipeline import (
     LATE,
     PipelineSpec,
 )
+from tidegate.jobs.spec.stream_specs import REJECTIONS
 
 SCHEMA_VERSION = 1
 _UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -71,6 +72,7 @@ def check_quality(
         "checkpoint": str(head.id) if head else None,
         "timeline": head.timeline if head else None,
         "epoch": head.slot if head else None,
+        "recent_since": evidence.recent_since,
         "verdict": run.verdict,
         "failed": [_dump_check(c) for c in run.failed_checks],
         "checks": [_dump_check(c) for c in run.checks],
@@ -81,7 +83,9 @@ def check_quality(
 
 
 def _dump_check(check: CheckResult) -> dict[str, Any]:
-    return asdict(check) | {"offenders": list(check.offenders), "page": check.page_name}
+    listed = {name: list(getattr(check, name)) for name in ("offenders", "sample")}
+    epochs = list(check.epochs) if check.epochs else None
+    return asdict(check) | listed | {"epochs": epochs, "page": check.page_name}
 
 
 def _make_table_reader(spec: PipelineSpec, store: Store) -> TableReader:
@@ -125,6 +129,8 @@ def gather_evidence(
     epoch = pc.max(checkpoints["_epoch"]).as_py() or 0
     head = _find_epoch_manifest(log, sealed, epoch)
     events_since = max(0, epoch - spec.quality.release_epochs)
+    now = clock.wall_ticks()
+    recent_since, past = _find_recent_start(log, sealed, checkpoints, spec, now)
     return Evidence(
         spec=spec,
         late=_cut_at_epoch(read(LATE), epoch),
@@ -134,12 +140,40 @@ def gather_evidence(
         events=_cut_at_epoch(read(EVENTS, since=events_since), epoch),
         events_since=events_since,
         head=head,
-        past=_find_epoch_manifest(log, sealed, epoch - spec.quality.recent),
+        recent_since=recent_since,
+        past=past,
+        rejections=_cut_at_epoch(read(REJECTIONS), epoch) if spec.streams else None,
         sealed=sealed.slot,
-        now=clock.wall_ticks(),
+        now=now,
         wanted=_is_checkpoint_due(store, spec.name, head),
         verified=str(verify_checkpoint(log, head.id, checksums=False).verdict) if head else "none",
     )
+
+
+def _find_recent_start(
+    log: SlotLog, head: LogHead, checkpoints: pa.Table, spec: PipelineSpec, now: int
+) -> tuple[int, Manifest | None]:
+    """The epoch after which epochs are recent, with its manifest.
+
+    If that epoch was retired, the oldest manifest that is left begins the recent epochs.
+    """
+    newest = pc.max(checkpoints["_epoch"]).as_py() or 0
+    if spec.quality.recent_time is None:
+        first = max(0, newest - spec.quality.recent)
+    else:
+        sealed_at = checkpoints["sealed_at"].cast(pa.timestamp("us", "UTC")).cast(pa.int64())
+        old = checkpoints.filter(pc.less_equal(sealed_at, now - spec.quality.recent_time))
+        first = pc.max(old["_epoch"]).as_py() or 0
+    if first == 0:
+        return 0, None
+    last = newest
+    while first < last:  # retirement goes from old to new, so that a bisection finds its end
+        middle = (first + last) // 2
+        if _find_epoch_manifest(log, head, middle) is None:
+            first = middle + 1
+        else:
+            last = middle
+    return first, _find_epoch_manifest(log, head, first)
 
 
 def _cut_at_epoch(table: pa.Table, epoch: int) -> pa.Table:

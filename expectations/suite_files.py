@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 from ruamel.yaml import YAML
@@ -24,6 +24,10 @@ _DURATION_LIMITS = {"lateness_p99", "barrier_waited_p99", "checkpoint_age", "sea
 _TICKS_PER_SECOND = 1_000_000
 
 
+Need = Literal["barriers", "streams", "windows", "events"]
+Scope = Literal["recent", "all"]
+
+
 class Check(SpecModel):
     """One expectation of a suite."""
 
@@ -35,6 +39,14 @@ class Check(SpecModel):
     kwargs: dict[str, Any] = Field(default_factory=dict)
     """Its arguments; ``{limit: NAME}`` stands for a limit of the pipeline."""
     severity: Severity = "warn"
+    scope: Scope = "recent"
+    """Whether it judges the recent epochs, or the whole past.
+
+    A check of the whole past says nothing about single checkpoints: `recover_to: latest_healthy`
+    does not ask it.
+    """
+    needs: Need | None = None
+    """What a pipeline must have, or the check is left out."""
     says: str
     """What holds when it passes, as a sentence for people; ``{NAME}`` shows a limit."""
 
@@ -67,6 +79,8 @@ class Suite(SpecModel):
 
     suite: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
     title: str
+    needs: Need | None = None
+    """What a pipeline must have, or the suite is left out."""
     checks: tuple[Check, ...] = Field(min_length=1)
 
 
@@ -101,7 +115,20 @@ def load_suites(spec: PipelineSpec) -> list[Suite]:
         files |= {f.name: f for f in _list_suite_files(folder)}
     suites = [_load_suite(file) for _, file in sorted(files.items())]
     _refuse_unknown_ids(spec, suites)
-    return [s for s in (_apply_severities(suite, quality) for suite in suites) if s is not None]
+    had = _list_parts(spec)
+    suites = [suite for suite in suites if suite.needs is None or suite.needs in had]
+    return [s for s in (_select_checks(suite, quality, had) for suite in suites) if s is not None]
+
+
+def _list_parts(spec: PipelineSpec) -> set[Need]:
+    """What the pipeline has, of what checks may need."""
+    parts: dict[Need, object] = {
+        "barriers": any(s.barriers and s.barriers.types for s in spec.sources.values()),
+        "streams": spec.streams,
+        "windows": spec.windows,
+        "events": spec.outputs.events,
+    }
+    return {name for name, part in parts.items() if part}
 
 
 def _list_suite_files(folder: Traversable) -> list[Traversable]:
@@ -147,11 +174,15 @@ def _refuse_unknown_ids(spec: PipelineSpec, suites: list[Suite]) -> None:
         )
 
 
-def _apply_severities(suite: Suite, quality: QualitySpec) -> Suite | None:
-    """The suite with the pipeline's severities, without what is off; None when nothing is left."""
+def _select_checks(suite: Suite, quality: QualitySpec, had: set[Need]) -> Suite | None:
+    """The suite with the pipeline's severities, without what is off; None when nothing is left.
+
+    Checks of what the pipeline does not have are left out as well.
+    """
     wanted = [
         c.model_copy(update={"severity": quality.severity.get(c.id, c.severity)})
         for c in suite.checks
+        if c.needs is None or c.needs in had
     ]
     kept = tuple(c for c in wanted if c.severity != "off")
     return suite.model_copy(update={"checks": kept}) if kept else None

@@ -2,33 +2,46 @@
 
 Pure: no store, no Spark, no GX.
 
-Every frame exists for every pipeline, with its columns, also when there is nothing to say; a null
-means *does not apply* and passes value checks. Quantiles are computed here because GX 1.24's own
-quantile expectation cannot store its result.
+Rows are counted by the manifests alone (`checkpoints/row_counts.py`). Columns named `recent_*` are
+about the epochs after `Evidence.recent_since`; other columns are about the whole lineage, unless
+the frame as a whole is about recent rows. Every frame exists with its columns, also when there is
+nothing to say; a null means *does not apply* and passes value checks. Quantiles are computed here
+because GX 1.24's own quantile expectation cannot store its result.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tidegate.checkpoints.manifest import Manifest
-from tidegate.jobs.spec.event_time_options import LatePolicy, ReleaseMode
-from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec
+from tidegate.checkpoints.row_counts import FLAGGED, ROW_NOTES, RowCounts
+from tidegate.jobs.spec.event_time_options import ReleaseMode
+from tidegate.jobs.spec.pipeline import (
+    BARRIERS,
+    CHECKPOINTS,
+    DEAD_LETTERS,
+    EVENTS,
+    LATE,
+    PipelineSpec,
+)
+from tidegate.jobs.spec.stream_specs import REJECTIONS
 
-LATE_COLUMNS: Final = ("output", "reason", "lateness_us", "_source", "_epoch")
+LATE_COLUMNS: Final = (
+    *("output", "reason", "lateness_us"),
+    *("_source", "_partition", "_seq", "_epoch"),
+)
 """The columns of the late table that the checks need."""
 
 _TICKS_PER_SECOND: Final = 1_000_000
-_LATE_TABLE_POLICIES: Final = {
-    LatePolicy.SIDE_OUTPUT,
-    LatePolicy.REJECT_TO_ORIGIN,
-}  # policies under which every late row reaches the late table
 _DISPOSITIONS: Final = [
     "rows_released",
     "rows_late",
@@ -37,6 +50,8 @@ _DISPOSITIONS: Final = [
     "rows_dead",
     "rows_retained",
 ]
+SAMPLE_ROWS: Final = 5
+"""Rows that a failed check shows of those behind it."""
 
 
 def event_columns(spec: PipelineSpec) -> tuple[str, ...]:
@@ -54,9 +69,10 @@ class Evidence:
 
     Attributes:
         late: late table, and so on; all rows up to the epoch of `head`.
+        rejections: rows that streams rejected; None for a pipeline without streams.
         head: manifest of the newest epoch that the tables show; None before the first.
-        past: manifest `quality.recent` epochs before it; None if there are not that many, or it was
-            retired.
+        recent_since: epochs after this one are recent.
+        past: manifest of that epoch; None if recent epochs begin with the log.
         sealed: slot of the newest sealed epoch, published or not.
         now: ticks.
         events_since: the events table is there from the epoch after this one.
@@ -78,56 +94,83 @@ class Evidence:
     now: int
     wanted: bool
     verified: str
+    recent_since: int = 0
+    rejections: pa.Table | None = None
+
+    def count_rows(self, *, recent: bool) -> dict[str, RowCounts]:
+        """Count the rows of each source, of recent epochs or of all."""
+        now, before = _count_by_source(self.head), _count_by_source(self.past)
+        nothing = RowCounts({})
+        if recent:
+            return {s: own.since(before.get(s, nothing)) for s, own in now.items()}
+        return now
+
+    def select_recent(self, table: pa.Table) -> pa.Table:
+        """Return the rows of a table that recent epochs wrote."""
+        return table.filter(pc.greater(table["_epoch"], self.recent_since))
 
 
 def summarize_late_by_source(evidence: Evidence) -> pd.DataFrame:
-    """One row per source.
-
-    Late rows of the events output as the manifests count them, and their lateness.
-    """
-    late = evidence.late.select(["output", "_source", "lateness_us"]).to_pandas()
-    late = late[late["output"] == EVENTS]
-    counted = _get_source_counters(evidence.head)
-    past = _get_source_counters(evidence.past)
-    complete = evidence.spec.release.on_late in _LATE_TABLE_POLICIES
-    rows = []
-    for source in [
-        *evidence.spec.sources,
-        *sorted(set(late["_source"]) - set(evidence.spec.sources)),
-    ]:
-        lateness = (
-            late.loc[late["_source"] == source, "lateness_us"].to_numpy(
-                dtype="float64", na_value=np.nan
-            )
-            / _TICKS_PER_SECOND
-        )
-        now, before = counted.get(source, {}), past.get(source, {})
+    """One row per source: rows late for at least one output, and their recent lateness."""
+    late = evidence.select_recent(evidence.late).to_pandas()
+    every, recent = evidence.count_rows(recent=False), evidence.count_rows(recent=True)
+    strangers = sorted(set(evidence.late["_source"].to_pylist()) - set(evidence.spec.sources))
+    nothing, rows = RowCounts({}), []
+    for source in [*evidence.spec.sources, *strangers]:
+        own = late[late["_source"] == source]
+        lateness = own["lateness_us"].to_numpy(dtype="float64", na_value=np.nan)
+        lateness = lateness / _TICKS_PER_SECOND
+        now, newest = every.get(source, nothing), recent.get(source, nothing)
+        before = now.since(newest)
+        lag = evidence.spec.sources[source].lag if source in evidence.spec.sources else None
         rows.append(
             {
                 "source": source,
                 "source_in_spec": "yes" if source in evidence.spec.sources else "no",
-                "rows_read": now.get("read", 0),
-                "rows_late": _count_late_rows(now),
-                "late_ratio": _compute_ratio(_count_late_rows(now), now.get("read", 0)),
-                "late_ratio_rise": _compute_late_rise(now, before),
+                "rows_read": now["read"],
+                "rows_late": now.late_rows,
+                "late_ratio": _nan(now.late_ratio),
+                "recent_read": newest["read"],
+                "recent_late": newest.late_rows,
+                "recent_late_ratio": _nan(newest.late_ratio),
+                "late_ratio_rise": _nan(newest.late_ratio) - _nan(before.late_ratio),
                 "lateness_p50_s": _compute_quantile(lateness, 0.50),
                 "lateness_p99_s": _compute_quantile(lateness, 0.99),
                 "lateness_max_s": _compute_quantile(lateness, 1.0),
-                "late_rows_missing": (
-                    float(_count_late_rows(now) - len(lateness)) if complete else np.nan
-                ),
+                "lag_s": np.nan if lag is None else lag / _TICKS_PER_SECOND,
+                "late_rows_missing": float(_count_in_late_table(newest) - len(own)),
             }
         )
     return pd.DataFrame(rows)
 
 
+def summarize_late_by_output(evidence: Evidence) -> pd.DataFrame:
+    """One row per output: the share of the rows offered to it that were late for it."""
+    now = RowCounts.add_up(evidence.count_rows(recent=False).values())
+    newest = RowCounts.add_up(evidence.count_rows(recent=True).values())
+    return pd.DataFrame(
+        [
+            {
+                "output": output,
+                "rows_offered": now.count_offered(output),
+                "rows_late": now.late_by_output.get(output, 0),
+                "late_share": _nan(now.late_share(output)),
+                "recent_offered": newest.count_offered(output),
+                "recent_late": newest.late_by_output.get(output, 0),
+                "recent_late_share": _nan(newest.late_share(output)),
+            }
+            for output in (EVENTS, *evidence.spec.windows)
+        ]
+    )
+
+
 def summarize_late_by_reason(evidence: Evidence) -> pd.DataFrame:
-    """One row per output and reason."""
-    late = evidence.late.select(["output", "reason", "lateness_us"]).to_pandas()
-    grouped = late.groupby(["output", "reason"], sort=True)["lateness_us"]
+    """One row per output and reason of the recent late table."""
+    late = evidence.select_recent(evidence.late).select(["output", "reason", "lateness_us"])
+    grouped = late.to_pandas().groupby(["output", "reason"], sort=True)["lateness_us"]
     found = grouped.agg(["size", "min", "median", "max"]).reset_index()
     judged = found["reason"].isin(
-        ["late_order", "late_window"]
+        ["late_order", "late_window", "flagged"]
     )  # the others are late for another cause than the frontier
     frame = pd.DataFrame(
         {"reason": found["reason"], "output": found["output"], "rows": found["size"]}
@@ -139,39 +182,96 @@ def summarize_late_by_reason(evidence: Evidence) -> pd.DataFrame:
     return frame
 
 
-def summarize_barriers(evidence: Evidence) -> pd.DataFrame:
-    """One row per closed barrier."""
-    table = evidence.barriers
+def summarize_dropped(evidence: Evidence) -> pd.DataFrame:
+    """One row per source and output: rows that were counted and not kept."""
+    every, recent = evidence.count_rows(recent=False), evidence.count_rows(recent=True)
+    rows: list[dict[str, Any]] = []
+    for source, now in every.items():
+        for output in (EVENTS, *evidence.spec.windows):
+            total, newest = (_count_dropped(counts, output) for counts in (now, recent[source]))
+            if total:
+                rows.append(
+                    {
+                        "source": source,
+                        "output": output,
+                        "rows_dropped": total,
+                        "recent_dropped": newest,
+                        "recent_dropped_ratio": _compute_ratio(newest, recent[source]["read"]),
+                    }
+                )
+    columns = ["source", "output", "rows_dropped", "recent_dropped", "recent_dropped_ratio"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def summarize_stream_rejections(evidence: Evidence) -> pd.DataFrame:
+    """One row per stream: rows that it rejected, beside the rows that the pipeline read."""
+    now = RowCounts.add_up(evidence.count_rows(recent=False).values())
+    newest = RowCounts.add_up(evidence.count_rows(recent=True).values())
+    rejected, recent = now.count_stream_rejections(), newest.count_stream_rejections()
     return pd.DataFrame(
-        {
-            "barrier_id": table["barrier_id"].to_pylist(),
-            "outcome": table["outcome"].to_pylist(),
-            "homogeneous": ["yes" if h else "no" for h in table["homogeneous"].to_pylist()],
-            "types": [", ".join(sorted(set(t or ()))) for t in table["types"].to_pylist()],
-            "missing": [", ".join(m or ()) for m in table["missing"].to_pylist()],
-            "missing_members": [len(m or ()) for m in table["missing"].to_pylist()],
-            "tardy_members": [len(t or ()) for t in table["tardy"].to_pylist()],
-            "waited_s": [(w or 0) / _TICKS_PER_SECOND for w in table["waited_us"].to_pylist()],
-        }
+        [
+            {
+                "stream": stream,
+                "rows_rejected": rejected.get(stream, 0),
+                "recent_rejected": recent.get(stream, 0),
+                "recent_rejected_ratio": _compute_ratio(recent.get(stream, 0), newest["read"]),
+            }
+            for stream in evidence.spec.streams
+        ],
+        columns=["stream", "rows_rejected", "recent_rejected", "recent_rejected_ratio"],
     )
+
+
+def summarize_barriers(evidence: Evidence) -> pd.DataFrame:
+    """One row per barrier that closed recently."""
+    frame = _join_tardy_reports(evidence.barriers)
+    return frame[frame["epoch"] > evidence.recent_since].reset_index(drop=True)
 
 
 def summarize_barrier_health(evidence: Evidence) -> pd.DataFrame:
     """One row over all barriers."""
-    closed = summarize_barriers(evidence)
-    ids = set(closed["barrier_id"])
+    closed, newest = _join_tardy_reports(evidence.barriers), summarize_barriers(evidence)
+    ids = set(newest["barrier_id"])
+    complete, recent = (int((f["outcome"] == "complete").sum()) for f in (closed, newest))
     return _make_single_row(
         {
             "pipeline": evidence.spec.name,
             "barriers": len(closed),
-            "complete": int((closed["outcome"] == "complete").sum()),
-            "complete_ratio": _compute_ratio(
-                int((closed["outcome"] == "complete").sum()), len(closed)
-            ),
-            "waited_p50_s": _compute_quantile(closed["waited_s"].to_numpy("float64"), 0.50),
-            "waited_p99_s": _compute_quantile(closed["waited_s"].to_numpy("float64"), 0.99),
+            "complete": complete,
+            "complete_ratio": _compute_ratio(complete, len(closed)),
+            "recent_barriers": len(newest),
+            "recent_complete": recent,
+            "recent_incomplete": int((newest["outcome"] == "incomplete").sum()),
+            "recent_aborted": int((newest["outcome"] == "aborted").sum()),
+            "recent_complete_ratio": _compute_ratio(recent, len(newest)),
+            "waited_p50_s": _compute_quantile(newest["waited_s"].to_numpy("float64"), 0.50),
+            "waited_p99_s": _compute_quantile(newest["waited_s"].to_numpy("float64"), 0.99),
             "ids_missing": max(ids) - min(ids) + 1 - len(ids) if ids else 0,
         }
+    )
+
+
+def summarize_barrier_members(evidence: Evidence) -> pd.DataFrame:
+    """One row per member: how it took part in the barriers that closed recently."""
+    newest = summarize_barriers(evidence)
+    arrived: Counter[str] = Counter()
+    last: Counter[str] = Counter()
+    for text in newest["participants"]:
+        participants = json.loads(text or "{}")
+        arrived.update([*participants])
+        if len(participants) > 1:
+            last[max(participants, key=lambda m: participants[m]["arrived"])] += 1
+    missing, tardy = (
+        Counter(m for names in newest[column] for m in names.split(", ") if m)
+        for column in ("missing", "tardy")
+    )
+    return pd.DataFrame(
+        [
+            {"member": m, "arrived": arrived[m], "last": last[m], "missing": missing[m]}
+            | {"tardy": tardy[m]}
+            for m in sorted({*arrived, *missing, *tardy})
+        ],
+        columns=["member", "arrived", "last", "missing", "tardy"],
     )
 
 
@@ -195,8 +295,9 @@ def summarize_checkpoints(evidence: Evidence) -> pd.DataFrame:
 
 
 def summarize_checkpoint_health(evidence: Evidence) -> pd.DataFrame:
-    """One row over all checkpoints."""
+    """One row over all checkpoints; durations are those of recent ones."""
     table = summarize_checkpoints(evidence)
+    recent = table[table["epoch"] > evidence.recent_since]
     head = evidence.head
     age = (
         (evidence.now - head.created_at) / _TICKS_PER_SECOND if head and evidence.wanted else np.nan
@@ -208,16 +309,17 @@ def summarize_checkpoint_health(evidence: Evidence) -> pd.DataFrame:
             "newest": str(head.id) if head else "none",
             "verified": evidence.verified,
             "age_s": age,
-            "epoch_p95_s": _compute_quantile(table["epoch_s"].to_numpy("float64"), 0.95),
-            "seal_p95_s": _compute_quantile(table["seal_s"].to_numpy("float64"), 0.95),
+            "epoch_p95_s": _compute_quantile(recent["epoch_s"].to_numpy("float64"), 0.95),
+            "seal_p95_s": _compute_quantile(recent["seal_s"].to_numpy("float64"), 0.95),
             "unpublished": evidence.sealed - (head.slot if head else 0),
         }
     )
 
 
 def summarize_dead_letters(evidence: Evidence) -> pd.DataFrame:
-    """One row per reason and source; `objects` were unreadable as a whole."""
-    table = evidence.dead_letters.select(["reason", "_source", "row"]).to_pandas()
+    """One row per reason and source of recent dead letters; `objects` are whole ones."""
+    recent = evidence.select_recent(evidence.dead_letters)
+    table = recent.select(["reason", "_source", "row"]).to_pandas()
     whole = table["row"].isna()
     found = (
         table.assign(rows=~whole, objects=whole)
@@ -229,16 +331,24 @@ def summarize_dead_letters(evidence: Evidence) -> pd.DataFrame:
 
 
 def summarize_dead_letter_health(evidence: Evidence) -> pd.DataFrame:
-    """One row over all dead letters."""
-    found = summarize_dead_letters(evidence)
-    rows, read = int(found["rows"].sum()), evidence.head.counters.read if evidence.head else 0
+    """One row over all dead letters, and rows whose objects lack a declared column."""
+    now = RowCounts.add_up(evidence.count_rows(recent=False).values())
+    newest = RowCounts.add_up(evidence.count_rows(recent=True).values())
     return _make_single_row(
         {
             "pipeline": evidence.spec.name,
-            "rows_read": read,
-            "dead_rows": rows,
-            "dead_ratio": _compute_ratio(rows, read),
-            "dead_objects": int(found["objects"].sum()),
+            "rows_read": now["read"],
+            "dead_rows": now["dead_lettered"],
+            "dead_ratio": _compute_ratio(now["dead_lettered"], now["read"]),
+            "recent_read": newest["read"],
+            "recent_dead_rows": newest["dead_lettered"],
+            "recent_dead_ratio": _compute_ratio(newest["dead_lettered"], newest["read"]),
+            **{
+                f"{prefix}{name}": counts[name]
+                for prefix, counts in (("", now), ("recent_", newest))
+                for name in ROW_NOTES
+                if name.startswith(("dead", "nulls"))
+            },
         }
     )
 
@@ -269,9 +379,13 @@ def summarize_release(evidence: Evidence) -> pd.DataFrame:
 
 SUMMARIES: Final[Mapping[str, Callable[[Evidence], pd.DataFrame]]] = {
     "late_by_source": summarize_late_by_source,
+    "late_by_output": summarize_late_by_output,
     "late_by_reason": summarize_late_by_reason,
+    "dropped": summarize_dropped,
+    "stream_rejections": summarize_stream_rejections,
     "barriers": summarize_barriers,
     "barrier_health": summarize_barrier_health,
+    "barrier_members": summarize_barrier_members,
     "checkpoints": summarize_checkpoints,
     "checkpoint_health": summarize_checkpoint_health,
     "dead_letters": summarize_dead_letters,
@@ -279,6 +393,138 @@ SUMMARIES: Final[Mapping[str, Callable[[Evidence], pd.DataFrame]]] = {
     "release": summarize_release,
 }
 """Name of a summary in a suite file -> how it is built. The first column names the row."""
+
+
+# The rows behind a summary: table -> the columns that a sample shows, and the column whose value is
+# the first column of the summary (None: the summary is about the table as a whole).
+
+_SAMPLE_COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
+    LATE: ("_source", "_partition", "_seq", "_epoch", "output", "reason", "lateness_us"),
+    DEAD_LETTERS: ("_source", "_partition", "_seq", "_epoch", "reason", "object"),
+    REJECTIONS: ("row_id", "_epoch", "destination", "via", "reason"),
+    BARRIERS: ("barrier_id", "_epoch", "outcome", "missing", "tardy"),
+    CHECKPOINTS: ("checkpoint_id", "_epoch"),
+    EVENTS: ("_source", "_partition", "_seq", "_epoch", "position"),
+}
+_ROWS_BEHIND: Final[Mapping[str, tuple[str, str | None]]] = {
+    "late_by_source": (LATE, "_source"),
+    "late_by_output": (LATE, "output"),
+    "late_by_reason": (LATE, "reason"),
+    "stream_rejections": (REJECTIONS, "destination"),
+    "barriers": (BARRIERS, "barrier_id"),
+    "barrier_health": (BARRIERS, None),
+    "barrier_members": (BARRIERS, None),
+    "checkpoints": (CHECKPOINTS, "checkpoint_id"),
+    "checkpoint_health": (CHECKPOINTS, None),
+    "dead_letters": (DEAD_LETTERS, "reason"),
+    "dead_letter_health": (DEAD_LETTERS, None),
+    "release": (EVENTS, None),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RowSample:
+    """Rows behind a failed check.
+
+    Attributes:
+        rows: the newest few; empty where rows were only counted.
+        command: shows all of them.
+    """
+
+    rows: tuple[dict[str, Any], ...]
+    command: str
+
+
+def sample_rows(
+    evidence: Evidence, summary: str, names: Sequence[Any], *, recent: bool
+) -> RowSample:
+    """Return the newest rows behind some rows of a summary.
+
+    Args:
+        evidence: what the summary was computed from.
+        summary: its name.
+        names: first column of the rows that broke the check.
+        recent: only rows of recent epochs.
+    """
+    pipeline = evidence.spec.name
+    if summary not in _ROWS_BEHIND:
+        return RowSample((), f"tidegate status {pipeline}")
+    name, column = _ROWS_BEHIND[summary]
+    table = getattr(evidence, name)
+    conditions = []
+    if recent and evidence.recent_since:
+        table = evidence.select_recent(table)
+        conditions.append(f"_epoch > {evidence.recent_since}")
+    if name == EVENTS:
+        table = _select_doubled(table)
+    if name == BARRIERS and column is None and pc.any(unhealthy := _find_unhealthy(table)).as_py():
+        table = table.filter(unhealthy)
+        conditions.append("outcome <> 'complete'")
+    if column is not None and names:
+        table = table.filter(
+            pc.is_in(table[column], pa.array(names, table.schema.field(column).type))
+        )
+        conditions.append(f"{column} in ({', '.join(map(_quote_sql, names))})")
+    shown = [c for c in _SAMPLE_COLUMNS[name] if c in table.column_names]
+    newest = table.select(shown).sort_by([("_epoch", "descending")]).slice(0, SAMPLE_ROWS)
+    where = f' --where "{" and ".join(conditions)}"' if conditions else ""
+    return RowSample(tuple(newest.to_pylist()), f"tidegate tables {pipeline} {name}{where}")
+
+
+def _find_unhealthy(barriers: pa.Table) -> Any:
+    return pc.not_equal(barriers["outcome"], "complete")
+
+
+def _select_doubled(events: pa.Table) -> pa.Table:
+    """Events that share their position or their origin; a lost event has no row to show."""
+    rows = events.select(["_source", "_partition", "_seq", "position"]).to_pandas()
+    origins = ["_source", "_partition", "_seq"]
+    doubled = rows.duplicated(origins, keep=False) | rows.duplicated("position", keep=False)
+    return events.filter(pa.array(doubled))
+
+
+def _quote_sql(value: Any) -> str:
+    return str(value) if isinstance(value, int) else "'" + str(value).replace("'", "''") + "'"
+
+
+def _join_tardy_reports(table: pa.Table) -> pd.DataFrame:
+    """One row per barrier, in order of closing.
+
+    A tardy member writes the row of its barrier again, with the same section (docs/semantics.md,
+    section 3.7). `closings` counts the closes of an id; more than one is a defect.
+    """
+    closes: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in table.sort_by("_epoch").to_pylist():
+        key: tuple[Any, ...] = (row["barrier_id"], row["section"])
+        first = closes.get(key)
+        if first is not None and not row["tardy"]:
+            key, first = (*key, len(closes)), None  # the same close twice, and nobody was tardy
+        closes[key] = {**row, "epoch": row["_epoch"] if first is None else first["epoch"]}
+    counts = Counter(row["barrier_id"] for row in closes.values())
+    rows = [
+        {
+            "barrier_id": row["barrier_id"],
+            "epoch": row["epoch"],
+            "outcome": row["outcome"],
+            "homogeneous": "yes" if row["homogeneous"] else "no",
+            "types": ", ".join(sorted(set(row["types"] or ()))),
+            "missing": ", ".join(row["missing"] or ()),
+            "missing_members": len(row["missing"] or ()),
+            "tardy": ", ".join(row["tardy"] or ()),
+            "tardy_members": len(row["tardy"] or ()),
+            "waited_s": (row["waited_us"] or 0) / _TICKS_PER_SECOND,
+            "closings": counts[row["barrier_id"]],
+            "participants": row.get("participants"),
+        }
+        for row in closes.values()
+    ]
+    return pd.DataFrame(rows, columns=_BARRIER_COLUMNS)
+
+
+_BARRIER_COLUMNS: Final = [
+    *("barrier_id", "epoch", "outcome", "homogeneous", "types", "missing", "missing_members"),
+    *("tardy", "tardy_members", "waited_s", "closings", "participants"),
+]
 
 
 def _count_expected_positions(evidence: Evidence, position: np.ndarray[Any, Any]) -> int:
@@ -309,25 +555,27 @@ def _make_single_row(row: dict[str, Any]) -> pd.DataFrame:
     return pd.DataFrame([row])
 
 
-def _get_source_counters(manifest: Manifest | None) -> dict[str, dict[str, int]]:
-    return manifest.counters.per_source if manifest else {}
+def _count_by_source(manifest: Manifest | None) -> dict[str, RowCounts]:
+    per_source = manifest.counters.per_source if manifest else {}
+    return {source: RowCounts.of_source(counts) for source, counts in per_source.items()}
 
 
-def _count_late_rows(counters: Mapping[str, int]) -> int:
-    return counters.get("late", 0) + counters.get("rejected", 0)
+def _count_in_late_table(counts: RowCounts) -> int:
+    """Rows that the late table has: one for each output that a row missed and was not dropped."""
+    kept = counts["late"] + counts["rejected"] + counts[FLAGGED]
+    return kept + sum(
+        rows
+        for (output, disposition, _), rows in counts.late_by_reason.items()
+        if output != EVENTS and disposition == "late"
+    )
 
 
-def _compute_late_rise(now: Mapping[str, int], before: Mapping[str, int]) -> float:
-    """Late share of what came since `before`, less that of what came up to it.
+def _count_dropped(counts: RowCounts, output: str) -> int:
+    return counts["dropped" if output == EVENTS else f"dropped:{output}"]
 
-    Null without enough of both.
-    """
-    recent_read = now.get("read", 0) - before.get("read", 0)
-    if not before.get("read") or recent_read <= 0:
-        return np.nan
-    return (_count_late_rows(now) - _count_late_rows(before)) / recent_read - _count_late_rows(
-        before
-    ) / before["read"]
+
+def _nan(ratio: float | None) -> float:
+    return np.nan if ratio is None else ratio
 
 
 def _compute_ratio(part: int, whole: int) -> float:

@@ -101,6 +101,7 @@ class SealTrigger(BaseEventTrigger):
                 [
                     self._make_event(manifest, barrier=b.get("id"), outcome=b.get("outcome"))
                     for b in manifest.barriers
+                    if not b.get("tardy")  # such a row is about a barrier that closed before
                 ],
             )
             for manifest in _read_new_manifests(log, newest, before)

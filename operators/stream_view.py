@@ -14,7 +14,7 @@ from tidegate.checkpoints.bucket_layout import BucketLayout, CheckpointId
 from tidegate.checkpoints.canonical_json import parse_json
 from tidegate.checkpoints.checkpoint_catalog import (
     CheckpointCatalog,
-    build_health_check,
+    build_illness_finder,
     diff_checkpoints,
 )
 from tidegate.checkpoints.driver_reports import count_waiting_messages
@@ -154,8 +154,8 @@ class StreamView:
             if abandoned:
                 rows = CheckpointCatalog(self.log).mark_gaps(rows)
             roots = RootsFile(self.store, self.pipeline).read()
-            is_healthy = (
-                build_health_check(self.store, self.pipeline)
+            find_illness = (
+                build_illness_finder(self.store, self.pipeline)
                 if self._read_quality() is not None
                 else None
             )
@@ -163,8 +163,8 @@ class StreamView:
             {
                 **self._describe_checkpoint(row, roots),
                 "healthy": (
-                    is_healthy(CheckpointId.parse(row.id or ""))
-                    if is_healthy and row.kind == "epoch"
+                    find_illness(CheckpointId.parse(row.id or "")) is None
+                    if find_illness and row.kind == "epoch"
                     else None
                 ),
                 "on_lineage": not abandoned,

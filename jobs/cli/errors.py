@@ -53,6 +53,12 @@ BAD_FIELD: Final = ErrorDefinition(
     "{text!r} is not FIELD=VALUE",
     advice="write for example flight=1545",
 )
+BAD_CONDITION: Final = ErrorDefinition(
+    "cli.bad_condition",
+    ConfigurationError,
+    "the condition on table {table} cannot be read: {cause}",
+    advice="write it over these columns: {columns}",
+)
 BAD_TIME: Final = ErrorDefinition(
     "cli.bad_time",
     ConfigurationError,

@@ -13,7 +13,7 @@ import typer
 
 from tidegate.jobs.cli import arguments, output
 from tidegate.jobs.cli.arguments import DryRunOption, JsonOption, SpecArgument, StoreOption
-from tidegate.jobs.cli.errors import BAD_FIELD
+from tidegate.jobs.cli.errors import BAD_CONDITION, BAD_FIELD
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -43,6 +43,10 @@ def show_tables(
         int | None,
         typer.Option(metavar="SLOT", help="The table after this slot, for example before a merge."),
     ] = None,
+    where: Annotated[
+        str | None,
+        typer.Option(metavar="SQL", help="Only rows that meet a condition, as DuckDB reads it."),
+    ] = None,
     limit: Annotated[int, typer.Option(min=1, help="Print only the newest N rows.")] = 20,
     as_json: JsonOption = False,
 ) -> None:
@@ -54,6 +58,8 @@ def show_tables(
         _list_tables(spec, log, as_json)
         return
     table = read_table(spec, log.store, name, current_only=current, at=at)
+    if where is not None:
+        table = _select_rows(name, table, where)
     if out is not None:
         export_table(table, out)
         facts = {"table": name, "rows": table.num_rows, "file": str(out)}
@@ -63,6 +69,26 @@ def show_tables(
         output.print_envelope("table", {"table": name, "rows": table.to_pylist()})
     else:
         _print_newest_rows(name, table, limit)
+
+
+def _select_rows(name: str, table: pa.Table, where: str) -> pa.Table:
+    import duckdb
+    import numpy as np
+
+    from tidegate.jobs.splice.window_recompute import open_database
+
+    # Only row numbers come out of DuckDB, so that all values keep their types.
+    numbered = table.append_column("_row_number", [np.arange(table.num_rows)])
+    with open_database() as db:
+        db.register("numbered", numbered)
+        # The condition is the user's own, over a table that this user may read.
+        query = f"select _row_number from numbered where ({where}) order by 1"  # noqa: S608
+        try:
+            chosen = db.execute(query).fetchnumpy()["_row_number"]
+        except duckdb.Error as error:
+            cause, columns = str(error).splitlines()[0], ", ".join(table.column_names)
+            raise BAD_CONDITION(table=name, cause=cause, columns=columns) from error
+    return table.take(chosen)
 
 
 def _list_tables(spec: PipelineSpec, log: SlotLog, as_json: bool) -> None:

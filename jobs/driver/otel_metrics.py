@@ -137,7 +137,8 @@ class DriverMetrics:
             self._step_seconds.record(took, {**self._attributes, "step": step})
         self._count_rows(report.manifest.epoch_counters)
         for barrier in report.decision.barriers:
-            self._barriers.add(1, {**self._attributes, "outcome": str(barrier.outcome.value)})
+            if not barrier.tardy:  # such a row is about a barrier that closed before
+                self._barriers.add(1, {**self._attributes, "outcome": str(barrier.outcome.value)})
 
     def _count_rows(self, epoch: EpochCounters) -> None:
         self._buffered = epoch.retained

@@ -21,15 +21,21 @@ class QualityLimits(SpecModel):
     """Numbers that the suites compare with. A suite names them as ``{limit: late_ratio}``."""
 
     late_ratio: Ratio = 0.10
-    """Late rows of a source as a share of the rows read from it: the limit of a warning."""
+    """Rows of a source that were late for at least one output, as a share of the rows read from
+    it: the limit of a warning.
+    """
+    late_share: Ratio = 0.10
+    """Rows late for an output as a share of the rows offered to it."""
+    dropped_ratio: Ratio = 0.10
+    """Rows dropped for an output as a share of the rows read from the source."""
+    stream_rejections: Ratio = 0.10
+    """Rows that a stream rejected, as a share of the rows that the pipeline read."""
     late_ratio_critical: Ratio = 0.50
     """The same share: the limit of a critical finding."""
     late_ratio_rise: Ratio = 0.10
-    """How far the late share of the newest checkpoints may exceed that of all checkpoints
-    before.
-    """
+    """How far the late ratio of the recent epochs may exceed that of all epochs before."""
     lateness_p99: Duration = 86_400_000_000
-    """99 % of a source's late rows missed the frontier by at most this."""
+    """99 % of a source's recent late rows missed the frontier by at most this."""
     barriers_complete: Ratio = 0.95
     """Least share of closed barriers that were complete."""
     barrier_waited_p99: Duration = 600_000_000
@@ -63,7 +69,9 @@ class QualitySpec(SpecModel):
     one that is never small.
     """
     recent: Annotated[int, Field(gt=0)] = 20
-    """Number of newest checkpoints that `late_ratio_rise` compares with all before them."""
+    """Number of newest epochs that count as recent. Most checks judge these."""
+    recent_time: Annotated[Duration, Field(gt=0)] | None = None
+    """Instead of `recent`: epochs sealed within this time are recent."""
 
 
 # The `splice:` section of a pipeline: when late rows are offered for a merge, by themselves.

@@ -107,7 +107,10 @@ def test_names_resolve(log: SlotLog, author: Author) -> None:
     roots.condemn_damaged(three.id, "test")
     assert catalog.resolve("latest") == three.id
     assert catalog.resolve("latest_healthy") == two.id
-    assert catalog.resolve("latest_healthy", healthy=lambda c: c == one.id) == one.id
+    assert (
+        catalog.resolve("latest_healthy", find_illness=lambda c: None if c == one.id else "ill")
+        == one.id
+    )
     assert catalog.resolve("golden") == one.id
     assert catalog.resolve(str(two.id)) == two.id
     assert catalog.resolve(str(two.id)[:10]) == two.id
@@ -213,7 +216,9 @@ def test_ten_thousand_checkpoints_are_listed_within_a_second(
     rows = catalog.list_checkpoints()
     listed = time.perf_counter() - began
     began = time.perf_counter()
-    chosen = catalog.resolve("latest_healthy", healthy=lambda c: c.slot < 10_120)
+    chosen = catalog.resolve(
+        "latest_healthy", find_illness=lambda c: None if c.slot < 10_120 else "ill"
+    )
     resolved = time.perf_counter() - began
     with capsys.disabled():
         print(  # noqa: T201

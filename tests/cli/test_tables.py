@@ -58,6 +58,16 @@ def test_table_is_shown_from_its_end(
     assert len(cli("tables", "flights.yaml", "events", "--json").data["rows"]) == 3
 
 
+def test_rows_are_chosen_by_a_condition(
+    cli: Cli, log: SlotLog, spec_file: Path, rows: pa.Table
+) -> None:
+    """`--where` takes SQL over the table's columns; a condition that does not parse names them."""
+    found = cli("tables", "flights.yaml", "events", "--where", "carrier = 'UA'", "--json").data
+    assert [row["carrier"] for row in found["rows"]] == ["UA"]
+    said = cli("tables", "flights.yaml", "events", "--where", "carier = 'UA'")
+    assert (said.exit_code, "carier" in said.err, "carrier" in said.err) == (2, True, True)
+
+
 @pytest.mark.parametrize("ending", ["parquet", "csv", "json"])
 def test_table_is_written(
     cli: Cli, log: SlotLog, spec_file: Path, rows: pa.Table, tmp_path: Path, ending: str

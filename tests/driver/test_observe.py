@@ -76,6 +76,22 @@ def test_metrics_follow_the_counters() -> None:
     provider.shutdown()
 
 
+def test_a_tardy_source_closes_no_further_barrier() -> None:
+    """The row of the barrier is written again, with the source that was tardy."""
+    bench, reports = sealed()
+    tardy = [replace(one, tardy=("a/0",)) for one in reports[-1].decision.barriers]
+    report = replace(
+        reports[-1],
+        decision=replace(reports[-1].decision, barriers=(*reports[-1].decision.barriers, *tardy)),
+    )
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader])
+    metrics = DriverMetrics(provider.get_meter("t"), "p", lambda: FACTS, bench.clock, lambda: 5.0)
+    metrics.record_epoch(report, 0.5)
+    assert measured(reader)["tidegate.barriers", (("outcome", "complete"),)] == 1
+    provider.shutdown()
+
+
 def test_states_and_errors_that_are_over_are_told_as_over() -> None:
     """A series that only ends looks the same for minutes.
 

@@ -84,7 +84,13 @@ def test_without_failed_checks_latest_healthy_is_latest(log: SlotLog) -> None:
 
 
 def test_when_everything_failed_somebody_has_to_look(log: SlotLog) -> None:
-    """No checkpoint is healthy: the driver says so instead of beginning from nothing."""
-    _checked(log, s6="fail")
-    with pytest.raises(ConfigurationError, match="does not name a checkpoint"):
+    """No checkpoint is healthy: the driver names the check instead of beginning from nothing."""
+    name = str(log.head().checkpoint)
+    critical = [{"check": "late_ratio_critical", "epochs": [1, 6]}]
+    run = {"checkpoint": name, "verdict": "fail", "recent_since": 0, "critical": critical}
+    log.store.put("p/quality/history.json", json.dumps({"runs": [run]}).encode())
+    with pytest.raises(
+        ConfigurationError, match="late_ratio_critical failed for epochs 1 to 6"
+    ) as e:
         _settle(log, "latest_healthy")
+    assert "recover_to: latest" in str(e.value.advice)

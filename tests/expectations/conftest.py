@@ -24,12 +24,15 @@ LATE = pa.schema(
         ("reason", pa.string()),
         ("lateness_us", pa.int64()),
         ("_source", pa.string()),
+        ("_partition", pa.string()),
+        ("_seq", pa.int64()),
         ("_epoch", pa.int64()),
     ]
 )
 DEAD = pa.schema(
     [
         ("reason", pa.string()),
+        ("object", pa.string()),
         ("_source", pa.string()),
         ("row", pa.string()),
         ("_epoch", pa.int64()),
@@ -43,7 +46,9 @@ BARRIERS = pa.schema(
         ("homogeneous", pa.bool_()),
         ("missing", pa.list_(pa.string())),
         ("tardy", pa.list_(pa.string())),
+        ("participants", pa.string()),
         ("waited_us", pa.int64()),
+        ("section", pa.int64()),
         ("_epoch", pa.int64()),
     ]
 )
@@ -56,9 +61,12 @@ def rows(schema: pa.Schema, *values: dict[str, Any]) -> pa.Table:
     )
 
 
-def manifest(slot: int, *, late: int = 1, pending: bool = False, read: int = 50) -> Manifest:
-    """A manifest of two sources that read the same."""
+def manifest(
+    slot: int, *, late: int = 1, pending: bool = False, read: int = 50, **more: int
+) -> Manifest:
+    """A manifest of two sources that read the same; `more` counts of each are by the way."""
     source = {"read": read, "released": read - late, "late": late}
+    source |= {name.replace("__", ":"): count for name, count in more.items()}
     return Manifest(
         timeline=0,
         slot=slot,
@@ -92,6 +100,7 @@ def checkpoints(count: int = 3) -> pa.Table:
             {
                 "checkpoint_id": f"t0-{n:06d}-aaaaaa",
                 "_epoch": n,
+                "sealed_at": START + timedelta(minutes=n),
                 "epoch_ms": 800.0,
                 "seal_ms": 4.0,
                 **counted,
@@ -123,6 +132,7 @@ def events(spec: PipelineSpec, count: int = 96) -> pa.Table:
 def spec() -> PipelineSpec:
     source = {
         "schema": {"sched": "timestamp", "carrier": "string"},
+        "barriers": {"kind": "carrier", "types": ["day_close"]},
         "event_time": "sched",
         "lag": "1h",
     }
@@ -146,7 +156,10 @@ def healthy(spec: PipelineSpec) -> Evidence:
         late=rows(LATE, *({**late, "_source": s} for s in SOURCES)),
         barriers=rows(
             BARRIERS,
-            *({**barrier, "waited_us": 1_000_000, "barrier_id": n, "_epoch": n} for n in (1, 2, 3)),
+            *(
+                {**barrier, "waited_us": 10**6, "barrier_id": n, "section": n, "_epoch": n}
+                for n in (1, 2, 3)
+            ),
         ),
         checkpoints=checkpoints(),
         dead_letters=rows(DEAD),

@@ -49,6 +49,27 @@ def test_built_in_suites_cover_every_part(spec: PipelineSpec) -> None:
     }
 
 
+def test_there_are_no_checks_for_what_a_pipeline_does_not_have(spec: PipelineSpec) -> None:
+    """Without barriers, windows, streams or an events table nobody reads checks about them."""
+    plain = spec.model_dump(by_alias=True)
+    for source in plain["sources"].values():
+        source["barriers"] = None
+    window = {"kind": "tumbling", "size": "1h", "aggregates": {"n": "count(*)"}}
+    without = {"outputs": {"events": False}, "release": {"mode": "pass_through"}}
+    lean = PipelineSpec.model_validate(plain | without | {"windows": {"w": window}})
+    assert {s.suite for s in load_suites(lean)} == {"late_rows", "checkpoints", "dead_letters"}
+
+    def list_ids(of: PipelineSpec) -> set[str]:
+        return {check.id for suite in load_suites(of) for check in suite.checks}
+
+    assert list_ids(lean) - list_ids(spec) == {"late_share"}
+    pipe = {"from": "events", "to": "d"}
+    streams = PipelineSpec.model_validate(
+        spec.model_dump(by_alias=True) | {"streams": {"d": {}}, "pipes": {"p": pipe}}
+    )
+    assert list_ids(streams) - list_ids(spec) == {"stream_rejections"}
+
+
 def test_durations_become_seconds() -> None:
     """Suites compare seconds, the spec speaks of durations."""
     assert limit_values(QualityLimits(lateness_p99="90s"))["lateness_p99"] == 90.0  # type: ignore[arg-type]
@@ -142,4 +163,4 @@ print(len((resources.files("tidegate.expectations") / "templates" / "run.html").
         [sys.executable, "-c", code, str(archive)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout.split()[0]) == 5
+    assert int(done.stdout.split()[0]) == 4  # it has neither barriers nor streams

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from tests.expectations.conftest import changed, manifest
+from tests.expectations.conftest import START, changed, manifest
 from tests.servers.memory_store import MemoryStore
 
 from tidegate.checkpoints.desired_state import DesiredState, set_desired_state
 from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.checkpoints.local_store import LocalStore
+from tidegate.checkpoints.manifest import RetiredEpoch
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
 from tidegate.expectations import __main__ as command
@@ -41,6 +43,24 @@ def fill(store: Store, slots: int = 3, *, pending: bool = False) -> None:
             update={"parent": parent, "parent_sha256": head.sha256}
         )
         log.seal(sealed)
+
+
+def retire(log: SlotLog, slot: int) -> None:
+    """Replace a manifest by its stub."""
+    filled = log.read_slot(0, slot)
+    assert filled is not None
+    epoch = filled.epoch
+    stub = RetiredEpoch(
+        timeline=0,
+        slot=slot,
+        attempt=epoch.attempt,
+        parent=epoch.parent,
+        parent_sha256=epoch.parent_sha256,
+        original_sha256=filled.sha256,
+        created_at=epoch.created_at,
+        retired_at=0,
+    )
+    log.store.compare_and_swap(filled.key, stub.to_bytes(), filled.etag)
 
 
 def reader(evidence: Evidence) -> TableReader:
@@ -83,6 +103,33 @@ def test_past_is_the_manifest_before_the_recent_ones(spec: PipelineSpec, read: T
     assert past is not None
     assert past.slot == 1
     assert gather_evidence(spec, store, read, clock=ManualClock()).past is None
+
+
+def test_recent_epochs_can_be_those_of_a_time(spec: PipelineSpec, read: TableReader) -> None:
+    """`quality.recent_time`: epochs sealed up to that long ago are the past."""
+    store = MemoryStore()
+    fill(store)
+    now = START + timedelta(minutes=3, seconds=20)  # the epochs are a minute apart
+    clock = ManualClock(wall_ticks=int(now.timestamp()) * 10**6)
+    timed = PipelineSpec.model_validate(
+        spec.model_dump(by_alias=True) | {"quality": {"recent_time": "1m"}}
+    )
+    evidence = gather_evidence(timed, store, read, clock=clock)
+    assert (evidence.recent_since, evidence.past and evidence.past.slot) == (2, 2)
+
+
+def test_a_retired_beginning_of_recent_epochs_moves_to_what_is_left(
+    spec: PipelineSpec, read: TableReader
+) -> None:
+    """Counts are differences of two manifests; the oldest one that is left takes the place."""
+    store = MemoryStore()
+    fill(store)
+    retire(SlotLog(store, "flights"), 1)
+    recent = PipelineSpec.model_validate(
+        spec.model_dump(by_alias=True) | {"quality": {"recent": 2}}
+    )
+    evidence = gather_evidence(recent, store, read, clock=ManualClock())
+    assert (evidence.recent_since, evidence.past and evidence.past.slot) == (2, 2)
 
 
 @pytest.mark.parametrize(

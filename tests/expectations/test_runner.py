@@ -49,12 +49,15 @@ def test_warning_names_check_and_offender(healthy: Evidence) -> None:
         changed(healthy, head=manifest(3, late=10), late=pa.concat_tables([healthy.late] * 10))
     )
     assert run.verdict == "warn"
-    (failed,) = run.failed_checks
+    failed, whole_past = run.failed_checks
     assert (failed.id, failed.observed) == ("late_ratio", "EWR: 0.2, JFK: 0.2")
+    assert {row["_source"] for row in failed.sample} == {"EWR", "JFK"}
+    assert (failed.epochs, failed.scope) == ((1, 3), "recent")
+    assert (whole_past.id, whole_past.epochs) == ("late_ratio_all", None)
 
 
 def test_critical_comes_first_and_fails(healthy: Evidence) -> None:
-    """An unknown reason is critical and stands before any warning."""
+    """A row that nobody counted, with an unknown reason, is critical and stands before warnings."""
     odd = rows(
         LATE, {"output": "x", "reason": "nonsense", "lateness_us": 1, "_source": "EWR", "_epoch": 1}
     )
@@ -64,6 +67,7 @@ def test_critical_comes_first_and_fails(healthy: Evidence) -> None:
     )
     assert run.verdict == "fail"
     assert [(c.id, c.severity) for c in run.failed_checks] == [
+        ("late_counted", "critical"),
         ("late_reasons", "critical"),
         ("unpublished", "warn"),
     ]

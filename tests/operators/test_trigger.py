@@ -215,7 +215,8 @@ def test_each_closed_barrier_is_one_event(empty_log: SlotLog) -> None:
     ((before, events),) = watcher.find_events(empty_log, None)
     assert events == []
     closed = [{"id": 1, "outcome": "complete"}, {"id": 2, "outcome": "aborted"}]
-    for barriers in (closed[:1], [], closed[1:], []):
+    tardy = {**closed[1], "tardy": ["one/0"]}  # its row again: the barrier has closed before
+    for barriers in (closed[:1], [], closed[1:], [tardy]):
         seal_epoch(empty_log, barriers=barriers)
     steps = watcher.find_events(empty_log, before)
     found = [(event["barrier"], event["outcome"]) for _, events in steps for event in events]
