@@ -20,7 +20,7 @@ def session() -> Iterator[SparkSession]:
         warnings.simplefilter("ignore")
         from tidegate.jobs.spark.spark_session import open_session
 
-        started = open_session(spec_of())
+        started = open_session(spec_of(spark={"jvm": "quick"}))
     yield started
     started.stop()
 
