@@ -6,7 +6,7 @@ One table for every engine, sink and stream.
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -32,3 +32,8 @@ def to_arrow_type(declared: str) -> pa.DataType:
     """
     decimal = _DECIMAL_PATTERN.match(declared)
     return pa.decimal128(int(decimal[1]), int(decimal[2])) if decimal else _ARROW_TYPES[declared]
+
+
+def convert_to_ticks(times: Any) -> Any:
+    """Return a column of timestamps as int64 ticks; those without a zone count as UTC."""
+    return times.cast(TIMESTAMP_UTC).cast(pa.int64())

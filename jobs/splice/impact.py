@@ -12,10 +12,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict
 
+from tidegate.jobs.engine.column_types import convert_to_ticks
 from tidegate.jobs.sinks.row_positions import ARRIVAL_SLOT_COLUMN, SPLICE_COLUMN
 from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec
 from tidegate.jobs.spec.stream_specs import REJECTIONS
@@ -145,7 +145,7 @@ def _collect_written_tables(plan: MergePlan) -> dict[str, Any]:
 
 def _summarize_events(spec: PipelineSpec, plan: MergePlan) -> TableImpact:
     newest, time = plan.head.record, spec.event_time_column
-    ticks = plan.events[time].cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()).to_pylist()
+    ticks = convert_to_ticks(plan.events[time]).to_pylist()
     moved = newest.next_position - (plan.first_position or 0) if newest else 0
     columns = [c for c in plan.events.column_names if c not in ("_late", SPLICE_COLUMN)]
     rows = plan.events.slice(0, _MAX_CHANGES).select(columns).to_pylist()

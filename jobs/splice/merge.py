@@ -19,18 +19,15 @@ end such a race, the merge then asks the driver to leave the next slot to it.
 
 from __future__ import annotations
 
-import io
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from tidegate import __version__
 from tidegate.checkpoints.bucket_layout import AttemptFolders, CheckpointId, generate_attempt_id
-from tidegate.checkpoints.canonical_json import sha256_of_bytes
 from tidegate.checkpoints.driver_requests import (
     Ack,
     AckOutcome,
@@ -67,6 +64,7 @@ from tidegate.jobs.splice.impact import (
 )
 from tidegate.jobs.splice.merge_plan import MergePlan, make_merge_plan
 from tidegate.jobs.splice.tables_at_head import find_merge_segments, read_data_file
+from tidegate.jobs.streams.row_history import compute_time_bounds, write_parquet_file
 
 CRASH_POINTS: Final = (
     "merge.start",
@@ -403,7 +401,8 @@ class _MergeAttempt:
         order = [c for c in build_table_schema(self._spec, name).names if c in table.column_names]
         table = table.select([*order, *(c for c in table.column_names if c not in order)])
         key = f"{self._log.layout.table_prefix(name, self._id)}splice.parquet"
-        return self._put_parquet(key, f"table:{name}", table, table[self._time_column(name)])
+        bounds = compute_time_bounds(table[self._time_column(name)])
+        return write_parquet_file(self._log.store, key, table, f"table:{name}", bounds)
 
     def _time_column(self, table: str) -> str:
         """Return the column whose least and greatest values go into the file's reference."""
@@ -432,8 +431,8 @@ class _MergeAttempt:
             rewrites = {name: change.first for name, change in effect.changes.items()}
             extra |= {"from": effect.since, "rewrites": rewrites}
         rows, key = self._plan.rows, f"{self._log.layout.state_prefix(self._id)}splice.parquet"
-        ref = self._put_parquet(key, SPLICE_KIND, rows, rows[time_column])
-        return ref.model_copy(update={"extra": extra})
+        bounds = compute_time_bounds(rows[time_column])
+        return write_parquet_file(self._log.store, key, rows, SPLICE_KIND, bounds, extra)
 
     def _write_stream_segments(self) -> list[FileRef]:
         """Write the state of streams that changed; return it with the parent's other segments."""
@@ -443,25 +442,9 @@ class _MergeAttempt:
             if segment is not None:
                 rows, low, high, extra = segment
                 key = AttemptFolders(self._log.layout, self._id).segment_key(kind)
-                ref = self._put_parquet(key, kind, rows, pa.array([low, high], pa.int64()))
-                written.append(ref.model_copy(update={"extra": extra}))
+                store = self._log.store
+                written.append(write_parquet_file(store, key, rows, kind, (low, high), extra))
         return [*(s for s in self._parent.segments if s.kind not in changed), *written]
-
-    def _put_parquet(self, key: str, kind: str, table: Any, times: Any) -> FileRef:
-        buffer = io.BytesIO()
-        pq.write_table(table, buffer, compression="snappy", coerce_timestamps="us")
-        ticks = times.cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()).drop_null().to_pylist()
-        data = buffer.getvalue()
-        self._log.store.put(key, data)
-        return FileRef(
-            key=key,
-            rows=table.num_rows,
-            bytes=len(data),
-            sha256=sha256_of_bytes(data),
-            min_time=min(ticks, default=None),
-            max_time=max(ticks, default=None),
-            kind=kind,
-        )
 
     def make_manifest(
         self,

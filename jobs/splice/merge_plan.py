@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.slot_log import LogHead, SlotLog
 from tidegate.checkpoints.splice_requests import SpliceRequest
+from tidegate.jobs.engine.column_types import convert_to_ticks
 from tidegate.jobs.eventtime.decision_types import ReleaseMark
 from tidegate.jobs.sinks.output_tables import build_table_schema
 from tidegate.jobs.sinks.row_positions import SPLICE_COLUMN
@@ -181,7 +182,7 @@ class _MergePlanner:
         """Return the rows for the events table, in order, and the first position that changes."""
         rows = self._sort_rows(rows)
         count = rows.num_rows
-        times = rows[self._event_time].cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
+        times = convert_to_ticks(rows[self._event_time])
         if self._spec.release.mode is ReleaseMode.PASS_THROUGH:
             # Rows are in order of arrival, so merged rows are appended.
             first = self._newest.epoch_notes.next_position
@@ -297,7 +298,7 @@ def _read_ordered_rows(tables: TablesAtHead, time: str, spans: Sequence[Span]) -
     is_late = pc.fill_null(rows["_late"], False)
     rows = rows.filter(pc.and_(pc.is_null(rows[SPLICE_COLUMN]), pc.invert(is_late)))
     rows = rows.sort_by("position")
-    stamps = rows[time].cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
+    stamps = convert_to_ticks(rows[time])
     return rows["position"].to_numpy(), rows["section"].to_numpy(), stamps.to_numpy()
 
 

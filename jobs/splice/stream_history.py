@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from tidegate.checkpoints.manifest import FileRef, Manifest
 from tidegate.checkpoints.slot_log import LogHead, SlotLog
 from tidegate.errors import TidegateError
-from tidegate.jobs.engine.column_types import to_arrow_type
+from tidegate.jobs.engine.column_types import convert_to_ticks, to_arrow_type
 from tidegate.jobs.sinks.row_positions import (
     ARRIVAL_SLOT_COLUMN,
     SPLICE_COLUMN,
@@ -230,7 +230,7 @@ class StreamHistory:
         identity = pc.binary_join_element_wise(
             events["_source"], events["_partition"], events["_seq"].cast(pa.string()), "/"
         )
-        ticks = events[self._event_time].cast(pa.timestamp("us", "UTC")).cast(pa.int64())
+        ticks = convert_to_ticks(events[self._event_time])
         user_columns = self._graph.columns[EVENTS_STREAM]
         return pa.table(
             {

@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 
 from tidegate.checkpoints.manifest import FileRef, Manifest
 from tidegate.checkpoints.slot_log import LogHead, SlotLog
+from tidegate.jobs.engine.column_types import convert_to_ticks
 from tidegate.jobs.engine.resume_state import SPLICE_KIND
 from tidegate.jobs.sinks.iceberg_catalog import build_io_properties
 from tidegate.jobs.sinks.lineage_position import (
@@ -175,7 +176,7 @@ def _select_columns(table: Any, columns: list[str] | None) -> Any:
 
 
 def _mask_within_spans(column: Any, spans: Sequence[Span]) -> Any:
-    ticks = column.cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
+    ticks = convert_to_ticks(column)
     mask = pa.array([False] * len(ticks), pa.bool_())
     for start, end in spans:
         mask = pc.or_(mask, pc.and_(pc.greater_equal(ticks, start), pc.less(ticks, end)))

@@ -6,21 +6,21 @@ are merged into one from time to time.
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from tidegate.checkpoints.canonical_json import sha256_of_bytes
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.interfaces import MoveOrder
 from tidegate.jobs.streams.reducers import ReducerStates
-from tidegate.jobs.streams.row_history import read_parquet_files
+from tidegate.jobs.streams.row_history import (
+    compute_time_bounds,
+    read_parquet_files,
+    write_parquet_file,
+)
 
 
 class DispatchFiles:
@@ -44,9 +44,9 @@ class DispatchFiles:
 
         `time` is the column whose minimum and maximum go into the file's reference.
         """
-        low, high = _compute_time_range(rows[time]) if time else (None, None)
         key = f"{self._order.folders.table_prefix(name)}part-0.parquet"
-        self.tables[name] = (self._write_parquet_file(key, f"table:{name}", rows, low, high, {}),)
+        bounds = compute_time_bounds(rows[time]) if time else (None, None)
+        self.tables[name] = (write_parquet_file(self._store, key, rows, f"table:{name}", bounds),)
 
     def write_segment(
         self,
@@ -55,45 +55,11 @@ class DispatchFiles:
         low: int | None = None,
         high: int | None = None,
         extra: Mapping[str, Any] | None = None,
-    ) -> FileRef:
+    ) -> None:
         """Write a state segment."""
         key = self._order.folders.segment_key(kind)
-        ref = self._write_parquet_file(key, kind, rows, low, high, extra or {})
-        self.segments.append(ref)
-        return ref
+        self.segments.append(write_parquet_file(self._store, key, rows, kind, (low, high), extra))
 
-    def _write_parquet_file(
-        self,
-        key: str,
-        kind: str,
-        rows: Any,
-        low: int | None,
-        high: int | None,
-        extra: Mapping[str, Any],
-    ) -> FileRef:
-        buffer = io.BytesIO()
-        pq.write_table(rows, buffer, compression="snappy")
-        data = buffer.getvalue()
-        self._store.put(key, data)
-        return FileRef(
-            key=key,
-            rows=rows.num_rows,
-            bytes=len(data),
-            sha256=sha256_of_bytes(data),
-            min_time=low,
-            max_time=high,
-            kind=kind,
-            extra=dict(extra),
-        )
-
-
-def _compute_time_range(times: Any) -> tuple[int, int]:
-    found = pc.min_max(times.cast(pa.int64()))
-    return found["min"].as_py(), found["max"].as_py()
-
-
-# Reducer states as segments: each epoch appends the keys it changed; small segments are gathered
-# into one.
 
 # Segments of one reducer: more than this are gathered, so that a restart reads a bounded number of
 # files.

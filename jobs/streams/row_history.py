@@ -14,10 +14,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tidegate.checkpoints.bucket_layout import CheckpointId
+from tidegate.checkpoints.canonical_json import sha256_of_bytes
 from tidegate.checkpoints.manifest import FileRef, Manifest
 from tidegate.checkpoints.slot_log import LogHead, SlotLog
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.engine.column_types import to_arrow_type
+from tidegate.jobs.engine.column_types import convert_to_ticks, to_arrow_type
 from tidegate.jobs.engine.resume_state import SPLICE_KIND
 from tidegate.jobs.sinks.row_positions import compute_current_positions
 from tidegate.jobs.spec.stream_specs import EVENTS_STREAM
@@ -194,6 +195,40 @@ def read_parquet_files(store: Store, files: list[FileRef]) -> Any | None:
     return pa.concat_tables(tables, promote_options="default") if tables else None
 
 
+def write_parquet_file(
+    store: Store,
+    key: str,
+    rows: Any,
+    kind: str,
+    bounds: tuple[int | None, int | None] = (None, None),
+    extra: Mapping[str, Any] | None = None,
+) -> FileRef:
+    """Write rows to the store, and return the reference that a manifest has.
+
+    `bounds` are the least and the greatest time in the rows, in ticks.
+    """
+    buffer = io.BytesIO()
+    pq.write_table(rows, buffer, compression="snappy", coerce_timestamps="us")
+    data = buffer.getvalue()
+    store.put(key, data)
+    return FileRef(
+        key=key,
+        rows=rows.num_rows,
+        bytes=len(data),
+        sha256=sha256_of_bytes(data),
+        min_time=bounds[0],
+        max_time=bounds[1],
+        kind=kind,
+        extra=dict(extra or {}),
+    )
+
+
+def compute_time_bounds(times: Any) -> tuple[int | None, int | None]:
+    """Return the least and the greatest of some times, in ticks; None if there are none."""
+    bounds = pc.min_max(convert_to_ticks(times))
+    return bounds["min"].as_py(), bounds["max"].as_py()
+
+
 def to_event_rows(
     table: Any, columns: Mapping[str, str], event_time: str, last: int | None, shift: int = 0
 ) -> Any:
@@ -212,9 +247,7 @@ def to_event_rows(
     identity = pc.binary_join_element_wise(
         table["_source"], table["_partition"], table["_seq"].cast(pa.string()), "/"
     )
-    time = compute_running_max(
-        table[event_time].cast(pa.timestamp("us", "UTC")).cast(pa.int64()), last
-    )
+    time = compute_running_max(convert_to_ticks(table[event_time]), last)
     values = {name: table[name].cast(to_arrow_type(kind)) for name, kind in columns.items()}
     places = pc.add(table["position"], shift)
     return pa.table(
