@@ -1,4 +1,1 @@
-"""Which lag a source needs.
-
-Pure computation over the lateness sketches that stand in the manifests. No Spark, no store.
-"""
+"""Which lag a source needs: pure computation over the lateness sketches in the manifests."""

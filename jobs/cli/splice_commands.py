@@ -185,7 +185,7 @@ def show_impact(
 ) -> None:
     """Show exactly what a merge would change in every table. Changes nothing."""
     from tidegate.checkpoints.splice_requests import read_splice_request
-    from tidegate.jobs.splice.impact_rendering import render_html
+    from tidegate.jobs.splice.impact import render_html
     from tidegate.jobs.splice.merge import estimate_impact, find_merge_checkpoint
 
     spec, log = arguments.open_spec_and_log(pipeline, store)
@@ -403,13 +403,13 @@ def _format_request_row(request: SpliceRequest, state: str) -> tuple[object, ...
 
 
 def _print_impact(request: SpliceRequest, impact: Impact) -> None:
-    from tidegate.jobs.splice import impact_rendering
+    from tidegate.jobs.splice import impact as report
 
-    limit = impact_rendering.MAX_SHOWN_CHANGES
-    output.print_line(impact_rendering.render_text(request, impact))
+    limit = report.MAX_SHOWN_CHANGES
+    output.print_line(report.render_text(request, impact))
     for table in impact.tables:
-        changes = impact_rendering.select_listable_changes(table)
-        lines = [impact_rendering.format_change(change) for change in changes]
+        changes = report.select_listable_changes(table)
+        lines = [report.format_change(change) for change in changes]
         for line in lines[:limit]:
             output.print_line(f"    {table.table}  {line}")
         if len(lines) > limit:

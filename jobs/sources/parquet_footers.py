@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tidegate.jobs.spec.row_reasons import DeadLetterReason
+from tidegate.jobs.spec.table_layout import DeadLetterReason
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame
 from tidegate.jobs.sources.object_decoding import BAD_REASON
 from tidegate.jobs.spec.cast_rules import EXACT_BITS, accepts_family, build_text_pattern
 from tidegate.jobs.spec.pipeline import BarrierColumns, SourceSpec
-from tidegate.jobs.spec.row_reasons import DeadLetterReason
+from tidegate.jobs.spec.table_layout import DeadLetterReason
 from tidegate.time_units import TICK_MAX
 
 PROVENANCE: Final = ("_source", "_partition", "_seq", "_timeline", "_epoch")

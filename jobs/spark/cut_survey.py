@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.errors import PoisonError
-from tidegate.jobs.advise.lateness_sketch import GAMMA
+from tidegate.jobs.advise.lag_advice import GAMMA
 from tidegate.jobs.engine.interfaces import join_seq, split_seq
 from tidegate.jobs.eventtime.decision_types import MemberSurvey, Survey
 from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN

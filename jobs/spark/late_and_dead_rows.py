@@ -35,7 +35,7 @@ from tidegate.jobs.spark.sql_conditions import (
 )
 from tidegate.jobs.spec.event_time_options import LatePolicy
 from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENTS, LATE
-from tidegate.jobs.spec.row_reasons import LateReason
+from tidegate.jobs.spec.table_layout import LateReason
 from tidegate.jobs.spec.window_specs import WindowKind
 from tidegate.time_units import TICK_MAX, TICK_MIN
 

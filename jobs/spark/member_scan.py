@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tidegate.jobs.advise.lateness_sketch import GAMMA
+from tidegate.jobs.advise.lag_advice import GAMMA
 from tidegate.jobs.eventtime.decision_types import BarrierRow, Member, MemberSurvey
 from tidegate.jobs.eventtime.pipeline_clock import PipelineTime, read_pipeline_time
 from tidegate.jobs.spark.errors import PUNCTUATION_REGRESSED

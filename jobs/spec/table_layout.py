@@ -1,11 +1,11 @@
 """How the files of the Iceberg tables are arranged: ``outputs.layout`` of a spec.
 
-It says where rows lie, not which there are.
+It decides in which files rows are, never which rows there are::
 
-outputs:
-layout:
-events: {partition_by: ["day(placed)", "bucket(16, shop)"], sort_by: [shop, "placed desc"]}
-per_minute: {partition_by: ["month(window_start)"]}
+    outputs:
+      layout:
+        events: {partition_by: ["day(placed)", "bucket(16, shop)"], sort_by: [shop, "placed desc"]}
+        per_minute: {partition_by: ["month(window_start)"]}
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Final, Literal
 
 from pydantic import field_validator, model_validator
 
@@ -277,3 +277,29 @@ def list_layout_problems(
                     f"{where}.sort_by: no column {key.column!r} to sort by; there are"
                     f" {', '.join(columns)}"
                 )
+
+
+# The values of the tables' column `reason`.
+LateReason = Literal[
+    "late_order",
+    "late_window",
+    "rejected",
+    "max_jump",
+    "cti_violation",
+    "flagged",  # the row is also among the events
+]
+
+DeadLetterReason = Literal[
+    "not_parquet",
+    "truncated",
+    "empty_object",
+    "unknown_column",
+    "missing_column",
+    "changed_object",
+    "table_rewritten",
+    "missing_offsets",
+    "bad_value",
+    "no_event_time",
+    "before_min_event_time",
+    "naive_time",
+]

@@ -32,8 +32,8 @@ from tidegate.jobs.spec.event_time_options import ReleaseMode
 from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec
 from tidegate.jobs.spec.stream_specs import REJECTIONS
 from tidegate.jobs.splice.errors import NO_EVENTS, OTHER_SPEC, TOO_EARLY
+from tidegate.jobs.splice.stream_history import format_rewritten_rows
 from tidegate.jobs.splice.stream_merge import StreamEffect, StreamMerge
-from tidegate.jobs.splice.stream_rows import format_rewritten_rows
 from tidegate.jobs.splice.tables_at_head import (
     Span,
     TablesAtHead,

@@ -30,11 +30,11 @@ from tidegate.checkpoints.slot_log import LogHead, SlotLog
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.stream_specs import EVENTS_STREAM, REJECTIONS, PipeSpec
 from tidegate.jobs.splice.errors import ATTACHED_TWICE, REDUCER_FAILS
-from tidegate.jobs.splice.stream_history import StreamHistory
-from tidegate.jobs.splice.stream_rows import (
+from tidegate.jobs.splice.stream_history import (
     ARRIVAL_SLOT,
     NEVER,
     StreamChange,
+    StreamHistory,
     add_arrival_slot,
     apply_caught_up_slots,
     find_caught_up_ranges,

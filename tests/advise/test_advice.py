@@ -14,9 +14,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tidegate.infra.flights import AIRPORTS, FlightsFeed
-from tidegate.jobs.advise.lag_advice import TARGET_SHARES, LagAdvice, LatenessCurve, advise_lags
-from tidegate.jobs.advise.lateness_sketch import (
+from tidegate.jobs.advise.lag_advice import (
     GAMMA,
+    TARGET_SHARES,
+    LagAdvice,
+    LatenessCurve,
+    advise_lags,
     bucket_of,
     bucket_upper_bound,
     merge_sketches,

@@ -23,7 +23,7 @@ from tidegate.jobs.engine.interfaces import Slice, join_seq
 from tidegate.jobs.sources.object_decoding import BAD_REASON
 from tidegate.jobs.sources.parquet_footers import read_parquet_table
 from tidegate.jobs.spec.pipeline import SourceSpec
-from tidegate.jobs.spec.row_reasons import DeadLetterReason
+from tidegate.jobs.spec.table_layout import DeadLetterReason
 
 _Column = tuple[
     list[Any], dict[int, tuple[DeadLetterReason, str]]

@@ -23,7 +23,7 @@ from tidegate.errors import PoisonError
 from tidegate.jobs.eventtime.decision_types import Decision, ReleaseMark
 from tidegate.jobs.spec.event_time_options import LatePolicy, ReleaseMode
 from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec
-from tidegate.jobs.spec.row_reasons import LateReason
+from tidegate.jobs.spec.table_layout import LateReason
 from tidegate.time_units import TICK_MIN
 
 

@@ -18,7 +18,7 @@ from tidegate.jobs.engine.interfaces import Slice
 from tidegate.jobs.eventtime.decision_types import BarrierRow, Member, MemberSurvey
 from tidegate.jobs.spec.event_time_options import PunctuationOptions
 from tidegate.jobs.spec.pipeline import SourceSpec
-from tidegate.jobs.spec.row_reasons import DeadLetterReason
+from tidegate.jobs.spec.table_layout import DeadLetterReason
 from tidegate.time_units import saturate_ticks
 
 
