@@ -45,12 +45,12 @@ def name_late_counts(output: str, reason: str, *, dropped: bool = False) -> list
     if output == _EVENTS and reason in _COUNTED_ALONE and not dropped:
         return [reason]
     first = disposition if output == _EVENTS else f"{disposition}:{output}"
-    if reason == _usual_reason(output):
+    if reason == _name_usual_reason(output):
         return [first]
     return [first, f"{disposition}:{output}:{reason}"]
 
 
-def _usual_reason(output: str) -> str:
+def _name_usual_reason(output: str) -> str:
     return "late_order" if output == _EVENTS else "late_window"
 
 
@@ -133,7 +133,7 @@ class RowCounts:
             disposition, output, reason = [*name.split(":"), "", ""][:3]
             output = output or _EVENTS
             if disposition in ("late", "dropped"):
-                usual = (output, disposition, _usual_reason(output))
+                usual = (output, disposition, _name_usual_reason(output))
                 found[output, disposition, reason] += rows if reason else 0
                 found[usual] += -rows if reason else rows
             elif name in _COUNTED_ALONE:

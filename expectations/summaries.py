@@ -129,11 +129,12 @@ def summarize_late_by_source(evidence: Evidence) -> pd.DataFrame:
                 "source_in_spec": "yes" if source in evidence.spec.sources else "no",
                 "rows_read": now["read"],
                 "rows_late": now.late_rows,
-                "late_ratio": _nan(now.late_ratio),
+                "late_ratio": _use_nan_for_none(now.late_ratio),
                 "recent_read": newest["read"],
                 "recent_late": newest.late_rows,
-                "recent_late_ratio": _nan(newest.late_ratio),
-                "late_ratio_rise": _nan(newest.late_ratio) - _nan(before.late_ratio),
+                "recent_late_ratio": _use_nan_for_none(newest.late_ratio),
+                "late_ratio_rise": _use_nan_for_none(newest.late_ratio)
+                - _use_nan_for_none(before.late_ratio),
                 "lateness_p50_s": _compute_quantile(lateness, 0.50),
                 "lateness_p99_s": _compute_quantile(lateness, 0.99),
                 "lateness_max_s": _compute_quantile(lateness, 1.0),
@@ -154,10 +155,10 @@ def summarize_late_by_output(evidence: Evidence) -> pd.DataFrame:
                 "output": output,
                 "rows_offered": now.count_offered(output),
                 "rows_late": now.late_by_output.get(output, 0),
-                "late_share": _nan(now.late_share(output)),
+                "late_share": _use_nan_for_none(now.late_share(output)),
                 "recent_offered": newest.count_offered(output),
                 "recent_late": newest.late_by_output.get(output, 0),
-                "recent_late_share": _nan(newest.late_share(output)),
+                "recent_late_share": _use_nan_for_none(newest.late_share(output)),
             }
             for output in (EVENTS, *evidence.spec.windows)
         ]
@@ -574,7 +575,7 @@ def _count_dropped(counts: RowCounts, output: str) -> int:
     return counts["dropped" if output == EVENTS else f"dropped:{output}"]
 
 
-def _nan(ratio: float | None) -> float:
+def _use_nan_for_none(ratio: float | None) -> float:
     return np.nan if ratio is None else ratio
 
 
