@@ -20,8 +20,9 @@ from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.errors import TidegateError
 from tidegate.jobs.driver.error_classification import log_background_failure
 from tidegate.jobs.sinks.published_tables import find_published_slot, have_followers_rewound
-from tidegate.jobs.sinks.table_compaction import CompactionResult, compact_tables
-from tidegate.jobs.sinks.table_garbage import (
+from tidegate.jobs.sinks.table_maintenance import (
+    CompactionResult,
+    compact_tables,
     delete_orphan_files,
     list_referenced_files,
     note_table_versions,

@@ -71,6 +71,7 @@ def expand_variables(text: str, sink: str) -> str:
     """
 
     def read_variable(match: re.Match[str]) -> str:
+        """Return the value of the variable that was matched."""
         value = os.environ.get(match[1])
         if value is None:
             raise NO_VARIABLE(sink=sink, variable=match[1])
@@ -160,6 +161,7 @@ class SlotFollower(ABC):
 
         Whatever the sink has was sealed before, so it cannot be ahead of the log.
         """
+        # In this order: a position that is read after the head could be ahead of it.
         stored = self._load_position()
         lineage = CurrentLineage(log, log.head())
         if stored is None:
@@ -234,11 +236,13 @@ class SlotFollower(ABC):
         key = BucketLayout(self.spec.name).sink_position_key(self.name)
 
         def advance_position(there: StoredPosition) -> StoredPosition:
+            """Return the document to be stored in place of the one that is there."""
             self.refuse_other_owner(there.uid)
             if there.position == after and there.uid:
                 return there
             if before is not None and there.uid and there.position != before:
                 raise self.ledger_moved_error(there.position, before)
+            # Two publishers may copy one ledger in either order.
             if before is None and there.uid and there.position > after:
                 return there  # a faster publisher has copied the same ledger already
             return there.model_copy(update={"uid": self.uid, **asdict(after)})

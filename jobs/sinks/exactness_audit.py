@@ -88,6 +88,7 @@ def audit_exactness(
     if not epochs:
         return found
     with duckdb.connect() as db:
+        # DuckDB shows and casts times in the session's zone, by default the host's.
         db.execute("set timezone = 'UTC'")
         db.register("input", _read_input_rows(spec, store, epochs))
         for name in (EVENTS, LATE, DEAD_LETTERS):
@@ -138,9 +139,8 @@ def _cast_to_declared_types(spec: SourceSpec, chunk: pa.Table) -> pa.Table:
 
     A value that cannot be cast becomes null; its row is a dead letter.
     """
-    chunk = chunk.select(
-        [name for name in chunk.column_names if name in spec.columns]
-    )  # the rest is no part of a row
+    # Undeclared columns are not part of a row.
+    chunk = chunk.select([name for name in chunk.column_names if name in spec.columns])
     for place, (name, kind) in enumerate(zip(chunk.schema.names, chunk.schema.types, strict=True)):
         if pa.types.is_timestamp(kind) and kind.tz is None and spec.columns[name] == "timestamp":
             zoned = pc.assume_timezone(
@@ -167,31 +167,21 @@ def _cast_to_declared_types(spec: SourceSpec, chunk: pa.Table) -> pa.Table:
 def _add_provenance_columns(
     spec: SourceSpec, source: str, partition: str, ordinal: int, begin: int, chunk: pa.Table
 ) -> pa.Table:
-    if spec.barriers is not None:
-        kind = chunk.column(spec.barriers.kind)
-        chunk = chunk.append_column(
-            "_row", pa.array(range(begin, begin + chunk.num_rows), pa.int64())
-        )
-        chunk = chunk.filter(
-            pa.array([k is None or k == spec.barriers.data for k in kind.to_pylist()])
-        )
-    else:
-        chunk = chunk.append_column(
-            "_row", pa.array(range(begin, begin + chunk.num_rows), pa.int64())
-        )
-    seqs = [join_seq(ordinal, row) for row in chunk.column("_row").to_pylist()]
-    chunk = chunk.drop_columns(["_row"])
+    first = join_seq(ordinal, begin)
     times = chunk.column(spec.event_time).cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
-    chunk = chunk.append_column("_time", times)
-    for name, values in (
-        ("_source", [source] * len(seqs)),
-        ("_partition", [partition] * len(seqs)),
-        ("_seq", seqs),
-    ):
-        chunk = chunk.append_column(
-            name, pa.array(values, pa.int64() if name == "_seq" else pa.string())
-        )
-    return chunk
+    columns = {
+        "_time": times,
+        "_source": pa.repeat(source, chunk.num_rows),
+        "_partition": pa.repeat(partition, chunk.num_rows),
+        "_seq": pa.array(range(first, first + chunk.num_rows), pa.int64()),
+    }
+    for name, values in columns.items():
+        chunk = chunk.append_column(name, values)
+    if spec.barriers is None:
+        return chunk
+    # A row of no kind is a data row; barriers and punctuation are not rows of the input.
+    kinds = chunk.column(spec.barriers.kind).cast(pa.string())
+    return chunk.filter(pc.fill_null(pc.equal(kinds, spec.barriers.data), True))
 
 
 def _register_merged_rows(
@@ -201,10 +191,7 @@ def _register_merged_rows(
 
     It has a row for each output that a requested row was merged into.
     """
-    columns = [
-        *spec.row_columns,
-        *(c for c in ("_source", "_partition", "_seq", "_reason", "_outputs")),
-    ]
+    columns = [*spec.row_columns, "_source", "_partition", "_seq", "_reason", "_outputs"]
     files = [file for file in head.segments if file.kind == SPLICE_KIND]
     tables = [pq.read_table(io.BytesIO(store.get(file.key).data)).select(columns) for file in files]
     schema = build_table_schema(spec, EVENTS)
@@ -318,6 +305,7 @@ def _check_window_results(
             "only tumbling windows with count, sum, avg, min and max are recomputed here"
         )
         return
+    # Windows that are open have no result yet, or an early one.
     frontier = head.frontier_after
     closed = "true" if frontier >= TICK_MAX else f"window_start + {window.size} <= {frontier}"
     keys = "".join(f'"{key}", ' for key in window.keys)

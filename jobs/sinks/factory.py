@@ -6,8 +6,7 @@ from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.interfaces import Sink
 from tidegate.jobs.sinks.files_webhook import FilesSink, WebhookSink
 from tidegate.jobs.sinks.iceberg_sink import IcebergSink
-from tidegate.jobs.sinks.kafka_exactly_once import ExactlyOnceKafkaSink
-from tidegate.jobs.sinks.kafka_sink import KafkaSink
+from tidegate.jobs.sinks.kafka_sink import ExactlyOnceKafkaSink, KafkaSink
 from tidegate.jobs.sinks.postgres_sink import PostgresSink
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.sinks import FilesSinkSpec, KafkaSinkSpec, PostgresSinkSpec, SinkSpec

@@ -177,7 +177,7 @@ class IcebergSink:
             upto = min(lineage.slot, done + _MAX_SLOTS_PER_SNAPSHOT)
             self._apply_slot_group(log, lineage, upto)
             # Also between groups: what the pointer names must be in the tables' newest versions,
-            # or garbage collection could delete it from under a reader (see `table_garbage`).
+            # or garbage collection could delete it from under a reader (see `table_maintenance`).
             self._publish_cut(lineage)
         self._publish_cut(lineage)
         return lineage.slot - begin
@@ -211,6 +211,7 @@ class IcebergSink:
         # The pointer of a copied store names tables of the original pipeline.
         if cut is None or cut.uid != self.uid or table not in cut.tables:
             return False
+        # The tables stand where the pointer says; only the catalog has to learn it again.
         catalog.register_table(identifier, cut.tables[table])
         return True
 
@@ -260,6 +261,8 @@ class IcebergSink:
             if table == CHECKPOINTS:
                 target = min([complete, *rolled_back.values()])
             else:
+                # A table without files in the last slots has an older position than `checkpoints`,
+                # and lacks nothing up to there.
                 shared = max(complete, lineage.last_shared_slot(position))
                 target = rolled_back.get(table, shared)
             moved_on = position.timeline != lineage.timeline
@@ -457,6 +460,7 @@ class IcebergSink:
     def _publish_cut(self, lineage: CurrentLineage) -> None:
         locations = {table: follower.metadata_location for table, follower in self._tables.items()}
         current = PublishedCut(self.uid, lineage.timeline, self._published_slot(lineage), locations)
+        # Saves a read and a write of the pointer when nothing changed.
         if self._published_cut != current:
             advance_published_cut(self.store, self.spec.name, current)
             self._published_cut = current

@@ -200,6 +200,7 @@ def _infer_aggregate_type(spec: PipelineSpec, aggregate: Aggregate) -> Any:
         case AggregateFunction.SUM if pa.types.is_integer(kind):
             return pa.int64()
         case AggregateFunction.SUM if pa.types.is_decimal(kind):
+            # Spark's rule for sums of decimals.
             return pa.decimal128(min(38, kind.precision + 10), kind.scale)
         case AggregateFunction.SUM:
             return pa.float64()
@@ -286,6 +287,7 @@ def write_parquet_once(store: Store, key: str, table: Any) -> FileRef:
 
     If the key exists already, the existing object is kept.
     """
+    # In memory: these tables have a few rows per epoch.
     buffer = io.BytesIO()
     pq.write_table(table, buffer, compression="snappy")
     data = buffer.getvalue()

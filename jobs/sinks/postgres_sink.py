@@ -173,6 +173,7 @@ class PostgresSink(SlotFollower):
         upserted = self._is_upserted(table)
         rows = read_table(self.spec, self.store, table, at=position.upto, current_only=upserted)
         if self._read_columns(cursor, table):
+            # Not `truncate`: readers would wait for its lock until the commit.
             cursor.execute(self._compose_sql("delete from {}", self._qualify_name(table)))
         if rows.num_rows:
             self._insert_rows(cursor, table, rows)
@@ -184,6 +185,7 @@ class PostgresSink(SlotFollower):
         self, cursor: psycopg.Cursor[Any], before: FollowerPosition, after: FollowerPosition
     ) -> None:
         """Move the ledger, in the transaction of the rows."""
+        # Locked until the commit: a second publisher waits here, and then finds a moved ledger.
         ledger = self._read_ledger(cursor, lock=True)
         if ledger != before:
             raise self.ledger_moved_error(ledger or FollowerPosition(0, 0), before)
@@ -273,6 +275,7 @@ class PostgresSink(SlotFollower):
             return
         from psycopg.sql import Identifier
 
+        # COPY cannot replace rows, so they go through a table of the transaction.
         stage, target = Identifier("tidegate_stage"), self._qualify_name(table)
         create = "create temporary table {} (like {}) on commit drop"
         cursor.execute(self._compose_sql(create, stage, target))
@@ -313,6 +316,7 @@ class PostgresSink(SlotFollower):
             self._compose_sql("{} " + kind, Identifier(name)) for name, kind in wanted.items()
         )
         cursor.execute(self._compose_sql("create table {} ({})", target, columns))
+        # Rewinds and upserts look rows up by these columns in every epoch.
         indexed = self._join_identifiers(self._index_columns(table))
         cursor.execute(self._compose_sql("create index on {} ({})", target, indexed))
 

@@ -120,6 +120,7 @@ def split_by_partition(
         _encode_partition_values(_get_column_or_nulls(rows, part.column), part)
         for part in by.partitions
     ]
+    # Partitions first, so that each is one contiguous run of rows.
     keys: dict[str, Any] = {f"p{n}": pa.array(codes) for n, (codes, _) in enumerate(parts)}
     directions = dict.fromkeys(keys, "ascending")
     for n, key in enumerate(by.order):
@@ -160,6 +161,7 @@ def write_partition_files(
     written = {}
     for values, rows in parts:
         buffer = io.BytesIO()
+        # Spark's and Arrow's own metadata would make equal rows different files.
         pq.write_table(rows.replace_schema_metadata(None), buffer, compression="snappy")
         name = f"{stem}-{sha256_of_bytes(repr(values).encode())[:16]}.parquet"
         written[put(name, buffer.getvalue(), rows.num_rows)] = values

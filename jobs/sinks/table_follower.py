@@ -96,6 +96,7 @@ class TableFollower:
         """
         marked = [s for s in self.table.metadata.snapshots if _parse_position(s)]
         newest = self._newest_published_snapshot()
+        # Snapshots without a position, of compactions, do not count.
         return newest is not None and newest is not max(
             marked, key=lambda s: s.sequence_number or 0
         )
@@ -117,6 +118,7 @@ class TableFollower:
 
         A spec may gain columns; old rows read as null there.
         """
+        # Columns are never dropped: older files still have them, and a spec may gain them again.
         known = {field.name for field in self.table.schema().fields}
         if not known.issuperset(schema.names):
             with self.table.update_schema() as update:
@@ -195,6 +197,7 @@ class TableFollower:
             self._position_properties(timeline, position + 1, position),
         )
         with _CachedTransaction(self.table) as commit:
+            # By whole files first; this reads metadata only.
             with commit.update_snapshot(snapshot_properties=marked).delete() as dropped:
                 dropped.delete_by_predicate(parse(beyond))
             if dropped.rewrites_needed and not self._rewrite_merged_files(commit, position, marked):
@@ -281,6 +284,7 @@ class TableFollower:
         manage = ManageSnapshots(commit).create_tag(
             _get_main_snapshot_id(commit), build_tag_name(timeline, upto)
         )
+        # In one commit with the new tag: readers of tags see the old set or the new one.
         for name in old:
             manage.remove_tag(name)
         manage.commit()

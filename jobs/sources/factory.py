@@ -8,8 +8,7 @@ from typing import Any
 from tidegate.jobs.engine.interfaces import Source
 from tidegate.jobs.sources.arrival_log import BucketNotifications, listen_for_objects
 from tidegate.jobs.sources.input_view import InputView
-from tidegate.jobs.sources.kafka_admin import JvmTopicOffsets
-from tidegate.jobs.sources.kafka_source import KafkaSource
+from tidegate.jobs.sources.kafka_source import JvmTopicOffsets, KafkaSource
 from tidegate.jobs.sources.object_source import ObjectSource
 from tidegate.jobs.spec.pipeline import PipelineSpec
 

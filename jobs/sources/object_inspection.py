@@ -161,6 +161,7 @@ def _read_copy_footer(copy: Path) -> Footer | BadObject:
     with copy.open("rb") as file:
 
         def read_range(start: int, length: int) -> bytes:
+            """Read from the local copy as `read_footer` reads from the store."""
             file.seek(start)
             return file.read(length)
 

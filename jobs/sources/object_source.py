@@ -336,13 +336,16 @@ class _ResumePoint:
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any] | None) -> _ResumePoint:
+        """Return the point that a manifest holds; the beginning without one."""
         return cls(raw["ordinal"], raw["row"], raw["key"], raw["open"]) if raw else cls()
 
     def to_json(self) -> dict[str, Any]:
+        """Return the point as a manifest holds it."""
         return {"ordinal": self.ordinal, "row": self.row, "key": self.key, "open": self.open}
 
     @property
     def seq(self) -> int:
+        """The position of the next row."""
         return join_seq(self.ordinal, self.row)
 
     @property

@@ -71,6 +71,7 @@ def make_folder_reader(folder: Path, payload: str) -> Callable[[int], bytes | No
         raise NO_SCHEMA_FOLDER(folder=folder)
 
     def read_schema_file(number: int) -> bytes | None:
+        """Return the file of a number; None if there is none."""
         path = folder / f"{number}{_FILE_ENDINGS[payload]}"
         return path.read_bytes() if path.exists() else None
 
@@ -84,6 +85,7 @@ def make_registry_reader(address: str, payload: str, login: str | None = None) -
     query = "?format=serialized" if payload == "protobuf" else ""
 
     def fetch_schema(number: int) -> bytes | UnusableSchema | None:
+        """Ask the registry for a number; None if it does not know it."""
         url = f"{address.rstrip('/')}/schemas/ids/{number}{query}"
         try:
             # A redirect is not followed: it would carry the login to another server.

@@ -94,6 +94,7 @@ def _plan_list_aggregate(state: str, what: Aggregate, columns: list[str]) -> Agg
 
 
 def _plan_average(state: str, x: str) -> AggregatePlan:
+    # Averages cannot be merged; a sum and a count can.
     partial = {f"{state}_sum": f"sum(CAST({x} AS double))", f"{state}_n": f"count({x})"}
     merge = {name: f"sum({name})" for name in partial}
     return AggregatePlan(partial, merge, f"IF({state}_n > 0, {state}_sum / {state}_n, NULL)")
@@ -102,6 +103,7 @@ def _plan_average(state: str, x: str) -> AggregatePlan:
 def _plan_first_or_last(state: str, x: str, side: str) -> AggregatePlan:
     value, place = f"{state}_v", f"{state}_at"
     partial = {
+        # The struct keeps a null value apart from no value.
         value: f"{side}_by(struct({x} AS v), {_ROW_ORDER_SQL})",
         place: f"{side}({_ROW_ORDER_SQL})",
     }
@@ -191,6 +193,7 @@ class Aggregation:
         Only those that `use` selects count for the aggregates, all count for the flags.
         """
         types = {field.name: field.dataType.simpleString() for field in rows.schema}
+        # Aggregates ignore nulls, so a partial that does not count is a null.
         if use is not None:
             state = [f"IF({use}, {name}, NULL) AS {name}" for name in self.partials]
             rows = rows.selectExpr(*(c for c in rows.columns if c not in self.partials), *state)
@@ -198,6 +201,7 @@ class Aggregation:
             "_on": "max(_on)",
             "_up": "CAST(sum(_up) AS int)",
             "_n": "CAST(sum(_n) AS int)",
+            # The epoch of the window's first row: `complete` counts its revisions from there.
             "_epoch": "min(_epoch)",
             **flags,
         }
@@ -244,5 +248,6 @@ class Aggregation:
         renamed = found.selectExpr(
             *(f"{c} AS _j{c}" for c in self.group_columns), *(f"_sql_{o}" for o in sql)
         )
+        # `<=>` joins null keys as well.
         same = reduce(lambda a, b: a & b, (F.expr(f"{c} <=> _j{c}") for c in self.group_columns))
         return merged.join(renamed, same, "left")

@@ -47,6 +47,7 @@ _ARROW_OF_SPARK: Final = {
     "timestamp_ntz": "timestamp[us]",
 }
 _SPARK_OF_DECLARED: Final = {"long": "bigint"}
+# Physical types whose every value fits the declared type, so that no row needs a check.
 _WIDENING: Final = {
     "int": {"int8", "int16", "int32", "uint8", "uint16"},
     "long": {"int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"},
@@ -220,6 +221,7 @@ def _cast_column_sql(column: str, declared: str, arrow: str | None, timezone: st
         return column
     if not accepts_family(declared, classify_arrow_type(arrow)):
         return f"CAST(NULL AS {target})"
+    # In ANSI mode a cast that fails ends the job; a value that does not fit must only end its row.
     return f"{'CAST' if cast_never_fails(arrow, declared) else 'try_cast'}({column} AS {target})"
 
 
@@ -229,6 +231,7 @@ def _cast_timestamp_sql(column: str, arrow: str, timezone: str | None) -> str:
         is_naive_timestamp(arrow) and timezone is None
     ):
         return "CAST(NULL AS timestamp)"
+    # `div` rounds towards zero; times before 1970 have to be rounded down.
     value = (
         f"timestamp_micros(({column} - pmod({column}, 1000L)) div 1000L)"
         if is_nanosecond_timestamp(arrow)
@@ -243,6 +246,7 @@ def _cast_timestamp_sql(column: str, arrow: str, timezone: str | None) -> str:
 
 def _end_ticks_sql(source: SourceSpec, casts: dict[str, str]) -> str:
     """Exclusive end in ticks; a point event lasts one."""
+    # One tick after TICK_MAX would overflow.
     point = f"least(unix_micros({casts[source.event_time]}), {TICK_MAX - 1}L) + 1L"
     return (
         point
@@ -314,6 +318,7 @@ def _lossy_cast_sql(column: str, cast: str, arrow: str, declared: str) -> str:
     if family == "string" and form is not None:
         whole = quote_text(rf"\A(?:{form})\z")
         return f" OR NOT {column} RLIKE {whole}"
+    # Cast back and compared: so a fraction that was cut off shows.
     exact = declared in ("int", "long") or declared.startswith("decimal")
     if exact and family in ("float", "decimal"):
         return (
@@ -340,6 +345,7 @@ def _dead_reason_sql(source: SourceSpec, physical: dict[str, str], casts: dict[s
         bad.append(f"{_row_kind_sql(source.barriers, casts)} IS NULL")
     if BAD_REASON in physical:  # a decoded object: what it says of a row comes first
         bad.append(f"{BAD_REASON} IS NOT NULL")
+    # The first reason that holds is told: a value that does not fit explains a missing time.
     cases: list[tuple[DeadLetterReason, str]] = [
         ("bad_value", " OR ".join(bad)),
         ("naive_time", " OR ".join(naive)),

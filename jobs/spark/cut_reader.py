@@ -157,23 +157,23 @@ def open_cut(
 ) -> CutFrame:
     """Stage the objects of a cut below `scratch` and describe their rows. Runs no Spark job."""
     if any(spec.sources[piece.member.source].kafka is not None for piece in cut.slices):
-        from tidegate.jobs.spark.kafka_staging import (
-            stage_kafka_ranges,
-        )  # late: few pipelines need it
+        # Imported late: few pipelines need it.
+        from tidegate.jobs.spark.kafka_staging import stage_kafka_ranges
 
         stage_kafka_ranges(sessions.full, spec, cut, scratch / "objects", staging)
     parts = _download_parts(store, cut, scratch)
     rows = sum(part.row_end - part.row_start for part in parts)
     session, small = sessions.session_for(rows), rows <= SMALL_ROWS
-
-    def read_all(columns: Any, chosen: list[tuple[int, CutPart]]) -> DataFrame:
-        return (
+    frame = _read_similar_parts(
+        spec,
+        cut,
+        list(enumerate(parts)),
+        lambda columns, chosen: (
             _read_in_driver(session, columns, chosen)
             if small
             else _scan_in_tasks(session, columns, chosen, scratch, staging)
-        )
-
-    frame = _read_similar_parts(spec, cut, list(enumerate(parts)), read_all)
+        ),
+    )
     if frame is not None and small:
         frame = frame.coalesce(1)  # one task, and no shuffle anywhere behind it
     return CutFrame(cut, parts, frame, rows, small)
@@ -188,12 +188,11 @@ def read_rows_at(
     """
     wanted = _map_wanted_rows(staged, places)
     session = sessions.session_for(sum(found.size for found in wanted.values()))
-
-    def read_selected(columns: Any, chosen: list[tuple[int, CutPart]]) -> DataFrame:
-        return _read_in_driver(session, columns, chosen, wanted)
-
     frame = _read_similar_parts(
-        spec, staged.cut, [(index, staged.parts[index]) for index in wanted], read_selected
+        spec,
+        staged.cut,
+        [(index, staged.parts[index]) for index in wanted],
+        lambda columns, chosen: _read_in_driver(session, columns, chosen, wanted),
     )
     return None if frame is None else frame.coalesce(1)
 

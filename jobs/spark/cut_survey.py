@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql import DataFrame
 
 from tidegate.errors import PoisonError
 from tidegate.jobs.advise.lag_advice import GAMMA
@@ -23,8 +24,15 @@ from tidegate.jobs.eventtime.decision_types import MemberSurvey, Survey
 from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN
 from tidegate.jobs.sources.parquet_footers import read_parquet_table
 from tidegate.jobs.spark.column_casts import cast_never_fails, quote_name
-from tidegate.jobs.spark.cut_reader import CutFrame, CutPart, unreadable_objects_error
-from tidegate.jobs.spark.file_writer import collect_to_driver
+from tidegate.jobs.spark.cut_reader import (
+    CutFrame,
+    CutPart,
+    Ints,
+    SparkSessions,
+    read_rows_at,
+    unreadable_objects_error,
+)
+from tidegate.jobs.spark.file_writer import FETCH_ROWS, collect_to_driver
 from tidegate.jobs.spark.member_scan import (
     BARRIER,
     DATA,
@@ -132,6 +140,7 @@ def _scan_members(
                     strict=True,
                 )
             )
+        # TICK_MAX marks what is no data row, so a data row of that time hides which rows are known.
         if any(scan.survey.max_time == TICK_MAX for scan in scans.values()):
             return scans, {}
         return scans, {
@@ -187,6 +196,7 @@ def _read_plain_columns(parts: list[CutPart], source: SourceSpec) -> MemberColum
         own, open_end = _convert_to_ticks(rows[source.end_time])
         kinds[(kinds == DATA) & ~absent & ~open_end & (own <= times)] = DEAD
         ends = np.where(open_end, ends, own)
+    # A barrier row needs no time.
     kinds[absent & ((kinds == DATA) | (kinds == PUNCTUATION))] = DEAD
     if source.min_event_time is not None:
         kinds[(kinds == DATA) & (times < source.min_event_time)] = DEAD
@@ -246,6 +256,7 @@ def _read_cast_columns(
         f"CASE WHEN _dead IS NOT NULL THEN {DEAD} WHEN _kind = 'barrier' THEN {BARRIER} "
         + f"WHEN _kind = 'punctuation' THEN {PUNCTUATION} ELSE {DATA} END AS code"
     )
+    # TICK_MIN itself cannot be written as a literal in SQL.
     ticks = [f"coalesce({c}, {TICK_MIN + 1}L - 1L) AS {c}" for c in ("_et", "_end")]
     rows = collect_to_driver(
         staged.frame.selectExpr("_m", "_seq", *ticks, code, f"{kind} AS type", f"{number} AS id")
@@ -281,3 +292,53 @@ def _dead_rows_error(staged: CutFrame, spec: PipelineSpec, found: MemberSurvey) 
         kept="everything sealed so far",
         advice="correct the row at its origin, or set on_bad: dead_letter",
     )
+
+
+# The few rows of a cut between two times, read by the driver. What can be late stands below the
+# frontier, what waits for it above, and the survey has seen the time of every row. So it is known
+# which rows these are, and only their row groups are read again, without a Spark job over the cut.
+# Their columns are cast and judged by the same Spark SQL.
+
+
+class SurveyedRows:
+    """Rows of one cut, by their times.
+
+    Attributes:
+        times: index of the slice -> event times of its rows in order, TICK_MAX for what is no data
+            row; empty if not known.
+    """
+
+    def __init__(
+        self,
+        sessions: SparkSessions,
+        spec: PipelineSpec,
+        staged: CutFrame,
+        times: Mapping[int, Ints],
+    ) -> None:
+        self._sessions, self._spec, self._staged, self.times = sessions, spec, staged, times
+        self._found: dict[tuple[int, int], DataFrame | None] = {}
+
+    @property
+    def row_count(self) -> int:
+        """Rows of the cut whose times are known."""
+        return sum(times.size for times in self.times.values())
+
+    def fits_in_driver(self, low: int, high: int) -> bool:
+        """Return whether the driver may read the rows with ``low <= time < high`` without a job."""
+        if self._staged.in_driver or not self.times:
+            return False
+        return sum(found.size for found in self._find_positions(low, high).values()) <= FETCH_ROWS
+
+    def read_rows(self, low: int, high: int) -> DataFrame | None:
+        """The rows; None when there are none."""
+        if (low, high) not in self._found:
+            self._found[low, high] = read_rows_at(
+                self._sessions, self._spec, self._staged, self._find_positions(low, high)
+            )
+        return self._found[low, high]
+
+    def _find_positions(self, low: int, high: int) -> dict[int, Ints]:
+        return {
+            index: np.flatnonzero((times >= low) & (times < high))
+            for index, times in self.times.items()
+        }

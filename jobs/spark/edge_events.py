@@ -108,14 +108,14 @@ def pair_edges(epoch: EpochContext) -> EpochEdges:
         return standing
     rows = sum(pq.read_metadata(path).num_rows for path in (*standing.open, *came))
     paired = epoch.collect_if_small(_match_starts_to_ends(epoch, standing.open, came, rows), rows)
+    # Few rows are divided in the driver; both parts then need no second job.
     if isinstance(paired, pa.Table):
         is_open = pc.is_null(paired["_until"])
         ended = epoch.writer.write_scratch_files(paired.filter(pc.invert(is_open)))
         left: pa.Table | DataFrame = paired.filter(is_open).drop_columns(["_until"])
     else:
-        ended = epoch.writer.write_scratch_files(
-            paired
-        )  # once: both what is open and what has ended is read from there
+        # Once: both what is open and what has ended is read from there.
+        ended = epoch.writer.write_scratch_files(paired)
         left = _load_edges(epoch, ended, "_until").where("_until IS NULL").drop("_until")
     written = epoch.writer.write_segment(EDGES_KIND, left, "_et")
     return EpochEdges(written.refs, written, written.paths, ended)
@@ -188,6 +188,7 @@ def assign_intervals(
     """Return the (edge, window) pairs of the epoch with `_ws`, `_we`, and a bound on the count."""
     before, after = epoch.order.decision.frontier_before, epoch.order.decision.frontier_after
     frames, rows, until = [], 0, epoch.order.decision.open_edges_until
+    # What is open is counted when a window closes, and not before: its end may still come.
     if edges.open and _closes_any_window(window, before, after):
         starts = _load_edges(epoch, edges.open, f"{opaque_literal(until, '_et')} AS _end")
         frames.append(
@@ -221,6 +222,8 @@ def _expand_to_windows(window: WindowSpec, frame: DataFrame, before: int) -> Dat
         frame.selectExpr(*columns, "_et AS _began", f"{start} AS _et", "_end").where("_et < _end"),
     )
     period = window.period or 1
+    # Two explodes instead of one: a sequence of all windows at once is an array in memory. The
+    # bound keeps `many * period` within int64.
     many = max(1, min(_WINDOWS_PER_PART, TICK_MAX // 4 // period))
     spans = spans.selectExpr("*", f"explode(sequence(_w0, _w1, {many * period}L)) AS _part")
     part = f"sequence(_part, least(_w1, _part + {(many - 1) * period}L), {period}L)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,12 +21,15 @@ from tidegate.jobs.spark.cut_reader import (
     arrow_to_frame,
     ensure_local_file,
 )
+from tidegate.jobs.spark.cut_survey import SurveyedRows
 from tidegate.jobs.spark.file_writer import FETCH_ROWS, FileWriter, WrittenFiles, collect_to_driver
 from tidegate.jobs.spark.sql_conditions import opaque_literal
-from tidegate.jobs.spark.surveyed_rows import SurveyedRows
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 ORDER_KIND = "order"
+_MANY_SEGMENTS = 16  # more small live segments of one kind are merged
+# Larger segments are left alone: to rewrite them again and again costs more than to open them.
+_SMALL_SEGMENT_ROWS = 200_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +105,36 @@ class EpochContext:
         return self.sessions.full.read.option("mergeSchema", "false").parquet(
             *(self.writer.staging.expose_file(path, key) for path, key in files.items())
         )
+
+    def merge_small_segments(
+        self,
+        kind: str,
+        live: list[FileRef],
+        column: str,
+        select: Callable[[DataFrame], DataFrame],
+    ) -> tuple[FileRef, ...]:
+        """Merge small state segments of one kind if there are many, so that an epoch opens few.
+
+        Sessions need this not: their segment is written anew in every epoch.
+
+        Args:
+            kind: kind of the segments.
+            live: all of them.
+            column: the time by which the new segment has bounds.
+            select: drops the rows that have left, and merges those that belong together.
+
+        Returns:
+            The segments that are live then.
+        """
+        small = [ref for ref in live if ref.rows <= _SMALL_SEGMENT_ROWS]
+        frame = self.load_segments(small) if len(small) > _MANY_SEGMENTS else None
+        if frame is None:
+            return tuple(live)
+        ends = [("section_min", min), ("section_max", max)] if kind == ORDER_KIND else []
+        extra = {name: choose(ref.extra[name] for ref in small) for name, choose in ends}
+        rows = self.collect_if_small(select(frame), sum(ref.rows for ref in small))
+        large = [ref for ref in live if ref.rows > _SMALL_SEGMENT_ROWS]
+        return (*large, *self.writer.write_segment(kind, rows, column, extra).refs)
 
     def locate_segments(self, refs: list[FileRef]) -> list[Path]:
         """State segments as files."""

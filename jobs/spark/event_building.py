@@ -177,6 +177,7 @@ def _extend_group(group: _EventGroup, times: Ints) -> _EventGroup:
 
 def _build_group_table(epoch: EpochContext, groups: list[_EventGroup], options: GlomOptions) -> Any:
     def make_int_column(name: str) -> Any:
+        """Return one attribute of all groups."""
         return pa.array([getattr(one, name) for one in groups], pa.int64())
 
     return pa.table(

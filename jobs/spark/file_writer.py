@@ -132,6 +132,7 @@ class FileWriter:
         files = self._write_local_files(rows)
         named = [(path, f"{stem}-{next(self._numbers):05d}.parquet") for path in files]
         refs = [_describe_file(path, key, kind, time, extra) for path, key in named]
+        # Uploads wait for the network, not for a core.
         with ThreadPoolExecutor(4) as pool:
             sums = list(pool.map(lambda item: self._store.upload(*item), named))
         refs = [
@@ -165,9 +166,8 @@ class FileWriter:
         parts = self.staging.write_rows(rows, self._scratch / uuid4().hex)
         sizes = {path: pq.read_metadata(path).num_rows for path in parts}
         filled = [path for path in parts if sizes[path]]
-        if (
-            len(filled) > 1 and sum(sizes.values()) <= FETCH_ROWS
-        ):  # shuffle partitions must not multiply small objects
+        # The number of shuffle partitions must not multiply small objects.
+        if len(filled) > 1 and sum(sizes.values()) <= FETCH_ROWS:
             return self._write_by_driver(
                 pa.concat_tables(pq.read_table(path, partitioning=None) for path in filled)
             )
@@ -203,6 +203,7 @@ def _describe_file(
     return FileRef(
         key=key,
         rows=footer.num_rows,
+        # The upload reads the file anyway, and fills these in.
         bytes=0,
         sha256="",
         min_time=low,
@@ -215,6 +216,7 @@ def _describe_file(
 def _read_time_bounds(path: Path, footer: Any, time: str) -> tuple[int | None, int | None]:
     place = next(i for i in range(len(footer.schema)) if footer.schema.column(i).path == time)
     found = [footer.row_group(i).column(place).statistics for i in range(footer.num_row_groups)]
+    # Arrow and Spark leave out the statistics of a row group whose times are all null.
     if all(s is not None and s.has_min_max for s in found):
         return min(s.min_raw for s in found), max(s.max_raw for s in found)
     ends = pc.min_max(pq.read_table(path, columns=[time], partitioning=None)[time].cast(pa.int64()))

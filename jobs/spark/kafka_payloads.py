@@ -50,9 +50,8 @@ The number of the schema, where it is not known (yet) or cannot be used.
 """
 
 _WHOLE_NUMBER_PATTERN: Final = r"\\A\\s*[+-]?[0-9]+\\s*\\z"
-_ZONE_PATTERN: Final = (
-    r"(Z|z|[T ].*[+-][0-9]{2}(:?[0-9]{2})?)\\z"  # the end of a plain date is no zone
-)
+# A sign counts only behind a time of day: the end of a plain date is not a zone.
+_ZONE_PATTERN: Final = r"(Z|z|[T ].*[+-][0-9]{2}(:?[0-9]{2})?)\\z"
 _UNITS: Final = {"s": 1_000_000, "ms": 1_000, "us": 1}
 _CORRUPT_COLUMN: Final = "_tidegate_bad"
 _STRICT_JSON_OPTIONS: Final = (
@@ -106,6 +105,8 @@ def decode_messages(
     fit, unfit = _split_usable_schemas(kafka, known or {})
     frame, values, why, faults = decode(messages, source, payload, fit)
     values = {**values, **taken}
+    # Each step wraps the one before, so the last is judged first: not UTF-8, a tombstone, a schema
+    # that cannot be used, what the decoder says, and at last single values.
     for number, reason in unfit.items():
         words = quote_text(
             f"the message was written with schema {number}, which cannot be used: {reason}"
@@ -306,9 +307,8 @@ def _cast_texts(
         if kind == "string":
             values[name] = raw
             continue
-        values[name] = (
-            f"_v{number}"  # a column of its own: it is asked for twice, and shall be cast once
-        )
+        # A column of its own, because it is asked for twice and should be cast once.
+        values[name] = f"_v{number}"
         casts.append(f"{_cast_text_sql(raw, kind, source)} AS _v{number}")
         faults.append(
             (f"{raw} IS NOT NULL AND _v{number} IS NULL", f"concat('{name} is no {kind}: ', {raw})")
@@ -323,10 +323,8 @@ def _cast_text_sql(raw: str, kind: str, source: SourceSpec) -> str:
     if kind == "binary":
         return f"try_to_binary({raw}, 'base64')"
     cast = f"try_cast({raw} AS {target})"
-    if kind in (
-        "int",
-        "long",
-    ):  # what reads back as it was written needs no pattern, which would take longer than the cast
+    if kind in ("int", "long"):
+        # What reads back as it was written needs no pattern, which takes longer than the cast.
         return (
             f"CASE WHEN CAST({cast} AS string) = {raw} OR {raw} RLIKE '{_WHOLE_NUMBER_PATTERN}'"
             f" THEN {cast} END"
@@ -368,10 +366,8 @@ def _decode_avro(
         held[number] = _get_field_types(frame.schema[f"_j{number}"].dataType)
     old = {new: before for before, new in source.evolution.renamed.items()}
     values, faults = {}, []
-    for (
-        name,
-        kind,
-    ) in payload.items():  # of each schema that has the field under its new name, or its old one
+    for name, kind in payload.items():
+        # Each schema may have the field under its new name or its old one.
         fields = {n: name if name in types else old.get(name, name) for n, types in held.items()}
         places = [(f"_j{n}.{quote_name(f)}", held[n][f]) for n, f in fields.items() if f in held[n]]
         found = [_convert_field_sql(place, own, kind, source) for place, own in places]
@@ -382,7 +378,8 @@ def _decode_avro(
             faults.append(
                 (unfit, f"concat('{name} is {own.simpleString()}, declared {kind}: ', {shown})")
             )
-    for number, types in held.items():  # a record that cannot be read comes as nulls
+    # In permissive mode a record that cannot be read comes as nulls.
+    for number, types in held.items():
         lost = " AND ".join(
             [
                 f"_id = {number} AND _b IS NOT NULL",
@@ -437,13 +434,11 @@ def _convert_field_sql(
     if kind == "timestamp" and (
         words or (isinstance(own, NumericType) and source.parse.timestamps != "iso")
     ):
-        value = _cast_text_sql(
-            field, kind, source
-        )  # a text or a plain number, which the schema calls no time: as in a JSON payload
+        # A text or a plain number, which the schema does not call a time: as in a JSON payload.
+        value = _cast_text_sql(field, kind, source)
         return value, f"{field} IS NOT NULL AND {value} IS NULL"
-    if kind == "string" and isinstance(
-        own, ArrayType | MapType | StructType
-    ):  # as it would stand in a JSON payload
+    if kind == "string" and isinstance(own, ArrayType | MapType | StructType):
+        # As it would stand in a JSON payload.
         return f"to_json({field})", None
     if kind == "string" and words:
         return field, f"NOT is_valid_utf8({field})"
@@ -472,6 +467,7 @@ def _decode_protobuf(
     why = f"coalesce({', '.join([why, *bad])})"
 
     def coalesced_text_sql(name: str) -> str:
+        """Return the field's text, which only the schema of the message has."""
         texts = [f"_j{number}.{quote_name(name)}" for number in schemas]
         return f"coalesce({', '.join([*texts, 'CAST(NULL AS string)'])})"
 
@@ -522,6 +518,7 @@ def _split_wire_header(
     frame = frame.withColumn(
         "_known", F.expr(f"CASE WHEN _id IS NOT NULL THEN coalesce(_id IN ({numbers}), false) END")
     )
+    # A single schema of the spec may still have a number, which its messages carry.
     where = "the registry" if kafka.registry is not None else "the spec"
     why = f"""CASE WHEN value IS NULL THEN NULL
         WHEN _id IS NULL THEN 'the message does not begin with the number of a schema'

@@ -27,8 +27,7 @@ from tidegate.errors import TidegateError
 from tidegate.jobs.engine.column_types import to_arrow_type
 from tidegate.jobs.engine.interfaces import Cut
 from tidegate.jobs.sources.errors import CHANGED_WHILE_READ, KAFKA_UNAVAILABLE
-from tidegate.jobs.sources.kafka_admin import build_consumer_settings
-from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN
+from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN, build_consumer_settings
 from tidegate.jobs.sources.object_decoding import BAD_REASON, BAD_TEXT
 from tidegate.jobs.sources.schema_registry import SchemaCache, open_schemas
 from tidegate.jobs.spark.errors import (
@@ -92,9 +91,8 @@ def _stage_kafka_source(
     try:
         found = _fetch_decoded(messages, source, fetched / "first", schemas, staging)
         strangers = _find_unknown_schemas(found) if schemas is not None else {}
-        if schemas is not None and schemas.fetch_missing(
-            set(strangers)
-        ):  # fetched once more for each schema's first appearance
+        # The range is fetched once more for the first appearance of a schema.
+        if schemas is not None and schemas.fetch_missing(set(strangers)):
             found = _fetch_decoded(messages, source, fetched / "again", schemas, staging)
             strangers = _find_unknown_schemas(found)
         if (
@@ -124,6 +122,7 @@ def _translate_job_error(name: str, source: SourceSpec, error: Exception) -> Tid
     """
     assert source.kafka is not None  # noqa: S101
     found = lines(error)
+    # Retention removed what was planned; the next plan begins at what the topic still has.
     if any(mark in line for line in found for mark in _DATA_LOSS_SIGNS):
         what = f"messages of {source.kafka.topic} were removed"
         return CHANGED_WHILE_READ(source=name, what=what)
@@ -151,6 +150,7 @@ def _open_schema_registry(source: SourceSpec) -> SchemaCache | None:
     kafka = source.kafka
     if kafka is None or kafka.registry is None:
         return None
+    # The cache belongs to the process: a number always names the same schema.
     login = kafka.registry_login
     return open_schemas(
         kafka.registry,
@@ -239,6 +239,8 @@ def _store_part_file(
     else:
         tables = [pq.read_table(file) for file in files]
         pq.write_table(pa.concat_tables(tables) if tables else _make_empty_part(source), target)
+    # Offsets are not contiguous in compacted topics and behind transactions. It is told, not
+    # refused.
     missing = part["kafka"]["to"] - part["kafka"]["from"] - pq.read_metadata(target).num_rows
     if missing:
         _log.info(

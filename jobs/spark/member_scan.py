@@ -96,6 +96,7 @@ class _MemberScanner:
         memory: dict[str, int],
         time: PipelineTime | None,
     ) -> None:
+        # What follows the first barrier row belongs to the next slice.
         stop = np.flatnonzero(rows.kinds == BARRIER)
         self.end = int(stop[0]) + 1 if stop.size else rows.kinds.size
         self.source, self.member, self.rows, self.memory = source, member, rows, memory
@@ -110,9 +111,11 @@ class _MemberScanner:
         self.newest = (
             np.maximum(np.maximum.accumulate(self.times), first) if self.times.size else self.times
         )
+        # The newest time before each row, from earlier cuts for the first one.
         self.before = np.concatenate(([first], self.newest[:-1])) if self.times.size else self.times
 
     def scan(self) -> MemberScan:
+        """Return the member's survey, its rows that are not plain data, and their lateness."""
         held, current, regressions = self._resolve_punctuation()
         violated = self.times < held
         behind = (
@@ -148,7 +151,9 @@ class _MemberScanner:
         if jump is None or self.wall_before is None:
             return found
         times = self.rows.times[data]
+        # Without a clock, the first row of a partition would have nothing to be measured by.
         far = times > self.wall_before + jump
+        # A jump is measured from the plausible rows before it, never from another jump.
         near = np.maximum.accumulate(np.where(far, TICK_MIN, times)) if times.size else times
         newest = self.memory.get("newest")
         for place in np.flatnonzero(far):
@@ -227,6 +232,8 @@ class _MemberScanner:
     def _merge_explicit_punctuation(self, ahead: Ints, after: Ints) -> int:
         """Explicit punctuation joins the marks; counts those that go back."""
         places = np.flatnonzero(self.kinds == PUNCTUATION)
+        # An inclusive frontier promises the time itself as well, so the exclusive one is a tick
+        # later.
         stamps = np.minimum(self.rows.times[places], TICK_MAX - self.shift) + self.shift
         after[places] = stamps
         before = (
@@ -300,11 +307,13 @@ class _MemberScanner:
             "events": self.events or None,
             "base": self.base,
         }
+        # Every manifest carries this, so it holds only what is set.
         return {key: value for key, value in memory.items() if value is not None} or None
 
 
 def _sketch_lateness(behind: Ints) -> dict[str, int]:
     late = behind[behind > 0]
+    # Bucket 0 counts the rows that came in order.
     sketch = {"0": int(behind.size - late.size)} if behind.size else {}
     if late.size:
         buckets, counts = np.unique(

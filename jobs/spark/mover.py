@@ -24,7 +24,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.interfaces import Cut, MoveOrder, MoveResult, SurveyedCut
 from tidegate.jobs.spark.cut_reader import CutFrame, SparkSessions, open_cut
-from tidegate.jobs.spark.cut_survey import MemberScans, survey_cut
+from tidegate.jobs.spark.cut_survey import MemberScans, SurveyedRows, survey_cut
 from tidegate.jobs.spark.edge_events import EpochEdges, pair_edges
 from tidegate.jobs.spark.epoch_context import EpochContext, WindowOutput
 from tidegate.jobs.spark.epoch_outputs import EpochOutputs
@@ -53,7 +53,6 @@ from tidegate.jobs.spark.spark_session import (
     open_session,
 )
 from tidegate.jobs.spark.staging import DiskStaging, open_staging
-from tidegate.jobs.spark.surveyed_rows import SurveyedRows
 from tidegate.jobs.spark.tumbling_sliding_windows import process_window
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.window_specs import WindowKind

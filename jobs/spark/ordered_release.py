@@ -28,11 +28,11 @@ from tidegate.jobs.spark.cut_reader import ensure_local_file
 from tidegate.jobs.spark.cut_survey import MemberScans
 from tidegate.jobs.spark.epoch_context import ORDER_KIND, EpochContext, has_rows_from_mark
 from tidegate.jobs.spark.file_writer import WrittenFiles, collect_to_driver
-from tidegate.jobs.spark.sort_in_driver import sort_release
-from tidegate.jobs.spark.sort_ranges import (
+from tidegate.jobs.spark.release_sorting import (
     plan_ranges_by_arrival,
     plan_ranges_by_time,
     range_number_sql,
+    sort_release,
 )
 from tidegate.jobs.spark.sql_conditions import (
     ROW_ORDER,
@@ -43,16 +43,14 @@ from tidegate.jobs.spark.sql_conditions import (
     opaque_literal,
     time_below_sql,
 )
-from tidegate.jobs.spark.state_compaction import compact_order_segments
 from tidegate.jobs.spec.event_time_options import LatePolicy, ReleaseMode
 from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec
 from tidegate.jobs.spec.window_specs import WindowKind
 from tidegate.time_units import TICK_MAX
 
 _RELEASE_SORT = ["_section", *ROW_ORDER]
-_ROW_NUMBER_BITS = (
-    1 << 33
-) - 1  # the bits of `monotonically_increasing_id` that count rows in one partition
+# The bits of `monotonically_increasing_id` that count rows in one partition.
+_ROW_NUMBER_BITS = (1 << 33) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +82,8 @@ def select_accepted_rows(
     bound = compute_late_bound(decision)
     late = time_below_sql("_et", bound)
     if policy is LatePolicy.ADJUST and late != "false":
+        # The frontier has passed their start, so they begin at the frontier. A row that ended
+        # before it cannot be moved and stays late.
         start = max(decision.frontier_before, bound)
         frame = adjust_start_times(frame, epoch.spec, f"({late}) AND _end > {start}L", f"{start}L")
         frame = frame.where(f"_moved OR NOT ({late})").drop("_moved")
@@ -110,6 +110,7 @@ def adjust_start_times(
     columns = list(spec.columns)
     times: dict[str, list[str]] = {}
     for name, source in spec.sources.items():
+        # Sources may name their event-time columns differently; a row moves in its own source's.
         times.setdefault(source.event_time, []).append(quote_text(name))
     moved = frame.selectExpr("*", f"({condition}) AS _moved")
     others = [c for c in frame.columns if c not in columns and c not in ("_et", "_time")]
@@ -139,9 +140,12 @@ def release_rows(epoch: EpochContext) -> tuple[ReleasedRows, pa.Table | None]:
     job.
     """
     live, after = epoch.live_segments(ORDER_KIND), epoch.order.decision.release_after
+    # Segments of which every row has left are dropped; the others stay as they are.
     kept = tuple(ref for ref in live if has_rows_from_mark(ref, after))
     if epoch.data is None and not epoch.releasable_segments():
         return ReleasedRows(WrittenFiles(), kept, WrittenFiles(), 0, None, {}), None
+    # A small cut takes one query for release and late rows together. A large one is sorted here if
+    # its rows need no cast, else by Spark.
     found, judged = None if epoch.fits_in_driver else sort_release(epoch), None
     if found is not None:
         waiting, flagged = _write_order_segment(epoch, found.waiting), found.flagged
@@ -160,7 +164,12 @@ def release_rows(epoch: EpochContext) -> tuple[ReleasedRows, pa.Table | None]:
             )
         else:
             events, waiting, flagged = _release_in_tasks(epoch, rows)
-    segments = compact_order_segments(epoch, [*kept, *waiting.refs], after)
+    segments = epoch.merge_small_segments(
+        ORDER_KIND,
+        [*kept, *waiting.refs],
+        "_et",
+        lambda rows: rows.where(f"NOT {below_mark_sql(after)}"),
+    )
     released = ReleasedRows(
         events,
         segments,
@@ -221,6 +230,7 @@ def count_buffered_rows(
             continue
         if (
             ReleaseMark(ref.extra["section_min"], ref.min_time or 0) >= mark
+            # Of several sections the least time may belong to any of them.
             and ref.extra["section_min"] == ref.extra["section_max"]
         ):
             total += ref.rows
@@ -273,6 +283,7 @@ def _select_cut_rows(epoch: EpochContext, together: bool) -> DataFrame | None:
     if together:
         verdicts = [f"{time_below_sql('_et', compute_late_bound(decision))} AS _late_events"]
         for name, window in epoch.spec.windows.items():
+            # Where no row can be late, a constant makes a smaller plan.
             possible = epoch.low is not None and epoch.low < decision.frontier_before
             verdicts.append(
                 f"{late_for_window_sql(window, decision.frontier_before) if possible else 'false'}"
@@ -289,10 +300,10 @@ def _select_buffered_rows(epoch: EpochContext, together: bool) -> DataFrame | No
     frame = epoch.load_segments(epoch.releasable_segments())
     if frame is None:
         return None
+    # Rows below `before` left in an earlier epoch, although their segment still holds them.
     rows = frame.where(f"NOT {below_mark_sql(before)} AND {below_mark_sql(after)}")
-    tardy = (
-        "coalesce(_tardy, false)" if "_tardy" in frame.columns else "false"
-    )  # older segments do not know of it
+    # Segments of older versions do not have the column.
+    tardy = "coalesce(_tardy, false)" if "_tardy" in frame.columns else "false"
     rows = rows.selectExpr(
         *(c for c in _list_waiting_columns(epoch) if c != "_tardy"), f"{tardy} AS _tardy"
     )

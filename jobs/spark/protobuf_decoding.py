@@ -93,14 +93,13 @@ def make_payload_reader(
     kind = ", ".join(f"`{name}` string" for name in [*names, _FAULT_COLUMN])
 
     def read_payloads(values: pd.Series) -> pd.DataFrame:
+        """Decode one batch, in a Python worker of Spark's."""
         return pd.DataFrame(
             decode_to_texts(schema, message, names, index, values), columns=[*names, _FAULT_COLUMN]
         )
 
-    read_payloads.__annotations__ = {
-        "values": pd.Series,
-        "return": pd.DataFrame,
-    }  # Spark wants types, not their names
+    # Spark looks at the types; with postponed evaluation they would be their names.
+    read_payloads.__annotations__ = {"values": pd.Series, "return": pd.DataFrame}
     found: Callable[..., Any] = pandas_udf(read_payloads, kind)  # type: ignore[call-overload]
     return found
 

@@ -81,6 +81,9 @@ class SparkReducerRunner:
             return ready
         folded = self._run_fold_job(reducer, ready, states)
         stopped = folded.failure
+        # Groups do not know of each other's failures, so the rows before the first one are folded
+        # again. Fewer rows may fail earlier only if a reducer is not deterministic; then the loop
+        # goes on.
         while folded.failure is not None:
             ready = ready.filter(pc.less(ready["position"], folded.failure.position))
             stopped = folded.failure
@@ -122,6 +125,7 @@ def _write_group_files(
 ) -> None:
     """Write rows and states of every group; a group without rows has no files."""
     texts, numbers = _encode_keys(rows, reducer.keys)
+    # Python's own hash differs between processes.
     group_of = np.array([zlib.crc32(text.encode()) % groups for text in texts])
     of_row = group_of[numbers]
     for group in range(groups):
@@ -144,13 +148,13 @@ def _encode_keys(rows: Any, keys: tuple[str, ...]) -> tuple[list[str], Any]:
     codes = np.zeros(rows.num_rows, np.int64)
     for name in keys:
         column = rows[name].combine_chunks().dictionary_encode(null_encoding="encode")
+        # Renumbered after each column, so that the product of many columns stays within int64.
         codes = codes * len(column.dictionary) + column.indices.to_numpy(zero_copy_only=False)
         codes = np.unique(codes, return_inverse=True)[1]
     _, first, numbers = np.unique(codes, return_index=True, return_inverse=True)
     named: dict[tuple[Any, ...], str] = {}
-    order = np.argsort(
-        first
-    )  # equal values with different texts (0.0, -0.0): the first one names the key
+    # Equal values may have different texts (0.0 and -0.0): the first one names the key.
+    order = np.argsort(first)
     texts = [""] * len(first)
     for number, row in zip(
         order, rows.select(list(keys)).take(pa.array(first[order])).to_pylist(), strict=True
@@ -167,6 +171,8 @@ def _make_fold_task(folder: str, reducer: Reducer) -> Any:
     places = list(sys.path)
 
     def fold_groups(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Fold the groups whose numbers arrive, and yield where their results are."""
+        # A worker does not inherit the driver's path, on which the reducer's module is.
         sys.path.extend(place for place in places if place not in sys.path)
         for batch in batches:
             done = [_fold_group(Path(folder), group, reducer) for group in batch["id"].to_pylist()]
@@ -193,6 +199,7 @@ def _fold_group(folder: Path, group: int, reducer: Reducer) -> dict[str, Any]:
             _read_arrow_file(folder / f"rows-{group}"),
             _table_to_states(_read_arrow_file(folder / f"states-{group}")),
         )
+        # Spark may run a task twice at the same time; neither may write into the other's files.
         name, failure = f"out-{group}-{uuid4().hex}", folded.failure
         for number, table in enumerate(folded.sent.values()):
             _write_arrow_file(folder / f"{name}-{number}", table)

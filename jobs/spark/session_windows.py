@@ -45,6 +45,7 @@ def process_sessions(epoch: EpochContext, name: str) -> WindowOutput:
     closing = any(
         ref.min_time is not None and is_window_closed(window, ref.min_time, after) for ref in live
     ) or _passes_early_firing(epoch, window)
+    # No row, no session that closes, none that is shown in every epoch: the segment stays.
     if epoch.data is None and not closing and not (live and window.emit == "complete"):
         return WindowOutput(
             WrittenFiles(),
@@ -145,9 +146,8 @@ def _select_live_sessions(
         f"IF(_due, NULL, {c}) AS {c}" if window.revisions == "delta" else c
         for c in aggregation.partials
     ]
-    opened = (
-        "_opened" if "_opened" in frame.columns else "CAST(NULL AS bigint) AS _opened"
-    )  # older segments do not know of it
+    # Segments of older versions do not have the column.
+    opened = "_opened" if "_opened" in frame.columns else "CAST(NULL AS bigint) AS _opened"
     return frame.selectExpr(
         *aggregation.keys, "_ws", "_we", "_rev", "_standing", opened, *fresh, "false AS _row"
     )
@@ -170,6 +170,7 @@ def _assign_islands(
     order = f"{by_key} ORDER BY _ws, _we ROWS BETWEEN UNBOUNDED PRECEDING AND"
     if window.kind is not WindowKind.SESSION:
         return items.selectExpr("*", "_ws AS _island", "_we AS _until")
+    # A session begins where an item starts behind the greatest end of all items before it.
     apart = ">" if window.session_touch == "merge" else ">="
     items = items.selectExpr("*", f"max(_we) OVER ({order} 1 PRECEDING) AS _reach")
     first = f"CAST(_reach IS NULL OR _ws {apart} _reach AS int)"
@@ -195,6 +196,7 @@ def _merge_sessions(
             for k, v in (("_ws", "min(_ws)"), ("_we", "max(_we)"), ("_opened", "min(_et)"))
         ]
         states = [F.expr(v).alias(k) for k, v in aggregation.partials.items()]
+        # Revision -1: never shown. To show a session adds one.
         own = ["true AS _changed", "-1 AS _rev", f"CAST(NULL AS {_BOUNDS_TYPE}) AS _standing"]
         parts.append(
             items.where("_row").groupBy(*group).agg(*bounds, *states).selectExpr("*", *own)
@@ -211,6 +213,7 @@ def _merge_sessions(
             "_opened",
         ]
         parts.append(items.where("NOT _row").selectExpr(*kept))
+    # Spark widens a decimal with every sum; the state keeps the type of the first partial.
     types = {field.name: field.dataType.simpleString() for field in parts[0].schema}
     marks = {
         "_ws": "min(_ws)",
@@ -218,6 +221,7 @@ def _merge_sessions(
         "_changed": "max(_changed)",
         "_rev": "max(_rev)",
         "_standing": "flatten(collect_list(_standing))",
+        # A session that grows backwards keeps the time from which its early results are counted.
         "_opened": "coalesce(min(_opened) FILTER (WHERE NOT _changed), min(_opened))",
     }
     merged = reduce(DataFrame.unionByName, parts).groupBy(*group)
@@ -255,6 +259,7 @@ def _closing_due_sql(window: WindowSpec, before: int, after: int) -> str:
         window.fire_every,
         end_reached_sql("_we", before, after_end=window.closes_after_end),
     )
+    # The newest multiple of `fire_every` that F has passed.
     newest = (after - 1) // every * every
     first = f"(_opened - pmod(_opened, {every}L) + {every}L)"
     between = f"{first} <= {newest}L AND ({str(newest >= before).lower()} OR _rev < 0)"

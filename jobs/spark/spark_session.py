@@ -42,12 +42,10 @@ SESSION_SETTINGS: Final[dict[str, str]] = {
     "spark.sql.shuffle.partitions": "4",
     "spark.sql.parquet.compression.codec": "snappy",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
-    "spark.sql.sources.useV1SourceList": (
-        "avro,csv,json,orc,parquet,text"
-    ),  # Kafka's newer reader makes no Row of a message
-    "spark.sql.sources.parallelPartitionDiscovery.threshold": (
-        "100000"
-    ),  # listing by a Spark job costs more than it saves
+    # Without kafka: its newer reader makes no Row of a message.
+    "spark.sql.sources.useV1SourceList": "avro,csv,json,orc,parquet,text",
+    # Listing by a Spark job costs more than it saves.
+    "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000",
 }
 INTERPRETED_SETTINGS: Final[dict[str, str]] = {
     "spark.sql.codegen.wholeStage": "false",
@@ -58,20 +56,18 @@ INTERPRETED_SETTINGS: Final[dict[str, str]] = {
 Frontiers and positions are literals of the generated code, so every epoch would compile all of it
 anew.
 """
-_CLASSIC_SETTINGS: Final[
-    dict[str, str]
-] = {  # settings of the process, which Spark Connect has on its server
+# Settings of the process, which Spark Connect has on its server.
+_CLASSIC_SETTINGS: Final[dict[str, str]] = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "ERROR",
-    "spark.sql.codegen.cache.maxEntries": (
-        "1000"
-    ),  # the same few plans return in every epoch: never compile them twice
+    # The same few plans return in every epoch: they must never be compiled twice.
+    "spark.sql.codegen.cache.maxEntries": "1000",
     "spark.locality.wait": "0s",
     "spark.io.compression.codec": "lz4",
-    "spark.kafka.consumer.cache.capacity": (
-        "1024"
-    ),  # partitions whose consumers are kept from epoch to epoch
+    # Partitions whose consumers are kept from epoch to epoch.
+    "spark.kafka.consumer.cache.capacity": "1024",
+    # A driver runs for months. Spark would keep a thousand finished queries for a page that is off.
     "spark.sql.ui.retainedExecutions": "1",
     "spark.ui.retainedJobs": "1",
     "spark.ui.retainedStages": "1",
@@ -101,9 +97,8 @@ def open_session(spec: PipelineSpec) -> SparkSession:
     Classic by default, Spark Connect for an ``sc://`` master.
     """
     logging.getLogger("py4j").setLevel(logging.ERROR)
-    if spec.spark.master.startswith(
-        "local"
-    ):  # else tasks in Python run with whatever is called python3
+    # Without it, tasks in Python run with whatever is called python3.
+    if spec.spark.master.startswith("local"):
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     return (
         _open_connect_session(spec.spark)

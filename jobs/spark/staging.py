@@ -29,14 +29,13 @@ from tidegate.jobs.spark.spark_session import SPARK_ERRORS, extract_cause, runs_
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 _PROBE_FILE: Final = "probe.txt"
-_STALE_SECONDS: Final = (
-    86_400.0  # seconds; no epoch takes a day, so what is older was left by a driver that died
-)
+# No epoch takes a day, so what is older was left by a driver that died.
+_STALE_SECONDS: Final = 86_400.0
 _PARALLEL_REQUESTS: Final = 8  # requests: they wait for the network, not for a core
 _COMMIT_OPTIONS: Final = {
-    "mapreduce.fileoutputcommitter.algorithm.version": (
-        "2"
-    ),  # a rename is a copy there; only what the job's end names is read
+    # In a bucket a rename is a copy. Nothing is read before the job has ended, so its tasks may
+    # commit their files one by one.
+    "mapreduce.fileoutputcommitter.algorithm.version": "2",
     "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
 }
 
@@ -116,6 +115,7 @@ class BucketStaging:
 
     def expose_file(self, path: Path, key: str | None = None) -> str:
         """Uploaded once, unless the store has it under a key of its own."""
+        # The store has the object under that key already.
         if key is not None:
             return self._s3a_address(key)
         mirrored = self._mirror_key(path)
@@ -162,6 +162,8 @@ class BucketStaging:
         Raises:
             PySparkException: they cannot, or a Py4JJavaError.
         """
+        # Written by the driver and read by a task: both sides' credentials and the network are
+        # proven.
         self._store.put(self._root + _PROBE_FILE, b"seen\n")
         session.read.text(self._s3a_address(self._root + _PROBE_FILE)).collect()
         found = {entry.key: entry.modified or 0.0 for entry in self._store.list_objects(self._all)}

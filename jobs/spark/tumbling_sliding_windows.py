@@ -36,7 +36,6 @@ from tidegate.jobs.spark.sql_conditions import (
     opaque_literal,
     window_purged_sql,
 )
-from tidegate.jobs.spark.state_compaction import compact_window_segments
 from tidegate.jobs.spec.event_time_options import LatePolicy
 from tidegate.jobs.spec.window_specs import WindowSpec
 from tidegate.time_units import TICK_MAX, TICK_MIN
@@ -114,7 +113,14 @@ def process_window(epoch: EpochContext, name: str, edges: EpochEdges) -> WindowO
         for ref in (*live, *written.refs)
         if not _is_window_segment_purged(window, ref, decision.frontier_after)
     ]
-    return WindowOutput(results, (*compact_window_segments(epoch, name, segments), *gaps), written)
+    purged = window_purged_sql(window, "_we", decision.frontier_after)
+    merged = epoch.merge_small_segments(
+        kind,
+        segments,
+        "_we",
+        lambda rows: aggregation.merge_partials(rows.where(f"NOT ({purged})"), flags={}),
+    )
+    return WindowOutput(results, (*merged, *gaps), written)
 
 
 def _write_window_segment(
@@ -142,6 +148,7 @@ def _emit_results(
     )
     ends = [ref.min_time for ref in fresh.refs if ref.min_time is not None]
     needed = [ref for ref in live if _may_be_due(window, ref, ends, before, after)]
+    # Most epochs close no window; they must not cost a job.
     if not needed and not _is_any_due(window, ends, after):
         return WrittenFiles()
     size = sum(ref.rows for ref in (*needed, *fresh.refs))
@@ -153,13 +160,14 @@ def _emit_results(
     rows = _load_window_state(epoch, needed, fresh)
     if rows is None:
         return WrittenFiles()
-    fills = (
-        " OR (_new AND _n = 0)" if window.zero_rows else ""
-    )  # a gap may be found when its windows are purged already
+    # A gap may be found when its windows are purged already.
+    fills = " OR (_new AND _n = 0)" if window.zero_rows else ""
     rows = rows.where(f"NOT ({window_purged_sql(window, '_we', before)}){fills}").where(
         _due_range_sql(window, ends, before, after)
     )
     due, revision = _due_and_revision_sql(window, before, after, epoch.order.epoch)
+    # With `delta` a result covers what came since the last one. What came while the window was open
+    # has been in no result yet.
     use = (
         f"_new OR NOT ({end_reached_sql('_we', before)})"
         if window.revisions == "delta" and window.emit == "close"
@@ -205,6 +213,7 @@ def _load_window_state(
     frames = []
     old = epoch.load_segments(needed)
     if old is not None:
+        # Only windows that got partials in this epoch, or that close in it, have a result.
         frames.append(old.selectExpr("*", "false AS _new"))
     new = epoch.load_segments([], list(fresh.paths))
     if new is not None:
@@ -218,10 +227,8 @@ def _due_and_revision_sql(
     """(which merged windows have a result now, the number of their earlier results)."""
     match window.emit:
         case "each_epoch":
-            return (
-                "_new AND _n > 0",
-                "_n - 1",
-            )  # no row ever came into a window that only fills a gap
+            # No row ever came into a window that only fills a gap.
+            return "_new AND _n > 0", "_n - 1"
         case "complete":
             return "true", f"{opaque_literal(slot, '_we')} - _epoch"
         case _:
@@ -385,6 +392,7 @@ def _split_passed_gaps(
         aggregation.window.size or 0,
         epoch.order.decision.frontier_after,
     )
+    # F may be at either end of int64, where the subtraction would overflow.
     bound = TICK_MAX if after == TICK_MAX else TICK_MIN if after < TICK_MIN + size else after - size
     until = (
         f"least(x.b, x.a + (least({bound}L, x.b - 1L) - x.a) div {period}L * {period}L + {period}L)"
@@ -441,6 +449,8 @@ def _drop_windows_with_rows(
     standing = standing.where(
         f"NOT ({window_purged_sql(aggregation.window, '_we', frontier_before)})"
     )
+    # A row may have come into a window inside a gap after the gap was noted. `<=>` joins null keys
+    # as well.
     names = ("_ws", *aggregation.keys)
     other = standing.selectExpr(*(f"{c} AS _j{c}" for c in names)).distinct()
     empty = zero.join(other, F.expr(" AND ".join(f"{c} <=> _j{c}" for c in names)), "left_anti")

@@ -10,7 +10,7 @@ from tests.cli.conftest import Cli
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.errors import TransientError
 from tidegate.jobs.driver import housekeeping
-from tidegate.jobs.sinks.table_compaction import CompactionResult
+from tidegate.jobs.sinks.table_maintenance import CompactionResult
 
 
 def test_storage_counts_by_kind(cli: Cli, log: SlotLog, spec_file: Path) -> None:

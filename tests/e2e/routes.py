@@ -41,7 +41,7 @@ from tests.servers.jars import BROKER, CONNECTOR, ensure_jars, spark_jars
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import KafkaClient
 from tidegate.infra.flights import AIRPORTS, SCHEMA, FlightsFeed, read_flights
-from tidegate.jobs.sources.kafka_admin import JvmTopicOffsets
+from tidegate.jobs.sources.kafka_source import JvmTopicOffsets
 from tidegate.jobs.spec.source_options import KafkaOptions
 
 START: Final = "2013-01-06"

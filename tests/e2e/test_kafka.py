@@ -19,8 +19,7 @@ from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import KafkaClient
 from tidegate.errors import PoisonError, TransientError
 from tidegate.jobs.eventtime.decision_types import Member
-from tidegate.jobs.sources.kafka_admin import JvmTopicOffsets
-from tidegate.jobs.sources.kafka_source import KafkaSource
+from tidegate.jobs.sources.kafka_source import JvmTopicOffsets, KafkaSource
 from tidegate.jobs.spec.pipeline import ReadLimits
 from tidegate.jobs.spec.source_options import KafkaOptions
 

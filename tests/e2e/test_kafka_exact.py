@@ -20,9 +20,8 @@ from tests.sinks.conftest import UID, World, make_spec
 from tidegate.checkpoints.local_store import LocalStore
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.errors import TransientError
-from tidegate.jobs.sinks import kafka_exactly_once
-from tidegate.jobs.sinks.kafka_exactly_once import ExactlyOnceKafkaSink
-from tidegate.jobs.sinks.kafka_sink import KafkaMessage
+from tidegate.jobs.sinks import kafka_sink
+from tidegate.jobs.sinks.kafka_sink import ExactlyOnceKafkaSink, KafkaMessage
 from tidegate.jobs.spec.sinks import KafkaSinkSpec
 
 pytestmark = [pytest.mark.kafka, pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -102,7 +101,7 @@ def test_each_epoch_once(jars: tuple[list[Path], list[Path]], tmp_path: Path) ->
         of.seal(3)
         dying, second = publisher(), publisher()
         with (
-            patch.object(kafka_exactly_once, "build_row_messages", breaks_off),
+            patch.object(kafka_sink, "build_row_messages", breaks_off),
             pytest.raises(KeyboardInterrupt),
         ):
             follow(dying, of.log)

@@ -23,7 +23,7 @@ from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import KafkaClient
 from tests.spark.kafka_topics import proto
 from tidegate.errors import TransientError
-from tidegate.jobs.sources.kafka_admin import JvmTopicOffsets
+from tidegate.jobs.sources.kafka_source import JvmTopicOffsets
 from tidegate.jobs.spec.source_options import KafkaOptions
 
 pytestmark = ON_A_BROKER

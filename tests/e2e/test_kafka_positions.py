@@ -13,7 +13,7 @@ from tests.e2e.drivers import Piped, wait_for
 from tests.e2e.kafka_marks import ON_A_BROKER
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import KafkaClient
-from tidegate.jobs.sources.kafka_admin import JvmTopicOffsets
+from tidegate.jobs.sources.kafka_source import JvmTopicOffsets
 from tidegate.jobs.spec.source_options import KafkaOptions
 
 pytestmark = ON_A_BROKER

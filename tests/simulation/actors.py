@@ -40,8 +40,7 @@ from tidegate.jobs.engine.interfaces import Sink
 from tidegate.jobs.engine.manifest_writer import ManifestAuthor
 from tidegate.jobs.sinks.output_tables import DriverTables
 from tidegate.jobs.sinks.published_tables import find_published_slot, have_followers_rewound
-from tidegate.jobs.sinks.table_compaction import compact_tables
-from tidegate.jobs.sinks.table_garbage import delete_orphan_files
+from tidegate.jobs.sinks.table_maintenance import compact_tables, delete_orphan_files
 
 _SOURCE = {
     "path": "inbox/x/",

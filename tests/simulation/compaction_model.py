@@ -15,9 +15,9 @@ from tests.simulation.cheap import Rows, rows_of
 from tests.simulation.coverage import ASK, KINDS
 from tests.simulation.storage import SimStore
 
-from tidegate.jobs.sinks import table_compaction, table_garbage
-from tidegate.jobs.sinks.table_compaction import _FileGroup, _TableCompactor
+from tidegate.jobs.sinks import table_maintenance
 from tidegate.jobs.sinks.table_files import make_merged_stem
+from tidegate.jobs.sinks.table_maintenance import _FileGroup, _TableCompactor
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 
@@ -74,15 +74,15 @@ def _named(versions: dict[str, Any]) -> set[str]:
 
 
 COMPACTION: tuple[tuple[object, str, object], ...] = (
-    (table_compaction, "TableFollower", ModelFollower),
-    (table_garbage, "StaticTable", _SimStaticTable),
-    (table_compaction, "_TableCompactor", _SimTable),
-    (table_garbage, "_collect_named_files", _named),
-    (table_garbage, "build_io_properties", lambda store: store),
-    (table_compaction, "open_catalog", _open_catalog),
-    (table_compaction, "_NEWEST_SLOTS_KEPT", 1),
-    (table_compaction, "_MIN_FILES_PER_MERGE", 2),
-    (table_compaction, "_MERGES_PER_COMMIT", 1),
+    (table_maintenance, "TableFollower", ModelFollower),
+    (table_maintenance, "StaticTable", _SimStaticTable),
+    (table_maintenance, "_TableCompactor", _SimTable),
+    (table_maintenance, "_collect_named_files", _named),
+    (table_maintenance, "build_io_properties", lambda store: store),
+    (table_maintenance, "open_catalog", _open_catalog),
+    (table_maintenance, "_NEWEST_SLOTS_KEPT", 1),
+    (table_maintenance, "_MIN_FILES_PER_MERGE", 2),
+    (table_maintenance, "_MERGES_PER_COMMIT", 1),
 )
 """What the compaction takes from its surroundings, and its numbers, as small as they may be.
 

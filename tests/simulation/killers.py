@@ -31,7 +31,7 @@ from tidegate.checkpoints.pins import Roots, RootsFile
 from tidegate.checkpoints.retention import Retention
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.jobs.driver.operator_requests import RequestInbox
-from tidegate.jobs.sinks import table_compaction
+from tidegate.jobs.sinks import table_maintenance
 from tidegate.jobs.sinks.files_webhook import AtLeastOnceSink
 from tidegate.jobs.sinks.iceberg_sink import IcebergSink
 from tidegate.jobs.sinks.postgres_sink import PostgresSink
@@ -517,7 +517,7 @@ KILLERS = (
     Killer(
         "a compaction that lands after its files were looked through",
         late_merge,
-        lambda: [patch.object(table_compaction, "parse_commit_bound", lambda _: 0)],
+        lambda: [patch.object(table_maintenance, "parse_commit_bound", lambda _: 0)],
     ),
     Killer(
         "GC against a restore being written",

@@ -32,7 +32,7 @@ from tidegate.checkpoints.store import (
 )
 from tidegate.jobs.engine.epoch_engine import Engine
 from tidegate.jobs.engine.interfaces import Slice
-from tidegate.jobs.sinks import table_compaction, table_garbage
+from tidegate.jobs.sinks import table_maintenance
 from tidegate.jobs.sinks.files_webhook import AtLeastOnceSink, FilesSink
 from tidegate.jobs.sinks.lineage_position import (
     FollowerPosition,
@@ -40,7 +40,7 @@ from tidegate.jobs.sinks.lineage_position import (
     replace_table_location,
 )
 from tidegate.jobs.sinks.postgres_sink import PostgresSink
-from tidegate.jobs.sinks.table_compaction import _FileGroup, _TableCompactor
+from tidegate.jobs.sinks.table_maintenance import _FileGroup, _TableCompactor
 
 Patches = list[Any]
 
@@ -299,7 +299,7 @@ MUTANTS = (
     ),
     Mutant(
         "compaction: files deleted that may still be named",
-        lambda: [patch.object(table_garbage, "parse_commit_bound", lambda _: 0)],
+        lambda: [patch.object(table_maintenance, "parse_commit_bound", lambda _: 0)],
         focus=("late", "replace"),
     ),
     Mutant(
@@ -313,7 +313,7 @@ MUTANTS = (
     ),
     Mutant(
         "compaction: readers are pointed to it wherever they are",
-        lambda: [patch.object(table_compaction, "replace_table_location", _point_anyway)],
+        lambda: [patch.object(table_maintenance, "replace_table_location", _point_anyway)],
         focus=("sleep", "replace"),
     ),
     Mutant(

@@ -23,7 +23,7 @@ from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
 from tidegate.checkpoints.process_identity import ProcessIdentity
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.jobs.driver import epoch_loop, operator_requests, startup
-from tidegate.jobs.sinks import iceberg_sink, postgres_sink, table_compaction, table_files
+from tidegate.jobs.sinks import iceberg_sink, postgres_sink, table_files, table_maintenance
 
 SHARE_RESTORED = 0.25  # of the schedules, which then take twice as long
 STEPS = 3000  # of one schedule; what is not done by then is cut off by the recovery
@@ -72,7 +72,7 @@ def simulated(world: World) -> Iterator[None]:
         )
         for module in (iceberg_sink, slot_index, retention, verify):
             stack.enter_context(patch.object(module, "ThreadPoolExecutor", _Inline))
-        for module in (table_compaction, operator_requests, startup, epoch_loop):
+        for module in (table_maintenance, operator_requests, startup, epoch_loop):
             stack.enter_context(patch.object(module, "_log", _Silent()))
         stack.enter_context(cheap())
         for where, name, what in COMPACTION:

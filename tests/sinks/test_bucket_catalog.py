@@ -12,10 +12,10 @@ from tests.sinks.table_checks import filled, is_table, once
 
 from tidegate.checkpoints.local_store import LocalStore
 from tidegate.checkpoints.store import OutcomeUnknownError
-from tidegate.jobs.sinks import table_compaction
+from tidegate.jobs.sinks import table_maintenance
 from tidegate.jobs.sinks.adopt_copy import _forget_published_tables
 from tidegate.jobs.sinks.iceberg_catalog import StoreCatalog, open_catalog
-from tidegate.jobs.sinks.table_compaction import CompactionResult, compact_tables
+from tidegate.jobs.sinks.table_maintenance import CompactionResult, compact_tables
 
 
 class _NoStoreAtAllError(Exception):
@@ -44,8 +44,8 @@ def test_two_publishers_share_it(world: World, monkeypatch: pytest.MonkeyPatch) 
 
 def test_small_files_are_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A bucket without `outputs.catalog` has one catalog for all drivers, so maintenance merges."""
-    monkeypatch.setattr(table_compaction, "_NEWEST_SLOTS_KEPT", 2)
-    monkeypatch.setattr(table_compaction, "_MIN_FILES_PER_MERGE", 3)
+    monkeypatch.setattr(table_maintenance, "_NEWEST_SLOTS_KEPT", 2)
+    monkeypatch.setattr(table_maintenance, "_MIN_FILES_PER_MERGE", 3)
     world = filled(tmp_path)
     assert compact_tables(world.spec, world.store)["events"] == CompactionResult(6, 3)
     assert world.exact(world.sink())

@@ -17,12 +17,16 @@ from tests.sinks.flight_tables import COLUMNS, LAYOUT, content, make_world, path
 from tests.sinks.table_checks import before_the_commit, filled
 
 from tidegate.checkpoints.host_clock import ManualClock
-from tidegate.jobs.sinks import table_compaction, table_files
+from tidegate.jobs.sinks import table_files, table_maintenance
 from tidegate.jobs.sinks.lineage_position import PublishedCut, read_published_cut
 from tidegate.jobs.sinks.published_tables import read_table
-from tidegate.jobs.sinks.table_compaction import CompactionResult, compact_tables
 from tidegate.jobs.sinks.table_follower import TableFollower
-from tidegate.jobs.sinks.table_garbage import delete_orphan_files, list_referenced_files
+from tidegate.jobs.sinks.table_maintenance import (
+    CompactionResult,
+    compact_tables,
+    delete_orphan_files,
+    list_referenced_files,
+)
 
 LATER = ManualClock(wall_ticks=4_000_000_000_000_000)
 
@@ -34,8 +38,8 @@ class CrashError(BaseException):
 @pytest.fixture(autouse=True)
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few files are enough, and only the newest two slots are left alone."""
-    monkeypatch.setattr(table_compaction, "_NEWEST_SLOTS_KEPT", 2)
-    monkeypatch.setattr(table_compaction, "_MIN_FILES_PER_MERGE", 3)
+    monkeypatch.setattr(table_maintenance, "_NEWEST_SLOTS_KEPT", 2)
+    monkeypatch.setattr(table_maintenance, "_MIN_FILES_PER_MERGE", 3)
 
 
 def merged_files(world: World) -> set[str]:
@@ -108,12 +112,12 @@ def test_files_of_the_size_wanted_are_left_alone(tmp_path: Path) -> None:
     world = filled(tmp_path, 6)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            table_compaction._TableCompactor,
+            table_maintenance._TableCompactor,
             "_store_merged_file",
             lambda *_: pytest.fail("nothing is to be written"),
         )
-        patch.setattr(table_compaction, "_LOWEST_LEVEL_BYTES", 1)
-        target = table_compaction._TableCompactor(
+        patch.setattr(table_maintenance, "_LOWEST_LEVEL_BYTES", 1)
+        target = table_maintenance._TableCompactor(
             world.spec,
             world.store,
             world.sink()._get_catalog(),
@@ -230,7 +234,7 @@ def test_a_crash_at_any_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, st
 
     with monkeypatch.context() as patch:
         patch.setattr(
-            table_compaction._TableCompactor if step.startswith("_") else table_compaction,
+            table_maintenance._TableCompactor if step.startswith("_") else table_maintenance,
             step,
             crash,
         )
@@ -287,7 +291,7 @@ def test_named_files_are_never_deleted(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr("tidegate.jobs.sinks.iceberg_sink._SLOTS_PER_GROUP", 1)
     monkeypatch.setattr("tidegate.jobs.sinks.iceberg_sink._MAX_TAGS", 2)
     monkeypatch.setattr(
-        table_compaction, "_LOWEST_LEVEL_BYTES", 1_000_000
+        table_maintenance, "_LOWEST_LEVEL_BYTES", 1_000_000
     )  # merged files are of one level with their parts
     world = filled(tmp_path, 5)
     deleted = 0
@@ -321,11 +325,11 @@ def test_tables_that_it_must_not_touch(tmp_path: Path, monkeypatch: pytest.Monke
     current = read_published_cut(world.store, "p")
     assert current is not None
     catalog = world.sink()._get_catalog()
-    other = table_compaction._TableCompactor(
+    other = table_maintenance._TableCompactor(
         world.spec, world.store, catalog, PublishedCut("1" * 32, 0, 5), "events"
     )
     assert "another pipeline" in other.compact().skipped
-    absent = table_compaction._TableCompactor(world.spec, world.store, catalog, current, "hourly")
+    absent = table_maintenance._TableCompactor(world.spec, world.store, catalog, current, "hourly")
     assert "does not have it" in absent.compact().skipped
 
     def refuse(_: TableFollower) -> None:

@@ -12,10 +12,10 @@ from tests.sinks.table_checks import before_the_commit, filled, is_table, once
 
 from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.jobs.driver import housekeeping
-from tidegate.jobs.sinks import table_compaction, table_files
+from tidegate.jobs.sinks import table_files, table_maintenance
 from tidegate.jobs.sinks.lineage_position import read_published_cut
-from tidegate.jobs.sinks.table_compaction import compact_tables
-from tidegate.jobs.sinks.table_garbage import (
+from tidegate.jobs.sinks.table_maintenance import (
+    compact_tables,
     delete_orphan_files,
     list_referenced_files,
     note_table_versions,
@@ -28,8 +28,8 @@ LATER = 4_000_000_000_000_000  # wall clock: after every file of these tests
 @pytest.fixture(autouse=True)
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few files are merged, and few snapshots stay."""
-    monkeypatch.setattr(table_compaction, "_NEWEST_SLOTS_KEPT", 2)
-    monkeypatch.setattr(table_compaction, "_MIN_FILES_PER_MERGE", 3)
+    monkeypatch.setattr(table_maintenance, "_NEWEST_SLOTS_KEPT", 2)
+    monkeypatch.setattr(table_maintenance, "_MIN_FILES_PER_MERGE", 3)
     monkeypatch.setattr("tidegate.jobs.sinks.iceberg_sink._SLOTS_PER_GROUP", 2)
     monkeypatch.setattr("tidegate.jobs.sinks.iceberg_sink._MAX_TAGS", 2)
 
@@ -187,7 +187,7 @@ def test_tables_elsewhere_are_left_alone(tmp_path: Path, monkeypatch: pytest.Mon
     """A catalog that writes addresses in another form makes no file look unneeded."""
     world, clock = filled(tmp_path, 12), ManualClock(wall_ticks=LATER)
     monkeypatch.setattr(
-        "tidegate.jobs.sinks.table_garbage._collect_named_files", lambda _: set[str]()
+        "tidegate.jobs.sinks.table_maintenance._collect_named_files", lambda _: set[str]()
     )
     monkeypatch.setattr(world.store, "uri", lambda key: f"s3://elsewhere/{key}", raising=False)
     assert delete_orphan_files(world.spec, world.store, grace=0.0, clock=clock) == []

@@ -17,8 +17,7 @@ from tests.sinks.conftest import UID, World, make_spec
 
 from tidegate.errors import ConfigurationError, TransientError
 from tidegate.jobs.sinks.factory import make_sinks
-from tidegate.jobs.sinks.kafka_exactly_once import ExactlyOnceKafkaSink, KafkaClientError
-from tidegate.jobs.sinks.kafka_sink import KafkaMessage
+from tidegate.jobs.sinks.kafka_sink import ExactlyOnceKafkaSink, KafkaClientError, KafkaMessage
 from tidegate.jobs.spec.sinks import KafkaSinkSpec
 
 TO = {"servers": "b:9092", "topic": "{table}", "tables": ["events"]}

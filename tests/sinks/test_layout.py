@@ -21,7 +21,7 @@ from tidegate.jobs.sinks.published_tables import (
     have_followers_rewound,
     read_table,
 )
-from tidegate.jobs.sinks.table_garbage import list_referenced_files
+from tidegate.jobs.sinks.table_maintenance import list_referenced_files
 
 
 def test_rows_lie_in_the_files_of_their_partition(tmp_path: Path) -> None:

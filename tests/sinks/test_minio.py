@@ -14,8 +14,11 @@ from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.s3_store import S3Store
 from tidegate.checkpoints.store import require_honest_store
 from tidegate.jobs.sinks.published_tables import read_table
-from tidegate.jobs.sinks.table_compaction import CompactionResult, compact_tables
-from tidegate.jobs.sinks.table_garbage import list_referenced_files
+from tidegate.jobs.sinks.table_maintenance import (
+    CompactionResult,
+    compact_tables,
+    list_referenced_files,
+)
 
 pytestmark = pytest.mark.minio
 
@@ -54,7 +57,7 @@ def test_tls_with_a_private_ca(
     Published, read, looked through.
     """
     monkeypatch.setenv("AWS_CA_BUNDLE", str(tls_minio.ca))
-    monkeypatch.setattr("tidegate.jobs.sinks.table_compaction._NEWEST_SLOTS_KEPT", 1)
+    monkeypatch.setattr("tidegate.jobs.sinks.table_maintenance._NEWEST_SLOTS_KEPT", 1)
     store = S3Store(tls_minio.settings())
     require_honest_store(store)  # waits until the server has started
     world = World(store, tmp_path)
@@ -73,8 +76,8 @@ def test_drivers_share_the_catalog_of_the_bucket(
 
     A table whose catalog entry is lost is found through the pointer.
     """
-    monkeypatch.setattr("tidegate.jobs.sinks.table_compaction._NEWEST_SLOTS_KEPT", 1)
-    monkeypatch.setattr("tidegate.jobs.sinks.table_compaction._MIN_FILES_PER_MERGE", 2)
+    monkeypatch.setattr("tidegate.jobs.sinks.table_maintenance._NEWEST_SLOTS_KEPT", 1)
+    monkeypatch.setattr("tidegate.jobs.sinks.table_maintenance._MIN_FILES_PER_MERGE", 2)
     one, two = bucket.sink(), bucket.sink()
     for sink in (one, two, one, two):
         bucket.seal(1)

@@ -21,7 +21,7 @@ from tidegate.checkpoints.local_store import LocalStore
 from tidegate.errors import TransientError
 from tidegate.jobs.sinks.lineage_position import read_published_cut
 from tidegate.jobs.sinks.published_tables import read_table
-from tidegate.jobs.sinks.table_compaction import compact_tables
+from tidegate.jobs.sinks.table_maintenance import compact_tables
 
 ARTIFACTS = (
     "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0",
@@ -90,8 +90,8 @@ def test_spark(published: World, monkeypatch: pytest.MonkeyPatch) -> None:
         jars = ensure_jars("iceberg-spark", ARTIFACTS)
     except TransientError as error:
         pytest.skip(f"no registry with Iceberg's jars: {error.message}")
-    monkeypatch.setattr("tidegate.jobs.sinks.table_compaction._NEWEST_SLOTS_KEPT", 1)
-    monkeypatch.setattr("tidegate.jobs.sinks.table_compaction._MIN_FILES_PER_MERGE", 2)
+    monkeypatch.setattr("tidegate.jobs.sinks.table_maintenance._NEWEST_SLOTS_KEPT", 1)
+    monkeypatch.setattr("tidegate.jobs.sinks.table_maintenance._MIN_FILES_PER_MERGE", 2)
     layout = {"late": {"partition_by": ["bucket(4, carrier)", "day(t)"], "sort_by": ["n desc"]}}
     published.spec, published.values = make_spec(COLUMNS, outputs={"layout": layout}), flights
     published.seal(3, ("late",), rows=20)

@@ -18,9 +18,9 @@ from tidegate.checkpoints.bucket_layout import CheckpointId
 from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.checkpoints.local_store import LocalStore
 from tidegate.jobs.sinks.published_tables import read_table
-from tidegate.jobs.sinks.table_compaction import compact_tables
 from tidegate.jobs.sinks.table_follower import TableFollower
-from tidegate.jobs.sinks.table_garbage import (
+from tidegate.jobs.sinks.table_maintenance import (
+    compact_tables,
     delete_orphan_files,
     list_referenced_files,
     note_table_versions,
@@ -171,9 +171,9 @@ def run(
     if compacts:
         monkeypatch.setattr("tidegate.jobs.sinks.iceberg_sink.ThreadPoolExecutor", _Inline)
     schedule = Schedule(folder, seed, compacts)
-    monkeypatch.setattr("tidegate.jobs.sinks.table_compaction._NEWEST_SLOTS_KEPT", 1)
-    monkeypatch.setattr("tidegate.jobs.sinks.table_compaction._MIN_FILES_PER_MERGE", 2)
-    monkeypatch.setattr("tidegate.jobs.sinks.table_compaction._MERGES_PER_COMMIT", 1)
+    monkeypatch.setattr("tidegate.jobs.sinks.table_maintenance._NEWEST_SLOTS_KEPT", 1)
+    monkeypatch.setattr("tidegate.jobs.sinks.table_maintenance._MIN_FILES_PER_MERGE", 2)
+    monkeypatch.setattr("tidegate.jobs.sinks.table_maintenance._MERGES_PER_COMMIT", 1)
     monkeypatch.setattr("tidegate.jobs.sinks.table_files._COMMITS_UNTIL_EXPIRY", 3)
     for name in ("append_slots", "rewind", "initialize", "replace_files"):
         original = getattr(TableFollower, name)

@@ -22,7 +22,7 @@ from tidegate.jobs.sinks.published_tables import (
     select_current_revisions,
     to_json_lines,
 )
-from tidegate.jobs.sinks.table_garbage import list_referenced_files
+from tidegate.jobs.sinks.table_maintenance import list_referenced_files
 from tidegate.jobs.spec.window_specs import WindowSpec
 
 HOUR = 3_600_000_000

@@ -14,8 +14,7 @@ from pydantic import ValidationError
 from tidegate.errors import ConfigurationError, PoisonError, TransientError
 from tidegate.jobs.eventtime.decider import create_initial_state, decide, select_members_ahead
 from tidegate.jobs.eventtime.decision_types import Member, MemberSurvey, Survey
-from tidegate.jobs.sources.kafka_admin import build_consumer_settings
-from tidegate.jobs.sources.kafka_source import KafkaSource
+from tidegate.jobs.sources.kafka_source import KafkaSource, build_consumer_settings
 from tidegate.jobs.spec.pipeline import PipelineSpec, ReadLimits, SourceSpec
 from tidegate.jobs.spec.source_options import KafkaOptions
 

@@ -119,10 +119,10 @@ def test_movers_agree_on_the_way_of_many_rows(
     few rows give.
     """
     if arranged_by == "tasks":
-        monkeypatch.setattr("tidegate.jobs.spark.sort_in_driver.DRIVER_SORT_ROWS", -1)
+        monkeypatch.setattr("tidegate.jobs.spark.release_sorting.DRIVER_SORT_ROWS", -1)
     monkeypatch.setattr("tidegate.jobs.spark.cut_reader.SMALL_ROWS", 0)
-    monkeypatch.setattr("tidegate.jobs.spark.sort_ranges.RANGE_ROWS", 3)
-    for module in ("file_writer", "epoch_context", "late_and_dead_rows", "surveyed_rows"):
+    monkeypatch.setattr("tidegate.jobs.spark.release_sorting.RANGE_ROWS", 3)
+    for module in ("file_writer", "epoch_context", "late_and_dead_rows", "cut_survey"):
         monkeypatch.setattr(f"tidegate.jobs.spark.{module}.FETCH_ROWS", 0)
     monkeypatch.setattr("tidegate.jobs.spark.tumbling_sliding_windows.MERGE_ROWS", 0)
     run_case(session, tmp_path, seed=1, epochs=2)

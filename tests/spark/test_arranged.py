@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.spark.agreement import SECOND, Pair, spec_of, table_of
-from tidegate.jobs.spark import ordered_release, sort_in_driver, sort_ranges
+from tidegate.jobs.spark import ordered_release, release_sorting
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,13 +30,13 @@ def found(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     seen: list[Any] = []
 
     def noted(epoch: Any) -> Any:
-        seen.append(sort_in_driver.sort_release(epoch))
+        seen.append(release_sorting.sort_release(epoch))
         return seen[-1]
 
     monkeypatch.setattr(ordered_release, "sort_release", noted)
     monkeypatch.setattr("tidegate.jobs.spark.cut_reader.SMALL_ROWS", 0)
-    monkeypatch.setattr(sort_ranges, "RANGE_ROWS", 4)
-    for module in ("file_writer", "epoch_context", "late_and_dead_rows", "surveyed_rows"):
+    monkeypatch.setattr(release_sorting, "RANGE_ROWS", 4)
+    for module in ("file_writer", "epoch_context", "late_and_dead_rows", "cut_survey"):
         monkeypatch.setattr(f"tidegate.jobs.spark.{module}.FETCH_ROWS", 0)
     return seen
 
@@ -62,8 +62,8 @@ def test_the_driver_arranges_what_tasks_arrange(
     """Rows, positions, segments and column types are the same, and the same as the reference's."""
     spec = spec_of({"b": {}, "a": {}}, release={"on_late": "emit_flagged"})
     pairs = []
-    for limit, folder in ((sort_in_driver.DRIVER_SORT_ROWS, "driver"), (-1, "tasks")):
-        monkeypatch.setattr(sort_in_driver, "DRIVER_SORT_ROWS", limit)
+    for limit, folder in ((release_sorting.DRIVER_SORT_ROWS, "driver"), (-1, "tasks")):
+        monkeypatch.setattr(release_sorting, "DRIVER_SORT_ROWS", limit)
         pairs.append(Pair(spec, session, tmp_path / folder))
         feed(pairs[-1])
     assert [piece is not None for piece in found] == [True] * 4 + [False] * 4
@@ -110,7 +110,7 @@ def test_what_is_too_large_is_left_to_spark(
     session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: list[Any]
 ) -> None:
     """Beyond a number of bytes, of the cut or of rows that waited, the driver does not hold them."""
-    monkeypatch.setattr(sort_in_driver, "DRIVER_SORT_BYTES", 100)
+    monkeypatch.setattr(release_sorting, "DRIVER_SORT_BYTES", 100)
     pair = Pair(spec_of({"a": {}}), session, tmp_path)
     for epoch, seconds in enumerate((range(20), range(20, 23), ())):
         if seconds:
@@ -123,7 +123,10 @@ def test_what_is_too_large_is_left_to_spark(
 @pytest.mark.unit
 def test_pieces_are_even() -> None:
     """No piece is larger than a range, and none is much smaller than the others."""
-    limit = sort_ranges.RANGE_ROWS
-    assert sort_ranges.split_evenly(0) == []
-    assert sort_ranges.split_evenly(limit) == [(0, limit)]
-    assert sort_ranges.split_evenly(limit + 2) == [(0, limit // 2 + 1), (limit // 2 + 1, limit + 2)]
+    limit = release_sorting.RANGE_ROWS
+    assert release_sorting.split_evenly(0) == []
+    assert release_sorting.split_evenly(limit) == [(0, limit)]
+    assert release_sorting.split_evenly(limit + 2) == [
+        (0, limit // 2 + 1),
+        (limit // 2 + 1, limit + 2),
+    ]

@@ -35,9 +35,8 @@ AGGREGATES = {
 }
 MANY = {
     "cut_reader": ["SMALL_ROWS"],
-    "sort_in_driver": ["DRIVER_SORT_ROWS"],
+    "release_sorting": ["DRIVER_SORT_ROWS", "RANGE_ROWS"],
     "tumbling_sliding_windows": ["MERGE_ROWS"],
-    "sort_ranges": ["RANGE_ROWS"],
 }
 MANY |= {
     module: ["FETCH_ROWS"]
@@ -45,7 +44,7 @@ MANY |= {
         "file_writer",
         "epoch_context",
         "late_and_dead_rows",
-        "surveyed_rows",
+        "cut_survey",
         "edge_events",
     )
 }

@@ -27,7 +27,7 @@ WINDOWS = {
 TASKS = ("epoch_context", "late_and_dead_rows", "file_writer")
 
 
-@pytest.mark.parametrize("many", [(), TASKS, (*TASKS, "surveyed_rows")])
+@pytest.mark.parametrize("many", [(), TASKS, (*TASKS, "cut_survey")])
 def test_windows_and_late_rows_without_events(
     session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, many: tuple[str, ...]
 ) -> None:
@@ -39,7 +39,7 @@ def test_windows_and_late_rows_without_events(
         monkeypatch.setattr("tidegate.jobs.spark.cut_reader.SMALL_ROWS", 0)
     for module in many:
         monkeypatch.setattr(f"tidegate.jobs.spark.{module}.FETCH_ROWS", 0)
-    if "surveyed_rows" in many:
+    if "cut_survey" in many:
         monkeypatch.setattr("tidegate.jobs.spark.tumbling_sliding_windows.MERGE_ROWS", 0)
     spec = spec_of(release={"mode": "pass_through"}, outputs={"events": False}, windows=WINDOWS)
     pair = Pair(spec, session, tmp_path)

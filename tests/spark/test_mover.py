@@ -89,10 +89,10 @@ def test_sources_may_keep_the_event_time_in_different_columns(
     """Events and late rows carry `_event_time`, and files name its extent, on every path."""
     if rows_in != "driver":
         monkeypatch.setattr("tidegate.jobs.spark.cut_reader.SMALL_ROWS", 0)
-        for module in ("file_writer", "epoch_context", "late_and_dead_rows", "surveyed_rows"):
+        for module in ("file_writer", "epoch_context", "late_and_dead_rows", "cut_survey"):
             monkeypatch.setattr(f"tidegate.jobs.spark.{module}.FETCH_ROWS", 0)
     if rows_in == "tasks":
-        monkeypatch.setattr("tidegate.jobs.spark.sort_in_driver.DRIVER_SORT_ROWS", -1)
+        monkeypatch.setattr("tidegate.jobs.spark.release_sorting.DRIVER_SORT_ROWS", -1)
     schema = {"t": "timestamp", "u": "timestamp", "v": "long"}
     sources = {
         name: {"schema": schema, "event_time": column, "lag": "0"}

@@ -1,8 +1,8 @@
-"""Sorts a large release in the driver, if its rows need no cast and tasks run on its machine.
+"""Sorts a large release: in the driver if its rows need no cast and tasks run on its machine.
 
 Spark takes each leaving row through its own row format, a shuffle and back. Arrow reads, NumPy
 sorts and Arrow writes the same rows in a fraction of that time, and the survey has told which rows
-leave. Anything else, and what is too large for the driver's memory, remains Spark's.
+leave. Anything else, and what is too large for the driver's memory, is sorted by Spark in ranges.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,15 +19,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
+from pyspark.sql import DataFrame
 
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.jobs.engine.column_types import TIMESTAMP_UTC
 from tidegate.jobs.eventtime.decision_types import ReleaseMark
+from tidegate.jobs.spark.column_casts import quote_text
 from tidegate.jobs.spark.cut_reader import Ints, get_arrow_types, needs_no_cast, read_table_at
 from tidegate.jobs.spark.epoch_context import EpochContext
-from tidegate.jobs.spark.sort_ranges import split_evenly
+from tidegate.jobs.spark.file_writer import collect_to_driver
 from tidegate.jobs.spark.spark_session import runs_on_one_host
-from tidegate.jobs.spark.sql_conditions import compute_late_bound, compute_release_bound
+from tidegate.jobs.spark.sql_conditions import (
+    compute_late_bound,
+    compute_release_bound,
+    opaque_literal,
+)
 from tidegate.jobs.spec.event_time_options import LatePolicy, ReleaseMode
 from tidegate.time_units import TICK_MAX, TICK_MIN
 
@@ -83,6 +90,7 @@ def sort_release(epoch: EpochContext) -> SortedRelease | None:
         and compute_late_bound(epoch.order.decision) > TICK_MIN
     ):
         return None
+    # Counted before anything is read: what is too large is not read in vain.
     refs = epoch.releasable_segments()
     if epoch.surveyed_rows.row_count + sum(ref.rows for ref in refs) > DRIVER_SORT_ROWS:
         return None
@@ -154,13 +162,15 @@ def _read_buffered_rows(epoch: EpochContext, refs: list[FileRef]) -> _ReleaseRow
     schema = pa.schema({**types, **inner, "_so": pa.int32(), "_tardy": pa.bool_()})
     size = 0
     for table in _iterate_row_groups(epoch.locate_segments(refs)):
-        if "_tardy" not in table.column_names:  # older segments do not know of it
+        # Segments of older versions do not have the column.
+        if "_tardy" not in table.column_names:
             table = table.append_column("_tardy", pa.repeat(False, table.num_rows))
         if any(
             name not in table.column_names or table.schema.field(name).type != kind
             for name, kind in types.items()
         ):
             return None
+        # Row group by row group: only rows that leave stay in memory.
         own = _mask_below_mark(after, table["_section"].to_numpy(), table["_et"].to_numpy())
         own &= ~_mask_below_mark(before, table["_section"].to_numpy(), table["_et"].to_numpy())
         tables.append(table.select(schema.names).cast(schema).filter(pa.array(own)))
@@ -218,6 +228,7 @@ def _concat_origins(cut: _ReleaseRows, buffer: _ReleaseRows) -> _ReleaseRows:
     place = np.concatenate([cut.place, buffer.place + len(cut.places)])
 
     def concat_field(own: Callable[[_ReleaseRows], Any]) -> Any:
+        """Return one field of both origins."""
         return np.concatenate([own(cut), own(buffer)])
 
     return _ReleaseRows(
@@ -301,3 +312,118 @@ def _build_provenance(rows: _ReleaseRows, chosen: Ints) -> dict[str, Any]:
 def _take_with_columns(rows: _ReleaseRows, chosen: Ints, more: Mapping[str, Any]) -> pa.Table:
     taken = rows.columns.take(pa.array(chosen))
     return pa.table({**{name: taken[name] for name in taken.column_names}, **more})
+
+
+# A large release that Spark sorts is cut into ranges of about equal size. One task sorts each
+# range, and the range's first position is known beforehand. One pass over the times alone counts
+# the rows per narrow bucket, and neighbouring buckets are joined to ranges. A second pass sends
+# each row to the task of its range. Both passes run the same code in every epoch (see
+# `opaque_literal`). A job per range, with bounds in its code that let Parquet skip row groups,
+# would be compiled anew.
+
+RANGE_ROWS: Final = 400_000
+"""Rows that one task sorts.
+
+A few hundred megabytes at most, and several ranges for the cores of an epoch of millions.
+"""
+_TIME_BUCKETS: Final = 4096
+_RANGE_COUNT_STEP: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class SortRange:
+    """Rows that follow each other in the output.
+
+    A condition that selects them, how many they are, and if they are late ones.
+    """
+
+    condition: str
+    rows: int
+    late: bool = False
+
+
+def range_number_sql(ranges: Sequence[SortRange]) -> str:
+    """The number of a row's range, as Spark SQL."""
+    spare = [_MATCHES_NOTHING] * (
+        -len(ranges) % _RANGE_COUNT_STEP
+    )  # a few ranges more or less are the same code
+    cases = " ".join(
+        f"WHEN {condition} THEN {i}"
+        for i, condition in enumerate([*(piece.condition for piece in ranges), *spare])
+    )
+    return f"CASE {cases} END"
+
+
+def split_evenly(rows: int) -> list[tuple[int, int]]:
+    """Return the bounds of the fewest pieces of about equal size, none larger than a range."""
+    pieces = -(-rows // RANGE_ROWS)
+    return [(rows * piece // pieces, rows * (piece + 1) // pieces) for piece in range(pieces)]
+
+
+def plan_ranges_by_time(leaving: DataFrame, low: int, high: int) -> list[SortRange]:
+    """Ranges by (flagged late first, section, event time).
+
+    Args:
+        leaving: the rows, with `_late`, `_section` and `_et`.
+        low: no row is below; rows at or above `high` fall into the last bucket.
+        high: see `low`.
+    """
+    width = (high - low) // _TIME_BUCKETS + 1
+    bucket = (
+        f"CAST(least(greatest((_et - {opaque_literal(low, '_et')}) div"
+        f" {opaque_literal(width, '_et')}, 0L), {_TIME_BUCKETS - 1}L) AS int)"
+    )
+    counts = collect_to_driver(
+        leaving.selectExpr("_late", "_section", f"{bucket} AS _b")
+        .groupBy("_late", "_section", "_b")
+        .count()
+    ).to_pylist()
+    ordered = sorted(counts, key=lambda row: (not row["_late"], row["_section"], row["_b"]))
+    found = []
+    for (late, section), rows in groupby(ordered, key=lambda row: (row["_late"], row["_section"])):
+        for first, last, size in _join_neighbours((row["_b"], row["count"]) for row in rows):
+            begin = low + first * width if first else TICK_MIN
+            end = low + (last + 1) * width if last < _TIME_BUCKETS - 1 else TICK_MAX
+            found.append(SortRange(_within_range_sql(late, section, begin, end), size, late))
+    return found
+
+
+def plan_ranges_by_arrival(leaving: DataFrame) -> list[SortRange]:
+    """Ranges by (flagged late first, source order, partition, object)."""
+    group = ["_late", "_so", "_partition", "_p"]
+    counts = collect_to_driver(leaving.groupBy(*group).count()).to_pylist()
+    late = sum(row["count"] for row in counts if row["_late"])
+    found = [SortRange("_late", late, late=True)] if late else []
+    ordered = sorted(
+        (row for row in counts if not row["_late"]),
+        key=lambda row: (row["_so"], row["_partition"], row["_p"]),
+    )
+    for (place, partition), rows in groupby(
+        ordered, key=lambda row: (row["_so"], row["_partition"])
+    ):
+        own = f"NOT _late AND _so = {place} AND _partition = {quote_text(partition)}"
+        for first, last, size in _join_neighbours((row["_p"], row["count"]) for row in rows):
+            found.append(SortRange(f"{own} AND _p >= {first} AND _p <= {last}", size))
+    return found
+
+
+def _join_neighbours(counts: Iterable[tuple[int, int]]) -> Sequence[tuple[int, int, int]]:
+    """Neighbours joined while they stay small: (first, last, rows)."""
+    found: list[tuple[int, int, int]] = []
+    for place, rows in counts:
+        if found and found[-1][2] + rows <= RANGE_ROWS:
+            first, _, size = found[-1]
+            found[-1] = (first, place, size + rows)
+        else:
+            found.append((place, place, rows))
+    return found
+
+
+def _within_range_sql(late: bool, section: int, begin: int, end: int) -> str:
+    """``begin <= _et < end``; a time of TICK_MAX itself is in the range that ends there."""
+    place = f"_late = {str(late).lower()} AND _section = {opaque_literal(section, '_et')}"
+    above = f"(_et < {opaque_literal(end, '_et')} OR {opaque_literal(end, '_et')} = {TICK_MAX}L)"
+    return f"({place} AND _et >= {opaque_literal(begin, '_et')} AND {above})"
+
+
+_MATCHES_NOTHING: Final = _within_range_sql(False, -1, TICK_MAX, TICK_MIN)
