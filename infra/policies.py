@@ -2,9 +2,10 @@
 
 ``python -m tidegate.infra.policies driver BUCKET PIPELINE --input inbox/`` prints one.
 
-* ``driver``: everything below the pipeline's own prefix, reading its inputs, and the one folder the
-    start-up probe writes to. It is Airflow's, too: its tasks start drivers with their own keys,
-    merge, delete what is due and compare ranges with batch runs.
+* ``driver``: reading and writing below the pipeline's own prefix, deleting what the retention
+    deletes there, reading its inputs, and the one folder the start-up probe writes to. It is
+    Airflow's, too: its tasks start drivers with their own keys, merge, delete what is due and
+    compare ranges with batch runs.
 * ``operator``: people at a command line: they look at everything, ask drivers, decide about late
     rows, pin and restore. Writing rows (``splice merge``) and deleting them (``gc``) is the
     driver's.
@@ -27,6 +28,10 @@ from tidegate.errors import ConfigurationError
 from tidegate.infra.errors import LANDER_WITHOUT_INPUT
 
 _MULTIPART_ACTIONS = ["s3:ListMultipartUploadParts", "s3:AbortMultipartUpload"]
+# What a driver deletes: files of retired epochs, caches, and what was answered or has ended. No key
+# may delete slots, lease and the other documents, because a shortened log cannot be repaired.
+_DELETED_FOLDERS = ("timelines/*/state/", "timelines/*/tables/", "iceberg/", "index/", "logs/")
+_DELETED_FOLDERS += ("quality/", "staging/", "requests/", "acks/", "splices/")
 
 
 class Role(StrEnum):
@@ -83,15 +88,18 @@ def _build_driver_statements(
     bucket: str, root: str, pipeline: str, inputs: list[str]
 ) -> list[dict[str, Any]]:
     batches = f"{root}{pipeline[:50]}__bf_"  # the names of `<p>.backfill`'s batch runs
-    own = [f"{root}{pipeline}/", f"{root}tidegate-probe/", batches]
+    pipeline_root = f"{root}{pipeline}/"
+    disposable = [f"{root}tidegate-probe/", batches]
+    own = [pipeline_root, *disposable]
+    deleted = [*disposable, *(pipeline_root + folder for folder in _DELETED_FOLDERS)]
     listen = ["s3:ListenBucketNotification", "s3:ListBucketMultipartUploads"]
     return [
         _allow_listing(bucket, [*own, *inputs]),
         _allow_actions(listen, f"arn:aws:s3:::{bucket}"),
         _allow_actions(
-            ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", *_MULTIPART_ACTIONS],
-            *_format_object_arns(bucket, own),
+            ["s3:GetObject", "s3:PutObject", *_MULTIPART_ACTIONS], *_format_object_arns(bucket, own)
         ),
+        _allow_actions(["s3:DeleteObject"], *_format_object_arns(bucket, deleted)),
         *(
             [_allow_actions(["s3:GetObject"], *_format_object_arns(bucket, inputs))]
             if inputs

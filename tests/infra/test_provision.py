@@ -111,6 +111,31 @@ def test_one_key_for_two_pipelines(real_minio: RealMinio, called: Called, tmp_pa
 
 
 @pytest.mark.minio
+def test_no_driver_can_shorten_the_log(
+    real_minio: RealMinio, called: Called, tmp_path: Path
+) -> None:
+    """A driver's keys delete what the retention deletes, and no document of the log."""
+    server, user = real_minio.server, Credentials.generate("driver")
+    (role,) = roles_of(tmp_path, "shop")
+    called(variables(server.endpoint, server.root, user), role, only=True)
+    store = store_of(server.endpoint, user)
+    kept = ("timelines/0/slots/9999999998.json", "identity.json", "lease.json", "desired.json")
+    kept += ("roots.json", "sinks/w.json", "specs/ab.json", "trail/r.json", "arrivals/a/p/1.json")
+    for name in kept:
+        store.put(f"shop/{name}", b"{}")
+        with pytest.raises(StoreDeniedError):
+            store.delete(f"shop/{name}")
+    retired = ("timelines/0/tables/events/000001-ab/1.parquet", "timelines/0/state/000001-ab/1")
+    retired += ("index/1.json", "requests/r.json", "acks/r.json", "splices/r.json", "logs/a/0.log")
+    retired += ("iceberg/events/metadata/1.json", "staging/d/1", "quality/docs/1.html")
+    for name in retired:
+        store.put(f"shop/{name}", b"{}")
+        store.delete(f"shop/{name}")
+    store.put("shop__bf_1/timelines/0/slots/9999999998.json", b"{}")
+    store.delete("shop__bf_1/timelines/0/slots/9999999998.json")
+
+
+@pytest.mark.minio
 def test_wrong_keys_are_told(real_minio: RealMinio, called: Called) -> None:
     """A MinIO that refuses is a fault of configuration, in one line."""
     code, said = called(
