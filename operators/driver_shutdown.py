@@ -96,7 +96,10 @@ class _DriverStop:
             return "the driver ended"
         # Only this token: another driver may have taken the lease in this moment.
         evict_lease_holder(self._store, self._pipeline, expected_token=self.token)
-        return "the lease was taken away; the driver stops at its next step"
+        return (
+            "the lease was taken away; the driver stops at its next step, and until then its Spark"
+            " runs beside the next driver's"
+        )
 
 
 def stop_driver(
@@ -137,9 +140,12 @@ def stop_driver(
     return stop.escalate(order.timeouts, say)
 
 
-def terminate_driver(store: Store, pipeline: str, say: Callable[[str], None]) -> str:
-    """Stop a driver that no longer reads requests: as `stop_driver`, from SIGTERM on."""
-    stop = _DriverStop(store, pipeline, SYSTEM_CLOCK)
+def terminate_driver(store: Store, pipeline: str, token: int, say: Callable[[str], None]) -> str:
+    """Stop the driver with this token, which no longer reads requests: `stop_driver` from SIGTERM.
+
+    Another driver, for example a standby, may have taken over since the token was read.
+    """
+    stop = _DriverStop(store, pipeline, SYSTEM_CLOCK, token)
     if stop.has_ended():
         return "no driver was running"
     return stop.escalate(StopTimeouts(terminate=5.0), say)

@@ -194,7 +194,7 @@ class StreamOperator(PipelineOperator):
             )
         if seen.state is not PipelineState.FAILED:
             # A wedged driver, and the rest of its process group, must end before the next starts.
-            self.log.info("%s", terminate_driver(store, self.pipeline, self.log.info))
+            self.log.info("%s", terminate_driver(store, self.pipeline, seen.token, self.log.info))
             if process is not None:
                 send_signal(process.leader, SIGKILL, group=True)
         return self._adopt_or_launch(store, remaining, memory)

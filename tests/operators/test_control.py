@@ -20,7 +20,12 @@ from tidegate.checkpoints.lease import Lease, read_lease
 from tidegate.checkpoints.process_identity import ProcessIdentity
 from tidegate.checkpoints.store import Store
 from tidegate.errors import PoisonError
-from tidegate.operators.driver_shutdown import StopOrder, StopTimeouts, stop_driver
+from tidegate.operators.driver_shutdown import (
+    StopOrder,
+    StopTimeouts,
+    stop_driver,
+    terminate_driver,
+)
 from tidegate.operators.sweep_operator import (
     SweepOperator,
     SweepReportOperator,
@@ -61,8 +66,20 @@ def test_a_deaf_driver_elsewhere_loses_its_lease() -> None:
     )
     view = read_lease(store, "p")
     assert "taken away" in said
+    assert "runs beside the next driver" in said  # two Spark applications until then
     assert view is not None
     assert (view.holder, view.token) == (None, lease.token + 1)
+
+
+def test_only_the_lost_driver_is_terminated() -> None:
+    """A driver that took over after the look keeps its lease, for example a standby."""
+    store = MemoryStore()
+    lost = Lease.acquire(store, "p", ELSEWHERE)
+    lost.release()
+    successor = Lease.acquire(store, "p", ELSEWHERE)
+    assert terminate_driver(store, "p", lost.token, print) == "no driver was running"
+    successor.ensure_held()
+    successor.renew()
 
 
 def test_without_a_driver_there_is_nothing_to_stop() -> None:
