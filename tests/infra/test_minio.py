@@ -165,6 +165,27 @@ def test_a_finished_build_is_found_the_next_time(
     assert ensure_minio(lambda _: pytest.fail("it said something"), tmp_path / "cache") == program
 
 
+def test_go_s_checksum_database_is_always_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user's Go settings must not switch off the check of MinIO's sources."""
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    go = tools / "go"
+    go.write_text(
+        '#!/bin/sh\n[ "$1" = env ] && echo go1.24.0 && exit 0\n'
+        'echo "$GOSUMDB,$GONOSUMDB,$GOPRIVATE,$GOINSECURE,$GOFLAGS" > "$GOBIN/minio"\n'
+    )
+    go.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tools))
+    monkeypatch.setenv("GOSUMDB", "off")
+    monkeypatch.setenv("GOFLAGS", "-insecure -modcacherw")
+    for name in ("GONOSUMDB", "GOPRIVATE", "GOINSECURE"):
+        monkeypatch.setenv(name, "*")
+    program = ensure_minio(lambda _: None, tmp_path / "cache")
+    assert program.read_text() == "sum.golang.org,none,none,none,-trimpath\n"
+
+
 def test_cache_folder_follows_the_environment() -> None:
     """The XDG variable decides where builds are kept."""
     assert locate_cache_folder({"XDG_CACHE_HOME": "/elsewhere"}) == Path("/elsewhere/tidegate")
