@@ -13,6 +13,7 @@ from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import NotFoundError, PreconditionFailedError, Store
 from tidegate.errors import ConfigurationError
 from tidegate.jobs.spec.pipeline import PipelineSpec
+from tidegate.jobs.spec.secret_values import mask_secrets
 from tidegate.jobs.spec.spec_changes import ChangeEffect, LiveState, SpecChange, compare_specs
 
 _MAX_CHECKPOINTS_SEARCHED = (
@@ -21,10 +22,10 @@ _MAX_CHECKPOINTS_SEARCHED = (
 
 
 def write_spec(store: Store, spec: PipelineSpec) -> None:
-    """Keep a spec, once."""
+    """Keep a spec without its secrets, once."""
     with suppress(PreconditionFailedError):
         key = BucketLayout(spec.name).spec_key(spec.digest())
-        store.create(key, spec.canonical_json().encode())
+        store.create(key, mask_secrets(spec).canonical_json().encode())
 
 
 def read_spec(store: Store, pipeline: str, digest: str) -> PipelineSpec | None:
@@ -55,7 +56,9 @@ def compare_spec_with_checkpoint(
     if manifest.spec_digest == spec.digest():
         return []
     old = read_spec(store, spec.name, manifest.spec_digest)
-    return None if old is None else compare_specs(old, spec, read_live_state(manifest))
+    if old is None:
+        return None
+    return compare_specs(mask_secrets(old), mask_secrets(spec), read_live_state(manifest))
 
 
 def require_compatible_spec(

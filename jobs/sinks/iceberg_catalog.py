@@ -33,7 +33,7 @@ from tidegate.checkpoints.local_store import LocalStore
 from tidegate.checkpoints.s3_store import S3Store
 from tidegate.checkpoints.store import NotFoundError, PreconditionFailedError, Store
 from tidegate.jobs.spec.pipeline import PipelineSpec
-from tidegate.jobs.spec.source_options import resolve_environment_value
+from tidegate.jobs.spec.source_options import resolve_address, resolve_environment_value
 
 _CATALOG_NAME = "tidegate"  # Spark's JdbcCatalog on the same database needs the same name
 
@@ -67,6 +67,8 @@ def open_catalog(spec: PipelineSpec, store: Store, *, durable: bool = False) -> 
 
 def _connect_catalog(spec: PipelineSpec, store: Store, durable: bool) -> Catalog:
     address, files = spec.outputs.catalog, build_io_properties(store)
+    if address is not None:
+        address = resolve_address("outputs.catalog", address, os.environ)
     if address is not None and address.startswith(("http://", "https://")):
         given = spec.outputs.catalog_options.items()
         options = {

@@ -65,6 +65,7 @@ from tidegate.jobs.sinks.table_files import (
 )
 from tidegate.jobs.sinks.table_follower import TABLE_PROPERTIES, TableFollower, build_tag_name
 from tidegate.jobs.spec.pipeline import CHECKPOINTS, EVENTS, PipelineSpec
+from tidegate.jobs.spec.secret_values import mask_address
 
 # Tables committed at a time: a commit works for 40 ms and waits four times as long for the store.
 _COMMIT_THREADS = 3
@@ -487,7 +488,9 @@ class IcebergSink:
             raise FILE_MISSING(pipeline=self.spec.name, cause=error) from error
         except (ForbiddenError, UnauthorizedError) as error:
             raise CATALOG_DENIED(
-                pipeline=self.spec.name, catalog=self.spec.outputs.catalog, cause=_first_line(error)
+                pipeline=self.spec.name,
+                catalog=mask_address(str(self.spec.outputs.catalog)),
+                cause=_first_line(error),
             ) from error
         # This may be a commit of unknown outcome: the next call sees it in the tables' positions.
         except (OSError, SQLAlchemyError, RESTError) as error:

@@ -35,7 +35,12 @@ from tidegate.jobs.sources.errors import (
     TABLE_UNSUPPORTED,
 )
 from tidegate.jobs.sources.object_decoding import parse_folder_values
-from tidegate.jobs.spec.source_options import TableOptions, resolve_environment_value
+from tidegate.jobs.spec.secret_values import mask_address
+from tidegate.jobs.spec.source_options import (
+    TableOptions,
+    resolve_address,
+    resolve_environment_value,
+)
 
 _REWRITE_PREFIX: Final = "_rewritten/"  # of placeholder names, which stand for a version
 _COMMIT_NAME: Final = re.compile(r"(\d{20})\.json\Z")
@@ -298,8 +303,9 @@ class IcebergVersions(_VersionsBase):
                 for name, value in self.options.catalog_options.items()
             }
             name = options.pop("name", "default")
+            uri = resolve_address("table.catalog", str(self.options.catalog), os.environ)
             options = {**build_io_properties(self.store), **options}
-            self._catalog = load_catalog(name, uri=self.options.catalog, **options)
+            self._catalog = load_catalog(name, uri=uri, **options)
             close_after_use(self._catalog)
         assert self.options.name is not None  # noqa: S101 - checked by the spec
         return self._catalog.load_table(self.options.name)
@@ -322,7 +328,9 @@ class IcebergVersions(_VersionsBase):
             raise self._absent_table_error(str(error)) from error
         except (ForbiddenError, UnauthorizedError) as error:
             raise TABLE_CATALOG_DENIED(
-                source=self.source, catalog=self.options.catalog, detail=_get_first_line(error)
+                source=self.source,
+                catalog=mask_address(str(self.options.catalog)),
+                detail=_get_first_line(error),
             ) from error
         except FileNotFoundError as error:
             # A snapshot expired since the table was loaded: the next look says which.

@@ -359,6 +359,7 @@ class OutputSpec(SpecModel):
     """SQLAlchemy address of an Iceberg SQL catalog, or ``http(s)://`` address of an Iceberg
     REST catalog. The default needs no server: objects in the bucket, or a SQLite file in a
     local store.
+    ``${NAME}`` is replaced by an environment variable of the driver: keep passwords there.
     """
     catalog_options: dict[str, str] = Field(default={})
     """Options of a REST catalog, such as ``token``, ``credential`` or ``warehouse``.

@@ -5,6 +5,7 @@ The options that only sources have.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal
 
@@ -156,7 +157,10 @@ class TableOptions(SpecModel):
     name: str | None = None
     """Iceberg: ``namespace.table``."""
     catalog: str | None = None
-    """Iceberg: address of a REST catalog (``http``), or SQLAlchemy address of an SQL catalog."""
+    """Iceberg: address of a REST catalog (``http``), or SQLAlchemy address of an SQL catalog.
+
+    ``${NAME}`` is replaced by an environment variable of the driver: keep passwords there.
+    """
     catalog_options: dict[str, str] = Field(default={})
     """Iceberg: further options of the catalog, such as ``name`` (SQL catalog) or ``token``.
 
@@ -198,6 +202,19 @@ def resolve_environment_value(field: str, value: str, environment: Mapping[str, 
     if variable in environment:
         return environment[variable]
     raise SECRET_MISSING(field=field, variable=variable)
+
+
+def resolve_address(field: str, address: str, environment: Mapping[str, str]) -> str:
+    """Replace each ``${NAME}`` of an address by that variable of the environment.
+
+    Raises:
+        ConfigurationError: a variable is not set.
+    """
+
+    def read_variable(match: re.Match[str]) -> str:
+        return resolve_environment_value(field, f"env:{match[1]}", environment)
+
+    return re.sub(r"\$\{(\w+)\}", read_variable, address)
 
 
 # Edge events: rows that begin and end a lasting state (docs/semantics.md, section 4.3).

@@ -1,0 +1,44 @@
+"""Masks the secrets that a spec should not hold but may."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+from tidegate.jobs.spec.pipeline import PipelineSpec
+
+_MASK: Final = "***"
+_PASSWORD_IN_ADDRESS: Final = re.compile(r"(://[^/@\s:]*:)(?!\$\{\w+\}@)[^/@\s]+@")
+# The end of an option's name: `sasl.oauthbearer.token.endpoint.url` is no secret.
+_SECRET_NAME: Final = re.compile(
+    r"(password|passwd|secret|token|credential|login|access.?key|secret.?key|jaas.config)$",
+    re.IGNORECASE,
+)
+
+
+def mask_secrets(spec: PipelineSpec) -> PipelineSpec:
+    """Return the spec with ``***`` for passwords in addresses and for secret options.
+
+    What is written as ``env:NAME`` or ``${NAME}`` stays, because it is no secret. Who may read the
+    bucket may read the specs in it, so they must not hold the keys of other systems.
+    """
+    data = spec.model_dump(mode="json", by_alias=True)
+    masked = _mask_value("", data)
+    return spec if masked == data else PipelineSpec.model_validate(masked)
+
+
+def mask_address(address: str) -> str:
+    """Return an address without the password that it may hold."""
+    return _PASSWORD_IN_ADDRESS.sub(rf"\1{_MASK}@", address)
+
+
+def _mask_value(name: str, value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _mask_value(str(key), part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_mask_value(name, part) for part in value]
+    if not isinstance(value, str):
+        return value
+    if _SECRET_NAME.search(name) and not value.startswith(("env:", "${")):
+        return _MASK
+    return mask_address(value)

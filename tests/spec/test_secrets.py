@@ -1,0 +1,76 @@
+"""A spec in the bucket holds no secret, and its options can be kept in the environment."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.servers.memory_store import MemoryStore
+
+from tidegate.checkpoints.checkpoint_specs import (
+    compare_spec_with_checkpoint,
+    read_spec,
+    write_spec,
+)
+from tidegate.errors import ConfigurationError
+from tidegate.jobs.spec.pipeline import PipelineSpec
+from tidegate.jobs.spec.secret_values import mask_address
+from tidegate.jobs.spec.source_options import resolve_address
+
+KAFKA = {"sasl.jaas.config": 'Login required password="hunter2";', "ssl.key.password": "env:KEY"}
+BASE = {
+    "name": "p",
+    "sources": {
+        "one": {
+            "kind": "kafka",
+            "kafka": {"servers": "b:9092", "topic": "t", "options": KAFKA},
+            "schema": {"at": "timestamp"},
+            "event_time": "at",
+            "lag": "1m",
+        }
+    },
+    "outputs": {"catalog": "postgresql://me:hunter2@db/catalog"},
+    "sinks": {"w": {"kind": "postgres", "url": "postgresql://me:${PGPASSWORD}@db/shop"}},
+    "spark": {"conf": {"spark.hadoop.fs.s3a.secret.key": "hunter2"}},
+}
+
+
+def test_a_spec_lies_in_the_bucket_without_its_secrets() -> None:
+    """Literal passwords are masked; references to the environment stay, and so does the digest."""
+    store, spec = MemoryStore(), PipelineSpec.model_validate(BASE)
+    write_spec(store, spec)
+    (entry,) = store.list_objects("p/specs/")
+    text = store.get(entry.key).data.decode()
+    assert spec.digest() in entry.key
+    assert "hunter2" not in text
+    assert "postgresql://me:***@db/catalog" in text
+    assert "${PGPASSWORD}" in text
+    assert "env:KEY" in text
+    kept = read_spec(store, "p", spec.digest())
+    assert kept is not None
+    assert kept.outputs.catalog == mask_address(str(spec.outputs.catalog))
+
+
+def test_an_address_takes_its_password_from_the_environment() -> None:
+    """A variable that is not set is a configuration error that names option and variable."""
+    address = "postgresql://me:${CATALOG_PASSWORD}@db/catalog"
+    known = {"CATALOG_PASSWORD": "hunter2"}
+    assert resolve_address("outputs.catalog", address, known) == (
+        "postgresql://me:hunter2@db/catalog"
+    )
+    with pytest.raises(ConfigurationError, match="CATALOG_PASSWORD"):
+        resolve_address("outputs.catalog", address, {})
+
+
+def test_a_rotated_password_is_no_change_of_the_spec() -> None:
+    """Neither is the mask in the kept spec: only what the secrets belong to is compared."""
+    store, spec = MemoryStore(), PipelineSpec.model_validate(BASE)
+    write_spec(store, spec)
+    epoch: Any = SimpleNamespace(
+        spec_digest=spec.digest(), segments=(), counters=SimpleNamespace(retained=0)
+    )
+    rotated = {**BASE, "outputs": {"catalog": "postgresql://me:hunter3@db/catalog"}}
+    changed = PipelineSpec.model_validate(rotated)
+    assert changed.digest() != spec.digest()
+    assert compare_spec_with_checkpoint(store, changed, epoch) == []
