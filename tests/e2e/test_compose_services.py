@@ -165,11 +165,21 @@ def test_airflow_on_postgresql(postgres: PostgresServer, tmp_path: Path) -> None
 
 
 def test_a_spark_cluster(tmp_path: Path) -> None:
-    """The commands of master and worker start a cluster that computes."""
+    """The commands of master and worker start a cluster that computes for who has its secret."""
     port = choose_free_port()
+
+    def write_defaults(folder: str, secret: str) -> str:
+        """Spark's own defaults, as docs/deployment.md writes them."""
+        (tmp_path / folder).mkdir()
+        lines = ("spark.authenticate true", f"spark.authenticate.secret {secret}")
+        lines += ("spark.network.crypto.enabled true",)
+        (tmp_path / folder / "spark-defaults.conf").write_text("\n".join(lines))
+        return str(tmp_path / folder)
+
     local = {
         **os.environ,
         **settings("spark-worker", {}),
+        "SPARK_CONF_DIR": write_defaults("known", "told"),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
@@ -192,6 +202,29 @@ def test_a_spark_cluster(tmp_path: Path) -> None:
         with started([*worker, "--webui-port", "0"], logs["spark-worker"], local) as process:
             until_it_says(logs["spark-worker"], "Successfully registered with master", process)
             assert "with 2 cores, 2.0 GiB RAM" in logs["spark-worker"].read_text()
+            submit = ["spark-submit", "--master", f"spark://127.0.0.1:{port}"]
+            submit += ["--conf", "spark.executor.memory=512m"]
+            job = tmp_path / "job.py"
+            job.write_text(
+                "from pyspark.sql import SparkSession\n"
+                "print('sum', SparkSession.builder.getOrCreate().range(10).groupBy().sum()"
+                ".first()[0])\n"
+            )
+            stranger = {**local, "SPARK_CONF_DIR": write_defaults("unknown", "guessed")}
+            known, unknown = (
+                subprocess.run(
+                    [*submit, str(job)],
+                    env=environment,
+                    capture_output=True,
+                    text=True,
+                    timeout=600,
+                    check=False,
+                )
+                for environment in (local, stranger)
+            )
+            assert "sum 45" in known.stdout, known.stderr[-3000:]
+            assert unknown.returncode != 0
+            assert "sum 45" not in unknown.stdout
 
 
 class AsComposed(KafkaServer):

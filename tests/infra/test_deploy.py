@@ -54,13 +54,20 @@ def test_compose_keeps_its_schema() -> None:
 
 
 def test_compose_has_no_secret_of_its_own() -> None:
-    """Every password, key and secret comes from outside and has no default.
-
-    Grafana's, which is no production one, says so.
-    """
+    """Every password, key and secret comes from outside and has no default."""
     found = re.findall(r"\$\{([A-Z_]*(?:PASSWORD|SECRET|KEY)[A-Z_]*)(:[?-])?", COMPOSE.read_text())
     assert found
-    assert [name for name, rest in found if rest != ":?"] == ["GRAFANA_PASSWORD"]
+    assert [name for name, rest in found if rest != ":?"] == []
+
+
+def test_compose_s_spark_serves_only_who_has_its_secret() -> None:
+    """Master and workers authenticate, and the secret is no argument of a process."""
+    services = compose()["services"]
+    for name in ("spark-master", "spark-worker"):
+        given = services[name]["environment"]
+        assert "-Dspark.authenticate=true" in given["SPARK_DAEMON_JAVA_OPTS"]
+        assert "secret" not in given["SPARK_DAEMON_JAVA_OPTS"]
+        assert f"./drivers:{given['SPARK_CONF_DIR']}:ro" in services[name]["volumes"]
 
 
 def test_compose_is_not_open_to_the_world() -> None:
