@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import secrets
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,15 +17,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 from tidegate.checkpoints.process_identity import ProcessIdentity
-from tidegate.jobs.spec.loader import load_spec
-from tidegate.jobs.spec.pipeline import PipelineSpec
-from tidegate.jobs.spec.spark_packages import add_connector_jars
-from tidegate.operators.errors import NO_KUBERNETES, NO_SPARK_SUBMIT, SUBMIT_MODE, SUBMIT_UPLOAD
+from tidegate.jobs.spec.pipeline import SubmitSpec
 from tidegate.operators.store_access import StoreAccess, build_child_environment, get_tidegate_home
 
 # The shell must survive a SIGTERM sent to the whole group, or the exit code is lost; `:` instead of
@@ -112,7 +106,7 @@ class LocalLauncher:
     ) -> LaunchedDriver:
         """Start the driver; secrets travel in its environment only."""
         command = [*self._command, str(Path(spec).absolute())]
-        command += ["--store", access.url, "--recover-to", recover_to]
+        command += _driver_arguments(access, recover_to)
         folder = make_driver_folder(pipeline, self._folder)
         return start_detached(folder, make_attempt_name(), command, build_child_environment(access))
 
@@ -233,39 +227,12 @@ def _identify_process(pid: int, driver: str) -> ProcessIdentity:
     )
 
 
-# Drivers by spark-submit, with the Spark provider's hook and connection: standalone (client mode),
-# YARN, Kubernetes.
-#
-# The hook builds the command line; this module starts the process, detached like a local driver,
-# because the hook's own call waits for its end. In client mode that process is the driver. In
-# cluster mode it is spark-submit, which waits for the driver: lease and report in the bucket show
-# how the driver is, as for any driver on another host.
-#
-# Secrets are never an argument: in client mode they are in the environment of the process, in
-# cluster mode in a properties file that only its owner can read. YARN and Kubernetes may show them
-# to others there; on Kubernetes prefer `spark.kubernetes.driver.secretKeyRef.*`, in which case the
-# connection of the store needs no keys.
-
-_APP_SOURCE: Final = (
-    'import runpy\n\nrunpy.run_module("tidegate.jobs.driver", run_name="__main__")\n'
-)
-_DRIVER_ENV_PREFIXES: Final = {
-    "yarn": "spark.yarn.appMasterEnv.",
-    "k8s": "spark.kubernetes.driverEnv.",
-}
-_FORWARDED_VARIABLES: Final = (
-    "TIDEGATE_STORE",
-    "TIDEGATE_S3_",
-    "TIDEGATE_SPARK_JARS",
-    "AWS_",
-    "OTEL_",
-    "OPENLINEAGE_",
-)
-_UPLOAD_SETTING: Final = "spark.kubernetes.file.upload.path"
-
-
 class SubmitLauncher:
-    """Starts a driver by `spark-submit`.
+    """Starts a driver by spark-submit, through the Spark provider's hook and connection.
+
+    The hook waits for the end of spark-submit, so it runs in a detached process of its own
+    (`spark_submission`). In client mode the driver runs below it; in cluster mode lease and report
+    in the bucket show how the driver is, as for any driver on another host.
 
     Args:
         conn_id: Airflow connection of the Spark provider: master, deploy mode, queue, namespace.
@@ -282,122 +249,29 @@ class SubmitLauncher:
         conf: Mapping[str, str] | None = None,
         folder: Path | None = None,
     ) -> None:
-        self._conn_id, self._folder = conn_id, folder
-        self._py_files, self._conf = tuple(py_files), dict(conf or {})
+        self._folder = folder
+        self._options = SubmitSpec(conn_id=conn_id, py_files=tuple(py_files), conf=conf or {})
 
     def launch(
         self, pipeline: str, spec: str, access: StoreAccess, recover_to: str
     ) -> LaunchedDriver:
         """Submit the driver and return at once."""
-        attempt = make_attempt_name()
+        from airflow.sdk import Connection
+
+        conn_id, attempt = self._options.conn_id, make_attempt_name()
         folder = make_driver_folder(pipeline, self._folder)
-        environment = build_child_environment(access)
-        command = self.build_command(spec, access, recover_to, folder / attempt, environment)
-        if "--properties-file" not in command:  # client mode: the driver runs here, on this Python
-            environment = {"PYSPARK_PYTHON": sys.executable, **environment}
+        # Only a task can read Airflow's connections, so the connection travels in the environment.
+        environment = {
+            **os.environ,
+            **access.environment,
+            "TIDEGATE_STORE": access.url,
+            f"AIRFLOW_CONN_{conn_id.upper()}": Connection.get(conn_id).as_json(),
+        }
+        command = [sys.executable, "-m", "tidegate.operators.spark_submission"]
+        command += [str(folder / attempt), self._options.model_dump_json()]
+        command += [str(Path(spec).absolute()), *_driver_arguments(access, recover_to)]
         return start_detached(folder, attempt, command, environment)
 
-    def build_command(
-        self,
-        spec: str,
-        access: StoreAccess,
-        recover_to: str,
-        stem: Path,
-        environment: Mapping[str, str],
-    ) -> list[str]:
-        """Return the command line, and write the files it names to `stem` with other endings."""
-        pipeline = load_spec(spec)
-        cluster = self._find_cluster_kind(pipeline)
-        path = Path(spec).absolute()
-        arguments = ["--store", access.url, "--recover-to", recover_to]
-        if cluster is None:
-            hook = self._make_hook(pipeline, application_args=[str(path), *arguments])
-        else:
-            # In cluster mode the spec travels along and lies in the driver's working folder.
-            driver_environment = _select_driver_environment(pipeline, environment)
-            hook = self._make_hook(
-                pipeline,
-                application_args=[path.name, *arguments],
-                files=str(path),
-                properties_file=_write_private_properties(stem, cluster, driver_environment),
-            )
-        app = stem.with_suffix(".app.py")
-        app.write_text(_APP_SOURCE, encoding="utf-8")
-        built = hook._build_spark_submit_command(str(app))
-        # The site's own defaults count as well: a properties file would replace them.
-        defaults = [] if cluster is None else ["--load-spark-defaults"]
-        return [_find_program(built[0]), *defaults, *built[1:]]
 
-    def _find_cluster_kind(self, pipeline: PipelineSpec) -> str | None:
-        """`yarn` or `k8s` in cluster mode; None in client mode."""
-        connection: dict[str, Any] = self._make_hook(pipeline)._resolve_connection()
-        if connection["deploy_mode"] != "cluster":
-            return None
-        master = connection["master"]
-        kind = next((kind for kind in _DRIVER_ENV_PREFIXES if master.startswith(kind)), None)
-        if kind is None:
-            raise SUBMIT_MODE(master=master, conn_id=self._conn_id)
-        if kind == "k8s" and _UPLOAD_SETTING not in {**pipeline.spark.conf, **self._conf}:
-            raise SUBMIT_UPLOAD(pipeline=pipeline.name, setting=_UPLOAD_SETTING)
-        return kind
-
-    def _make_hook(self, pipeline: PipelineSpec, **more: Any) -> Any:
-        # Imported here because the hook takes a second to import, and the factory is imported at
-        # every parse.
-        from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
-
-        try:
-            return SparkSubmitHook(
-                conn_id=self._conn_id,
-                conf={**add_connector_jars(pipeline).conf, **self._conf},
-                py_files=",".join(self._py_files) or None,
-                name=f"tidegate-{pipeline.name}",
-                driver_memory=pipeline.spark.driver_memory,
-                **more,
-            )
-        except (NameError, RuntimeError) as error:
-            # The hook raises these for a k8s:// master if Kubernetes' client is missing.
-            raise NO_KUBERNETES(error=error) from error
-
-
-def _write_private_properties(stem: Path, cluster: str, environment: Mapping[str, str]) -> str:
-    """Write a properties file with the driver's environment, readable by its owner only."""
-    file = stem.with_suffix(".conf")
-    handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(handle, "w", encoding="utf-8") as output:
-        output.writelines(
-            f"{_DRIVER_ENV_PREFIXES[cluster]}{name} {_escape_property(value)}\n"
-            for name, value in environment.items()
-        )
-    return str(file)
-
-
-def _select_driver_environment(
-    pipeline: PipelineSpec, environment: Mapping[str, str]
-) -> dict[str, str]:
-    """The variables that the driver needs: tidegate's, and what the spec names as `env:NAME`."""
-    named = set(re.findall(r'"env:([^"]+)"', pipeline.canonical_json()))
-    return {
-        name: value
-        for name, value in environment.items()
-        if name in named or name.startswith(_FORWARDED_VARIABLES)
-    }
-
-
-def _escape_property(value: str) -> str:
-    """A value as Java's properties take it."""
-    return value.replace("\\", "\\\\").replace("\n", "\\n")
-
-
-def _find_program(program: str) -> str:
-    """Find a program beside this Python, on PATH, or inside the installed pyspark."""
-    spark = find_spec("pyspark")
-    folders = [
-        str(Path(sys.executable).parent),
-        *os.environ.get("PATH", os.defpath).split(os.pathsep),
-        *(f"{folder}/bin" for folder in (spark.submodule_search_locations or [] if spark else [])),
-    ]
-    path = shutil.which(program, path=os.pathsep.join(folders))
-    if path is None:
-        raise NO_SPARK_SUBMIT(program=program)
-    return path
+def _driver_arguments(access: StoreAccess, recover_to: str) -> list[str]:
+    return ["--store", access.url, "--recover-to", recover_to]

@@ -81,8 +81,6 @@ _ONE_HOST_SETTINGS: Final[dict[str, str]] = {
 
 Executors elsewhere have to reach the driver; SPARK_LOCAL_IP and Spark's settings say where.
 """
-# A new JVM spends most of its first minute compiling what a small epoch runs only a few times.
-_QUICK_JVM: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _JVM_OPTIONS: Final = "spark.driver.extraJavaOptions"
 _CONNECT_RETRIES: Final = 6
 """Of a request to a Connect server, about 20 s: then it is gone, and what it held is gone with it.
@@ -114,8 +112,8 @@ def _start_classic_session(spark: SparkSpec, name: str) -> SparkSession:
     if not _is_spark_submit():  # else it has been told its master
         builder = builder.master(spark.master)
     place = _ONE_HOST_SETTINGS if runs_on_one_host(spark) else {}
-    quick = _QUICK_JVM if spark.jvm == "quick" else ""
-    options = " ".join(filter(None, (quick, build_archive_options(), spark.conf.get(_JVM_OPTIONS))))
+    given = (spark.jvm_options, build_archive_options(), spark.conf.get(_JVM_OPTIONS))
+    options = " ".join(filter(None, given))
     for key, value in {
         **_CLASSIC_SETTINGS,
         **place,

@@ -432,6 +432,14 @@ class SparkSpec(SpecModel):
     conf: dict[str, str] = Field(default={})
     """Further Spark settings."""
 
+    @property
+    def jvm_options(self) -> str:
+        """Options of the driver's JVM for `jvm`.
+
+        A new JVM spends most of its first minute compiling what a small epoch runs a few times.
+        """
+        return "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC" if self.jvm == "quick" else ""
+
 
 class SubmitSpec(SpecModel):
     """How spark-submit launches the driver.

@@ -1,6 +1,6 @@
-"""The lines by which drivers are submitted.
+"""Drivers are submitted by the Spark provider's hook, in a process that lives as long.
 
-Built by the Spark provider's hook, read by Spark's own parser, without a cluster.
+Spark's own parser reads the lines, without a cluster.
 """
 
 from __future__ import annotations
@@ -10,18 +10,25 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 import uuid
+from collections.abc import Callable
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
+import structlog
 from airflow.providers.apache.spark.hooks import spark_submit
 
-from tidegate.errors import ConfigurationError
+from tidegate.errors import ConfigurationError, FailureClass
+from tidegate.jobs.spec.pipeline import SubmitSpec
+from tidegate.operators import spark_submission
 from tidegate.operators.driver_launch import LocalLauncher, SubmitLauncher, make_launcher
 from tidegate.operators.factory import build_dags
 from tidegate.operators.recover_and_pin import RecoverOperator
+from tidegate.operators.spark_submission import submit_driver
 from tidegate.operators.store_access import StoreAccess
 from tidegate.operators.stream_operator import StreamOperator
 
@@ -30,17 +37,25 @@ apiVersion: tidegate/v1
 name: p
 sources:
   one: {path: inbox/one, schema: {at: timestamp}, event_time: at, lag: 1m}
-spark: {driver_memory: 1g, conf: {spark.sql.shuffle.partitions: "8"}}
+spark: {driver_memory: 1g, jvm: quick, conf: {spark.sql.shuffle.partitions: "8"}}
 sinks:
   out: {kind: kafka, servers: "b:9092", topic: out, options: {sasl.jaas.config: "env:KAFKA_JAAS"}}
+  db: {kind: postgres, url: "postgresql://me:${DB_PASSWORD}@db/shop"}
 supervision: {submit: {conn_id: cluster, py_files: [/opt/tidegate.whl], conf: {spark.executor.memory: 2g}}}
 """
 JAAS = 'PlainLoginModule required password="a\\b";'
-ACCESS = StoreAccess(
-    "s3://lake", {"TIDEGATE_S3_SECRET_KEY": "do-not-tell", "TIDEGATE_S3_ACCESS_KEY": "who"}
-)
-MASTERS = {
+KEYS = {"TIDEGATE_S3_SECRET_KEY": "do-not-tell", "TIDEGATE_S3_ACCESS_KEY": "who"}
+INHERITED = {
+    "KAFKA_JAAS": JAAS,
+    "DB_PASSWORD": "nor-this",
+    "OTEL_EXPORTER_OTLP_ENDPOINT": "http://o",
+    "AWS_CA_BUNDLE": "/ca",
+    "AIRFLOW__CORE__FERNET_KEY": "nor-that",
+}
+ARGUMENTS = ["--store", "s3://lake", "--recover-to", "latest"]
+MASTERS: dict[str, tuple[str, str, int | None, dict[str, str]]] = {
     "standalone": ("spark", "spark://10.0.0.1", 7077, {}),
+    "local": ("spark", "local[2]", None, {}),
     "yarn-client": ("spark", "yarn", None, {"deploy-mode": "client", "queue": "streams"}),
     "yarn-cluster": ("spark", "yarn", None, {"deploy-mode": "cluster", "queue": "streams"}),
     "k8s": (
@@ -50,6 +65,22 @@ MASTERS = {
         {"deploy-mode": "cluster", "namespace": "streams"},
     ),
 }
+# The hook leaves the pipe of spark-submit to the garbage collector.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+# Writes down its arguments and environment, and ends with the code that it is told.
+PROGRAM = f"""#!{sys.executable}
+import json, os, sys
+json.dump([sys.argv, dict(os.environ)], open(os.environ["SEEN"], "w"))
+print('{{"event": "driver log"}}', file=sys.stderr)
+print("exit code: " + os.environ.get("CODE", "0"))
+sys.exit(int(os.environ.get("CODE", 0)))
+"""
+
+Submit = Callable[..., tuple[int, list[str], dict[str, str]]]
 
 
 @pytest.fixture
@@ -60,29 +91,43 @@ def spec(tmp_path: Path) -> Path:
     return file
 
 
-def _connect(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+@pytest.fixture
+def submit(spec: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Submit:
+    """Submit to a master: exit code, and the arguments and environment of spark-submit."""
+    program, seen = spec.parent / "spark-submit", spec.parent / "seen.json"
+    program.write_text(PROGRAM)
+    program.chmod(0o755)
+    monkeypatch.setattr(spark_submission, "_list_program_folders", lambda _: str(spec.parent))
     # The Kubernetes provider is not installed here; building the line asks nothing of it.
     monkeypatch.setattr(spark_submit, "kube_client", object(), raising=False)
-    kind, host, port, extra = MASTERS[name]
+    monkeypatch.setenv("TIDEGATE_STORE", "s3://lake")
+    monkeypatch.setenv("SEEN", str(seen))
+    for name, value in {**KEYS, **INHERITED}.items():
+        monkeypatch.setenv(name, value)
+
+    before = structlog.get_config()
+    request.addfinalizer(lambda: structlog.configure(**before))
+
+    def call(name: str, **conf: str) -> tuple[int, list[str], dict[str, str]]:
+        _connect(monkeypatch, *MASTERS[name])
+        upload = {"spark.kubernetes.file.upload.path": "s3a://lake/submitted"}
+        options = SubmitSpec(
+            conn_id="cluster",
+            py_files=("/opt/tidegate.whl",),
+            conf={"spark.executor.memory": "2g", **(upload if name == "k8s" else {}), **conf},
+        )
+        code = submit_driver(spec.parent / uuid.uuid4().hex, options, spec, ARGUMENTS)
+        line, environment = json.loads(seen.read_text())
+        return code, line, environment
+
+    return call
+
+
+def _connect(
+    monkeypatch: pytest.MonkeyPatch, kind: str, host: str, port: int | None, extra: dict[str, str]
+) -> None:
     found = {"conn_type": kind, "host": host, "port": port, "extra": extra}
     monkeypatch.setenv("AIRFLOW_CONN_CLUSTER", json.dumps(found))
-
-
-def _line(spec: Path) -> list[str]:
-    conf = {
-        "spark.executor.memory": "2g",
-        "spark.kubernetes.file.upload.path": "s3a://lake/submitted",
-    }
-    launcher = SubmitLauncher("cluster", ["/opt/tidegate.whl"], conf)
-    stem = spec.parent / uuid.uuid4().hex
-    inherited = {
-        "KAFKA_JAAS": JAAS,
-        "OTEL_EXPORTER_OTLP_ENDPOINT": "http://o",
-        "AWS_CA_BUNDLE": "/ca",
-        "HOME": "/home/airflow",
-    }
-    environment = {**ACCESS.environment, "TIDEGATE_STORE": ACCESS.url, **inherited}
-    return launcher.build_command(str(spec), ACCESS, "latest", stem, environment)
 
 
 def _after(line: list[str], option: str) -> list[str]:
@@ -90,18 +135,18 @@ def _after(line: list[str], option: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", MASTERS)
-def test_no_key_is_an_argument(spec: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_no_key_is_an_argument(submit: Submit, name: str) -> None:
     """Master, memory, settings and packages stand in the line, the store's keys never do."""
-    _connect(monkeypatch, name)
-    line = _line(spec)
-    host = MASTERS[name][1]
-    assert _after(line, "--master")[0].startswith(host)
+    code, line, environment = submit(name)
+    assert code == 0
+    assert _after(line, "--master")[0].startswith(MASTERS[name][1])
     assert _after(line, "--py-files") == ["/opt/tidegate.whl"]
-    assert {"spark.sql.shuffle.partitions=8", "spark.executor.memory=2g"} <= set(
-        _after(line, "--conf")
-    )
-    assert line[-4:] == ["--store", "s3://lake", "--recover-to", "latest"]
-    assert "do-not-tell" not in " ".join(line)
+    conf = set(_after(line, "--conf"))
+    assert {"spark.sql.shuffle.partitions=8", "spark.executor.memory=2g"} <= conf
+    assert line[-4:] == ARGUMENTS
+    assert not {"do-not-tell", "nor-this"} & set(" ".join(line).split())
+    assert environment["TIDEGATE_S3_SECRET_KEY"] == "do-not-tell"
+    assert [variable for variable in environment if "AIRFLOW" in variable] == []
 
 
 @pytest.mark.parametrize(
@@ -109,61 +154,109 @@ def test_no_key_is_an_argument(spec: Path, monkeypatch: pytest.MonkeyPatch, name
     [("yarn-cluster", "spark.yarn.appMasterEnv"), ("k8s", "spark.kubernetes.driverEnv")],
 )
 def test_a_driver_elsewhere_gets_its_keys_privately(
-    spec: Path, monkeypatch: pytest.MonkeyPatch, name: str, prefix: str
+    submit: Submit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, prefix: str
 ) -> None:
-    """In a properties file that only its owner reads; the spec travels along."""
-    _connect(monkeypatch, name)
-    line = _line(spec)
+    """In a properties file that only its owner reads, behind the site's defaults.
+
+    The spec travels along.
+    """
+    (tmp_path / "spark-defaults.conf").write_text("spark.eventLog.enabled true")
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    _, line, _ = submit(name)
     (file,) = _after(line, "--properties-file")
     found = dict(line.split(" ", 1) for line in Path(file).read_text().splitlines())
+    assert found["spark.eventLog.enabled"] == "true"
     assert found[f"{prefix}.TIDEGATE_S3_SECRET_KEY"] == "do-not-tell"
     assert found[f"{prefix}.KAFKA_JAAS"] == JAAS.replace("\\", "\\\\")
+    assert found[f"{prefix}.DB_PASSWORD"] == "nor-this"
     assert {f"{prefix}.{name}" for name in ("OTEL_EXPORTER_OTLP_ENDPOINT", "AWS_CA_BUNDLE")} < set(
         found
     )
     assert f"{prefix}.HOME" not in found
-    assert "--load-spark-defaults" in line
     assert Path(file).stat().st_mode & 0o777 == 0o600
-    assert _after(line, "--files") == [str(spec)]
+    assert _after(line, "--files") == [str(tmp_path / "p.yaml")]
     assert line[-5] == "p.yaml"
 
 
+def test_a_driver_here_has_the_jvm_of_its_spec(submit: Submit) -> None:
+    """spark-submit starts the JVM, so its options are in the line; the driver runs this Python."""
+    _, line, environment = submit("local", **{"spark.driver.extraJavaOptions": "-Dmine=1"})
+    (options,) = (part for part in _after(line, "--conf") if "extraJavaOptions" in part)
+    assert options.endswith("-XX:+UseSerialGC -Dmine=1")
+    assert environment["PYSPARK_PYTHON"] == sys.executable
+
+
+@pytest.mark.parametrize("code", [0, 1, 3, 137])
+@pytest.mark.parametrize("master", ["local", "k8s"])
+def test_the_driver_s_exit_code_is_kept(
+    submit: Submit, monkeypatch: pytest.MonkeyPatch, master: str, code: int
+) -> None:
+    """Supervision judges by it."""
+    monkeypatch.setenv("CODE", str(code))
+    assert submit(master)[0] == code
+
+
 def test_a_standalone_master_takes_no_python_driver(
-    spec: Path, monkeypatch: pytest.MonkeyPatch
+    submit: Submit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Said before Spark would say it, with what to change."""
-    monkeypatch.setenv(
-        "AIRFLOW_CONN_CLUSTER",
-        json.dumps(
-            {
-                "conn_type": "spark",
-                "host": "spark://h",
-                "port": 7077,
-                "extra": {"deploy-mode": "cluster"},
-            }
-        ),
+    monkeypatch.setitem(
+        MASTERS, "cluster", ("spark", "spark://h", 7077, {"deploy-mode": "cluster"})
     )
     with pytest.raises(ConfigurationError, match="takes no Python driver"):
-        _line(spec)
+        submit("cluster")
 
 
 def test_kubernetes_fetches_the_program_from_somewhere(
-    spec: Path, monkeypatch: pytest.MonkeyPatch
+    spec: Path, submit: Submit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Said before a driver's pod would fail for it."""
-    _connect(monkeypatch, "k8s")
+    _connect(monkeypatch, *MASTERS["k8s"])
     with pytest.raises(ConfigurationError, match=r"spark\.kubernetes\.file\.upload\.path"):
-        SubmitLauncher("cluster").build_command(
-            str(spec), ACCESS, "latest", spec.parent / "x", ACCESS.environment
-        )
+        submit_driver(spec.parent / "x", SubmitSpec(conn_id="cluster"), spec, ARGUMENTS)
 
 
-def test_kubernetes_needs_its_provider(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kubernetes_needs_its_provider(submit: Submit, monkeypatch: pytest.MonkeyPatch) -> None:
     """The Spark hook's NameError becomes a sentence that names the package."""
-    _connect(monkeypatch, "k8s")
     monkeypatch.delattr(spark_submit, "kube_client")
     with pytest.raises(ConfigurationError, match="needs a package that is not here"):
-        _line(spec)
+        submit("k8s")
+
+
+def test_a_worker_without_spark_is_told(
+    submit: Submit, spec: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A missing spark-submit is a configuration error."""
+    monkeypatch.setattr(spark_submission, "_list_program_folders", lambda _: "/nowhere")
+    with pytest.raises(ConfigurationError, match="there is no spark-submit"):
+        submit("local")
+
+
+def test_the_task_starts_it_and_goes(
+    spec: Path, submit: Submit, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A detached process submits: log and exit code are its, and no key is an argument."""
+    # Not `spark-submit`, which may lie beside this Python.
+    _connect(monkeypatch, "spark", "local[2]", None, {"spark-binary": "spark3-submit"})
+    (spec.parent / "spark-submit").rename(spec.parent / "spark3-submit")
+    monkeypatch.setenv("PATH", str(spec.parent), prepend=os.pathsep)
+    monkeypatch.setenv("CODE", str(FailureClass.TRANSIENT.exit_code))
+    launcher = SubmitLauncher("cluster", folder=tmp_path / "drivers")
+    launched = launcher.launch("p", str(spec), StoreAccess("s3://lake", KEYS), "latest")
+    arguments = Path(f"/proc/{launched.leader.pid}/cmdline").read_text()
+    assert "do-not-tell" not in arguments
+    _wait(lambda: launched.read_exit_code() is not None)
+    said = Path(launched.log).read_text()
+    assert launched.read_exit_code() == FailureClass.TRANSIENT.exit_code, said
+    assert '{"event": "driver log"}' in said.splitlines()
+    assert "do-not-tell" not in said
+
+
+def _wait(true: Callable[[], Any], seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_the_spec_chooses_the_launcher(spec: Path) -> None:
@@ -183,7 +276,7 @@ def test_the_spec_chooses_the_launcher(spec: Path) -> None:
 
 @pytest.mark.spark
 @pytest.mark.skipif(shutil.which("java") is None, reason="needs a JVM")
-def test_spark_itself_reads_the_lines(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spark_itself_reads_the_lines(submit: Submit) -> None:
     """Spark's launcher parses every line and hands the driver's arguments on.
 
     An option it does not know it would refuse.
@@ -193,8 +286,7 @@ def test_spark_itself_reads_the_lines(spec: Path, monkeypatch: pytest.MonkeyPatc
     assert found.origin is not None
     home = Path(found.origin).parent
     for name in MASTERS:
-        _connect(monkeypatch, name)
-        line = _line(spec)
+        _, line, _ = submit(name)
         parse = [
             "java",
             "-cp",
