@@ -37,6 +37,8 @@ PATIENT = {"timeout": 60}
 #: has passed. Callers try again. It must be shorter than the limit of any heartbeat.
 IMPATIENT = {"timeout": 8}
 
+#: The connection of the Spark provider, for specs with `supervision.submit`.
+_LOCAL_SPARK = json.dumps({"conn_type": "spark", "host": "local[2]"})
 #: Process name -> arguments of `airflow`, in the order of starting.
 AIRFLOW_COMPONENTS: dict[str, tuple[str, ...]] = {
     "api-server": ("api-server",),
@@ -111,6 +113,7 @@ def build_airflow_settings(home: Path, dags: Path, port: int, keys: StackSecrets
     }
     return {
         "AIRFLOW_HOME": str(home),
+        "AIRFLOW_CONN_SPARK_DEFAULT": _LOCAL_SPARK,
         **{f"AIRFLOW__{key}": value for key, value in settings.items()},
     }
 

@@ -35,6 +35,9 @@ def drive_pipeline(
     standby: Annotated[
         bool, typer.Option(help="wait, with Spark warm, until the lease is free")
     ] = False,
+    ends_when_stopped: Annotated[
+        bool, typer.Option(help="a standby ends when the pipeline is stopped")
+    ] = False,
 ) -> None:
     """Drive one pipeline until it is stopped or finished."""
     configure_logs(json=True)
@@ -48,6 +51,7 @@ def drive_pipeline(
         until=EndConditions(until_idle, epochs),
         recover_to=recover_to,
         standby=standby,
+        ends_when_stopped=ends_when_stopped,
         work=work,
     )
     with ship_log(store, pipeline.name):

@@ -88,6 +88,7 @@ class RunOptions:
         recover_to: ``latest``, ``latest_healthy`` or a checkpoint id; anything but ``latest`` is a
             restore.
         standby: wait, with Spark warm, until the lease is free and the pipeline should run.
+        ends_when_stopped: a standby ends when the pipeline is stopped.
         asked_by: the person who starts this run. The run then clears an earlier ``tidegate stop``.
         work: scratch folder; a temporary one unless given.
         on_epoch: called after each epoch with its report and its seconds.
@@ -97,6 +98,7 @@ class RunOptions:
     until: EndConditions = field(default_factory=EndConditions)
     recover_to: str = "latest"
     standby: bool = False
+    ends_when_stopped: bool = False
     asked_by: str | None = None
     work: Path | None = None
     on_epoch: Callable[[EpochReport, float], None] = lambda _report, _seconds: None
@@ -152,6 +154,7 @@ def _run_when_wanted(run: RunContext) -> RunOutcome:
         run.stop,
         run.retry,
         standby=options.standby,
+        ends_when_stopped=options.ends_when_stopped,
         alive=run.work / ALIVE_FILE,
     )
     if options.asked_by is not None:

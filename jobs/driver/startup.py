@@ -80,6 +80,8 @@ class LeaderElection:
         retry: waits for a store that is away.
         standby: wait for the lease and for the desired state instead of ending with an error.
         alive: the file to touch while waiting.
+        ends_when_stopped: a standby ends with the error when the pipeline is stopped, because
+            somebody else starts drivers. It still waits while a restore is under way.
 
     Attributes:
         stop: as given.
@@ -94,8 +96,10 @@ class LeaderElection:
         *,
         standby: bool,
         alive: Path,
+        ends_when_stopped: bool = False,
     ) -> None:
         self._store, self._pipeline, self._standby = store, pipeline, standby
+        self._ends_when_stopped = ends_when_stopped
         self.stop, self._retry, self._alive = stop, retry, alive
         self._desired = DesiredDocument()
 
@@ -170,7 +174,8 @@ class LeaderElection:
         if not self._desired.keeps_drivers_away:
             return True
         error = _unwanted_error(self._pipeline, self._desired)
-        if not self._standby:
+        stopped = self._desired.state is DesiredState.STOPPED
+        if not self._standby or (self._ends_when_stopped and stopped):
             raise error
         if before != self._desired:
             _log.info(

@@ -124,6 +124,20 @@ def test_a_standby_waits_for_the_wish(
     assert read_lease(store, "p") is None
 
 
+def test_a_standby_of_airflow_ends_with_the_stream(
+    turn_of: NewTurn, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Airflow starts another one when it is needed; a restore is waited for nevertheless."""
+    waiting = turn_of(True)
+    monkeypatch.setattr(waiting, "_ends_when_stopped", True)
+    want(store, DesiredState.RECOVERING)
+    waiting.stop.set()
+    assert not waiting.wait_until_wanted()
+    want(store, DesiredState.STOPPED)
+    with pytest.raises(FencedError, match="p should be stopped"):
+        waiting.wait_until_wanted()
+
+
 def test_a_stop_that_comes_with_the_lease_is_seen(
     turn_of: NewTurn, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
