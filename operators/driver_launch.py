@@ -63,6 +63,14 @@ class LaunchedDriver:
         except (OSError, ValueError):
             return None
 
+    def runs(self, process: ProcessIdentity | None) -> bool:
+        """Whether a process of this host belongs to this start."""
+        if process is None or not is_on_this_host(process):
+            return False
+        with suppress(ProcessLookupError):
+            return os.getpgid(process.pid) == self.leader.pid
+        return False
+
     def is_alive(self) -> bool:
         """Whether the driver may still run. Never False without proof."""
         return self.read_exit_code() is None and not self.leader.is_proven_dead()
@@ -81,9 +89,23 @@ class Launcher(Protocol):
     """Starts a driver and returns at once; called by a task, on its worker."""
 
     def launch(
-        self, pipeline: str, spec: str, access: StoreAccess, recover_to: str
+        self,
+        pipeline: str,
+        spec: str,
+        access: StoreAccess,
+        recover_to: str,
+        *,
+        standby: bool = False,
     ) -> LaunchedDriver:
-        """Start one driver process for the pipeline."""
+        """Start one driver process for the pipeline.
+
+        Args:
+            pipeline: its name.
+            spec: path of its YAML file.
+            access: address of its store.
+            recover_to: `latest`, `latest_healthy` or a checkpoint id.
+            standby: it waits for its turn while another driver holds the lease.
+        """
         ...
 
 
@@ -102,11 +124,17 @@ class LocalLauncher:
         self._command = command or configured or [sys.executable, "-m", "tidegate.jobs.driver"]
 
     def launch(
-        self, pipeline: str, spec: str, access: StoreAccess, recover_to: str
+        self,
+        pipeline: str,
+        spec: str,
+        access: StoreAccess,
+        recover_to: str,
+        *,
+        standby: bool = False,
     ) -> LaunchedDriver:
         """Start the driver; secrets travel in its environment only."""
         command = [*self._command, str(Path(spec).absolute())]
-        command += _driver_arguments(access, recover_to)
+        command += _list_driver_arguments(access, recover_to, standby)
         folder = make_driver_folder(pipeline, self._folder)
         return start_detached(folder, make_attempt_name(), command, build_child_environment(access))
 
@@ -163,6 +191,29 @@ def read_launch_record(path: Path) -> LaunchedDriver | None:
     """Read what `start_detached` noted; None if the file is half written or not such a record."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         return LaunchedDriver.from_dict(json.loads(path.read_text(encoding="utf-8")))
+    return None
+
+
+def find_standby(
+    folder: Path, holder: ProcessIdentity | None, ended: LaunchedDriver | None = None
+) -> LaunchedDriver | None:
+    """Return the newest driver of a folder that runs on this host and does not hold the lease.
+
+    Args:
+        folder: of the pipeline's launch records.
+        holder: the process that holds the lease.
+        ended: a driver that was just killed, and may not be gone yet.
+    """
+    for record in sorted(folder.glob("*.json"), reverse=True):
+        launched = read_launch_record(record)
+        if (
+            launched is not None
+            and launched != ended
+            and is_on_this_host(launched.leader)
+            and launched.is_alive()
+            and not launched.runs(holder)
+        ):
+            return launched
     return None
 
 
@@ -253,7 +304,13 @@ class SubmitLauncher:
         self._options = SubmitSpec(conn_id=conn_id, py_files=tuple(py_files), conf=conf or {})
 
     def launch(
-        self, pipeline: str, spec: str, access: StoreAccess, recover_to: str
+        self,
+        pipeline: str,
+        spec: str,
+        access: StoreAccess,
+        recover_to: str,
+        *,
+        standby: bool = False,
     ) -> LaunchedDriver:
         """Submit the driver and return at once."""
         from airflow.sdk import Connection
@@ -269,9 +326,11 @@ class SubmitLauncher:
         }
         command = [sys.executable, "-m", "tidegate.operators.spark_submission"]
         command += [str(folder / attempt), self._options.model_dump_json()]
-        command += [str(Path(spec).absolute()), *_driver_arguments(access, recover_to)]
+        command += [str(Path(spec).absolute())]
+        command += _list_driver_arguments(access, recover_to, standby)
         return start_detached(folder, attempt, command, environment)
 
 
-def _driver_arguments(access: StoreAccess, recover_to: str) -> list[str]:
-    return ["--store", access.url, "--recover-to", recover_to]
+def _list_driver_arguments(access: StoreAccess, recover_to: str, standby: bool) -> list[str]:
+    more = ["--standby", "--ends-when-stopped"] if standby else []
+    return ["--store", access.url, "--recover-to", recover_to, *more]

@@ -200,6 +200,7 @@ class _PipelineDags:
                 stall_after=supervision.stall_after / 1e6,
                 start_timeout=supervision.start_timeout / 1e6,
                 submit=self._submit,
+                standby=supervision.standby,
                 rotate_after=None if rotate_after is None else rotate_after / 1e6,
                 retries=supervision.retries,
                 retry_delay=timedelta(microseconds=supervision.retry_delay),

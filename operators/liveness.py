@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tidegate.checkpoints.driver_reports import DriverStatus, read_log_tail
@@ -93,24 +93,27 @@ class Observation:
         why: one sentence for the task log.
         token: of the lease at that time; 0 without a lease.
         error: as the driver reported it (`TidegateError.as_dict`), for FAILED.
+        standby_missing: a driver runs, and the standby that should wait beside it does not.
     """
 
     state: PipelineState
     why: str
     token: int = 0
     error: dict[str, Any] = field(default_factory=dict)
+    standby_missing: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """Return the payload of the trigger's event."""
-        state = self.state.word_for("event")
-        return {"state": state, "why": self.why, "token": self.token, "error": self.error}
+        return {**asdict(self), "state": self.state.word_for("event")}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Observation:
         """Inverse of `as_dict`."""
         live = data["state"] == PipelineState.RUNNING.word_for("event")
         state = PipelineState.RUNNING if live else PipelineState(data["state"])
-        return cls(state, str(data["why"]), int(data["token"]), dict(data["error"]))
+        # Events of a trigger that was made by an older version say nothing about a standby.
+        missing = bool(data.get("standby_missing"))
+        return cls(state, str(data["why"]), int(data["token"]), dict(data["error"]), missing)
 
 
 class ChangeTimer:

@@ -46,6 +46,8 @@ from tidegate.errors import TransientError
 from tidegate.operators.child_processes import build_retry_policy, rebuild_error
 from tidegate.operators.driver_launch import (
     LaunchedDriver,
+    find_standby,
+    make_driver_folder,
     make_launcher,
     send_signal,
     tail_log_file,
@@ -60,6 +62,8 @@ _RUN_DECLARED_KEY = "said_run"  # key in the task state store
 
 # In a row without a new checkpoint; then Airflow's own retries and their delay take over.
 MAX_RELAUNCHES = 3
+# Seconds beyond the lease's TTL in which a standby takes over, before a driver counts as lost.
+_TAKE_OVER_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,7 @@ class StreamOperator(PipelineOperator):
             run.
         submit: arguments of `SubmitLauncher`, to launch by spark-submit; None for a process on the
             worker's host.
+        standby: keep a second driver beside the first, which takes over when the first is lost.
     """
 
     ui_color = "#d7ecf2"
@@ -123,6 +128,7 @@ class StreamOperator(PipelineOperator):
         start_timeout: float = 180.0,
         rotate_after: float | None = None,
         submit: Mapping[str, Any] | None = None,
+        standby: bool = False,
         **kwargs: Any,
     ) -> None:
         kwargs.setdefault("retry_delay", timedelta(seconds=5))
@@ -130,7 +136,7 @@ class StreamOperator(PipelineOperator):
         super().__init__(**kwargs)
         self.recover_to, self.submit = recover_to, submit
         self.stall_after, self.start_timeout = stall_after, start_timeout
-        self.rotate_after = rotate_after
+        self.rotate_after, self.standby = rotate_after, standby
 
     def execute(self, context: Any) -> dict[str, Any]:
         """Adopt or launch, then defer."""
@@ -172,6 +178,8 @@ class StreamOperator(PipelineOperator):
         self.log.info("%s: %s", event["state"], seen.why)
         refuse_wiped_bucket(store, self.pipeline, memory)
         if seen.state is PipelineState.RUNNING:
+            if seen.standby_missing:
+                return self._adopt_or_launch(store, RelaunchBudget(**budget), memory)
             return self._hand_over_driver(context, seen.why)
         process = LaunchedDriver.from_dict(launched) if launched else None
         self._show_driver_log(store, process)
@@ -197,7 +205,7 @@ class StreamOperator(PipelineOperator):
             self.log.info("%s", terminate_driver(store, self.pipeline, seen.token, self.log.info))
             if process is not None:
                 send_signal(process.leader, SIGKILL, group=True)
-        return self._adopt_or_launch(store, remaining, memory)
+        return self._adopt_or_launch(store, remaining, memory, process)
 
     def _keep_intended_end(self, store: Store, seen: Observation) -> None:
         """Set the desired state to stopped if the driver finished or a person stopped it."""
@@ -221,13 +229,27 @@ class StreamOperator(PipelineOperator):
         raise start_dag_run(self.dag_id, run_id, f"{why}: took over from {context['run_id']}")
 
     def _adopt_or_launch(
-        self, store: Store, budget: RelaunchBudget, memory: RunMemory
+        self,
+        store: Store,
+        budget: RelaunchBudget,
+        memory: RunMemory,
+        ended: LaunchedDriver | None = None,
     ) -> dict[str, Any]:
+        """See to it that a driver runs, and a standby beside it if wanted; then defer.
+
+        Args:
+            store: the bucket.
+            budget: of launches without progress.
+            memory: of this run.
+            ended: the process that was just killed.
+        """
         # Kept from the first time on, so that a bucket that was replaced later is noticed.
         memory = replace(memory, uid=memory.uid or read_identity(store, self.pipeline))
         lease = read_lease(store, self.pipeline)
-        if lease is not None and lease.holder is not None and not lease.is_free:
-            holder = lease.holder
+        holder = None if lease is None or lease.is_free else lease.holder
+        folder = make_driver_folder(self.pipeline)
+        standby = find_standby(folder, holder, ended) if self.standby else None
+        if lease is not None and holder is not None:
             self.log.info(
                 "adopting the driver with pid %s on %s, token %s",
                 holder.pid,
@@ -235,25 +257,42 @@ class StreamOperator(PipelineOperator):
                 lease.token,
             )
             record_adoption(self.pipeline)
-            return self._defer_to_trigger(None, lease.token, budget, memory)
+            waiting = [standby or self._launch(budget)] if self.standby else None
+            return self._defer_to_trigger(None, lease.token, budget, memory, waiting)
         if read_desired_state(store, self.pipeline).state is DesiredState.RECOVERING:
             self.log.info("a recovery is under way: waiting for its end")
-            return self._defer_to_trigger(None, lease.token if lease else 0, budget, memory)
+            waiting = [] if self.standby else None
+            token = lease.token if lease else 0
+            return self._defer_to_trigger(None, token, budget, memory, waiting)
+        # A standby takes the free lease by itself, and then needs a standby of its own.
+        launched = standby or self._launch(budget)
+        waiting = [self._launch(budget)] if self.standby else None
+        # The launched driver's token will be higher than that of the lease as it is now.
+        floor = lease.token + 1 if lease else 1
+        return self._defer_to_trigger(launched, floor, budget, memory, waiting)
+
+    def _launch(self, budget: RelaunchBudget) -> LaunchedDriver:
         start = budget.checkpoint or "the beginning"
         self.log.info("launching a driver from %s (recover_to: %s)", start, self.recover_to)
         launched = make_launcher(self.submit).launch(
-            self.pipeline, self.spec, self.resolve_access(), self.recover_to
+            self.pipeline, self.spec, self.resolve_access(), self.recover_to, standby=self.standby
         )
         self.log.info("launched attempt %s, log %s", launched.attempt, launched.log)
         record_launch(self.pipeline, replaces=budget.relaunches > 0)
-        # The launched driver's token will be higher than that of the lease as it is now.
-        return self._defer_to_trigger(launched, lease.token + 1 if lease else 1, budget, memory)
+        return launched
 
     def _defer_to_trigger(
-        self, launched: LaunchedDriver | None, floor: int, budget: RelaunchBudget, memory: RunMemory
+        self,
+        launched: LaunchedDriver | None,
+        floor: int,
+        budget: RelaunchBudget,
+        memory: RunMemory,
+        standby: list[LaunchedDriver] | None,
     ) -> dict[str, Any]:
         process = launched.as_dict() if launched else None
         limits = LivenessLimits(start_timeout=self.start_timeout, stall_after=self.stall_after)
+        if standby is not None:
+            limits = replace(limits, lease_margin=_TAKE_OVER_SECONDS)
         trigger = StreamTrigger(
             pipeline=self.pipeline,
             floor=floor,
@@ -261,6 +300,7 @@ class StreamOperator(PipelineOperator):
             launched=process,
             rules=asdict(limits),
             due=memory.due,
+            standby=None if standby is None else [driver.as_dict() for driver in standby],
         )
         remembered = {"launched": process, "budget": asdict(budget), "past": asdict(memory)}
         self.defer(trigger=trigger, method_name="resume", kwargs=remembered)

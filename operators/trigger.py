@@ -90,6 +90,8 @@ def record_adoption(pipeline: str) -> None:
 _SETTLE_SECONDS = 2.5
 # Seconds for Airflow to answer what state the task is in; once measured at 8.5.
 _TASK_STATE_TIMEOUT = 10.0
+# Seconds from the launch of a standby to the next one: it may end at once, time after time.
+_STANDBY_PAUSE = 30.0
 # Airflow gives on_kill 30 s: 10 to ask for the task's state, then these.
 _ON_KILL_TIMEOUTS = StopTimeouts(request=10.0, terminate=5.0, kill=3.0)
 
@@ -108,6 +110,8 @@ class StreamTrigger(BaseTrigger):
         rules: `LivenessLimits` as a dict.
         poll: seconds between looks.
         due: ticks from which on a live stream is reported as well; None for never.
+        standby: `LaunchedDriver.as_dict` of the drivers that wait for their turn, as far as they
+            are known; None if there should be none.
     """
 
     def __init__(
@@ -120,15 +124,17 @@ class StreamTrigger(BaseTrigger):
         rules: dict[str, float] | None = None,
         poll: float = 2.0,
         due: int | None = None,
+        standby: list[dict[str, Any]] | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # Airflow's
         self.pipeline, self.floor, self.conn_id, self.launched = pipeline, floor, conn_id, launched
         self.rules, self.poll, self.due = rules or asdict(LivenessLimits()), poll, due
+        self.standby, self._begun = standby, SYSTEM_CLOCK.monotonic()
         self._seen_token = floor
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return the class path and the arguments that Airflow's database keeps."""
-        names = ("pipeline", "floor", "conn_id", "launched", "rules", "poll", "due")
+        names = ("pipeline", "floor", "conn_id", "launched", "rules", "poll", "due", "standby")
         path = f"{type(self).__module__}.{type(self).__name__}"
         return path, {name: getattr(self, name) for name in names}
 
@@ -197,8 +203,12 @@ class StreamTrigger(BaseTrigger):
             return None
         if observation.state is PipelineState.RUNNING:
             self._seen_token = observer.floor
-            due = self.due is not None and SYSTEM_CLOCK.wall_ticks() >= self.due
-            return replace(observation, why="this run is old enough") if due else None
+            if self.due is not None and SYSTEM_CLOCK.wall_ticks() >= self.due:
+                return replace(observation, why="this run is old enough")
+            if self._has_lost_standby(observer.floor):
+                why = "no standby waits beside the driver"
+                return replace(observation, why=why, standby_missing=True)
+            return None
         try:
             recovering = read_desired_state(store, self.pipeline).state is DesiredState.RECOVERING
         except TransientError:
@@ -207,6 +217,14 @@ class StreamTrigger(BaseTrigger):
             return observer.tolerate(error)
         # A restore stops the driver, and sets the desired state at its end.
         return None if recovering else observation
+
+    def _has_lost_standby(self, token: int) -> bool:
+        """Whether a standby has ended, or has taken over from the driver."""
+        if self.standby is None or SYSTEM_CLOCK.monotonic() - self._begun < _STANDBY_PAUSE:
+            return False
+        # On another host the end of a process is not to be seen, but a higher token is.
+        known = [LaunchedDriver.from_dict(data) for data in (*self.standby, self.launched) if data]
+        return not self.standby or token > self.floor or not all(d.is_alive() for d in known)
 
     def _stop_watched_driver(self, why: str, asker: str) -> None:
         store = self._open_store()

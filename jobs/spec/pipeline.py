@@ -495,6 +495,11 @@ class SupervisionSpec(SpecModel):
 
     Without it the driver is a process on the worker's host.
     """
+    standby: bool = False
+    """A second driver waits beside the first, with Spark warm, and takes over when it is lost.
+
+    It needs as much memory as the first.
+    """
     approval: bool = False
     """A restore that is requested in Airflow waits for the approval of another person, who sees
     the impact report.

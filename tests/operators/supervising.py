@@ -24,9 +24,13 @@ class NotingLauncher:
     """Starts nothing."""
 
     started: ClassVar[list[str]] = []
+    standby: ClassVar[list[bool]] = []
 
-    def launch(self, pipeline: str, spec: str, access: Any, recover_to: str) -> LaunchedDriver:
+    def launch(
+        self, pipeline: str, spec: str, access: Any, recover_to: str, *, standby: bool = False
+    ) -> LaunchedDriver:
         self.started.append(recover_to)
+        self.standby.append(standby)
         return LaunchedDriver(f"attempt-{len(self.started)}", "/nowhere/log", HERE, "/nowhere/exit")
 
 

@@ -4,7 +4,9 @@ should start.
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 from airflow.sdk import DAG
@@ -26,9 +28,11 @@ from tidegate.checkpoints.driver_requests import RequestKind, submit_request
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.pipeline_identity import ensure_identity
+from tidegate.checkpoints.process_identity import ProcessIdentity
 from tidegate.checkpoints.store import Store
 from tidegate.errors import ConfigurationError, PoisonError
 from tidegate.operators import stream_operator
+from tidegate.operators.driver_launch import LaunchedDriver
 from tidegate.operators.errors import DriverLostError
 from tidegate.operators.stream_operator import (
     MAX_RELAUNCHES,
@@ -39,9 +43,11 @@ from tidegate.operators.stream_operator import (
 
 
 @pytest.fixture
-def store(empty_store: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
+def store(empty_store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Store:
     """A bucket of its own per test, and no process is ever started."""
+    monkeypatch.setenv("TIDEGATE_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(NotingLauncher, "started", [])
+    monkeypatch.setattr(NotingLauncher, "standby", [])
     monkeypatch.setattr(stream_operator, "make_launcher", lambda submit: NotingLauncher())
     return empty_store
 
@@ -265,3 +271,62 @@ def test_an_old_run_hands_its_driver_over(store: Store) -> None:
     )
     assert read_desired_state(store, "p").state is DesiredState.RUN
     assert NotingLauncher.started == ["latest"]
+
+
+def _pair() -> StreamOperator:
+    return StreamOperator(task_id="stream", pipeline="p", spec="p.yaml", retries=2, standby=True)
+
+
+def test_a_stream_with_a_standby_begins_with_two_drivers(store: Store) -> None:
+    """Both wait for their turn; the trigger watches both and gives the standby time."""
+    with pytest.raises(TaskDeferred) as deferred:
+        _pair().execute(make_context())
+    assert NotingLauncher.standby == [True, True]
+    trigger = deferred.value.trigger
+    assert trigger.launched["attempt"] == "attempt-1"
+    assert [waiting["attempt"] for waiting in trigger.standby] == ["attempt-2"]
+    assert trigger.rules["lease_margin"] == 10.0
+
+
+def test_a_missing_standby_is_replaced_beside_the_driver(store: Store) -> None:
+    """The driver is adopted as it is, and no launch is counted against the stream."""
+    set_desired_state(store, "p", DesiredState.RUN, who="ann")
+    Lease.acquire(store, "p", HERE)
+    event = {**make_event("live", {}), "standby_missing": True}
+    budget = asdict(RelaunchBudget(None, MAX_RELAUNCHES))
+    with pytest.raises(TaskDeferred) as deferred:
+        _pair().resume(make_context(), event, None, budget)
+    assert NotingLauncher.standby == [True]
+    trigger = deferred.value.trigger
+    assert (trigger.launched, trigger.floor) == (None, 1)
+    assert [waiting["attempt"] for waiting in trigger.standby] == ["attempt-1"]
+    assert deferred.value.kwargs is not None
+    assert deferred.value.kwargs["budget"] == budget
+
+
+def test_a_living_standby_is_found_again(store: Store, tmp_path: Path) -> None:
+    """The next run, or a cleared task, adopts both: it launches no third driver."""
+    Lease.acquire(store, "p", HERE)
+    folder = tmp_path / "home" / "drivers" / "p"
+    folder.mkdir(parents=True)
+    here = ProcessIdentity.this_process("d")
+    alive = LaunchedDriver("20260101T000000-a", "/log", here, str(tmp_path / "no.exit"))
+    (folder / "20260101T000000-a.json").write_text(json.dumps(alive.as_dict()))
+    with pytest.raises(TaskDeferred) as deferred:
+        _pair().execute(make_context())
+    assert NotingLauncher.started == []
+    assert [waiting["attempt"] for waiting in deferred.value.trigger.standby] == [alive.attempt]
+
+
+def test_a_standby_takes_the_place_of_a_lost_driver(store: Store, tmp_path: Path) -> None:
+    """It takes the free lease by itself; the task launches only its successor as a standby."""
+    folder = tmp_path / "home" / "drivers" / "p"
+    folder.mkdir(parents=True)
+    here = ProcessIdentity.this_process("d")
+    alive = LaunchedDriver("20260101T000000-a", "/log", here, str(tmp_path / "no.exit"))
+    (folder / "20260101T000000-a.json").write_text(json.dumps(alive.as_dict()))
+    with pytest.raises(TaskDeferred) as deferred:
+        _pair().execute(make_context())
+    trigger = deferred.value.trigger
+    assert trigger.launched["attempt"] == alive.attempt
+    assert [waiting["attempt"] for waiting in trigger.standby] == ["attempt-1"]

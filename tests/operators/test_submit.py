@@ -106,7 +106,7 @@ def submit(spec: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureR
         monkeypatch.setenv(name, value)
 
     before = structlog.get_config()
-    request.addfinalizer(lambda: structlog.configure(**before))
+    monkeypatch.setenv("_AIRFLOW__AS_LIBRARY", "1")
 
     def call(name: str, **conf: str) -> tuple[int, list[str], dict[str, str]]:
         _connect(monkeypatch, *MASTERS[name])
@@ -120,7 +120,8 @@ def submit(spec: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureR
         line, environment = json.loads(seen.read_text())
         return code, line, environment
 
-    return call
+    yield call
+    structlog.configure(**before)
 
 
 def _connect(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,7 @@ from tests.epochs import seal_epoch
 from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.desired_state import DesiredState, read_desired_state, set_desired_state
 from tidegate.checkpoints.driver_reports import DriverStatus, write_status
-from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
+from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, ManualClock
 from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.manifest import Counters, Manifest
 from tidegate.checkpoints.process_identity import ProcessIdentity
@@ -176,6 +177,36 @@ def test_a_live_stream_is_reported_when_its_run_is_due(store: Store) -> None:
     seen = watching._observe_change(store, observer)
     assert seen is not None
     assert seen.as_dict()["state"] == "live"
+
+
+@pytest.mark.parametrize("lost", ["ended", "took over", "never was", "nothing"])
+def test_a_lost_standby_is_reported(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    """It has ended, or drives now; at the earliest half a minute after the last launch."""
+    clock = ManualClock()
+    monkeypatch.setattr(trigger, "SYSTEM_CLOCK", clock)
+    exit_file = tmp_path / "a.exit"
+    waiting = LaunchedDriver("a", "/log", ELSEWHERE, str(exit_file))
+    lease = Lease.acquire(store, "p", ELSEWHERE)
+    watching = StreamTrigger(
+        pipeline="p", floor=1, standby=[] if lost == "never was" else [waiting.as_dict()]
+    )
+    observer = StreamObserver(store, "p", floor=1)
+    if lost == "ended":
+        exit_file.write_text("3")
+    if lost == "took over":
+        lease.release()
+        Lease.acquire(store, "p", ELSEWHERE)
+    assert watching._observe_change(store, observer) is None
+    clock.advance(31)
+    seen = watching._observe_change(store, observer)
+    if lost == "nothing":
+        assert seen is None
+    else:
+        assert seen is not None
+        assert seen.as_dict()["state"] == "live"
+        assert seen.as_dict()["standby_missing"]
 
 
 def _manifest(slot: int, late: int = 0, timeline: int = 0) -> Manifest:
