@@ -78,6 +78,10 @@ search: venv ## new random worlds for the properties of event time, at low prior
 conformance: venv ## cases of other systems' tests (FILES="a.json b.json" ENGINE=decider|oracle|spark), ends with "N passed, N failed, N skipped"
 	$(BIN)/python -m tests.conformance $(or $(FILES),tests/conformance/cases/*.json) --engine $(or $(ENGINE),decider) $(ARGS)
 
+.PHONY: presets
+presets: venv java warm ## the example of each preset on Spark, epoch by epoch against the oracle, ends with "6 of 6 exact on Spark"
+	$(BIN)/python -m tests.conformance.presets_on_spark
+
 .PHONY: costs
 costs: venv ## requests, bytes, memory as history, members and rows grow (ARGS="--slots 100000"), ends with "N of N bounded"
 	$(BIN)/python -m tests.bench.costs $(ARGS)

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from tests.conformance.presets_on_spark import (
+    EXAMPLES,
+    NAMES,
+    audit_input,
+    compare_with_oracle,
+    run_example,
+)
 from tests.e2e.drivers import Piped
 
-from tidegate.jobs.sinks.exactness_audit import audit_exactness
-from tidegate.jobs.sinks.published_tables import read_table
-from tidegate.jobs.sources.input_view import InputView
-from tidegate.jobs.spec.loader import load_spec
+from tidegate.jobs.spec.loader import load_spec, parse_spec
 from tidegate.jobs.spec.presets import PRESETS
 
 DOCS: Final = Path(__file__).parents[2] / "docs"
-EXAMPLES: Final = DOCS / "examples" / "presets"
-NAMES: Final = sorted(PRESETS.keys() - {"tidegate"})
 SECTIONS: Final = {  # the first column of a table -> the section of the preset
     "every source": "source",
     "sources without a declared frontier": "source",
@@ -105,10 +106,7 @@ def test_every_example_has_small_input(preset: str) -> None:
 def ended_run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Piped:
     """The example of a preset, run by a real driver until it has read its input."""
     preset: str = request.param
-    pipeline = Piped(tmp_path_factory.mktemp(preset), (EXAMPLES / f"{preset}.yaml").read_text())
-    shutil.copytree(EXAMPLES / "input" / preset, pipeline.inbox / "inbox" / preset)
-    assert pipeline.run() == 0, pipeline.log_text()
-    return pipeline
+    return run_example(preset, tmp_path_factory.mktemp(preset) / "pipeline")
 
 
 @pytest.mark.e2e
@@ -127,11 +125,26 @@ def test_an_example_runs_to_its_end(ended_run: Piped) -> None:
 @pytest.mark.parametrize("ended_run", NAMES, indirect=True)
 def test_an_example_is_exact(ended_run: Piped, tmp_path: Path) -> None:
     """The independent check, which reads the JSON lines again, finds every row in one place."""
-    spec, store = ended_run.spec, ended_run.store()
-    found = audit_exactness(
-        spec,
-        InputView(store, spec, tmp_path),
-        ended_run.log(),
-        lambda name: read_table(spec, store, name, current_only=True),
-    )
-    assert found.problems == []
+    assert audit_input(ended_run, tmp_path / "audit") == []
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("ended_run", NAMES, indirect=True)
+def test_an_example_equals_the_oracle(ended_run: Piped, tmp_path: Path) -> None:
+    """Every epoch has the decision, the rows and the counters of the oracle."""
+    assert compare_with_oracle(ended_run, ended_run.spec, tmp_path / "oracle") == []
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("ended_run", ["flink"], indirect=True)
+def test_an_oracle_of_another_pipeline_differs(ended_run: Piped, tmp_path: Path) -> None:
+    """The comparison finds another lag in the decisions, and the rows it makes late in the rows."""
+    text = ended_run.spec_file.read_text()
+    other = parse_spec(re.sub(r"lag: \w+", "lag: 0s", text))
+    assert other.digest() != ended_run.spec.digest()
+    found = " ".join(compare_with_oracle(ended_run, other, tmp_path / "oracle"))
+    assert "decided" in found
