@@ -106,6 +106,7 @@ class StoreCatalog(NoopCatalog, MetastoreCatalog):
 
     def list_tables(self, namespace: Any) -> list[Any]:
         """Return the identifiers of all registered tables."""
+        # Also tables that the spec does not have any more.
         folders = self._store.list_folders(f"{self._layout.iceberg_folder}/")
         return [one for name in folders if self.table_exists(one := (namespace, name))]
 
@@ -130,6 +131,7 @@ class StoreCatalog(NoopCatalog, MetastoreCatalog):
         Raises:
             TableAlreadyExistsError: another publisher was faster.
         """
+        # The file first: an entry never names a file that is not there.
         staged = self._create_staged_table(identifier, schema, *args, **more)
         self._write_metadata(staged.metadata, staged.io, staged.metadata_location)
         return self.register_table(identifier, staged.metadata_location)
@@ -169,12 +171,14 @@ class StoreCatalog(NoopCatalog, MetastoreCatalog):
         """
         identifier = table.name()
         location, etag = self._read_entry(identifier)
+        # Usually nobody committed since the table was loaded; its metadata need not be read again.
         current = table if location == table.metadata_location else self.load_table(identifier)
         staged = self._update_and_stage_table(current, identifier, requirements, updates)
         if staged.metadata == current.metadata:
             return _build_response(current)
         self._write_metadata(staged.metadata, staged.io, staged.metadata_location)
         try:
+            # By ETag: a request that arrives late cannot undo a newer commit.
             self._store.compare_and_swap(
                 self._get_entry_key(identifier),
                 _build_catalog_entry(staged.metadata_location),

@@ -94,6 +94,7 @@ def count_shared_slots(left: Sequence[LineageSegment], right: Sequence[LineageSe
             break
         ends = [_OPEN_END if s.last is None else s.last for s in (one, other)]
         shared = max(shared, min(ends))
+        # Both went through this timeline, and one of them left it earlier.
         if ends[0] != ends[1]:
             break
     return shared

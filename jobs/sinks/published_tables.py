@@ -191,6 +191,7 @@ def select_current_revisions(table: Any, window: WindowSpec) -> Any:
     results = list(_list_result_keys(table, window))
     for row, (result, (epoch, revision)) in enumerate(zip(results, order, strict=True)):
         newest[result] = max(newest.get(result, (-1, -1, -1)), (epoch, revision, row))
+    # A session that grew names the sessions that it replaces by their bounds.
     gone = {
         (*result[:-1], name)
         for result, names in zip(results, table["replaces"].to_pylist(), strict=True)

@@ -46,10 +46,12 @@ def compute_current_positions(events: Any, inserted: Any, time: str) -> Any:
     """
     order = ["position", time, "_epoch", "_source", "_partition", "_seq"]
     inserted = inserted.sort_by([(name, "ascending") for name in order])
+    # An inserted row is behind the row whose position it stores, so it moves all rows behind that.
     anchors = inserted["position"].to_numpy()
     stored = events["position"].to_numpy()
     current = stored + np.searchsorted(anchors, stored, side="left")
     mask = np.asarray(pc.is_valid(events[SPLICE_COLUMN]))
+    # Several rows may be inserted behind one position; their rank tells them apart.
     rank = {who: number for number, who in enumerate(_list_origins(inserted))}
     current[mask] = [
         stored + 1 + rank[who]
@@ -76,6 +78,7 @@ def select_current_rows(rows: Any, starts: Mapping[int, int]) -> Any:
 
     The rows need `_id`, `_epoch` and `position`.
     """
+    # A row without an id only marks the end of the stream.
     keep = pc.is_valid(rows["_id"])
     for slot, first in starts.items():
         keep = pc.and_(

@@ -134,6 +134,7 @@ def split_by_partition(
     codes = np.stack([codes for codes, _ in parts], axis=1) if parts else no_codes
     # A part ends where any of its codes changes.
     changes = np.flatnonzero(np.any(codes[1:] != codes[:-1], axis=1)) + 1
+    # Slices of one table: no row is copied for a partition.
     for start, end in pairwise([0, *changes.tolist(), rows.num_rows]):
         if end > start:
             values = tuple(values[codes[start, n]] for n, (_, values) in enumerate(parts))

@@ -119,6 +119,7 @@ def _plan_sketch(state: str, x: str, q: float | None) -> AggregatePlan:
             {state: f"hll_union_agg({state})"},
             f"coalesce(hll_sketch_estimate({state}), 0L)",
         )
+    # An empty sketch has no quantile.
     empty = f"coalesce(kll_sketch_get_n_double({state}), 0L) = 0"
     return AggregatePlan(
         {state: f"kll_sketch_agg_double(CAST({x} AS double))"},

@@ -202,6 +202,7 @@ def _map_wanted_rows(staged: CutFrame, places: Mapping[int, Ints]) -> dict[int, 
     wanted: dict[int, Ints] = {}
     passed: dict[int, int] = {}
     for index, part in enumerate(staged.parts):
+        # `places` counts the rows of a slice on over all its objects.
         first, size = passed.get(part.member, 0), part.row_end - part.row_start
         passed[part.member] = first + size
         found = places.get(part.member, np.zeros(0, dtype=np.int64))
@@ -225,6 +226,7 @@ def needs_no_cast(spec: PipelineSpec, staged: CutFrame) -> bool:
     """Return whether every object has all declared columns with their types, zone names aside."""
     types = {name: str(kind) for name, kind in get_arrow_types(spec).items()}
     for columns in {part.columns for part in staged.parts}:
+        # An instant is the same in every zone.
         found = {
             name: re.sub(r"^timestamp\[us, tz=.*\]$", "timestamp[us, tz=UTC]", own)
             for name, own in columns
@@ -248,6 +250,7 @@ def read_table_at(
         limit: beyond so many bytes the remaining rows are not read.
     """
     types = get_arrow_types(spec)
+    # Without any row there is still a table with the columns.
     tables = [pa.schema(types).empty_table()]
     place: list[tuple[Ints, Ints]] = [(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))]
     size = 0
@@ -303,6 +306,7 @@ def _read_similar_parts(
     groups: dict[tuple[Any, ...], list[tuple[int, CutPart]]] = {}
     for index, part in parts:
         source = spec.sources[cut.slices[part.member].member.source]
+        # What decides about casts and verdicts. Parts that agree in it share one plan.
         traits = (source.event_time, source.timezone, source.min_event_time, source.barriers)
         groups.setdefault((part.columns, *traits), []).append((index, part))
     frames = []
@@ -392,6 +396,7 @@ def _scan_in_tasks(
         "_row", F.expr(OFFSET_COLUMN if parts[0][1].has_row_numbers else "_metadata.row_index")
     )
     for index, part in parts:
+        # At most the first and the last object of a slice are in the cut in part.
         if not part.is_whole:
             frame = frame.where(
                 f"_p <> {index} OR (_row >= {part.row_start}L AND _row < {part.row_end}L)"
@@ -400,6 +405,7 @@ def _scan_in_tasks(
 
 
 def _link_object(base: Path, index: int, part: CutPart) -> Path:
+    # A link gives the object a path that names its place; nothing is copied.
     folder = base / f"_m={part.member}" / f"_p={index}" / f"_o={part.ordinal}"
     folder.mkdir(parents=True, exist_ok=True)
     link = folder / "rows.parquet"
@@ -484,6 +490,7 @@ def _read_part(index: int, part: CutPart, schema: pa.Schema, wanted: Ints | None
         raise unreadable_objects_error([part.key]) from error
     size = rows.num_rows
     numbers = part.row_numbers(rows) if wanted is None or part.has_row_numbers else pa.array(wanted)
+    # The columns that a scan by tasks takes from the folders' names.
     place = [
         pa.repeat(pa.scalar(v, t), size)
         for v, (_, _, t) in zip(

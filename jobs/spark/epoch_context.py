@@ -96,6 +96,7 @@ class EpochContext:
         if not paths:
             return None
         rows = sum(pq.read_metadata(path).num_rows for path in paths)
+        # Few rows are read in the driver: a scan that opens every file in a task takes longer.
         if rows <= FETCH_ROWS:
             table = pa.concat_tables(
                 (pq.read_table(path, partitioning=None) for path in paths),

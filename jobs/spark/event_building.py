@@ -83,6 +83,7 @@ def build_events(epoch: EpochContext, released: ReleasedRows) -> BuiltEvents:
     group = _load_open_group(epoch, before)
     sections, times, position = _read_released_times(epoch, released)
     groups = list(_split_into_groups(group, sections, times, position, options))
+    # The last group still grows, unless the mark has passed all that could join it.
     last = groups.pop()
     if last.rows and last.is_closed(options, epoch.order.decision.release_after):
         groups.append(last)
@@ -115,6 +116,8 @@ def _read_released_times(epoch: EpochContext, released: ReleasedRows) -> tuple[I
         return none, none, first
     place = table["position"].to_numpy() - epoch.order.next_position
     stamps = table[time].cast(pa.int64()).to_numpy()
+    # The files of a large release are read in any order; flagged late rows have the first
+    # positions.
     order = np.argsort(place, kind="stable")[released.flagged :]
     return table["section"].to_numpy()[order], stamps[order], first
 
@@ -126,9 +129,8 @@ def _split_into_groups(
     place = 0
     if group.rows and times.size:
         room = options.max_rows - group.rows
-        own = times[
-            : np.searchsorted(sections, group.section, "right")
-        ]  # none, if the section has ended
+        # None, if the section has ended.
+        own = times[: np.searchsorted(sections, group.section, "right")]
         place = min(room, int(np.searchsorted(own, group.first_time + options.dt, "right")))
         group = _extend_group(group, times[:place])
         if place == times.size:
@@ -158,6 +160,7 @@ def _find_group_ends(sections: Ints, times: Ints, options: GlomOptions) -> Ints:
             np.searchsorted(sections, section, "left"),
             np.searchsorted(sections, section, "right"),
         )
+        # Within a section times ascend, so a group's end is a search.
         own = times[low:high]
         ends[low:high] = np.minimum(
             np.minimum(ends[low:high], high), low + np.searchsorted(own, own + options.dt, "right")
@@ -168,6 +171,7 @@ def _find_group_ends(sections: Ints, times: Ints, options: GlomOptions) -> Ints:
 def _extend_group(group: _EventGroup, times: Ints) -> _EventGroup:
     if not times.size:
         return group
+    # Distances from the first time: a sum of times themselves would overflow.
     offsets = group.offsets + int((times - group.first_time).sum())
     rows, last = group.rows + times.size, int(times[-1])
     return _EventGroup(

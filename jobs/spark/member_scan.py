@@ -61,7 +61,7 @@ class MemberScan:
 
     Attributes:
         sketch: lateness bucket -> rows: how far rows stand behind the newest before them (see
-            `jobs.advise.sketch`).
+            `jobs.advise.lateness_sketch`).
     """
 
     survey: MemberSurvey

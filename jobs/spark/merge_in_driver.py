@@ -37,6 +37,7 @@ def merge_due_results(
     None: a sum may overflow.
     """
     window = aggregation.window
+    # Windows that are not due are not merged: their partials stay as they are.
     rows = rows.filter(_mask_candidate_windows(window, rows, before, after))
     if _may_overflow(aggregation, rows):
         return None
@@ -67,8 +68,10 @@ def can_merge_in_driver(aggregation: Aggregation, schema: pa.Schema) -> bool:
 
     Arrow's merge of these types is Spark's.
     """
+    # Gaps of `zero_rows`, and revisions of other kinds, are left to Spark.
     if aggregation.window.zero_rows or aggregation.window.revisions != "accumulate":
         return False
+    # Floats are no such keys: 0.0 and -0.0 are equal and differ in their bits.
     whole, bits = (
         pa.types.is_integer,
         (pa.types.is_boolean, pa.types.is_string, pa.types.is_date, pa.types.is_timestamp),
@@ -97,6 +100,7 @@ def _may_overflow(aggregation: Aggregation, rows: pa.Table) -> bool:
     for output, what in aggregation.window.aggregates.items():
         for name in aggregation.plans[output].partial if what.function in _SUMS else ():
             if pa.types.is_int64(rows.schema.field(name).type):
+                # A bound by the greatest value: the exact sum is what might overflow.
                 ends = pc.min_max(rows[name]).as_py()
                 greatest = max(abs(ends["min"] or 0), abs(ends["max"] or 0))
                 if greatest * rows.num_rows > TICK_MAX:

@@ -3,8 +3,8 @@
 Rows leave sorted, with contiguous positions; the others wait in immutable segments.
 
 A segment is never rewritten because part of it left: rows below `release_before` count as gone, and
-the segment is dropped when all of them are. A large release is sorted in ranges (see `ranges`), a
-small one by a single task.
+the segment is dropped when all of them are. A large release is sorted in ranges (see
+`release_sorting`), a small one by a single task.
 """
 
 from __future__ import annotations

@@ -138,10 +138,8 @@ def decode_to_texts(
             continue
         try:
             found.append([*(reader(one) for reader in readers), None])
-        except (
-            TypeError,
-            ValueError,
-        ) as error:  # of the well-known types: a time out of range, an Any of a type nobody knows
+        # Of the well-known types: a time out of range, an Any of a type nobody knows.
+        except (TypeError, ValueError) as error:
             found.append(
                 [*nothing, f"the message has a value that cannot be written as text: {error}"]
             )
@@ -155,6 +153,7 @@ def _load_message_class(schema: bytes, message: str) -> Any:
     from google.protobuf.message import DecodeError
     from google.protobuf.message_factory import GetMessageClass
 
+    # A pool of its own: versions of a schema have files and messages of the same names.
     pool = DescriptorPool()
     try:
         files = {file.name: file for file in FileDescriptorSet.FromString(schema).file}
@@ -207,6 +206,7 @@ def _make_field_reader(descriptor: Any, name: str) -> Callable[[Any], str | None
     field = descriptor.fields_by_name.get(name)
     if field is None:
         return lambda _: None
+    # A field without presence cannot be null; it has its default.
     if field.has_presence:
         return lambda one: (
             _value_to_text(_field_to_json(field, getattr(one, name)))
@@ -230,9 +230,8 @@ def _field_to_json(field: Any, held: Any) -> Any:
     own = field.message_type
     if own is not None and own.GetOptions().map_entry:
         of = own.fields_by_name["value"]
-        return {
-            _value_to_text(key): _element_to_json(of, held[key]) for key in sorted(held)
-        }  # sorted: a replay must find the same text
+        # Sorted, because a replay must find the same text.
+        return {_value_to_text(key): _element_to_json(of, held[key]) for key in sorted(held)}
     return (
         [_element_to_json(field, one) for one in held]
         if field.is_repeated

@@ -216,7 +216,7 @@ def _index_origins(rows: pa.Table) -> tuple[list[_RowOrigin], Ints]:
 
 
 def _mask_below_mark(mark: ReleaseMark, section: Ints, times: Ints) -> _Bools:
-    """`marks.under`, of values that the driver has."""
+    """`below_mark_sql`, of values that the driver has."""
     before = np.full(times.size, True) if mark.time >= TICK_MAX else times < mark.time
     found: _Bools = (section < mark.section) | ((section == mark.section) & before)
     return found

@@ -39,6 +39,7 @@ def opaque_literal(number: int, beside: str) -> str:
     >>> opaque_literal(5, "_et")
     'array(5L)[CAST(_et & 0L AS int)]'
     """
+    # SQL reads a minus and a number, and the number is too large by one.
     literal = f"{number}L" if number > TICK_MIN else f"{TICK_MIN + 1}L - 1L"
     return f"array({literal})[CAST({beside} & 0L AS int)]"
 
@@ -69,7 +70,7 @@ def end_reached_sql(
 def mask_reached_ends(
     ends: NDArray[np.int64], frontier: int, lateness: int | None = 0
 ) -> NDArray[np.bool_]:
-    """`reached`, of values that the driver has."""
+    """`end_reached_sql`, of values that the driver has."""
     if lateness is None or frontier >= TICK_MAX:
         return np.full(ends.size, lateness is not None)
     return ends <= saturate_ticks(frontier - lateness)
