@@ -27,7 +27,7 @@ from tidegate.operators.store_access import StoreAccess
 STREAM_DAG_SUFFIX: Final = ".stream"
 TIDEGATE_TAG: Final = "tidegate"
 # Kinds of DAGs by which a person acts on a stream.
-ACTION_DAG_KINDS: Final = ("recover", "pin", "splice", "backfill", "maintain")
+ACTION_DAG_KINDS: Final = ("recover", "pin", "abort_barrier", "splice", "backfill", "maintain")
 ACTIVE_RUN_STATES: Final = ("queued", "running")
 _RUNS_SHOWN: Final = 8
 # Airflow records all DAGs of one parse within this time; a hundred pipelines take seconds.

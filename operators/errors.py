@@ -173,6 +173,20 @@ CHECKPOINT_UNFIT = ErrorDefinition(
 PIN_WITHOUT_NAME = ErrorDefinition(
     "pin.no_name", ConfigurationError, "a pin needs a name", advice="start it with a name"
 )
+ABORT_UNANSWERED = ErrorDefinition(
+    "barrier.unanswered",
+    TransientError,
+    "no driver of {pipeline} has answered for {seconds:.0f} s: barrier {barrier} is still open",
+    kept="the request, which the next driver applies within a day",
+    advice="see whether the stream runs: tidegate status {pipeline}",
+)
+ABORT_REFUSED = ErrorDefinition(
+    "barrier.refused",
+    ConfigurationError,
+    "the request to abort barrier {barrier} of {pipeline} is {outcome}: {detail}",
+    kept="the barrier, as it is",
+    advice="see which barriers are open on the Streams page",
+)
 MERGE_NOT_APPROVED = ErrorDefinition(
     "splice.not_approved",
     ConfigurationError,

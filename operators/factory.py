@@ -5,6 +5,7 @@ Parsing reads YAML and nothing else: no store, no Spark, no expectations.
     <p>.stream      supervises the driver
     <p>.recover     goes back to a chosen checkpoint
     <p>.pin         keeps a checkpoint by name
+    <p>.abort_barrier  aborts an open barrier, where sources have barriers
     <p>.quality     checks, on asset events
     <p>.maintain    index, retention, scrub, once a night
     <p>.backfill    runs a past range as a batch
@@ -36,6 +37,7 @@ from tidegate.operators.assets import ClosedWindowsOperator, stream_asset
 from tidegate.operators.child_operators import BackfillOperator, MaintainOperator, QualityOperator
 from tidegate.operators.errors import SPEC_INVALID, SPEC_NAME_TAKEN
 from tidegate.operators.recover_and_pin import (
+    AbortBarrierOperator,
     ApprovalTerms,
     PinOperator,
     RecoverOperator,
@@ -158,6 +160,8 @@ class _PipelineDags:
         yield self._build_stream_dag()
         yield self._build_recover_dag()
         yield self._build_pin_dag()
+        if any(source.barriers is not None for source in self._spec.sources.values()):
+            yield self._build_abort_barrier_dag()
         # One asset, so that there is one throttle: late rows and troubled barriers come with a
         # sealed checkpoint anyway.
         what = "Checks late rows, barriers and checkpoints."
@@ -254,6 +258,21 @@ class _PipelineDags:
         what = "Keeps a checkpoint under a name, or gives the name up."
         with self._make_dag("pin", what, params=params) as dag:
             PinOperator(task_id="pin", retries=2, retry_delay=timedelta(seconds=5), **self._about)
+        return dag
+
+    def _build_abort_barrier_dag(self) -> DAG:
+        params = {
+            "barrier": Param(type="integer", title="Barrier", description="Its id."),
+            "reason": _text("Reason", "Kept with the request."),
+        }
+        what = "Aborts an open barrier, so that the rows behind it flow on."
+        with self._make_dag("abort_barrier", what, params=params) as dag:
+            AbortBarrierOperator(
+                task_id="abort_barrier",
+                retries=2,
+                retry_delay=timedelta(seconds=5),
+                **self._about,
+            )
         return dag
 
     def _build_backfill_dag(self) -> DAG:

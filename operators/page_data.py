@@ -189,8 +189,17 @@ def _describe_barrier(row: Mapping[str, Any], checkpoint: str) -> dict[str, Any]
     }
 
 
-def list_open_barriers(manifest: Manifest) -> list[dict[str, Any]]:
-    """Return the barriers open after this epoch: who has arrived, and since when they wait."""
+def list_open_barriers(manifest: Manifest, timeout: int | None) -> list[dict[str, Any]]:
+    """Return the barriers open after this epoch: who has arrived, who is missing, and until when.
+
+    Only the oldest one times out; the others wait for their turn (docs/semantics.md, section 3.5).
+
+    Args:
+        manifest: the newest epoch.
+        timeout: ticks until the oldest one times out; None for never.
+    """
+    barriers = manifest.decider.get("barriers") or {}
+    members = _list_unfinished_members(manifest.decider)
     return [
         {
             "id": barrier.get("id"),
@@ -198,10 +207,33 @@ def list_open_barriers(manifest: Manifest) -> list[dict[str, Any]]:
                 member: part["at"] // 1000
                 for member, part in (barrier.get("arrivals") or {}).items()
             },
+            "missing": [member for member in members if member not in barrier["arrivals"]],
             "opened": to_milliseconds(barrier.get("opened")),
+            "closes": (
+                _find_barrier_deadline(manifest, barrier, timeout)
+                if place == 0 and timeout is not None
+                else None
+            ),
         }
-        for barrier in (manifest.decider.get("barriers") or {}).get("open") or []
+        for place, barrier in enumerate(barriers.get("open") or [])
     ]
+
+
+def _list_unfinished_members(decider: Mapping[str, Any]) -> list[str]:
+    statuses = {
+        member: state["status"]
+        for source in (decider.get("sources") or {}).values()
+        for member, state in (source.get("inputs") or {}).items()
+    }
+    return [name for name in decider.get("members") or {} if statuses.get(name) != "done"]
+
+
+def _find_barrier_deadline(manifest: Manifest, barrier: Mapping[str, Any], timeout: int) -> int:
+    """When it times out, by the wall clock, if no outage holds the pipeline's clock back."""
+    clock = manifest.decider.get("clock") or manifest.recorded_now
+    last_closed = manifest.decider["barriers"].get("last_closed")
+    since = max(barrier["opened"], last_closed or barrier["opened"])
+    return int(manifest.created_at + since + timeout - clock) // 1000
 
 
 def read_sketches(manifest: Manifest) -> LatenessSketches:

@@ -1,4 +1,4 @@
-"""Go back to a checkpoint, in steps that can each be repeated; and keep checkpoints by name.
+"""Go back to a checkpoint, in steps that can each be repeated; keep checkpoints; abort barriers.
 
 1. Choose and verify the checkpoint; report what would be rewound (a dry run ends here); check the
    approval if one is needed.
@@ -24,6 +24,12 @@ from airflow.sdk.exceptions import AirflowSkipException
 from tidegate.checkpoints.bucket_layout import BucketLayout, CheckpointId
 from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
 from tidegate.checkpoints.desired_state import DesiredState, read_desired_state, set_desired_state
+from tidegate.checkpoints.driver_requests import (
+    AckOutcome,
+    RequestKind,
+    read_ack,
+    submit_request,
+)
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.lease_renewal import LeaseRenewer
@@ -48,6 +54,8 @@ from tidegate.operators.child_processes import rebuild_error
 from tidegate.operators.driver_launch import make_launcher
 from tidegate.operators.driver_shutdown import StopOrder, stop_driver
 from tidegate.operators.errors import (
+    ABORT_REFUSED,
+    ABORT_UNANSWERED,
     CHECKPOINT_UNFIT,
     NO_EPOCH_AFTER_RESTORE,
     PIN_WITHOUT_NAME,
@@ -460,3 +468,63 @@ class PinOperator(PipelineOperator):
             self.log.info("%s is kept as %s", target, self.name)
         pins = {name: pin.checkpoint for name, pin in roots.read().pins.items()}
         return {"pipeline": self.pipeline, "pins": pins}
+
+
+class AbortBarrierOperator(PipelineOperator):
+    """Asks the driver to abort an open barrier, so that the rows behind it flow on.
+
+    Trying again is harmless: a run makes one request.
+
+    Args:
+        barrier: its id; a template, as is the reason; by default the run's params.
+        reason: kept with the request.
+        timeout: seconds to wait for the driver's answer.
+    """
+
+    ui_color = "#f0e3c8"
+    template_fields = ("barrier", "reason")
+
+    def __init__(
+        self,
+        *,
+        barrier: str = "{{ params.barrier }}",
+        reason: str = "{{ params.reason }}",
+        timeout: float = 60.0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.barrier, self.reason, self.timeout = barrier, reason, timeout
+
+    def execute(self, context: Any) -> dict[str, Any]:
+        """Ask, and wait for the answer, which is the task's result.
+
+        Raises:
+            ConfigurationError: the driver has refused.
+            TransientError: no driver has answered in time.
+        """
+        store = self.resolve_access().open()
+        request = submit_request(
+            store,
+            self.pipeline,
+            RequestKind.ABORT_BARRIER,
+            who=get_requester(context),
+            why=self.reason,
+            barrier=int(self.barrier),
+            request_id=f"abort-{context['run_id']}"[:200],
+        )
+        deadline = SYSTEM_CLOCK.monotonic() + self.timeout
+        while (answer := read_ack(store, self.pipeline, request.id)) is None:
+            if SYSTEM_CLOCK.monotonic() >= deadline:
+                raise ABORT_UNANSWERED(
+                    pipeline=self.pipeline, barrier=self.barrier, seconds=self.timeout
+                )
+            SYSTEM_CLOCK.sleep(_EPOCH_POLL_SECONDS)
+        if answer.outcome is not AckOutcome.APPLIED:
+            raise ABORT_REFUSED(
+                pipeline=self.pipeline,
+                barrier=self.barrier,
+                outcome=answer.outcome.value,
+                detail=answer.detail,
+            )
+        self.log.info("barrier %s was aborted in %s", self.barrier, answer.checkpoint)
+        return answer.model_dump(mode="json")

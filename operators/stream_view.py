@@ -17,6 +17,7 @@ from tidegate.checkpoints.checkpoint_catalog import (
     build_illness_finder,
     diff_checkpoints,
 )
+from tidegate.checkpoints.checkpoint_specs import read_spec
 from tidegate.checkpoints.driver_reports import count_waiting_messages
 from tidegate.checkpoints.driver_requests import list_pending_requests
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
@@ -84,6 +85,7 @@ class StreamView:
         self._fresh, self._clock = fresh, clock
         self._seen: dict[_Position, _SeenEpoch | None] = {}
         self._barriers: dict[_Position, list[dict[str, Any]]] = {}
+        self._timeout: tuple[str, int | None] | None = None  # of barriers, by digest of the spec
         self._searched: int | None = None  # the timeline whose past was searched for barriers
         self._forks: tuple[int, list[LineageSegment], list[ForkRecord]] | None = None
         self._verified: dict[str, dict[str, Any]] = {}
@@ -270,7 +272,7 @@ class StreamView:
             **self._read_shared("summary", lambda: self._read_summary(head)),
             "lateness": build_lateness_charts(epoch[2] for epoch in seen if epoch),
             "barriers": self._barrier_history(head, recent),
-            "open_barriers": list_open_barriers(head.record) if head.record else [],
+            "open_barriers": self._read_open_barriers(head.record) if head.record else [],
             "requests": [request.model_dump(mode="json") for request in requests],
             "restores": [_describe_restore(fork) for fork in forks],
             "trail": [audit.model_dump(mode="json") for audit in audits],
@@ -279,6 +281,14 @@ class StreamView:
                 for name, pin in sorted(roots.pins.items())
             ],
         }
+
+    def _read_open_barriers(self, newest: Manifest) -> list[dict[str, Any]]:
+        if not (newest.decider.get("barriers") or {}).get("open"):
+            return []
+        if self._timeout is None or self._timeout[0] != newest.spec_digest:
+            spec = read_spec(self.store, self.pipeline, newest.spec_digest)
+            self._timeout = newest.spec_digest, spec.barrier_timeout if spec else None
+        return list_open_barriers(newest, self._timeout[1])
 
     def _read_quality(self) -> dict[str, Any] | None:
         key = f"{BucketLayout(self.pipeline).quality_prefix}results/latest.json"

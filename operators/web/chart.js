@@ -205,7 +205,7 @@ export function barrierLanes(label) {
     const svg = h("svg", {viewBox: `0 0 ${W} ${H}`, width: W, height: H, role: "img", "aria-label": `${label}: the newest ${shown.length} barriers, left to right; the table below says the same.`});
     members.forEach((member, i) => svg.append(h("text", {x: pad - 10, y: T + lane * i + 15, "text-anchor": "end"}, member), h("line", {x1: pad, x2: W - 8, y1: T + lane * i + 11, y2: T + lane * i + 11, class: "grid"})));
     svg.append(h("text", {x: pad - 10, y: T + lane * members.length + 15, "text-anchor": "end"}, "waited"));
-    [...shown, ...open.map(b => ({...b, open: true, missing: members.filter(m => !(m in b.arrivals)), tardy: []}))].forEach((b, c) => {
+    [...shown, ...open.map(b => ({...b, open: true, tardy: []}))].forEach((b, c) => {
       const mid = pad + step * (c + .5), tone = b.open ? "off" : toneOf(b.outcome), inner = step * .7;
       const g = h("g", {class: tone}, h("title", {}, `barrier ${b.id}: ${b.open ? "open" : b.outcome}` + (b.missing.length ? `, without ${b.missing.join(", ")}` : "")));
       members.forEach((member, i) => {

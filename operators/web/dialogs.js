@@ -81,6 +81,12 @@ export function pin(s, row) {
     [field("Name", name, "letters, digits and _.:@+-"), field("Reason", why)], "Pin", say => start(dag, {action: "pin", checkpoint: row.id, name: name.value, reason: why.value}, say));
 }
 
+export function abortBarrier(s, barrier) {
+  const why = h("input", {id: "why", autocomplete: "off", maxlength: 200, required: true, autofocus: true});
+  form(`Abort barrier ${barrier.id}`, h("p", {}, "The rows behind it flow on. It is recorded as aborted, without ", barrier.missing.join(", ") || "anybody missing", "."),
+    field("Reason, kept with the request", why), "Abort", say => start(`${s.pipeline}.abort_barrier`, {barrier: barrier.id, reason: why.value}, say));
+}
+
 export function compare(s, id, rows) {
   const others = rows.filter(r => r.kind === "epoch" && r.id !== id);
   const same = others.find(r => r.slot < rows.find(x => x.id === id)?.slot);

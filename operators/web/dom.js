@@ -48,7 +48,13 @@ export function ago(ms, after = " ago") {
   if (!ms) return "–";
   return h("time", {datetime: new Date(ms).toISOString(), title: when(ms) + " UTC", "data-at": ms, "data-after": after, class: "num"}, age(ms) + after);
 }
+/** A time to come that tells how far it is. */
+export function until(ms) {
+  return h("time", {datetime: new Date(ms).toISOString(), title: when(ms) + " UTC", "data-until": ms, class: "num"}, rest(ms));
+}
+const rest = ms => sinceThen(ms) < 0 ? span(Math.round(-sinceThen(ms) / 1000)) : "now";
 export function tick() {
+  for (const node of document.querySelectorAll("time[data-until]")) node.textContent = rest(Number(node.dataset.until));
   for (const node of document.querySelectorAll("time[data-at]")) {
     const text = age(Number(node.dataset.at)) + node.dataset.after;
     if (node.textContent !== text) node.textContent = text;

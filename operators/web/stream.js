@@ -1,8 +1,8 @@
 // One pipeline: a panel for each question somebody has about it.
 import {barrierLanes, colour, histogram, lines, shape, toneOf} from "./chart.js";
 import {checkpointPanel} from "./checkpoints.js";
-import {questions, restore} from "./dialogs.js";
-import {ago, airflow, announce, card, checkpoint, count, empty, fill, h, mark, pill, plural, share, span, table, when} from "./dom.js";
+import {abortBarrier, questions, restore} from "./dialogs.js";
+import {ago, airflow, announce, card, checkpoint, count, empty, fill, h, mark, pill, plural, share, span, table, until, when} from "./dom.js";
 
 const KEPT = 120;
 const SECTIONS = [["sources", "Frontier"], ["throughput", "Throughput"], ["lateness", "Lateness"], ["barriers", "Barriers"], ["checkpoints", "Checkpoints"], ["trail", "Trail"]];
@@ -17,7 +17,7 @@ export function streamPage(pipeline, {framed, open, refresh}) {
   const rate = lines("Rows per second", {zero: true, unit: v => v >= 20 || v % 1 === 0 ? count(Math.round(v)) : v.toFixed(1)});
   const epoch = lines("Epoch time", {zero: true, unit: v => v >= 10 ? span(v) : v.toFixed(2) + " s"});
   const behind = histogram("Lateness of the rows read"), lanes = barrierLanes("Barriers");
-  const sources = h("div", {}), targets = h("div", {}), barriers = h("div", {}), requests = h("div", {}), trail = h("div", {}), runs = h("div", {});
+  const sources = h("div", {}), targets = h("div", {}), barriers = h("div", {}), waiting = h("div", {}), requests = h("div", {}), trail = h("div", {}), runs = h("div", {});
   const shelf = checkpointPanel(pipeline, () => last);
   const spans = h("select", {id: "span", change: () => { reach = Number(spans.value); points = []; refresh(); }}, [[KEPT, "last 120 epochs"], [1000, "last 1,000"], [10000, "last 10,000"], [0, "all epochs"]].map(([v, name]) => h("option", {value: v}, name)));
   const node = h("div", {}, head, jump, notes, asked, h("div", {class: "card"}, facts),
@@ -26,7 +26,7 @@ export function streamPage(pipeline, {framed, open, refresh}) {
       card("throughput", "Throughput", h("h3", {}, "Rows per second"), rate.node, h("h3", {}, "Epoch time"), epoch.node)),
     h("div", {class: "grid"},
       card("lateness", "Lateness and the lag it asks for", behind.node, targets),
-      card("barriers", "Barriers", lanes.node, barriers)),
+      card("barriers", "Barriers", lanes.node, waiting, barriers)),
     shelf.node,
     h("div", {class: "grid"}, card("trail", "Restores and pins", trail), card("requests", "Open requests and runs", requests, runs)));
 
@@ -86,6 +86,10 @@ export function streamPage(pipeline, {framed, open, refresh}) {
   }
   function waits(s) {
     lanes.update(s.barriers, s.open_barriers);
+    const may = s.may.includes("abort_barrier");
+    fill(waiting, [s.open_barriers, may], () => s.open_barriers.length ? [h("h3", {}, "Open barriers"), table("Open barriers", ["Barrier", "Open for", "Closes in", "Missing", ""], s.open_barriers.map(b => ({cells: [
+      `#${b.id}`, ago(b.opened, ""), b.closes === null ? "–" : until(b.closes), b.missing.join(", ") || "–",
+      may ? h("button", {id: `abort-${b.id}`, "aria-label": `Abort barrier ${b.id}`, click: () => abortBarrier(s, b)}, "Abort…") : null]})))] : []);
     fill(barriers, [s.barriers, s.open_barriers], () => s.barriers.length ? h("div", {class: "tall"}, table("Closed barriers", ["Barrier", "Outcome", "Closed", ">Waited", "Missing", "Tardy"], s.barriers.map(b => ({cells: [
       `#${b.id} ${[...new Set(b.types)].join(", ")}`, h("span", {class: toneOf(b.outcome)}, shape(toneOf(b.outcome)), b.outcome, b.homogeneous === false ? ", mixed types" : ""), ago(b.at), span(b.waited), b.missing.join(", ") || "–", b.tardy.join(", ") || "–"]})))) : empty(s.open_barriers.length ? "The first barrier is open." : "No barrier has closed yet. Barriers are rows in the data that all sources wait for."));
   }

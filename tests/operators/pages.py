@@ -31,7 +31,7 @@ class FakeAirflowQueries:
         pipelines: Sequence[str],
         store: Store,
         *,
-        may: Sequence[str] = ("recover", "pin"),
+        may: Sequence[str] = ("recover", "pin", "abort_barrier"),
         paused: Sequence[str] = (),
     ) -> None:
         self.pipelines, self.may, self.paused = list(pipelines), list(may), set(paused)

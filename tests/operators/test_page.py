@@ -5,17 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.operators.history import GALLERY, History, drives, drove, gallery
+from tests.operators.history import GALLERY, SECOND, History, drives, drove, gallery
 from tests.servers.memory_store import Fault, MemoryStore, StoreRequest
 
 from tidegate.checkpoints import slot_index
+from tidegate.checkpoints.checkpoint_specs import write_spec
 from tidegate.checkpoints.desired_state import DesiredState
 from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.checkpoints.pins import RootsFile
 from tidegate.checkpoints.restore import RestoreEvent, record_restore_event
 from tidegate.errors import TransientError
+from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.operators import stream_view
-from tidegate.operators.page_data import build_lateness_charts
+from tidegate.operators.page_data import build_lateness_charts, list_open_barriers
 from tidegate.operators.stream_view import StreamView, build_unknown_row
 
 
@@ -208,6 +210,51 @@ def test_barriers_are_found_far_behind_the_charts(store: MemoryStore) -> None:
     ]
     assert set(found["barriers"][0]["arrivals"]) == {"EWR/0", "JFK/0", "LGA/0"}
     assert found["open_barriers"] == []
+
+
+def test_an_open_barrier_says_who_is_missing_and_until_when(store: MemoryStore) -> None:
+    """By the timeout of the spec that sealed the epoch; a barrier behind it waits for its turn."""
+    spec = PipelineSpec.model_validate(
+        {
+            "name": "p",
+            "sources": {
+                "EWR": {
+                    "path": "inbox/",
+                    "schema": {"at": "timestamp", "kind": "string", "id": "long"},
+                    "event_time": "at",
+                    "lag": "1m",
+                    "barriers": {"kind": "kind", "types": ["day"], "id": "id"},
+                }
+            },
+            "barriers": {"timeout": "30s"},
+        }
+    )
+    write_spec(store, spec)
+    history = History(store, "p")
+    newest = history.extend(11)[-1]
+    clock, opened = 500 * SECOND, 480 * SECOND
+    members = {f"{name}/0": {"status": "active"} for name in ("EWR", "JFK", "LGA")}
+    members["JFK/0"]["status"] = "done"
+    open_barriers = [
+        {"id": 3, "opened": opened, "arrivals": {"EWR/0": {"at": opened}}},
+        {"id": 4, "opened": opened, "arrivals": {"LGA/0": {"at": opened}}},
+    ]
+    decider = {
+        "clock": clock,
+        "members": members,
+        "sources": {"all": {"inputs": members}},
+        "barriers": {"open": open_barriers, "last_closed": 485 * SECOND},
+    }
+    sealed = newest.model_copy(update={"decider": decider})
+    first, second = list_open_barriers(sealed, spec.barrier_timeout)
+    assert (first["id"], first["missing"], first["opened"]) == (3, ["LGA/0"], 480_000)
+    # The clock stands 15 s after the last barrier closed, so that 15 of its 30 s are left.
+    assert first["closes"] == sealed.created_at // 1000 + 15_000
+    assert (second["missing"], second["closes"]) == (["EWR/0"], None)
+    assert list_open_barriers(sealed, None)[0]["closes"] is None
+    view = StreamView(store, "p")
+    known = sealed.model_copy(update={"spec_digest": spec.digest()})
+    assert view._read_open_barriers(known)[0]["closes"] == first["closes"]
 
 
 def test_trails_pins_and_requests_are_shown(store: MemoryStore) -> None:

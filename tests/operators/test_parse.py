@@ -106,7 +106,7 @@ def test_parsing_imports_nothing_heavy() -> None:
     share, modules, dags = _least(REPOSITORY / "dags" / "pipelines", 0.2)
     packages = {name.partition(".")[0] for name in modules}
     assert packages.isdisjoint(HEAVY), packages & set(HEAVY)
-    kinds = ("stream", "recover", "pin", "quality", "maintain")
+    kinds = ("stream", "recover", "pin", "abort_barrier", "quality", "maintain")
     assert {*(f"flights.{kind}" for kind in kinds), "tidegate.sweep"} <= set(dags)
     assert share < 0.2
 
