@@ -88,6 +88,8 @@ def open_existing_store(given: str | None) -> Store:
 
     url = resolve_store_url(given)
     folder = Path(url.removeprefix("file://"))
+    # Opening a local store makes its folder, and an empty store would answer that no pipeline ever
+    # ran.
     if ("://" not in url or url.startswith("file://")) and not folder.is_dir():
         raise NO_STORE(folder=folder.absolute())
     return open_store(url)
@@ -119,11 +121,14 @@ def open_log(pipeline: str, given: str | None) -> SlotLog:
     from tidegate.checkpoints.slot_log import SlotLog
 
     store = open_existing_store(given)
+    # A name needs no spec: the log alone answers most questions, also on machines without the
+    # specs.
     name = find_spec(pipeline).name if _is_spec_path(pipeline) else pipeline
     if read_identity(store, name) is None:
         known = list_pipelines(store)
         if not known:
             raise NO_PIPELINE_YET(name=name, store=store.url)
+        # Most unknown names are typing errors.
         close = difflib.get_close_matches(name, known, n=1)
         suggestion = f"; did you mean {close[0]!r}?" if close else ""
         raise UNKNOWN_PIPELINE(
@@ -149,6 +154,7 @@ def resolve_spec_path(spec: str) -> Path:
     if _is_spec_path(spec):
         return Path(spec)
     folders = [Path(p) for p in (os.environ.get("TIDEGATE_PIPELINES"), "dags/pipelines") if p]
+    # Reversed, so that a spec of the first folder replaces one of the same name in the second.
     specs = {
         path.stem: path for folder in reversed(folders) for path in sorted(folder.glob("*.y*ml"))
     }

@@ -52,6 +52,7 @@ def check_exactness(
 
 def _print_exactness(report: ExactnessReport) -> None:
     names = {name for places in report.rows.values() for name in places}
+    # "read" first: the other columns have to add up to it.
     columns = sorted(names, key=lambda name: (name != "read", name))
     rows = [[source, *(p.get(c, 0) for c in columns)] for source, p in report.rows.items()]
     output.print_table(["source", *columns], rows)
@@ -87,6 +88,7 @@ def replay_sealed_epoch(
     """
     spec, log = arguments.open_spec_and_log(pipeline, store)
     sealed, parent = _read_epoch_and_parent(log, epoch)
+    # The spec may have changed since; the epoch can only be repeated by its own.
     spec = _find_own_spec(spec, sealed, log.store)
     result = _replay_in_scratch_store(spec, sealed, parent, log.store)
     if as_json:
@@ -116,10 +118,12 @@ def _read_epoch_and_parent(log: SlotLog, epoch: int | None) -> tuple[Manifest, M
     """
     head = log.head()
     slot = epoch or head.slot
+    # The slot before is read with it, because the epoch began with that state.
     slots = list(log.epochs_between(head.timeline, max(1, slot - 1), slot))
     if not slots or slots[-1].record.slot != slot:
         raise NO_EPOCH(pipeline=log.pipeline, epoch=epoch, newest=head.slot)
     sealed = slots[-1].epoch
+    # A merge has no cut, so there is nothing to run again.
     if sealed.is_merge:
         raise SLOT_IS_MERGE(pipeline=log.pipeline, slot=sealed.slot)
     return sealed, slots[0].epoch if len(slots) == 2 else None
@@ -156,6 +160,7 @@ def _replay_in_scratch_store(
 
     with TemporaryDirectory(prefix="tidegate-replay-") as folder:
         scratch = LocalStore(Path(folder) / "store")
+        # Reads come from the real store, writes stay in the temporary one.
         overlay = ScratchStore(InputView(sealed, spec, Path(folder)), scratch)
         mover = SparkMover(overlay, spec, Path(folder) / "work")
         try:
@@ -185,6 +190,7 @@ def run_quality_checks(
     command = [sys.executable, "-m", "tidegate.expectations", "run"]
     command += [str(arguments.resolve_spec_path(spec)), "--store", log.store.url]
     done = subprocess.run([*command, *(["--json"] if as_json else [])], check=False)
+    # With any other code there is no result to show.
     if docs is not None and done.returncode in (0, 1):
         _copy_data_docs(log, docs, quiet=as_json)
     raise typer.Exit(done.returncode)

@@ -64,6 +64,7 @@ def list_checkpoints(
     catalog = _open_catalog(pipeline, store)
     kinds = ("epoch", "stub", "fork") if everything else ("epoch",)
     checkpoints = catalog.list_checkpoints(all_timelines=everything, kinds=kinds)
+    # `--all` is for looking behind a restore, where the end of the list may be what is sought.
     shown = checkpoints if everything else checkpoints[:limit]
     if as_json:
         output.print_envelope("checkpoints", [row.model_dump(mode="json") for row in shown])
@@ -97,6 +98,7 @@ def show_checkpoint(
     ]
     output.print_table(["partition", "read up to", "more waiting"], positions)
     files = [_sum_files(f"table {table}", refs) for table, refs in manifest.files.items()]
+    # State consists of many small segments: their sum per kind says more than their names.
     for kind in sorted({segment.kind for segment in manifest.segments}):
         segments = [segment for segment in manifest.segments if segment.kind == kind]
         files.append(_sum_files(f"state {kind}", segments))
@@ -162,6 +164,7 @@ def verify_checkpoints(
     catalog = _open_catalog(pipeline, store)
     chosen = _resolve_checkpoints(catalog, checkpoint, everything)
     check = _make_deep_check(catalog) if deep else None
+    # Printed one by one, because a scrub over many checkpoints takes minutes.
     results: list[Verification] = []
     for result in verify.scrub_checkpoints(catalog.log, chosen, checksums=not fast, deep=check):
         results.append(result)
@@ -226,12 +229,14 @@ def restore_checkpoint(
 
     catalog = _open_catalog(pipeline, store)
     log = catalog.log
+    # Resolved before the question, so that the person confirms one definite checkpoint.
     target = None if checkpoint == BEGINNING else catalog.resolve(checkpoint)
     plan = plan_restore(log, target, catalog=catalog)
     changes = _find_spec_changes(pipeline, log, plan)
     if not as_json:
         _print_restore_plan(plan, changes)
     if not dry_run:
+        # Before the question: what the next driver would refuse must not be committed first.
         _refuse_unfit_spec(pipeline, log, plan)
         if not yes:
             typer.confirm("restore?", abort=True, err=as_json)
@@ -277,6 +282,7 @@ def remove_pin(
     log = arguments.open_log(pipeline, store)
     roots = RootsFile(log.store, log.pipeline)
     pins = roots.read().pins
+    # A misspelt name must not look like success: retention would keep the checkpoint.
     if name not in pins:
         raise UNKNOWN_PIN(pipeline=log.pipeline, name=name, pins=", ".join(sorted(pins)) or "none")
     roots.unpin(name)
@@ -310,6 +316,7 @@ def _print_diff(diff: CheckpointDiff) -> None:
     rows: list[tuple[object, ...]] = [
         ("rows", name, "", f"{change:+,}") for name, change in diff.counters.items()
     ]
+    # In the order of the data flow: input, decisions, state, output.
     for what in ("positions", "decider", "state", "tables"):
         rows += [(what, name, pair.left, pair.right) for name, pair in getattr(diff, what).items()]
     rows += [("spec", "digest", "", "changed")] if diff.spec_changed else []
@@ -344,6 +351,8 @@ def _open_catalog(pipeline: str, store: str | None) -> CheckpointCatalog:
 def _format_summary_row(row: SlotSummary) -> tuple[object, ...]:
     notes = [f"pinned as {name}" for name in row.pins]
     notes += [row.condemned] if row.condemned else []
+    # A person who reads the list must see why a checkpoint is not the newest, or cannot be
+    # restored.
     notes += [] if row.on_lineage else ["left by a restore"]
     notes += [f"not restorable: slot {row.gap} was retired"] if row.gap is not None else []
     kinds = {"stub": ["retired"], "fork": [f"restore of {row.parent or 'the beginning'}"]}
@@ -357,12 +366,14 @@ def _format_summary_row(row: SlotSummary) -> tuple[object, ...]:
 def _format_position(part: dict[str, Any]) -> str:
     """Format where a slice ends: object and row, or the position as the source counts it."""
     resume = part.get("resume") or {}
+    # Objects have an ordinal and a row; Kafka and tables count in their own way.
     if {"ordinal", "row"} <= set(resume):
         return f"object {resume['ordinal']}, row {resume['row']}"
     return str(part.get("end"))
 
 
 def _print_restore_plan(plan: RestorePlan, changes: list[SpecChange]) -> None:
+    # The time of the checkpoint tells people more than its number.
     since = f" of {output.format_short_instant(plan.since)}" if plan.since else ""
     regained = plan.epochs_regained
     again = f", {regained:,} of an older timeline come back" if regained else ""
@@ -447,6 +458,7 @@ def _declare_recovering(log: SlotLog) -> Iterator[None]:
     )
 
     store, name, recovering = log.store, log.pipeline, DesiredState.RECOVERING
+    # Remembered, because a restore must not turn a stopped pipeline into a running one.
     before = read_desired_state(store, name)
     set_desired_state(store, name, recovering, who=arguments.get_user_name(), why="restore")
     try:

@@ -36,6 +36,7 @@ app = typer.Typer(
     ),
 )
 
+# Panels group the thirty commands by what a person wants, not by module.
 _RUN, _LOOK, _WRITE, _LOCAL = "Run", "Look", "Specs", "Local stack"
 
 app.command("run", rich_help_panel=_RUN)(run_commands.run_in_foreground)
@@ -69,6 +70,7 @@ app.command("warm", rich_help_panel=_LOCAL)(stack_commands.archive_spark_classes
 app.command(
     "demo",
     rich_help_panel=_LOCAL,
+    # Options that this command does not know go to the demo program.
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
 )(stack_commands.run_demo)
 

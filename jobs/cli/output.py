@@ -30,6 +30,7 @@ class ErrorReportingGroup(TyperGroup):
     """
 
     def invoke(self, ctx: Any) -> Any:
+        """Run the command, and turn an error into its exit code."""
         from tidegate.errors import TidegateError
 
         try:
@@ -41,6 +42,8 @@ class ErrorReportingGroup(TyperGroup):
             raise typer.Exit(error.failure_class.exit_code) from None
         except (typer.Exit, typer.Abort, KeyboardInterrupt):
             raise
+        # The reader has closed the pipe. Closing stderr keeps Python from reporting that at its
+        # end.
         except BrokenPipeError:  # `tidegate ... | head`
             sys.stderr.close()
             raise typer.Exit(0) from None
@@ -110,6 +113,7 @@ def print_table(
         show_header=any(columns),
     )
     for number, name in enumerate(columns):
+        # An empty table has no numbers: its headings are aligned as text.
         numeric = bool(cells) and all(isinstance(row[number], int | float) for row in cells)
         justify: Any = "right" if numeric else "left"
         grid.add_column(name, justify=justify, no_wrap=number == 0, overflow="fold")
@@ -156,6 +160,7 @@ def format_age(ticks: int | None, now: int | None = None) -> str:
     if ticks is None:
         return ""
     age = max(0, (time.time_ns() // 1000 if now is None else now) - ticks)
+    # Cut to two units: they are enough to judge an age.
     if age < _TICKS_PER_SECOND:
         unit = 1_000
     elif age < 3600 * _TICKS_PER_SECOND:

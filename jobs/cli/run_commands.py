@@ -70,6 +70,7 @@ def run_in_foreground(
     A stopped pipeline runs again. Ctrl-C drains: the driver seals and publishes the current epoch
     first. A second Ctrl-C ends it at once; nothing sealed is lost.
     """
+    # Before the heavy imports below: a wrong name or address is reported at once.
     pipeline, url = arguments.find_spec(spec), arguments.resolve_store_url(store)
     from tidegate.jobs.driver.epoch_loop import EndConditions
     from tidegate.jobs.driver.log_output import configure_logs
@@ -134,6 +135,8 @@ def allow_start(pipeline: PipelineArgument, store: StoreOption = None, why: WhyO
     log = arguments.open_log(pipeline, store)
     before, lease = read_desired_state(log.store, log.pipeline), read_lease(log.store, log.pipeline)
     has_driver = lease is not None and not lease.is_free
+    # The restore would set the desired state back when it ends, and this command would have done
+    # nothing.
     if before.state is DesiredState.RECOVERING and has_driver:
         raise RESTORING(pipeline=log.pipeline, who=before.who or "somebody")
     set_desired_state(
@@ -151,6 +154,7 @@ def _wait_for_driver_end(log: SlotLog, token: int, timeout: float) -> bool:
     observer = LeaseObserver(log.store, log.pipeline)
     deadline = SYSTEM_CLOCK.monotonic() + timeout
     while True:
+        # A crashed driver never releases its lease, so an expired one ends the wait as well.
         view = observer.observe()
         if view is None or view.token != token or observer.is_expired(view):
             return True
@@ -171,6 +175,7 @@ def _print_epoch_line(report: EpochReport, seconds: float) -> None:
         "dead": epoch.dead_lettered,
         "dead objects": epoch.dead_objects,
     }
+    # Zeros are left out: most epochs of a quiet pipeline have nothing to tell.
     parts = [f"{name} {rows:,}" for name, rows in counts.items() if rows]
     if report.decision.barriers:
         barriers = ", ".join(f"{b.id} {b.outcome.value}" for b in report.decision.barriers)
@@ -272,6 +277,7 @@ def _await_answer(log: SlotLog, request: DriverRequest, timeout: float) -> None:
         if SYSTEM_CLOCK.monotonic() >= deadline:
             raise NO_ANSWER(pipeline=log.pipeline, seconds=timeout)
         SYSTEM_CLOCK.sleep(_POLL_SECONDS)
+    # The driver read the request and did nothing: the exit code must say so.
     if ack.outcome is not AckOutcome.APPLIED:
         raise REFUSED(
             pipeline=log.pipeline, kind=request.kind, outcome=ack.outcome, detail=ack.detail
@@ -307,6 +313,8 @@ def land_source(
         raise NO_LANDING(pipeline=spec.name, source=source, sources=", ".join(spec.sources))
     configure_logs(json=True)
     stop = threading.Event()
+    # The current batch is finished first; Spark would otherwise be interrupted in the middle of a
+    # write.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     with measure_landing(spec.name, source) as metrics:
@@ -349,6 +357,7 @@ def _record_landing_end(landing: LandingLog) -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        # Other exceptions can carry whole query plans.
         reason = error.message if isinstance(error, TidegateError) else repr(error)[:400]
         landing.report_status("failed", reason)
         raise

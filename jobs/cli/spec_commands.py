@@ -41,6 +41,7 @@ def validate_specs(
     from tidegate.errors import ConfigurationError
 
     reports: list[dict[str, Any]] = []
+    # All of them are checked, so that one run in CI shows every mistake.
     for name in spec:
         try:
             pipeline = arguments.find_spec(name)
@@ -94,6 +95,7 @@ def propose_source_schema(
     from tidegate.jobs.sources.schema_inference import infer_columns
 
     folder, _, name = address.rpartition("/")
+    # The name may end in a compression, such as `.json.gz`.
     form = form or next((known for known in _FORMATS if f".{known}" in name), None)
     if form not in _FORMATS:
         raise UNKNOWN_FORMAT(address=address, formats=", ".join(_FORMATS))
@@ -181,6 +183,7 @@ def read_kept_manifests(log: SlotLog, newest: int | None = None) -> list[Manifes
     from tidegate.checkpoints.manifest import Manifest
 
     head = log.head()
+    # Slots count epochs and merges; retired ones are left out below.
     first = 1 if newest is None else max(1, head.slot - newest + 1)
     records = (filled.record for filled in log.epochs_between(head.timeline, first, head.slot))
     return [record for record in records if isinstance(record, Manifest)]
@@ -191,6 +194,7 @@ def read_present_lags(pipeline: str) -> dict[str, int | None]:
     from tidegate.errors import ConfigurationError
 
     try:
+        # The advice needs the log only, so a spec that is not here is no error.
         path = arguments.resolve_spec_path(pipeline)
     except ConfigurationError:
         return {}
@@ -238,6 +242,7 @@ def _print_advice(
 def _format_advice_row(advice: LagAdvice) -> list[object]:
     lags = [_format_lag(target.lag) for target in advice.targets] or [""] * 3
     share = advice.present_share
+    # Measured over all epochs, also those that ran with another lag.
     so_far = _format_share(advice.late / advice.read) if advice.read else ""
     now = "unknown" if advice.present is None else _format_lag(advice.present)
     at_most = "" if share is None else _format_share(share)

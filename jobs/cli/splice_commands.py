@@ -85,6 +85,7 @@ def request_late_rows(
 
     spec, log = arguments.open_spec_and_log(pipeline, store)
     which = _build_late_filter(missed, source, (since, until), reason, skip_rejected)
+    # Asked for by Airflow's daily check, for which too few rows are a success.
     if at_least > 1 and (count := list_pending_rows(spec, log, which).num_rows) < at_least:
         facts = {"request": None, "rows": count, "at_least": at_least}
         text = f"{count:,} late rows: fewer than {at_least:,}"
@@ -159,6 +160,7 @@ def list_requests(
     from tidegate.jobs.splice.request_creation import resolve_request_state
 
     log = arguments.open_spec_and_log(pipeline, store)[1]
+    # One head for all: the state of every request is shown at the same moment.
     head, now = log.head(), SYSTEM_CLOCK.wall_ticks()
     requests = [
         (request, resolve_request_state(log, request, head, now))
@@ -190,12 +192,14 @@ def show_impact(
 
     spec, log = arguments.open_spec_and_log(pipeline, store)
     request = read_splice_request(log.store, spec.name, request_id)
+    # A merged request has no effect any more, so a report would show nothing.
     merged_in = find_merge_checkpoint(log, request_id)
     if merged_in is not None:
         facts = {"request": _dump_request(request), "checkpoint": merged_in}
         output.print_result(as_json, "splice", facts, f"{request_id} was merged in {merged_in}")
         return
     _, impact = estimate_impact(spec, log, request)
+    # Written also with --json: the two do not exclude each other.
     if html is not None:
         html.write_text(render_html(request, impact), encoding="utf-8")
     if as_json:
@@ -227,10 +231,13 @@ def merge_request(
     from tidegate.jobs.splice.merge import MergeDecision
 
     spec, log = arguments.open_spec_and_log(pipeline, store)
+    # Without a digest the effect is confirmed now; a repeated call after a crash must not ask
+    # again.
     if digest is None and merge.find_merge_checkpoint(log, request_id) is None:
         digest = _confirm_impact(spec, log, request_id, ask=not yes)
     decision = MergeDecision(who or arguments.get_user_name(), why=why, digest=digest)
     outcome = merge.merge_request(spec, log, request_id, decision)
+    # The command returns when readers see the merge.
     _publish_merged_tables(spec, log)
     if as_json:
         output.print_envelope("merge", _dump_merge_outcome(request_id, outcome))
@@ -291,6 +298,7 @@ def divide_request(
         facts = {"request": chosen.id, "rows": chosen.row_count}
         output.print_envelope("splice", facts | {"rest": rest.id, "rest_rows": rest.row_count})
         return
+    # Both ids are needed: each part is decided on its own.
     for request in (chosen, rest):
         _print_new_request(request)
 
@@ -356,6 +364,7 @@ def _parse_event_time(text: str | None) -> int | None:
         instant = datetime.fromisoformat(text)
     except ValueError as error:
         raise BAD_TIME(text=text) from error
+    # Never the zone of this machine: the same command must mean the same rows everywhere.
     instant = instant if instant.tzinfo else instant.replace(tzinfo=UTC)
     return round(instant.timestamp() * _TICKS_PER_SECOND)
 
@@ -364,12 +373,14 @@ def _read_corrections(values: list[str], path: Path | None) -> RowRepair:
     """Read corrections: values for every row, and a file with the columns of single rows."""
     from tidegate.jobs.splice.request_creation import RowRepair
 
+    # The first equals sign separates: values may contain others.
     pairs = [value.partition("=") for value in values]
     rows: dict[tuple[str, str, int], Mapping[str, str]] = {}
     try:
         for line in path.read_text(encoding="utf-8").splitlines() if path else ():
             row: dict[str, Any] = json.loads(line)
             identity = str(row.pop("_source")), str(row.pop("_partition")), int(row.pop("_seq"))
+            # The identity columns were taken out: what remains are corrections.
             rows[identity] = row
     except (OSError, ValueError, KeyError) as error:
         raise BAD_CORRECTIONS(path=path, reason=error) from error

@@ -95,6 +95,7 @@ def run_demo(
     """
     from tidegate.infra.demo import main
 
+    # The demo is a program of its own, with its own defaults: only what was given is passed on.
     options = {"--start": start, "--days": days, "--pace": pace, "--home": home}
     chosen = [(name, str(value)) for name, value in options.items() if value is not None]
     raise typer.Exit(main([*(word for option in chosen for word in option), *ctx.args]))
@@ -104,6 +105,7 @@ def _configure_stack(home: Path | None, dags: Path | None) -> Stack:
     from tidegate.infra.local_stack import Stack, StackSettings
 
     defaults, variable = StackSettings(), os.environ.get("TIDEGATE_HOME")
+    # The same order as for the store: option, environment, this folder.
     folder = home or (Path(variable) if variable else defaults.home)
     return Stack(StackSettings(home=folder, dags=dags or defaults.dags))
 

@@ -9,6 +9,7 @@ import typer
 from tidegate.checkpoints.row_counts import RowCounts
 from tidegate.jobs.cli import arguments, output
 from tidegate.jobs.cli.arguments import JsonOption, PipelineArgument, StoreOption
+from tidegate.jobs.cli.errors import NO_LOG
 
 if TYPE_CHECKING:
     from tidegate.checkpoints.pipeline_overview import DriverOverview, PipelineOverview
@@ -40,6 +41,7 @@ def show_status(
         }
         output.print_envelope("status", report) if as_json else _print_pipeline_status(report)
         return
+    # Without a name the landings are left out: they need the specs of all pipelines.
     place = arguments.open_existing_store(store)
     reports = [describe_pipeline(SlotLog(place, name)) for name in arguments.list_pipelines(place)]
     if as_json:
@@ -71,6 +73,7 @@ def describe_pipeline(log: SlotLog) -> dict[str, Any]:
         "driver": _describe_driver(driver),
         "checkpoint": _describe_checkpoint(overview),
         "timeline": head.timeline,
+        # Each restore opens a timeline, so its number counts them.
         "restores": head.timeline,
         "unpublished": _count_unpublished(log.store, log.pipeline, head.timeline, head.slot),
         "sinks": facts.get("sinks", {}),
@@ -113,6 +116,7 @@ def _describe_landing(name: str, source: SourceSpec, store: Store, now: int) -> 
         return {"state": "unknown", "why": error.message}
     if said is None:
         return {"state": "never ran", "why": None}
+    # A killed process leaves "running" behind.
     silent = said["state"] == "running" and now - said["at"] > _LANDING_SILENT_AFTER
     return {**said, "state": "silent"} if silent else said
 
@@ -198,6 +202,7 @@ def _count_unpublished(store: Store, pipeline: str, timeline: int, slot: int) ->
     # second.
     try:
         pointer = parse_json(store.get(BucketLayout(pipeline).published_cut_key).data)
+    # Never published, or not readable: all sealed slots count.
     except (NotFoundError, ValueError):
         return slot
     return slot - int(pointer["upto"]) if pointer["timeline"] == timeline else None
@@ -271,6 +276,7 @@ def _print_pipeline_status(report: dict[str, Any]) -> None:
                 ),
             )
         )
+    # Only Kafka sources know how many messages wait.
     if waiting := count_waiting_messages(report):
         facts.append(
             (
@@ -408,6 +414,7 @@ def _list_row_notes(counts: dict[str, Any] | None) -> list[tuple[str, object]]:
 
 
 def _format_trouble(report: dict[str, Any]) -> str | None:
+    # The error that ended a driver outweighs a trouble that it waits out.
     error = report["error"] or report["trouble"]
     return f"{error['class']}: {error['message']}" if error else None
 
@@ -436,22 +443,20 @@ def show_logs(
     prints.
     """
     from tidegate.checkpoints.driver_reports import list_log_attempts, read_log_tail
-    from tidegate.errors import ConfigurationError
 
     log = arguments.open_log(pipeline, store)
     known = list_log_attempts(log.store, log.pipeline)
     chosen = attempt or (known[0] if known else None)
     if chosen is None or chosen not in known:
-        raise ConfigurationError(
-            f"{log.pipeline} has no log of a driver" + (f" {chosen!r}" if chosen else ""),
-            code="cli.no_log",
-            pipeline=log.pipeline,
-            advice=(
-                f"kept: {', '.join(known)}"
-                if known
-                else "only drivers that Airflow starts send their logs"
-            ),
+        available = (
+            f"kept: {', '.join(known)}"
+            if known
+            else "only drivers that Airflow starts send their logs"
         )
+        raise NO_LOG(
+            pipeline=log.pipeline, attempt=f" {chosen!r}" if chosen else "", available=available
+        )
+    # The list of attempts needs no log.
     found = [] if all_attempts else read_log_tail(log.store, log.pipeline, chosen, lines)
     if as_json:
         output.print_envelope(

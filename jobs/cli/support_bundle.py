@@ -261,6 +261,7 @@ def _collect_versions() -> dict[str, Any]:
     from tidegate import __version__
 
     def find_version(name: str) -> str:
+        """Return the version of a package, or that it is not installed."""
         try:
             return version(name)
         except PackageNotFoundError:

@@ -142,6 +142,7 @@ def follow_row(
                 "no output has such a row: it was not read yet, waits in the order buffer, or was"
                 " dropped by policy"
             )
+    # So that a script can ask whether a row has arrived.
     raise typer.Exit(0 if traces else 1)
 
 
@@ -234,6 +235,7 @@ def collect_garbage(
     from tidegate.jobs.driver.housekeeping import maintain_bucket
 
     spec, log = arguments.open_spec_and_log(pipeline, store)
+    # None leaves the decision to the spec; 0 keeps only what `checkpoint.retain` counts.
     keep_for = None if keep_hours is None else keep_hours * 3600
     done = maintain_bucket(spec, log, keep_for, dry_run=dry_run)
     if as_json:

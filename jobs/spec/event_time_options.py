@@ -24,6 +24,8 @@ def _parse_never(value: Any) -> Any:
     return None if value in ("never", "off", "none") else value
 
 
+# `never` means two things here: for a frame "emit no frontier" (0), for other options "switched
+# off" (None).
 def _parse_frame(value: Any) -> Any:
     return 0 if value == "never" else _parse_never(value)
 
@@ -82,6 +84,8 @@ class CoalesceOptions(SpecModel):
 
     @model_validator(mode="after")
     def _require_positive_timeout(self) -> Self:
+        # With a timeout of 0 every member would be idle in every epoch, and the frontier would
+        # ignore all of them.
         if self.idle_timeout is not None and self.idle_timeout <= 0:
             raise ValueError("idle_timeout must be positive, or 'never'")
         return self
@@ -127,6 +131,7 @@ class PunctuationOptions(SpecModel):
     @property
     def is_generated(self) -> bool:
         """Whether tidegate makes the punctuation itself."""
+        # Explicit and imported punctuation come from outside: from rows, or from another source.
         return self.every_events is not None or self.every_span is not None
 
 
@@ -221,6 +226,8 @@ class OrderOptions(SpecModel):
 
     @model_validator(mode="after")
     def _require_order_for_glom(self) -> Self:
+        # Rows that leave as they are read are in no order, so "the group's first row" has no
+        # meaning.
         if self.glom is not None and self.mode is ReleaseMode.PASS_THROUGH:
             raise ValueError(
                 "glom groups rows that leave in order: it needs mode 'ordered' or 'commit'"

@@ -101,6 +101,7 @@ def _format_finding(where: str, raw: Any, item: Any) -> str:
 
 def _suggest_field(location: Location) -> str:
     allowed = _list_allowed_fields(location[:-1])
+    # Most unknown fields are typing errors: the nearest name saves a look into the documentation.
     close = difflib.get_close_matches(str(location[-1]), allowed, n=1)
     hint = f", did you mean {close[0]!r}?" if close else ""
     return f"{hint or ''}; allowed here: {', '.join(allowed)}" if allowed else hint
@@ -157,6 +158,8 @@ def _to_plain_value(value: Any) -> Any:
         return {str(k): _to_plain_value(v) for k, v in value.items()}
     if isinstance(value, list):
         return [_to_plain_value(v) for v in value]
+    # ruamel's scalars remember their style and place; pydantic's strict checks and JSON want plain
+    # values. bool first, because it is an int.
     for kind in (bool, int, float, str):
         if isinstance(value, kind):
             return kind(value) if kind is not bool else bool(value)

@@ -68,6 +68,8 @@ class QualitySpec(SpecModel):
     """Number of newest epochs whose released events are checked; the events table is the only
     one that is never small.
     """
+    # Over a pipeline's whole life a ratio hardly moves, so a fault of today would stay below every
+    # limit.
     recent: Annotated[int, Field(gt=0)] = 20
     """Number of newest epochs that count as recent. Most checks judge these."""
     recent_time: Annotated[Duration, Field(gt=0)] | None = None

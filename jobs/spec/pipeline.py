@@ -53,6 +53,8 @@ from tidegate.jobs.spec.table_layout import (
 from tidegate.jobs.spec.window_specs import WindowSpec
 from tidegate.time_units import Duration, Instant
 
+# A spec without the field is read as this version, so that a later version can tell old files
+# apart.
 API_VERSION: Final = "tidegate/v1"
 EVENTS: Final = "events"
 LATE: Final = "late"
@@ -63,6 +65,8 @@ DEAD_LETTERS: Final = "dead_letters"
 EVENT_TIME: Final = "_event_time"
 """Column of the event time if sources keep it in different ones (`event_time_column`)."""
 NON_DATA_SECTIONS: Final = {"description", "quality", "supervision", "spark", "sinks", "splice"}
+# Of `outputs`: they decide in which files rows are, not which rows there are, so a change of them
+# needs no new state.
 _NON_DATA_OUTPUT_FIELDS: Final = {
     "layout",
     "compact",
@@ -70,6 +74,8 @@ _NON_DATA_OUTPUT_FIELDS: Final = {
 }  # of `outputs`: where rows lie, not which there are
 RESERVED_TABLES: Final = frozenset({EVENTS, LATE, BUILT, BARRIERS, CHECKPOINTS, DEAD_LETTERS})
 
+# Names become parts of keys, tables, DAG ids and metric labels: the pattern is what all of these
+# accept.
 _NAME_PATTERN: Final = re.compile(r"[a-z][a-z0-9_]{0,62}\Z")
 _COLUMN_TYPE_PATTERN: Final = re.compile(
     r"(string|boolean|int|long|float|double|date|timestamp|binary|decimal\(\d{1,2},\s*\d{1,2}\))\Z"
@@ -216,6 +222,8 @@ class SourceSpec(FrontierOptions):
 
     @model_validator(mode="after")
     def _require_valid_columns(self) -> Self:
+        # Every field that names a column is collected first, so that one message form covers them
+        # all.
         wanted = {"event_time": self.event_time, "end_time": self.end_time}
         if self.barriers:
             wanted |= {"barriers.kind": self.barriers.kind, "barriers.id": self.barriers.id}
@@ -230,6 +238,7 @@ class SourceSpec(FrontierOptions):
                 raise ValueError(
                     f"{field}: column {column!r} is not in the schema ({', '.join(self.columns)})"
                 )
+        # Ticks are computed from timestamps only: a number has no unit, and a text no agreed form.
         for field in ("event_time", "end_time"):
             column = wanted[field]
             if column is not None and self.columns[column] != "timestamp":
@@ -243,6 +252,7 @@ class SourceSpec(FrontierOptions):
                 f"evolution.renamed: {', '.join(strangers)} is not in the schema"
                 f" ({', '.join(self.columns)})"
             )
+        # Outputs add provenance columns such as `_source` and `_seq` beside those of the user.
         reserved = [c for c in self.columns if c.startswith("_")]
         if reserved:
             raise ValueError(
@@ -253,6 +263,7 @@ class SourceSpec(FrontierOptions):
     def _require_location(self) -> None:
         if (self.kind == "kafka") != (self.kafka is not None):
             raise ValueError("kind: kafka and a 'kafka' section go together")
+        # An empty path would read the whole bucket, tidegate's own folders included.
         if self.kind == "objects" and not self.path.strip("/"):
             raise ValueError("kind: objects needs a 'path'")
         self._require_landing_options()
@@ -276,6 +287,8 @@ class SourceSpec(FrontierOptions):
     def _require_kafka_columns(self, kafka: KafkaOptions) -> None:
         if kafka.timestamp is not None and self.columns[kafka.timestamp] != "timestamp":
             raise ValueError(f"kafka.timestamp: column {kafka.timestamp} must be a timestamp")
+        # A tombstone has no payload, so its event time must come from what Kafka delivers beside
+        # it.
         if kafka.tombstones == "row" and self.event_time not in (
             kafka.timestamp,
             kafka.key,
@@ -288,6 +301,8 @@ class SourceSpec(FrontierOptions):
 
     @staticmethod
     def _require_kafka_schema(kafka: KafkaOptions) -> None:
+        # Avro and Protobuf cannot be read without the schema they were written with; two sources of
+        # it could contradict each other.
         if kafka.payload != "json" and (kafka.schema_file is None) == (kafka.registry is None):
             raise ValueError(
                 f"kafka.schema_file: payload {kafka.payload} needs the writer's schema, or a"
@@ -306,6 +321,8 @@ class SourceSpec(FrontierOptions):
     def _require_table_options(self) -> None:
         if self.table is None:
             return
+        # A table source takes its files from the table's own log. Options that find, group or end
+        # loose objects would be ignored without a word, so they are refused.
         plain = (
             self.kind == "objects"
             and self.format == "parquet"
@@ -325,6 +342,8 @@ class SourceSpec(FrontierOptions):
     def _require_landing_options(self) -> None:
         if self.landing is None:
             return
+        # The landing writes one sequence of Parquet objects; their names carry the order that the
+        # source reads them in.
         if self.kind != "objects" or self.format != "parquet" or self.partition_by != "source":
             raise ValueError("landing: writes Parquet objects of a source with one partition")
         strangers = [c for c in self.landing.columns if c not in self.columns]
@@ -577,6 +596,7 @@ class PipelineSpec(SpecModel):
         clash = RESERVED_TABLES & set(self.windows)
         if clash:
             raise ValueError(f"window names {', '.join(sorted(clash))} are reserved for tables")
+        # The events and late tables hold the rows of all sources.
         schemas = {json.dumps(s.columns, sort_keys=True) for s in self.sources.values()}
         if len(schemas) > 1:
             raise ValueError(
@@ -590,6 +610,7 @@ class PipelineSpec(SpecModel):
                     f"windows.{name}.keys: no column {', '.join(missing)} in the schema (or"
                     " '_source')"
                 )
+            # These are the other columns of a window's table.
             taken = set(window.aggregates) & {
                 *window.keys,
                 "window_start",
@@ -601,6 +622,7 @@ class PipelineSpec(SpecModel):
                 raise ValueError(
                     f"windows.{name}.aggregates: names already taken: {', '.join(sorted(taken))}"
                 )
+        # A misspelt table would otherwise be delivered never, without an error.
         for name, sink in self.sinks.items():
             unknown = sorted(set(sink.tables or ()) - set(self.table_names))
             if unknown:
@@ -609,6 +631,8 @@ class PipelineSpec(SpecModel):
                     f" {', '.join(self.table_names)}"
                 )
         for name, source in self.sources.items():
+            # A source that imports its own frontier, or one that does not exist, would hold the
+            # output frontier for ever.
             imported = source.punctuation.import_from if source.punctuation else None
             if imported is not None and (imported not in self.sources or imported == name):
                 raise ValueError(
@@ -636,11 +660,13 @@ class PipelineSpec(SpecModel):
         for stream in self.streams.values():
             for kind in stream.columns.values():
                 _validate_column_type(kind)
+        # Building the graph raises for unknown names, cycles and columns that do not fit.
         _ = self.stream_graph
         return self
 
     @model_validator(mode="after")
     def _require_events_output(self) -> Self:
+        # Without the events table the order buffer would be state that no output shows.
         if not self.outputs.events and self.release.mode is not ReleaseMode.PASS_THROUGH:
             raise ValueError(
                 "outputs.events: false leaves nothing to put in order; it needs release.mode:"
@@ -705,6 +731,7 @@ class PipelineSpec(SpecModel):
         """Ticks until an open barrier times out: its own, else four build windows, else never."""
         if self.barriers.timeout is not None:
             return self.barriers.timeout
+        # The factor is NSCLDAQ's (docs/semantics.md, section 2).
         window = self.release.build_window
         return None if window is None else 4 * window
 
@@ -720,6 +747,8 @@ class PipelineSpec(SpecModel):
 
         Limits, supervision and Spark's settings do not count.
         """
+        # Sections that no row depends on are left out: otherwise raising a limit or a timeout would
+        # look like a change of the data, and would be checked against the state.
         beside: Any = {**dict.fromkeys(NON_DATA_SECTIONS, True), "outputs": _NON_DATA_OUTPUT_FIELDS}
         fields = self.model_dump(mode="json", by_alias=True, exclude=beside)
         return hashlib.sha256(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+# By default these systems treat no member as idle.
 _NEVER_IDLE: Final = {"idle_timeout": "never"}
 
 PRESETS: Final[dict[str, dict[str, Any]]] = {
@@ -98,12 +99,15 @@ def apply_preset(raw: dict[str, Any]) -> dict[str, Any]:
     if not preset:
         return raw
     sources = dict(_list_mapping_items(raw.get("sources")))
+    # In StreamInsight the two ways to advance time have different policies for late events, and the
+    # release belongs to the whole pipeline.
     if any(_has_declared_frontier(source) for source in sources.values()):
         preset = {**preset, "release": preset.get("declared_release", preset.get("release", {}))}
     merged = dict(raw)
     for section in ("coalesce", "release", "barriers"):
         if section in preset:
             merged[section] = _merge_defaults(preset[section], raw.get(section, {}))
+    # An empty or misspelt section stays as it is: the models report it with its line.
     merged["sources"] = {
         name: _apply_to_source(preset, source) for name, source in sources.items()
     } or raw.get("sources", {})
@@ -134,6 +138,7 @@ def _apply_to_source(preset: dict[str, Any], source: Any) -> Any:
     if _has_declared_frontier(source):
         defaults = dict(preset.get("declared", defaults))
     has_punctuation = isinstance(source.get("punctuation"), dict)
+    # Only sources that have a punctuation get its defaults: alone they would switch it on.
     if has_punctuation and "punctuated" in preset:
         defaults["punctuation"] = preset["punctuated"]
     if not has_punctuation and _has_declared_frontier(source):
@@ -156,6 +161,7 @@ def _list_mapping_items(value: Any) -> list[tuple[str, Any]]:
 
 def _merge_defaults(defaults: Any, own: Any) -> Any:
     """Own values win; nested sections merge field by field."""
+    # Lists are replaced as a whole: adding to a default list could not be undone in YAML.
     if not isinstance(defaults, dict) or not isinstance(own, dict):
         return own
     return {**defaults, **{k: _merge_defaults(defaults.get(k), v) for k, v in own.items()}}

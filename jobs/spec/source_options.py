@@ -196,6 +196,7 @@ def resolve_environment_value(field: str, value: str, environment: Mapping[str, 
     Raises:
         ConfigurationError: the variable is not set.
     """
+    # Specs are stored in the bucket and shown on the page, so they name the variable only.
     variable = value.removeprefix("env:")
     if variable == value:
         return value
@@ -247,6 +248,7 @@ class EdgeColumns(SpecModel):
         Raises:
             ValueError: what tells starts from ends is no text.
         """
+        # A missing column is reported with all others by the caller; here it counts as text.
         if schema.get(self.kind, "string") != "string":
             raise ValueError(
                 f"edges.kind: column {self.kind!r} must be a string, not {schema[self.kind]}"
@@ -267,8 +269,11 @@ def list_edge_conflicts(
     if not edges:
         return
     for name, columns in edges.items():
+        # Every edge would then open a state and none would end it.
         if columns.start == columns.end:
             yield f"sources.{name}.edges: start and end are both {columns.start!r}"
+        # An adjusted row gets another event time: the state would begin or end at a time that no
+        # input row has.
         punctuation = punctuations[name]
         if punctuation is not None and punctuation.on_violation == "adjust":
             yield (

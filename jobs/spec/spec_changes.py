@@ -79,6 +79,7 @@ def compare_specs(old: PipelineSpec, new: PipelineSpec, live: LiveState) -> list
             _select_remaining_fields(old), _select_remaining_fields(new)
         )
     ]
+    # What stops a restart comes first; the list may be long.
     order = [ChangeEffect.REFUSED, ChangeEffect.DROPPED, ChangeEffect.KEPT]
     return sorted(found, key=lambda change: order.index(change.verdict))
 
@@ -105,6 +106,7 @@ def _compare_sources(old: PipelineSpec, new: PipelineSpec, live: LiveState) -> I
         rows = (
             f"; up to {live.buffered:,} buffered rows still leave in order" if live.buffered else ""
         )
+        # An end edge of a removed source is never read, so its open edges would count for ever.
         rows += "; its open edges count no more" if old.sources[name].edges else ""
         yield SpecChange(
             f"sources.{name} removed",
@@ -122,6 +124,8 @@ def _compare_source(where: str, old: SourceSpec, new: SourceSpec) -> Iterator[Sp
     )
     for path in _list_differing_paths(left, right):
         field = path.partition(".")[0]
+        # The rule is by the place of the option, not by its value: an unknown option is kept,
+        # because only those listed here give old positions or rows another meaning.
         if path in _POSITION_OPTIONS:
             yield _make_refused_change(
                 f"{where}.{path}", f"{_POSITION_OPTIONS[path]}: give the source a new name"
@@ -151,6 +155,7 @@ def _compare_columns(old: PipelineSpec, new: PipelineSpec, live: LiveState) -> I
         left, right = old.columns.get(name), new.columns.get(name)
         if left == right:
             continue
+        # A column changes in three ways; each has another effect on tables and on buffered rows.
         kind = (
             "added"
             if left is None
@@ -164,6 +169,7 @@ def _compare_columns(old: PipelineSpec, new: PipelineSpec, live: LiveState) -> I
                 what,
                 f"a table's column has one type: give the column a new name, or {_RESTART_ADVICE}",
             )
+        # Buffered rows are segments with the old columns, which the release reads by name.
         elif live.buffered:
             yield _make_refused_change(
                 what,
@@ -207,12 +213,16 @@ def _compare_window(
         new.model_dump(mode="json", exclude={"aggregates"}),
     )
     for path in _list_differing_paths(left, right):
+        # These fix which results there are. The table keeps its older results, so both kinds would
+        # be in it, without a mark that tells them apart.
         if path in ("kind", "size", "slide", "gap", "offset", "keys"):
             yield _make_refused_change(
                 f"{where}.{path}",
                 "its table would hold two kinds of results: add it as a window with a new name",
             )
         elif (
+            # These decide how a result is counted on while its window is open; closed windows are
+            # not affected.
             path in ("emit", "revisions", "session_touch", "session_late", "session_close")
             and is_open
         ):
@@ -239,6 +249,7 @@ def _compare_aggregates(
             f" {'added' if before is None else 'removed' if after is None else 'changed'}"
         )
         yield _judge_aggregate_change(what, is_open)
+    # Equal as mappings, but in another order: partial aggregates are stored by position.
     if old.aggregates == new.aggregates:
         yield _judge_aggregate_change(f"{where}.aggregates in another order", is_open)
 
@@ -266,6 +277,7 @@ def _compare_release(old: PipelineSpec, new: PipelineSpec, live: LiveState) -> I
 
 def _select_remaining_fields(spec: PipelineSpec) -> dict[str, Any]:
     """What has no rule of its own."""
+    # `name` cannot differ: both specs were found under it.
     beside = {*NON_DATA_SECTIONS, "name", "sources", "windows"}
     whole = spec.model_dump(mode="json", exclude=beside)
     return whole | {

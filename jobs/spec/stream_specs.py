@@ -111,6 +111,7 @@ class PipeSpec(AttachmentSpec):
 
     @property
     def destinations(self) -> tuple[str, ...]:
+        """The one stream that it copies to."""
         return (self.to,)
 
 
@@ -155,6 +156,7 @@ class ReducerSpec(AttachmentSpec):
 
     @model_validator(mode="after")
     def _require_function_or_aggregates(self) -> ReducerSpec:
+        # Both would be two folds over one state, none would dispatch nothing.
         if (self.function is None) == (not self.aggregates):
             raise ValueError("a reducer has either a 'function' or 'aggregates'")
         strange = [
@@ -164,6 +166,8 @@ class ReducerSpec(AttachmentSpec):
             raise ValueError(
                 f"{strange[0]} does not run along; choose from {', '.join(RUNNING_AGGREGATES)}"
             )
+        # A running aggregate dispatches one row per event, which has no rule to choose a
+        # destination.
         if self.aggregates and len(self.to) > 1:
             raise ValueError("aggregates go to one destination; 'to' names several")
         return self
@@ -179,6 +183,7 @@ class ReducerSpec(AttachmentSpec):
 
     @property
     def destinations(self) -> tuple[str, ...]:
+        """The streams in `to`."""
         return self.to
 
 
@@ -210,6 +215,7 @@ class StreamGraph:
             ValueError: an unknown name, a cycle, or columns that do not fit; the message names the
                 field.
         """
+        # Names of attachments are parts of row identities, states and requests.
         twice = set(pipes) & set(reducers)
         if twice:
             raise ValueError(f"reducers: {', '.join(sorted(twice))} is the name of a pipe as well")
@@ -218,6 +224,8 @@ class StreamGraph:
             _require_known_streams(_format_field_name(name, one), one, streams)
         columns: dict[str, Mapping[str, str]] = {EVENTS_STREAM: events}
         for stream in _sort_topologically(streams, attachments):
+            # In topological order, because a stream without a schema takes the columns of its
+            # origin.
             columns[stream] = _derive_stream_columns(stream, streams[stream], attachments, columns)
         for name, one in attachments.items():
             _require_matching_columns(_format_field_name(name, one), one, columns)
@@ -262,6 +270,7 @@ def _sort_topologically(
     }
     order: list[str] = []
     while len(order) < len(streams):
+        # One at a time, so that streams are worked on in the order of the spec where they can be.
         ready = [name for name in streams if name not in order and parents[name] <= set(order)]
         if not ready:
             raise ValueError(
@@ -273,6 +282,8 @@ def _sort_topologically(
 
 
 def _find_cycle(parents: Mapping[str, set[str]], done: set[str]) -> str:
+    # Each remaining stream waits for another remaining one, so walking back must meet a stream
+    # again.
     path = [next(name for name in parents if name not in done)]
     while True:
         back = min(parents[path[-1]] - done)
@@ -304,6 +315,8 @@ def _derive_stream_columns(
     origins = [one.origin for one in attachments.values() if stream in one.destinations]
     if not origins:
         raise ValueError(f"streams.{stream}: nothing writes to it, so it needs a schema")
+    # With several origins the first one counts; `_require_matching_columns` refuses pipes with
+    # other columns.
     return known[origins[0]]
 
 
@@ -324,6 +337,7 @@ def _require_matching_columns(
             raise ValueError(
                 f"{field}.aggregates: {one.to[0]} has no column {', '.join(strangers)}"
             )
+    # A pipe copies rows without casts, so names and types must be the same.
     if isinstance(one, PipeSpec) and dict(columns[one.to]) != dict(origin):
         raise ValueError(
             f"{field}.to: a pipe copies rows, but {one.to} has other columns than {one.origin}"

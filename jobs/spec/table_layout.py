@@ -37,6 +37,7 @@ _PARTITION_FORMS: Final = (
     "a column, year(c), month(c), day(c), hour(c), bucket(n, c) or truncate(n, c)"
 )
 _COLUMN_PATTERN: Final = r"[A-Za-z_][A-Za-z0-9_]*"
+# The three written forms, each with groups of its own.
 _PARTITION_PATTERN: Final = re.compile(
     rf"({_COLUMN_PATTERN})|(year|month|day|hour)\(\s*({_COLUMN_PATTERN})\s*\)|(bucket|truncate)\(\s*(\d+)\s*,\s*({_COLUMN_PATTERN})\s*\)"
 )
@@ -212,6 +213,7 @@ class TableLayout(SpecModel):
     def _refuse_duplicate_partitions(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         fields = [PartitionBy.parse(text) for text in value]
         times = [field.column for field in fields if field.transform in _TIME_TRANSFORMS]
+        # Iceberg refuses two time transforms of one column as redundant.
         if len(set(fields)) < len(fields) or len(set(times)) < len(times):
             raise ValueError("the same column twice, or two times of it: the finer one is enough")
         return value
@@ -226,6 +228,7 @@ class TableLayout(SpecModel):
 
     @model_validator(mode="after")
     def _refuse_empty_layout(self) -> TableLayout:
+        # An empty layout is more likely a misspelt field than a wish.
         if not self.partition_by and not self.sort_by:
             raise ValueError("says neither partition_by nor sort_by")
         return self
@@ -264,6 +267,7 @@ def list_layout_problems(
                 )
                 continue
             kind = columns[part.column]
+            # `decimal(6,2)` is looked up as `decimal`.
             allowed = _ALLOWED_TRANSFORMS[kind.partition("(")[0]]
             if part.transform not in allowed:
                 others = (

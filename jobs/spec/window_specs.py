@@ -40,6 +40,8 @@ class AggregateFunction(StrEnum):
     SQL = "sql"
 
 
+# The greedy group takes everything up to the last parenthesis, so the expression may contain calls
+# of its own.
 _CALL_PATTERN: Final = re.compile(r"^\s*(\w+)\s*\((.*)\)\s*$", re.DOTALL)
 
 
@@ -56,6 +58,7 @@ class Aggregate(SpecModel):
     @model_validator(mode="before")
     @classmethod
     def _parse_call(cls, value: Any) -> Any:
+        # The Python API passes the fields as a mapping.
         if not isinstance(value, str):
             return value
         match = _CALL_PATTERN.match(value)
@@ -67,6 +70,7 @@ class Aggregate(SpecModel):
             )
         function, expression = match[1], match[2].strip() or "*"
         if function == AggregateFunction.APPROX_QUANTILE:
+            # The last comma separates the quantile: the expression itself may contain commas.
             expression, _, argument = expression.rpartition(",")
             return {
                 "function": function,
@@ -77,6 +81,7 @@ class Aggregate(SpecModel):
 
     @model_validator(mode="after")
     def _require_valid_call(self) -> Self:
+        # Only a count has a value for a row without a column.
         if self.expression == "*" and self.function is not AggregateFunction.COUNT:
             raise ValueError(
                 f"{self.function.value}(*) makes no sense: name a column or an expression"
@@ -159,6 +164,8 @@ class WindowSpec(SpecModel):
             WindowKind.SESSION: ("gap",),
         }[self.kind]
         for name in ("size", "slide", "gap"):
+            # An option of another shape is refused instead of ignored: the writer expects an
+            # effect.
             present = getattr(self, name) is not None
             if present != (name in needs):
                 raise ValueError(
@@ -168,9 +175,11 @@ class WindowSpec(SpecModel):
             raise ValueError(
                 "a session window has no 'zero_rows': between two sessions there is no window"
             )
+        # The other modes emit open windows in every epoch, more often than any `fire_every` would.
         if self.fire_every is not None and (self.emit != "close" or self.zero_rows):
             raise ValueError("'fire_every' goes with emit: close, and without 'zero_rows'")
         period = self.period
+        # A larger offset names the same windows as its remainder, and is usually a wrong unit.
         if period is not None and abs(self.offset) >= period:
             raise ValueError("the offset must be smaller than the slide (tumbling: the size)")
         return self
@@ -186,5 +195,7 @@ class WindowSpec(SpecModel):
         if self.kind is not WindowKind.SESSION:
             return False
         if self.session_close is None:
+            # A row exactly at the end still joins a session whose neighbours merge, so the session
+            # must stay open until F is beyond its end.
             return self.session_touch == "merge"
         return self.session_close == "after_end"

@@ -86,6 +86,7 @@ def make_impact_report(spec: PipelineSpec, plan: MergePlan, seconds: float) -> I
     if plan.streams is not None:
         tables += [_summarize_stream(name, change) for name, change in plan.streams.changes.items()]
     if plan.events is not None:
+        # Events first: the other changes follow from them.
         tables.insert(0, _summarize_events(spec, plan))
     written = sum(t.num_rows for t in _collect_written_tables(plan).values())
     return Impact(
@@ -127,10 +128,12 @@ def digest_tables(tables: Mapping[str, Any], upto: int | None = None) -> str:
         if upto is not None and name == REJECTIONS:
             continue  # rejections follow from the streams, but come at any time
         table = tables[name]
+        # Rows that arrive after the report was made were not seen by who approved it.
         if upto is not None and ARRIVAL_SLOT_COLUMN in table.column_names:
             table = table.filter(pc.less_equal(table[ARRIVAL_SLOT_COLUMN], upto))
             if table.num_rows == 0:
                 continue
+        # Neither the order of columns nor of rows is part of an effect.
         columns = sorted(c for c in table.column_names if c not in _PROVENANCE_COLUMNS)
         lines = sorted(
             json.dumps([row[c] for c in columns], default=str) for row in table.to_pylist()
@@ -380,6 +383,7 @@ def _render_window_change(change: dict[str, Any]) -> str:
 def _render_charts(impact: Impact) -> str:
     """Render one bar chart per table, all over the same time axis."""
     changes = {t.table: _list_change_times(t) for t in impact.tables}
+    # One time axis for all charts, so that they can be compared.
     times = [time for found in changes.values() for time, _ in found]
     if not times:
         return ""
@@ -421,6 +425,7 @@ def _count_by_bar(
 ) -> list[tuple[int, int]]:
     """Return, for each bar, how many changes add a row and how many replace one."""
     begin, end = (datetime.fromisoformat(text).timestamp() for text in (low, high))
+    # At least one second, for changes that all lie at one instant.
     width = max(end - begin, 1.0)
     counts = [[0, 0] for _ in range(_BARS)]
     for text, is_replaced in changes:

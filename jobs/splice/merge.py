@@ -175,12 +175,15 @@ class _Merger:
         if checkpoint is None:
             return None
         sealed = self._log.open_checkpoint(CheckpointId.parse(checkpoint)).record
-        if not isinstance(sealed, Manifest):  # retired
+        # The segment in the newest manifest proves the merge, but its digest went with the retired
+        # manifest.
+        if not isinstance(sealed, Manifest):
             return MergeOutcome(checkpoint, None, None, again=True)
         merge = sealed.epoch_notes.merge
         assert merge is not None  # noqa: S101 - the checkpoint merged the request
         actual = _digest_sealed_rows(self._log, sealed, parse_digest_slot(merge.digest))
         request = read_splice_request(self._log.store, self._spec.name, self._request_id)
+        # The earlier call crashed between the seal and the note.
         if request.state != "merged":
             self._note_merge(sealed, actual)
         return MergeOutcome(checkpoint, None, actual, again=True)
@@ -191,14 +194,18 @@ class _Merger:
         plan, impact = self._plan_approved_effect(request)
         self._step("merge.planned")
         with _SlotHold(self._log, self._request_id, self._decision) as hold:
+            # Each turn tries one slot. Only a filled slot leads to the next turn.
             for lost in range(_MAX_ATTEMPTS):
                 outcome = self._try_slot(plan, impact, lost)
                 if outcome is not None:
                     return outcome
                 head = self._log.head()
+                # Epochs cannot change purged windows or the places behind the newest released
+                # event, so the plan fits the new head as well.
                 if plan.streams is None and _has_only_epochs_between(plan.head, head):
                     plan = replace(plan, head=head)
                     continue
+                # Another process may have won the slot with the same request.
                 earlier = self.confirm_earlier_merge()
                 if earlier is not None:
                     return earlier
@@ -209,6 +216,7 @@ class _Merger:
 
     def _try_slot(self, plan: MergePlan, impact: Impact, lost: int) -> MergeOutcome | None:
         """Seal the plan in the slot after its head; return None if a driver filled that slot."""
+        # Everything was merged by other requests: nothing to seal, but the request is over.
         if plan.is_empty:
             self._note_merge(None, impact.digest)
             return self._make_outcome(None, impact, None, lost)
@@ -219,6 +227,8 @@ class _Merger:
         actual = _digest_sealed_rows(self._log, sealed, parse_digest_slot(impact.digest))
         self._note_merge(sealed, actual)
         self._step("merge.noted")
+        # The slot is sealed, so this is an alarm and not a refusal: what was written is not what
+        # was approved.
         if actual != impact.digest:
             raise UNEQUAL(pipeline=self._spec.name, request=self._request_id)
         return self._make_outcome(str(sealed.id), impact, actual, lost)
@@ -233,6 +243,7 @@ class _Merger:
         """Return the request if it may be merged; one that a restore took back is open again."""
         store, pipeline, now = self._log.store, self._spec.name, self._decision.clock.wall_ticks()
         request = read_splice_request(store, pipeline, self._request_id)
+        # Nobody closes requests on time: whoever looks at one after its end writes that down.
         if request.is_expired(now) and request.state != "expired":
             request = decide_splice_request(
                 store,
@@ -293,6 +304,7 @@ class _SlotHold:
 
     def ask_driver(self, seconds: float) -> None:
         """Ask for a hold that is long enough for a try of `seconds`; it replaces an earlier one."""
+        # The driver obeys one hold at a time, and the old one may end before this attempt does.
         self.__exit__()
         self._hold = submit_request(
             self._log.store,
@@ -389,6 +401,7 @@ class _MergeAttempt:
     def write_files(self) -> tuple[dict[str, list[FileRef]], list[FileRef]]:
         """Write the tables' new rows and the new segments; return the manifest's references."""
         plan = self._plan
+        # Tables without rows get no file, as in epochs.
         tables = {} if plan.events is None else {EVENTS: plan.events}
         tables |= {name: table for name, table in plan.tables.items() if table.num_rows}
         files = {name: [self._write_table(name, table)] for name, table in tables.items()}
@@ -398,6 +411,7 @@ class _MergeAttempt:
         count = table.num_rows
         table = table.append_column("_timeline", pa.array([self._id.timeline] * count, pa.int32()))
         table = table.append_column("_epoch", pa.array([self._id.slot] * count, pa.int64()))
+        # Columns in the order of the table's schema, then those that only merges write.
         order = [c for c in build_table_schema(self._spec, name).names if c in table.column_names]
         table = table.select([*order, *(c for c in table.column_names if c not in order)])
         key = f"{self._log.layout.table_prefix(name, self._id)}splice.parquet"
@@ -458,6 +472,8 @@ class _MergeAttempt:
         A driver continues after it as if it were its own epoch.
         """
         parent, written = self._parent, [s for s in segments if s not in self._parent.segments]
+        # A merge decides nothing: frontier and release stay where the parent left them, and what
+        # the parent emitted is not emitted again.
         before = Decision.from_record(parent.decision, parent.decider)
         draft = ManifestDraft(
             author=ManifestAuthor(parent.uid, f"splice:{decision.who}"[:100], __version__),
@@ -527,6 +543,8 @@ class _MergeAttempt:
 
     def _count_appended_events(self) -> int:
         """Count the events that the merge adds at the end; ordered releases insert them instead."""
+        # Inserted events store the position of another row, so the next free position does not
+        # move.
         if self._plan.events is None or self._spec.release.mode is not ReleaseMode.PASS_THROUGH:
             return 0
         return int(self._plan.events.num_rows)

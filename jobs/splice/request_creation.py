@@ -137,6 +137,7 @@ def list_pending_rows(
     spec: PipelineSpec, log: SlotLog, which: LateFilter, head: LogHead | None = None
 ) -> Any:
     """Return late rows with the outputs that they miss; merged and requested rows are left out."""
+    # Callers that read more than once pass the head, so that all reads see one state.
     head = head or log.head()
     time = spec.event_time_column
     spans: list[Span] = []
@@ -146,6 +147,7 @@ def list_pending_rows(
     columns = [*spec.row_columns, *IDENTITY_COLUMNS, "output", "reason", "_epoch"]
     late = TablesAtHead(spec, log, head).read_rows(LATE, columns, time=time, spans=spans)
     late = late.filter(pc.not_equal(late["reason"], "flagged"))  # these are among the events
+    # Every filter that is given narrows the rows; an empty one selects all.
     for column, chosen in (
         ("output", which.outputs),
         ("_source", which.sources),
@@ -176,6 +178,8 @@ def create_from_dead_letters(
     dead = TablesAtHead(spec, log, head).read_rows(
         DEAD_LETTERS, ["reason", "row", *IDENTITY_COLUMNS, "_epoch"]
     )
+    # Letters without a row stand for whole objects, or for ranges that no longer exist: they cannot
+    # be corrected.
     dead = dead.filter(pc.is_valid(dead["row"]))
     if reasons:
         dead = dead.filter(pc.is_in(dead["reason"], pa.array(list(reasons), pa.string())))
@@ -183,6 +187,8 @@ def create_from_dead_letters(
     sections = _find_open_sections(log, head, dead["_epoch"].to_pylist())
     repaired = [
         {
+            # Corrections of single rows win over those of all rows, and no correction changes the
+            # identity.
             **json.loads(row["row"]),
             **repair.values,
             **repair.rows.get(who, {}),
@@ -221,6 +227,7 @@ def create_from_file(
         ConfigurationError: the file cannot be read, its rows do not fit the schema, or `source` is
             missing although the pipeline has several sources.
     """
+    # Sources differ in lag and keys of windows (`_source`), so a guess could be wrong.
     if source is None and len(spec.sources) > 1:
         raise NO_SOURCE(pipeline=spec.name, path=path, sources=", ".join(spec.sources))
     data, head = read_file_bytes(path), log.head()
@@ -254,6 +261,8 @@ def resolve_request_state(
         return "merged"
     if now is not None and request.is_expired(now):
         return "expired"
+    # The document says merged, the log does not: a restore went back to before the merge. A merge
+    # without a checkpoint had nothing to do, and nothing can be taken back.
     taken_back = request.state == "merged" and any(line.get("checkpoint") for line in request.trail)
     return "created" if taken_back else request.state
 
@@ -275,6 +284,7 @@ def _group_missed_outputs(
         strict=True,
     )
     for index, (who, output, reason) in enumerate(facts):
+        # These rows stand once in the late table, although they missed every output.
         names = [EVENTS, *spec.windows] if reason in SET_ASIDE_REASONS else [output]
         missed = [name for name in names if (who, name) not in taken]
         if missed:
@@ -295,6 +305,7 @@ def _group_missed_outputs(
 
 def _find_open_sections(log: SlotLog, head: LogHead, epochs: Sequence[int]) -> list[int | None]:
     """Return the section that was open when each row was read; None for retired epochs."""
+    # Many rows share an epoch, and each look into the log costs a request.
     sections: dict[int, int | None] = {}
     for epoch in set(epochs):
         filled = next(log.epochs_between(head.timeline, epoch, epoch), None)
@@ -316,6 +327,7 @@ def _find_taken_pairs(
     now = SYSTEM_CLOCK.wall_ticks()
     states = (*OPEN_STATES, "rejected") if with_rejected else OPEN_STATES
     for request in list_splice_requests(log.store, spec.name):
+        # Its rows go into a stream, where they have no outputs of this kind.
         if request.origin == "attachment":
             continue
         if resolve_request_state(log, request, head, now) in states:
@@ -345,6 +357,7 @@ def put_request(
         low, high = db.execute(f"select min({time}), max({time}) from requested").fetchall()[0]
     request_id = options.request_id or generate_splice_request_id()
     now = options.clock.wall_ticks()
+    # Rows first: a document without its rows could be approved, but not merged.
     ref = _write_rows_once(log, build_rows_key(spec.name, request_id), rows, low, high)
     request = SpliceRequest.model_validate(
         {
@@ -400,6 +413,7 @@ def cast_rows(spec: PipelineSpec, raw: Sequence[Mapping[str, Any]]) -> Any:
         ConfigurationError: naming the first value that cannot be cast, or a row without event time.
     """
     schema = make_request_schema(spec)
+    # Rows from outside were in no output, so they are requested for all.
     outputs = {"_outputs": [EVENTS, *spec.windows]}
     arrays = [_cast_column([{**row, **outputs}.get(f.name) for row in raw], f) for f in schema]
     rows = pa.table(arrays, schema=schema)
@@ -419,6 +433,7 @@ def cast_rows(spec: PipelineSpec, raw: Sequence[Mapping[str, Any]]) -> Any:
 
 
 def _cast_column(values: list[Any], field: Any) -> Any:
+    # Only `_outputs` is a list, and it was made here.
     if pa.types.is_list(field.type):
         return pa.array(values, field.type)
     is_time = pa.types.is_timestamp(field.type)
@@ -428,6 +443,7 @@ def _cast_column(values: list[Any], field: Any) -> Any:
     try:
         with open_database() as db:
             db.register("texts", pa.table({"v": pa.array(texts, pa.string())}))
+            # DuckDB casts from text as strictly for a file as for a correction on the command line.
             kind = _name_sql_type(field.type)
             table = db.sql(f"select cast(v as {kind}) as v from texts").to_arrow_table()
             return table["v"].cast(field.type).combine_chunks()

@@ -112,6 +112,8 @@ class _RowTracer:
         late_columns = [*columns, "output", "reason", "lateness_us", "frontier", "_epoch"]
         self._events = self._select_matching(self._tables.read_rows(EVENTS, event_columns))
         self._late = self._select_matching(self._tables.read_rows(LATE, late_columns))
+        # Requests keep their own copy of the rows, so a row is found there even if its tables were
+        # cut by a restore.
         self._requested: list[tuple[SpliceRequest, Any]] = [
             (request, read_data_file(log, file))
             for request in list_splice_requests(log.store, spec.name)
@@ -129,6 +131,7 @@ class _RowTracer:
                 rows.setdefault(who, {name: row[name] for name in self._spec.columns})
         for who, row in self._dead.items():
             rows.setdefault(who, {"row": row["row"]})
+        # Each row costs several scans below.
         if len(rows) > _MAX_ROWS:
             raise TOO_MANY_ROWS(pipeline=self._spec.name, count=len(rows), limit=_MAX_ROWS)
         return [
@@ -141,6 +144,7 @@ class _RowTracer:
         with open_database() as db:
             db.register("rows", table)
             types = {name: kind for name, kind, *_ in db.execute("describe rows").fetchall()}
+            # The values come as text from the command line; DuckDB casts them to the column's type.
             equal = " and ".join(f'"{name}" = cast(? as {types[name]})' for name in self._fields)
             query, values = f"select * from rows where {equal}", list(self._fields.values())
             try:
@@ -157,6 +161,7 @@ class _RowTracer:
         table = table.filter(pc.is_valid(table["row"]))
 
         def matches(row: Mapping[str, Any]) -> bool:
+            """Return whether the text of a dead letter has the value of every field."""
             return all(
                 str(row[name]) == value if name in IDENTITY_COLUMNS else value in row["row"]
                 for name, value in self._fields.items()
@@ -166,6 +171,7 @@ class _RowTracer:
         return {who: row for who, row in rows if matches(row)}
 
     def _compute_interval(self, who: RowIdentity, values: dict[str, Any]) -> tuple[int, int] | None:
+        # A dead letter: its text could not be read, so it has no time either.
         if "row" in values and "row" not in self._spec.columns:
             return None
         start, end = (build_time_expression(self._spec, f) for f in ("event_time", "end_time"))
@@ -209,6 +215,7 @@ class _RowTracer:
     def _locate_in_late(self, row: _TracedRow) -> list[RowLocation]:
         locations = []
         for late in _find_rows(self._late, row.identity):
+            # The late table is never rewritten, so a merged row is late there for ever.
             is_merged = (row.identity, late["output"]) in self._merged.pairs
             detail = {
                 "output": late["output"],
@@ -255,6 +262,7 @@ class _RowTracer:
 
     def _find_position(self, who: RowIdentity, epoch: int) -> int | None:
         """Return the current position of an event; None if its epoch is not published yet."""
+        # The current position is computed by readers: merges move rows without rewriting them.
         columns = ("position", *IDENTITY_COLUMNS)
         table = scan_table(self._spec, self._log.store, EVENTS, columns=columns, since=epoch - 1)
         return next((row["position"] for row in _find_rows(table, who)), None)
@@ -265,6 +273,7 @@ class _RowTracer:
         """Return the results that contain the row, in every revision since it was counted."""
         who = row.identity
         is_merged = (who, name) in self._merged.pairs
+        # Such a row was never offered to the window, or was refused by it.
         if not is_merged and (who in self._dead or self._is_late_for(name, who)):
             why = "late or never read; not merged"
             return [RowLocation(output=name, state="missing", detail={"why": why})]
@@ -272,6 +281,7 @@ class _RowTracer:
         if edge is not None:
             return [RowLocation(output=name, state="edge", detail={"why": edge})]
         results = self._find_window_results(name, row, interval)
+        # Results before the merge have the same bounds, but not this row.
         if is_merged:
             merge_slot = self._find_merge_slot(name, who)
             return [

@@ -46,6 +46,7 @@ def split_request(
     choice = {
         name: list(v) if isinstance(v, tuple) else v for name, v in asdict(which).items() if v
     }
+    # The call may be a repetition after a crash or a lost answer.
     if request.state == "rejected" and (earlier := _find_earlier_split(log, request, choice)):
         return earlier
     _require_divisible(spec, log, request)
@@ -61,6 +62,7 @@ def split_request(
         )
         for name, rows in zip(_PART_NAMES, parts, strict=True)
     )
+    # The original is closed last: until then it still has all rows, and nothing can be lost.
     why = _format_close_reason(part, rest) + (f": {options.why}" if options.why else "")
     decide_splice_request(
         log.store,
@@ -85,6 +87,8 @@ def _find_earlier_split(
         )
     except ConfigurationError:
         return None
+    # A person may have rejected the request for another reason, although two requests of these
+    # names exist.
     is_same = str(request.decided_why).startswith(_format_close_reason(part, rest))
     return (part, rest) if is_same and part.origin_detail.get("choice") == choice else None
 
@@ -117,6 +121,7 @@ def _divide_rows(
     ]
     part, remainder = set_outputs(rows, chosen), set_outputs(rows, rest)
     if not part.num_rows or not remainder.num_rows:
+        # One of the two requests would be empty, and an empty request cannot be decided.
         share = "all" if part.num_rows else "nothing"
         raise NO_PART(pipeline=spec.name, request=request.id, share=share)
     return part, remainder

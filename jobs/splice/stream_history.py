@@ -106,6 +106,7 @@ def order_stream_rows(parts: Sequence[Any], position: int) -> Any:
 
 def find_first_difference(old: Any, new: Any) -> int | None:
     """Return the number of the first row that differs between two tables; None if none does."""
+    # Compared column by column without a loop over rows; null equals null here.
     shared = min(old.num_rows, new.num_rows)
     same = np.ones(shared, bool)
     for name in new.column_names:
@@ -204,16 +205,21 @@ class StreamHistory:
         self._record: Manifest = head.record
         self._event_time = spec.event_time_column
         self._merges = {
-            slot: extra for slot, extra in list_merges(head.record).items() if "from" in extra
+            # Merges without "from" touched windows or events only.
+            slot: extra
+            for slot, extra in list_merges(head.record).items()
+            if "from" in extra
         }
         self._state = _read_state(head.record)
         self.base, self.base_state = 0, DispatchState()
         self.base_segments: Sequence[FileRef] = ()
         self._rows: dict[str, Any] = {}
+        # Read on first use: `select_base` decides how far back they are needed.
         self._clocks: dict[int, tuple[int, int]] = {}
 
     def select_base(self, since: int) -> None:
         """Use the newest fitting checkpoint before slot `since` as the base."""
+        # Newest first: the later the base, the fewer rows are computed again.
         for slot in range(since - 1, max(0, since - 1 - _MAX_BASE_CANDIDATES), -1):
             manifest = self._open_base_candidate(slot)
             if manifest is not None:
@@ -231,6 +237,8 @@ class StreamHistory:
             return None
         try:
             manifest = next(self._log.epochs_between(self._head.timeline, slot, slot)).epoch
+        # An older base costs time but is as exact, so a manifest that cannot be read is passed
+        # over.
         except (StopIteration, TidegateError):
             return None  # retired
         state = _read_state(manifest)
@@ -245,6 +253,7 @@ class StreamHistory:
         attachment = state.attachments.get(name)
         if attachment is None or attachment.since != since:
             return False
+        # An attachment that the spec no longer has, or that is detached, takes no rows any more.
         if name not in self._graph.attachments or attachment.status == "detached":
             return True
         origin = self._graph.attachments[name].origin
@@ -252,6 +261,7 @@ class StreamHistory:
 
     def find_slot_of_event(self, position: int) -> int:
         """Return the slot in which the event at a position was released."""
+        # The rows are inserted before all others.
         if position < 0:
             return 1
         events = self._tables.read_rows(
@@ -264,6 +274,7 @@ class StreamHistory:
 
     def find_slot_before(self, stream: str, stamp: int) -> int:
         """Return the arrival slot of the row after which a row with this stamp is inserted."""
+        # All rows: the base is chosen from the answer.
         rows = self._read_stream(stream, 0)
         index = int(np.searchsorted(rows["stream_time"].to_numpy(), stamp, side="right"))
         return int(rows[ARRIVAL_SLOT][index - 1].as_py()) if index else 1
@@ -325,6 +336,8 @@ class StreamHistory:
         )
         rewritten = rows.filter(pc.is_valid(rows[SPLICE_COLUMN]))
         rows = select_current_rows(rows, find_rewrite_starts(rewritten))
+        # A rewritten row carries the slot in which it first arrived; `_epoch` is then the slot of
+        # the rewrite.
         slots = pc.coalesce(rows[ARRIVAL_SLOT_COLUMN].cast(pa.int64()), rows["_epoch"])
         values = {name: rows[name].cast(columns[name]) for name in stored}
         return pa.table({**values, ARRIVAL_SLOT: slots}, schema=pa.schema(columns))
@@ -359,6 +372,7 @@ class StreamHistory:
             "position", "_inserted", self._event_time, "_epoch", "_source", "_partition", "_seq",
         )  # fmt: skip
         events = events.sort_by([(name, "ascending") for name in order])
+        # Negative for inserted rows, as `fill_arrival_slots` expects it.
         slots = pc.if_else(
             pc.equal(events["_inserted"], 0), events["_epoch"], pc.negate(events["_epoch"])
         )
@@ -389,6 +403,8 @@ class StreamHistory:
             ConfigurationError: the backfill of the attachment is not complete yet.
         """
         request = self._state.requests.get(request_id)
+        # While a backfill runs, more rows may join the request, and its approval would not cover
+        # them.
         if request is None or request.open:
             why = (
                 "is not complete yet: its backfill goes on"

@@ -132,6 +132,7 @@ class StreamMerge:
         since = self.history.find_slot_of_event(pc.min(inserted["position"]).as_py())
         self.history.select_base(since)
         events = self.history.insert_events(inserted)
+        # `shift` counts the inserted rows, because the pipeline's own positions do not.
         state = self._state.stream_state(EVENTS_STREAM)
         last, count = events["stream_time"][-1].as_py(), inserted.num_rows
         self._changed[EVENTS_STREAM] = events
@@ -163,12 +164,14 @@ class StreamMerge:
         effect, run_again = StreamEffect(since, {}), set[str]()
         for stream in self._graph.order:
             if stream != inserted_into:
+                # None of its writers runs again, so its rows stay.
                 if not run_again.intersection(self._graph.writers_of(stream)):
                     continue
                 self._changed[stream] = self._rebuild_stream(stream)
             old, new = self.history.stream_rows(stream), self._changed[stream]
             first = find_first_difference(old, new)
             if first is None:
+                # Computed again with the same result: readers of this stream need not run.
                 del self._changed[stream]
                 continue
             # The table of events is not rewritten: the merge adds rows to it.
@@ -227,6 +230,7 @@ class StreamMerge:
                 table,
                 rows,
             )
+            # A dispatched row arrives in the slot in which its parent is taken.
             sources = np.searchsorted(
                 rows["position"].to_numpy(), np.sort(table["_position"].to_numpy())
             )
@@ -301,6 +305,7 @@ class StreamMerge:
         spec, state = self._graph.attachments[name], self._state.attachments[name]
         arrived = self._current_rows(spec.origin)[ARRIVAL_SLOT].to_numpy()
         taken, begin = self._compute_taken_slots(name), self._first_position(spec.origin)
+        # Taken rows are a prefix, because slots never decrease along a stream.
         cursor = begin + int((taken < NEVER).sum())
         # Ranges before the base are kept; all others are found again.
         before = [(a, min(b, begin), slot) for a, b, slot in state.caught_up if a < begin]
@@ -310,6 +315,7 @@ class StreamMerge:
             "head": self._find_backfill_end(name),
             "caught_up": (*(before if self.history.base else ()), *ranges),
         }
+        # The paused attachment stops at the same row, which may have another position now.
         if state.failure is not None:
             fields["failure"] = {**state.failure, "position": cursor}
         self._state.update_attachment(name, **fields)
@@ -428,6 +434,7 @@ class StreamMerge:
         if not self._spec.streams[stream].buffer:
             return rows, buffered
         is_behind = any(self._is_behind(name, slot) for name in self._graph.writers_of(stream))
+        # A writer that is behind may still send any stamp, so nothing leaves the buffer.
         limit = TICK_MIN if is_behind else frontier
         rows, buffered = release_below(buffered, rows, now, limit)
         if rows.num_rows and last is not None:

@@ -63,6 +63,8 @@ class TablesAtHead:
 
     def __post_init__(self) -> None:
         self._cut = read_published_cut(self.log.store, self.spec.name) or PublishedCut("", 0, 0)
+        # After a restore the tables may show a timeline that was left; only the slots that it
+        # shares with the current lineage count.
         lineage = CurrentLineage(self.log, self.head)
         position = FollowerPosition(self._cut.timeline, self._cut.upto)
         self.published = lineage.last_shared_slot(position) if lineage.is_in_log(position) else 0
@@ -93,6 +95,7 @@ class TablesAtHead:
         needed = None
         if columns is not None:
             needed = sorted({*columns, "_epoch", *ranges, *([time] if time else [])})
+        # Later rows in the tables belong to abandoned timelines, or come from the log below.
         filters = [f"_epoch <= {self.published}"]
         if time and spans:
             filters.append(f"({_format_span_filter(time, spans)})")
@@ -112,6 +115,7 @@ class TablesAtHead:
         for name, (low, high) in ranges.items():
             rows = rows.filter(pc.greater_equal(rows[name], low))
             rows = rows if high is None else rows.filter(pc.less_equal(rows[name], high))
+        # Files of older specs lack columns that were added since.
         for name in [*(columns or schema.names), "_epoch"]:
             if name not in rows.column_names:
                 kind = schema.field(name).type if name in schema.names else pa.string()
@@ -165,6 +169,7 @@ def join_spans(spans: Sequence[Span]) -> list[Span]:
             joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
         else:
             joined.append((start, end))
+    # The smallest gap costs the fewest rows that are read without need.
     while len(joined) > _MAX_SPANS:
         nearest = min(range(len(joined) - 1), key=lambda n: joined[n + 1][0] - joined[n][1])
         joined[nearest : nearest + 2] = [(joined[nearest][0], joined[nearest + 1][1])]

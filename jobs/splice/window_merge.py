@@ -267,6 +267,7 @@ class WindowMerge:
     ) -> list[WindowChange]:
         window, schema = self._spec.windows[name], self._schemas[name]
         bounds = [target.bounds for target in targets]
+        # Counts the request's rows in each result; of `delta` windows these values are the result.
         added = recompute_results(db, self._spec, name, "chosen", bounds, schema)
         is_delta = window.revisions == "delta"
         if is_delta:
@@ -281,6 +282,7 @@ class WindowMerge:
             old, replaced = target.find_same_bounds(), target.list_replaced()
             if is_delta:
                 old = None  # each revision holds only what it adds
+            # The row is in the window, but changes none of its aggregates: no revision is written.
             if old and not replaced and not any(values_differ(old[c], values[c]) for c in values):
                 continue
             new = {
@@ -317,6 +319,7 @@ class WindowMerge:
             if wrong:
                 self._refuse(name, at, ", ".join(wrong))
             counted[number] += values["_rows"]
+        # Each result on its own can be right while a row between two sessions is in none of them.
         whole = recompute_results(
             db, self._spec, name, "accepted", [target.bounds for target in targets], schema
         )
@@ -423,8 +426,11 @@ def is_purged(window: WindowSpec, end: int, frontier: int) -> bool:
 
     From then on no driver computes the window, so a merge may write it.
     """
+    # Windows that are never purged stay with the driver.
     if window.lateness is None:
         return False
+    # All sources are done. `saturate_ticks` below would make the comparison false for a window at
+    # the end of time.
     if frontier == TICK_MAX:
         return True
     limit = saturate_ticks(end + window.lateness)

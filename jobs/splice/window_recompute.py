@@ -115,6 +115,7 @@ def recompute_results(
     """
     window = spec.windows[name]
     keys = [f"_k{i}" for i in range(len(window.keys))]
+    # Keys get numbered names, because a key column may have the name of a column below.
     arrays = {
         key: pa.array([t.key[i] for t in targets], schema.field(window.keys[i]).type)
         for i, key in enumerate(keys)
@@ -136,6 +137,7 @@ def recompute_results(
         from goals left join pairs using (_key, _ts) group by _t order by _t"""
     try:
         results = db.sql(query).to_arrow_table()
+    # The expressions are the user's, written for Spark SQL; DuckDB knows most of them.
     except duckdb.Error as error:
         text = str(error).splitlines()[0]
         raise FOREIGN_EXPRESSION(pipeline=spec.name, window=name, text=text) from error
@@ -151,6 +153,8 @@ def _build_pairs_query(window: WindowSpec, rows: str) -> str:
     if window.kind is WindowKind.SESSION:
         return f"""select r.*, g._ts from (select *, {key} as _key from {rows}) r
             asof join goals g on r._key = g._key and r._et >= g._ts where r._et < g._te"""
+    # A row belongs to the windows from the first that ends after its start to the last that starts
+    # before its end.
     size, period = window.size, window.period
     first = f"{_build_floor_expression(f'_et - {size}', window)} + {period}"
     last = _build_floor_expression("_end - 1", window)
@@ -176,6 +180,8 @@ def _build_aggregate_expression(aggregate: Aggregate) -> str:
     x = aggregate.expression
     match aggregate.function:
         case AggregateFunction.COUNT:
+            # The left join makes a row of nulls for a target without rows; `_seq` is null only
+            # there.
             return "count(_seq)" if x == "*" else f"count({x})"
         case AggregateFunction.AVG:
             return f"avg(cast({x} as double))"

@@ -97,6 +97,8 @@ class ReducerStateStore:
         if not changed:
             return
         kind, after = f"reducer:{name}", {**before, **changed}
+        # Each epoch adds a small segment; rewriting all states every time would cost more than
+        # reading a few files at a restart.
         gather = len(segments) >= _MAX_SEGMENTS
         if gather:
             files.drop_segments(kind)

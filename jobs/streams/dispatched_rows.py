@@ -110,6 +110,7 @@ def address_rows(
     parents = rows.select(["stream_time", "_id"]).take(
         pc.subtract(table["_position"], rows["position"][0])
     )
+    # The rule of `inherits_stamp`, for a whole column at once.
     backfill = pc.less(table["_position"], head)
     merge = MergeMode(one.merge)
     inherited = pc.if_else(
@@ -165,6 +166,7 @@ def build_rejection_rows(
                 "_epoch": epoch,
             }
         )
+    # Times are ticks here, so the table is made with integers and then cast.
     schema = build_table_schema(spec, REJECTIONS)
     plain = pa.schema(
         [pa.field(f.name, pa.int64()) if pa.types.is_timestamp(f.type) else f for f in schema]

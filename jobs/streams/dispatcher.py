@@ -73,6 +73,7 @@ class _DispatchEpoch:
 
     @property
     def now(self) -> int:
+        """The recorded time of the epoch, in ticks."""
         return self.order.decision.wall
 
 
@@ -100,6 +101,7 @@ class StreamDispatcher:
             name: PipeFilter(name, pipe, columns[pipe.origin]) for name, pipe in spec.pipes.items()
         }
         for name, reducer in spec.reducers.items():
+            # Load every function now: a wrong path must end the start, not an epoch hours later.
             build_reducer(self._spec, name).load_fold()
             self._require_valid_sql(name, reducer)
 
@@ -167,6 +169,7 @@ class StreamDispatcher:
         ]
         for verb, name in (*started, *asked):
             current = state.attachments.get(name)
+            # The spec may have lost an attachment since the request was written.
             if name not in self._graph.attachments:
                 continue
             if verb == "attach" and (current is None or current.status == "detached"):
@@ -182,6 +185,7 @@ class StreamDispatcher:
         attachment = self._graph.attachments[name]
         epoch.files.drop_segments(f"reducer:{name}")  # a second round starts from the initial state
         origin = attachment.origin
+        # Rows of this epoch are not backfill: they came in the same epoch as the attachment.
         head = epoch.before.get(origin, epoch.state.stream_state(origin).next)
         epoch.state.attach(name, head, f"{epoch.order.timeline}-{epoch.order.epoch:06d}")
         if attachment.merge == "splice":
@@ -211,6 +215,7 @@ class StreamDispatcher:
         columns = self._graph.columns[stream]
         writers = epoch.sent.pop(stream, [])
         arrived = merge_by_stamp(writers, epoch.now) if writers else _make_empty_arrivals(columns)
+        # Also without arrivals: the frontier may have passed rows that wait in the buffer.
         if self._spec.streams[stream].buffer:
             arrived = self._pass_through_buffer(epoch, stream, arrived, state.last)
         if arrived.num_rows == 0:
@@ -307,6 +312,8 @@ class StreamDispatcher:
         if end > first:
             parts.append(epoch.fresh[stream].slice(max(start - first, 0), end - max(start, first)))
         rows = pa.concat_tables(parts)
+        # Positions have no gaps, so a difference means lost rows, and folding on would be wrong for
+        # ever.
         if rows.num_rows != end - start:
             raise ROWS_INCOMPLETE(
                 name=self._spec.name, stream=stream, start=start, end=end, rows=rows.num_rows

@@ -32,6 +32,7 @@ class PipeFilter:
             {**fields, "position": pa.int64(), "stream_time": pa.int64(), "_id": pa.string()}
         ).empty_table()
         try:
+            # Over no rows: a predicate that cannot be read must end the start, not an epoch.
             self._build_row_mask(empty)
         except (duckdb.Error, pa.ArrowException) as error:
             raise BAD_PREDICATE(

@@ -121,6 +121,7 @@ def fold_rows(
     function = reducer.load_fold()
     folded = _fold_once(function, reducer, rows, states)
     sample = rows[: reducer.recheck]
+    # Only the head of the batch: a second run of all rows would double the cost.
     failure = _find_first_difference(
         sample,
         folded,
@@ -129,6 +130,8 @@ def fold_rows(
     )
     if failure is None:
         return folded
+    # The rows before the failing one count. Their states cannot be taken from the first run,
+    # because it went on beyond them.
     before = _fold_once(
         function, reducer, [row for row in rows if row["position"] < failure.position], states
     )
@@ -146,6 +149,7 @@ def _fold_once(
     with refuse_side_effects() as guard:
         for row in rows:
             values = tuple(row[name] for name in reducer.keys)
+            # JSON of the same few keys is made once, not once per row.
             if values not in keys:
                 keys[values] = encode_row_key(row, reducer.keys)
             key = keys[values]
@@ -222,6 +226,7 @@ def _find_first_difference(
             )
         if here in stopped:
             return first.failure
+        # Compared as text, because NaN is not equal to itself.
         if repr(sent.get(here)) != repr(again.get(here)):
             return FoldFailure(here, row["_id"], _NOT_DETERMINISTIC)
     if whole and sample and repr(first.states) != repr(second.states):
@@ -264,6 +269,7 @@ def add_argument_columns(rows: Any, aggregates: Mapping[str, tuple[str, str]]) -
         f'({"1" if expression == "*" else expression}) AS "{argument_column_name(name)}"'
         for name, (_, expression) in aggregates.items()
     )
+    # Without external access the user's SQL cannot read files of the driver's machine.
     with duckdb.connect(config={"enable_external_access": "false"}) as session:
         session.execute("SET TimeZone = 'UTC'")
         session.register("origin", rows)
@@ -282,6 +288,7 @@ def make_running_fold(
     """
 
     def fold_event(state: Any, event: Event, _index: int) -> Any:
+        """Return the aggregates after one event, as the state and as the row to dispatch."""
         before = state or {}
         after = {
             name: _apply_aggregate(kind, before.get(name), event[argument_column_name(name)])
@@ -293,6 +300,7 @@ def make_running_fold(
 
 
 def _apply_aggregate(kind: str, before: Any, value: Any) -> Any:
+    # A count is the only aggregate with a value before the first non-null argument.
     if kind == "count":
         return (before or 0) + (value is not None)
     if value is None or before is None:
@@ -380,6 +388,7 @@ def fold_prepared_rows(reducer: Reducer, rows: Any, states: ReducerStates) -> Fo
     """
     listed = rows.to_pylist()
     folded = fold_rows(reducer, listed, states)
+    # A dispatched value that does not fit its column fails its row, as an error of the fold does.
     misfit = _find_misfit(reducer, folded, {row["position"]: row["_id"] for row in listed})
     if misfit is not None:
         before = fold_rows(
@@ -469,6 +478,7 @@ class _SideEffectGuard:
 
     def raise_refused(self) -> None:
         """Raise what was refused since the last call, even if the fold swallowed the error."""
+        # The refusal is kept besides the exception, because a fold may catch every exception.
         refused, _thread_state.refused = _thread_state.refused, None
         if refused is not None:
             raise SideEffectError(refused)

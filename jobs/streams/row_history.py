@@ -70,6 +70,7 @@ class LogHistory:
         if start >= end:
             return pa.table({}, schema=_build_row_schema(columns))
         after = self._after
+        # A replay sees the log as it was before its epoch.
         head = LogHead(after.timeline, after.slot, after, None, None) if after else self._log.head()
         merges = {
             slot: extra for slot, extra in list_merges(head.record).items() if "from" in extra
@@ -147,6 +148,7 @@ class LogHistory:
         """
         parts, limit = [], end
         for older, newer in self._iter_epoch_pairs(head):
+            # A merge that did not rewrite this stream has files of other streams only.
             rewritten_from = merges.get(newer.slot, {}).get("rewrites", {}).get(stream)
             if newer.is_merge and rewritten_from is None:
                 continue
@@ -175,6 +177,7 @@ class LogHistory:
             if newer is not None:
                 yield older, newer
             newer = older
+            # Retired: what is older cannot be read, and the caller names the rows that are missing.
             if older is None:
                 return
         if newer is not None:
@@ -258,6 +261,7 @@ def to_event_rows(
 
 def to_stream_rows(table: Any, columns: Mapping[str, str]) -> Any:
     """Convert rows of a stream's table to rows of the stream, without end markers of merges."""
+    # A merge that leaves a stream without rows writes one row without `_id`.
     table = table.filter(pc.is_valid(table["_id"])).sort_by("position")
     time = table["stream_time"].cast(pa.int64())
     picked = {name: table[name] for name in (*columns, "position", "_id")}

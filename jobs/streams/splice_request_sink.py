@@ -23,6 +23,7 @@ def write_request_documents(
     """
     documents = []
     for name, request in DispatchState.from_record(epoch.stream_state).requests.items():
+        # An open request may still get rows; one without rows needs no decision.
         if request.open or not request.rows:
             continue
         files = [
@@ -63,6 +64,8 @@ class SpliceRequestSink:
         head = log.head().record
         if head is None:
             return 0
+        # A document is offered once per process. After a restart it is written again, which changes
+        # nothing.
         waiting = DispatchState.from_record(head.stream_state).requests.keys() - self._offered
         if waiting:
             self._offered |= {

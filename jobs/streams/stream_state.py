@@ -85,6 +85,7 @@ class DispatchState:
     streams: dict[str, StreamState] = field(default_factory=dict)
     attachments: dict[str, AttachmentState] = field(default_factory=dict)
     requests: dict[str, CollectedRequest] = field(default_factory=dict)
+    # A driver without new rows seals an epoch for these.
     lagging: bool = False
 
     @classmethod
@@ -102,6 +103,7 @@ class DispatchState:
 
     def to_record(self) -> dict[str, Any]:
         """Return the state as a manifest stores it."""
+        # The field names are the manifest's: they must not be renamed.
         return asdict(self)
 
     def stream_state(self, name: str) -> StreamState:
@@ -110,6 +112,8 @@ class DispatchState:
 
     def attach(self, name: str, head: int, since: str) -> None:
         """Start at the origin's first row; rows below `head` are backfill."""
+        # A later round dispatches under another name: its rows must not have the identities of the
+        # first round.
         before = self.attachments.get(name)
         self.attachments[name] = AttachmentState(0, head, since, before.round + 1 if before else 1)
 
