@@ -35,6 +35,7 @@ from tidegate.checkpoints.store import (
     NotFoundError,
     ObjectInfo,
     OutcomeUnknownError,
+    StoreDeniedError,
     StoredObject,
     StoreUnavailableError,
     UploadedObject,
@@ -351,7 +352,7 @@ class S3Store:
         return definition(uri=self.uri(key), cause=cause)
 
     def _denied_error(
-        self, cause: str, definition: ErrorDefinition = BUCKET_DENIED
+        self, cause: str, definition: ErrorDefinition[StoreDeniedError] = BUCKET_DENIED
     ) -> TidegateError:
         return definition(location=self._describe_location(), cause=cause)
 

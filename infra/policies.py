@@ -30,8 +30,18 @@ from tidegate.infra.errors import LANDER_WITHOUT_INPUT
 _MULTIPART_ACTIONS = ["s3:ListMultipartUploadParts", "s3:AbortMultipartUpload"]
 # What a driver deletes: files of retired epochs, caches, and what was answered or has ended. No key
 # may delete slots, lease and the other documents, because a shortened log cannot be repaired.
-_DELETED_FOLDERS = ("timelines/*/state/", "timelines/*/tables/", "iceberg/", "index/", "logs/")
-_DELETED_FOLDERS += ("quality/", "staging/", "requests/", "acks/", "splices/")
+_DELETED_FOLDERS = (
+    "timelines/*/state/",
+    "timelines/*/tables/",
+    "iceberg/",
+    "index/",
+    "logs/",
+    "quality/",
+    "staging/",
+    "requests/",
+    "acks/",
+    "splices/",
+)
 
 
 class Role(StrEnum):

@@ -301,7 +301,7 @@ class SubmitLauncher:
         folder: Path | None = None,
     ) -> None:
         self._folder = folder
-        self._options = SubmitSpec(conn_id=conn_id, py_files=tuple(py_files), conf=conf or {})
+        self._options = SubmitSpec(conn_id=conn_id, py_files=tuple(py_files), conf=dict(conf or {}))
 
     def launch(
         self,

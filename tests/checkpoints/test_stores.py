@@ -327,8 +327,15 @@ def test_an_absent_server_is_transient_and_nothing_was_sent() -> None:
 
 
 def _unconnected_s3(budget: float = 15.0) -> S3Store:
-    keys = {"access_key": "a", "secret_key": SecretStr("s")}
-    return S3Store(S3Settings(bucket="b", endpoint="http://127.0.0.1:1", budget=budget, **keys))
+    return S3Store(
+        S3Settings(
+            bucket="b",
+            endpoint="http://127.0.0.1:1",
+            budget=budget,
+            access_key="a",
+            secret_key=SecretStr("s"),
+        )
+    )
 
 
 @pytest.mark.parametrize(

@@ -171,8 +171,11 @@ def test_a_spark_cluster(tmp_path: Path) -> None:
     def write_defaults(folder: str, secret: str) -> str:
         """Spark's own defaults, as docs/deployment.md writes them."""
         (tmp_path / folder).mkdir()
-        lines = ("spark.authenticate true", f"spark.authenticate.secret {secret}")
-        lines += ("spark.network.crypto.enabled true",)
+        lines = (
+            "spark.authenticate true",
+            f"spark.authenticate.secret {secret}",
+            "spark.network.crypto.enabled true",
+        )
         (tmp_path / folder / "spark-defaults.conf").write_text("\n".join(lines))
         return str(tmp_path / folder)
 

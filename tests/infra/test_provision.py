@@ -119,15 +119,33 @@ def test_no_driver_can_shorten_the_log(
     (role,) = roles_of(tmp_path, "shop")
     called(variables(server.endpoint, server.root, user), role, only=True)
     store = store_of(server.endpoint, user)
-    kept = ("timelines/0/slots/9999999998.json", "identity.json", "lease.json", "desired.json")
-    kept += ("roots.json", "sinks/w.json", "specs/ab.json", "trail/r.json", "arrivals/a/p/1.json")
+    kept = (
+        "timelines/0/slots/9999999998.json",
+        "identity.json",
+        "lease.json",
+        "desired.json",
+        "roots.json",
+        "sinks/w.json",
+        "specs/ab.json",
+        "trail/r.json",
+        "arrivals/a/p/1.json",
+    )
     for name in kept:
         store.put(f"shop/{name}", b"{}")
         with pytest.raises(StoreDeniedError):
             store.delete(f"shop/{name}")
-    retired = ("timelines/0/tables/events/000001-ab/1.parquet", "timelines/0/state/000001-ab/1")
-    retired += ("index/1.json", "requests/r.json", "acks/r.json", "splices/r.json", "logs/a/0.log")
-    retired += ("iceberg/events/metadata/1.json", "staging/d/1", "quality/docs/1.html")
+    retired = (
+        "timelines/0/tables/events/000001-ab/1.parquet",
+        "timelines/0/state/000001-ab/1",
+        "index/1.json",
+        "requests/r.json",
+        "acks/r.json",
+        "splices/r.json",
+        "logs/a/0.log",
+        "iceberg/events/metadata/1.json",
+        "staging/d/1",
+        "quality/docs/1.html",
+    )
     for name in retired:
         store.put(f"shop/{name}", b"{}")
         store.delete(f"shop/{name}")

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
@@ -92,7 +92,7 @@ def spec(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def submit(spec: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Submit:
+def submit(spec: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Submit]:
     """Submit to a master: exit code, and the arguments and environment of spark-submit."""
     program, seen = spec.parent / "spark-submit", spec.parent / "seen.json"
     program.write_text(PROGRAM)
