@@ -46,6 +46,10 @@ kafka: venv java warm ## a real Kafka broker (44 MB of jars, fetched once): driv
 routes: venv java warm ## flights through objects, landing and Kafka, each killed in the middle: the same windows (ARGS="--days 3")
 	$(BIN)/python -m tests.e2e.routes $(ARGS)
 
+.PHONY: quality-rows
+quality-rows: venv java warm ## the faults of quality and recovery that a review found, each with its tests; ends with "N passed, N failed"
+	$(BIN)/python -m tests.quality_rows
+
 .PHONY: lint
 lint: venv ## ruff: rules and format
 	$(BIN)/ruff check .
@@ -155,6 +159,10 @@ bench-workers: venv java ## rows per second and core on a standalone cluster of 
 .PHONY: bench-splice
 bench-splice: venv java ## what a merge costs against a full run (ROWS=20000000)
 	$(BIN)/python -m tests.bench.splice --rows $(or $(ROWS),20000000) $(ARGS)
+
+.PHONY: bench-quality
+bench-quality: venv ## time and memory of the quality checks over 10,000 epochs, their tables in memory (EPOCHS=10000)
+	$(BIN)/python -m tests.bench.quality --epochs $(or $(EPOCHS),10000)
 
 .PHONY: bench-decider
 bench-decider: venv ## time of one decision at 1,000 and 10,000 partitions

@@ -269,10 +269,10 @@ def summarize_barrier_members(evidence: Evidence) -> pd.DataFrame:
     return pd.DataFrame(
         [
             {"member": m, "arrived": arrived[m], "last": last[m], "missing": missing[m]}
-            | {"tardy": tardy[m]}
+            | {"tardy": tardy[m], "missing_ratio": missing[m] / len(newest)}
             for m in sorted({*arrived, *missing, *tardy})
         ],
-        columns=["member", "arrived", "last", "missing", "tardy"],
+        columns=["member", "arrived", "last", "missing", "tardy", "missing_ratio"],
     )
 
 

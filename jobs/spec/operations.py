@@ -38,6 +38,8 @@ class QualityLimits(SpecModel):
     """99 % of a source's recent late rows missed the frontier by at most this."""
     barriers_complete: Ratio = 0.95
     """Least share of closed barriers that were complete."""
+    barriers_missed: Ratio = 0.05
+    """Largest share of closed barriers that a member missed."""
     barrier_waited_p99: Duration = 600_000_000
     """99 % of the barriers closed within this time after their first arrival."""
     checkpoint_age: Duration = 300_000_000

@@ -29,6 +29,7 @@ def record(run: RunResult, number: int = 0) -> dict[str, object]:
     failed = [{"id": c.id, "suite": c.suite} for c in run.failed_checks]
     checks = [
         {"id": c.id, "suite": c.suite, "says": c.says, "observed": c.observed, "passed": c.passed, "severity": c.severity,
+         "sample": c.sample, "command": c.command,
          "summary": c.summary, "page": c.page_name}
         for c in run.checks
     ]  # fmt: skip

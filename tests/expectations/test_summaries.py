@@ -242,8 +242,15 @@ def test_members_show_who_is_last_missing_and_tardy(healthy: Evidence) -> None:
     )
     frame = summaries.summarize_barrier_members(changed(healthy, barriers=table))
     assert frame.to_dict("records") == [
-        {"member": "EWR/0", "arrived": 2, "last": 0, "missing": 0, "tardy": 0},
-        {"member": "JFK/0", "arrived": 1, "last": 1, "missing": 1, "tardy": 1},
+        {"member": "EWR/0", "arrived": 2, "last": 0, "missing": 0, "tardy": 0, "missing_ratio": 0},
+        {
+            "member": "JFK/0",
+            "arrived": 1,
+            "last": 1,
+            "missing": 1,
+            "tardy": 1,
+            "missing_ratio": 0.5,
+        },
     ]
 
 
