@@ -188,13 +188,20 @@ def test_a_lost_answer_to_the_first_take_is_read_back(fault: Fault, clock: Manua
 
 
 def test_a_renewal_whose_answer_was_lost_is_taken_up(clock: ManualClock) -> None:
-    """The holder reads back, recognises its nonce, and goes on as the holder."""
+    """The holder reads back, recognises its nonce, and goes on as the holder without another."""
     faults: list[Fault] = []
-    store = MemoryStore(hook=lambda request: faults.pop() if faults and request.is_write else None)
-    lease = Lease.acquire(store, "p", far_away("one"), clock=clock)
+    writes: list[str] = []
+
+    def ask(request: StoreRequest) -> Fault | None:
+        writes.extend([request.verb] if request.is_write else [])
+        return faults.pop() if faults and request.is_write else None
+
+    lease = Lease.acquire(MemoryStore(hook=ask), "p", far_away("one"), clock=clock)
     faults.append(Fault.LOST_ANSWER)
+    writes.clear()
     clock.advance(2)
     lease.renew()
+    assert writes == ["swap"]
     assert lease.remaining_seconds == LEASE_TTL
     lease.renew()
     lease.ensure_held()

@@ -67,6 +67,15 @@ def test_explicit_punctuation_makes_a_violating_row_an_error() -> None:
         feed.step(0)
 
 
+def test_a_decision_names_the_punctuation_before_its_epoch() -> None:
+    """Rows of the epoch are judged by it; members without punctuation are not named."""
+    feed = Feed(pipeline(("s", "t"), preset="streaminsight"))
+    feed.add("s", Punctuation(9))
+    assert feed.step(0).decision.member_punctuation == {}
+    feed.add("s", Point(9), Punctuation(12))
+    assert feed.step(0).decision.member_punctuation == {"s/0": 9}
+
+
 def test_strictly_increasing_and_increasing_sources() -> None:
     """S5: a delay of -1 tick commits at once and a second 5 violates.
 
