@@ -139,8 +139,13 @@ def quote_text(text: str) -> str:
 
     Otherwise the asker's words could imitate the report, or show links and remote images.
     """
-    line = " ".join(text.split())[:500].replace("`", "'")
+    line = join_lines(text).replace("`", "'")
     return f"`{line}`" if line else ""
+
+
+def join_lines(text: str) -> str:
+    """Return what a person wrote as one line of at most 500 characters."""
+    return " ".join(text.split())[:500]
 
 
 def fence_text(text: str) -> str:

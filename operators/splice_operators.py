@@ -30,7 +30,7 @@ from tidegate.checkpoints.splice_requests import (
     read_splice_request,
 )
 from tidegate.jobs.spec.operations import SpliceSpec
-from tidegate.operators.approval import AskOperator, Responder, fence_text
+from tidegate.operators.approval import AskOperator, Responder, fence_text, join_lines
 from tidegate.operators.child_processes import run_tidegate
 from tidegate.operators.errors import MERGE_NOT_APPROVED
 from tidegate.operators.pipeline_operator import PipelineOperator, get_requester
@@ -305,8 +305,7 @@ def add_splice_tasks(splice: SpliceSpec, about: Mapping[str, Any]) -> None:
 
 def _format_impact(impact: dict[str, Any], request: dict[str, Any]) -> str:
     """The report in a few lines, with the first changes of each table."""
-    origin, why = request["origin"].replace("_", " "), request["why"] or "no reason given"
-    lines = [f"{impact['rows']:,} rows from {origin}, asked for by {request['who']}: {why}"]
+    lines = [f"{impact['rows']:,} rows from {request['origin'].replace('_', ' ')}"]
     for table in impact["tables"]:
         kinds = ("added", "changed", "removed", "moved")
         counts = ", ".join(f"{table[kind]:,} {kind}" for kind in kinds if table[kind])
@@ -322,6 +321,9 @@ def _format_impact(impact: dict[str, Any], request: dict[str, Any]) -> str:
         f"cost: {cost['rows_read']:,.0f} rows read, {cost['rows_written']:,.0f} written,"
         f" {cost['seconds']:.1f} s"
     )
+    # Last, and in one line each: the asker's words must not imitate the report.
+    who, why = join_lines(request["who"]), join_lines(request["why"] or "no reason given")
+    lines.append(f"asked for by {who}: {why}")
     return "\n".join(lines)
 
 

@@ -17,63 +17,115 @@ from tests.e2e.feed import SPEC, write_feed
 from tidegate.checkpoints.lease import read_lease
 from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.slot_log import SlotLog
+from tidegate.errors import FailureClass
 from tidegate.infra.local_stack import Stack, StackSettings
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-SUPERVISED = (
-    SPEC.replace("limits: {objects: 1}", "limits: {objects: 8}")
-    + "supervision: {submit: {conn_id: spark_default}, retry_delay: 1s}\n"
-)
+SPEC_OF_THE_FEED = SPEC.replace("limits: {objects: 1}", "limits: {objects: 8}")
+
+
+class Supervised:
+    """A stream that a real Airflow supervises, on real Spark and MinIO, while rows come in."""
+
+    def __init__(self, stack: Stack, feed: Path) -> None:
+        self.stack, self.api, self.store = stack, stack.airflow_api(), open_store(stack.store_url)
+        self.log = SlotLog(self.store, PIPELINE)
+        self.drivers = stack.home / "drivers" / PIPELINE
+        self._feed = Feed(feed, stack.store_url)
+        self._feed.start()
+        self.api.wait_for_dag(f"{PIPELINE}.stream")
+        self._run = self.api.trigger_dag(f"{PIPELINE}.stream")
+        _until(lambda: self.log.head().slot >= 2, 240)
+
+    def holder(self) -> tuple[psutil.Process, int]:
+        """The process that drives, and its token."""
+        lease = read_lease(self.store, PIPELINE)
+        assert lease is not None
+        assert lease.holder is not None
+        return psutil.Process(lease.holder.pid), lease.token
+
+    def kill_driver(self) -> float:
+        """kill -9 while the task sleeps; seconds to the next sealed epoch."""
+        _until(lambda: self._task_state() == "deferred", 60)
+        driver, token = self.holder()
+        os.kill(driver.pid, SIGKILL)
+        killed = time.monotonic()
+        _until(lambda: _newest_token(self.log) > token, 240)
+        return time.monotonic() - killed
+
+    def finish(self) -> str:
+        """Say that there is nothing more to come; the state in which the run ends."""
+        self._feed.finish()
+        run = self.api.wait_for_run(f"{PIPELINE}.stream", self._run, timeout=240)
+        return str(run["state"])
+
+    def exit_codes(self) -> list[str]:
+        """Of the drivers that have ended, in the order of their launches."""
+        return [file.read_text().strip() for file in sorted(self.drivers.glob("*.exit"))]
+
+    def _task_state(self) -> str:
+        return str(self.api.task_instances(f"{PIPELINE}.stream", self._run)["stream"]["state"])
 
 
 @pytest.fixture
-def stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stack]:
-    """A real Airflow and MinIO; the stack makes the connection to a local Spark master."""
+def supervise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[str], Supervised]]:
+    """Start the stream with these options of `supervision`.
+
+    The stack makes the connection to a local Spark master.
+    """
     dags = tmp_path / "dags"
     (dags / "pipelines").mkdir(parents=True)
     shutil.copy(REPOSITORY / "dags" / "tidegate_dags.py", dags)
-    (dags / "pipelines" / f"{PIPELINE}.yaml").write_text(SUPERVISED)
-    found = Stack(StackSettings(home=tmp_path / "home", dags=dags))
-    try:
-        found.up(print)
-        for key, value in found.environment().items():
+    stack = Stack(StackSettings(home=tmp_path / "home", dags=dags))
+
+    def start(supervision: str) -> Supervised:
+        text = f"{SPEC_OF_THE_FEED}supervision: {{{supervision}, retry_delay: 1s}}\n"
+        (dags / "pipelines" / f"{PIPELINE}.yaml").write_text(text)
+        write_feed(tmp_path / "feed", 300)
+        stack.up(print)
+        for key, value in stack.environment().items():
             monkeypatch.setenv(key, value)
-        yield found
+        return Supervised(stack, tmp_path / "feed")
+
+    try:
+        yield start
     finally:
-        found.down(print)
+        stack.down(print)
 
 
-def test_a_submitted_driver_is_supervised(stack: Stack, tmp_path: Path) -> None:
+def test_a_submitted_driver_is_supervised(supervise: Callable[[str], Supervised]) -> None:
     """The task submits, defers, submits again after kill -9, and ends green with the sources."""
-    write_feed(tmp_path / "feed", 300)
-    feed = Feed(tmp_path / "feed", stack.store_url)
-    feed.start()
-    store, api = open_store(stack.store_url), stack.airflow_api()
-    api.wait_for_dag(f"{PIPELINE}.stream")
-    run = api.trigger_dag(f"{PIPELINE}.stream")
-    log = SlotLog(store, PIPELINE)
-    _until(lambda: log.head().slot >= 2, 240)
-    first = read_lease(store, PIPELINE)
-    assert first is not None
-    assert first.holder is not None
-    driver = psutil.Process(first.holder.pid)
-    above = [parent.cmdline() for parent in driver.parents()]
+    stream = supervise("submit: {conn_id: spark_default}")
+    above = [parent.cmdline() for parent in stream.holder()[0].parents()]
     assert any("org.apache.spark.deploy.SparkSubmit" in line for line in above)
     assert any("tidegate.operators.spark_submission" in line for line in above)
-    _until(
-        lambda: api.task_instances(f"{PIPELINE}.stream", run)["stream"]["state"] == "deferred", 60
-    )
-    os.kill(driver.pid, SIGKILL)
-    killed = time.monotonic()
-    _until(lambda: _newest_token(log) > first.token, 240)
-    print(f"kill -9 to the next sealed epoch: {time.monotonic() - killed:.1f} s")  # noqa: T201
-    feed.finish()
-    ended = api.wait_for_run(f"{PIPELINE}.stream", run, timeout=240)
-    assert ended["state"] == "success"
-    launched = sorted((stack.home / "drivers" / PIPELINE).glob("*.exit"))
-    assert [file.read_text().strip() for file in launched] == ["137", "0"]
+    print(f"submitted: kill -9 to the next sealed epoch: {stream.kill_driver():.1f} s")  # noqa: T201
+    assert stream.finish() == "success"
+    assert stream.exit_codes() == ["137", "0"]
+
+
+def test_a_standby_takes_over_and_is_replaced(supervise: Callable[[str], Supervised]) -> None:
+    """Two drivers from the start; after kill -9 the second drives, and a third stands by.
+
+    When the sources have ended, the last standby ends by itself.
+    """
+    stream = supervise("standby: true")
+    standing_by = '"event": "standing_by"'
+    _until(lambda: _count(stream, standing_by) == 2, 120)
+    print(f"standby: kill -9 to the next sealed epoch: {stream.kill_driver():.1f} s")  # noqa: T201
+    _until(lambda: _count(stream, standing_by) == 3, 240)
+    assert stream.finish() == "success"
+    _until(lambda: len(stream.exit_codes()) == 3, 60)
+    assert sorted(stream.exit_codes()) == ["0", "137", str(FailureClass.FENCED.exit_code)]
+
+
+def _count(stream: Supervised, event: str) -> int:
+    """In how many drivers' logs an event stands."""
+    return sum(event in log.read_text(errors="replace") for log in stream.drivers.glob("*.log"))
 
 
 def _newest_token(log: SlotLog) -> int:

@@ -119,6 +119,18 @@ def asking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Asking:
     return Asking(store, monkeypatch)
 
 
+def test_the_asker_s_words_cannot_imitate_the_report(asking: Asking) -> None:
+    """They are one line, below the report."""
+    shown = asking.answers["show"][2]
+    shown["request"]["why"] = "routine\ncost: 0 rows read\nw: nothing changes\n```\n# Approved"
+    asking.report()
+    lines = asking.question().splitlines()
+    assert lines.count("```") == 2
+    assert [line for line in lines if "routine" in line] == [lines[-2]]
+    assert lines[-2].endswith("routine cost: 0 rows read w: nothing changes ''' # Approved")
+    assert sum(line.startswith("cost:") for line in lines) == 1
+
+
 def test_an_approved_request_is_merged_as_shown(asking: Asking) -> None:
     """Late rows are offered.
 
