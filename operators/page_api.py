@@ -149,11 +149,11 @@ def _make_site_routes(views: _StreamViews, airflow: AirflowQueries, limit: Any) 
     @routes.get("/docs/{dag_id}/{path:path}", dependencies=[REQUIRE_STREAM_ACCESS, limit])
     def serve_data_docs(dag_id: str, path: str) -> Response:
         """A page of Great Expectations' Data Docs, from the bucket."""
-        pipeline = dag_id.removesuffix(".quality")
-        key = f"{BucketLayout(pipeline).quality_prefix}docs/{path or 'index.html'}"
+        pipeline, _, kind = dag_id.rpartition(".")
         dag = airflow.find_stream(f"{pipeline}{STREAM_DAG_SUFFIX}")
-        if dag is None:
+        if dag is None or kind != "quality":
             raise NO_STREAM(dag_id=dag_id)
+        key = f"{BucketLayout(pipeline).quality_prefix}docs/{path or 'index.html'}"
         try:
             data = views.ask_store(dag["conn_id"], lambda store: store.get(key).data)
         except (NotFoundError, ValueError):

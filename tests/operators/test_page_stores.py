@@ -6,6 +6,7 @@ In the store of the Airflow connection that its DAG names, as the operators do.
 from __future__ import annotations
 
 import json
+import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,20 @@ def test_each_stream_is_looked_for_in_its_own_store() -> None:
     )
     assert {name: rows[name]["slot"] for name in ("here", "there")} == {"here": 2, "there": 5}
     assert checkpoints["newest"] == 5
+
+
+def test_data_docs_need_the_right_to_the_quality_dag() -> None:
+    """The right to see a DAG that is called like the pipeline gives nothing."""
+    store = MemoryStore()
+    store.put("here/quality/docs/index.html", b"rows")
+    with served(app_of(FakeAirflowQueries(["here"], store))) as url:
+        with urllib.request.urlopen(f"{url}/docs/here.quality/") as answer:
+            assert answer.read() == b"rows"
+        for other in ("here", "here.stream"):
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                urllib.request.urlopen(f"{url}/docs/{other}/")
+            refused.value.close()
+            assert refused.value.code == 404
 
 
 def test_the_dag_names_its_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
