@@ -15,19 +15,10 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from tests.scheduling import name_scope
 from tests.servers.minio import CertifiedMinio, RealMinio, certified, running
 
 TIERS = ("unit", "minio", "spark", "airflow", "e2e")
-ONE_WORKER = {"tests/operators/test_airflow.py", "tests/operators/test_api_server.py"}
-AIRFLOWS = {  # end-to-end tests of which each starts an Airflow of its own
-    "tests/e2e/test_airflow_kills.py",
-    "tests/e2e/test_browser.py",
-    "tests/e2e/test_demo.py",
-    "tests/infra/test_stack.py",
-    "tests/operators/test_airflow_actions.py",
-    "tests/operators/test_airflow_metrics.py",
-    "tests/operators/test_airflow_splice.py",
-}
 
 # Importing Airflow creates its home folder; doctest collection imports modules of
 # tidegate.operators. Two workers, two homes.
@@ -51,9 +42,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Under `-n`, the tests of Airflow run on one worker, in their order.
-
-    A second Airflow beside it would starve the first.
+    """Under `-n`, tests that share servers or sessions run on one worker, in their order.
 
     With `loadgroup` all others are dealt out one by one, with `loadfile` by files. xdist's own
     groups cannot do it: since pytest 9.2 a node id does not take the group that xdist writes into
@@ -63,10 +52,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.partition("::")[0]
-            if by_files:
-                return "airflow" if file in AIRFLOWS else file
-            return file if file in ONE_WORKER else nodeid
+            return name_scope(nodeid, by_files=by_files)
 
     by_files = config.getvalue("dist") == "loadfile"
     return Scheduling(config, log) if by_files or config.getvalue("dist") == "loadgroup" else None

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.scheduling import AIRFLOW_FILES, name_scope
+
 TESTS = Path(__file__).parent
 
 
@@ -51,3 +53,24 @@ def test_no_test_imports_from_a_test_module() -> None:
         if imports_tests(path.read_text("utf-8"))
     ]
     assert bad == []
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "together"),
+    [
+        ("tests/spark/test_read.py::a", "tests/spark/test_kafka.py::b", True),
+        ("tests/e2e/test_kills.py::a", "tests/e2e/test_kills.py::b", True),
+        ("tests/operators/test_airflow.py::a", "tests/operators/test_airflow.py::b", True),
+        ("tests/e2e/test_kills.py::a", "tests/e2e/test_bad_input.py::b", False),
+        ("tests/spec/test_layout.py::a", "tests/spec/test_layout.py::b", False),
+    ],
+)
+def test_tests_that_share_what_is_dear_stay_together(one: str, other: str, together: bool) -> None:
+    """Spark's session, fixtures of a module and Airflow are made once, not once per worker."""
+    assert (name_scope(one, by_files=False) == name_scope(other, by_files=False)) is together
+
+
+def test_by_files_only_one_worker_starts_airflow() -> None:
+    """Every file that starts an Airflow is in one group, and the list names files that exist."""
+    assert {name_scope(f"{file}::a", by_files=True) for file in AIRFLOW_FILES} == {"airflow"}
+    assert [file for file in sorted(AIRFLOW_FILES) if not (TESTS.parent / file).is_file()] == []

@@ -40,7 +40,7 @@ coalesce: {idle_timeout: never}
 windows:
   per_minute: {kind: tumbling, size: 1m, keys: [item], aggregates: {n: count(*), total: sum(amount)}, lateness: 2m}
 checkpoint: {idle_interval: 100ms}
-spark: {driver_memory: 1g}
+spark: {driver_memory: 1g, jvm: quick}
 """
 
 

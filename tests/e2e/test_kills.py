@@ -53,7 +53,6 @@ def test_killed_around_the_seal(calm: Steady, tmp_path: Path) -> None:
     faults = [
         "move.done:2",
         "seal.start:1",
-        "seal.start:1",
         "seal.sent:1",
         "seal.sent:1",
         "publish.start:2",

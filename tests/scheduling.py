@@ -1,0 +1,43 @@
+"""Which tests stay on one worker of `pytest -n 2`, because they share what is dear to make."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+# A second Airflow beside these would starve the first.
+AIRFLOW_FILES = frozenset(
+    {
+        "tests/e2e/test_airflow_kills.py",
+        "tests/e2e/test_browser.py",
+        "tests/e2e/test_demo.py",
+        "tests/infra/test_stack.py",
+        "tests/operators/test_airflow_actions.py",
+        "tests/operators/test_airflow_metrics.py",
+        "tests/operators/test_airflow_splice.py",
+    }
+)
+_ONE_WORKER = frozenset({"tests/operators/test_airflow.py", "tests/operators/test_api_server.py"})
+_SPARK_FOLDER = "tests/spark/"
+
+
+def name_scope(test: str, *, by_files: bool) -> str:
+    """Name the group of a test: a group runs on one worker, in order.
+
+    Args:
+        test: node id.
+        by_files: the files are dealt out (``--dist loadfile``), not the tests (``loadgroup``).
+    """
+    file = test.partition("::")[0]
+    if by_files:
+        return "airflow" if file in AIRFLOW_FILES else file
+    if file.startswith(_SPARK_FOLDER):
+        return _SPARK_FOLDER  # one session, and one JVM that is warm
+    return file if file in _ONE_WORKER or has_module_fixture(file) else test
+
+
+@cache
+def has_module_fixture(file: str) -> bool:
+    """Whether a fixture is made once per module: dealt out, each worker would make it."""
+    return 'scope="module"' in (ROOT / file).read_text("utf-8")
