@@ -243,15 +243,9 @@ def _read_cast_columns(
 ) -> dict[int, MemberColumns]:
     """Times and kinds after the casts: one Spark job."""
     assert staged.frame is not None  # noqa: S101 - there are parts
-    marks = next(
-        (source.barriers for source in sources.values() if source.barriers is not None), None
-    )
-    kind = "CAST(NULL AS string)" if marks is None else f"CAST({quote_name(marks.kind)} AS string)"
-    number = (
-        "CAST(NULL AS bigint)"
-        if marks is None or marks.id is None
-        else f"CAST({quote_name(marks.id)} AS bigint)"
-    )
+    marks = {i: source.barriers for i, source in sources.items() if source.barriers is not None}
+    kind = _select_by_slice_sql({i: own.kind for i, own in marks.items()}, "string")
+    number = _select_by_slice_sql({i: own.id for i, own in marks.items() if own.id}, "bigint")
     code = (
         f"CASE WHEN _dead IS NOT NULL THEN {DEAD} WHEN _kind = 'barrier' THEN {BARRIER} "
         + f"WHEN _kind = 'punctuation' THEN {PUNCTUATION} ELSE {DATA} END AS code"
@@ -266,6 +260,18 @@ def _read_cast_columns(
         index: _build_member_columns(rows.filter(pc.equal(rows["_m"], index)))
         for index in _list_slice_indexes(staged)
     }
+
+
+def _select_by_slice_sql(columns: dict[int, str], kind: str) -> str:
+    """Each slice's own column: sources may name theirs differently."""
+    slices: dict[str, list[str]] = {}
+    for index, name in columns.items():
+        slices.setdefault(name, []).append(str(index))
+    cases = [
+        f"WHEN _m IN ({', '.join(own)}) THEN CAST({quote_name(name)} AS {kind})"
+        for name, own in slices.items()
+    ]
+    return f"CASE {' '.join(cases)} END" if cases else f"CAST(NULL AS {kind})"
 
 
 def _build_member_columns(rows: pa.Table) -> MemberColumns:

@@ -331,3 +331,26 @@ def test_what_the_driver_merges_is_what_spark_merges(
     pair.run(9 * SECOND, done=True)
     assert pair.table("w")
     assert pair.table("late")
+
+
+def test_sources_name_their_barrier_columns_differently(
+    session: SparkSession, tmp_path: Path
+) -> None:
+    """Type and id of a barrier come from the columns of its own source, also after casts."""
+    marks = {
+        "a": {"barriers": {"kind": "kind", "types": ["stop"]}},
+        "b": {"barriers": {"kind": "k", "types": ["halt"], "id": "n"}},
+    }
+    pair = Pair(spec_of(marks, barriers={"timeout": "5s"}), session, tmp_path)
+    for source, kind, k in (("a", "stop", "x"), ("b", "x", "halt")):
+        rows = table_of(
+            [
+                {"t": SECOND, "kind": "data", "k": "data", "n": 1, "v": 1.0},
+                {"t": 2 * SECOND, "kind": kind, "k": k, "n": 7, "v": 1.0},
+            ]
+        )
+        whole = pa.array(
+            [1, 1], pa.int64()
+        )  # not every one of them is a double, so there is a cast
+        pair.put(source, rows.set_column(rows.column_names.index("v"), "v", whole))
+    pair.run(SECOND)
