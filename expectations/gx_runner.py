@@ -17,7 +17,7 @@ import pandas as pd
 
 from tidegate.errors import ConfigurationError
 from tidegate.expectations.suite_files import Check, limit_values, load_suites
-from tidegate.expectations.summaries import SUMMARIES, Evidence, sample_rows
+from tidegate.expectations.summaries import Evidence, build_frame, sample_rows
 
 if TYPE_CHECKING:
     from great_expectations.core.expectation_validation_result import (
@@ -102,7 +102,7 @@ def run_suites(evidence: Evidence) -> RunResult:
     """
     suites = load_suites(evidence.spec)
     needed = {c.summary for s in suites for c in s.checks}
-    frames = {name: build(evidence) for name, build in SUMMARIES.items() if name in needed}
+    frames = {name: build_frame(evidence, name) for name in sorted(needed)}
     limits = limit_values(evidence.spec.quality.limits)
     checks: list[CheckResult] = []
     validations: dict[str, Any] = {}
@@ -268,8 +268,9 @@ def _find_judged_epochs(
     newest = evidence.head.slot
     if check.summary == "checkpoint_health":
         return newest, newest
-    if names and "epoch" in frame:
-        epochs = frame.loc[frame[frame.columns[0]].isin(names), "epoch"]
+    epoch_column = next((c for c in ("epoch", "_epoch") if c in frame), None)
+    if names and epoch_column is not None:
+        epochs = frame.loc[frame[frame.columns[0]].isin(names), epoch_column]
         return int(epochs.min()), int(epochs.max())
     since = evidence.events_since if check.summary == "release" else evidence.recent_since
     return since + 1, newest

@@ -20,6 +20,7 @@ from tidegate.checkpoints.store import Store
 from tidegate.checkpoints.verify import verify_checkpoint
 from tidegate.expectations import data_docs
 from tidegate.expectations.gx_runner import CheckResult, load_great_expectations, run_suites
+from tidegate.expectations.suite_files import list_checked_tables, load_suites
 from tidegate.expectations.summaries import LATE_COLUMNS, Evidence, event_columns
 from tidegate.jobs.spec.pipeline import (
     BARRIERS,
@@ -95,9 +96,10 @@ def _make_table_reader(spec: PipelineSpec, store: Store) -> TableReader:
     # The two tables that may be large are read without the user's columns.
     narrow = {EVENTS: event_columns(spec), LATE: LATE_COLUMNS}
 
-    def read_run_rows(name: str, *, since: int = 0) -> pa.Table:
+    def read_run_rows(name: str, *, since: int = 0, whole: bool = False) -> pa.Table:
         # What was merged in later is not the run's doing: the checks judge the run.
-        return scan_table(spec, store, name, since=since, columns=narrow.get(name), spliced=False)
+        columns = None if whole else narrow.get(name)
+        return scan_table(spec, store, name, since=since, columns=columns, spliced=False)
 
     return read_run_rows
 
@@ -108,8 +110,11 @@ def _make_table_reader(spec: PipelineSpec, store: Store) -> TableReader:
 class TableReader(Protocol):
     """Reads one table."""
 
-    def __call__(self, name: str, *, since: int = 0) -> pa.Table:
-        """Its rows of epochs after `since`; empty, with its columns, before the first epoch."""
+    def __call__(self, name: str, *, since: int = 0, whole: bool = False) -> pa.Table:
+        """Its rows of epochs after `since`; empty, with its columns, before the first epoch.
+
+        Without `whole`, columns that no built-in check needs may be left out.
+        """
         ...
 
 
@@ -143,6 +148,10 @@ def gather_evidence(
         recent_since=recent_since,
         past=past,
         rejections=_cut_at_epoch(read(REJECTIONS), epoch) if spec.streams else None,
+        tables={
+            name: _cut_at_epoch(read(name, since=recent_since, whole=True), epoch)
+            for name in list_checked_tables(load_suites(spec))
+        },
         sealed=sealed.slot,
         now=now,
         wanted=_is_checkpoint_due(store, spec.name, head),

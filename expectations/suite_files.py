@@ -15,7 +15,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from tidegate.errors import ConfigurationError
-from tidegate.expectations.summaries import SUMMARIES
+from tidegate.expectations.summaries import SUMMARIES, TABLE_PREFIX
 from tidegate.jobs.spec.event_time_options import SpecModel
 from tidegate.jobs.spec.operations import QualityLimits, QualitySpec, Severity
 from tidegate.jobs.spec.pipeline import PipelineSpec
@@ -33,7 +33,7 @@ class Check(SpecModel):
 
     id: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
     summary: str
-    """The summary frame it looks at; see summaries.py."""
+    """The frame it looks at, see summaries.py; ``table.NAME`` for the recent rows of a table."""
     expect: Annotated[str, Field(pattern=r"^expect_[a-z_]+$")]
     """Name of a Great Expectations type."""
     kwargs: dict[str, Any] = Field(default_factory=dict)
@@ -52,8 +52,13 @@ class Check(SpecModel):
 
     @model_validator(mode="after")
     def _refuse_unknown_names(self) -> Self:
-        if self.summary not in SUMMARIES:
-            raise ValueError(f"no summary {self.summary!r}; there are: {', '.join(SUMMARIES)}")
+        if self.summary.startswith(TABLE_PREFIX):
+            if self.scope == "all":
+                raise ValueError("a check of a table looks at recent rows; leave scope out")
+        elif self.summary not in SUMMARIES:
+            raise ValueError(
+                f"no summary {self.summary!r}; there are: {', '.join(SUMMARIES)}, and table.NAME"
+            )
         for value in self.kwargs.values():
             if (
                 isinstance(value, dict)
@@ -115,6 +120,7 @@ def load_suites(spec: PipelineSpec) -> list[Suite]:
         files |= {f.name: f for f in _list_suite_files(folder)}
     suites = [_load_suite(file) for _, file in sorted(files.items())]
     _refuse_unknown_ids(spec, suites)
+    _refuse_unknown_tables(spec, suites)
     had = _list_parts(spec)
     suites = [suite for suite in suites if suite.needs is None or suite.needs in had]
     return [s for s in (_select_checks(suite, quality, had) for suite in suites) if s is not None]
@@ -172,6 +178,21 @@ def _refuse_unknown_ids(spec: PipelineSpec, suites: list[Suite]) -> None:
             pipeline=spec.name,
             advice=f"the checks are: {', '.join(known)}",
         )
+
+
+def list_checked_tables(suites: list[Suite]) -> list[str]:
+    """The tables that checks look at as they are."""
+    summaries = {check.summary for suite in suites for check in suite.checks}
+    return sorted(s.removeprefix(TABLE_PREFIX) for s in summaries if s.startswith(TABLE_PREFIX))
+
+
+def _refuse_unknown_tables(spec: PipelineSpec, suites: list[Suite]) -> None:
+    for suite in suites:
+        for unknown in set(list_checked_tables([suite])) - set(spec.table_names):
+            raise _make_suite_error(
+                f"suite {suite.suite}: {spec.name} has no table {unknown!r}; there are:"
+                f" {', '.join(spec.table_names)}"
+            )
 
 
 def _select_checks(suite: Suite, quality: QualitySpec, had: set[Need]) -> Suite | None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -73,6 +73,7 @@ class Evidence:
         head: manifest of the newest epoch that the tables show; None before the first.
         recent_since: epochs after this one are recent.
         past: manifest of that epoch; None if recent epochs begin with the log.
+        tables: recent rows of the tables that suites of the user look at, with all columns.
         sealed: slot of the newest sealed epoch, published or not.
         now: ticks.
         events_since: the events table is there from the epoch after this one.
@@ -96,6 +97,7 @@ class Evidence:
     verified: str
     recent_since: int = 0
     rejections: pa.Table | None = None
+    tables: Mapping[str, pa.Table] = field(default_factory=dict)
 
     def count_rows(self, *, recent: bool) -> dict[str, RowCounts]:
         """Count the rows of each source, of recent epochs or of all."""
@@ -396,6 +398,29 @@ SUMMARIES: Final[Mapping[str, Callable[[Evidence], pd.DataFrame]]] = {
 """Name of a summary in a suite file -> how it is built. The first column names the row."""
 
 
+TABLE_PREFIX: Final = "table."
+"""Before the name of a table, as the summary of a check that looks at the table itself."""
+
+
+def build_frame(evidence: Evidence, summary: str) -> pd.DataFrame:
+    """Build a summary, or the frame of the recent rows of a table."""
+    if not summary.startswith(TABLE_PREFIX):
+        return SUMMARIES[summary](evidence)
+    table = evidence.tables[summary.removeprefix(TABLE_PREFIX)]
+    frame: pd.DataFrame = table.to_pandas()
+    frame.insert(0, "_row", _name_rows(table))
+    return frame
+
+
+def _name_rows(table: pa.Table) -> list[str]:
+    """The origin of each row; its epoch and its number where it has none."""
+    if {*_ORIGIN} <= {*table.column_names}:
+        return ["/".join(map(str, row.values())) for row in table.select(_ORIGIN).to_pylist()]
+    return [f"{epoch}:{n}" for n, epoch in enumerate(table["_epoch"].to_pylist())]
+
+
+_ORIGIN: Final = ("_source", "_partition", "_seq")
+
 # The rows behind a summary: table -> the columns that a sample shows, and the column whose value is
 # the first column of the summary (None: the summary is about the table as a whole).
 
@@ -448,6 +473,8 @@ def sample_rows(
         recent: only rows of recent epochs.
     """
     pipeline = evidence.spec.name
+    if summary.startswith(TABLE_PREFIX):
+        return _sample_table(evidence, summary.removeprefix(TABLE_PREFIX), names)
     if summary not in _ROWS_BEHIND:
         return RowSample((), f"tidegate status {pipeline}")
     name, column = _ROWS_BEHIND[summary]
@@ -470,6 +497,20 @@ def sample_rows(
     newest = table.select(shown).sort_by([("_epoch", "descending")]).slice(0, SAMPLE_ROWS)
     where = f' --where "{" and ".join(conditions)}"' if conditions else ""
     return RowSample(tuple(newest.to_pylist()), f"tidegate tables {pipeline} {name}{where}")
+
+
+def _sample_table(evidence: Evidence, name: str, names: Sequence[Any]) -> RowSample:
+    table, wanted = evidence.tables[name], set(names)
+    rows = zip(_name_rows(table), table.to_pylist(), strict=True)
+    chosen = [row for who, row in rows if who in wanted][-SAMPLE_ROWS:]
+    shown = tuple(
+        {c: v if isinstance(v, str | int | float) or v is None else str(v) for c, v in row.items()}
+        for row in chosen
+    )
+    command = (
+        f'tidegate tables {evidence.spec.name} {name} --where "_epoch > {evidence.recent_since}"'
+    )
+    return RowSample(shown, command)
 
 
 def _find_unhealthy(barriers: pa.Table) -> Any:

@@ -62,7 +62,8 @@ class QualitySpec(SpecModel):
     severity: dict[str, Severity] = Field(default_factory=dict)
     """Check id and ``warn``, ``critical`` or ``off``; overrides the suite's severity."""
     suites: str | None = None
-    """Folder of your own suites (``*.yaml``), relative to the working folder.
+    """Folder of your own suites (``*.yaml``), beside the file of the spec or relative to the
+    working folder.
 
     A file with the name of a built-in suite replaces it.
     """

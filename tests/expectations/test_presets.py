@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -12,6 +13,7 @@ from tests.engine.harness import Bench, PlainSteps, barrier, row, spec_of
 
 from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
 from tidegate.checkpoints.row_counts import RowCounts
+from tidegate.errors import ConfigurationError
 from tidegate.expectations.quality_run import check_quality
 from tidegate.jobs.sinks.output_tables import build_checkpoint_rows, build_table_schema
 from tidegate.jobs.spec.pipeline import CHECKPOINTS
@@ -28,8 +30,8 @@ LATE_ROWS = 3
 class Pipeline:
     """A pipeline whose epochs follow each other by three seconds and ten seconds of event time."""
 
-    def __init__(self, preset: str) -> None:
-        fields: dict[str, Any] = {"preset": preset, "quality": {"recent": RECENT}}
+    def __init__(self, preset: str, **quality: Any) -> None:
+        fields: dict[str, Any] = {"preset": preset, "quality": {"recent": RECENT, **quality}}
         self.bench = Bench(spec_of(**fields))
         self.engine = self.bench.engine(steps=PlainSteps(self.bench.clock))
         self.time = 0
@@ -58,7 +60,7 @@ class Pipeline:
         """The slot at which `recover_to: latest_healthy` goes on."""
         return CheckpointCatalog(self.bench.log).resolve("latest_healthy").slot
 
-    def _read(self, name: str, *, since: int = 0) -> pa.Table:
+    def _read(self, name: str, *, since: int = 0, whole: bool = False) -> pa.Table:
         epochs = [epoch for epoch in self.bench.epochs() if epoch.slot > since]
         if name == CHECKPOINTS:
             return build_checkpoint_rows(epochs)
@@ -127,3 +129,54 @@ def test_a_tardy_barrier_sends_no_stream_back() -> None:
     for _ in range(RECENT):
         pipeline.run_epoch()
     assert list_failed(pipeline.check(), "warn") == {"barriers_complete_all"}
+
+
+OWN_SUITE = """\
+suite: values
+title: Values
+checks:
+  - {id: small, summary: table.events, expect: expect_column_values_to_be_between,
+     kwargs: {column: v, max_value: 5}, says: Values are small, severity: critical}
+  - {id: counted, summary: table.w, expect: expect_column_values_to_be_between,
+     kwargs: {column: n, min_value: 1}, says: Windows have rows}
+"""
+
+
+def test_own_suites_look_at_any_table(tmp_path: Path) -> None:
+    """A check of a table names row, epoch and values of what broke it, and forgets it later."""
+    (tmp_path / "values.yaml").write_text(OWN_SUITE)
+    pipeline = Pipeline("tidegate", suites=str(tmp_path))
+    pipeline.run_epoch()
+    bad = pipeline.run_epoch(row(15, value=99))
+    pipeline.run_epoch()  # with lag 0 rows leave with the next epoch
+    result = pipeline.check()
+    (failed,) = result["failed"]
+    assert (failed["id"], failed["severity"], len(failed["sample"])) == ("small", "critical", 2)
+    assert {(r["_source"], r["_seq"], r["v"]) for r in failed["sample"]} == {
+        ("a", 1, 99),
+        ("b", 1, 99),
+    }
+    released = {r["_epoch"] for r in pipeline.bench.rows("events") if r["v"] == 99}
+    assert failed["epochs"] == [min(released), max(released)]
+    assert min(released) >= bad
+    for _ in range(RECENT + 1):
+        pipeline.run_epoch()
+    assert pipeline.check()["failed"] == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("table.w", "table.x", "no table 'x'; there are: events, late, w"),
+        ("column: n", "column: nn", "counted cannot run"),
+        ("says: Windows", "scope: all, says: Windows", "recent rows"),
+    ],
+)
+def test_a_wrong_check_of_a_table_is_refused(tmp_path: Path, old: str, new: str, says: str) -> None:
+    """An unknown table or column never counts as passed or failed."""
+    (tmp_path / "values.yaml").write_text(OWN_SUITE.replace(old, new))
+    pipeline = Pipeline("tidegate", suites=str(tmp_path))
+    pipeline.run_epoch()
+    pipeline.run_epoch()
+    with pytest.raises(ConfigurationError, match=says):
+        pipeline.check()

@@ -66,7 +66,7 @@ def retire(log: SlotLog, slot: int) -> None:
 def reader(evidence: Evidence) -> TableReader:
     """Reads the tables of the evidence."""
 
-    def read(name: str, *, since: int = 0) -> pa.Table:
+    def read(name: str, *, since: int = 0, whole: bool = False) -> pa.Table:
         table: pa.Table = getattr(evidence, name)
         return table.filter(pc.greater(table["_epoch"], since))
 
@@ -168,7 +168,7 @@ def test_pipeline_that_never_ran_has_evidence(spec: PipelineSpec, healthy: Evide
     evidence = gather_evidence(
         spec,
         MemoryStore(),
-        lambda name, *, since=0: getattr(healthy, name).slice(0, 0),
+        lambda name, *, since=0, whole=False: getattr(healthy, name).slice(0, 0),
         clock=ManualClock(),
     )
     assert (evidence.head, evidence.sealed) == (None, 0)

@@ -161,6 +161,16 @@ def test_a_merge_reads_around_its_rows_only() -> None:
     assert impact.cost["rows_read"] < 50
 
 
+def test_rows_that_were_emitted_late_are_not_offered_again() -> None:
+    """`emit_flagged`: the late table names the row, but it is among the events already."""
+    bench = world(["fixed"], release={"on_late": "emit_flagged"})
+    play(bench, [{"a": [row(10), row(60)], "b": [row(60)]}, {"a": [], "b": [row(12), row(61)]}])
+    late = {(r["output"], r["reason"]) for r in bench.rows("late")}
+    assert late == {("events", "flagged"), ("fixed", "late_window")}
+    pending = list_pending_rows(bench.spec, bench.log, LateFilter())
+    assert pending["_outputs"].to_pylist() == [["fixed"]]
+
+
 def test_the_report_is_the_merge() -> None:
     """The impact report tells each change before it happens, and its digest is that of the sealed
     rows.
