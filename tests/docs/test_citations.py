@@ -101,6 +101,16 @@ def test_cited_decisions_exist() -> None:
     assert missing == []
 
 
+def test_names_of_code_in_the_contributing_guide_exist() -> None:
+    """A private function or a constant that it names, with a file before it or not, is in the code."""
+    guide = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`(_[a-z]\w+|_?[A-Z][A-Z_]{3,}|[A-Z]\w+[a-z]\w*)`", guide))
+    code = "\n".join(text for name, text in list_texts() if name.endswith(".py"))
+    missing = [name for name in sorted(named) if not re.search(rf"\b{name}\b", code)]
+    assert missing == []
+    assert len(named) > 20
+
+
 def test_no_text_cites_documents_outside_the_repository() -> None:
     """The design papers that the project began with are not part of it."""
     assert [name for name, text in list_texts() if _OLD_PAGES.search(text)] == []
