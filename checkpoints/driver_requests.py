@@ -23,6 +23,7 @@ from tidegate.checkpoints.store import (
     PreconditionFailedError,
     Store,
 )
+from tidegate.errors import PoisonError
 
 _TRIES = 8
 DAY = 24 * 3600.0  # seconds
@@ -168,21 +169,32 @@ class RequestQueue:
 
     It remembers which requests are answered, and deletes them with their acknowledgements when
     `ANSWER_RETENTION` is over, so that the LIST does not grow.
+
+    Attributes:
+        unreadable: request id -> why this version cannot read it. Such a request is left to a newer
+            driver: during an upgrade people may use a newer version than the driver.
     """
 
     def __init__(self, store: Store, pipeline: str, clock: Clock = SYSTEM_CLOCK) -> None:
         self._store, self._layout, self._clock = store, BucketLayout(pipeline), clock
         self._answered: dict[str, int] = {}  # request id -> wall clock of its answer
+        self.unreadable: dict[str, PoisonError] = {}
 
     def list_pending(self) -> list[DriverRequest]:
         """Return the requests without an acknowledgement, oldest first."""
         pending = []
         for entry in list(self._store.list_objects(self._layout.requests_prefix)):
             name = self._layout.parse_request_key(entry.key)
+            if name in self.unreadable:
+                continue
             if name not in self._answered:
-                ack = read_ack(self._store, self._layout.pipeline, name)
+                try:
+                    ack = read_ack(self._store, self._layout.pipeline, name)
+                    request = None if ack else _read_request(self._store, self._layout, name)
+                except PoisonError as error:
+                    self.unreadable[name] = error
+                    continue
                 if ack is None:
-                    request = _read_request(self._store, self._layout, name)
                     pending += [request] if request else []
                     continue
                 self._answered[name] = ack.at

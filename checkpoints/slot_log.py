@@ -394,14 +394,16 @@ class SlotLog:
 
 def _build_lineage(timeline: int, forks: list[ForkRecord]) -> list[LineageSegment]:
     last = forks[timeline].slot - 1 if timeline < len(forks) else None
-    if timeline == 0:
-        return [LineageSegment(0, 1, last)]
-    opened = forks[timeline - 1]
-    kept = []
-    if opened.recover_to:
-        end = opened.fork_slot
-        for part in _build_lineage(CheckpointId.parse(opened.recover_to).timeline, forks):
-            kept_until = end if part.last is None else min(part.last, end)
-            if part.first <= kept_until:
-                kept.append(LineageSegment(part.timeline, part.first, kept_until))
-    return [*kept, LineageSegment(timeline, opened.fork_slot + 1, last)]
+    first = forks[timeline - 1].fork_slot + 1 if timeline else 1
+    segments = [LineageSegment(timeline, first, last)]
+    kept_until: int | None = None
+    while timeline and (recover_to := forks[timeline - 1].recover_to):
+        fork_slot = forks[timeline - 1].fork_slot
+        timeline = CheckpointId.parse(recover_to).timeline
+        first = forks[timeline - 1].fork_slot + 1 if timeline else 1
+        kept_until = min(
+            fork_slot, forks[timeline].slot - 1, fork_slot if kept_until is None else kept_until
+        )
+        if first <= kept_until:
+            segments.append(LineageSegment(timeline, first, kept_until))
+    return segments[::-1]

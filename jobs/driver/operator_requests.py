@@ -134,7 +134,12 @@ class RequestInbox:
     def _list_unfinished(self) -> list[DriverRequest]:
         """List the open requests; those that the newest epoch applied are finished on the way."""
         newest, unfinished = self._newest(), []
-        for request in self._queue.list_pending():
+        known = set(self._queue.unreadable)
+        pending = self._queue.list_pending()
+        for name in self._queue.unreadable.keys() - known:
+            error = self._queue.unreadable[name]
+            _log.warning("request_not_read", request=name, error=error.message, advice=error.advice)
+        for request in pending:
             if newest is not None and request.id in newest.requests:
                 self._finish_request(request, newest.id)
             else:

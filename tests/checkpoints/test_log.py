@@ -16,6 +16,7 @@ from tidegate.checkpoints.slot_log import (
     SealUndecidedError,
     SlotLog,
     SlotTaken,
+    _build_lineage,
 )
 from tidegate.checkpoints.store import Store
 from tidegate.errors import ConfigurationError, PoisonError
@@ -183,6 +184,31 @@ def test_a_restore_may_return_to_the_beginning(log: SlotLog, author: Author) -> 
     restore(log, None)
     assert author.seal(log).id.slot == 1
     assert log.lineage(1) == [LineageSegment(1, 1, None)]
+
+
+def test_a_lineage_of_two_thousand_restores_is_read() -> None:
+    """Each restore adds one timeline; their number is not bounded by the interpreter's stack."""
+    restores = 2000
+    forks = [
+        ForkRecord(
+            timeline=number,
+            slot=number + 2,
+            new_timeline=number + 1,
+            fork_slot=number + 1,
+            parent_sha256=None,
+            request_id="r",
+            who="ann",
+            why="",
+            at=0,
+            recover_to=f"t{number}-{number + 1:06d}-aaaaaaaaaaaa",
+            recover_to_sha256=None,
+        )
+        for number in range(restores)
+    ]
+    assert _build_lineage(restores, forks) == [
+        *(LineageSegment(number, number + 1, number + 1) for number in range(restores)),
+        LineageSegment(restores, restores + 1, None),
+    ]
 
 
 def test_a_restore_may_return_to_an_abandoned_timeline(log: SlotLog, author: Author) -> None:

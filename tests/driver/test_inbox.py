@@ -9,6 +9,7 @@ import threading
 from types import SimpleNamespace
 
 import pytest
+import structlog
 
 from tests.engine.harness import Bench, row, spec_of
 from tests.servers.memory_store import MemoryStore, StoreRequest
@@ -196,6 +197,21 @@ def test_a_turn_makes_one_list_that_does_not_grow(bench: Bench) -> None:
     driver.inbox.collect()
     assert list(bench.store.list_objects("p/requests/")) == []
     assert list(bench.store.list_objects("p/acks/")) == []
+
+
+def test_a_request_of_a_newer_version_does_not_end_the_driver(bench: Bench) -> None:
+    """During an upgrade people may ask for what this driver does not know; it goes on and says so."""
+    driver = Driver(bench)
+    request = submit_request(bench.store, "p", RequestKind.SAVEPOINT, who="ann", name="s")
+    newer = request.to_bytes().replace(b'"savepoint"', b'"teleport"')
+    bench.store.put("p/requests/newer.json", newer.replace(request.id.encode(), b"newer"))
+    with structlog.testing.capture_logs() as logs:
+        assert driver.epoch().sealed
+        driver.inbox.collect()
+    assert [line["request"] for line in logs if line["event"] == "request_not_read"] == ["newer"]
+    ack = read_ack(bench.store, "p", request.id)
+    assert ack is not None
+    assert ack.outcome is AckOutcome.APPLIED
 
 
 def test_a_savepoint_that_was_retired_meanwhile_is_refused(bench: Bench) -> None:
