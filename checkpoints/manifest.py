@@ -8,6 +8,7 @@ epoch that it replaces, so the chain can still be followed.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal
 
@@ -118,6 +119,23 @@ class _SlotRecordModel(_RecordModel):
     slot: int
 
 
+@dataclass(frozen=True, slots=True)
+class OpenBarrierState:
+    """A barrier event that some members have delivered and others have not.
+
+    Attributes:
+        id: what `tidegate abort-barrier` needs.
+        age: ticks of the pipeline clock since the first arrival.
+        arrived: members that wait at it.
+        awaited: active members that have not delivered it.
+    """
+
+    id: int
+    age: int
+    arrived: tuple[str, ...]
+    awaited: tuple[str, ...]
+
+
 class Manifest(_SlotRecordModel):
     """A sealed epoch: everything that is needed to go on after it, and to check it.
 
@@ -202,6 +220,32 @@ class Manifest(_SlotRecordModel):
     def blocked_members(self) -> list[str]:
         """Members that wait at their open barrier."""
         return list(self.decision.get("blocked", ()))
+
+    @property
+    def open_barriers(self) -> list[OpenBarrierState]:
+        """The barriers that are open after the epoch, oldest first; only the first can close."""
+        statuses = self.decision.get("statuses") or {}
+        return [
+            OpenBarrierState(
+                id=barrier["id"],
+                age=self.decider["clock"] - barrier["opened"],
+                arrived=tuple(sorted(barrier["arrivals"])),
+                awaited=tuple(
+                    sorted(
+                        name
+                        for name, status in statuses.items()
+                        if status == "active" and name not in barrier["arrivals"]
+                    )
+                ),
+            )
+            for barrier in (self.decider.get("barriers") or {}).get("open", ())
+        ]
+
+    @property
+    def newest_times(self) -> dict[str, int]:
+        """Member -> largest event time it has shown, in ticks."""
+        members = self.decider.get("members") or {}
+        return {name: one["seen"] for name, one in members.items() if one["seen"] is not None}
 
     @property
     def epoch_notes(self) -> EpochNotes:

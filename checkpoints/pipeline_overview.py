@@ -8,6 +8,7 @@ states name nothing that only pipelines with sources or windows have.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -21,9 +22,13 @@ from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.row_counts import RowCounts
 from tidegate.checkpoints.slot_log import LogHead, SlotLog
 from tidegate.checkpoints.store import Store
+from tidegate.time_units import format_instant
 
 # Ticks. A driver reports every 2 s, and `tidegate status` should show a loss in under 15 s.
 _REPORT_IS_OLD_AFTER: Final = 15_000_000
+_FAR_FUTURE: Final = 24 * 3_600_000_000  # ticks; clocks of producers may be an hour or a zone off
+# Of one source. A member takes some 500 bytes of each manifest and a request in each epoch.
+_MANY_MEMBERS: Final = 200
 
 
 class PipelineState(StrEnum):
@@ -194,6 +199,27 @@ class PipelineOverview:
     def row_counts(self) -> RowCounts:
         """Rows of all sources since the beginning of the lineage."""
         return RowCounts.of_sources(self.newest.counters.per_source if self.newest else {})
+
+    @property
+    def warnings(self) -> list[str]:
+        """What a person should look at although the pipeline runs, a sentence each."""
+        newest = self.newest
+        if newest is None:
+            return []
+        found = [
+            f"{member} has shown a row of {format_instant(time)}, far ahead of the clock: its later"
+            " rows are late; to take the row back, set max_jump and restore a checkpoint from"
+            " before it"
+            for member, time in sorted(newest.newest_times.items())
+            if time - newest.recorded_now > _FAR_FUTURE
+        ]
+        members = Counter(member.partition("/")[0] for member in newest.cut)
+        return found + [
+            f"{source} has {count:,} partitions: each is listed in every epoch and kept in every"
+            " manifest; use fewer folders, or partition_by: source"
+            for source, count in sorted(members.items())
+            if count > _MANY_MEMBERS
+        ]
 
     @property
     def checkpoint_age(self) -> float | None:

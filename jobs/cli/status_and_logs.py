@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -82,6 +83,8 @@ def describe_pipeline(log: SlotLog) -> dict[str, Any]:
         "silent": {name: ticks // 1_000_000 for name, ticks in (facts.get("silent") or {}).items()},
         "lag": facts.get("lag") or {},
         "late_uploads": facts.get("late_uploads") or {},
+        "held_back": facts.get("held_back") or [],
+        "warnings": overview.warnings,
         **_describe_progress(overview),
     }
 
@@ -183,6 +186,7 @@ def _describe_progress(overview: PipelineOverview) -> dict[str, Any]:
         "sources": sources,
         "holder": manifest.frontier_holder,
         "blocked": manifest.blocked_members,
+        "open_barriers": [asdict(barrier) for barrier in manifest.open_barriers],
         "attachments": manifest.stream_state.get("attachments", {}),
         "rows": counters.model_dump(mode="json", exclude={"per_source"}),
         "counts": overview.row_counts.to_record(),
@@ -289,13 +293,25 @@ def _print_pipeline_status(report: dict[str, Any]) -> None:
     if report["late_uploads"]:
         late = sorted(report["late_uploads"].items())
         facts.append(("late uploads", ", ".join(f"{name} {count:,}" for name, count in late)))
+    if report["held_back"]:
+        held = ", ".join(report["held_back"])
+        facts.append(("held back", f"{held} (too far ahead, or the order buffer is full)"))
+    facts += [("warning", warning) for warning in report["warnings"]]
     if trouble := _format_trouble(report):
         facts.append(("trouble", trouble))
     output.print_table(["", ""], [(f"{name}:", value) for name, value in facts])
+    _print_parts(report)
+
+
+def _print_parts(report: dict[str, Any]) -> None:
+    """Print a table each of sources, open barriers, landings, and pipes and reducers."""
     sources = report["sources"]
     if sources:
         columns = ["source", "status", "frontier", "read", "released", "late", "more waiting"]
         output.print_table(columns, [_format_source_row(name, s) for name, s in sources.items()])
+    if report["open_barriers"]:
+        columns = ["open barrier", "age", "arrived", "waits for"]
+        output.print_table(columns, [_format_open_barrier(b) for b in report["open_barriers"]])
     if report["landings"]:
         columns = ["landing", "state", "on", "rows landed", "newest batch", "landed at"]
         output.print_table(
@@ -323,6 +339,11 @@ def _format_source_row(name: str, source: dict[str, Any]) -> tuple[object, ...]:
     rows, waiting = source["rows"], "yes" if source["pending"] else "no"
     counts = [rows.get("read", 0), rows.get("released", 0), source["counts"]["late_rows"]]
     return name, source["status"], output.format_short_instant(source["frontier"]), *counts, waiting
+
+
+def _format_open_barrier(barrier: dict[str, Any]) -> tuple[object, ...]:
+    arrived, awaited = (", ".join(barrier[name]) for name in ("arrived", "awaited"))
+    return barrier["id"], f"{barrier['age'] / 1e6:,.0f} s", arrived, awaited or "nobody"
 
 
 def _format_landing_row(name: str, one: dict[str, Any]) -> tuple[object, ...]:

@@ -231,7 +231,7 @@ class EpochLoop:
 
     def _record_outcome(self, report: EpochReport, seconds: float) -> None:
         self._backoff, self._denied_since = _FIRST_BACKOFF, None
-        self._status.record_decision(report.decision)
+        self._status.record_decision(report.decision, report.held_back)
         if report.manifest is not None:
             self._sealed_epochs += 1
             self._status.record_epoch(report.manifest, seconds)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -199,8 +199,13 @@ class StatusReporter:
                 "timings": manifest.timings,
             }
 
-    def record_decision(self, decision: Decision) -> None:
-        """Put the frontiers of the last cut into the next document, sealed or not."""
+    def record_decision(self, decision: Decision, held_back: Sequence[str]) -> None:
+        """Put the frontiers of the last cut into the next document, sealed or not.
+
+        Args:
+            decision: of the cut.
+            held_back: members that back-pressure has left unread.
+        """
         with self._lock:
             self._facts |= {
                 "frontier": decision.frontier_after,
@@ -208,6 +213,7 @@ class StatusReporter:
                 "statuses": decision.statuses,
                 "holder": decision.holder,
                 "blocked": list(decision.blocked),
+                "held_back": list(held_back),
                 "members": read_member_frontiers(decision),
                 "silent": find_silent_sources(decision, self._silent_after),
             }

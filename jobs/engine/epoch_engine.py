@@ -51,7 +51,7 @@ from tidegate.jobs.engine.interfaces import (
 from tidegate.jobs.engine.manifest_writer import ManifestAuthor, ManifestDraft
 from tidegate.jobs.engine.resume_state import DISPATCHER_KINDS, ResumeState
 from tidegate.jobs.eventtime.decider import decide, list_blocked_members, select_members_ahead
-from tidegate.jobs.eventtime.decision_types import Decision, Survey
+from tidegate.jobs.eventtime.decision_types import Decision, Member, Survey
 from tidegate.jobs.eventtime.pipeline_clock import WorkedTime, read_pipeline_time
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
@@ -144,6 +144,7 @@ class EpochReport:
         lost: another attempt, a merge or a restore filled the slot; the engine has reloaded the
             head, and what this epoch read is still `pending`.
         ended: every source is bounded and read to its end, and nothing of that is lost.
+        held_back: members that back-pressure has left unread.
     """
 
     sealed: CheckpointId | None
@@ -153,6 +154,7 @@ class EpochReport:
     manifest: Manifest | None = None
     lost: bool = False
     ended: bool = False
+    held_back: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +238,9 @@ class Engine:
     def _attempt_epoch(self, asked: EpochRequests) -> EpochReport:
         clock_only = self._must_record_clock()
         self._recorded_clock_only = False
-        surveyed = self._survey_cut(self._plan_cut(clock_only), asked)
+        state = self.resume_state
+        ahead = select_members_ahead(self._spec, state.decider, state.buffered_rows)
+        surveyed = self._survey_cut(self._plan_cut(ahead, clock_only=clock_only), asked)
         decision = self._decide_epoch(surveyed.survey)
         cut, members = surveyed.cut, surveyed.survey.members
         report = EpochReport(
@@ -246,6 +250,7 @@ class Engine:
             decision=decision,
             # A cut without slices ends nothing: the first member may still appear.
             ended=all(part.done for part in cut.slices) and bool(cut.slices),
+            held_back=tuple(sorted(map(str, ahead))),
         )
         # On a silent stream no row waits for the clock, and nothing has to be written.
         awaited = clock_only and (self.resume_state.head.record is None or report.pending)
@@ -264,14 +269,15 @@ class Engine:
                 attempt.lifecycle.move_to(CheckpointState.ABORTED)
                 self._failed.aborted.append(attempt.lifecycle.checkpoint)
 
-    def _plan_cut(self, clock_only: bool) -> Cut:
-        """Step 1: choose the next slice of every member; with `clock_only` nothing is read."""
+    def _plan_cut(self, ahead: set[Member], *, clock_only: bool) -> Cut:
+        """Step 1: choose the next slice of every member.
+
+        Members `ahead` are not read; with `clock_only` none is.
+        """
         self._faults.reach("plan")
         state = self.resume_state
         with self._steps.measure_step("plan"):
-            unread = list_blocked_members(state.decider) | select_members_ahead(
-                self._spec, state.decider, state.buffered_rows
-            )
+            unread = list_blocked_members(state.decider) | ahead
             slices: list[Slice] = []
             for source in self._ports.sources:
                 limits = self._spec.sources[source.name].limits

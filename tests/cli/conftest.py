@@ -94,8 +94,14 @@ def seal(
     sketches: dict[str, Any] | None = None,
     spec_digest: str = "d" * 64,
     why: str = "no data",
+    decider: dict[str, Any] | None = None,
+    statuses: dict[str, str] | None = None,
+    cut: dict[str, Any] | None = None,
 ) -> Manifest:
-    """One more epoch: ten rows read, nine released, one late; one file."""
+    """One more epoch: ten rows read, nine released, one late; one file.
+
+    `decider` adds to the decider's state.
+    """
     head = log.head()
     slot, attempt = head.next_slot, generate_attempt_id()
     checkpoint = CheckpointId(head.timeline, slot, attempt)
@@ -120,17 +126,19 @@ def seal(
         lease_token=1,
         driver="driver1",
         recorded_now=SEALED,
-        cut={"EWR/0": {"start": slot - 1, "end": slot, "pending": slot % 2 == 0}},
+        cut=cut or {"EWR/0": {"start": slot - 1, "end": slot, "pending": slot % 2 == 0}},
         decider={
             "output": {
                 "value": frontier,
                 "inputs": {"EWR": {"frontier": frontier, "status": "active", "aligned": True}},
-            }
+            },
+            **(decider or {}),
         },
         decision={
             "frontier_before": frontier - 1_000_000 if slot > 1 else TICK_MIN,
             "frontier_after": frontier,
             "holder": {"member": "EWR/0", "since": SEALED, "why": why},
+            "statuses": statuses or {},
         },
         counters=Counters(
             read=10 * slot, released=9 * slot, late=slot, per_source={"EWR": counters}

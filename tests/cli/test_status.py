@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.cli.conftest import Cli, seal
+from tests.cli.conftest import SEALED, Cli, seal
 
 from tidegate.checkpoints.desired_state import read_desired_state
 from tidegate.checkpoints.driver_reports import DriverStatus, write_status
@@ -110,6 +110,50 @@ def test_what_waits_is_told(cli: Cli, log: SlotLog) -> None:
     assert "app" not in out
     data = cli("status", "flights", "--json").data
     assert (data["lag"], data["late_uploads"]) == (lag, {"files": 3})
+
+
+BARRIERS = {
+    "clock": 100_000_000,
+    "barriers": {"open": [{"id": 7, "opened": 88_000_000, "arrivals": {"EWR/0": {"at": 1}}}]},
+}
+
+
+def test_open_barriers_are_shown_with_id_age_and_who_is_missing(cli: Cli, log: SlotLog) -> None:
+    """`tidegate abort-barrier` needs the id; an idle member is not waited for."""
+    statuses = {"EWR/0": "active", "JFK/0": "active", "LGA/0": "idle"}
+    manifest = seal(log, decider=BARRIERS, statuses=statuses)
+    assert manifest.open_barriers[0].arrived == ("EWR/0",)
+    assert cli("status", "flights", "--json").data["open_barriers"] == [
+        {"id": 7, "age": 12_000_000, "arrived": ["EWR/0"], "awaited": ["JFK/0"]}
+    ]
+    words = cli("status", "flights").out.split()
+    assert words[words.index("7") :][:5] == ["7", "12", "s", "EWR/0", "JFK/0"]
+
+
+def test_members_held_back_are_named(cli: Cli, log: SlotLog) -> None:
+    """Otherwise nobody knows why a source with rows is not read."""
+    lease = Lease.acquire(log.store, "flights", ProcessIdentity.this_process())
+    say(log, lease, "running", held_back=["EWR/0"])
+    assert "EWR/0 (too far ahead" in " ".join(cli("status", "flights").out.split())
+    assert cli("status", "flights", "--json").data["held_back"] == ["EWR/0"]
+
+
+def test_a_far_future_stamp_is_a_warning(cli: Cli, log: SlotLog) -> None:
+    """Every later row of the member is late, and no row count is wrong."""
+    day = 24 * 3_600_000_000
+    for ahead, warned in ((day, 0), (day + 1, 1)):
+        seal(log, decider={"members": {"EWR/0": {"seen": SEALED + ahead}, "LGA/0": {"seen": None}}})
+        warnings = cli("status", "flights", "--json").data["warnings"]
+        assert len(warnings) == warned
+    assert warnings[0].startswith("EWR/0 has shown a row of 2025-06-16T15:06:40.000001Z, far ahead")
+    assert "EWR/0 has shown a row of" in " ".join(cli("status", "flights").out.split())
+
+
+def test_many_partitions_are_a_warning(cli: Cli, log: SlotLog) -> None:
+    """Dated folders stay members for good: each costs a request and some bytes in each epoch."""
+    for count, warned in ((200, 0), (201, 1)):
+        seal(log, cut={f"EWR/{number:03d}": {} for number in range(count)})
+        assert len(cli("status", "flights", "--json").data["warnings"]) == warned
 
 
 def test_dead_driver_is_lost(cli: Cli, log: SlotLog) -> None:

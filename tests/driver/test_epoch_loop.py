@@ -54,7 +54,7 @@ class Status:
     def write(self) -> None:
         """Nothing to write."""
 
-    def record_decision(self, decision: Any) -> None:
+    def record_decision(self, decision: Any, held_back: Any) -> None:
         """Nothing to show."""
 
     def record_epoch(self, manifest: Any, seconds: float) -> None:

@@ -92,6 +92,18 @@ def test_every_manifest_conserves_and_chains() -> None:
     assert epochs[-1].counters.late == len(late) == 2
 
 
+def test_the_report_names_members_that_back_pressure_has_not_read() -> None:
+    """Full order buffer: who is ahead waits, and the status can say who that is."""
+    bench = Bench(spec_of(release={"max_buffered_rows": 1}))
+    engine = bench.engine()
+    bench.sources["a"].append(row(10), row(11))
+    bench.sources["b"].append(row(1))
+    assert engine.run_epoch().held_back == ()
+    bench.sources["a"].append(row(12))
+    report = engine.run_epoch()
+    assert (report.held_back, report.rows) == (("a/0",), 0)
+
+
 def test_barriers_end_slices_and_split_sections() -> None:
     """A slice ends with its first barrier; rows behind it leave in the next section (3.4)."""
     bench = Bench(spec_of())

@@ -133,7 +133,7 @@ class SilentStatus:
     def write(self) -> None:
         """Nothing."""
 
-    def record_decision(self, _: object) -> None:
+    def record_decision(self, _: object, __: object) -> None:
         """Nothing."""
 
     def record_epoch(self, *_: object) -> None:
