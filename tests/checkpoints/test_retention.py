@@ -21,7 +21,7 @@ from tidegate.checkpoints.host_clock import Clock, ManualClock
 from tidegate.checkpoints.manifest import Manifest, RetiredEpoch
 from tidegate.checkpoints.pins import RootsFile, pin_checkpoint
 from tidegate.checkpoints.retention import Retention, RetentionPolicy
-from tidegate.checkpoints.slot_log import Sealed, SlotLog, SlotTaken
+from tidegate.checkpoints.slot_log import Sealed, SealUndecidedError, SlotLog, SlotTaken
 from tidegate.checkpoints.verify import CheckpointVerdict, verify_checkpoint
 from tidegate.errors import ConfigurationError, PoisonError, TidegateError, TransientError
 
@@ -454,6 +454,42 @@ def test_a_stub_is_as_good_as_its_epoch_for_a_sleeper(log: SlotLog, author: Auth
     outcome = log.seal(author.manifest(head))
     assert isinstance(outcome, SlotTaken)
     assert isinstance(outcome.other, RetiredEpoch)
+
+
+@pytest.mark.parametrize("deletes_slots", [False, True])
+def test_a_stalled_put_of_a_retired_slot_arrives_too_late(
+    author: Author, *, deletes_slots: bool
+) -> None:
+    """The scenario of SlateDB's RFC 0026: a create-if-absent PUT stalls, the same record number is
+    written by another driver and collected, and the PUT then succeeds falsely.
+
+    Here a collected slot is a stub, so the condition of the PUT fails. With `deletes_slots` the
+    test does what such a collector would do, and the PUT succeeds.
+    """
+    bucket, deleted = MemoryBucket(), []
+
+    def stall(request: StoreRequest) -> Fault | None:
+        return Fault.LATE if request.verb == "create" and "/slots/" in request.key else None
+
+    stalled = MemoryStore(bucket, hook=stall)
+    sleeper = SlotLog(stalled, "p", clock=ManualClock(), seal_budget=0.0)
+    late = author.manifest(sleeper.head())
+    with pytest.raises(SealUndecidedError):
+        sleeper.seal(late)
+    watched = MemoryStore(
+        bucket, hook=lambda r: deleted.append(r.key) if r.verb == "delete" else None
+    )
+    log = SlotLog(watched, "p")
+    manifests = author.extend(log, 5, with_files=True)
+    retention(log).run()
+    assert deleted
+    assert not [key for key in deleted if "/slots/" in key]
+    if deletes_slots:
+        watched.delete(log.layout.slot_key(0, 1))
+    assert bucket.deliver_held() is deletes_slots
+    stalled.hook = None
+    assert isinstance(sleeper.seal(late), Sealed if deletes_slots else SlotTaken)
+    assert SlotLog(watched, "p").head().record == manifests[-1]
 
 
 def test_a_refused_store_ends_the_run_before_anything_is_deleted(author: Author) -> None:
