@@ -16,7 +16,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from tidegate.errors import ConfigurationError
 from tidegate.jobs.spec.errors import SPEC_INVALID, SPEC_NOT_TEXT, SPEC_UNREADABLE
-from tidegate.jobs.spec.pipeline import PipelineSpec
+from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
 
 Location = tuple[int | str, ...]
 
@@ -183,9 +183,27 @@ def list_spec_warnings(spec: PipelineSpec) -> list[str]:
         for name, source in spec.sources.items()
         if source.lag is not None and source.max_jump is None
     ]
-    if not exposed:
-        return []
-    return [
-        f"max_jump is off ({', '.join(exposed)}): one row with a time far ahead takes the frontier"
-        " along, and all behind is late"
-    ]
+    stuck = [name for name, source in spec.sources.items() if _lacks_punctuation_rows(source)]
+    found = []
+    if exposed:
+        found.append(
+            f"max_jump is off ({', '.join(exposed)}): one row with a time far ahead takes the"
+            " frontier along, and all behind is late"
+        )
+    if stuck:
+        found.append(
+            f"nothing can move the frontier ({', '.join(stuck)}): only punctuation rows of the"
+            " source move it, and barriers.punctuation names no value of the kind column, so"
+            " nothing is ever final; name it, or set lag, punctuation.every_events or"
+            " punctuation.every_span"
+        )
+    return found
+
+
+def _lacks_punctuation_rows(source: SourceSpec) -> bool:
+    """Whether only punctuation rows move the frontier, and no row can be one."""
+    punctuation = source.punctuation
+    if punctuation is None or source.lag is not None or source.wall_clock is not None:
+        return False
+    rows = source.barriers is not None and source.barriers.punctuation is not None
+    return not (rows or punctuation.is_generated or punctuation.import_from is not None)

@@ -72,7 +72,10 @@ PRESETS: Final[dict[str, dict[str, Any]]] = {
         "barriers": {"identity": "id", "overtake": "subsume"},
         "session": {"session_touch": "merge", "session_late": "merged", "session_close": "at_end"},
     },
-    "pipet": {"release": {"mode": "ordered", "on_late": "reject_to_origin"}},
+    "pipet": {
+        "undeclared": {"lag": "0"},
+        "release": {"mode": "ordered", "on_late": "reject_to_origin"},
+    },
     "wire": {
         "source": {"lag": "5s", "coalesce": {"all_idle": "hold", "revived": "freeze"}},
         "coalesce": {"idle_timeout": "60s", "all_idle": "hold", "revived": "freeze"},
@@ -86,7 +89,8 @@ PRESETS: Final[dict[str, dict[str, Any]]] = {
 
 ``punctuated`` adds to the punctuation of sources that have one. Sources with declared settings
 (generated punctuation or a lag) take ``declared`` instead of ``source``, and a pipeline with such a
-source ``declared_release`` instead of ``release``.
+source ``declared_release`` instead of ``release``. ``undeclared`` adds to sources that say nothing
+about their frontier.
 """
 
 
@@ -143,6 +147,8 @@ def _apply_to_source(preset: dict[str, Any], source: Any) -> Any:
         defaults["punctuation"] = preset["punctuated"]
     if not has_punctuation and _has_declared_frontier(source):
         defaults.pop("punctuation", None)  # a lag needs no punctuation beside it
+    if all(source.get(name) is None for name in ("lag", "punctuation", "wall_clock")):
+        defaults |= preset.get("undeclared", {})
     return _merge_defaults(defaults, source)
 
 

@@ -183,6 +183,22 @@ def test_validate_warns_where_one_row_can_move_the_frontier_anywhere(
     assert "warning" not in cli("validate", str(spec_file)).out
 
 
+def test_validate_warns_where_nothing_can_move_the_frontier(cli: Cli, spec_file: Path) -> None:
+    """`preset: streaminsight` waits for punctuation rows; without their kind nothing is final."""
+    kinds = ", barriers: {kind: carrier, types: [b], punctuation: cti}"
+    for preset, source, warned in (
+        ("streaminsight", "", True),
+        ("streaminsight", kinds, False),
+        ("streaminsight", ", punctuation: {every_events: 3}", False),
+        ("streaminsight", ", wall_clock: {lag: 1m}", False),
+        ("nscldaq", "", False),
+    ):
+        spec = SPEC.replace(", lag: 1h", source) + f"preset: {preset}\n"
+        spec_file.write_text(spec)
+        said = cli("validate", str(spec_file))
+        assert (said.exit_code, "nothing can move the frontier (EWR)" in said.out) == (0, warned)
+
+
 def test_validate_reads_the_suites(cli: Cli, spec_file: Path) -> None:
     """A quality section that names no check is found before the checks run."""
     spec_file.write_text(SPEC + "quality: {severity: {late_ration: critical}}\n")

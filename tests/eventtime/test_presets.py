@@ -120,8 +120,11 @@ def test_flink() -> None:
 
 
 def test_pipet() -> None:
-    """Late rows are rejected to their origin."""
-    assert spec("pipet", {"lag": "0"}).release.on_late is LatePolicy.REJECT_TO_ORIGIN
+    """Late rows are rejected to their origin; without a lag a row below the newest one is late."""
+    found = spec("pipet")
+    assert (found.release.on_late, found.sources["a"].lag) == (LatePolicy.REJECT_TO_ORIGIN, 0)
+    assert spec("pipet", {"lag": "3s"}).sources["a"].lag == 3 * SECOND
+    assert spec("pipet", {"punctuation": {"explicit": True}}).sources["a"].lag is None
 
 
 def test_wire() -> None:

@@ -25,6 +25,7 @@ SECTIONS: Final = {  # the first column of a table -> the section of the preset
     "every source": "source",
     "sources without a declared frontier": "source",
     "sources with a declared frontier": "declared",
+    "sources that say nothing about their frontier": "undeclared",
     "sources with punctuation": "punctuated",
     "output": "coalesce",
     "release": "release",
