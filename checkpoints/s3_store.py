@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import secrets
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,13 +35,14 @@ from tidegate.checkpoints.store import (
     NotFoundError,
     ObjectInfo,
     OutcomeUnknownError,
+    Store,
     StoreDeniedError,
     StoredObject,
     StoreUnavailableError,
     UploadedObject,
     check_key,
 )
-from tidegate.errors import ErrorDefinition, TidegateError
+from tidegate.errors import ErrorDefinition, TidegateError, TransientError
 
 # Bytes. A smaller file is faster in one PUT, whose checksum covers the whole object.
 _MULTIPART_FROM = 64 << 20
@@ -202,6 +203,18 @@ class S3Store:
     def uri(self, key: str) -> str:
         """Return ``s3://bucket/prefix/key``."""
         return f"s3://{self.settings.bucket}/{self._full_key(key)}"
+
+    def read_bucket_rules(self, call: str, section: str | None = None) -> list[dict[str, Any]]:
+        """Return the rules that a call of boto3 answers; none where it is refused or unknown."""
+
+        def ask() -> dict[str, Any]:
+            return dict(getattr(self._get_client(), call)(Bucket=self.settings.bucket))
+
+        try:
+            answer = self._run_translated(ask, call)  # once: a server without it answers 501
+        except (NotFoundError, StoreDeniedError, TransientError):
+            return []
+        return list((answer[section] if section else answer).get("Rules", ()))
 
     def close(self) -> None:
         """Close the connections."""
@@ -381,6 +394,43 @@ class S3Store:
             if attempts not in self._clients:
                 self._clients[attempts] = _make_s3_client(self.settings, attempts)
             return self._clients[attempts]
+
+
+def list_bucket_hazards(store: Store, prefix: str) -> list[str]:
+    """Return the rules of the bucket that break the log, a sentence each.
+
+    Empty for other stores, and for a server or a key that does not tell.
+
+    Args:
+        store: the store.
+        prefix: key prefix of the pipeline.
+    """
+    if not isinstance(store, S3Store):
+        return []
+    bucket, full = store.settings.bucket, store._full_key(prefix)
+    found = [
+        f"bucket {bucket} is replicated to {rule['Destination']['Bucket']}: run drivers on one side"
+        " only, because a conditional write does not see the other side"
+        for rule in store.read_bucket_rules("get_bucket_replication", "ReplicationConfiguration")
+        if rule.get("Status") == "Enabled" and _touches(rule, full)
+    ]
+    return found + [
+        f"bucket {bucket} has the lifecycle rule {rule.get('ID', '')!r}, which deletes or moves"
+        f" objects of {full}: take these keys out of it, because slots and state must stay;"
+        " checkpoint.retain deletes what is old"
+        for rule in store.read_bucket_rules("get_bucket_lifecycle_configuration")
+        if rule.get("Status") == "Enabled"
+        and {"Expiration", "Transition", "Transitions"} & rule.keys()
+        and _touches(rule, full)
+    ]
+
+
+def _touches(rule: Mapping[str, Any], prefix: str) -> bool:
+    """Whether a rule of a bucket selects keys below a prefix; tags can select any."""
+    selected = rule.get("Filter") or {}
+    selected = selected.get("And") or selected
+    start = str(selected.get("Prefix") or rule.get("Prefix") or "")
+    return prefix.startswith(start) or start.startswith(prefix)
 
 
 def _strip_etag(answer: dict[str, Any]) -> str:

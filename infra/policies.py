@@ -88,7 +88,15 @@ def build_policy(
     return {
         "Version": "2012-10-17",
         "Statement": [
-            _allow_actions(["s3:GetBucketLocation"], f"arn:aws:s3:::{bucket}"),
+            _allow_actions(
+                # The last two show rules that would break the log (`list_bucket_hazards`).
+                [
+                    "s3:GetBucketLocation",
+                    "s3:GetLifecycleConfiguration",
+                    "s3:GetReplicationConfiguration",
+                ],
+                f"arn:aws:s3:::{bucket}",
+            ),
             *statements,
         ],
     }

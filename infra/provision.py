@@ -129,6 +129,8 @@ def build_bucket_policy(bucket: str) -> dict[str, Any]:
     """Reading, writing and listing all of one bucket: for whoever runs all of its pipelines."""
     on_bucket = [
         "s3:GetBucketLocation",
+        "s3:GetLifecycleConfiguration",
+        "s3:GetReplicationConfiguration",
         "s3:ListBucket",
         "s3:ListBucketMultipartUploads",
         "s3:ListenBucketNotification",

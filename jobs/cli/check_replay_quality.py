@@ -31,6 +31,7 @@ def check_exactness(
     Reads the input objects and every table again, but no topic. Exit code 1 if something is not
     exact.
     """
+    from tidegate.checkpoints.s3_store import list_bucket_hazards
     from tidegate.jobs.sinks.exactness_audit import audit_exactness
     from tidegate.jobs.sinks.published_tables import read_table
     from tidegate.jobs.sources.input_view import InputView
@@ -41,12 +42,15 @@ def check_exactness(
         report = audit_exactness(
             spec, view, log, lambda name: read_table(spec, log.store, name, current_only=True)
         )
+    hazards = list_bucket_hazards(log.store, log.layout.pipeline_prefix)
     if as_json:
         fields = ("rows", "windows", "problems", "skipped", "topics")
-        data = {"exact": report.is_exact} | {name: getattr(report, name) for name in fields}
-        output.print_envelope("check", data)
+        data = {"exact": report.is_exact, "bucket_rules": hazards}
+        output.print_envelope("check", data | {name: getattr(report, name) for name in fields})
     else:
         _print_exactness(report)
+        for hazard in hazards:
+            output.print_line(f"warning: {hazard}")
     raise typer.Exit(0 if report.is_exact else 1)
 
 

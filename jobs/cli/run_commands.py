@@ -247,7 +247,10 @@ def request_resume(
     why: WhyOption = "",
     wait: WaitOption = 60.0,
 ) -> None:
-    """Let a paused pipe or reducer go on with the row at which it failed."""
+    """Let a paused pipe or reducer go on with the row at which it failed.
+
+    A driver keeps the code of a reducer that it has loaded: after a correction restart it first.
+    """
     _request_and_wait("resume", pipeline, store, why, wait, name=name)
 
 

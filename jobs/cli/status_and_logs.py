@@ -323,6 +323,12 @@ def _print_parts(report: dict[str, Any]) -> None:
             for name, one in report["attachments"].items()
         ]
         output.print_table(["pipe or reducer", "status", "next row", "paused by"], rows)
+        name = report["pipeline"]
+        for paused in (n for n, one in report["attachments"].items() if one["status"] == "paused"):
+            output.print_line(
+                f"next: correct {paused}, restart the driver, which keeps the code it has loaded"
+                f" (tidegate stop {name}, then start it), and then: tidegate resume {name} {paused}"
+            )
 
 
 def _format_state(report: dict[str, Any]) -> str:

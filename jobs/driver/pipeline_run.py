@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -30,12 +31,14 @@ from tenacity import (
 from tenacity.nap import sleep_using_event
 
 from tidegate import __version__
+from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.desired_state import DesiredState, set_desired_state
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.pipeline_identity import ensure_identity
+from tidegate.checkpoints.s3_store import list_bucket_hazards
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store, require_honest_store
 from tidegate.errors import TransientError
@@ -167,6 +170,8 @@ def _run_when_wanted(run: RunContext) -> RunOutcome:
         _start_mover(run, view) as wait_for_mover,
     ):
         run.retry(require_honest_store, run.store)
+        for hazard in list_bucket_hazards(run.store, BucketLayout(spec.name).pipeline_prefix):
+            _log.warning("bucket_rule", pipeline=spec.name, what=hazard)
         uid = run.retry(ensure_identity, run.store, spec.name)
         if options.standby:
             wait_for_mover()
@@ -403,13 +408,14 @@ def make_dispatcher(
     """
     if not spec.streams:
         return None
+    from tidegate.jobs.sinks.published_tables import read_positions
     from tidegate.jobs.streams.dispatcher import StreamDispatcher
     from tidegate.jobs.streams.reducers import FoldingMover, fold_batch
     from tidegate.jobs.streams.row_history import LogHistory
 
     run = mover.fold_runner() if isinstance(mover, FoldingMover) else fold_batch
-    event_time = spec.event_time_column
-    return StreamDispatcher(spec, store, LogHistory(log, event_time, after), run)
+    history = LogHistory(log, spec.event_time_column, after, partial(read_positions, spec, store))
+    return StreamDispatcher(spec, store, history, run)
 
 
 def make_followers(spec: PipelineSpec, store: Store, uid: str) -> list[Sink]:

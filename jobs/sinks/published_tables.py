@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 from pyiceberg.table import ALWAYS_TRUE, StaticTable
@@ -147,6 +148,31 @@ def scan_table(
     selection = _RowSelection(since, columns=columns, spliced=spliced)
     table = _scan_table(spec, store, name, current, selection)
     return table.select(list(columns)) if columns else table
+
+
+def read_positions(
+    spec: PipelineSpec, store: Store, name: str, start: int, end: int, columns: Collection[str]
+) -> Any:
+    """Return the rows ``start <= position < end`` of the events table or of a stream, in order.
+
+    Positions are current ones, as in `read_table`. Files without such rows are not opened, unless
+    splice requests were merged into the table.
+    """
+    wanted = tuple({*columns, "position"})
+    current = read_published_cut(store, spec.name) or PublishedCut("", 0, 0)
+    location = current.tables.get(name)
+    if location is not None:
+        with translate_read_errors(spec, name):
+            table = StaticTable.from_metadata(location, build_io_properties(store))
+            if SPLICE_COLUMN not in {field.name for field in table.schema().fields}:
+                condition = f"position >= {start} and position < {end}"
+                rows = _RowSelection(columns=wanted).scan(table, condition)
+                return rows.sort_by("position")
+    rows = _scan_table(spec, store, name, current, _RowSelection(columns=wanted)).select(wanted)
+    position = rows["position"]
+    return rows.filter(pc.and_(pc.greater_equal(position, start), pc.less(position, end))).sort_by(
+        "position"
+    )
 
 
 def find_published_slot(spec: PipelineSpec, log: SlotLog) -> int:

@@ -37,7 +37,7 @@ from tidegate.jobs.streams.dispatched_rows import (
     build_rejection_rows,
     find_root_source,
 )
-from tidegate.jobs.streams.errors import BAD_EXPRESSION, ROWS_INCOMPLETE
+from tidegate.jobs.streams.errors import BAD_EXPRESSION, ROWS_INCOMPLETE, RowsRetiredError
 from tidegate.jobs.streams.pipe_filter import PipeFilter
 from tidegate.jobs.streams.reducers import (
     FoldedBatch,
@@ -145,8 +145,12 @@ class StreamDispatcher:
         shift = state.shift
         start = epoch.order.next_position + shift
         if state.next < start:  # the pipeline has run without streams, at first or in between
-            old = self._history.read_rows(EVENTS_STREAM, columns, state.next, start)
-            state = StreamState(start, old["stream_time"][-1].as_py(), shift)
+            try:
+                old = self._history.read_rows(EVENTS_STREAM, {}, state.next, start)
+                last = old["stream_time"][-1].as_py()
+            except RowsRetiredError:
+                last = state.last  # nobody can read those rows, so nothing depends on their times
+            state = StreamState(start, last, shift)
         table = read_parquet_files(self._store, list(moved.files.get(EVENTS_STREAM, ())))
         epoch.before[EVENTS_STREAM] = start
         epoch.state.streams[EVENTS_STREAM] = state
@@ -284,7 +288,14 @@ class StreamDispatcher:
         end = min(epoch.state.stream_state(origin).next, state.cursor + attachment.rows_per_epoch)
         if state.cursor >= end:
             return
-        rows = self._read_origin_rows(epoch, origin, state.cursor, end)
+        try:
+            rows = self._read_origin_rows(epoch, origin, state.cursor, end)
+        except RowsRetiredError as error:
+            # The rest of the pipeline needs no such row, so it goes on.
+            text = f"{error.message}; next: {error.advice}"
+            cause = {"position": state.cursor, "id": "not read", "error": text}
+            epoch.state.update_attachment(name, status="paused", failure=cause)
+            return
         sent, failure = self._run_pipe_or_reducer(epoch, name, attachment, rows)
         for to, table in sent.items():
             if table.num_rows:

@@ -15,13 +15,19 @@ ROWS_INCOMPLETE = ErrorDefinition(
     advice="the epoch is planned again by itself; if this stays, look at the tables: tidegate"
     " checkpoints verify",
 )
+
+
+class RowsRetiredError(PoisonError):
+    """Rows that an attachment needs are in no epoch and in no table any more."""
+
+
 ROWS_RETIRED = ErrorDefinition(
     "streams.retired",
-    PoisonError,
-    "row {row} of {stream} lies in an epoch that was retired",
+    RowsRetiredError,
+    "row {row} of {stream} lies in an epoch that was retired, and no table has it",
     kept=_SEALED,
-    advice="raise checkpoint.retain before attaching to an old stream, or attach with positions"
-    " that are still there",
+    advice="restore a checkpoint that is not behind this row (tidegate checkpoints list), or let"
+    " the pipe or reducer go: tidegate detach",
 )
 BAD_PREDICATE = ErrorDefinition(
     "pipe.bad_predicate",

@@ -1,12 +1,13 @@
 """Reads rows of a stream by position from the sealed epochs of the current lineage.
 
-Backfills read the origin this way.
+Backfills read the origin this way. Rows of epochs that were retired are read from the published
+tables.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -24,6 +25,8 @@ from tidegate.jobs.sinks.row_positions import compute_current_positions
 from tidegate.jobs.spec.stream_specs import EVENTS_STREAM
 from tidegate.jobs.streams.errors import ROWS_RETIRED
 from tidegate.jobs.streams.stream_append import compute_running_max
+
+_IDENTITY = ("_source", "_partition", "_seq")  # columns of an event
 
 PROVENANCE_FIELDS = {
     "_id": pa.string(),
@@ -45,6 +48,10 @@ class RowHistory(Protocol):
         ...
 
 
+PublishedReader = Callable[[str, int, int, Collection[str]], Any]
+"""Returns rows of a published table: of this stream, from a position up to another, columns."""
+
+
 class LogHistory:
     """Reads rows from the files that the manifests name, as they are after all merges.
 
@@ -54,18 +61,28 @@ class LogHistory:
         log: the pipeline's log.
         event_time: the event time column.
         after: the epoch before the one that is replayed; by default the newest.
+        published: reads what is in no manifest any more; None: nothing does.
     """
 
-    def __init__(self, log: SlotLog, event_time: str, after: Manifest | None = None) -> None:
+    def __init__(
+        self,
+        log: SlotLog,
+        event_time: str,
+        after: Manifest | None = None,
+        published: PublishedReader | None = None,
+    ) -> None:
         self._log = log
         self._event_time = event_time
         self._after = after
+        self._published = published
+        # Of the events. A backfill asks for one position after the other.
+        self._time_before: tuple[int, int | None] = (0, None)
 
     def read_rows(self, stream: str, columns: Mapping[str, str], start: int, end: int) -> Any:
         """Return the rows ``start <= position < end``.
 
         Raises:
-            PoisonError: some of the rows are in epochs that were retired.
+            RowsRetiredError: some of the rows are in epochs that were retired, and in no table.
         """
         if start >= end:
             return pa.table({}, schema=_build_row_schema(columns))
@@ -79,10 +96,37 @@ class LogHistory:
             rows = self._read_event_rows(head, columns, start, end, merges)
         else:
             rows = self._read_stream_rows(head, stream, columns, start, end, merges)
-        first = rows["position"][0].as_py() if rows.num_rows else start + 1
+        first = rows["position"][0].as_py() if rows.num_rows else end
         if first > start:
-            raise ROWS_RETIRED(stream=stream, row=start)
+            # The retired epochs end before `first`, because slots retire oldest first.
+            older = self._read_published_rows(stream, columns, start, min(first, end))
+            return pa.concat_tables([older, rows.slice(0, max(0, end - first))])
         return rows.slice(start - first, end - start)
+
+    def _read_published_rows(
+        self, stream: str, columns: Mapping[str, str], start: int, end: int
+    ) -> Any:
+        """Return rows of retired epochs; every such epoch is in the tables."""
+        if self._published is None:
+            raise ROWS_RETIRED(stream=stream, row=start)
+        events = stream == EVENTS_STREAM
+        own = (self._event_time, *_IDENTITY) if events else ("stream_time", "_id")
+        found = self._published(stream, start, end, (*columns, *own))
+        if found.num_rows != end - start:
+            raise ROWS_RETIRED(stream=stream, row=start)
+        if not events:
+            return to_stream_rows(found, columns)
+        rows = to_event_rows(found, columns, self._event_time, self._read_time_before(start))
+        self._time_before = end, rows["stream_time"][-1].as_py()
+        return rows
+
+    def _read_time_before(self, position: int) -> int | None:
+        """Return the greatest event time of all events before a position."""
+        if position and self._published is not None and self._time_before[0] != position:
+            found = self._published(EVENTS_STREAM, 0, position, (self._event_time,))
+            times = found[self._event_time].cast(pa.timestamp("us", "UTC")).cast(pa.int64())
+            self._time_before = position, pc.max(times).as_py()
+        return self._time_before[1] if position == self._time_before[0] else None
 
     def _read_event_rows(
         self,
@@ -106,7 +150,10 @@ class LogHistory:
             near = inserted.filter(pc.greater_equal(inserted["position"], low - 1))
             both = pa.concat_tables([table, near], promote_options="permissive")
             table = compute_current_positions(both, inserted, self._event_time)
-        return to_event_rows(table, columns, self._event_time, epochs[0][1])
+        last = epochs[0][1]
+        if last is None:  # the epoch before was retired, if there was one
+            last = self._read_time_before(pc.min(table["position"]).as_py())
+        return to_event_rows(table, columns, self._event_time, last)
 
     def _read_inserted_events(self, head: LogHead, merges: Mapping[int, Any]) -> Any | None:
         """Return the events that merges inserted into the stream; None if there are none."""

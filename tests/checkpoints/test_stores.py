@@ -19,7 +19,7 @@ from urllib3.response import HTTPResponse
 
 from tidegate.checkpoints.local_store import LocalStore, refuse_network_file_system
 from tidegate.checkpoints.open_store import open_store
-from tidegate.checkpoints.s3_store import S3Settings, S3Store
+from tidegate.checkpoints.s3_store import S3Settings, S3Store, list_bucket_hazards
 from tidegate.checkpoints.store import (
     NotFoundError,
     OutcomeUnknownError,
@@ -372,6 +372,58 @@ def test_a_damaged_or_throttled_request_is_sent_again(code: str) -> None:
         answers.add_client_error("list_objects_v2", code, http_status_code=400)
         answers.add_response("list_objects_v2", {"IsTruncated": False})
         assert not list(store.list_objects(""))
+
+
+EXPIRE = {"Status": "Enabled", "Expiration": {"Days": 30}, "ID": "old"}
+
+
+@pytest.mark.parametrize(
+    ("rule", "found"),
+    [
+        ({**EXPIRE, "Filter": {"Prefix": "shop/"}}, True),
+        ({**EXPIRE, "Filter": {}}, True),
+        ({**EXPIRE, "Filter": {"And": {"Prefix": "shop/p/timelines/", "Tags": []}}}, True),
+        ({**EXPIRE, "Filter": {"Prefix": "shop/inbox/"}}, False),
+        ({**EXPIRE, "Filter": {}, "Status": "Disabled"}, False),
+        ({"Status": "Enabled", "Filter": {}, "Transitions": [{"Days": 1}]}, True),
+        (
+            {
+                "Status": "Enabled",
+                "Filter": {},
+                "AbortIncompleteMultipartUpload": {"DaysAfterInitiation": 1},
+            },
+            False,
+        ),
+    ],
+)
+def test_lifecycle_rules_that_touch_the_pipeline_are_found(
+    rule: dict[str, object], *, found: bool
+) -> None:
+    """An expired slot would let a late writer fill it again."""
+    store = S3Store(_unconnected_s3().settings.model_copy(update={"prefix": "shop"}))
+    with Stubber(store._get_client()) as answers:
+        answers.add_client_error(
+            "get_bucket_replication", "ReplicationConfigurationNotFoundError", http_status_code=404
+        )
+        answers.add_response("get_bucket_lifecycle_configuration", {"Rules": [rule]})
+        hazards = list_bucket_hazards(store, "p/")
+    assert bool(hazards) is found
+    assert all("take these keys out of it" in hazard for hazard in hazards)
+
+
+def test_replication_of_the_bucket_is_found_and_a_refusal_is_not_an_error() -> None:
+    """Two sides that replicate to each other each accept the same slot."""
+    rule = {"Status": "Enabled", "Priority": 1, "Destination": {"Bucket": "arn:aws:s3:::other"}}
+    store = _unconnected_s3()
+    with Stubber(store._get_client()) as answers:
+        configuration = {"Role": "r", "Rules": [rule]}
+        answers.add_response("get_bucket_replication", {"ReplicationConfiguration": configuration})
+        answers.add_client_error(
+            "get_bucket_lifecycle_configuration", "AccessDenied", http_status_code=403
+        )
+        (hazard,) = list_bucket_hazards(store, "p/")
+    assert "is replicated to arn:aws:s3:::other: run drivers on one side only" in hazard
+    assert list_bucket_hazards(MemoryStore(), "p/") == []
 
 
 def test_a_broken_tls_connection_inside_a_body_is_transient(

@@ -243,6 +243,9 @@ def test_a_paused_reducer_is_named_with_the_row_and_the_reason(cli: Cli, log: Sl
     out = cli("status", "flights").out
     assert "totals" in out
     assert "EWR/0/7 (row 7): ValueError: cannot take 2" in out
+    said = " ".join(out.split())
+    assert "restart the driver, which keeps the code it has loaded" in said
+    assert "and then: tidegate resume flights totals" in said
 
 
 def test_sinks_that_are_behind_are_named(cli: Cli, log: SlotLog) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from tests.engine.harness import SECOND, Bench, spec_of
@@ -10,6 +11,7 @@ from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.epoch_engine import Engine, EpochReport, EpochRequests
 from tidegate.jobs.engine.fault_points import Faults
+from tidegate.jobs.sinks.published_tables import read_positions
 from tidegate.jobs.streams.dispatcher import StreamDispatcher
 from tidegate.jobs.streams.reducers import ReducerRunner, fold_batch
 from tidegate.jobs.streams.row_history import LogHistory
@@ -46,7 +48,12 @@ class World:
         bench = self.bench
         log = SlotLog(bench.store, bench.spec.name, clock=bench.clock)
         dispatch = (
-            StreamDispatcher(bench.spec, bench.store, LogHistory(log, "t"), self.run)
+            StreamDispatcher(
+                bench.spec,
+                bench.store,
+                LogHistory(log, "t", published=partial(read_positions, bench.spec, bench.store)),
+                self.run,
+            )
             if bench.spec.streams
             else None
         )

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
+import pytest
+
+from tests.engine.harness import SECOND
 from tests.streams.support import World, streams_spec
+from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.checkpoints.local_store import LocalStore
+from tidegate.checkpoints.retention import Retention, RetentionPolicy
 from tidegate.jobs.sinks.iceberg_sink import IcebergSink
 from tidegate.jobs.sinks.output_tables import build_table_schema
-from tidegate.jobs.sinks.published_tables import read_table
+from tidegate.jobs.sinks.published_tables import read_positions, read_table
+from tidegate.jobs.streams.row_history import LogHistory
 
 
 def test_streams_and_rejections_are_tables(tmp_path: Path) -> None:
@@ -46,3 +53,92 @@ def test_streams_and_rejections_are_tables(tmp_path: Path) -> None:
         row["position"] for row in read_table(spec, store, "sums").sort_by("position").to_pylist()
     ] == [0, 1, 2]
     assert {row["_timeline"] for row in read_table(spec, store, "copy").to_pylist()} == {0, 1}
+
+
+def retire_all_but_the_head(world: World) -> None:
+    """What retention does once the sinks have the epochs: the files of the tables stay."""
+    policy = RetentionPolicy(keep_last=1, keep_for=0, grace=0)
+    log = world.bench.log
+    tables = log.store.list_objects(log.layout.attempt_prefixes(0)[1])
+    external = [log.store.uri(entry.key) for entry in tables]
+    clock = ManualClock(wall_ticks=2_000_000_000_000_000)
+    assert Retention(log, policy, external=lambda: external, clock=clock).run().retired
+    world.driver()
+
+
+@pytest.mark.parametrize("rows_per_epoch", [1, 3, 100])
+def test_a_stream_is_added_to_a_pipeline_whose_first_epochs_were_retired(
+    tmp_path: Path, rows_per_epoch: int
+) -> None:
+    """The backfill reads the events table where no manifest names the files any more, and gives
+    each row the same place as one that was attached from the first epoch on.
+    """
+    pipe = {"from": "events", "to": "copy", "rows_per_epoch": rows_per_epoch}
+    chain = {"q": {"from": "copy", "to": "again", "attach": "on_request"}}
+    plain = streams_spec(release={"mode": "pass_through"})
+    spec = streams_spec(
+        release={"mode": "pass_through"},
+        streams={"copy": {}, "again": {}},
+        pipes={"p": pipe, **chain},
+    )
+    times = (5, 4, 7, 6, 8, 2)  # out of order: the time of a stream never goes back
+    copies, worlds = [], []
+    for first in (plain, spec):
+        store = LocalStore(tmp_path / first.digest()[:8])
+        world = World(first, store=store)
+        sink = IcebergSink(first, store, "0" * 32, tmp_path / first.digest()[:8] / "work")
+        for second in times:
+            world.epoch((second, second))
+        sink.follow(world.bench.log)
+        if first is plain:
+            retire_all_but_the_head(world)
+            world.driver(spec=spec)
+            sink = IcebergSink(spec, store, "0" * 32, tmp_path / first.digest()[:8] / "work")
+        world.epoch((10, 10))
+        for _ in times:
+            world.epoch()
+        sink.follow(world.bench.log)
+        rows = read_table(spec, store, "copy").sort_by("position").to_pylist()
+        copies.append([[row[f] for f in ("v", "position", "_origin_id")] for row in rows])
+        worlds.append((world, sink))
+    assert copies[0] == copies[1]
+    assert [value for value, *_ in copies[0]] == [*times, 10]
+    # A backfill reads in pieces; the time of the events never goes back.
+    world, sink = worlds[0]
+    history = LogHistory(
+        world.bench.log, "t", published=partial(read_positions, spec, world.bench.store)
+    )
+    seen = [
+        second // SECOND
+        for start in (1, 3, 2)
+        for second in history.read_rows("events", {}, start, start + 2)["stream_time"].to_pylist()
+    ]
+    assert seen == [5, 7, 7, 8, 7, 7]
+    # The epochs of the stream are retired as well before something is attached to it.
+    world.epoch((11, 11))
+    sink.follow(world.bench.log)
+    retire_all_but_the_head(world)
+    world.epoch(ask=(("attach", "q"),))
+    world.epoch()
+    sink.follow(world.bench.log)
+    again = read_table(spec, world.bench.store, "again").sort_by("position").to_pylist()
+    assert [row["v"] for row in again] == [*times, 10, 11]
+
+
+def test_rows_that_are_in_no_table_pause_the_attachment(tmp_path: Path) -> None:
+    """No sink has followed this log, so nothing has the rows of retired epochs; the rest goes on."""
+    pipes = {"p": {"from": "events", "to": "copy"}}
+    store = LocalStore(tmp_path / "store")
+    world = World(streams_spec(), store=store)
+    for second in range(1, 4):
+        world.epoch((second, second))
+    retire_all_but_the_head(world)
+    world.driver(spec=streams_spec(streams={"copy": {}}, pipes=pipes))
+    assert world.epoch((4, 4)).sealed
+    head = world.bench.log.head().record
+    assert head is not None
+    attachment = head.stream_state["attachments"]["p"]
+    assert attachment["status"] == "paused"
+    assert "row 0 of events lies in an epoch that was retired" in attachment["failure"]["error"]
+    assert "tidegate detach" in attachment["failure"]["error"]
+    assert world.epoch((5, 5)).sealed
