@@ -86,14 +86,14 @@ def test_a_stream_is_added_to_a_pipeline_whose_first_epochs_were_retired(
     for first in (plain, spec):
         store = LocalStore(tmp_path / first.digest()[:8])
         world = World(first, store=store)
-        sink = IcebergSink(first, store, "0" * 32, tmp_path / first.digest()[:8] / "work")
+        sink = IcebergSink(first, store, "0" * 32)
         for second in times:
             world.epoch((second, second))
         sink.follow(world.bench.log)
         if first is plain:
             retire_all_but_the_head(world)
             world.driver(spec=spec)
-            sink = IcebergSink(spec, store, "0" * 32, tmp_path / first.digest()[:8] / "work")
+            sink = IcebergSink(spec, store, "0" * 32)
         world.epoch((10, 10))
         for _ in times:
             world.epoch()
