@@ -54,7 +54,7 @@ def _is_server_error(error: BaseException) -> bool:
     return isinstance(error, AirflowApiError) and error.status >= 500
 
 
-_retry_server_errors = retry(
+retry_server_errors = retry(
     retry=retry_if_exception(_is_server_error),
     stop=stop_after_attempt(_MAX_ATTEMPTS),
     wait=wait_random_exponential(0.2, max=3),
@@ -88,7 +88,7 @@ class AirflowApi:
         """
         if self._token is None:
             self._log_in()
-        call = self._send_request if method == "POST" else _retry_server_errors(self._send_request)
+        call = self._send_request if method == "POST" else retry_server_errors(self._send_request)
         try:
             return call(method, f"/api/v2{path}", body)
         except AirflowApiError as error:
@@ -100,7 +100,7 @@ class AirflowApi:
     def get_dag(self, dag_id: str) -> dict[str, Any] | None:
         """The DAG, or None while Airflow has not parsed it."""
         try:
-            found: dict[str, Any] = self.request("GET", f"/dags/{_quote_segment(dag_id)}")
+            found: dict[str, Any] = self.request("GET", f"/dags/{quote_segment(dag_id)}")
         except AirflowApiError as error:
             if error.status == 404:
                 return None
@@ -126,7 +126,7 @@ class AirflowApi:
 
     def pause(self, dag_id: str, paused: bool = True) -> None:
         """Pause or unpause a DAG."""
-        self.request("PATCH", f"/dags/{_quote_segment(dag_id)}", {"is_paused": paused})
+        self.request("PATCH", f"/dags/{quote_segment(dag_id)}", {"is_paused": paused})
 
     def unpause(self, dag_id: str) -> None:
         """Let a DAG run."""
@@ -139,8 +139,8 @@ class AirflowApi:
         run = run_id or f"manual__{datetime.now(UTC).isoformat()}__{secrets.token_hex(4)}"
         body = {"logical_date": None, "conf": conf or {}, "dag_run_id": run}
         try:
-            _retry_server_errors(self.request)(
-                "POST", f"/dags/{_quote_segment(dag_id)}/dagRuns", body
+            retry_server_errors(self.request)(
+                "POST", f"/dags/{quote_segment(dag_id)}/dagRuns", body
             )
         except AirflowApiError as error:
             # Nobody else knows an id of our making: the run exists because an earlier call
@@ -149,29 +149,9 @@ class AirflowApi:
                 raise
         return run
 
-    def clear_task(self, dag_id: str, run_id: str, task_id: str) -> None:
-        """Let a task run again, whatever it is doing; once more does no harm."""
-        wanted = {
-            "dry_run": False,
-            "dag_run_id": run_id,
-            "only_failed": False,
-            "reset_dag_runs": True,
-            "task_ids": [task_id],
-        }
-        _retry_server_errors(self.request)(
-            "POST", f"/dags/{_quote_segment(dag_id)}/clearTaskInstances", wanted
-        )
-
-    def list_runs(self, dag_id: str) -> list[dict[str, Any]]:
-        """The newest runs of a DAG, newest first."""
-        found: list[dict[str, Any]] = self.request(
-            "GET", f"/dags/{_quote_segment(dag_id)}/dagRuns?order_by=-run_after&limit=50"
-        )["dag_runs"]
-        return found
-
     def get_run(self, dag_id: str, run_id: str) -> dict[str, Any]:
         """One run; its `state` is queued, running, success or failed."""
-        found: dict[str, Any] = self.request("GET", _build_run_path(dag_id, run_id))
+        found: dict[str, Any] = self.request("GET", build_run_path(dag_id, run_id))
         return found
 
     def wait_for_run(self, dag_id: str, run_id: str, timeout: float) -> dict[str, Any]:
@@ -192,38 +172,9 @@ class AirflowApi:
             lambda: f"{dag_id} run {run_id} is {self.get_run(dag_id, run_id)['state']}",
         )
 
-    def task_instances(self, dag_id: str, run_id: str) -> dict[str, dict[str, Any]]:
-        """Task id -> task instance of one run."""
-        found = self.request("GET", f"{_build_run_path(dag_id, run_id)}/taskInstances")[
-            "task_instances"
-        ]
-        return {task["task_id"]: task for task in found}
-
-    def read_task_log(self, dag_id: str, run_id: str, task_id: str, try_number: int = 1) -> str:
-        """The task's log as text, one line per event."""
-        path = f"{_build_task_path(dag_id, run_id, task_id)}/logs/{try_number}?full_content=true"
-        events = self.request("GET", path)["content"]
-        return "\n".join(_format_log_line(event) for event in events)
-
-    def answer_question(
-        self,
-        dag_id: str,
-        run_id: str,
-        task_id: str,
-        chosen: list[str],
-        params: dict[str, Any] | None = None,
-    ) -> None:
-        """Answer a task that waits for a person, for example with `["Approve"]`.
-
-        Wait 3 s after it began to wait: an answer within 0.2 s fails the task although Airflow
-        accepts it.
-        """
-        path = f"{_build_task_path(dag_id, run_id, task_id)}/-1/hitlDetails"
-        self.request("PATCH", path, {"chosen_options": chosen, "params_input": params or {}})
-
     def _log_in(self) -> None:
         self._token = None
-        self._token = _retry_server_errors(self._send_request)(
+        self._token = retry_server_errors(self._send_request)(
             "POST", "/auth/token", {"username": self.user, "password": self._password}
         )["access_token"]
 
@@ -248,31 +199,14 @@ class AirflowApi:
         return json.loads(content) if content else None
 
 
-def _build_run_path(dag_id: str, run_id: str) -> str:
-    return f"/dags/{_quote_segment(dag_id)}/dagRuns/{_quote_segment(run_id)}"
+def build_run_path(dag_id: str, run_id: str) -> str:
+    """Return the path of a run."""
+    return f"/dags/{quote_segment(dag_id)}/dagRuns/{quote_segment(run_id)}"
 
 
-def _build_task_path(dag_id: str, run_id: str, task_id: str) -> str:
-    return f"{_build_run_path(dag_id, run_id)}/taskInstances/{_quote_segment(task_id)}"
-
-
-def _quote_segment(part: str) -> str:
+def quote_segment(part: str) -> str:
+    """Return a part of a path with its slashes and the like encoded."""
     return urllib.parse.quote(part, safe="")
-
-
-def _format_log_line(event: dict[str, Any] | str) -> str:
-    if isinstance(event, str):
-        return event
-    extra = {
-        key: value
-        for key, value in event.items()
-        if key not in ("timestamp", "event", "level", "logger")
-    }
-    return " ".join(
-        str(part)
-        for part in (event.get("timestamp"), event.get("level"), event.get("event"), extra or None)
-        if part
-    )
 
 
 def _poll_until(

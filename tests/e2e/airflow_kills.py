@@ -23,6 +23,7 @@ import psutil
 
 from tests.e2e.feed import SOURCES
 from tests.operators.conftest import task_state
+from tests.servers.airflow import ApiForTests
 from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.errors import TidegateError, TransientError
@@ -156,7 +157,7 @@ class Killer:
     def __init__(self, stack: Stack, watch: Watch, say: Callable[[str], None]) -> None:
         self._stack, self._watch, self._say = stack, watch, say
         self._log = SlotLog(open_store(stack.store_url), PIPELINE)
-        self._api = stack.airflow_api()
+        self._api = ApiForTests.of(stack)
 
     def wait_until_running(self) -> None:
         """The stream is watched and has sealed something."""

@@ -14,6 +14,7 @@ import pytest
 
 from tests.e2e.airflow_kills import PIPELINE, Feed
 from tests.e2e.feed import SPEC, write_feed
+from tests.servers.airflow import ApiForTests
 from tidegate.checkpoints.lease import read_lease
 from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.slot_log import SlotLog
@@ -30,7 +31,7 @@ class Supervised:
     """A stream that a real Airflow supervises, on real Spark and MinIO, while rows come in."""
 
     def __init__(self, stack: Stack, feed: Path) -> None:
-        self.stack, self.api, self.store = stack, stack.airflow_api(), open_store(stack.store_url)
+        self.stack, self.api, self.store = stack, ApiForTests.of(stack), open_store(stack.store_url)
         self.log = SlotLog(self.store, PIPELINE)
         self.drivers = stack.home / "drivers" / PIPELINE
         self._feed = Feed(feed, stack.store_url)

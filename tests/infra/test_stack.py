@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.servers.airflow import ApiForTests
 
 from tidegate.errors import ConfigurationError
 from tidegate.infra import stack_state
@@ -176,7 +177,7 @@ def test_up_again_and_down(tmp_path: Path) -> None:
 
         assert _listening(after) == {"127.0.0.1", "::1"}
 
-        api = stack.airflow_api()
+        api = ApiForTests.of(stack)
         api.wait_for_dag("leaves")
         api.unpause("leaves")
         run = api.trigger_dag("leaves")

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from tenacity import retry, retry_if_result, stop_after_attempt, wait_fixed
 from tests.epochs import seal_epoch
+from tests.servers.airflow import ApiForTests
 
 from tidegate.checkpoints.desired_state import read_desired_state
 from tidegate.checkpoints.lease import LeaseView, read_lease
@@ -103,7 +104,7 @@ class Cockpit:
     """A real Airflow and MinIO with one small pipeline per test, driven by fake drivers."""
 
     def __init__(self, stack: Stack) -> None:
-        self.stack, self.api, self.store = stack, stack.airflow_api(), open_store(stack.store_url)
+        self.stack, self.api, self.store = stack, ApiForTests.of(stack), open_store(stack.store_url)
         self.runs: dict[str, str] = {}
         self.checks = ""
 

@@ -17,6 +17,7 @@ from signal import SIGKILL
 
 import pytest
 from tests.operators.conftest import Cockpit, cockpit_of, spec_of, task_state
+from tests.servers.airflow import ApiForTests
 
 from tidegate.checkpoints.desired_state import DesiredState, read_desired_state
 from tidegate.checkpoints.slot_log import SlotLog
@@ -211,7 +212,7 @@ def test_an_approval_at_once_is_not_lost(cockpit: Cockpit) -> None:
     recovery = cockpit.api.trigger_dag(
         "asked.recover", {"checkpoint": "latest", "reason": "a test"}
     )
-    olga = cockpit.stack.airflow_api("olga")
+    olga = ApiForTests.of(cockpit.stack, "olga")
     path = f"/dags/asked.recover/dagRuns/{recovery}/taskInstances/approve"
     waiting: dict[int, float] = {}
 

@@ -12,6 +12,7 @@ from contextlib import suppress
 import pytest
 from tests.engine.harness import Bench
 from tests.operators.conftest import Cockpit, cockpit_of
+from tests.servers.airflow import ApiForTests
 from tests.splice.worlds import LATE_ONES, play
 
 from tidegate.checkpoints.pipeline_identity import ensure_identity
@@ -55,7 +56,7 @@ def cockpit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cockpit]:
 def decide(cockpit: Cockpit, answer: str, request: str = "", **filled: str) -> str:
     """A run of the DAG, answered by olga; its id."""
     run = cockpit.api.trigger_dag("mended.splice", {"request": request} if request else {})
-    olga = cockpit.stack.airflow_api("olga")
+    olga = ApiForTests.of(cockpit.stack, "olga")
     waiting: dict[int, float] = {}
 
     def ended() -> bool:

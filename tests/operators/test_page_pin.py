@@ -77,7 +77,9 @@ class Driver(ManualClock):
 
     def sleep(self, seconds: float) -> None:
         super().sleep(seconds)
-        for request in list_pending_requests(self.store, "p") if self.outcome else []:
+        if self.outcome is None:
+            return
+        for request in list_pending_requests(self.store, "p"):
             assert (request.kind, request.barrier) == (RequestKind.ABORT_BARRIER, 7)
             assert (request.who, request.why) == ("ann", "LGA is closed")
             answer = Ack(id=request.id, outcome=self.outcome, detail="why", token=1, at=0)
