@@ -47,6 +47,8 @@ _FORWARDED_VARIABLES: Final = (
     "OPENLINEAGE_",
 )
 _JVM_OPTIONS: Final = "spark.driver.extraJavaOptions"
+# With a local master, no other host has to reach the driver.
+_LOOPBACK: Final = dict.fromkeys(("spark.driver.host", "spark.driver.bindAddress"), "127.0.0.1")
 _UPLOAD_SETTING: Final = "spark.kubernetes.file.upload.path"
 
 
@@ -90,7 +92,8 @@ def submit_driver(stem: Path, options: SubmitSpec, spec: Path, driver_arguments:
     from airflow.sdk.exceptions import AirflowException
 
     pipeline = load_spec(spec)
-    cluster = find_cluster_kind(SparkSubmitHook.get_connection(options.conn_id), pipeline, options)
+    connection = SparkSubmitHook.get_connection(options.conn_id)
+    cluster = find_cluster_kind(connection, pipeline, options)
     environment = build_child_environment(StoreAccess(os.environ["TIDEGATE_STORE"]))
     conf = {**add_connector_jars(pipeline).conf, **options.conf}
     more: dict[str, Any] = {"application_args": [str(spec), *driver_arguments]}
@@ -98,7 +101,8 @@ def submit_driver(stem: Path, options: SubmitSpec, spec: Path, driver_arguments:
         # The driver runs here, in the JVM that spark-submit starts, on this Python.
         environment = {"PYSPARK_PYTHON": sys.executable, **environment}
         jvm_options = filter(None, (pipeline.spark.jvm_options, conf.get(_JVM_OPTIONS)))
-        conf = {**conf, _JVM_OPTIONS: " ".join(jvm_options)}
+        here = _LOOPBACK if str(connection.host).startswith("local") else {}
+        conf = {**here, **conf, _JVM_OPTIONS: " ".join(jvm_options)}
     else:
         # In cluster mode the spec travels along and lies in the driver's working folder.
         more = {

@@ -184,6 +184,9 @@ def test_a_driver_here_has_the_jvm_of_its_spec(submit: Submit) -> None:
     _, line, environment = submit("local", **{"spark.driver.extraJavaOptions": "-Dmine=1"})
     (options,) = (part for part in _after(line, "--conf") if "extraJavaOptions" in part)
     assert options.endswith("-XX:+UseSerialGC -Dmine=1")
+    # No other host has to reach it.
+    assert "spark.driver.bindAddress=127.0.0.1" in _after(line, "--conf")
+    assert "spark.driver.bindAddress=127.0.0.1" not in _after(submit("standalone")[1], "--conf")
     assert environment["PYSPARK_PYTHON"] == sys.executable
 
 
