@@ -20,10 +20,6 @@ from tidegate.errors import ConfigurationError
 
 _MOST_SUGGESTIONS = 5  # checkpoints that the error about an ambiguous prefix names
 
-ListedCheckpoint = (
-    SlotSummary  # a row of a listing: a summary with pins, condemnation and lineage filled in
-)
-
 
 class CheckpointCatalog:
     """The checkpoints of one pipeline."""

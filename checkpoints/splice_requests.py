@@ -216,22 +216,6 @@ def decide_splice_request(
     return _change_splice_request(store, pipeline, request_id, apply_decision)
 
 
-def delete_splice_request(store: Store, pipeline: str, request_id: str) -> None:
-    """Delete the rows and the document of a request that was rejected or has expired."""
-    request = read_splice_request(store, pipeline, request_id)
-    if request.state not in ("rejected", "expired"):
-        raise ConfigurationError(
-            f"splice request {request_id} is {request.state}; only rejected and expired ones are"
-            " forgotten",
-            code="splice.kept",
-            pipeline=pipeline,
-            advice=f"reject it first: tidegate splice reject {pipeline} {request_id}",
-        )
-    for file in request.row_files():
-        store.delete(file.key)
-    store.delete(BucketLayout(pipeline).splice_request_key(request_id))
-
-
 def _change_splice_request(
     store: Store, pipeline: str, request_id: str, step: Callable[[SpliceRequest], SpliceRequest]
 ) -> SpliceRequest:

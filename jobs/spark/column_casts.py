@@ -17,8 +17,6 @@ from tidegate.jobs.spec.pipeline import BarrierColumns, SourceSpec
 from tidegate.jobs.spec.table_layout import DeadLetterReason
 from tidegate.time_units import TICK_MAX
 
-PROVENANCE: Final = ("_source", "_partition", "_seq", "_timeline", "_epoch")
-
 _SPARK_OF_ARROW: Final = {
     "bool": "boolean",
     "int8": "tinyint",

@@ -32,8 +32,8 @@ from tidegate.jobs.spec.pipeline import CHECKPOINTS, EVENTS, PipelineSpec
 from tidegate.jobs.spec.stream_specs import EVENTS_STREAM
 from tidegate.jobs.splice.errors import INCOMPLETE
 from tidegate.jobs.splice.tables_at_head import TablesAtHead
-from tidegate.jobs.streams.dispatched_rows import build_arrival_schema
-from tidegate.jobs.streams.row_history import PROVENANCE_FIELDS, list_merges, read_parquet_files
+from tidegate.jobs.streams.dispatched_rows import read_arrivals, select_request_segments
+from tidegate.jobs.streams.row_history import PROVENANCE_FIELDS, list_merges
 from tidegate.jobs.streams.stream_append import compute_running_max
 from tidegate.jobs.streams.stream_state import DispatchState
 from tidegate.time_units import TICK_MAX, TICK_MIN
@@ -412,15 +412,8 @@ class StreamHistory:
                 else "is not known to the newest checkpoint"
             )
             raise INCOMPLETE(pipeline=self._spec.name, request=request_id, why=why)
-        files = [
-            segment
-            for segment in self._record.segments
-            if segment.kind == f"splice:{request.attachment}"
-            and segment.extra.get("request") == request_id
-        ]
-        rows = read_parquet_files(self._log.store, files)
-        schema = build_arrival_schema(self._graph.columns[request.destination])
-        return schema.empty_table() if rows is None else rows.select(schema.names).cast(schema)
+        files = select_request_segments(self._record.segments, request.attachment, request_id)
+        return read_arrivals(self._log.store, files, self._graph.columns[request.destination])
 
     def convert_collected_rows(self, stream: str, rows: Any, slot: int) -> Any:
         """Return collected rows as rows of the stream that were merged in `slot`, by stamp."""

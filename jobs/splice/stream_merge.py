@@ -41,7 +41,6 @@ from tidegate.jobs.splice.stream_history import (
     find_first_difference,
     make_stream_columns,
     order_stream_rows,
-    replace_column,
     slice_slot,
 )
 from tidegate.jobs.splice.tables_at_head import TablesAtHead
@@ -50,10 +49,11 @@ from tidegate.jobs.streams.dispatched_rows import (
     address_rows,
     build_arrival_schema,
     build_rejection_rows,
+    read_arrivals,
+    select_request_segments,
 )
 from tidegate.jobs.streams.pipe_filter import PipeFilter
 from tidegate.jobs.streams.reducers import ReducerRunner, build_reducer, fold_batch
-from tidegate.jobs.streams.row_history import read_parquet_files
 from tidegate.jobs.streams.stream_append import append_rows, merge_by_stamp, release_below
 from tidegate.jobs.streams.stream_state import DispatchState, StreamState, parse_since_slot
 from tidegate.time_units import TICK_MIN
@@ -184,7 +184,10 @@ class StreamMerge:
                     self._run_attachment(name)
         for name in run_again:
             self._update_attachment(name)
-        lagging = any(self._is_lagging(name) for name in self._graph.attachments)
+        lagging = any(
+            self._state.is_lagging(name, attachment.origin)
+            for name, attachment in self._graph.attachments.items()
+        )
         state = replace(self._state, lagging=lagging)
         effect.record = {**state.to_record(), "asked": []}
         effect.segments = self._segments
@@ -194,14 +197,6 @@ class StreamMerge:
     def _first_position(self, stream: str) -> int:
         """Return the position of the first row after the base."""
         return self.history.base_state.stream_state(stream).next
-
-    def _is_lagging(self, name: str) -> bool:
-        attachment, origin = self._state.attachments.get(name), self._graph.attachments[name].origin
-        return (
-            attachment is not None
-            and attachment.status == "attached"
-            and attachment.cursor < self._state.stream_state(origin).next
-        )
 
     def _current_rows(self, stream: str) -> Any:
         """Return the rows of a stream after the merge, from the base on."""
@@ -342,16 +337,12 @@ class StreamMerge:
         """Return what an attachment has collected: up to the base from segments, then computed."""
         request = self._state.attachments[name].request_id(name)
         destination = self._graph.attachments[name].destinations[0]
-        schema = build_arrival_schema(self._graph.columns[destination])
-        segments = [
-            s
-            for s in self.history.base_segments
-            if s.kind == f"splice:{name}" and s.extra.get("request") == request
-        ]
-        stored = read_parquet_files(self._log.store, segments)
-        parts = (stored, self._run_attachment(name).collected)
-        rows = [part.select(schema.names).cast(schema) for part in parts if part is not None]
-        return pa.concat_tables([schema.empty_table(), *rows])
+        segments = select_request_segments(self.history.base_segments, name, request)
+        stored = read_arrivals(self._log.store, segments, self._graph.columns[destination])
+        collected = self._run_attachment(name).collected
+        if collected is None:
+            return stored
+        return pa.concat_tables([stored, collected.select(stored.column_names).cast(stored.schema)])
 
     # Streams
 
@@ -419,10 +410,8 @@ class StreamMerge:
         return sorted({*merged, *arrivals})
 
     def _read_buffered_rows(self, stream: str) -> Any:
-        empty = build_arrival_schema(self._graph.columns[stream]).empty_table()
         segments = [s for s in self.history.base_segments if s.kind == f"buffer:{stream}"]
-        rows = read_parquet_files(self._log.store, segments)
-        return empty if rows is None else rows.cast(empty.schema)
+        return read_arrivals(self._log.store, segments, self._graph.columns[stream])
 
     def _compute_appends(
         self, stream: str, slot: int, writers: Sequence[Any], buffered: Any, last: int | None
@@ -436,11 +425,7 @@ class StreamMerge:
         is_behind = any(self._is_behind(name, slot) for name in self._graph.writers_of(stream))
         # A writer that is behind may still send any stamp, so nothing leaves the buffer.
         limit = TICK_MIN if is_behind else frontier
-        rows, buffered = release_below(buffered, rows, now, limit)
-        if rows.num_rows and last is not None:
-            stamps = pc.max_element_wise(rows["_stamp"], pa.scalar(last, pa.int64()))
-            rows = replace_column(rows, "_stamp", stamps)
-        return rows, buffered
+        return release_below(buffered, rows, now, limit, last)
 
     def _is_behind(self, name: str, slot: int) -> bool:
         """Return whether rows that could reach an attachment by `slot` are taken only later."""

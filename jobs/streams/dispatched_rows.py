@@ -6,7 +6,7 @@ Who stamps a row, and which stamps a stream accepts: docs/semantics.md, section 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -14,11 +14,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tidegate.checkpoints.manifest import FileRef
+from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.column_types import to_arrow_type
 from tidegate.jobs.sinks.output_tables import build_table_schema
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.stream_specs import REJECTIONS, PipeSpec, ReducerSpec
-from tidegate.jobs.streams.row_history import PROVENANCE_FIELDS
+from tidegate.jobs.streams.row_history import PROVENANCE_FIELDS, read_parquet_files
 
 
 def inherits_stamp(inherit: bool, merge: MergeMode, phase: DispatchPhase) -> bool:
@@ -86,6 +88,24 @@ def build_arrival_schema(columns: Mapping[str, str]) -> Any:
     """
     fields = {name: to_arrow_type(kind) for name, kind in columns.items()}
     return pa.schema({**fields, "_stamp": pa.int64(), **PROVENANCE_FIELDS})
+
+
+def read_arrivals(store: Store, files: Iterable[FileRef], columns: Mapping[str, str]) -> Any:
+    """Return stored arrivals at a stream with these columns; none without files."""
+    schema = build_arrival_schema(columns)
+    rows = read_parquet_files(store, list(files))
+    return schema.empty_table() if rows is None else rows.select(schema.names).cast(schema)
+
+
+def select_request_segments(
+    segments: Iterable[FileRef], attachment: str, request_id: str
+) -> list[FileRef]:
+    """Return the segments with the rows that an attachment has collected for a request."""
+    return [
+        segment
+        for segment in segments
+        if segment.kind == f"splice:{attachment}" and segment.extra.get("request") == request_id
+    ]
 
 
 def address_rows(

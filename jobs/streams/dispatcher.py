@@ -36,6 +36,7 @@ from tidegate.jobs.streams.dispatched_rows import (
     build_arrival_schema,
     build_rejection_rows,
     find_root_source,
+    read_arrivals,
 )
 from tidegate.jobs.streams.errors import BAD_EXPRESSION, ROWS_INCOMPLETE, RowsRetiredError
 from tidegate.jobs.streams.pipe_filter import PipeFilter
@@ -50,6 +51,7 @@ from tidegate.jobs.streams.reducers import (
 from tidegate.jobs.streams.row_history import RowHistory, read_parquet_files, to_event_rows
 from tidegate.jobs.streams.stream_append import append_rows, merge_by_stamp, release_below
 from tidegate.jobs.streams.stream_state import CollectedRequest, DispatchState, StreamState
+from tidegate.time_units import TICK_MIN
 
 
 @dataclass(slots=True)
@@ -132,7 +134,10 @@ class StreamDispatcher:
                 self._run_attachment(epoch, name)
         if epoch.rejections:
             epoch.files.write_table(REJECTIONS, pa.concat_tables(epoch.rejections), None)
-        lagging = any(self._is_lagging(epoch.state, name) for name in self._graph.attachments)
+        lagging = any(
+            epoch.state.is_lagging(name, attachment.origin)
+            for name, attachment in self._graph.attachments.items()
+        )
         record = replace(epoch.state, lagging=lagging).to_record()
         record["asked"] = [list(request) for request in asked]
         return DispatchResult(epoch.files.tables, tuple(epoch.files.segments), record, epoch.counts)
@@ -205,20 +210,14 @@ class StreamDispatcher:
         if request is not None and request.open and complete:
             epoch.state.requests[attachment.request_id(name)] = replace(request, open=False)
 
-    def _is_lagging(self, state: DispatchState, name: str) -> bool:
-        attachment = state.attachments.get(name)
-        if attachment is None or attachment.status != "attached":
-            return False
-        return attachment.cursor < state.stream_state(self._graph.attachments[name].origin).next
-
     # 3. appending
 
     def _append_arrivals(self, epoch: _DispatchEpoch, stream: str) -> None:
         state = epoch.state.streams.setdefault(stream, StreamState())
         epoch.before[stream] = state.next
         columns = self._graph.columns[stream]
-        writers = epoch.sent.pop(stream, [])
-        arrived = merge_by_stamp(writers, epoch.now) if writers else _make_empty_arrivals(columns)
+        empty = build_arrival_schema(columns).empty_table()
+        arrived = merge_by_stamp([empty, *epoch.sent.pop(stream, [])], epoch.now)
         # Also without arrivals: the frontier may have passed rows that wait in the buffer.
         if self._spec.streams[stream].buffer:
             arrived = self._pass_through_buffer(epoch, stream, arrived, state.last)
@@ -249,22 +248,16 @@ class StreamDispatcher:
         """
         behind = any(self._is_writer_behind(epoch, name) for name in self._graph.writers_of(stream))
         # A writer that is behind may send any stamp, so nothing leaves.
-        mark = -(2**63) if behind else epoch.order.decision.frontier_after
+        mark = TICK_MIN if behind else epoch.order.decision.frontier_after
         kind = f"buffer:{stream}"
-        before = epoch.files.live_segments(kind)
-        held = read_parquet_files(self._store, before)
-        empty = _make_empty_arrivals(self._graph.columns[stream])
-        leaving, waiting = release_below(
-            empty if held is None else held.cast(empty.schema), arrived, epoch.now, mark
+        held = read_arrivals(
+            self._store, epoch.files.live_segments(kind), self._graph.columns[stream]
         )
+        leaving, waiting = release_below(held, arrived, epoch.now, mark, last)
         if arrived.num_rows or leaving.num_rows:
             epoch.files.drop_segments(kind)
             if waiting.num_rows:
                 epoch.files.write_segment(kind, waiting)
-        if leaving.num_rows and last is not None:
-            # What leaves is never rejected: rows that came too late get the stream's last time.
-            stamps = pc.max_element_wise(leaving["_stamp"], pa.scalar(last, pa.int64()))
-            leaving = leaving.set_column(leaving.schema.get_field_index("_stamp"), "_stamp", stamps)
         return leaving
 
     def _is_writer_behind(self, epoch: _DispatchEpoch, name: str) -> bool:
@@ -379,11 +372,6 @@ class StreamDispatcher:
             max_time=high if request.max_time is None else max(high, request.max_time),
         )
         epoch.files.write_segment(f"splice:{name}", rows, low, high, {"request": request_id})
-
-
-def _make_empty_arrivals(columns: Mapping[str, str]) -> Any:
-    """Return an empty table of arrivals for a stream with these columns."""
-    return build_arrival_schema(columns).empty_table()
 
 
 def _to_stream_table(rows: Any, order: MoveOrder, schema: Any) -> Any:

@@ -11,6 +11,7 @@ from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.splice_requests import SpliceRequest, create_splice_request
 from tidegate.checkpoints.store import Store
+from tidegate.jobs.streams.dispatched_rows import select_request_segments
 from tidegate.jobs.streams.stream_state import DispatchState
 
 
@@ -26,11 +27,7 @@ def write_request_documents(
         # An open request may still get rows; one without rows needs no decision.
         if request.open or not request.rows:
             continue
-        files = [
-            s
-            for s in epoch.segments
-            if s.kind == f"splice:{request.attachment}" and s.extra["request"] == name
-        ]
+        files = select_request_segments(epoch.segments, request.attachment, name)
         document = SpliceRequest(
             id=name,
             pipeline=epoch.pipeline,

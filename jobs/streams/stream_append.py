@@ -64,8 +64,10 @@ def append_rows(rows: Any, now: int, last: int | None, position: int) -> tuple[A
     )
 
 
-def release_below(held: Any, batch: Any, now: int, mark: int) -> tuple[Any, Any]:
+def release_below(held: Any, batch: Any, now: int, mark: int, last: int | None) -> tuple[Any, Any]:
     """Split a buffer and new arrivals at the time `mark`.
+
+    What leaves is never rejected: a row below `last`, the time of the stream, gets that stamp.
 
     Returns:
         The rows below the mark, in order, and the rows that keep waiting; both with their stamps.
@@ -79,7 +81,11 @@ def release_below(held: Any, batch: Any, now: int, mark: int) -> tuple[Any, Any]
     )
     rows = rows.take(pc.sort_indices(key, sort_keys=[("stamp", "ascending"), ("n", "ascending")]))
     below = pc.less(_combine_chunks(rows["_stamp"]), mark)
-    return rows.filter(below), rows.filter(pc.invert(below))
+    leaving, waiting = rows.filter(below), rows.filter(pc.invert(below))
+    if last is not None:
+        stamps = pc.max_element_wise(leaving["_stamp"], pa.scalar(last, pa.int64()))
+        leaving = leaving.set_column(leaving.schema.get_field_index("_stamp"), "_stamp", stamps)
+    return leaving, waiting
 
 
 def _combine_chunks(column: Any) -> Any:

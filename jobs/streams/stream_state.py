@@ -110,6 +110,15 @@ class DispatchState:
         """Return the end of a stream."""
         return self.streams.get(name, StreamState())
 
+    def is_lagging(self, name: str, origin: str) -> bool:
+        """Return whether an attachment has rows of its origin to take."""
+        attachment = self.attachments.get(name)
+        return (
+            attachment is not None
+            and attachment.status == "attached"
+            and attachment.cursor < self.stream_state(origin).next
+        )
+
     def attach(self, name: str, head: int, since: str) -> None:
         """Start at the origin's first row; rows below `head` are backfill."""
         # A later round dispatches under another name: its rows must not have the identities of the
