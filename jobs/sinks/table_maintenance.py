@@ -40,6 +40,7 @@ enter the table any more when
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -416,9 +417,8 @@ def _list_orphan_files(
         if bound is not None and bound < number and store.uri(entry.key) not in named:
             yield entry
     snapshot = metadata.current_snapshot()
-    address = snapshot.manifest_list if snapshot else ""
-    # A catalog may have put the table elsewhere, or write its address in another form. What it
-    # names cannot be recognized then.
+    address = _normalize_address(snapshot.manifest_list) if snapshot else ""
+    # A catalog may have put the table elsewhere. Then nothing here belongs to it.
     if not address.startswith(store.uri(f"{folder}/metadata/")):
         return
     newest = store.stat(address.removeprefix(store.uri("")).lstrip("/"))
@@ -457,7 +457,16 @@ def _collect_named_files(versions: dict[str, StaticTable]) -> set[str]:
     named |= snapshots.keys() | manifests.keys()
     for manifest in manifests.values():
         named |= {e.data_file.file_path for e in manifest.fetch_manifest_entry(files)}
-    return named
+    return set(map(_normalize_address, named))
+
+
+def _normalize_address(address: str) -> str:
+    """Return an address in the form of `Store.uri`; Java's catalogs write others.
+
+    >>> [_normalize_address(one) for one in ("file:/a/b", "file:///a/b", "s3a://a/b", "/a/b")]
+    ['/a/b', '/a/b', 's3://a/b', '/a/b']
+    """
+    return re.sub(r"^file:/+", "/", address).replace("s3a://", "s3://", 1)
 
 
 def _read_notes(spec: PipelineSpec, store: Store) -> list[dict[str, Any]]:
