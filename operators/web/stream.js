@@ -54,6 +54,16 @@ export function streamPage(pipeline, {framed, open, refresh}) {
     fill(notes, [found, s.error?.advice], () => found.map(f => h("p", {class: `note ${f.tone}`}, mark(f.tone), h("span", {}, f.says.charAt(0).toUpperCase() + f.says.slice(1) + ".", f.tone === "bad" && s.error?.advice ? h("span", {class: "soft"}, ` Next: ${s.error.advice}`) : null))));
   }
   function fact(name, value, ...note) { return h("div", {}, h("dt", {}, name), h("dd", {class: "num"}, value), note.filter(Boolean).length ? h("dd", {class: "soft note-line"}, note) : null); }
+  function missed(late, counts) {
+    const outputs = Object.entries(counts.late_by_output).map(([output, rows]) => `${count(rows)} for ${output}`);
+    return [plural(late, "row"), ...outputs].join(", ");
+  }
+  function aside(counts) {
+    const streams = Object.entries(counts.stream_rejections).map(([stream, rows]) => `${count(rows)} rejected by ${stream}`);
+    const objects = counts.dead_objects ? [`${plural(counts.dead_objects, "whole object")}, ${plural(counts.dead_object_rows, "row")} known of them`] : [];
+    const nulls = counts.nulls_filled ? [`${plural(counts.nulls_filled, "row")} with columns filled by null`] : [];
+    return [...objects, ...nulls, ...streams].join(", ") || null;
+  }
   function numbers(s) {
     const p = s.latest, q = s.quality;
     fill(facts, [p?.id, s.holder, s.unpublished, q, s.quality?.at], () => [
@@ -61,8 +71,8 @@ export function streamPage(pipeline, {framed, open, refresh}) {
       fact("Held by", s.holder?.member || "nobody", s.holder ? [s.holder.why, s.holder.since ? h("span", {}, ", since ", ago(s.holder.since, "")) : ""] : null),
       fact("Newest checkpoint", ago(s.sealed_at), s.checkpoint ? checkpoint(s.checkpoint) : null),
       fact("Rows read", count(p?.read), p ? `${count(p.retained)} wait for their order` : null),
-      fact("Late", p ? share(p.late, p.read) : "–", p ? `${plural(p.late, "row")}, all kept` : null),
-      fact("Dead letters", p ? count(p.dead) : "–"),
+      fact("Late", p ? share(p.late, p.read) : "–", p ? missed(p.late, p.counts) : null),
+      fact("Dead letters", p ? count(p.dead) : "–", p ? aside(p.counts) : null),
       fact("Not in the tables yet", s.unpublished === null || s.unpublished === undefined ? "–" : plural(s.unpublished, "epoch")),
       fact("Quality", q ? h("span", {class: {pass: "good", warn: "warn", fail: "bad"}[q.verdict]}, mark({pass: "good", warn: "warn", fail: "bad"}[q.verdict]), {pass: "passed", warn: "warning", fail: "failed"}[q.verdict] || q.verdict) : "not checked", q ? h("a", {href: `docs/${pipeline}.quality/${q.docs}`}, "Data Docs") : null)]);
   }
