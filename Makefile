@@ -50,6 +50,10 @@ routes: venv java warm ## flights through objects, landing and Kafka, each kille
 quality-rows: venv java warm ## the faults of quality and recovery that a review found, each with its tests; ends with "N passed, N failed"
 	$(BIN)/python -m tests.quality_rows
 
+.PHONY: quality-proof
+quality-proof: venv ## every preset in every trouble, on every surface and in the checks; ends with "N cells, N differences, N not applicable"
+	$(BIN)/python -m tests.quality_proof
+
 .PHONY: lint
 lint: venv ## ruff: rules and format
 	$(BIN)/ruff check .

@@ -2,74 +2,22 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from tests.engine.harness import Bench, PlainSteps, barrier, row, spec_of
+from tests.engine.harness import barrier, row
+from tests.expectations.preset_pipelines import RECENT, Pipeline
 
-from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
 from tidegate.checkpoints.row_counts import RowCounts
 from tidegate.errors import ConfigurationError
-from tidegate.expectations.quality_run import check_quality
-from tidegate.jobs.sinks.output_tables import build_checkpoint_rows, build_table_schema
-from tidegate.jobs.spec.pipeline import CHECKPOINTS
 
 pytestmark = [
     pytest.mark.e2e,  # importing GX takes longer than a unit test may
     pytest.mark.filterwarnings("ignore"),  # GX warns about its own dependencies
 ]
-RECENT = 2
 LATE_ROWS = 3
 """Late rows of each source in an ill epoch, beside one row in time."""
-
-
-class Pipeline:
-    """A pipeline whose epochs follow each other by three seconds and ten seconds of event time."""
-
-    def __init__(self, preset: str, **quality: Any) -> None:
-        fields: dict[str, Any] = {"preset": preset, "quality": {"recent": RECENT, **quality}}
-        self.bench = Bench(spec_of(**fields))
-        self.engine = self.bench.engine(steps=PlainSteps(self.bench.clock))
-        self.time = 0
-
-    def run_epoch(
-        self, *late: dict[str, Any], markers: dict[str, dict[str, Any]] | None = None
-    ) -> int:
-        """Seal an epoch in which every source brings a row in time behind `late` ones."""
-        self.bench.clock.advance(3)
-        self.time += 10
-        for name, source in self.bench.sources.items():
-            source.append(*late, row(self.time))
-            if markers and name in markers:
-                source.append(markers[name])
-        report = self.engine.run_epoch()
-        assert report.manifest is not None
-        return report.manifest.slot
-
-    def check(self) -> dict[str, Any]:
-        """Run the quality checks over everything that is sealed."""
-        return check_quality(
-            self.bench.spec, self.bench.store, read=self._read, clock=self.bench.clock
-        )
-
-    def latest_healthy(self) -> int:
-        """The slot at which `recover_to: latest_healthy` goes on."""
-        return CheckpointCatalog(self.bench.log).resolve("latest_healthy").slot
-
-    def _read(self, name: str, *, since: int = 0, whole: bool = False) -> pa.Table:
-        epochs = [epoch for epoch in self.bench.epochs() if epoch.slot > since]
-        if name == CHECKPOINTS:
-            return build_checkpoint_rows(epochs)
-        schema = build_table_schema(self.bench.spec, name)
-        files = [file for epoch in epochs for file in epoch.files.get(name, [])]
-        tables = [pq.read_table(io.BytesIO(self.bench.store.get(f.key).data)) for f in files]
-        return pa.concat_tables(
-            [schema.empty_table(), *(t.select(schema.names).cast(schema) for t in tables)]
-        )
 
 
 def list_failed(result: dict[str, Any], severity: str) -> set[str]:
