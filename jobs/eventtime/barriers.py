@@ -130,6 +130,8 @@ class Barriers:
 
         At an open barrier; under ``pass`` only those already at a second one.
         """
+        # Under `pass` a member goes on behind its barrier, but a second one has to wait for the
+        # first to close.
         if self.options.alignment == "block":
             return self.members_at_barrier()
         seen: set[str] = set()
@@ -174,6 +176,7 @@ class Barriers:
     def abort(self, id_: int, clock: int, cause: str = "aborted") -> bool:
         """Abort one barrier by hand, open or still to come; whether that changed anything."""
         found = self._find_open(id_)
+        # It closed before: an abort now would close the same barrier twice.
         if found is None and self._is_past(id_):
             return False
         self.latest = _larger_id(self.latest, id_)
@@ -315,6 +318,7 @@ class Barriers:
 
     def _close_head_if_ready(self, head: OpenBarrier, clock: int, pending: Collection[str]) -> bool:
         """Complete, or nobody left to wait for, or timed out (sections 3.4 and 3.5)."""
+        # A member at a later barrier has passed this one without delivering it.
         skipped = {m for b in self.open[1:] for m in b["arrivals"]}
         absent = self._absent_members(head)
         awaited = [m for m in absent if self.roster[m] != MemberStatus.IDLE and m not in skipped]
@@ -357,6 +361,7 @@ class Barriers:
         head = barrier is self.open[0]
         self._remember_missing(self._record_closed(barrier, clock, outcome, cause))
         self.open.remove(barrier)
+        # Rows read from now on are ordered after all rows of the sections before.
         self.section += 1
         self.last_closed = clock
         if head:
@@ -376,6 +381,7 @@ class Barriers:
     def _build_health(
         self, barrier: OpenBarrier, clock: int, outcome: BarrierOutcome, absent: Iterable[str]
     ) -> BarrierHealth:
+        # In the order of the roster, so that equal runs write equal bytes.
         present = barrier["arrivals"]
         order = [m for m in self.roster if m in present]
         arrivals = {m: present[m] for m in (*order, *sorted(present.keys() - set(order)))}

@@ -96,6 +96,7 @@ class _EpochDecider:
             for name, coalescer in world.sources.items()
         }
         members = Members(world, rules, survey.now, time.clock, world.barriers.members_at_barrier())
+        # Values are copied: the world below changes in place.
         order, output = world.order, world.output
         before = _StateBefore(
             world.time,
@@ -213,6 +214,7 @@ class _EpochDecider:
 
     def _coalesce_levels(self, *, expiring: bool) -> None:
         """Every source in import order, then the output."""
+        # An importing source needs the frontier that the imported one has in this epoch.
         for name in _sort_by_import(self.spec):
             self._coalesce_partitions(name)
         for name, coalescer in self.world.sources.items():
@@ -234,6 +236,7 @@ class _EpochDecider:
         punctuation = self.spec.sources[name].punctuation
         if punctuation is not None and punctuation.import_from is not None:
             imported = self._exported_frontier(punctuation.import_from)
+            # Otherwise the source imported from has no frontier yet.
             if imported > TICK_MIN:
                 for member, known in list(coalescer.inputs.items()):
                     if known["status"] == ACTIVE and (
@@ -246,6 +249,7 @@ class _EpochDecider:
         """A source's frontier for others; the +inf of its mere end promises nothing about them."""
         value, punctuation = self.world.sources[name].value, self.spec.sources[name].punctuation
         ends = punctuation is not None and punctuation.advance_to_end
+        # An ended source would otherwise end every source that imports from it.
         return value if value < TICK_MAX or ends else TICK_MIN
 
     def _signal_output(self, name: str, coalescer: Coalescer) -> None:
@@ -260,6 +264,7 @@ class _EpochDecider:
         if self._ignores_punctuation(name):
             return
         idle = coalescer.status == IDLE or name in self.quiet_sources
+        # Active before its frontier: on an idle member the frontier alone could be ignored.
         if not idle:
             output.signal_active(name)
         if emitted is not None and emitted > TICK_MIN:
@@ -290,6 +295,7 @@ class _EpochDecider:
         No timer may expire that waits for those.
         """
         output = self.world.output.inputs
+        # Only members that F waits for: a member that is left out does not hold rows back.
         values = []
         for name in self.members.pending - self.world.barriers.members_at_barrier():
             levels = self._member_input(name), output.get(self.members.joined[name].member.source)
@@ -306,6 +312,7 @@ class _EpochDecider:
 
         The least frontier of standing members that had rows left.
         """
+        # Members without rows left hold nothing behind their barrier.
         standing = self.world.barriers.members_at_barrier() & self.members.pending
         values = [
             TICK_MIN if (f := self._member_input(name)["frontier"]) is None else f
@@ -331,11 +338,13 @@ class _EpochDecider:
                 {"kind": "barrier", "id": one.health.id, "outcome": outcome, "cause": one.cause}
             )
         world.time = self.time
+        # Kept for back-pressure, which is decided before the next survey.
         world.buffered_rows = self.survey.buffered_rows
         world.holder = members.find_frontier_holder(
             self.spec, world, world.barriers.members_at_barrier(), self.time.wall
         )
         late, by_time = self._order_late_mark()
+        # Last: everything above belongs to the state that the next epoch begins with.
         after = world.to_dict()
         return Decision(
             now=self.clock,
@@ -371,6 +380,7 @@ class _EpochDecider:
             return order.released
         reach = self.world.output.value
         standing = self.world.barriers.members_at_barrier()
+        # The rows before a barrier may leave although their members wait at it.
         if mode is ReleaseMode.ORDERED and standing:
             reach = max(reach, self._section_frontier(standing))
         return order.release(ReleaseMark(section, reach))
@@ -482,13 +492,16 @@ def select_members_ahead(
     full = (
         state["buffered_rows"] if buffered_rows is None else buffered_rows
     ) >= release.max_buffered_rows
+    # The usual case, decided without looking at ten thousand members.
     if not full and release.max_ahead is None:
         return set()
     reach = max(state["output"]["value"], state["order"]["released"][1])
     ahead = {name: value - reach for name, value in _iter_active_frontiers(state) if value > reach}
+    # A full buffer stops every member ahead of F: the slowest ones are those that empty it.
     held = set(ahead) if full else set()
     if release.max_ahead is not None:
         far = {name for name, distance in ahead.items() if distance > release.max_ahead}
+        # Without rows elsewhere nobody would be read, and F could not move.
         if any(m["pending"] and n not in far for n, m in state["members"].items()):
             held |= far
     return {Member.parse(name) for name in held}

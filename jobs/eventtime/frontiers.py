@@ -176,6 +176,8 @@ class Coalescer:
         if instead:
             included = {n: instead.get(n, frontier) for n, frontier in included.items()}
         known = [frontier for frontier in included.values() if frontier is not None]
+        # The greatest needs one member only; the least needs all, because a member without a
+        # frontier may still send any time.
         if self.options.coalesce == "max":
             return max(known, default=None)
         return min(known, default=None) if len(known) == len(included) else None
@@ -190,6 +192,7 @@ class Coalescer:
         """
         before = self.value, self.status
         self.status, candidate = self._next_status_and_frontier()
+        # A frontier is a promise about rows to come, so it is never taken back.
         self.value = max(self.value, at_least, TICK_MIN if candidate is None else candidate)
         signals: list[Signal] = []
         if self.value != before[0]:
@@ -202,6 +205,8 @@ class Coalescer:
         if any(i["status"] == ACTIVE for i in self.inputs.values()):
             return ACTIVE, self.combine_frontiers()
         statuses = {i["status"] for i in self.inputs.values()}
+        # Idle members may come back, ended ones cannot: one idle member keeps the output from being
+        # done.
         if IDLE in statuses:
             return IDLE, self.latest_time_frontier() if self.options.all_idle == "jump" else None
         if DONE in statuses:
@@ -231,6 +236,7 @@ def compute_frontier_lag(options: FrontierOptions) -> int | None:
     """
     if options.lag is None:
         return None
+    # "No row at or below T" is the same as "no row below T + 1".
     return options.lag - (options.frontier == "inclusive")
 
 

@@ -121,12 +121,12 @@ class Members:
         rules: per source.
         now: recorded wall clock.
         clock: pipeline clock.
-        standing: members at an open barrier before the epoch.
-        live: joined members' surveys, in survey order.
+        members_at_barrier: members at an open barrier before the epoch.
+        joined: joined members' surveys, in survey order.
         pending: members that had rows left when the cut was planned.
-        awake: their sources.
-        heard: sources of which anything was read.
-        brought: those of them that brought rows or barriers, not only punctuation.
+        sources_with_backlog: their sources.
+        sources_read: sources of which anything was read.
+        sources_with_rows: those of them that brought rows or barriers, not only punctuation.
         newest: largest event time read; None without rows.
         punctuations: punctuation of each member before the epoch.
         fallen_idle: members that fell idle by the clock.
@@ -158,6 +158,7 @@ class Members:
             if rules is None:
                 raise UNKNOWN_SOURCE(member=found[0].member)
             self._apply_source(source, rules, found)
+        # Comparing the sizes is enough: every joined member has a state.
         if len(self.joined) != len(self.world.members):
             for name in self.world.members.keys() - self.joined.keys():
                 self._remove_member(name)
@@ -220,6 +221,7 @@ class Members:
             self._advance_frontier(
                 name, rules, known, compute_heuristic_frontier(state["seen"], rules.distance)
             )
+        # Once per source instead of once per member: there may be ten thousand.
         if times:
             self.sources_read.add(source)
             self.sources_with_rows.add(source)
@@ -234,12 +236,14 @@ class Members:
         if state is None:
             if rules.discovered and not active:
                 return
+            # A discovered member joins with its first event, a declared one with its first survey.
             state = self.world.members[name] = _new_member_state(self.clock)
             rules.coalescer.join(name)
         self._note_activity(name, state, entry, active=active, rows=rows)
         known = rules.coalescer.inputs[name]
         status = known["status"]
         if status == DONE:
+            # An end is a promise: rows behind it would be behind every frontier that counted on it.
             if active or entry.pending:
                 raise ROWS_AFTER_END(member=name)
             return
@@ -249,6 +253,7 @@ class Members:
             state = self.world.members[name] = self._next_member_state(
                 name, state, entry, active=active
             )
+        # Punctuation alone does not wake the member then.
         if status == IDLE and not rows and rules.ignores_idle_punctuation:
             active = False
         status = self._update_member_status(
