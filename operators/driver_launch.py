@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from tidegate.checkpoints.process_identity import ProcessIdentity
 from tidegate.jobs.spec.pipeline import SubmitSpec
@@ -85,30 +85,6 @@ class LaunchedDriver:
         return cls(**{**data, "leader": ProcessIdentity.model_validate(data["leader"])})
 
 
-class Launcher(Protocol):
-    """Starts a driver and returns at once; called by a task, on its worker."""
-
-    def launch(
-        self,
-        pipeline: str,
-        spec: str,
-        access: StoreAccess,
-        recover_to: str,
-        *,
-        standby: bool = False,
-    ) -> LaunchedDriver:
-        """Start one driver process for the pipeline.
-
-        Args:
-            pipeline: its name.
-            spec: path of its YAML file.
-            access: address of its store.
-            recover_to: `latest`, `latest_healthy` or a checkpoint id.
-            standby: it waits for its turn while another driver holds the lease.
-        """
-        ...
-
-
 class LocalLauncher:
     """Starts the driver on this host, in its own process group.
 
@@ -132,14 +108,29 @@ class LocalLauncher:
         *,
         standby: bool = False,
     ) -> LaunchedDriver:
-        """Start the driver; secrets travel in its environment only."""
-        command = [*self._command, str(Path(spec).absolute())]
-        command += _list_driver_arguments(access, recover_to, standby)
-        folder = make_driver_folder(pipeline, self._folder)
-        return start_detached(folder, make_attempt_name(), command, build_child_environment(access))
+        """Start one driver and return at once; called by a task, on its worker.
+
+        Args:
+            pipeline: its name.
+            spec: path of its YAML file.
+            access: address of its store.
+            recover_to: `latest`, `latest_healthy` or a checkpoint id.
+            standby: it waits for its turn while another driver holds the lease.
+        """
+        attempt, folder = make_attempt_name(), make_driver_folder(pipeline, self._folder)
+        arguments = [str(Path(spec).absolute()), "--store", access.url, "--recover-to", recover_to]
+        arguments += ["--standby", "--ends-when-stopped"] if standby else []
+        command, environment = self._prepare_start(folder / attempt, access, arguments)
+        return start_detached(folder, attempt, command, environment)
+
+    def _prepare_start(
+        self, stem: Path, access: StoreAccess, arguments: Sequence[str]
+    ) -> tuple[list[str], dict[str, str]]:
+        """The command and its environment, in which alone secrets travel."""
+        return [*self._command, *arguments], build_child_environment(access)
 
 
-def make_launcher(submit: Mapping[str, Any] | None) -> Launcher:
+def make_launcher(submit: Mapping[str, Any] | None) -> LocalLauncher:
     """Return the launcher of a spec: spark-submit with `supervision.submit`, else a local one."""
     return LocalLauncher() if submit is None else SubmitLauncher(**submit)
 
@@ -278,7 +269,7 @@ def _identify_process(pid: int, driver: str) -> ProcessIdentity:
     )
 
 
-class SubmitLauncher:
+class SubmitLauncher(LocalLauncher):
     """Starts a driver by spark-submit, through the Spark provider's hook and connection.
 
     The hook waits for the end of spark-submit, so it runs in a detached process of its own
@@ -300,23 +291,15 @@ class SubmitLauncher:
         conf: Mapping[str, str] | None = None,
         folder: Path | None = None,
     ) -> None:
-        self._folder = folder
-        self._options = SubmitSpec(conn_id=conn_id, py_files=tuple(py_files), conf=dict(conf or {}))
+        super().__init__(folder, [sys.executable, "-m", "tidegate.operators.spark_submission"])
+        self._options = SubmitSpec(conn_id=conn_id, py_files=tuple(py_files), conf=conf or {})
 
-    def launch(
-        self,
-        pipeline: str,
-        spec: str,
-        access: StoreAccess,
-        recover_to: str,
-        *,
-        standby: bool = False,
-    ) -> LaunchedDriver:
-        """Submit the driver and return at once."""
+    def _prepare_start(
+        self, stem: Path, access: StoreAccess, arguments: Sequence[str]
+    ) -> tuple[list[str], dict[str, str]]:
         from airflow.sdk import Connection
 
-        conn_id, attempt = self._options.conn_id, make_attempt_name()
-        folder = make_driver_folder(pipeline, self._folder)
+        conn_id = self._options.conn_id
         # Only a task can read Airflow's connections, so the connection travels in the environment.
         environment = {
             **os.environ,
@@ -324,13 +307,5 @@ class SubmitLauncher:
             "TIDEGATE_STORE": access.url,
             f"AIRFLOW_CONN_{conn_id.upper()}": Connection.get(conn_id).as_json(),
         }
-        command = [sys.executable, "-m", "tidegate.operators.spark_submission"]
-        command += [str(folder / attempt), self._options.model_dump_json()]
-        command += [str(Path(spec).absolute())]
-        command += _list_driver_arguments(access, recover_to, standby)
-        return start_detached(folder, attempt, command, environment)
-
-
-def _list_driver_arguments(access: StoreAccess, recover_to: str, standby: bool) -> list[str]:
-    more = ["--standby", "--ends-when-stopped"] if standby else []
-    return ["--store", access.url, "--recover-to", recover_to, *more]
+        options = self._options.model_dump_json()
+        return [*self._command, str(stem), options, *arguments], environment

@@ -272,7 +272,7 @@ def test_the_spec_chooses_the_launcher(spec: Path) -> None:
     stream = dags["p.stream"].get_task("stream")
     assert isinstance(stream, StreamOperator)
     assert isinstance(make_launcher(stream.submit), SubmitLauncher)
-    assert isinstance(make_launcher(None), LocalLauncher)
+    assert type(make_launcher(None)) is LocalLauncher
     recover = dags["p.recover"].get_task("recover")
     assert isinstance(recover, RecoverOperator)
     assert recover.submit == stream.submit
