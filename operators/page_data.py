@@ -198,39 +198,26 @@ def list_open_barriers(manifest: Manifest, timeout: int | None) -> list[dict[str
         manifest: the newest epoch.
         timeout: ticks until the oldest one times out; None for never.
     """
-    barriers = manifest.decider.get("barriers") or {}
-    members = _list_unfinished_members(manifest.decider)
+    kept = (manifest.decider.get("barriers") or {}).get("open", ())
     return [
         {
-            "id": barrier.get("id"),
-            "arrivals": {
-                member: part["at"] // 1000
-                for member, part in (barrier.get("arrivals") or {}).items()
-            },
-            "missing": [member for member in members if member not in barrier["arrivals"]],
-            "opened": to_milliseconds(barrier.get("opened")),
+            "id": state.id,
+            "arrivals": {m: part["at"] // 1000 for m, part in barrier["arrivals"].items()},
+            "missing": list(state.awaited),
+            "opened": to_milliseconds(barrier["opened"]),
             "closes": (
                 _find_barrier_deadline(manifest, barrier, timeout)
-                if place == 0 and timeout is not None
+                if barrier is kept[0] and timeout is not None
                 else None
             ),
         }
-        for place, barrier in enumerate(barriers.get("open") or [])
+        for state, barrier in zip(manifest.open_barriers, kept, strict=True)
     ]
-
-
-def _list_unfinished_members(decider: Mapping[str, Any]) -> list[str]:
-    statuses = {
-        member: state["status"]
-        for source in (decider.get("sources") or {}).values()
-        for member, state in (source.get("inputs") or {}).items()
-    }
-    return [name for name in decider.get("members") or {} if statuses.get(name) != "done"]
 
 
 def _find_barrier_deadline(manifest: Manifest, barrier: Mapping[str, Any], timeout: int) -> int:
     """When it times out, by the wall clock, if no outage holds the pipeline's clock back."""
-    clock = manifest.decider.get("clock") or manifest.recorded_now
+    clock = manifest.decider["clock"]
     last_closed = manifest.decider["barriers"].get("last_closed")
     since = max(barrier["opened"], last_closed or barrier["opened"])
     return int(manifest.created_at + since + timeout - clock) // 1000

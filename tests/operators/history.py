@@ -100,6 +100,7 @@ class History:
             created_at=int(at * SECOND),
             counters=total,
             decider={
+                "clock": int(at * SECOND),
                 "output": {
                     "inputs": {s: {"frontier": t, "status": "active"} for s, t in members.items()}
                 },

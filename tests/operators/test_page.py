@@ -233,19 +233,17 @@ def test_an_open_barrier_says_who_is_missing_and_until_when(store: MemoryStore) 
     history = History(store, "p")
     newest = history.extend(11)[-1]
     clock, opened = 500 * SECOND, 480 * SECOND
-    members = {f"{name}/0": {"status": "active"} for name in ("EWR", "JFK", "LGA")}
-    members["JFK/0"]["status"] = "done"
     open_barriers = [
         {"id": 3, "opened": opened, "arrivals": {"EWR/0": {"at": opened}}},
         {"id": 4, "opened": opened, "arrivals": {"LGA/0": {"at": opened}}},
     ]
     decider = {
         "clock": clock,
-        "members": members,
-        "sources": {"all": {"inputs": members}},
         "barriers": {"open": open_barriers, "last_closed": 485 * SECOND},
     }
-    sealed = newest.model_copy(update={"decider": decider})
+    statuses = {"EWR/0": "active", "JFK/0": "done", "LGA/0": "active"}
+    decision = {**newest.decision, "statuses": statuses}
+    sealed = newest.model_copy(update={"decider": decider, "decision": decision})
     first, second = list_open_barriers(sealed, spec.barrier_timeout)
     assert (first["id"], first["missing"], first["opened"]) == (3, ["LGA/0"], 480_000)
     # The clock stands 15 s after the last barrier closed, so that 15 of its 30 s are left.
