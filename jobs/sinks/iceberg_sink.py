@@ -141,22 +141,6 @@ class IcebergSink:
         """
         return self._get_catalog().load_table(self._table_identifier(table))
 
-    def rebuild_tables(self, log: SlotLog) -> int:
-        """Drop every table from the catalog and publish the whole log again. Data files are kept.
-
-        Raises:
-            PoisonError: an epoch of the lineage was retired; only the old tables list its files.
-        """
-        with self._translate_sink_errors():
-            catalog = self._get_catalog()
-            for table in self.spec.table_names:
-                if catalog.table_exists(self._table_identifier(table)):
-                    catalog.drop_table(self._table_identifier(table))
-            self._tables.clear()
-            self.store.delete(self._layout.published_cut_key)
-            self._published_cut = None
-        return self.follow(log)
-
     def _follow_once(self, log: SlotLog, flush: bool) -> int:
         """Follow in four steps.
 
