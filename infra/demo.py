@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -20,7 +19,7 @@ import signal
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
@@ -58,38 +57,20 @@ _PHASE_TIMEOUT = (
 )
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the demo; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="tidegate demo", description="The whole shape once, on real flights."
-    )
-    parser.add_argument(
-        "--start", type=date.fromisoformat, default=date(2013, 1, 6), help="first day (2013-01-06)"
-    )
-    parser.add_argument(
-        "--days",
-        type=int,
-        default=7,
-        help="days to feed (7; 31 from 2013-01-01 is the month, 365 the year)",
-    )
-    parser.add_argument("--pace", type=float, default=1.0, help="seconds per simulated hour (1.0)")
-    parser.add_argument(
-        "--home",
-        type=Path,
-        default=Path.cwd() / ".tidegate" / "demo",
-        help="folder of the demo's stack",
-    )
-    parser.add_argument(
-        "--keep",
-        action="store_true",
-        help="leave MinIO and Airflow running; `tidegate down` ends them",
-    )
-    chosen = parser.parse_args(arguments)
+def run_demo(start: date, days: int, pace: float, home: Path, *, keep: bool) -> int:
+    """Run the demo; returns the exit code.
+
+    Args:
+        start: first day.
+        days: to feed; 31 from 2013-01-01 is the month, 365 the year.
+        pace: seconds per simulated hour.
+        home: folder of the demo's stack.
+        keep: leave MinIO and Airflow running; `tidegate down` ends them.
+    """
     # Without this a terminated demo would leave its stack behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
-        feed = FlightsFeed(chosen.start, chosen.days)
-        return _Demo(chosen.home, feed, chosen.pace, keep=chosen.keep).run()
+        return _Demo(home, FlightsFeed(start, days), pace, keep=keep).run()
     except TidegateError as error:
         print(f"\nThe demo ended early.\n{error}", file=sys.stderr)
         return error.failure_class.exit_code
@@ -447,7 +428,3 @@ def _compute_median(values: list[float]) -> float:
 
 def _compute_p95(values: list[float]) -> float:
     return sorted(values)[min(len(values) - 1, int(0.95 * len(values)))] if values else 0.0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

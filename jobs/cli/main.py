@@ -67,12 +67,7 @@ app.command("infer", rich_help_panel=_WRITE)(spec_commands.propose_source_schema
 app.command("up", rich_help_panel=_LOCAL)(stack_commands.start_stack)
 app.command("down", rich_help_panel=_LOCAL)(stack_commands.stop_stack)
 app.command("warm", rich_help_panel=_LOCAL)(stack_commands.archive_spark_classes)
-app.command(
-    "demo",
-    rich_help_panel=_LOCAL,
-    # Options that this command does not know go to the demo program.
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-)(stack_commands.run_demo)
+app.command("demo", rich_help_panel=_LOCAL)(stack_commands.run_demo)
 
 
 def _print_version(wanted: bool) -> None:

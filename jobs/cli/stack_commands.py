@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -75,30 +76,28 @@ def archive_spark_classes(
 
 
 def run_demo(
-    ctx: typer.Context,
     start: Annotated[
-        str | None, typer.Option(metavar="DATE", help="First day fed. Default: 2013-01-06.")
-    ] = None,
-    days: Annotated[int | None, typer.Option(min=1, help="Days fed. Default: 7.")] = None,
+        datetime, typer.Option(formats=["%Y-%m-%d"], help="First day fed.")
+    ] = datetime(2013, 1, 6),  # noqa: DTZ001 - a date
+    days: Annotated[int, typer.Option(min=1, help="Days fed.")] = 7,
     pace: Annotated[
-        float | None,
-        typer.Option(metavar="SECONDS", help="Seconds per simulated hour. Default: 1."),
-    ] = None,
-    home: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="State of the demo's stack. Default: .tidegate/demo."),
-    ] = None,
+        float, typer.Option(metavar="SECONDS", help="Seconds per simulated hour.")
+    ] = 1.0,
+    home: Annotated[Path, typer.Option(metavar="FOLDER", help="State of the demo's stack.")] = Path(
+        ".tidegate/demo"
+    ),
+    keep: Annotated[
+        bool,
+        typer.Option("--keep", help="Leave MinIO and Airflow running; `tidegate down` ends them."),
+    ] = False,
 ) -> None:
     """Run everything once, on real flights.
 
     Airflow, Spark and MinIO, a killed driver, a recovery, quality checks and a summary.
     """
-    from tidegate.infra.demo import main
+    from tidegate.infra.demo import run_demo
 
-    # The demo is a program of its own, with its own defaults: only what was given is passed on.
-    options = {"--start": start, "--days": days, "--pace": pace, "--home": home}
-    chosen = [(name, str(value)) for name, value in options.items() if value is not None]
-    raise typer.Exit(main([*(word for option in chosen for word in option), *ctx.args]))
+    raise typer.Exit(run_demo(start.date(), days, pace, home.absolute(), keep=keep))
 
 
 def _configure_stack(home: Path | None, dags: Path | None) -> Stack:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -100,15 +101,16 @@ def test_stack_home_comes_from_option_then_environment(
 
 
 def test_demo_gets_its_options(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Known options are declared for --help, all are handed on."""
+    """What is given is handed on, the rest has its defaults, and a mistake is told."""
     from tidegate.infra import demo
 
-    given: list[list[str]] = []
+    given: list[tuple[object, ...]] = []
 
-    def main(arguments: list[str]) -> int:
-        given.append(arguments)
+    def run_demo(*arguments: object, keep: bool) -> int:
+        given.append((*arguments, keep))
         return 0
 
-    monkeypatch.setattr(demo, "main", main)
-    assert cli("demo", "--days", "3", "--pace", "0.5", "--other", "x").exit_code == 0
-    assert given == [["--days", "3", "--pace", "0.5", "--other", "x"]]
+    monkeypatch.setattr(demo, "run_demo", run_demo)
+    assert cli("demo", "--days", "3", "--pace", "0.5", "--keep").exit_code == 0
+    assert given == [(date(2013, 1, 6), 3, 0.5, Path.cwd() / ".tidegate" / "demo", True)]
+    assert cli("demo", "--other", "x").exit_code == 2

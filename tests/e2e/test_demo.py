@@ -23,7 +23,8 @@ def test_the_demo_ends_by_itself_and_is_exact(tmp_path: Path) -> None:
     command = [
         sys.executable,
         "-m",
-        "tidegate.infra.demo",
+        "tidegate.jobs.cli",
+        "demo",
         "--days",
         "2",
         "--home",
