@@ -44,7 +44,7 @@ def check_exactness(
         )
     hazards = list_bucket_hazards(log.store, log.layout.pipeline_prefix)
     if as_json:
-        fields = ("rows", "windows", "problems", "skipped", "topics")
+        fields = ("rows", "windows", "problems", "skipped", "topics", "set_aside")
         data = {"exact": report.is_exact, "bucket_rules": hazards}
         output.print_envelope("check", data | {name: getattr(report, name) for name in fields})
     else:
@@ -64,6 +64,16 @@ def _print_exactness(report: ExactnessReport) -> None:
         output.print_line(
             f"source {name}: a topic, which is not read again; no row of it is in two places"
         )
+    for name, counts in report.set_aside.items():
+        if objects := counts.get("dead_objects"):
+            known = f"{counts.get('dead_object_rows', 0):,} rows known of them"
+            output.print_line(
+                f"source {name}: {objects:,} objects were set aside as a whole, {known}; no table"
+                " has these rows"
+            )
+        if filled := counts.get("nulls_filled"):
+            line = f"source {name}: {filled:,} rows lack a declared column, which reads as null"
+            output.print_line(line)
     for name, count in report.windows.items():
         output.print_line(f"window {name}: {count:,} results compared")
     for name, why in report.skipped.items():

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tidegate.checkpoints.manifest import Manifest
+from tidegate.checkpoints.row_counts import DEAD_OBJECT_ROWS, DEAD_OBJECTS, NULLS_FILLED
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.interfaces import join_seq
@@ -48,6 +49,8 @@ class ExactnessReport:
         windows: window -> number of results compared.
         skipped: windows that DuckDB cannot recompute, with the reason.
         topics: sources that are not read again; their rows are only checked for duplicates.
+        set_aside: source -> `dead_objects`, `dead_object_rows` and `nulls_filled`, as the manifests
+            count them; no table has the rows of these objects.
     """
 
     rows: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -55,6 +58,7 @@ class ExactnessReport:
     windows: dict[str, int] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
     topics: list[str] = field(default_factory=list)
+    set_aside: dict[str, dict[str, int]] = field(default_factory=dict)
 
     @property
     def is_exact(self) -> bool:
@@ -87,6 +91,7 @@ def audit_exactness(
     )
     if not epochs:
         return found
+    found.set_aside = _count_set_aside(epochs[-1])
     with duckdb.connect() as db:
         # DuckDB shows and casts times in the session's zone, by default the host's.
         db.execute("set timezone = 'UTC'")
@@ -98,6 +103,15 @@ def audit_exactness(
         for name in spec.windows:
             _check_window_results(db, spec, name, table(name), epochs[-1], found)
     return found
+
+
+def _count_set_aside(head: Manifest) -> dict[str, dict[str, int]]:
+    names = (DEAD_OBJECTS, DEAD_OBJECT_ROWS, NULLS_FILLED)
+    counts = {
+        source: {name: own[name] for name in names if name in own}
+        for source, own in head.counters.per_source.items()
+    }
+    return {source: own for source, own in counts.items() if own}
 
 
 def _read_input_rows(spec: PipelineSpec, store: Store, epochs: Iterable[Manifest]) -> pa.Table:

@@ -145,6 +145,18 @@ def test_what_lasts_is_recomputed(lasts: dict[str, Any], seed: int, bounded: boo
     ]
 
 
+def test_objects_set_aside_are_named() -> None:
+    """What the tables have is exact, and the report says that rows of an object are in none."""
+    world = World({"end_time": "till"}, bounded=False)
+    buffer = io.BytesIO()
+    pq.write_table(pa.table({"t": pa.array([0, 1], TIME), "stranger": ["x", "y"]}), buffer)
+    world.store.put("in/00000-wider.parquet", buffer.getvalue())
+    world.play(random.Random(0), objects=3)
+    found = world.exact()
+    assert found.problems == []
+    assert found.set_aside == {"s": {"dead_objects": 1, "dead_object_rows": 2}}
+
+
 def test_topics_are_not_read_again() -> None:
     """A topic may have forgotten its messages.
 
