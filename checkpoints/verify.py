@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
 from itertools import groupby
 from pathlib import Path
+from typing import Final
 
 from pydantic import BaseModel, ConfigDict
 
@@ -23,10 +24,13 @@ from tidegate.checkpoints.bucket_layout import CheckpointId
 from tidegate.checkpoints.canonical_json import sha256_of_file
 from tidegate.checkpoints.manifest import FileRef, Manifest, RetiredEpoch
 from tidegate.checkpoints.pins import RootsFile
+from tidegate.checkpoints.slot_index import SlotIndex
 from tidegate.checkpoints.slot_log import SlotContents, SlotLog
 from tidegate.checkpoints.store import NotFoundError, Store, StoreDeniedError
 from tidegate.errors import PoisonError, TransientError
 
+SCRUB_EVERY: Final = 24 * 3_600_000_000  # ticks
+_MOST_SHARES: Final = 7  # a checkpoint that is kept for long is read again every week
 VERIFY_WORKERS = 8
 
 DeepCheck = Callable[[Manifest], Sequence["VerificationFinding"]]
@@ -85,10 +89,12 @@ def verify_checkpoint(
     checksums: bool = True,
     deep: DeepCheck | None = None,
     workers: int = VERIFY_WORKERS,
+    known_good: set[str] | None = None,
 ) -> Verification:
     """Check one checkpoint.
 
-    Without `checksums` only presence and size of the objects are looked at.
+    Without `checksums` only presence and size of the objects are looked at. Files in `known_good`
+    are not read again, and files found to be good are added to it.
 
     Listings show both, in a few requests however many objects there are; what they do not show as
     it should be is asked for by itself, and only that answer condemns.
@@ -111,7 +117,8 @@ def verify_checkpoint(
         return _build_verification(checkpoint, [_confirm_missing(log.store, key)])
     if isinstance(filled.record, RetiredEpoch):
         return _build_verification(checkpoint, [], verdict=CheckpointVerdict.RETIRED)
-    return _verify_epoch(log, checkpoint, filled, successor, checksums, deep, workers)
+    known_good = set() if known_good is None else known_good
+    return _verify_epoch(log, checkpoint, filled, successor, checksums, deep, workers, known_good)
 
 
 def scrub_checkpoints(
@@ -122,9 +129,67 @@ def scrub_checkpoints(
     deep: DeepCheck | None = None,
     workers: int = VERIFY_WORKERS,
 ) -> Iterator[Verification]:
-    """Verify checkpoints one at a time, so that the caller can show progress, stop and continue."""
+    """Verify checkpoints one at a time, so that the caller can show progress, stop and continue.
+
+    A file that several of them name is read once.
+    """
+    known_good: set[str] = set()
     for checkpoint in checkpoints:
-        yield verify_checkpoint(log, checkpoint, checksums=checksums, deep=deep, workers=workers)
+        for _ in range(2):
+            result = verify_checkpoint(
+                log,
+                checkpoint,
+                checksums=checksums,
+                deep=deep,
+                workers=workers,
+                known_good=known_good,
+            )
+            # Again, because retention may have retired it meanwhile.
+            if result.verdict is not CheckpointVerdict.DAMAGED:
+                break
+        yield result
+
+
+def count_scrub_shares(retain_for: int) -> int:
+    """Return in how many daily scrubs every checkpoint is read once.
+
+    Args:
+        retain_for: ticks for which every checkpoint is kept. None may retire unread.
+    """
+    return max(1, min(_MOST_SHARES, retain_for // SCRUB_EVERY))
+
+
+def select_for_scrub(log: SlotLog, shares: int, day: int) -> Iterator[CheckpointId]:
+    """Yield the newest, the pinned, and this day's share of all other checkpoints.
+
+    Condemned and retired ones are not read again.
+    """
+    roots, head = RootsFile(log.store, log.pipeline).read(), log.head()
+    always = roots.protected_checkpoints | {str(head.checkpoint)}
+    index = SlotIndex(log, workers=2)
+    for timeline in range(head.timeline + 1):
+        for row in index.iterate_retained(timeline):
+            if row.kind != "epoch" or row.id is None or row.id in roots.condemned:
+                continue
+            if row.id in always or row.slot % shares == day % shares:
+                yield CheckpointId.parse(row.id)
+
+
+def is_scrub_due(log: SlotLog, now: int) -> bool:
+    """Return whether nobody has scrubbed the pipeline for a day; `now` in ticks."""
+    try:
+        return now - int(log.store.get(_scrub_key(log)).data) >= SCRUB_EVERY
+    except (NotFoundError, ValueError):
+        return True
+
+
+def note_scrub(log: SlotLog, now: int) -> None:
+    """Note that a scrub has ended, so that driver and Airflow do not both read everything."""
+    log.store.put(_scrub_key(log), str(now).encode())
+
+
+def _scrub_key(log: SlotLog) -> str:
+    return log.layout.index_page_key("scrubbed")
 
 
 def condemn_if_damaged(log: SlotLog, result: Verification) -> bool:
@@ -150,6 +215,7 @@ def _verify_epoch(
     checksums: bool,
     deep: DeepCheck | None,
     workers: int,
+    known_good: set[str],
 ) -> Verification:
     manifest = filled.record
     if not isinstance(manifest, Manifest) or manifest.id != checkpoint:
@@ -160,13 +226,15 @@ def _verify_epoch(
         )
     findings = [*_check_chain(filled, successor)]
     files = [*{file.key: file for file in manifest.all_files()}.values()]
-    doubtful = files if checksums else _select_doubtful_files(log.store, files)
+    unread = [file for file in files if file.key not in known_good]
+    doubtful = unread if checksums else _select_doubtful_files(log.store, unread)
     with ThreadPoolExecutor(max(1, workers)) as pool:
         findings += [
             found
             for found in pool.map(lambda file: _check_file(log.store, file, checksums), doubtful)
             if found
         ]
+    known_good |= {file.key for file in unread} - {finding.key for finding in findings}
     if deep is not None and not findings:
         findings += deep(manifest)
     size = sum(file.bytes for file in files)

@@ -18,17 +18,19 @@ from typing import Any, Final
 from airflow.sdk import BaseOperatorLink
 from airflow.sdk.configuration import conf
 
-from tidegate.checkpoints.bucket_layout import BucketLayout, CheckpointId
+from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.canonical_json import parse_json
 from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
 from tidegate.checkpoints.driver_reports import delete_old_logs
-from tidegate.checkpoints.slot_index import SlotSummary
+from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 from tidegate.checkpoints.store import Store
 from tidegate.checkpoints.verify import (
     CheckpointVerdict,
     Verification,
     condemn_if_damaged,
+    note_scrub,
     scrub_checkpoints,
+    select_for_scrub,
 )
 from tidegate.operators.child_processes import build_child_error, run_child, run_tidegate
 from tidegate.operators.errors import (
@@ -128,7 +130,6 @@ def list_failed_checks(result: dict[str, Any]) -> list[str]:
     ]
 
 
-SCRUB_SHARES: Final = 7  # runs until every checkpoint was read once
 # -P: without it Python would look for packages in the worker's folder first.
 _CLI_COMMAND: Final = (
     sys.executable,
@@ -144,13 +145,16 @@ class MaintainOperator(PipelineOperator):
     Args:
         keep_hours: checkpoints younger than this stay, however many there are; None for what the
             spec says (`checkpoint.retain_for`).
+        scrub_shares: daily runs until every checkpoint was read once (`count_scrub_shares`).
     """
 
     ui_color = "#dbe7d3"
 
-    def __init__(self, *, keep_hours: float | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, *, keep_hours: float | None = None, scrub_shares: int = 1, **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
-        self.keep_hours = keep_hours
+        self.keep_hours, self.scrub_shares = keep_hours, scrub_shares
 
     def execute(self, context: Any) -> dict[str, Any]:
         """Run them.
@@ -167,6 +171,7 @@ class MaintainOperator(PipelineOperator):
         retired = self._run_retention()
         # After the retention, so that nothing is read that is about to be deleted.
         results = list(self._scrub_checkpoints(catalog))
+        note_scrub(catalog.log, SYSTEM_CLOCK.wall_ticks())
         forgotten = delete_old_logs(catalog.log.store, self.pipeline)
         damaged = [r for r in results if r.verdict is CheckpointVerdict.DAMAGED]
         if damaged:
@@ -203,26 +208,14 @@ class MaintainOperator(PipelineOperator):
         }
 
     def _scrub_checkpoints(self, catalog: CheckpointCatalog) -> Iterator[Verification]:
-        chosen = select_for_scrub(catalog.list_checkpoints(), datetime.now(UTC).toordinal())
+        today = datetime.now(UTC).toordinal()
+        chosen = select_for_scrub(catalog.log, self.scrub_shares, today)
         for result in scrub_checkpoints(catalog.log, chosen):
             condemn_if_damaged(catalog.log, result)
             if result.verdict is not CheckpointVerdict.HEALTHY:
                 findings = _format_findings(result)
                 self.log.warning("%s is %s: %s", result.checkpoint, result.verdict.value, findings)
             yield result
-
-
-def select_for_scrub(rows: list[SlotSummary], day: int) -> list[CheckpointId]:
-    """Return the newest, the pinned, and this day's share of all other checkpoints.
-
-    Condemned and retired ones are not read again.
-    """
-    restorable = [row for row in rows if row.is_restorable and row.id]
-    return [
-        CheckpointId.parse(str(row.id))
-        for number, row in enumerate(restorable)
-        if number == 0 or row.pins or row.slot % SCRUB_SHARES == day % SCRUB_SHARES
-    ]
 
 
 def _format_findings(result: Verification) -> str:

@@ -30,6 +30,7 @@ from typing import Any, Final
 from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOperator
 from airflow.sdk import DAG, BaseOperator, CronDataIntervalTimetable, Param
 
+from tidegate.checkpoints.verify import count_scrub_shares
 from tidegate.errors import ConfigurationError
 from tidegate.jobs.spec.loader import load_spec
 from tidegate.jobs.spec.pipeline import PipelineSpec
@@ -171,7 +172,8 @@ class _PipelineDags:
         yield dag
         what = "Retires old checkpoints, reads a share of the others, keeps the index fresh."
         with self._make_dag("maintain", what, schedule=self._spec.supervision.maintain) as dag:
-            MaintainOperator(task_id="maintain", **self._about)
+            shares = count_scrub_shares(self._spec.checkpoint.retain_for)
+            MaintainOperator(task_id="maintain", scrub_shares=shares, **self._about)
         yield dag
         if self._spec.windows:
             yield self._build_backfill_dag()

@@ -1,4 +1,4 @@
-"""Housekeeping of the bucket: index, compaction of tables, retention, deletion of garbage.
+"""Housekeeping of the bucket: index, compaction of tables, retention, garbage, daily scrub.
 
 It runs in a thread of the driver, or by command. Every step is safe while any driver seals. A
 failure is logged and shown in the status, and the next round tries again.
@@ -8,15 +8,26 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import structlog
 
+from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 from tidegate.checkpoints.pipeline_identity import refuse_copied_store
 from tidegate.checkpoints.retention import HOUR, Retention, RetentionPolicy, SweepReport
 from tidegate.checkpoints.slot_index import SlotIndex
 from tidegate.checkpoints.slot_log import SlotLog
+from tidegate.checkpoints.verify import (
+    SCRUB_EVERY,
+    Verification,
+    condemn_if_damaged,
+    count_scrub_shares,
+    is_scrub_due,
+    note_scrub,
+    scrub_checkpoints,
+    select_for_scrub,
+)
 from tidegate.errors import TidegateError
 from tidegate.jobs.driver.error_classification import log_background_failure
 from tidegate.jobs.sinks.published_tables import find_published_slot, have_followers_rewound
@@ -29,6 +40,8 @@ from tidegate.jobs.sinks.table_maintenance import (
 )
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
+_SCRUB_SECONDS = 20.0  # of each look, so that index and retention are not kept waiting
+_SCRUB_LOOK_EVERY = 3600.0  # seconds between two looks whether a scrub is due
 _LOOK_EVERY = 60.0  # seconds between two reads of the head: one LIST and one GET
 # Slots, half an index page. A reader of the log never has to read more manifests than this.
 _INDEX_AFTER = 250
@@ -121,7 +134,8 @@ class Housekeeper:
     ) -> None:
         self._spec, self._slot_log, self._monotonic = spec, log, monotonic
         self._indexed: tuple[int, int] = (0, 0)  # timeline and slot of the last refresh
-        self._maintained_at = monotonic()
+        self._maintained_at = self._scrub_read_at = monotonic()
+        self._scrub: Iterator[Verification] | None = None  # the scrub that is under way
         self.trouble: TidegateError | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(
@@ -144,6 +158,7 @@ class Housekeeper:
         try:
             self._refresh_index()
             self._maintain_if_due()
+            self._scrub_if_due()
             self.trouble = None
         # Whatever it is, the thread must live on: nobody else does its work for this driver.
         except Exception as error:
@@ -178,6 +193,33 @@ class Housekeeper:
                 )
         if report.compaction_obstacle:
             _log.info("compaction_left", why=report.compaction_obstacle)
+
+    def _scrub_if_due(self) -> None:
+        """Read checkpoints for some seconds if nobody has scrubbed them for a day."""
+        begun, now = self._monotonic(), SYSTEM_CLOCK.wall_ticks()
+        if self._scrub is None:
+            if begun - self._scrub_read_at < _SCRUB_LOOK_EVERY:
+                return
+            self._scrub_read_at = begun
+            if not is_scrub_due(self._slot_log, now):
+                return
+            shares = count_scrub_shares(self._spec.checkpoint.retain_for)
+            chosen = select_for_scrub(self._slot_log, shares, now // SCRUB_EVERY)
+            self._scrub = scrub_checkpoints(self._slot_log, chosen, workers=2)
+        for result in self._scrub:
+            if condemn_if_damaged(self._slot_log, result):
+                first = result.findings[0]
+                _log.error(
+                    "checkpoint_damaged",
+                    checkpoint=result.checkpoint,
+                    problem=first.problem.value,
+                    key=first.key,
+                    advice="it is not restored any more; see: tidegate checkpoints verify",
+                )
+            if self._monotonic() - begun >= _SCRUB_SECONDS:
+                return
+        self._scrub = None
+        note_scrub(self._slot_log, now)
 
     def _run_rounds(self) -> None:
         while not self._stop.wait(_LOOK_EVERY):

@@ -10,8 +10,10 @@ import pytest
 from tests.servers.memory_store import Fault, MemoryBucket, MemoryStore, StoreRequest
 
 from tidegate.checkpoints.bucket_layout import CheckpointId
+from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.checkpoints.manifest import Manifest, RetiredEpoch
-from tidegate.checkpoints.pins import RootsFile
+from tidegate.checkpoints.pins import RootsFile, pin_checkpoint
+from tidegate.checkpoints.retention import Retention, RetentionPolicy
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store, StoreDeniedError
 from tidegate.checkpoints.verify import (
@@ -19,7 +21,9 @@ from tidegate.checkpoints.verify import (
     ObjectProblem,
     VerificationFinding,
     condemn_if_damaged,
+    count_scrub_shares,
     scrub_checkpoints,
+    select_for_scrub,
     verify_checkpoint,
 )
 
@@ -173,6 +177,58 @@ def test_the_deep_check_has_the_last_word(log: SlotLog, author: Author) -> None:
     log.store.delete(manifest.segments[0].key)
     verify_checkpoint(log, manifest.id, deep=recount)
     assert asked == [manifest]
+
+
+DAY = 24 * 3_600_000_000
+
+
+@pytest.mark.parametrize(("retain_for", "shares"), [(0, 1), (DAY, 1), (3 * DAY, 3), (30 * DAY, 7)])
+def test_every_checkpoint_is_read_before_it_may_retire(
+    log: SlotLog, author: Author, retain_for: int, shares: int
+) -> None:
+    """The newest and the pinned ones each day, the others once in the days that they are kept."""
+    manifests = author.extend(log, 20)
+    pinned, newest = str(manifests[3].id), str(manifests[-1].id)
+    pin_checkpoint(log, "keep", manifests[3].id, who="ann")
+    assert count_scrub_shares(retain_for) == shares
+    days = [{str(c) for c in select_for_scrub(log, shares, day)} for day in range(shares)]
+    assert set.union(*days) == {str(m.id) for m in manifests}
+    assert all({newest, pinned} <= day for day in days)
+    assert max(map(len, days)) <= 2 + 20 // shares + 1
+
+
+def test_a_scrub_reads_a_file_once(log: SlotLog, author: Author) -> None:
+    """A segment lives for many epochs, and each of their manifests names it."""
+    old = author.seal(log, with_files=True)
+    manifests = [old, *(author.seal(log, segments=old.segments) for _ in range(5))]
+    read: list[tuple[str, str]] = []
+    bucket = log.store.bucket  # type: ignore[attr-defined]
+    store = MemoryStore(bucket, hook=lambda request: read.append((request.verb, request.key)))
+    found = list(scrub_checkpoints(SlotLog(store, "p"), [m.id for m in manifests]))
+    assert {result.verdict for result in found} == {CheckpointVerdict.HEALTHY}
+    asked = [request for request in read if request[1] == old.segments[0].key]
+    assert asked
+    assert len(asked) == len(set(asked))
+
+
+def test_a_checkpoint_that_retires_while_it_is_read_is_not_damaged(
+    log: SlotLog, author: Author
+) -> None:
+    """Its files are gone because its slot holds a stub by now."""
+    author.extend(log, 3, with_files=True)
+    first = next(iter(select_for_scrub(log, 1, 0)))
+    bucket = log.store.bucket  # type: ignore[attr-defined]
+
+    def retire(request: StoreRequest) -> None:
+        if request.key.endswith(".parquet"):
+            store.hook = None
+            clock = ManualClock(wall_ticks=2_000_000_000_000_000)
+            policy = RetentionPolicy(keep_last=1, keep_for=0, grace=0)
+            Retention(SlotLog(store, "p"), policy, external=tuple, clock=clock).run()
+
+    store = MemoryStore(bucket, hook=retire)
+    (result,) = scrub_checkpoints(SlotLog(store, "p"), [first])
+    assert result.verdict is CheckpointVerdict.RETIRED
 
 
 def test_a_scrub_goes_on_after_damage(log: SlotLog, author: Author) -> None:

@@ -9,10 +9,12 @@ import pytest
 from tests.checkpoints.conftest import Author
 from tests.servers.memory_store import MemoryStore
 from tidegate.checkpoints.errors import STORE_UNAVAILABLE
-from tidegate.checkpoints.host_clock import ManualClock
+from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, ManualClock
+from tidegate.checkpoints.pins import RootsFile
 from tidegate.checkpoints.retention import Retention
 from tidegate.checkpoints.slot_index import SlotIndex
 from tidegate.checkpoints.slot_log import SlotLog
+from tidegate.checkpoints.verify import SCRUB_EVERY, is_scrub_due
 from tidegate.jobs.driver import housekeeping
 from tidegate.jobs.driver.housekeeping import Housekeeper
 from tidegate.jobs.spec.pipeline import PipelineSpec
@@ -57,6 +59,25 @@ def test_retention_runs_as_often_as_the_spec_says(log: SlotLog) -> None:
             for keeper in keepers:
                 keeper.run_round()
     assert run.call_count == 2
+
+
+def test_without_airflow_the_driver_scrubs_once_a_day(log: SlotLog) -> None:
+    """In pieces, so that nothing else waits for it; a damaged checkpoint is condemned."""
+    author, now = Author(), [0.0]
+    manifests = author.extend(log, 4, with_files=True)
+    log.store.delete(manifests[1].files["events"][0].key)
+    log.store.delete(log.layout.index_page_key("scrubbed"))
+    keeper = Housekeeper(_never(), log, lambda: now[0])
+    keeper.run_round()
+    assert is_scrub_due(log, SYSTEM_CLOCK.wall_ticks())  # not at the start of a driver
+    now[0] = 3600.0
+    with patch.object(housekeeping, "_SCRUB_SECONDS", 0.0):
+        for _ in manifests:
+            keeper.run_round()
+    keeper.run_round()
+    assert set(RootsFile(log.store, "p").read().condemned) == {str(manifests[1].id)}
+    assert not is_scrub_due(log, SYSTEM_CLOCK.wall_ticks())
+    assert is_scrub_due(log, SYSTEM_CLOCK.wall_ticks() + SCRUB_EVERY)
 
 
 def test_a_store_that_is_away_is_only_logged(log: SlotLog) -> None:
