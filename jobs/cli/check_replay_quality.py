@@ -44,7 +44,7 @@ def check_exactness(
         )
     hazards = list_bucket_hazards(log.store, log.layout.pipeline_prefix)
     if as_json:
-        fields = ("rows", "windows", "problems", "skipped", "topics", "set_aside")
+        fields = ("rows", "windows", "problems", "skipped", "topics", "set_aside", "retired_upto")
         data = {"exact": report.is_exact, "bucket_rules": hazards}
         output.print_envelope("check", data | {name: getattr(report, name) for name in fields})
     else:
@@ -60,6 +60,11 @@ def _print_exactness(report: ExactnessReport) -> None:
     columns = sorted(names, key=lambda name: (name != "read", name))
     rows = [[source, *(p.get(c, 0) for c in columns)] for source, p in report.rows.items()]
     output.print_table(["source", *columns], rows)
+    if report.retired_upto is not None:
+        output.print_line(
+            f"retired epochs, and rows read up to {report.retired_upto}, are not compared: nobody"
+            " knows any more which rows they read"
+        )
     for name in report.topics:
         output.print_line(
             f"source {name}: a topic, which is not read again; no row of it is in two places"
@@ -80,7 +85,7 @@ def _print_exactness(report: ExactnessReport) -> None:
         output.print_line(f"window {name}: not compared, {why}")
     success = (
         "what was compared is exact"
-        if report.topics
+        if report.topics or report.retired_upto
         else "exact: every row in one place, windows equal a recomputation"
     )
     for line in report.problems or [success]:

@@ -17,6 +17,7 @@ from tests.servers.memory_store import MemoryStore
 
 from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.checkpoints.pipeline_identity import ensure_identity
+from tidegate.checkpoints.retention import Retention, RetentionPolicy
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.jobs.engine.epoch_engine import Engine, EngineRuntime, EpochPorts
 from tidegate.jobs.engine.fault_points import NoFaults
@@ -24,7 +25,7 @@ from tidegate.jobs.engine.manifest_writer import ManifestAuthor
 from tidegate.jobs.sinks.exactness_audit import ExactnessReport, audit_exactness
 from tidegate.jobs.sinks.output_tables import DriverTables, build_table_schema
 from tidegate.jobs.sources.object_source import ObjectSource
-from tidegate.jobs.spec.pipeline import PipelineSpec
+from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENTS, LATE, PipelineSpec
 
 TIME = pa.timestamp("us", tz="UTC")
 SCHEMA = {"t": "timestamp", "till": "timestamp", "what": "string", "k": "string", "v": "long"}
@@ -103,22 +104,25 @@ class World:
         for _ in range(objects + 2):
             self.engine.run_epoch()
 
+    def read(self, name: str) -> pa.Table:
+        """A table as the manifests name its files."""
+        files = [
+            f
+            for filled in self.log.epochs_between(0, 1, self.log.head().slot)
+            for f in filled.epoch.files.get(name, [])
+            if f.rows
+        ]
+        parts = [pq.read_table(io.BytesIO(self.store.get(file.key).data)) for file in files]
+        return pa.concat_tables(
+            [build_table_schema(self.spec, name).empty_table(), *parts],
+            promote_options="permissive",
+        )
+
     def exact(self, lose: str = "") -> ExactnessReport:
         """What the check finds; of the table `lose` it is not shown the last row."""
 
         def table(name: str) -> pa.Table:
-            head = self.log.head()
-            files = [
-                f
-                for filled in self.log.epochs_between(0, 1, head.slot)
-                for f in filled.epoch.files.get(name, [])
-                if f.rows
-            ]
-            parts = [pq.read_table(io.BytesIO(self.store.get(file.key).data)) for file in files]
-            whole = pa.concat_tables(
-                [build_table_schema(self.spec, name).empty_table(), *parts],
-                promote_options="permissive",
-            )
+            whole = self.read(name)
             return whole.slice(0, whole.num_rows - (name == lose))
 
         return audit_exactness(self.spec, self.store, self.log, table)
@@ -155,6 +159,29 @@ def test_objects_set_aside_are_named() -> None:
     found = world.exact()
     assert found.problems == []
     assert found.set_aside == {"s": {"dead_objects": 1, "dead_object_rows": 2}}
+
+
+def test_retired_epochs_are_left_out_and_the_rest_is_compared() -> None:
+    """Behind them rows are compared by position, and windows that begin after all rows before."""
+    world = World({"lag": 0}, bounded=True)
+    world.play(random.Random(5), objects=12)
+    whole = world.exact()
+    assert (whole.problems, whole.retired_upto) == ([], None)
+    tables = {name: world.read(name) for name in (*world.spec.windows, EVENTS, LATE, DEAD_LETTERS)}
+    policy = RetentionPolicy(keep_last=7, keep_for=0)
+    clock = ManualClock(wall_ticks=2_000_000_000_000_000)
+    assert Retention(world.log, policy, external=tuple, clock=clock).run().retired
+    found = audit_exactness(world.spec, world.store, world.log, tables.__getitem__)
+    assert found.problems == []
+    assert found.retired_upto is not None
+    assert 0 < found.rows["s"]["read"] < whole.rows["s"]["read"]
+    assert sum(found.windows.values()) > 0
+    for name in ("by", EVENTS):
+        last = tables[name].slice(0, tables[name].num_rows - 1)
+        short = audit_exactness(
+            world.spec, world.store, world.log, (tables | {name: last}).__getitem__
+        )
+        assert len(short.problems) == 1
 
 
 def test_topics_are_not_read_again() -> None:
