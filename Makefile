@@ -86,6 +86,10 @@ search: venv ## new random worlds for the properties of event time, at low prior
 conformance: venv ## cases of other systems' tests (FILES="a.json b.json" ENGINE=decider|oracle|spark), ends with "N passed, N failed, N skipped"
 	$(BIN)/python -m tests.conformance $(or $(FILES),tests/conformance/cases/*.json) --engine $(or $(ENGINE),decider) $(ARGS)
 
+.PHONY: matrices
+matrices: venv ## features against each other: timers x outage, restore x retention, approval x identity, ends with "N cells, N failed"
+	$(BIN)/python -m tests.matrices
+
 .PHONY: presets
 presets: venv java warm ## the example of each preset on Spark, epoch by epoch against the oracle, ends with "6 of 6 exact on Spark"
 	$(BIN)/python -m tests.conformance.presets_on_spark

@@ -4,66 +4,24 @@ from __future__ import annotations
 
 import pytest
 from tests.checkpoints.conftest import Author
+from tests.checkpoints.hourly_history import HourlyHistory
 
-from tidegate.checkpoints.bucket_layout import CheckpointId
-from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
-from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.checkpoints.lease import Lease
-from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.pins import pin_checkpoint
 from tidegate.checkpoints.process_identity import ProcessIdentity
 from tidegate.checkpoints.restore import commit_restore, plan_restore
-from tidegate.checkpoints.retention import Retention, RetentionPolicy
+from tidegate.checkpoints.retention import Retention
 from tidegate.checkpoints.slot_log import Sealed, SlotLog
 from tidegate.errors import ConfigurationError
 
-HOUR = 3_600_000_000  # microseconds
-
-
-class History:
-    """A log with a clock: epochs an hour apart, restores, and retention that keeps a day."""
-
-    def __init__(self, log: SlotLog, author: Author) -> None:
-        self.clock = ManualClock(wall_ticks=1_750_000_000_000_000)
-        self.log = SlotLog(log.store, "p", clock=self.clock)
-        self.catalog = CheckpointCatalog(self.log, workers=1)
-        self._author, self._restores = author, 0
-
-    def seal(self, count: int) -> list[Manifest]:
-        """Seal epochs, one an hour."""
-        made = []
-        for _ in range(count):
-            self.clock.advance(3600)
-            made.append(self._author.seal(self.log, created_at=self.clock.wall_ticks()))
-        return made
-
-    def restore(self, target: CheckpointId) -> int:
-        """Restore; return how many epochs come back."""
-        self._restores += 1
-        holder = ProcessIdentity.this_process("restore")
-        lease = Lease.acquire(self.log.store, "p", holder, clock=self.clock)
-        plan = plan_restore(self.log, target)
-        commit_restore(self.log, lease, plan, request_id=f"r{self._restores}", who="ann", why="")
-        lease.release()
-        return plan.epochs_regained
-
-    def retire(self, hours: float) -> int:
-        """Keep the newest epoch and those of so many hours; return how many were retired."""
-        policy = RetentionPolicy(keep_last=1, keep_for=hours * 3600, grace=0)
-        return len(Retention(self.log, policy, external=tuple, clock=self.clock).run().retired)
-
-    def kinds(self, timeline: int) -> str:
-        """A letter per slot of a timeline."""
-        return "".join(row.kind[0] for row in self.catalog.index.iterate_summaries(timeline))
-
 
 @pytest.fixture
-def history(log: SlotLog, author: Author) -> History:
-    return History(log, author)
+def history(log: SlotLog, author: Author) -> HourlyHistory:
+    return HourlyHistory(log, author)
 
 
 def test_a_mistaken_restore_can_be_undone_while_a_checkpoint_of_then_would_stay(
-    history: History,
+    history: HourlyHistory,
 ) -> None:
     """Retention spares all epochs that a young restore has left, however old they are."""
     epochs = history.seal(60)
@@ -74,7 +32,7 @@ def test_a_mistaken_restore_can_be_undone_while_a_checkpoint_of_then_would_stay(
     assert history.restore(epochs[-1].id) == 50
 
 
-def test_an_abandoned_timeline_goes_as_a_whole(history: History) -> None:
+def test_an_abandoned_timeline_goes_as_a_whole(history: HourlyHistory) -> None:
     """Once neither a young restore nor a young epoch keeps its end, all of it is retired."""
     epochs = history.seal(6)
     history.restore(epochs[2].id)
@@ -83,7 +41,7 @@ def test_an_abandoned_timeline_goes_as_a_whole(history: History) -> None:
     assert history.kinds(0) == "s" * 6 + "f"
 
 
-def test_a_pin_keeps_what_leads_to_it(history: History) -> None:
+def test_a_pin_keeps_what_leads_to_it(history: HourlyHistory) -> None:
     """Retention keeps an abandoned pin and every epoch between the parting and the pin."""
     epochs = history.seal(6)
     pin_checkpoint(history.log, "gold", epochs[4].id, who="ann")
@@ -94,7 +52,7 @@ def test_a_pin_keeps_what_leads_to_it(history: History) -> None:
     assert history.restore(epochs[4].id) == 3
 
 
-def test_a_checkpoint_behind_a_retired_epoch_is_refused(history: History) -> None:
+def test_a_checkpoint_behind_a_retired_epoch_is_refused(history: HourlyHistory) -> None:
     """Epochs retired while they were current leave a gap when their timeline is abandoned.
 
     The plan of a restore across it is refused, and the listing calls it not restorable.
@@ -118,7 +76,7 @@ def test_a_checkpoint_behind_a_retired_epoch_is_refused(history: History) -> Non
     assert listed[str(history.log.head().checkpoint)].is_restorable
 
 
-def test_a_gap_that_opens_after_the_plan_is_refused(history: History) -> None:
+def test_a_gap_that_opens_after_the_plan_is_refused(history: HourlyHistory) -> None:
     """The restore looks again once its claim protects the way to the checkpoint."""
     epochs = history.seal(6)
     history.restore(epochs[2].id)

@@ -6,15 +6,14 @@ Who asks is not who decides, and the answer fits what it was about.
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from airflow.providers.standard.operators.hitl import ApprovalOperator
 from airflow.sdk.exceptions import AirflowSkipException
 from tests.epochs import checkpoint_id, seal_epoch
+from tests.operators.asking import Asking
 
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, ManualClock
 from tidegate.checkpoints.restore import RestoreEvent, read_restore_audits, record_restore_event
@@ -27,7 +26,6 @@ from tidegate.operators.recover_and_pin import (
     MAX_APPROVAL_DRIFT,
     ApprovalTerms,
     RecoverOperator,
-    ReportRestoreOperator,
 )
 
 SPEC = """\
@@ -37,63 +35,6 @@ sources:
   one: {path: inbox/one, schema: {at: timestamp}, event_time: at, lag: 1m}
 supervision: {approval: true, approvers: [olga], approval_timeout: 1h}
 """
-
-
-class Asking:
-    """One run of `p.recover`: its tasks' results, and who triggered it."""
-
-    def __init__(self, run_id: str = "r", who: str | None = "ann", reason: str = "a test") -> None:
-        self.run_id, self.who, self.reason = run_id, who, reason
-        self.results: dict[str, Any] = {}
-
-    def context(self) -> dict[str, Any]:
-        def pull(task_ids: str) -> Any:
-            return self.results.get(task_ids)
-
-        task = SimpleNamespace(xcom_pull=pull, get_dr_count=lambda **_: 1)
-        return {
-            "run_id": self.run_id,
-            "dag_run": SimpleNamespace(triggering_user_name=self.who),
-            "ti": task,
-        }
-
-    def report(self, checkpoint: str, dry_run: bool = False) -> str:
-        made = ReportRestoreOperator(
-            task_id="report",
-            pipeline="p",
-            checkpoint=checkpoint,
-            reason=self.reason,
-            dry_run_only=str(dry_run),
-        )
-        self.results["report"] = made.execute(self.context())
-        return self.question()
-
-    def question(self) -> str:
-        return ApproveRestoreOperator(task_id="approve", pipeline="p").build_question(
-            self.context()
-        )
-
-    def answer(self, chosen: str, by: str, user_id: str | None = None) -> None:
-        asked = ApproveRestoreOperator(task_id="approve", pipeline="p")
-        event = {
-            "chosen_options": [chosen],
-            "params_input": {},
-            "responded_at": datetime.now(UTC),
-            "responded_by_user": {"id": user_id or by, "name": by},
-        }
-        self.results["approve"] = asked.execute_complete(self.context(), event)
-
-    def recover(self, **terms: Any) -> dict[str, Any]:
-        made = RecoverOperator(
-            task_id="recover",
-            pipeline="p",
-            spec="p.yaml",
-            checkpoint="latest",  # the approved one counts, whatever the form says by now
-            reason="a test",
-            dry_run_only="False",
-            approval=ApprovalTerms(**terms),
-        )
-        return made.execute(self.context())
 
 
 def test_an_approved_restore_names_both_people(log: SlotLog) -> None:
