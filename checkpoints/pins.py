@@ -122,6 +122,7 @@ class RootsFile:
         pin = Pin(checkpoint=str(checkpoint), who=who, why=why, at=self._clock.wall_ticks())
 
         def add_pin(roots: Roots) -> Roots:
+            # The same pin again, for example after a lost answer, is no conflict.
             there = roots.pins.get(name)
             if there is not None and there.checkpoint == pin.checkpoint:
                 return roots
@@ -158,6 +159,7 @@ class RootsFile:
         )
 
         def add_claim(roots: Roots) -> Roots:
+            # A restore that is repeated after a crash finds its own claim.
             there = roots.claims.get(request_id)
             if there is not None and (there.checkpoint, there.timeline, there.slot) == (
                 str(checkpoint),
@@ -180,6 +182,7 @@ class RootsFile:
         )
 
         def add_condemned(roots: Roots) -> Roots:
+            # The first evidence stays: it says since when the checkpoint is damaged.
             if str(checkpoint) in roots.condemned:
                 return roots
             return roots.model_copy(
@@ -199,6 +202,7 @@ class RootsFile:
         now = self._clock.wall_ticks()
 
         def condemn_unprotected(roots: Roots) -> Roots:
+            # Claims are judged together with the document that holds them.
             wanted, void = decide(roots)
             valid = roots.without_claims(void)
             new = {
@@ -255,6 +259,8 @@ def pin_checkpoint(
     roots = RootsFile(log.store, log.pipeline)
     roots.pin(name, checkpoint, who=who, why=why)
     try:
+        # Retention may have retired it between the first look and the pin; from the pin on it
+        # cannot.
         _ = log.open_checkpoint(checkpoint).epoch
     except PoisonError:
         roots.unpin(name)

@@ -134,6 +134,8 @@ class Retention:
             roots = self._roots.read()
             going = self._select_expired(roots)[0] - roots.protected_checkpoints
             return self._sweep_unmarked(self._mark_needed_files(going), sorted(going), dry_run=True)
+        # First condemned, then retired: a restore or a pin that comes in between is refused instead
+        # of losing its checkpoint.
         going = self._roots.condemn_retired(self._select_expired).retiring_checkpoints
         stubs = [CheckpointId.parse(name) for name in sorted(going)]
         for checkpoint in stubs:
@@ -142,6 +144,7 @@ class Retention:
         report = self._sweep_unmarked(
             self._mark_needed_files(frozenset()), sorted(going), dry_run=False
         )
+        # The stubs are in place, so the log itself refuses these checkpoints from now on.
         if going:
             self._roots.clear_condemned(going)
         return report
@@ -167,6 +170,7 @@ class Retention:
             if self._log.read_slot(claim.timeline, claim.slot) is not None
         }
         head = self._log.head()
+        # Without followers nothing waits for a slot.
         published = head.slot if self._published_upto is None else self._published_upto()
         rewound = self._rewound is None or self._rewound()
         lineage = self._log.lineage(head.timeline)
@@ -178,6 +182,7 @@ class Retention:
         for row in self._retained_summaries(head):
             if row.kind != "epoch" or row.id is None:
                 continue
+            # Either bound is enough to stay.
             stays = row.id in kept or self._is_young(row.created_at)
             if any(part.timeline == row.timeline and part.contains(row.slot) for part in lineage):
                 if not stays and row.slot <= published:
@@ -246,6 +251,7 @@ class Retention:
             or filled.record.id != checkpoint
         ):
             return
+        # The stub keeps what the chain needs: the hash of the epoch and its parent.
         manifest = filled.record
         stub = RetiredEpoch(
             timeline=manifest.timeline,
@@ -331,6 +337,7 @@ class Retention:
         """Addresses of a table catalog, as keys; `file:` and `s3a:` forms mean the same object."""
         base = self._store.uri("")
         for uri in uris:
+            # Other addresses belong to other buckets, where nothing is deleted.
             plain = uri.removeprefix("file://").replace("s3a://", "s3://", 1)
             if plain.startswith(base):
                 yield plain[len(base) :].lstrip("/")
@@ -379,6 +386,7 @@ class Retention:
 
     def _storage_kind(self, key: str) -> str:
         parts = key.split("/")
+        # Below a timeline the kind is the third folder, elsewhere the first.
         kind = parts[3] if len(parts) > 4 and parts[1] == "timelines" else parts[1]
         return (
             kind

@@ -412,7 +412,7 @@ def list_bucket_hazards(store: Store, prefix: str) -> list[str]:
         f"bucket {bucket} is replicated to {rule['Destination']['Bucket']}: run drivers on one side"
         " only, because a conditional write does not see the other side"
         for rule in store.read_bucket_rules("get_bucket_replication", "ReplicationConfiguration")
-        if rule.get("Status") == "Enabled" and _touches(rule, full)
+        if rule.get("Status") == "Enabled" and _selects_prefix(rule, full)
     ]
     return found + [
         f"bucket {bucket} has the lifecycle rule {rule.get('ID', '')!r}, which deletes or moves"
@@ -421,11 +421,11 @@ def list_bucket_hazards(store: Store, prefix: str) -> list[str]:
         for rule in store.read_bucket_rules("get_bucket_lifecycle_configuration")
         if rule.get("Status") == "Enabled"
         and {"Expiration", "Transition", "Transitions"} & rule.keys()
-        and _touches(rule, full)
+        and _selects_prefix(rule, full)
     ]
 
 
-def _touches(rule: Mapping[str, Any], prefix: str) -> bool:
+def _selects_prefix(rule: Mapping[str, Any], prefix: str) -> bool:
     """Whether a rule of a bucket selects keys below a prefix; tags can select any."""
     selected = rule.get("Filter") or {}
     selected = selected.get("And") or selected

@@ -174,6 +174,8 @@ class SlotLog:
     def head(self) -> LogHead:
         """Read the end of the log: one LIST of one key, and one GET if the record is new."""
         while True:
+            # The number of forks is the number of the newest timeline that is known here; a fork in
+            # its newest slot opens the next one.
             timeline = len(self._forks)
             newest = self.newest_record(timeline)
             if newest is None:
@@ -189,6 +191,8 @@ class SlotLog:
         if entry is None:
             return None
         newest = self._newest
+        # The listing already says whether the record is the one that was read last, so an unchanged
+        # head costs no GET.
         if newest is None or not entry.etag or (newest.key, newest.etag) != (entry.key, entry.etag):
             newest = self._newest = self._parse_slot(self.store.get(entry.key))
         return newest
@@ -230,6 +234,8 @@ class SlotLog:
             PoisonError: the manifest's counters do not add up; nothing was sent.
         """
         self._refuse_unconserved_rows(record)
+        # Made once: every further attempt must send the very same bytes, or it could not be told
+        # from another record.
         data = record.to_bytes()
         key = self.layout.slot_key(record.timeline, record.slot)
         deadline = self._clock.monotonic() + self._seal_budget
@@ -245,6 +251,7 @@ class SlotLog:
                 raise SEAL_UNDECIDED(
                     pipeline=self.pipeline, uri=self.store.uri(key), seconds=self._seal_budget
                 )
+            # Random, so that processes that lost the same server do not come back together.
             self._clock.sleep(pause * (0.5 + self._jitter() / 2))
             pause = min(_LONGEST_PAUSE_SECONDS, 2 * pause)
 
@@ -272,6 +279,7 @@ class SlotLog:
             ConfigurationError: `recover_to` was never completed.
             PoisonError: it was retired.
         """
+        # Raises before anything is written.
         target = self.open_checkpoint(recover_to) if recover_to else None
         record = ForkRecord(
             timeline=head.timeline,
@@ -307,6 +315,8 @@ class SlotLog:
         there = [s for s in self.lineage(target.timeline) if s.first <= target.slot]
         shared = 0
         for left, right in zip(here, there, strict=False):
+            # Both lineages begin with the first epoch, so they differ for good from the first
+            # difference on.
             if (left.timeline, left.first) != (right.timeline, right.first):
                 break
             ends = (left.last, right.last, target.slot, head.slot)
@@ -369,6 +379,7 @@ class SlotLog:
 
     def _parse_slot(self, stored: StoredObject) -> SlotContents:
         record = parse_record(stored.data, self.store.uri(stored.key))
+        # A copied or moved object would otherwise be taken for an epoch of another slot.
         if self.layout.slot_key(record.timeline, record.slot) != stored.key:
             raise RECORD_MISPLACED(
                 pipeline=self.pipeline,
@@ -376,6 +387,7 @@ class SlotLog:
                 slot=record.slot,
                 timeline=record.timeline,
             )
+        # The next record of the chain names the hash of the epoch, not that of its stub.
         if isinstance(record, RetiredEpoch):
             sha256 = record.original_sha256
         else:
@@ -397,6 +409,7 @@ def _build_lineage(timeline: int, forks: list[ForkRecord]) -> list[LineageSegmen
     first = forks[timeline - 1].fork_slot + 1 if timeline else 1
     segments = [LineageSegment(timeline, first, last)]
     kept_until: int | None = None
+    # From the newest timeline back to the oldest: each fork says where its timeline begins.
     while timeline and (recover_to := forks[timeline - 1].recover_to):
         fork_slot = forks[timeline - 1].fork_slot
         timeline = CheckpointId.parse(recover_to).timeline

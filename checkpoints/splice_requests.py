@@ -132,8 +132,10 @@ def list_splice_requests(store: Store, pipeline: str) -> list[SpliceRequest]:
     found = [
         read_splice_request(store, pipeline, name.removesuffix(".json"))
         for name in names
+        # The rows of a request are in a folder beside its document.
         if name.endswith(".json") and "/" not in name
     ]
+    # Ids are random, so their order says nothing.
     return sorted(found, key=lambda request: (request.created_at, request.id))
 
 
@@ -148,9 +150,11 @@ def note_splice_event(
     """
 
     def add_trail_line(request: SpliceRequest) -> SpliceRequest:
+        # What is no field of the document is told in the trail only.
         fields = {name: value for name, value in more.items() if name in SpliceRequest.model_fields}
         facts = {name: value for name, value in more.items() if name not in fields}
         line = {"at": at, "who": who, "what": what, **facts}
+        # Compared without the time, which differs when a step is repeated.
         said_before = request.trail and {**request.trail[-1], "at": at} == line
         if said_before and all(
             getattr(request, name) == value
@@ -192,6 +196,7 @@ def decide_splice_request(
             digest,
         ):
             return request
+        # The first decision counts; two people may have decided at the same moment.
         if request.state not in OPEN_STATES:
             raise ConfigurationError(
                 f"splice request {request_id} is {request.state} already, by {request.decided_by}: "

@@ -105,6 +105,7 @@ def load_suites(spec: PipelineSpec) -> list[Suite]:
             not exist.
     """
     quality = spec.quality
+    # Through importlib.resources, because the package may be read from a zip file.
     files: dict[str, Traversable] = {
         f.name: f for f in _list_suite_files(resources.files("tidegate.expectations") / "suites")
     }
@@ -118,6 +119,8 @@ def load_suites(spec: PipelineSpec) -> list[Suite]:
                 advice="give a folder of *.yaml suites, relative to the folder you run in",
             )
         files |= {f.name: f for f in _list_suite_files(folder)}
+    # All files are loaded before checks are selected: a wrong file must not hide behind a pipeline
+    # that does not need it.
     suites = [_load_suite(file) for _, file in sorted(files.items())]
     _refuse_unknown_ids(spec, suites)
     _refuse_unknown_tables(spec, suites)
@@ -145,6 +148,8 @@ def _load_suite(file: Traversable) -> Suite:
     try:
         suite = Suite.model_validate(YAML(typ="safe").load(file.read_text(encoding="utf-8")))
         for check in suite.checks:
+            # Formatted once now: an unknown limit in the sentence would otherwise fail in the
+            # night.
             check.says.format(**limit_values(QualityLimits()))
     except ValidationError as error:
         lines = [
@@ -169,6 +174,7 @@ def _make_suite_error(message: str) -> ConfigurationError:
 def _refuse_unknown_ids(spec: PipelineSpec, suites: list[Suite]) -> None:
     known = [check.id for suite in suites for check in suite.checks]
     unknown = sorted(set(spec.quality.severity) - set(known))
+    # Severities and results are stored by id.
     doubled = sorted({i for i in known if known.count(i) > 1})
     if unknown or doubled:
         fault = "quality.severity names no check:" if unknown else "check ids stand twice:"
@@ -205,5 +211,6 @@ def _select_checks(suite: Suite, quality: QualitySpec, had: set[Need]) -> Suite 
         for c in suite.checks
         if c.needs is None or c.needs in had
     ]
+    # An empty suite would appear in the Data Docs as one that passed.
     kept = tuple(c for c in wanted if c.severity != "off")
     return suite.model_copy(update={"checks": kept}) if kept else None

@@ -116,6 +116,7 @@ def summarize_late_by_source(evidence: Evidence) -> pd.DataFrame:
     """One row per source: rows late for at least one output, and their recent lateness."""
     late = evidence.select_recent(evidence.late).to_pandas()
     every, recent = evidence.count_rows(recent=False), evidence.count_rows(recent=True)
+    # Sources that were taken out of the spec still have rows in the tables.
     strangers = sorted(set(evidence.late["_source"].to_pylist()) - set(evidence.spec.sources))
     nothing, rows = RowCounts({}), []
     for source in [*evidence.spec.sources, *strangers]:
@@ -123,6 +124,7 @@ def summarize_late_by_source(evidence: Evidence) -> pd.DataFrame:
         lateness = own["lateness_us"].to_numpy(dtype="float64", na_value=np.nan)
         lateness = lateness / _TICKS_PER_SECOND
         now, newest = every.get(source, nothing), recent.get(source, nothing)
+        # All epochs but the recent ones, so that a rise is not compared with itself.
         before = now.since(newest)
         lag = evidence.spec.sources[source].lag if source in evidence.spec.sources else None
         rows.append(
@@ -263,6 +265,7 @@ def summarize_barrier_members(evidence: Evidence) -> pd.DataFrame:
         participants = json.loads(text or "{}")
         arrived.update([*participants])
         if len(participants) > 1:
+            # Who arrived last held up the others; of a single member nothing can be said.
             last[max(participants, key=lambda m: participants[m]["arrived"])] += 1
     missing, tardy = (
         Counter(m for names in newest[column] for m in names.split(", ") if m)
@@ -281,6 +284,7 @@ def summarize_barrier_members(evidence: Evidence) -> pd.DataFrame:
 def summarize_checkpoints(evidence: Evidence) -> pd.DataFrame:
     """One row per published checkpoint, oldest first."""
     table = evidence.checkpoints.to_pandas().sort_values("_epoch", ignore_index=True)
+    # Rows in the order buffer were read earlier and leave later: both ends belong to the balance.
     retained_before = table["rows_retained"].shift(1, fill_value=0)
     out = table[_DISPOSITIONS].sum(axis=1)
     return pd.DataFrame(
@@ -303,6 +307,7 @@ def summarize_checkpoint_health(evidence: Evidence) -> pd.DataFrame:
     recent = table[table["epoch"] > evidence.recent_since]
     head = evidence.head
     age = (
+        # A stopped pipeline grows older without being ill.
         (evidence.now - head.created_at) / _TICKS_PER_SECOND if head and evidence.wanted else np.nan
     )
     return _make_single_row(
@@ -323,6 +328,7 @@ def summarize_dead_letters(evidence: Evidence) -> pd.DataFrame:
     """One row per reason and source of recent dead letters; `objects` are whole ones."""
     recent = evidence.select_recent(evidence.dead_letters)
     table = recent.select(["reason", "_source", "row"]).to_pandas()
+    # A dead letter without a row stands for an object that could not be read at all.
     whole = table["row"].isna()
     found = (
         table.assign(rows=~whole, objects=whole)

@@ -77,6 +77,7 @@ class _RowSelection:
         since = f"_epoch > {self.since}" if self.since else ""
         until = "" if self.at is None else f"_epoch <= {self.at}"
         rows = " and ".join(filter(None, (since, until, condition))) or ALWAYS_TRUE
+        # Columns that only the order or the filter needs are dropped by the caller.
         columns = ("*",) if not self.columns else tuple({*self.columns, *needed})
         return use_plain_types(table.scan(row_filter=rows, selected_fields=columns).to_arrow())
 
@@ -164,6 +165,8 @@ def read_positions(
     if location is not None:
         with translate_read_errors(spec, name):
             table = StaticTable.from_metadata(location, build_io_properties(store))
+            # Without merges the stored positions are the current ones, and file statistics can
+            # prune by them.
             if SPLICE_COLUMN not in {field.name for field in table.schema().fields}:
                 condition = f"position >= {start} and position < {end}"
                 rows = _RowSelection(columns=wanted).scan(table, condition)
@@ -289,6 +292,7 @@ def _scan_table(
 ) -> Any:
     location = current.tables.get(name)
     if location is None:
+        # A table is created with its first row.
         empty = build_table_schema(spec, name).empty_table()
         return empty.select(list(selection.columns)) if selection.columns else empty
     with translate_read_errors(spec, name):
@@ -322,6 +326,7 @@ def _scan_merged_stream(table: StaticTable, selection: _RowSelection) -> Any:
     needed = ("position", "_id", "_epoch")
     if not selection.spliced:
         return selection.scan(table, f"{SPLICE_COLUMN} is null", needed).sort_by("position")
+    # All rewrites, also older ones: a rewrite hides every older row behind its start.
     rewritten = selection.scan_inserted(table, ("position", "_epoch"))
     rows = selection.scan(table, needed=needed)
     return select_current_rows(rows, find_rewrite_starts(rewritten))

@@ -89,6 +89,7 @@ class SparkMover:
         self._spec = spec
         workdir.mkdir(parents=True, exist_ok=True)
         self._workdir = Path(mkdtemp(prefix="spark-", dir=workdir))
+        # A session that was given belongs to the caller, who stops it.
         self._own = session is None
         self._session = open_session(spec) if session is None else session
         self._sessions = SparkSessions(open_quick_session(self._session), self._session)
@@ -117,6 +118,7 @@ class SparkMover:
 
     def fold_runner(self) -> ReducerRunner:
         """Run keyed reducers in tasks, if a batch is large and tasks see the scratch folder."""
+        # With staging in the bucket, tasks on other hosts cannot see the files of the driver.
         shared = isinstance(self._staging, DiskStaging)
         return SparkReducerRunner(self._session, self._workdir) if shared else fold_batch
 
@@ -151,6 +153,8 @@ class SparkMover:
         with ThreadPoolExecutor(4) as pool:  # the jobs are small: one alone would leave a core idle
             released = pool.submit(_release_and_write_late, epoch, staged.scans)
             dead = pool.submit(write_dead_letters, epoch) if any_dead else None
+            # In this thread, because every window needs it, while the pool already works on the
+            # rest.
             edges = pair_edges(epoch)
             windows = {
                 name: pool.submit(_process_window_output, epoch, name, edges)
@@ -223,6 +227,7 @@ def _apply_verdicts(
             for (name, kind), values in zip(kinds.items(), columns, strict=True)
         }
     )
+    # One partition: a broadcast collects it anyway, and each further one would cost a task.
     verdicts = frame.sparkSession.createDataFrame(table).coalesce(1)
     judged = frame.join(F.broadcast(verdicts), F.expr("_m = _vm AND _seq = _vseq"), "left").drop(
         "_vm", "_vseq"
