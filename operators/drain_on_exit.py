@@ -8,18 +8,19 @@ command, and when the command has ended it asks the drivers on this host to drai
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from tidegate.operators.driver_launch import (
     LaunchedDriver,
     is_on_this_host,
     read_launch_record,
-    send_signal,
 )
 from tidegate.operators.store_access import get_tidegate_home
 
@@ -58,13 +59,24 @@ def drain_drivers(folder: Path, timeout: float = _DRAIN_TIMEOUT) -> list[Launche
         if driver and is_on_this_host(driver.leader) and driver.is_alive()
     ]
     for driver in living:
-        # To the group: its leader is the shell that keeps the exit code; the driver is its child.
-        send_signal(driver.leader, signal.SIGTERM, group=True)
+        _ask_to_drain(driver)
     deadline = time.monotonic() + timeout
     while living and time.monotonic() < deadline:
         time.sleep(_DRAIN_POLL_SECONDS)
         living = [driver for driver in living if driver.is_alive()]
     return living
+
+
+def _ask_to_drain(driver: LaunchedDriver) -> None:
+    """Send SIGTERM to the driver's group, but not to its JVM.
+
+    The JVM would end before the driver, which then could not seal the epoch under way.
+    """
+    for process in Path("/proc").iterdir():
+        with suppress(OSError, ValueError):  # it has ended meanwhile, or is no process
+            pid, name = int(process.name), (process / "comm").read_text().strip()
+            if os.getpgid(pid) == driver.leader.pid and name != "java":
+                os.kill(pid, signal.SIGTERM)
 
 
 if __name__ == "__main__":

@@ -15,15 +15,19 @@ from tidegate.operators.store_access import StoreAccess
 
 Wait = Callable[..., None]
 
-# A driver that takes a moment to seal after SIGTERM, and says when it has.
+# A driver that takes a moment to seal after SIGTERM, for which it needs its JVM, and says when it has.
 DRIVER = """
-import pathlib, signal, sys, threading
+import pathlib, signal, subprocess, sys, threading
 asked = threading.Event()
 signal.signal(signal.SIGTERM, lambda *_: asked.set())
+pathlib.Path("java").symlink_to("/bin/sleep")
+jvm = subprocess.Popen(["./java", "600"])
 pathlib.Path("started").touch()
 asked.wait()
 threading.Event().wait(0.5)
-pathlib.Path("sealed").touch()
+if jvm.poll() is None:
+    pathlib.Path("sealed").touch()
+jvm.kill()
 """
 # The scheduler: ends at once on SIGTERM, with a code of its own.
 COMMAND = (
