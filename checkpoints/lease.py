@@ -50,9 +50,9 @@ from tidegate.checkpoints.store import (
     Store,
 )
 
-# Seconds. Three renewals may fail in a row, and a takeover still takes well under 15 s.
+# Seconds; `lease_renewal` says how often a lease is renewed in that time. A takeover takes well
+# under 15 s.
 LEASE_TTL = 6.0
-LEASE_RENEW_INTERVAL = 2.0  # seconds
 _OBSERVE_INTERVAL = 0.5  # seconds between two looks at another driver's lease
 _TRIES = 8  # lost answers in a row before the store is reported
 

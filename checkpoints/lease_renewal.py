@@ -8,8 +8,11 @@ from __future__ import annotations
 import threading
 
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
-from tidegate.checkpoints.lease import LEASE_RENEW_INTERVAL, Lease
+from tidegate.checkpoints.lease import Lease
 from tidegate.errors import FencedError, TidegateError
+
+# Seconds; three renewals fit into `LEASE_TTL`.
+LEASE_RENEW_INTERVAL = 2.0
 
 
 class LeaseRenewer:

@@ -125,11 +125,14 @@ class DriverOverview:
 
 
 def parse_reported_state(facts: Mapping[str, Any]) -> PipelineState:
-    """Return the state in the body of a driver's report."""
+    """Return the state in the body of a driver's report.
+
+    LEASED if the body has none; RUNNING if a newer driver reports one that is unknown here.
+    """
     try:
         return PipelineState(facts.get("state", PipelineState.LEASED))
     except ValueError:
-        return PipelineState.RUNNING  # a newer driver may report states that are unknown here
+        return PipelineState.RUNNING
 
 
 def read_driver(

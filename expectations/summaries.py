@@ -302,7 +302,12 @@ def summarize_checkpoints(evidence: Evidence) -> pd.DataFrame:
 
 
 def summarize_checkpoint_health(evidence: Evidence) -> pd.DataFrame:
-    """One row over all checkpoints; durations are those of recent ones."""
+    """One row for the pipeline: how many checkpoints are published, and how it stands with them.
+
+    The age of the newest and whether its objects are there, quantiles of the recent epochs' and
+    seals' durations, and how many sealed epochs are not published. Gaps and the row equation are
+    in `summarize_checkpoints`.
+    """
     table = summarize_checkpoints(evidence)
     recent = table[table["epoch"] > evidence.recent_since]
     head = evidence.head

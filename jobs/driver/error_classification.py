@@ -1,7 +1,8 @@
 """Classify exceptions that no part of the driver expected.
 
-Failures of the environment (a full disk, a lost JVM) become `TransientError`: the driver waits, or
-its supervisor starts it again. Everything else is reported as a bug.
+Failures of the environment (a full disk, a lost JVM) become `TransientError`. What the driver then
+does is decided in `epoch_loop`: it waits on a full disk, and ends otherwise, so that its supervisor
+starts it again. Everything else is reported as a bug.
 """
 
 from __future__ import annotations

@@ -25,7 +25,10 @@ _SCHEMA_TYPES: Final = {"avro": "AVRO", "protobuf": "PROTOBUF"}
 
 @dataclass(frozen=True, slots=True)
 class UnusableSchema:
-    """A registered schema with which tidegate cannot read messages."""
+    """Returned instead of a schema's bytes: the schema is registered, but cannot be used.
+
+    A value, not an exception. `why` goes into the dead letters.
+    """
 
     why: str
 

@@ -163,7 +163,11 @@ class Aggregation:
         ]
 
     def cast_states(self, types: dict[str, str]) -> list[str]:
-        """State columns after a merge, sums in the type of their partials again."""
+        """Return the SQL of the state columns after a merge.
+
+        The states of `sum` and `count` are cast to `types`, the types of the partials, because
+        Spark widens a decimal with every sum. Other states are selected as they are.
+        """
         casts = {name for plan in self.plans.values() if plan.same_type for name in plan.partial}
         return [
             f"CAST({name} AS {types[name]}) AS {name}" if name in casts else name

@@ -118,6 +118,9 @@ def address_rows(
 ) -> tuple[Any, Any]:
     """Return dispatched rows as they arrive, and a mask of those that the splice request collects.
 
+    The id of a row is made of `via`, the id of its parent and its `_nth`. The mask selects the
+    backfill if the attachment has `merge: splice`, and nothing otherwise.
+
     Args:
         one: the attachment.
         via: its name in identities.

@@ -71,5 +71,8 @@ class SpliceRequestSink:
         return 1
 
     def lag(self, log: SlotLog) -> int:
-        """Return 0: one look at the head shows everything."""
+        """Return 0: the newest epoch holds the requests of all earlier ones.
+
+        While `follow` fails, the publisher still counts this follower as behind.
+        """
         return 0

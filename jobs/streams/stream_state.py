@@ -140,5 +140,5 @@ def _attachment_from_record(record: Mapping[str, Any]) -> AttachmentState:
 
 
 def parse_since_slot(since: str) -> int:
-    """Return the slot of `AttachmentState.since`."""
+    """Return the slot of `since`, which is ``<timeline>-<slot>``; 0 if it is empty."""
     return int(since.partition("-")[2] or 0)
