@@ -292,7 +292,7 @@ class SubmitLauncher(LocalLauncher):
         folder: Path | None = None,
     ) -> None:
         super().__init__(folder, [sys.executable, "-m", "tidegate.operators.spark_submission"])
-        self._options = SubmitSpec(conn_id=conn_id, py_files=tuple(py_files), conf=conf or {})
+        self._options = SubmitSpec(conn_id=conn_id, py_files=tuple(py_files), conf=dict(conf or {}))
 
     def _prepare_start(
         self, stem: Path, access: StoreAccess, arguments: Sequence[str]
