@@ -480,8 +480,8 @@ def select_members_ahead(
 
     Rule: docs/semantics.md, section 7.4.
 
-    The slowest members are always read, so this never stops a pipeline whose slowest member has
-    rows.
+    The slowest members that do not wait at a barrier are always read, so this never stops a
+    pipeline that has rows to read.
 
     Args:
         spec: the pipeline.
@@ -496,21 +496,22 @@ def select_members_ahead(
     if not full and release.max_ahead is None:
         return set()
     reach = max(state["output"]["value"], state["order"]["released"][1])
-    ahead = {name: value - reach for name, value in _iter_active_frontiers(state) if value > reach}
-    # A full buffer stops every member ahead of F: the slowest ones are those that empty it.
-    held = set(ahead) if full else set()
+    active, blocked = dict(_iter_active_frontiers(state)), set(state["blocked"])
+    ahead = {n: value - reach for n, value in active.items() if value is not None and value > reach}
+    # Who waits at a barrier waits for members that may be ahead: if they were not read either,
+    # nobody would be.
+    held = set(ahead) if full and active.keys() - ahead.keys() - blocked else set()
     if release.max_ahead is not None:
         far = {name for name, distance in ahead.items() if distance > release.max_ahead}
-        # Without rows elsewhere nobody would be read, and F could not move.
-        if any(m["pending"] and n not in far for n, m in state["members"].items()):
+        if any(m["pending"] and n not in far | blocked for n, m in state["members"].items()):
             held |= far
     return {Member.parse(name) for name in held}
 
 
-def _iter_active_frontiers(state: dict[str, Any]) -> Iterator[tuple[str, int]]:
+def _iter_active_frontiers(state: dict[str, Any]) -> Iterator[tuple[str, int | None]]:
     for source in state["sources"].values():
         for name, known in source["inputs"].items():
-            if known["frontier"] is not None and known["status"] == ACTIVE:
+            if known["status"] == ACTIVE:
                 yield name, known["frontier"]
 
 

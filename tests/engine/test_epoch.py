@@ -20,7 +20,7 @@ from tidegate.jobs.engine.interfaces import Slice
 from tidegate.jobs.engine.replay import ReplayResult, replay_epoch
 from tidegate.jobs.eventtime.decision_types import Member
 from tidegate.jobs.sinks.output_tables import DriverTables
-from tidegate.jobs.spec.pipeline import ReadLimits
+from tidegate.jobs.spec.pipeline import PipelineSpec, ReadLimits
 
 
 class Crash(BaseException):
@@ -102,6 +102,27 @@ def test_the_report_names_members_that_back_pressure_has_not_read() -> None:
     bench.sources["a"].append(row(12))
     report = engine.run_epoch()
     assert (report.held_back, report.rows) == (("a/0",), 0)
+
+
+@pytest.mark.parametrize("frame", [None, "30s"])
+@pytest.mark.parametrize("limit", [{"max_ahead": "10s"}, {"max_buffered_rows": 3}])
+@pytest.mark.parametrize("mode", ["ordered", "commit", "pass_through"])
+def test_back_pressure_stops_no_pipeline(
+    mode: str, limit: dict[str, Any], frame: str | None
+) -> None:
+    """b waits at its barrier for a, whose barrier lies far ahead of F; both are read to their end."""
+    raw = spec_of(release={"mode": mode, **limit}).model_dump(mode="json", by_alias=True)
+    for source in raw["sources"].values():
+        source |= {"limits": {"rows": 1}, "frame": frame}
+    bench = Bench(PipelineSpec.model_validate(raw))
+    engine = bench.engine()
+    bench.sources["a"].append(*map(row, range(1, 60, 3)), barrier(61, 1), row(62))
+    bench.sources["b"].append(row(5), barrier(6, 1), row(7), row(8))
+    read = 0
+    for _ in range(60):
+        bench.clock.advance(1.0)
+        read += engine.run_epoch().rows
+    assert (read, [b["outcome"] for b in bench.rows("barriers")]) == (24, ["complete"])
 
 
 def test_barriers_end_slices_and_split_sections() -> None:
