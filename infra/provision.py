@@ -106,6 +106,7 @@ def grant_policy(
         Minio(credentials=keys, region=REGION, **both),
         MinioAdmin(credentials=keys, **both),
     )
+    # The name is a digest of the rights, so that equal rights are one policy of the server.
     name = (
         f"tidegate-{hashlib.sha256(json.dumps(rights, sort_keys=True).encode()).hexdigest()[:16]}"
     )

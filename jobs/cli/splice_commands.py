@@ -162,6 +162,7 @@ def list_requests(
     log = arguments.open_spec_and_log(pipeline, store)[1]
     # One head for all: the state of every request is shown at the same moment.
     head, now = log.head(), SYSTEM_CLOCK.wall_ticks()
+    # The log decides about a state, so the documents alone would not do.
     requests = [
         (request, resolve_request_state(log, request, head, now))
         for request in list_splice_requests(log.store, log.pipeline)
@@ -448,6 +449,7 @@ def _print_merge_outcome(request_id: str, outcome: MergeOutcome) -> None:
         output.print_line(f"{request_id} was merged before, in {outcome.checkpoint}")
     else:
         equal = outcome.reported_digest == outcome.actual
+        # The digest of the sealed rows is compared with the report, so this is a measurement.
         effect = "exactly what the report said" if equal else "NOT what the report said"
         output.print_line(
             f"{request_id} is merged in {outcome.checkpoint}: {effect} ({outcome.seconds:.1f} s)"

@@ -34,6 +34,7 @@ def start_stack(
 
     A second call starts only the processes that have ended.
     """
+    # Progress goes to standard error, so that --json has standard output to itself.
     stack = _configure_stack(home, dags).up(_print_progress)
     if as_json:
         data = {

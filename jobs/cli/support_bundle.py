@@ -35,10 +35,12 @@ if TYPE_CHECKING:
     from tidegate.jobs.spec.pipeline import PipelineSpec
 
 _MASK: Final = "***"
+# A name that only looks secret costs a masked value; one that is missed costs a secret.
 _SECRET_NAME: Final = re.compile(
     r"secret|password|passwd|login|token|credential|private|api_?key|access_?key|jaas|sasl|fernet|authorization|signature",
     re.IGNORECASE,
 )
+# Other variables of the host are nobody's business.
 _SETTING_PREFIXES: Final = (
     "TIDEGATE_",
     "OTEL_",
@@ -109,6 +111,7 @@ class SecretMasker:
             if len(value) >= _SHORTEST_SECRET
             for form in _encode_secret(value)
         }
+        # Longest first: a secret may contain another one, whose mask would leave its rest readable.
         self._known = sorted(known, key=len, reverse=True)
 
     def mask_text(self, text: str) -> str:
@@ -116,6 +119,7 @@ class SecretMasker:
 
         A named secret reaches from its name to the end of the line.
         """
+        # Known values first, wherever they are: the rules below only see names and addresses.
         for secret in self._known:
             text = text.replace(secret, _MASK)
         return "\n".join(map(self._mask_line, _PRIVATE_KEY.sub(_MASK, text).split("\n")))
@@ -131,6 +135,7 @@ class SecretMasker:
         if isinstance(value, list | tuple):
             return [self.mask_document(item, name) for item in value]
         if isinstance(value, str):
+            # `env:NAME` is the name of a variable, which helps, and not its value.
             return _MASK if secret and not value.startswith("env:") else self.mask_text(value)
         return value
 
@@ -139,6 +144,7 @@ class SecretMasker:
 
         In any other line only where a secret begins.
         """
+        # Driver logs are JSON lines; a broken one is masked as plain text.
         if line.lstrip()[:1] in ("{", "["):
             with suppress(ValueError, RecursionError):
                 return json.dumps(self.mask_document(json.loads(line)))
@@ -180,6 +186,7 @@ def write_support_bundle(
     log = arguments.open_log(spec.name, store)
     masker = SecretMasker(os.environ, _ENVIRONMENT_REFERENCE.findall(spec.canonical_json()))
     target = out or Path(f"{spec.name}-support.zip")
+    # In memory, so that a failure leaves no half file that somebody may send.
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as bundle:
         for name, text in _collect_contents(spec, log, masker):
@@ -213,6 +220,7 @@ def _collect_contents(
     ):
         yield from _collect_document(log, key, masker)
     for prefix in (layout.requests_prefix, layout.acks_prefix):
+        # A stuck pipeline can pile up requests; the first ones show why.
         for entry in islice(log.store.list_objects(prefix), 200):
             yield from _collect_document(log, entry.key, masker)
     yield from _collect_manifests(log, masker)
@@ -250,6 +258,7 @@ def _collect_logs(log: SlotLog, masker: SecretMasker) -> Iterator[tuple[str, str
         log.store.list_objects(log.layout.logs_prefix), key=lambda entry: entry.modified or 0.0
     )[-_LOG_LIMIT:]
     for entry in newest:
+        # The end of a log tells why a driver stopped.
         start = max(0, entry.size - _LOG_BYTES)
         text = log.store.get_range(entry.key, start, entry.size - start).decode("utf-8", "replace")
         yield entry.key, masker.mask_text(text)
