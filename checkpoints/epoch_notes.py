@@ -106,6 +106,7 @@ class EpochNotes:
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Self:
         """Read `Manifest.notes`; what was not noted is zero or empty."""
+        # Manifests of earlier versions lack some of the notes.
         released, merge = record.get("released_max"), record.get("splice")
         return cls(
             counters=EpochCounters.from_record(record.get("epoch") or {}),
@@ -128,6 +129,7 @@ class EpochNotes:
             "sketches": self.sketches,
             "bytes_written": self.bytes_written,
             "savepoints": list(self.savepoints),
+            # Left out when empty: the bytes of a manifest without them must stay as they were.
             **({"streams": self.streams} if self.streams else {}),
             **({"aborted": list(self.aborted)} if self.aborted else {}),
             **({"splice": asdict(self.merge)} if self.merge else {}),

@@ -273,6 +273,8 @@ class Retention:
         head = self._log.head()
         bounds: dict[int, int] = {}
         for timeline in range(head.timeline + 1):
+            # A driver may seal while this runs: its files are above the bound and are not looked
+            # at.
             newest = self._log.newest_record(timeline)
             if newest is not None:
                 bounds[timeline] = newest.record.slot

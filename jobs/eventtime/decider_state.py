@@ -97,6 +97,7 @@ class DeciderState:
 
         Sources that the spec has not got any more do not count any more.
         """
+        # The spec may have changed since the state was sealed.
         output = Coalescer.from_dict(_resolve_output_options(spec), data["output"])
         for gone in output.inputs.keys() - spec.sources.keys():
             output.remove(gone)
@@ -133,6 +134,7 @@ class DeciderState:
             "order": self.order.to_dict(),
             "buffered_rows": self.buffered_rows,
             "holder": self.holder,
+            # Derived, but written: the next cut is planned from the state alone.
             "blocked": sorted(self.barriers.blocked_members()),
         }
 
@@ -142,6 +144,7 @@ def _resolve_partition_options(source: SourceSpec) -> CoalesceOptions:
 
     A completed source goes to +inf, whatever its partitions' `all_done` says (section 4.2).
     """
+    # Applied here, so that the coalescer knows one set of options only.
     if source.punctuation is not None and source.punctuation.advance_to_end:
         return source.coalesce.model_copy(update={"all_done": "infinity"})
     return source.coalesce

@@ -27,6 +27,7 @@ class Member(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> Member:
         """Inverse of ``str``."""
+        # Only the first slash separates: folders as partitions may contain others.
         source, _, partition = text.partition("/")
         return cls(source, partition)
 
@@ -179,6 +180,7 @@ class BarrierHealth:
         participants = {
             member: (at, seq, time) for member, (at, seq, time) in record["participants"].items()
         }
+        # JSON turned the tuples into lists.
         names = {name: tuple(record[name]) for name in ("types", "missing", "ended", "tardy")}
         outcome = BarrierOutcome(record["outcome"])
         return cls(**{**record, **names, "outcome": outcome, "participants": participants})
@@ -236,6 +238,7 @@ class Decision:
     @property
     def wall(self) -> int:
         """The recorded wall clock of this epoch, for stamps and for people; timers run on `now`."""
+        # A state of a version with one clock has no wall clock of its own.
         time = read_pipeline_time(self.after)
         return self.now if time is None else time.wall
 
@@ -253,6 +256,7 @@ class Decision:
 
         F; at +inf the newest time read, as the windows behind it have no number.
         """
+        # The usual case; only at the end of all sources there is no finite frontier.
         if self.frontier_after != TICK_MAX:
             return self.frontier_after
         seen = [
@@ -264,6 +268,7 @@ class Decision:
 
     def to_record(self) -> dict[str, Any]:
         """Return the form in the manifest, without `after`, which has its own field there."""
+        # Without `after` before `asdict`: it would copy the state of every member.
         record = asdict(replace(self, after={}))
         del record["after"]
         return {name: _to_plain_json(value) for name, value in record.items()}
@@ -271,6 +276,7 @@ class Decision:
     @classmethod
     def from_record(cls, record: Mapping[str, Any], after: dict[str, Any]) -> Decision:
         """Read the decision of a sealed epoch; `after` is the decider's state after it."""
+        # JSON has neither tuples nor marks: they are restored, so that decisions can be compared.
         late = record["order_late"]
         typed = {
             "order_late": None if late is None else ReleaseMark(*late),

@@ -50,6 +50,7 @@ class EpochOutputs:
             DEAD_LETTERS: self.dead.written,
             **{name: window.results for name, window in self.windows.items()},
         }
+        # Segments that the epoch took over are not counted: they cost it no write.
         states = [released.written, built.state, self.edges.written, *(w.written for w in windows)]
         segments = (
             *released.segments,
@@ -57,6 +58,8 @@ class EpochOutputs:
             *self.edges.segments,
             *(ref for window in windows for ref in window.segments),
         )
+        # Counted from the segments and not from the rows moved: the balance of the counters checks
+        # one against the other.
         buffered = _count_buffered_rows(epoch, segments)
         return MoveResult(
             files={name: written.refs for name, written in tables.items() if written.refs},
@@ -132,6 +135,7 @@ class _Tally:
     late_by_output: Counter[str] = field(default_factory=Counter)
 
     def add(self, source: str, disposition: str, rows: int) -> None:
+        # Zeros stay out of the manifest.
         if rows:
             self.per_source.setdefault(source, Counter())[disposition] += rows
 
