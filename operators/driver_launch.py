@@ -302,9 +302,8 @@ class SubmitLauncher(LocalLauncher):
         conn_id = self._options.conn_id
         # Only a task can read Airflow's connections, so the connection travels in the environment.
         environment = {
-            **os.environ,
-            **access.environment,
-            "TIDEGATE_STORE": access.url,
+            **build_child_environment(access),
+            **{name: os.environ[name] for name in ("AIRFLOW_HOME",) if name in os.environ},
             f"AIRFLOW_CONN_{conn_id.upper()}": Connection.get(conn_id).as_json(),
         }
         options = self._options.model_dump_json()

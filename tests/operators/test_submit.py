@@ -249,6 +249,9 @@ def test_the_task_starts_it_and_goes(
     launched = launcher.launch("p", str(spec), StoreAccess("s3://lake", KEYS), "latest")
     arguments = Path(f"/proc/{launched.leader.pid}/cmdline").read_text()
     assert "do-not-tell" not in arguments
+    environment = Path(f"/proc/{launched.leader.pid}/environ").read_text()
+    assert "do-not-tell" in environment
+    assert "nor-that" not in environment  # Airflow's own secrets stay with Airflow
     _wait(lambda: launched.read_exit_code() is not None)
     said = Path(launched.log).read_text()
     assert launched.read_exit_code() == FailureClass.TRANSIENT.exit_code, said
