@@ -122,7 +122,6 @@ class RootsFile:
         pin = Pin(checkpoint=str(checkpoint), who=who, why=why, at=self._clock.wall_ticks())
 
         def add_pin(roots: Roots) -> Roots:
-            # The same pin again, for example after a lost answer, is no conflict.
             there = roots.pins.get(name)
             if there is not None and there.checkpoint == pin.checkpoint:
                 return roots

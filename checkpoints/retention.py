@@ -251,7 +251,6 @@ class Retention:
             or filled.record.id != checkpoint
         ):
             return
-        # The stub keeps what the chain needs: the hash of the epoch and its parent.
         manifest = filled.record
         stub = RetiredEpoch(
             timeline=manifest.timeline,

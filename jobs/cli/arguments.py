@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tidegate.checkpoints.store import Store
     from tidegate.jobs.spec.pipeline import PipelineSpec
 
+# Relative to the working folder: a checkout is the unit that a person works in.
 _DEFAULT_STORE = Path(".tidegate/store")
 _STACK_STATE_FILE = Path(".tidegate/stack.json")
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from tidegate.errors import TidegateError
 
+# Grows when a field of an envelope changes its meaning or goes; new fields leave it as it is.
 SCHEMA_VERSION = 1
 _TICKS_PER_SECOND = 1_000_000
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from tidegate.jobs.engine.epoch_engine import EpochReport
     from tidegate.jobs.spec.pipeline import PipelineSpec
 
+# A driver looks for requests once per epoch, so asking more often would not be answered sooner.
 _POLL_SECONDS = 0.3
 
 AttachmentArgument = Annotated[
@@ -135,8 +136,7 @@ def allow_start(pipeline: PipelineArgument, store: StoreOption = None, why: WhyO
     log = arguments.open_log(pipeline, store)
     before, lease = read_desired_state(log.store, log.pipeline), read_lease(log.store, log.pipeline)
     has_driver = lease is not None and not lease.is_free
-    # The restore would set the desired state back when it ends, and this command would have done
-    # nothing.
+    # The end of the restore would set the desired state back.
     if before.state is DesiredState.RECOVERING and has_driver:
         raise RESTORING(pipeline=log.pipeline, who=before.who or "somebody")
     set_desired_state(

@@ -75,6 +75,7 @@ _ENCODING_DEPTH: Final = 3  # encodings inside of each other: an address in JSON
 _SHORTEST_SECRET: Final = (
     6  # a shorter value is masked by its name only: it may well be an ordinary word elsewhere
 )
+# Enough epochs to see how a pipeline got where it is, and small enough to send by mail.
 _MANIFEST_LIMIT: Final = 20
 _LOG_BYTES: Final = 2 << 20  # of each log, from its end
 _LOG_LIMIT: Final = 10

@@ -97,7 +97,6 @@ class DeciderState:
 
         Sources that the spec has not got any more do not count any more.
         """
-        # The spec may have changed since the state was sealed.
         output = Coalescer.from_dict(_resolve_output_options(spec), data["output"])
         for gone in output.inputs.keys() - spec.sources.keys():
             output.remove(gone)

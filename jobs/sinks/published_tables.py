@@ -165,8 +165,7 @@ def read_positions(
     if location is not None:
         with translate_read_errors(spec, name):
             table = StaticTable.from_metadata(location, build_io_properties(store))
-            # Without merges the stored positions are the current ones, and file statistics can
-            # prune by them.
+            # Without merges the stored positions are current, so file statistics prune by them.
             if SPLICE_COLUMN not in {field.name for field in table.schema().fields}:
                 condition = f"position >= {start} and position < {end}"
                 rows = _RowSelection(columns=wanted).scan(table, condition)

@@ -10,6 +10,8 @@ from typing import Any, Final
 # By default these systems treat no member as idle.
 _NEVER_IDLE: Final = {"idle_timeout": "never"}
 
+# Only what differs from the defaults of the models, so that a new option has one default for all
+# presets unless a preset names it.
 PRESETS: Final[dict[str, dict[str, Any]]] = {
     "tidegate": {},
     "nscldaq": {

@@ -23,6 +23,7 @@ _RESTART_ADVICE: Final = (
 )
 
 
+# A position is a number that only these options give a meaning to.
 _POSITION_OPTIONS: Final = {
     "kafka.topic": "its offsets count the messages of the old topic",
     "table": "its positions count the files of the old table, or objects that were none",

@@ -33,6 +33,7 @@ class PartitionTransform(StrEnum):
     TRUNCATE = "truncate"
 
 
+# Shown in errors: the forms are Iceberg's, written as calls.
 _PARTITION_FORMS: Final = (
     "a column, year(c), month(c), day(c), hour(c), bucket(n, c) or truncate(n, c)"
 )

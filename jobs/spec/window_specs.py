@@ -164,8 +164,7 @@ class WindowSpec(SpecModel):
             WindowKind.SESSION: ("gap",),
         }[self.kind]
         for name in ("size", "slide", "gap"):
-            # An option of another shape is refused instead of ignored: the writer expects an
-            # effect.
+            # An option of another shape is refused: its writer expects an effect.
             present = getattr(self, name) is not None
             if present != (name in needs):
                 raise ValueError(

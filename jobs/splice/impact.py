@@ -28,6 +28,7 @@ from tidegate.jobs.splice.window_merge import WindowChange
 from tidegate.jobs.streams.row_history import PROVENANCE_FIELDS
 from tidegate.time_units import format_instant
 
+# A person reads the first changes; the counts cover all of them.
 _MAX_CHANGES = 5000  # changes of a table that the JSON lists
 _PROVENANCE_COLUMNS = ("_timeline", "_epoch")  # differ between a plan and its merge
 

@@ -76,6 +76,7 @@ CRASH_POINTS: Final = (
 )
 """Where a test may end the process, in order; the merge is committed after ``merge.seal``."""
 
+# One loss is chance; from the second on the driver is faster than the merge can ever be.
 _LOSSES_BEFORE_HOLD = 2  # slots lost before the driver is asked to hold
 # Seconds: enough for the epoch that is under way, and for the merge after it.
 _SHORTEST_HOLD = 30.0
@@ -194,14 +195,12 @@ class _Merger:
         plan, impact = self._plan_approved_effect(request)
         self._step("merge.planned")
         with _SlotHold(self._log, self._request_id, self._decision) as hold:
-            # Each turn tries one slot. Only a filled slot leads to the next turn.
             for lost in range(_MAX_ATTEMPTS):
                 outcome = self._try_slot(plan, impact, lost)
                 if outcome is not None:
                     return outcome
                 head = self._log.head()
-                # Epochs cannot change purged windows or the places behind the newest released
-                # event, so the plan fits the new head as well.
+                # Epochs change neither purged windows nor released events: the plan still fits.
                 if plan.streams is None and _has_only_epochs_between(plan.head, head):
                     plan = replace(plan, head=head)
                     continue

@@ -130,8 +130,7 @@ def fold_rows(
     )
     if failure is None:
         return folded
-    # The rows before the failing one count. Their states cannot be taken from the first run,
-    # because it went on beyond them.
+    # The first run went on beyond the failing row, so its states are of no use.
     before = _fold_once(
         function, reducer, [row for row in rows if row["position"] < failure.position], states
     )
@@ -245,6 +244,7 @@ def _group_by_row(
 
 # Running aggregates: the fold of a reducer without a function. Nulls are ignored, as in SQL.
 
+# Over two values that are not null; `_apply_aggregate` deals with nulls.
 _AGGREGATE_STEPS: Final[dict[str, Callable[[Any, Any], Any]]] = {
     "sum": lambda before, value: before + value,
     "min": min,
