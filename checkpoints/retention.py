@@ -277,43 +277,34 @@ class Retention:
             newest = self._log.newest_record(timeline)
             if newest is not None:
                 bounds[timeline] = newest.record.slot
-        gone = set(leaving)
-        staying = [
-            row
-            for row in self._retained_summaries(head)
-            if row.kind in ("epoch", "missing") and row.id not in gone
-        ]
-        keys = self._collect_needed_keys(staying)
+        staying, keys = self._collect_needed_keys(frozenset(leaving))
         attempts = frozenset(CheckpointId.parse(row.id) for row in staying if row.id)
         return _MarkedFiles(
             bounds, frozenset(keys | set(self._catalog_keys(self._external()))), attempts
         )
 
-    def _collect_needed_keys(self, staying: list[SlotSummary]) -> set[str]:
-        """Return the files outside their own attempts' folders that epochs which stay need.
+    def _collect_needed_keys(self, leaving: frozenset[str]) -> tuple[list[SlotSummary], set[str]]:
+        """Return the epochs that stay, and the files outside their attempts' folders they need.
 
         An epoch names files of its own attempt and of its parent only. So what a stretch of epochs
         needs from before it, its oldest epoch names already, and the others are not read.
         """
-        ids = {row.id for row in staying}
-        children: dict[str | None, list[SlotSummary]] = {}
-        for row in staying:
-            children.setdefault(row.parent, []).append(row)
-        keys = set[str]()
-        oldest = [row for row in staying if row.id is None or row.parent not in ids]
-        with ThreadPoolExecutor(self._workers) as pool:
-            while oldest:
-                found = [*zip(oldest, pool.map(self._keys_needed_by, oldest), strict=True)]
-                keys = keys.union(*(named or () for _, named in found))
-                # Another run has retired the epoch since: its stub does not name what its children
-                # need.
-                oldest = [
-                    row
-                    for parent, named in found
-                    if named is None
-                    for row in children.get(parent.id, ())
-                ]
-        return keys
+        while True:
+            staying = [
+                row
+                for row in self._retained_summaries(self._log.head())
+                if row.kind in ("epoch", "missing") and row.id not in leaving
+            ]
+            ids = {row.id for row in staying}
+            oldest = [row for row in staying if row.id is None or row.parent not in ids]
+            with ThreadPoolExecutor(self._workers) as pool:
+                named = [*zip(oldest, pool.map(self._keys_needed_by, oldest), strict=True)]
+            retired = [CheckpointId.parse(row.id) for row, keys in named if keys is None and row.id]
+            if not retired:
+                return staying, set[str]().union(*(keys or () for _, keys in named))
+            # Another run has retired them since. Their stubs do not name what their children need,
+            # and a child may have been sealed after the list was made: it is made again.
+            self._index.note_retired(retired)
 
     def _keys_needed_by(self, row: SlotSummary) -> set[str] | None:
         """Return the files that the epoch of a slot names; None if it was retired meanwhile."""

@@ -223,6 +223,39 @@ def test_what_another_run_retires_meanwhile_keeps_its_childrens_files(author: Au
     assert log.store.stat(old.segments[0].key) is not None
 
 
+def test_an_epoch_sealed_while_its_parent_retires_keeps_its_files(author: Author) -> None:
+    """The sweep lists the epochs again if the one that it reads was retired after its list.
+
+    The soak found it (seed 634): the epoch that needs the files was sealed after the list.
+    """
+    bucket = MemoryBucket()
+    log = SlotLog(MemoryStore(bucket), "p")
+    old = author.seal(log, with_files=True)
+    author.seal(log, segments=old.segments)
+    head = author.seal(log, segments=old.segments)
+    CheckpointCatalog(log, workers=1).list_checkpoints()
+    key = log.layout.slot_key(0, head.slot)
+    newest = RetentionPolicy(keep_last=1, keep_for=0, grace=0)
+    reads = []
+
+    def seal_and_retire(request: StoreRequest) -> None:
+        if (request.verb, request.key) != ("get", key) or not is_old_retired():
+            return
+        reads.append(request)
+        sweeping.hook = None
+        author.seal(log, segments=old.segments)
+        retention(log, newest).run()
+
+    def is_old_retired() -> bool:
+        return isinstance(log.open_checkpoint(old.id).record, RetiredEpoch)
+
+    sweeping = MemoryStore(bucket, hook=seal_and_retire)
+    retention(SlotLog(sweeping, "p"), newest).run()
+    assert reads
+    assert isinstance(log.open_checkpoint(head.id).record, RetiredEpoch)
+    assert log.store.stat(old.segments[0].key) is not None
+
+
 def test_young_garbage_is_spared_for_a_while(store: Store, author: Author) -> None:
     """The grace time keeps what was just written, where the store knows when that was."""
     log = SlotLog(store, "p")
