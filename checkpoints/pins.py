@@ -106,7 +106,10 @@ class RootsFile:
         self._key = BucketLayout(pipeline).roots_key
 
     def read(self) -> Roots:
-        """The document as it is."""
+        """Return `roots.json`, void claims of restores included.
+
+        An empty `Roots` if there is no such document yet.
+        """
         found, _ = read_document(self._store, self._key, Roots)
         return found or Roots()
 

@@ -145,12 +145,14 @@ def open_spec_and_log(pipeline: str, store: str | None) -> tuple[PipelineSpec, S
 
 
 def resolve_spec_path(spec: str) -> Path:
-    """Return the file of a spec given by path or by pipeline name.
+    """Return the path of a spec.
 
-    Names are looked up in $TIDEGATE_PIPELINES, then in `dags/pipelines` of this folder.
+    `spec` itself if it has a ``/`` or ends in ``.yaml`` or ``.yml``, even if there is no such file.
+    Anything else is a pipeline name, looked up in the folder $TIDEGATE_PIPELINES, then in
+    `dags/pipelines` below the working directory.
 
     Raises:
-        ConfigurationError: there is no such file.
+        ConfigurationError: no spec has this name.
     """
     if _is_spec_path(spec):
         return Path(spec)

@@ -124,7 +124,11 @@ class DriverMetrics:
             _register_gauge(meter, self._attributes, name, unit, read)
 
     def record_epoch(self, report: EpochReport, seconds: float) -> None:
-        """Count one round of the loop, sealed or not."""
+        """Note the end of one round of the loop: `tidegate.loop.age` begins anew.
+
+        A lost slot is counted. Only a sealed epoch is counted, with its seconds, steps, rows and
+        barriers.
+        """
         self._report, self._loop_ended_at = report, self._seconds()
         if report.lost:
             self._lost.add(1, self._attributes)

@@ -23,9 +23,10 @@ EMPTY_COALESCER: Final = Coalescer(CoalesceOptions()).to_dict()
 
 
 class HeldRows(TypedDict):
-    """What was read behind a member's open barrier.
+    """The greatest event time and punctuation read behind a member's open barrier.
 
-    It counts when the barrier closes (alignment ``pass``).
+    For the alignment ``pass``. They act on the member's frontier when the barrier closes. The rows
+    themselves are not here.
     """
 
     seen: int | None

@@ -58,9 +58,11 @@ class ReleaseOrder:
         self.grace_from, self.grace_over = None, False
 
     def in_grace(self, clock: int, *, events: bool) -> bool:
-        """Whether the start-up grace still holds everything.
+        """Advance the start-up grace to `clock` and return whether it still holds everything.
 
-        It starts with the run's first event.
+        To be called once per epoch. The grace starts with the run's first epoch that has read
+        something (`events`), and everything is held before that, too. Without `startup_grace` it
+        is over at once.
         """
         if self.grace_over or self.options.startup_grace == 0:
             return False

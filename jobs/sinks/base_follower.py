@@ -250,7 +250,13 @@ class SlotFollower(ABC):
         change_document(self.store, key, StoredPosition(), advance_position)
 
     def refuse_other_owner(self, owner: str) -> None:
-        """Raise if another pipeline filled the sink."""
+        """Refuse the sink if `owner`, the uid that is recorded there, is another pipeline's.
+
+        An empty `owner` means that nobody has filled the sink.
+
+        Raises:
+            ConfigurationError: another pipeline filled it.
+        """
         if owner not in ("", self.uid):
             raise SINK_OF_OTHER_PIPELINE(
                 pipeline=self.spec.name, sink=self.name, owner=owner, uid=self.uid

@@ -102,7 +102,11 @@ class TableFollower:
         )
 
     def tagged_positions(self) -> list[FollowerPosition]:
-        """Return the positions of group ends, oldest first."""
+        """Return the positions of the snapshots that have a tag, oldest first.
+
+        The publisher tags all tables after each group of slots (`IcebergSink`), and keeps the
+        newest tags.
+        """
         ends = {
             r.snapshot_id
             for r in self.table.metadata.refs.values()

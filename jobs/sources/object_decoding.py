@@ -123,7 +123,10 @@ def parse_folder_values(key: str) -> dict[str, str | None]:
 
 
 def decompress_object(key: str, data: bytes) -> bytes:
-    """Return the bytes inside a compressed object, which the ending of its key announces."""
+    """Return the bytes of an object, decompressed if its key ends in .gz, .bz2, .xz, .zst or .lz4.
+
+    Broken data raises one of `_DECODE_ERRORS`.
+    """
     for ending, decompress in _DECOMPRESS_BY_ENDING.items():
         if key.endswith(ending):
             return decompress(data)

@@ -59,11 +59,18 @@ _DATA_LOSS_SIGNS: Final = ("KAFKA_DATA_LOSS", "OffsetOutOfRangeException")
 def stage_kafka_ranges(
     session: SparkSession, spec: PipelineSpec, cut: Cut, folder: Path, staging: Staging
 ) -> None:
-    """Fetch the offset ranges of a cut into `folder`, under the names of the parts.
+    """Fetch the offset ranges of a cut with Spark and decode the messages into typed Parquet files.
+
+    Each part of a slice (one range of one Kafka partition) becomes one file in `folder`, named by
+    the part's key with ``~`` for ``/``. Tasks write through `staging`, which also works without a
+    shared disk.
 
     Raises:
-        TransientError: the brokers could not be read, or have no longer what was planned.
-        ConfigurationError: a schema cannot be used, and messages are not to be dead letters for it.
+        TransientError: the brokers, the registry or a worker failed, the planned messages were
+            removed, or a schema is not registered yet and the source waits for it.
+        ConfigurationError: a registered schema cannot be used, and such messages are not dead
+            letters.
+        PoisonError: Spark could not read the messages for another reason.
     """
     ranges: dict[str, list[dict[str, Any]]] = {}
     for piece in cut.slices:

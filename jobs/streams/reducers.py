@@ -53,7 +53,11 @@ class Reducer:
     aggregates: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     def load_fold(self) -> Callable[..., Any]:
-        """Return the function that it runs."""
+        """Return the function that the spec names, or one made from its running aggregates.
+
+        Raises:
+            ConfigurationError: there is no such function.
+        """
         return (
             make_running_fold(self.aggregates, self.keys)
             if self.function is None
