@@ -225,9 +225,9 @@ def store_with(endpoint: str, bucket: str, keys: Credentials, prefix: str) -> S3
 
 @pytest.mark.minio
 def test_driver_can_drive_and_no_more(store_as: StoreAs, minio_environment: RealMinio) -> None:
-    """A driver probes the store, owns its pipeline's prefix, reads its inputs.
+    """A driver probes the store, writes below its pipeline's prefix and reads its inputs.
 
-    It sees and touches nothing else.
+    It sees and touches nothing else, and deletes no document of its own.
     """
     whole = store_with(
         minio_environment.server.endpoint, minio_environment.bucket, minio_environment.app, "team"
@@ -240,10 +240,10 @@ def test_driver_can_drive_and_no_more(store_as: StoreAs, minio_environment: Real
     assert SlotLog(store, "shop").head().slot == 0
     etag = store.create("shop/lease.json", b"1")
     store.compare_and_swap("shop/lease.json", b"2", etag)
-    store.delete("shop/lease.json")
     assert store.get("inbox/web/1.parquet").data == b"rows"
     assert [entry.key for entry in store.list_objects("inbox/web/")] == ["inbox/web/1.parquet"]
     refused: list[Callable[[], object]] = [
+        lambda: store.delete("shop/lease.json"),
         lambda: store.put("inbox/web/2.parquet", b"x"),
         lambda: store.delete("inbox/web/1.parquet"),
         lambda: store.get("other/lease.json"),
