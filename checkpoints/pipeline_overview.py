@@ -98,7 +98,7 @@ class DriverOverview:
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """The body of `report`."""
+        """What the driver that took the lease last has reported; empty if it has not reported."""
         return self.report.body if self.report else {}
 
     @property

@@ -73,7 +73,10 @@ def read_start_ticks(pid: int) -> int | None:
 
 
 def is_process_alive(mark: ProcessId) -> bool:
-    """Whether this very process still runs."""
+    """Return whether the process with the mark's pid and start ticks still runs, not a later one.
+
+    The mark must be of this host and this boot: neither is part of it.
+    """
     return read_start_ticks(mark.pid) == mark.start_ticks
 
 

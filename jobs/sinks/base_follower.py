@@ -3,7 +3,7 @@
 `<pipeline>/sinks/<name>.json` holds the sink's position. For a sink that is applied at least once
 it *is* the ledger. A transactional sink has its ledger next to its rows; there the document is a
 copy, so that retention does not retire what the sink still needs. The copy is written after the
-ledger, so it is never ahead of it.
+ledger. Only for Kafka it may be ahead: an epoch without messages moves the copy alone.
 
 See `docs/decisions/0050-sinks-keep-their-own-ledger.md`.
 """

@@ -236,9 +236,10 @@ class TransactionalProducer(Protocol):
 
 
 class ExactlyOnceKafkaSink(SlotFollower):
-    """Writes the same messages as `KafkaSink`, in transactions.
+    """Writes the messages of `KafkaSink`; those of an epoch and the ledger are one transaction.
 
-    The position in the store is a copy of the ledger.
+    An epoch without messages moves only the position in the store. At the start the later one of
+    ledger and position counts.
     """
 
     def __init__(

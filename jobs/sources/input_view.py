@@ -228,7 +228,7 @@ class InputView:
         return store.local_path(original_key)
 
     def uri(self, key: str) -> str:
-        """Return the original's address."""
+        """Return the address of the object as its source stores it, not of a decoded copy."""
         store, original_key = self._resolve_key(key)
         return store.uri(original_key)
 

@@ -155,7 +155,10 @@ def open_cut(
     scratch: Path,
     staging: Staging,
 ) -> CutFrame:
-    """Stage the objects of a cut below `scratch` and describe their rows. Runs no Spark job."""
+    """Stage the objects of a cut below `scratch` and describe their rows.
+
+    Runs Spark jobs only to fetch ranges of Kafka.
+    """
     if any(spec.sources[piece.member.source].kafka is not None for piece in cut.slices):
         # Imported late: few pipelines need it.
         from tidegate.jobs.spark.kafka_staging import stage_kafka_ranges

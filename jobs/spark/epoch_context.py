@@ -40,10 +40,11 @@ class EpochContext:
         staged: its cut.
         data: the cut's data rows that are not set aside; None when there are none.
         aside: the rows that are set aside, with `_verdict` and `_mark`; None when there are none.
-        known: those of `data` between two times, where they are known and nothing is set aside.
-        low: least event time of those rows, None when there are none.
-        high: greatest event time of those rows.
-        kept: folder of local copies of state segments.
+        surveyed_rows: reads the rows of `data` between two times that the caller gives. It knows
+            none if rows are set aside, or if only Spark knows the times.
+        low: least event time in `data`; None when there are none.
+        high: greatest event time in `data`; None when there are none.
+        segment_folder: of local copies of state segments.
     """
 
     sessions: SparkSessions

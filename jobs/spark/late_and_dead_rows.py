@@ -358,7 +358,7 @@ def _write_late_in_tasks(epoch: EpochContext, rows: DataFrame) -> LateRows:
 
 @dataclass(frozen=True, slots=True)
 class DeadRows:
-    """Dead rows of an epoch: their files, and source -> rows."""
+    """Dead rows of an epoch: the files they were written to, and how many each source has."""
 
     written: WrittenFiles = field(default_factory=WrittenFiles)
     per_source: dict[str, int] = field(default_factory=dict)

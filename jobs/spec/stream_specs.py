@@ -209,11 +209,11 @@ class StreamGraph:
         pipes: Mapping[str, PipeSpec],
         reducers: Mapping[str, ReducerSpec],
     ) -> StreamGraph:
-        """Work it out.
+        """Order the streams, each after those it is written from, and derive their columns.
 
         Raises:
-            ValueError: an unknown name, a cycle, or columns that do not fit; the message names the
-                field.
+            ValueError: an unknown or doubled name, a cycle, or columns that do not fit; the
+                message names the field.
         """
         # Names of attachments are parts of row identities, states and requests.
         twice = set(pipes) & set(reducers)

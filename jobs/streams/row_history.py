@@ -307,8 +307,11 @@ def to_event_rows(
 
 
 def to_stream_rows(table: Any, columns: Mapping[str, str]) -> Any:
-    """Convert rows of a stream's table to rows of the stream, without end markers of merges."""
-    # A merge that leaves a stream without rows writes one row without `_id`.
+    """Convert rows of a stream's table to rows of the stream, sorted by position.
+
+    Rows without `_id` are left out. A merge that leaves a stream without rows writes one such row,
+    which marks where the stream ends.
+    """
     table = table.filter(pc.is_valid(table["_id"])).sort_by("position")
     time = table["stream_time"].cast(pa.int64())
     picked = {name: table[name] for name in (*columns, "position", "_id")}
