@@ -371,7 +371,7 @@ def _build_rows_table(facts: DemoResults) -> Table:
     columns = ("read", "released", "late", "dropped", "rejected", "dead_lettered", "retained")
     table.add_column("airport")
     for column in columns:
-        table.add_column(column.replace("_", "-"), justify="right")
+        table.add_column(column.removesuffix("_lettered"), justify="right")
     head = facts.epochs[-1].counters
     for source, places in sorted(facts.exactness.rows.items()):
         counted = head.per_source.get(source, {})
