@@ -290,12 +290,15 @@ class Retention:
         needs from before it, its oldest epoch names already, and the others are not read.
         """
         while True:
+            head = self._log.head()
             staying = [
                 row
-                for row in self._retained_summaries(self._log.head())
+                for row in self._retained_summaries(head)
                 if row.kind in ("epoch", "missing") and row.id not in leaving
             ]
             ids = {row.id for row in staying}
+            if self._is_outdated(head, ids):
+                continue
             oldest = [row for row in staying if row.id is None or row.parent not in ids]
             with ThreadPoolExecutor(self._workers) as pool:
                 named = [*zip(oldest, pool.map(self._keys_needed_by, oldest), strict=True)]
@@ -305,6 +308,16 @@ class Retention:
             # Another run has retired them since. Their stubs do not name what their children need,
             # and a child may have been sealed after the list was made: it is made again.
             self._index.note_retired(retired)
+
+    def _is_outdated(self, head: LogHead, listed: set[str | None]) -> bool:
+        """Return whether epochs may need files that no listed epoch names.
+
+        A later epoch needs what the head needed when the list began, or what the target of a
+        restore did. Another run may have retired either before its page was read.
+        """
+        now = self._log.head()
+        moved = now.checkpoint != head.checkpoint
+        return now.timeline != head.timeline or (moved and str(head.checkpoint) not in listed)
 
     def _keys_needed_by(self, row: SlotSummary) -> set[str] | None:
         """Return the files that the epoch of a slot names; None if it was retired meanwhile."""
