@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tidegate.checkpoints.bucket_layout import generate_attempt_id
-from tidegate.checkpoints.manifest import Counters, Manifest
+from tidegate.checkpoints.manifest import Counters, Manifest, RetiredEpoch
 from tidegate.checkpoints.slot_log import SlotLog
 
 
@@ -40,3 +40,21 @@ def checkpoint_id(log: SlotLog, slot: int) -> str:
     filled = log.read_slot(0, slot)
     assert filled is not None
     return str(filled.epoch.id)
+
+
+def retire_epoch(log: SlotLog, slot: int) -> None:
+    """Replace the manifest in a slot of the first timeline by its stub, as retention does."""
+    filled = log.read_slot(0, slot)
+    assert filled is not None
+    epoch = filled.epoch
+    stub = RetiredEpoch(
+        timeline=0,
+        slot=slot,
+        attempt=epoch.attempt,
+        parent=epoch.parent,
+        parent_sha256=epoch.parent_sha256,
+        original_sha256=filled.sha256,
+        created_at=epoch.created_at,
+        retired_at=0,
+    )
+    log.store.compare_and_swap(filled.key, stub.to_bytes(), filled.etag)

@@ -10,7 +10,7 @@ Two kinds of bounds are checked, each for requests, bytes and memory:
   smallest size and `b` is a tenth of it;
 - against members, rows and new slots: at most linear. The cost of one more of them, from the
   second-largest size to the largest, is at most 1.5 times what it is between the two smallest
-  sizes, and stays below the constant that stands in `LINEAR`.
+  sizes, and stays below the constant in `LINEAR`.
 
 One look at the longest history must also take at most 1.2 times as long as one at 1,000 epochs. Ends with `N of N bounded`; the exit code is 1 if one is not.
 """

@@ -9,13 +9,13 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from tests.epochs import retire_epoch
 from tests.expectations.conftest import START, changed, manifest
 from tests.servers.memory_store import MemoryStore
 
 from tidegate.checkpoints.desired_state import DesiredState, set_desired_state
 from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.checkpoints.local_store import LocalStore
-from tidegate.checkpoints.manifest import RetiredEpoch
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
 from tidegate.expectations import __main__ as command
@@ -43,24 +43,6 @@ def fill(store: Store, slots: int = 3, *, pending: bool = False) -> None:
             update={"parent": parent, "parent_sha256": head.sha256}
         )
         log.seal(sealed)
-
-
-def retire(log: SlotLog, slot: int) -> None:
-    """Replace a manifest by its stub."""
-    filled = log.read_slot(0, slot)
-    assert filled is not None
-    epoch = filled.epoch
-    stub = RetiredEpoch(
-        timeline=0,
-        slot=slot,
-        attempt=epoch.attempt,
-        parent=epoch.parent,
-        parent_sha256=epoch.parent_sha256,
-        original_sha256=filled.sha256,
-        created_at=epoch.created_at,
-        retired_at=0,
-    )
-    log.store.compare_and_swap(filled.key, stub.to_bytes(), filled.etag)
 
 
 def reader(evidence: Evidence) -> TableReader:
@@ -124,7 +106,7 @@ def test_a_retired_beginning_of_recent_epochs_moves_to_what_is_left(
     """Counts are differences of two manifests; the oldest one that is left takes the place."""
     store = MemoryStore()
     fill(store)
-    retire(SlotLog(store, "flights"), 1)
+    retire_epoch(SlotLog(store, "flights"), 1)
     recent = PipelineSpec.model_validate(
         spec.model_dump(by_alias=True) | {"quality": {"recent": 2}}
     )

@@ -57,7 +57,7 @@ class RemoveCall(Operator):  # type: ignore[misc]  # cosmic-ray has no types
                 yield node.start_pos, node.end_pos
 
     def mutate(self, node: Any, index: int) -> Any:
-        """Return the `pass` that stands instead."""
+        """Return the `pass` that replaces the call."""
         return Keyword("pass", node.start_pos, prefix=node.get_first_leaf().prefix)
 
     @classmethod

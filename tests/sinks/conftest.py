@@ -9,11 +9,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from tests.epochs import retire_epoch
 
 from tidegate.checkpoints.bucket_layout import BucketLayout, CheckpointId, generate_attempt_id
 from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.checkpoints.local_store import LocalStore
-from tidegate.checkpoints.manifest import Counters, FileRef, Manifest, RetiredEpoch
+from tidegate.checkpoints.manifest import Counters, FileRef, Manifest
 from tidegate.checkpoints.slot_log import Sealed, SlotLog
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.sinks.iceberg_sink import IcebergSink
@@ -79,20 +80,7 @@ class World:
 
     def retire(self, slot: int) -> None:
         """Replace a manifest by its stub."""
-        filled = self.log.read_slot(0, slot)
-        assert filled is not None
-        epoch = filled.epoch
-        stub = RetiredEpoch(
-            timeline=0,
-            slot=slot,
-            attempt=epoch.attempt,
-            parent=epoch.parent,
-            parent_sha256=epoch.parent_sha256,
-            original_sha256=filled.sha256,
-            created_at=epoch.created_at,
-            retired_at=0,
-        )
-        self.store.compare_and_swap(filled.key, stub.to_bytes(), filled.etag)
+        retire_epoch(self.log, slot)
 
     def forget_after(self, timeline: int, slot: int) -> None:
         """A bucket that lost its newest slots."""
