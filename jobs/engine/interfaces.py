@@ -285,7 +285,7 @@ class MoveResult:
 class Mover(Protocol):
     """Reads, writes and aggregates rows as the decision says.
 
-    The product has one implementation, on Spark SQL. The tests compare it on every input with the
+    The product has one implementation, on Spark. The tests compare it on every input with the
     oracle mover in tests/oracle, which is written in plain Python.
     """
 

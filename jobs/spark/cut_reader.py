@@ -19,7 +19,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import reduce
+from functools import cached_property, reduce
 from pathlib import Path
 from typing import Any, Final
 
@@ -110,21 +110,26 @@ class CutPart:
         return pa.array(np.arange(self.row_start, self.row_start + rows.num_rows, dtype=np.int64))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CutFrame:
     """A cut, staged and readable.
 
     Attributes:
-        frame: its rows; None when there are none.
+        build: describes its rows to Spark; None when there are none.
         rows: rows of all kinds in it.
-        in_driver: the driver has read them; else tasks will.
+        in_driver: the driver reads them; else tasks will.
     """
 
     cut: Cut
     parts: tuple[CutPart, ...]
-    frame: DataFrame | None
+    build: Callable[[], DataFrame | None]
     rows: int
     in_driver: bool
+
+    @cached_property
+    def frame(self) -> DataFrame | None:
+        """Its rows; None when there are none. Spark is not asked before they are."""
+        return self.build()
 
     def find_corruption(self) -> CorruptObjectsError | TransientError | None:
         """The error that names the objects whose pages cannot be read; None when all can.
@@ -167,19 +172,22 @@ def open_cut(
     parts = _download_parts(store, cut, scratch)
     rows = sum(part.row_end - part.row_start for part in parts)
     session, small = sessions.session_for(rows), rows <= SMALL_ROWS
-    frame = _read_similar_parts(
-        spec,
-        cut,
-        list(enumerate(parts)),
-        lambda columns, chosen: (
-            _read_in_driver(session, columns, chosen)
-            if small
-            else _scan_in_tasks(session, columns, chosen, scratch, staging)
-        ),
-    )
-    if frame is not None and small:
-        frame = frame.coalesce(1)  # one task, and no shuffle anywhere behind it
-    return CutFrame(cut, parts, frame, rows, small)
+
+    def build() -> DataFrame | None:
+        frame = _read_similar_parts(
+            spec,
+            cut,
+            list(enumerate(parts)),
+            lambda columns, chosen: (
+                _read_in_driver(session, columns, chosen)
+                if small
+                else _scan_in_tasks(session, columns, chosen, scratch, staging)
+            ),
+        )
+        # One task, and no shuffle anywhere behind it.
+        return frame.coalesce(1) if frame is not None and small else frame
+
+    return CutFrame(cut, parts, build, rows, small)
 
 
 def read_rows_at(

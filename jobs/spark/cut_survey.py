@@ -43,6 +43,7 @@ from tidegate.jobs.spark.member_scan import (
     RowVerdict,
     scan_member,
 )
+from tidegate.jobs.spark.native_windows import FoldedSlice, WindowFold, fold_slice
 from tidegate.jobs.spec.pipeline import BarrierColumns, PipelineSpec, SourceSpec
 from tidegate.time_units import TICK_MAX, TICK_MIN
 
@@ -56,21 +57,54 @@ class MemberScans:
         sketches: source -> lateness sketch of these rows.
         times: index of the slice -> event times of its rows, TICK_MAX for what is no data row;
             empty if only Spark knows them.
+        folded: index of the slice -> its rows folded into windows; None where Spark SQL has to.
+        frontier: what they were judged by.
     """
 
     survey: Survey
     verdicts: dict[int, list[RowVerdict]] = field(default_factory=dict)
     sketches: dict[str, Any] = field(default_factory=dict)
     times: dict[int, Any] = field(default_factory=dict)
+    folded: dict[int, FoldedSlice] | None = None
+    frontier: int = TICK_MIN
 
 
-def survey_cut(staged: CutFrame, spec: PipelineSpec, state: Mapping[str, Any]) -> MemberScans:
-    """Summarise a staged cut; `now` and the like are the engine's to fill in.
+@dataclass(frozen=True, slots=True)
+class _ScannedCut:
+    """The slices with rows: what was found in each, and their columns if no cast was needed."""
+
+    scans: dict[int, MemberScan]
+    columns: dict[int, MemberColumns] = field(default_factory=dict)
+    folded: dict[int, FoldedSlice] | None = None
+
+    def list_times(self) -> dict[int, Any]:
+        """Index of the slice -> event times, TICK_MAX for what is no data row."""
+        # A data row of that time hides which rows are known.
+        if any(scan.survey.max_time == TICK_MAX for scan in self.scans.values()):
+            return {}
+        return {
+            i: np.where(rows.kinds == DATA, rows.times, TICK_MAX)
+            for i, rows in self.columns.items()
+        }
+
+
+def survey_cut(
+    staged: CutFrame,
+    spec: PipelineSpec,
+    state: Mapping[str, Any],
+    folds: Mapping[str, WindowFold] | None = None,
+) -> MemberScans:
+    """Summarise a staged cut, and fold its rows into windows in the same pass.
+
+    `now` and the like are the engine's to fill in. `folds` are of the window outputs that need no
+    Spark SQL.
 
     Raises:
         PoisonError: a dead row of a source whose `on_bad` is ``fail``.
     """
-    scans, times = _scan_members(staged, spec, state)
+    frontier = state.get("output", {}).get("value", TICK_MIN)
+    found_rows = _scan_members(staged, spec, state, folds or {}, frontier)
+    scans = found_rows.scans
     members = tuple(
         replace(
             scans[i].survey if i in scans else _survey_empty_member(spec, piece.member, state),
@@ -83,7 +117,14 @@ def survey_cut(staged: CutFrame, spec: PipelineSpec, state: Mapping[str, Any]) -
         if found.dead and spec.sources[found.member.source].on_bad == "fail":
             raise _dead_rows_error(staged, spec, found)
     verdicts = {i: scan.verdicts for i, scan in scans.items() if scan.verdicts}
-    return MemberScans(Survey(now=0, members=members), verdicts, _merge_sketches(scans), times)
+    return MemberScans(
+        Survey(now=0, members=members),
+        verdicts,
+        _merge_sketches(scans),
+        found_rows.list_times(),
+        found_rows.folded if folds else None,
+        frontier,
+    )
 
 
 def _survey_empty_member(spec: PipelineSpec, member: Any, state: Mapping[str, Any]) -> MemberSurvey:
@@ -115,39 +156,53 @@ def _is_cast_safe(part: CutPart, source: SourceSpec) -> bool:
 
 
 def _scan_members(
-    staged: CutFrame, spec: PipelineSpec, state: Mapping[str, Any]
-) -> tuple[dict[int, MemberScan], dict[int, Any]]:
-    if staged.frame is None:
-        return {}, {}
+    staged: CutFrame,
+    spec: PipelineSpec,
+    state: Mapping[str, Any],
+    folds: Mapping[str, WindowFold],
+    frontier: int,
+) -> _ScannedCut:
+    if not staged.parts:
+        return _ScannedCut({}, folded={})
     sources = {i: spec.sources[piece.member.source] for i, piece in enumerate(staged.cut.slices)}
-    if all(_is_cast_safe(part, sources[part.member]) for part in staged.parts):
-        own = {
-            index: [p for p in staged.parts if p.member == index]
-            for index in _list_slice_indexes(staged)
-        }
-        with ThreadPoolExecutor(4) as pool:  # Arrow and NumPy leave the other cores to each other
-            columns = dict(
-                zip(
-                    own,
-                    pool.map(lambda i: _read_plain_columns(own[i], sources[i]), own),
-                    strict=True,
-                )
-            )
-            scans = dict(
-                zip(
-                    own,
-                    pool.map(lambda i: _scan_slice(staged, sources, i, columns[i], state), own),
-                    strict=True,
-                )
-            )
-        # TICK_MAX marks what is no data row, so a data row of that time hides which rows are known.
-        if any(scan.survey.max_time == TICK_MAX for scan in scans.values()):
-            return scans, {}
-        return scans, {
-            i: np.where(rows.kinds == DATA, rows.times, TICK_MAX) for i, rows in columns.items()
-        }
-    columns = _read_cast_columns(staged, sources)
-    return {i: _scan_slice(staged, sources, i, rows, state) for i, rows in columns.items()}, {}
+    if not all(_is_cast_safe(part, sources[part.member]) for part in staged.parts):
+        columns = _read_cast_columns(staged, sources)
+        return _ScannedCut(
+            {i: _scan_slice(staged, sources, i, rows, state) for i, rows in columns.items()}
+        )
+    types = {name: kind for fold in folds.values() for name, kind in fold.inputs.items()}
+
+    def scan(index: int) -> tuple[MemberColumns, MemberScan, FoldedSlice | None]:
+        own = [part for part in staged.parts if part.member == index]
+        rows, inputs = _read_plain_columns(own, sources[index], types)
+        found = _scan_slice(staged, sources, index, rows, state)
+        if (
+            found.verdicts or not folds or inputs is None
+        ):  # rows that are set aside are moved by Spark SQL
+            return rows, found, None
+        data = rows.kinds == DATA
+        source = staged.cut.slices[index].member.source
+        return (
+            rows,
+            found,
+            fold_slice(
+                folds,
+                source,
+                inputs.filter(pa.array(data)) if inputs.num_columns and not data.all() else inputs,
+                rows.times[data],
+                frontier,
+            ),
+        )
+
+    with ThreadPoolExecutor(4) as pool:  # Arrow, NumPy and DuckDB leave the other cores to others
+        indexes = _list_slice_indexes(staged)
+        found = dict(zip(indexes, pool.map(scan, indexes), strict=True))
+    folded = {i: own for i, (_, _, own) in found.items() if own is not None}
+    return _ScannedCut(
+        {i: own for i, (_, own, _) in found.items()},
+        {i: own for i, (own, _, _) in found.items()},
+        folded if len(folded) == len(found) else None,
+    )
 
 
 def _scan_slice(
@@ -164,8 +219,13 @@ def _list_slice_indexes(staged: CutFrame) -> list[int]:
     return sorted({part.member for part in staged.parts})
 
 
-def _read_plain_columns(parts: list[CutPart], source: SourceSpec) -> MemberColumns:
-    """Return times and kinds as the objects have them; all of them fit the declared types."""
+def _read_plain_columns(
+    parts: list[CutPart], source: SourceSpec, more: Mapping[str, pa.DataType]
+) -> tuple[MemberColumns, pa.Table | None]:
+    """Return times and kinds as the objects have them, and the columns `more` in these types.
+
+    All of them fit the declared types; the columns are None where Arrow cannot cast a value.
+    """
     marks = source.barriers
     wanted = [
         source.event_time,
@@ -178,13 +238,14 @@ def _read_plain_columns(parts: list[CutPart], source: SourceSpec) -> MemberColum
         try:
             places = [OFFSET_COLUMN] if part.has_row_numbers else []
             table = part.slice_rows(
-                read_parquet_table(part.path, [*dict.fromkeys(wanted), *places])
+                read_parquet_table(part.path, [*dict.fromkeys((*wanted, *more)), *places])
             )
         except (pa.ArrowException, OSError) as error:
             raise unreadable_objects_error([part.key]) from error
         tables.append(table)
         seqs.append(join_seq(part.ordinal, 0) + part.row_numbers(table).to_numpy())
-    rows = pa.concat_tables(tables, promote_options="permissive")
+    marked = [table.select([*dict.fromkeys(wanted)]) for table in tables]
+    rows = pa.concat_tables(marked, promote_options="permissive")
     times, absent = _convert_to_ticks(rows[source.event_time])
     kinds = (
         _encode_kinds(rows[marks.kind], marks)
@@ -200,9 +261,19 @@ def _read_plain_columns(parts: list[CutPart], source: SourceSpec) -> MemberColum
     kinds[absent & ((kinds == DATA) | (kinds == PUNCTUATION))] = DEAD
     if source.min_event_time is not None:
         kinds[(kinds == DATA) & (times < source.min_event_time)] = DEAD
-    return MemberColumns(
+    members = MemberColumns(
         np.concatenate(seqs), times, ends, kinds, _find_first_barrier(rows, kinds, marks)
     )
+    return members, _cast_inputs(tables, more)
+
+
+def _cast_inputs(tables: list[pa.Table], types: Mapping[str, pa.DataType]) -> pa.Table | None:
+    """These columns of all objects in these types; None where Arrow cannot cast a value."""
+    try:
+        # Object by object: what one of them holds as a dictionary the next may hold as text.
+        return pa.concat_tables(t.select(list(types)).cast(pa.schema(types)) for t in tables)
+    except pa.ArrowException:
+        return None
 
 
 def _convert_to_ticks(column: Any) -> tuple[Any, Any]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
@@ -45,6 +45,9 @@ class EpochContext:
         low: least event time in `data`; None when there are none.
         high: greatest event time in `data`; None when there are none.
         segment_folder: of local copies of state segments.
+        partials: window output -> partial rows of the epoch, where no Spark SQL was needed for
+            them.
+        native: nothing but dead letters needs the rows as a DataFrame; `data` is None.
     """
 
     sessions: SparkSessions
@@ -59,6 +62,8 @@ class EpochContext:
     low: int | None
     high: int | None
     segment_folder: Path
+    partials: Mapping[str, pa.Table] = field(default_factory=dict)
+    native: bool = False
 
     @property
     def fits_in_driver(self) -> bool:
@@ -99,13 +104,18 @@ class EpochContext:
         rows = sum(pq.read_metadata(path).num_rows for path in paths)
         # Few rows are read in the driver: a scan that opens every file in a task takes longer.
         if rows <= FETCH_ROWS:
-            table = pa.concat_tables(
-                (pq.read_table(path, partitioning=None) for path in paths),
-                promote_options="permissive",
-            )
+            table = self.read_segments(paths)
             return arrow_to_frame(self.sessions.session_for(rows), table).coalesce(1)
         return self.sessions.full.read.option("mergeSchema", "false").parquet(
             *(self.writer.staging.expose_file(path, key) for path, key in files.items())
+        )
+
+    @staticmethod
+    def read_segments(paths: Iterable[Path]) -> pa.Table:
+        """The rows of state segments."""
+        return pa.concat_tables(
+            (pq.read_table(path, partitioning=None) for path in paths),
+            promote_options="permissive",
         )
 
     def merge_small_segments(
@@ -114,6 +124,7 @@ class EpochContext:
         live: list[FileRef],
         column: str,
         select: Callable[[DataFrame], DataFrame],
+        merge: Callable[[pa.Table], pa.Table | None] = lambda _: None,
     ) -> tuple[FileRef, ...]:
         """Merge small state segments of one kind if there are many, so that an epoch opens few.
 
@@ -124,17 +135,24 @@ class EpochContext:
             live: all of them.
             column: the time by which the new segment has bounds.
             select: drops the rows that have left, and merges those that belong together.
+            merge: does the same to rows that the driver has; None where Spark SQL has to.
 
         Returns:
             The segments that are live then.
         """
         small = [ref for ref in live if ref.rows <= _SMALL_SEGMENT_ROWS]
-        frame = self.load_segments(small) if len(small) > _MANY_SEGMENTS else None
-        if frame is None:
+        if len(small) <= _MANY_SEGMENTS:
             return tuple(live)
         ends = [("section_min", min), ("section_max", max)] if kind == ORDER_KIND else []
         extra = {name: choose(ref.extra[name] for ref in small) for name, choose in ends}
-        rows = self.collect_if_small(select(frame), sum(ref.rows for ref in small))
+        count = sum(ref.rows for ref in small)
+        rows: pa.Table | DataFrame | None = None
+        if count <= FETCH_ROWS:
+            rows = merge(self.read_segments(self.locate_segments(small)))
+        if rows is None:
+            frame = self.load_segments(small)
+            assert frame is not None  # noqa: S101 - there are many
+            rows = self.collect_if_small(select(frame), count)
         large = [ref for ref in live if ref.rows > _SMALL_SEGMENT_ROWS]
         return (*large, *self.writer.write_segment(kind, rows, column, extra).refs)
 

@@ -11,6 +11,7 @@ release has fetched all rows with their verdicts already, and no job is needed a
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import reduce
 
@@ -88,6 +89,19 @@ def write_judged_late_rows(epoch: EpochContext, judged: pa.Table) -> LateRows:
         for o, column in zip(outputs, list_late_columns(epoch), strict=True)
     ]
     return _count_expired_pairs(epoch, _write_late_in_driver(epoch, pa.concat_tables(pieces)))
+
+
+def write_known_late_rows(
+    epoch: EpochContext, rows: Mapping[str, pa.Table], expired: Counter[tuple[str, str]]
+) -> LateRows:
+    """Write the late table from the rows of each output that were found while folding windows.
+
+    Raises:
+        PoisonError: a late row under ``on_late: error``, named.
+    """
+    pieces = [_build_late_piece(epoch, table, output) for output, table in rows.items()]
+    late = _write_late_in_driver(epoch, pa.concat_tables(pieces)) if pieces else None
+    return replace(late or LateRows(WrittenFiles()), expired=expired)
 
 
 def _build_late_piece(epoch: EpochContext, rows: pa.Table, output: str) -> pa.Table:

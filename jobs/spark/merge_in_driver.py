@@ -7,6 +7,7 @@ might overflow, are Spark's.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -24,6 +25,8 @@ MERGE_ROWS: Final = 500_000
 Their states are numbers, so memory is bounded.
 """
 
+MERGED_FLAGS: Final = {"_on": "max", "_up": "sum", "_n": "sum", "_epoch": "min"}
+"""How the marks of a window are merged over epochs."""
 _SUMS: Final = (AggregateFunction.COUNT, AggregateFunction.SUM, AggregateFunction.AVG)
 _EXTREMES: Final = (AggregateFunction.MIN, AggregateFunction.MAX)
 _TIMESTAMP: Final = pa.timestamp("us", "UTC")
@@ -39,9 +42,9 @@ def merge_due_results(
     window = aggregation.window
     # Windows that are not due are not merged: their partials stay as they are.
     rows = rows.filter(_mask_candidate_windows(window, rows, before, after))
-    if _may_overflow(aggregation, rows):
+    merged = merge_partial_rows(aggregation, rows, {**MERGED_FLAGS, "_new": "max"})
+    if merged is None:
         return None
-    merged = _merge_partial_rows(aggregation, rows)
     merged = merged.filter(_mask_due_windows(window, merged, before, after))
     columns: dict[str, Any] = {
         key: merged[name] for name, key in zip(aggregation.keys, window.keys, strict=True)
@@ -108,8 +111,16 @@ def _may_overflow(aggregation: Aggregation, rows: pa.Table) -> bool:
     return False
 
 
-def _merge_partial_rows(aggregation: Aggregation, rows: pa.Table) -> pa.Table:
-    folds = {"_on": "max", "_up": "sum", "_n": "sum", "_epoch": "min", "_new": "max"}
+def merge_partial_rows(
+    aggregation: Aggregation, rows: pa.Table, flags: Mapping[str, str]
+) -> pa.Table | None:
+    """One row per window and key, of partial rows with these marks, in their types.
+
+    None: a sum may overflow.
+    """
+    if _may_overflow(aggregation, rows):
+        return None
+    folds = dict(flags)
     for output, what in aggregation.window.aggregates.items():
         fold = what.function.value if what.function in _EXTREMES else "sum"
         folds |= dict.fromkeys(aggregation.plans[output].partial, fold)
@@ -118,9 +129,9 @@ def _merge_partial_rows(aggregation: Aggregation, rows: pa.Table) -> pa.Table:
         list(folds.items())
     )
     folded = [f"{column}_{fold}" for column, fold in folds.items()]
-    return grouped.select([*aggregation.group_columns, *folded]).rename_columns(
-        [*aggregation.group_columns, *folds]
-    )
+    names = [*aggregation.group_columns, *folds]
+    merged = grouped.select([*aggregation.group_columns, *folded]).rename_columns(names)
+    return merged.cast(pa.schema([rows.schema.field(name) for name in names]))
 
 
 def _get_window_ends(rows: pa.Table) -> Any:

@@ -37,6 +37,12 @@ from tidegate.jobs.spark.late_and_dead_rows import (
     write_judged_late_rows,
     write_late_rows,
 )
+from tidegate.jobs.spark.native_epoch import (
+    is_fully_native,
+    merge_folded_slices,
+    write_folded_late_rows,
+)
+from tidegate.jobs.spark.native_windows import plan_window_folds
 from tidegate.jobs.spark.ordered_release import (
     ReleasedRows,
     adjust_start_times,
@@ -51,6 +57,7 @@ from tidegate.jobs.spark.spark_session import (
     extract_cause,
     open_quick_session,
     open_session,
+    runs_on_one_host,
 )
 from tidegate.jobs.spark.staging import DiskStaging, open_staging
 from tidegate.jobs.spark.tumbling_sliding_windows import process_window
@@ -80,10 +87,18 @@ class SparkMover:
             see it.
         session: a running session to use; by default one is started from ``spec.spark`` and stopped
             by `close`.
+        native: fold windows without Spark SQL where `explain_spark_window` gives no reason against
+            it. Tests compare both ways.
     """
 
     def __init__(
-        self, store: Store, spec: PipelineSpec, workdir: Path, session: SparkSession | None = None
+        self,
+        store: Store,
+        spec: PipelineSpec,
+        workdir: Path,
+        session: SparkSession | None = None,
+        *,
+        native: bool = True,
     ) -> None:
         self._store = store
         self._spec = spec
@@ -96,6 +111,8 @@ class SparkMover:
         self._staging = open_staging(
             (self._session, self._sessions.quick), spec, store, self._workdir
         )
+        # The driver folds beside its tasks: with a cluster the rows belong on the executors.
+        self._folds = plan_window_folds(spec) if native and runs_on_one_host(spec.spark) else {}
         self._cut_folder: Path | None = None  # scratch files of the newest survey
 
     def survey(self, cut: Cut, state: Mapping[str, Any]) -> SurveyedCut:
@@ -103,7 +120,9 @@ class SparkMover:
         self._discard_cut_folder()
         folder = self._cut_folder = Path(mkdtemp(prefix="epoch-", dir=self._workdir))
         frame = open_cut(self._sessions, self._spec, self._store, cut, folder, self._staging)
-        scans = self._run_reporting_errors(frame, lambda: survey_cut(frame, self._spec, state))
+        scans = self._run_reporting_errors(
+            frame, lambda: survey_cut(frame, self._spec, state, self._folds)
+        )
         return SurveyedCut(cut, scans.survey, _StagedCut(frame, scans, folder))
 
     def move(self, order: MoveOrder, surveyed: SurveyedCut) -> MoveResult:
@@ -172,9 +191,11 @@ class SparkMover:
 
     def _make_epoch_context(self, order: MoveOrder, staged: _StagedCut) -> EpochContext:
         members = staged.scans.survey.members
+        partials = merge_folded_slices(self._folds, staged.scans, order.decision, order.epoch)
+        native = is_fully_native(self._spec, staged.scans, partials)
         data, aside = (
             _apply_verdicts(staged, self._spec)
-            if any(member.rows + member.quarantined for member in members)
+            if not native and any(member.rows + member.quarantined for member in members)
             else (None, None)
         )
         low = min(
@@ -201,6 +222,8 @@ class SparkMover:
             low,
             high,
             kept,
+            partials,
+            native,
         )
 
 
@@ -251,7 +274,8 @@ def _release_and_write_late(
     epoch: EpochContext, scans: MemberScans
 ) -> tuple[ReleasedRows, LateRows]:
     if not epoch.spec.outputs.events:
-        return count_released_rows(scans), write_late_rows(epoch)
+        late = write_folded_late_rows(epoch, scans) if epoch.native else write_late_rows(epoch)
+        return count_released_rows(scans), late
     released, judged = release_rows(epoch)
     return released, (
         write_late_rows(epoch) if judged is None else write_judged_late_rows(epoch, judged)

@@ -25,7 +25,13 @@ from tidegate.jobs.spark.column_casts import quote_name
 from tidegate.jobs.spark.edge_events import EpochEdges, assign_intervals, drop_edges
 from tidegate.jobs.spark.epoch_context import EpochContext, WindowOutput
 from tidegate.jobs.spark.file_writer import WrittenFiles, combine_written_files
-from tidegate.jobs.spark.merge_in_driver import MERGE_ROWS, can_merge_in_driver, merge_due_results
+from tidegate.jobs.spark.merge_in_driver import (
+    MERGE_ROWS,
+    MERGED_FLAGS,
+    can_merge_in_driver,
+    merge_due_results,
+    merge_partial_rows,
+)
 from tidegate.jobs.spark.ordered_release import adjust_start_times
 from tidegate.jobs.spark.sql_conditions import (
     add_window_span,
@@ -33,6 +39,7 @@ from tidegate.jobs.spark.sql_conditions import (
     is_window_closed,
     is_window_purged,
     late_for_window_sql,
+    mask_reached_ends,
     opaque_literal,
     window_purged_sql,
 )
@@ -96,13 +103,15 @@ def process_window(epoch: EpochContext, name: str, edges: EpochEdges) -> WindowO
     kind, aggregation = f"window:{name}", Aggregation(epoch.spec, name)
     live = [ref for ref in epoch.live_segments(kind) if not holds_gaps(ref)]
     gaps: tuple[FileRef, ...] = tuple(ref for ref in epoch.live_segments(kind) if holds_gaps(ref))
-    fresh: pa.Table | DataFrame | None = None
+    fresh: pa.Table | DataFrame | None
     written = WrittenFiles()
-    joining, most = _combine_joining_pairs(epoch, window, edges)
+    fresh = epoch.partials.get(name)
+    joining, most = (None, 0) if fresh is not None else _combine_joining_pairs(epoch, window, edges)
     if joining is not None:
         fresh = epoch.collect_if_small(
             aggregation.aggregate_rows(joining, decision.frontier_before, epoch.order.epoch), most
         )
+    if fresh is not None:
         written = _write_window_segment(epoch, kind, fresh)
     if window.zero_rows:
         zero, gaps = fill_gaps(epoch, aggregation, live, list(gaps), written)
@@ -119,8 +128,22 @@ def process_window(epoch: EpochContext, name: str, edges: EpochEdges) -> WindowO
         segments,
         "_we",
         lambda rows: aggregation.merge_partials(rows.where(f"NOT ({purged})"), flags={}),
+        lambda rows: _merge_standing_rows(aggregation, rows, decision.frontier_after),
     )
     return WindowOutput(results, (*merged, *gaps), written)
+
+
+def _merge_standing_rows(
+    aggregation: Aggregation, rows: pa.Table, frontier: int
+) -> pa.Table | None:
+    """Partial rows of windows that are not purged, one per window and key.
+
+    None where this is Spark's.
+    """
+    if not can_merge_in_driver(aggregation, rows.schema):
+        return None
+    purged = mask_reached_ends(rows["_we"].to_numpy(), frontier, aggregation.window.lateness)
+    return merge_partial_rows(aggregation, rows.filter(pa.array(~purged)), MERGED_FLAGS)
 
 
 def _write_window_segment(

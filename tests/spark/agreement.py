@@ -68,12 +68,16 @@ class Side:
 class Pair:
     """Both movers over one store, epoch by epoch."""
 
-    def __init__(self, spec: PipelineSpec, session: SparkSession, folder: Path) -> None:
+    def __init__(
+        self, spec: PipelineSpec, session: SparkSession, folder: Path, *, native: bool = True
+    ) -> None:
         from tidegate.jobs.spark.mover import SparkMover
 
         self.spec = spec
         self.store = LocalStore(folder / "store")
-        self.spark: SparkMover = SparkMover(self.store, spec, folder / "work", session=session)
+        self.spark: SparkMover = SparkMover(
+            self.store, spec, folder / "work", session=session, native=native
+        )
         self.sides = {
             "spark": Side(self.spark, "spark"),
             "reference": Side(OracleMover(self.store, spec), "reference"),

@@ -27,9 +27,16 @@ WINDOWS = {
 TASKS = ("epoch_context", "late_and_dead_rows", "file_writer")
 
 
-@pytest.mark.parametrize("many", [(), TASKS, (*TASKS, "cut_survey")])
+@pytest.mark.parametrize(
+    ("many", "native"),
+    [((), True), ((), False), (TASKS, False), ((*TASKS, "cut_survey"), False)],
+)
 def test_windows_and_late_rows_without_events(
-    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, many: tuple[str, ...]
+    session: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    many: tuple[str, ...],
+    native: bool,
 ) -> None:
     """Both movers count what left, write windows and late rows, and no event.
 
@@ -42,7 +49,7 @@ def test_windows_and_late_rows_without_events(
     if "cut_survey" in many:
         monkeypatch.setattr("tidegate.jobs.spark.tumbling_sliding_windows.MERGE_ROWS", 0)
     spec = spec_of(release={"mode": "pass_through"}, outputs={"events": False}, windows=WINDOWS)
-    pair = Pair(spec, session, tmp_path)
+    pair = Pair(spec, session, tmp_path, native=native)
     for epoch, times in enumerate(([1, 2, 14], [15, 31, 3], [4, 40])):
         for source in ("a", "b"):
             pair.put(
@@ -73,6 +80,7 @@ def test_a_warm_epoch_compiles_no_code(
         spec_of(release={"mode": "pass_through"}, outputs={"events": False}, windows=WINDOWS),
         session,
         tmp_path,
+        native=False,
     )
     assert session._jvm is not None
     metrics = session._jvm.org.apache.spark.metrics.source.CodegenMetrics

@@ -77,7 +77,7 @@ def test_rows_of_a_range_that_begins_anywhere(session: SparkSession, tmp_path: P
         columns=tuple(planned["columns"].items()),
         **{name: planned[name] for name in fields},
     )
-    staged = CutFrame(cut, (part,), None, 100, in_driver=False)
+    staged = CutFrame(cut, (part,), lambda: None, 100, in_driver=False)
     found = read_rows_at(SparkSessions(session, session), spec, staged, {0: np.array([2, 5])})
     assert found is not None
     assert sorted((row["_seq"], row["n"]) for row in found.select("_seq", "n").collect()) == [
