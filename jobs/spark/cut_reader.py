@@ -173,7 +173,7 @@ def open_cut(
     rows = sum(part.row_end - part.row_start for part in parts)
     session, small = sessions.session_for(rows), rows <= SMALL_ROWS
 
-    def build() -> DataFrame | None:
+    def build_frame() -> DataFrame | None:
         frame = _read_similar_parts(
             spec,
             cut,
@@ -187,7 +187,7 @@ def open_cut(
         # One task, and no shuffle anywhere behind it.
         return frame.coalesce(1) if frame is not None and small else frame
 
-    return CutFrame(cut, parts, build, rows, small)
+    return CutFrame(cut, parts, build_frame, rows, small)
 
 
 def read_rows_at(

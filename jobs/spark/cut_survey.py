@@ -172,7 +172,7 @@ def _scan_members(
         )
     types = {name: kind for fold in folds.values() for name, kind in fold.inputs.items()}
 
-    def scan(index: int) -> tuple[MemberColumns, MemberScan, FoldedSlice | None]:
+    def scan_and_fold(index: int) -> tuple[MemberColumns, MemberScan, FoldedSlice | None]:
         own = [part for part in staged.parts if part.member == index]
         rows, inputs = _read_plain_columns(own, sources[index], types)
         found = _scan_slice(staged, sources, index, rows, state)
@@ -196,7 +196,7 @@ def _scan_members(
 
     with ThreadPoolExecutor(4) as pool:  # Arrow, NumPy and DuckDB leave the other cores to others
         indexes = _list_slice_indexes(staged)
-        found = dict(zip(indexes, pool.map(scan, indexes), strict=True))
+        found = dict(zip(indexes, pool.map(scan_and_fold, indexes), strict=True))
     folded = {i: own for i, (_, _, own) in found.items() if own is not None}
     return _ScannedCut(
         {i: own for i, (_, own, _) in found.items()},

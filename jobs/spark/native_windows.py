@@ -149,11 +149,11 @@ def _plan_fold(spec: PipelineSpec, name: str) -> WindowFold:
     for index, what in enumerate(window.aggregates.values()):
         for state, (first, then) in _render_states(spec, what, index).items():
             partial[state], merge[state] = first, then
-    named = [f"{_quote(key)} AS {name}" for key, name in zip(window.keys, keys, strict=True)]
+    named = [f"{_quote_column(key)} AS {name}" for key, name in zip(window.keys, keys, strict=True)]
     folded = [f"{sql} AS {state}" for state, sql in partial.items()]
     panes = (
         f"SELECT {', '.join(['_w0', '_w1', *named, *folded])} FROM slice_rows"  # noqa: S608
-        f" GROUP BY {', '.join(['_w0', '_w1', *map(_quote, window.keys)])}"
+        f" GROUP BY {', '.join(['_w0', '_w1', *map(_quote_column, window.keys)])}"
     )
     columns = ["_ws", f"_ws + {window.size} AS _we", *keys]
     merged = [f"{sql} AS {state}" for state, sql in merge.items()]
@@ -176,7 +176,7 @@ def _has_several_windows(window: WindowSpec) -> bool:
 def _render_states(spec: PipelineSpec, what: Aggregate, index: int) -> dict[str, tuple[str, str]]:
     """State column -> (DuckDB SQL over rows, over state columns)."""
     state, column = f"_s{index}", _find_column(spec, what)
-    x = "*" if column is None else _quote(column)
+    x = "*" if column is None else _quote_column(column)
     total = f"CAST(sum({state}) AS BIGINT)"
     match what.function:
         case AggregateFunction.COUNT:
@@ -194,7 +194,7 @@ def _render_states(spec: PipelineSpec, what: Aggregate, index: int) -> dict[str,
             return {state: (f"{other.value}({x})", f"{other.value}({state})")}
 
 
-def _quote(name: str) -> str:
+def _quote_column(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
@@ -302,7 +302,7 @@ def _fold_rows(
             "_w0": first,
             "_w1": last,
             _SOURCE: pa.repeat(pa.scalar(source), times.size),
-            **{name: _as_number(rows[name]) for name in fold.inputs},
+            **{name: _convert_to_number(rows[name]) for name in fold.inputs},
         }
     )
     if not keep.all():
@@ -313,7 +313,7 @@ def _fold_rows(
     return _add_marks(fold, folded, frontier)
 
 
-def _as_number(column: Any) -> Any:
+def _convert_to_number(column: Any) -> Any:
     """Times as ticks: DuckDB needs no time zones then."""
     return column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -237,6 +238,26 @@ def _trim(piece: Slice, end: int) -> Slice:
         if start < end:
             parts.append({**part, "row_end": min(part["row_end"], part["row_start"] + end - start)})
     return replace(piece, end=end, parts=tuple(parts), pending=True, done=False)
+
+
+def rows_of(draw: random.Random, around: int) -> list[Row]:
+    """A few rows about a time, some of them behind, some equal, some a barrier."""
+    rows: list[Row] = []
+    for _ in range(draw.randint(0, 9)):
+        behind = draw.choice([0, 0, 0, 1, 3, 12, 30])
+        time = (around + draw.randint(0, 8) - behind) * SECOND + draw.choice([0, 0, 500_000])
+        kind = "stop" if draw.random() < 0.05 else draw.choice([None, "data"])
+        value = draw.choice([None, draw.randint(0, 64) / 4])
+        rows.append(
+            {
+                "t": time,
+                "kind": kind,
+                "k": draw.choice([None, "x", "y"]),
+                "n": draw.randint(0, 5),
+                "v": value,
+            }
+        )
+    return rows
 
 
 def table_of(rows: list[Row]) -> pa.Table:

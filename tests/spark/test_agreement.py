@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.spark.agreement import SECOND, Pair, Row, spec_of
+from tests.spark.agreement import SECOND, Pair, rows_of, spec_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -79,26 +79,6 @@ def windows_of(draw: random.Random) -> dict[str, dict[str, Any]]:
         if windows[name]["emit"] == "close" and not shape.get("zero_rows"):
             windows[name]["fire_every"] = draw.choice([None, "3s"])
     return windows
-
-
-def rows_of(draw: random.Random, around: int) -> list[Row]:
-    """A few rows about a time, some of them behind, some equal, some a barrier."""
-    rows: list[Row] = []
-    for _ in range(draw.randint(0, 9)):
-        behind = draw.choice([0, 0, 0, 1, 3, 12, 30])
-        time = (around + draw.randint(0, 8) - behind) * SECOND + draw.choice([0, 0, 500_000])
-        kind = "stop" if draw.random() < 0.05 else draw.choice([None, "data"])
-        value = draw.choice([None, draw.randint(0, 64) / 4])
-        rows.append(
-            {
-                "t": time,
-                "kind": kind,
-                "k": draw.choice([None, "x", "y"]),
-                "n": draw.randint(0, 5),
-                "v": value,
-            }
-        )
-    return rows
 
 
 @pytest.mark.timeout(900)  # a case is some 60 small jobs; on a loaded machine each takes seconds

@@ -11,8 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.spark.agreement import SECOND, Pair, same, spec_of, table_of
-from tests.spark.test_agreement import rows_of
+from tests.spark.agreement import SECOND, Pair, rows_of, same, spec_of, table_of
 from tidegate.jobs.spark.native_windows import (
     SAFE_TICKS,
     explain_spark_window,
