@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.checkpoints.conftest import Author
 from tests.servers.memory_store import MemoryStore, StoreRequest
 
 from tidegate.checkpoints.desired_state import DesiredState, set_desired_state
@@ -91,3 +92,18 @@ def test_surfaces_keep_their_words() -> None:
         "running": ["running", "running", "live"],
         "lost": ["lost", "down", "lost"],
     }
+
+
+@pytest.mark.parametrize(("folders", "warned"), [(200, False), (201, True)])
+def test_many_folders_of_a_source_are_a_warning(
+    log: SlotLog, author: Author, folders: int, warned: bool
+) -> None:
+    """Each stays in every manifest, also after it is gone; the advice says what to do instead."""
+    part = {"parts": [], "pending": False}
+    cut = {f"orders/{day}": part for day in range(folders)} | {"users": part}
+    log.seal(author.manifest(log.head(), cut=cut))
+    warnings = read_overview(log).warnings
+    assert [w for w in warnings if w.startswith("orders has") and "by: source" in w] == (
+        warnings if warned else []
+    )
+    assert len(warnings) == warned
