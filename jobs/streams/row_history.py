@@ -85,7 +85,7 @@ class LogHistory:
             RowsRetiredError: some of the rows are in epochs that were retired, and in no table.
         """
         if start >= end:
-            return pa.table({}, schema=_build_row_schema(columns))
+            return _build_row_schema(columns).empty_table()
         after = self._after
         # A replay sees the log as it was before its epoch.
         head = LogHead(after.timeline, after.slot, after, None, None) if after else self._log.head()
@@ -144,7 +144,7 @@ class LogHistory:
         files = [file for epoch, _ in epochs for file in epoch.files.get(EVENTS_STREAM, [])]
         table = read_parquet_files(self._log.store, files)
         if table is None:
-            return pa.table({}, schema=_build_row_schema(columns))
+            return _build_row_schema(columns).empty_table()
         if inserted is not None:
             low = pc.min(table["position"]).as_py()
             near = inserted.filter(pc.greater_equal(inserted["position"], low - 1))
@@ -210,7 +210,7 @@ class LogHistory:
             if limit <= start:
                 break
         if not parts:
-            return pa.table({}, schema=_build_row_schema(columns))
+            return _build_row_schema(columns).empty_table()
         return pa.concat_tables(parts[::-1])
 
     def _iter_epoch_pairs(self, head: LogHead) -> Iterator[tuple[Manifest | None, Manifest]]:

@@ -142,3 +142,27 @@ def test_rows_that_are_in_no_table_pause_the_attachment(tmp_path: Path) -> None:
     assert "row 0 of events lies in an epoch that was retired" in attachment["failure"]["error"]
     assert "tidegate detach" in attachment["failure"]["error"]
     assert world.epoch((5, 5)).sealed
+
+
+def test_a_backfill_goes_on_where_all_its_epochs_were_retired(tmp_path: Path) -> None:
+    """No manifest names a file of the events any more, and two of four rows are still to come."""
+    store = LocalStore(tmp_path / "store")
+    pipe = {"from": "events", "to": "copy", "rows_per_epoch": 1}
+    plain = streams_spec(release={"mode": "pass_through"})
+    spec = streams_spec(release={"mode": "pass_through"}, streams={"copy": {}}, pipes={"p": pipe})
+    world = World(plain, store=store)
+    for second in range(1, 4):
+        world.epoch((second, second))
+    IcebergSink(plain, store, "0" * 32).follow(world.bench.log)
+    retire_all_but_the_head(world)
+    world.driver(spec=spec)
+    sink = IcebergSink(spec, store, "0" * 32)
+    world.epoch((4, 4))
+    world.epoch()
+    sink.follow(world.bench.log)
+    retire_all_but_the_head(world)
+    while world.epoch().sealed:
+        pass
+    sink.follow(world.bench.log)
+    copies = read_table(spec, store, "copy").sort_by("position").to_pylist()
+    assert [row["v"] for row in copies] == [1, 2, 3, 4]
