@@ -87,7 +87,7 @@ conformance: venv ## cases of other systems' tests (FILES="a.json b.json" ENGINE
 	$(BIN)/python -m tests.conformance $(or $(FILES),tests/conformance/cases/*.json) --engine $(or $(ENGINE),decider) $(ARGS)
 
 .PHONY: matrices
-matrices: venv ## features against each other: timers x outage, restore x retention, approval x identity, ends with "N cells, N failed"
+matrices: venv ## features against each other, such as restore x retention or streams x retention, ends with "N cells, N failed"
 	$(BIN)/python -m tests.matrices
 
 .PHONY: presets

@@ -44,6 +44,18 @@ MATRICES = (
         "answer",
         "identity",
     ),
+    Matrix(
+        "streams x retention: a stream has the same rows, whatever was retired",
+        "tests/streams/test_retention_matrix.py::test_a_stream_has_the_same_rows",
+        "stream",
+        "retention",
+    ),
+    Matrix(
+        "presets x counters: every surface shows the same count",
+        "tests/expectations/test_counter_matrix.py::test_every_surface_shows_the_same_count",
+        "counter",
+        "preset",
+    ),
 )
 
 
@@ -93,7 +105,7 @@ def print_matrix(matrix: Matrix, outcomes: dict[tuple[str, str, str], bool]) -> 
 def main() -> int:
     """Run every cell and print the tables."""
     recorder = Recorder()
-    options = ["-q", "-n0", "-p", "no:cacheprovider", "--no-header"]
+    options = ["-q", "-n0", "-p", "no:cacheprovider", "--no-header", "-m", ""]
     told = StringIO()
     with redirect_stdout(told):
         code = pytest.main([*options, *(matrix.test for matrix in MATRICES)], plugins=[recorder])

@@ -180,7 +180,7 @@ TROUBLES: Final[Mapping[str, Trouble]] = {
     "dead rows": play_dead_rows,
     "dead objects": play_dead_objects,
 }
-_COUNTED: Final = (
+COUNTED: Final = (
     *("late_rows", "flagged", "dropped", "rejected", "tardy"),
     *("dead_lettered", "dead_objects", "dead_object_rows"),
 )
@@ -188,7 +188,7 @@ _COUNTED: Final = (
 
 def list_differences(pipeline: Pipeline, expected: Expected) -> Iterator[str]:
     """Compare every surface with what the cell has to show."""
-    wanted = {name: expected.counts.get(name, 0) for name in _COUNTED}
+    wanted = {name: expected.counts.get(name, 0) for name in COUNTED}
     for surface, shown in read_surfaces(pipeline).items():
         for name, value in shown.items():
             right = expected.late if name == "late" else wanted[name]
@@ -218,7 +218,7 @@ def read_surfaces(pipeline: Pipeline) -> dict[str, dict[str, Any]]:
     dead = summarize_dead_letter_health(evidence).iloc[0]
     noted = ("late_rows", "flagged", "tardy", "dead_objects", "dead_object_rows")
     return {
-        "manifest": {**{name: counts[name] for name in _COUNTED}, "late": counts.late_by_output},
+        "manifest": {**{name: counts[name] for name in COUNTED}, "late": counts.late_by_output},
         "status": {**{name: status[name] for name in noted}, "late": status["late_by_output"]},
         "page": {
             **{name: page["counts"][name] for name in noted},
@@ -230,7 +230,7 @@ def read_surfaces(pipeline: Pipeline) -> dict[str, dict[str, Any]]:
             "late_rows": next(SlotIndex(bench.log).iterate_newest_first(0)).late
         },
         "asset": {"late_rows": _extract_event_position(head)["late"]},
-        "metrics": {**{name: rows.get(name, 0) for name in _COUNTED}, "late": outputs},
+        "metrics": {**{name: rows.get(name, 0) for name in COUNTED}, "late": outputs},
         "suites": {
             "late_rows": int(summarize_late_by_source(evidence)["rows_late"].sum()),
             "late": {output: int(late) for output, late in by_output.items() if late},
