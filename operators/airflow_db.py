@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from airflow.api_fastapi.app import get_auth_manager
 from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity, DagDetails
@@ -13,6 +13,7 @@ from airflow.models.dag import DagModel
 from airflow.models.dagrun import DagRun
 from airflow.models.errors import ParseImportError
 from airflow.models.hitl import HITLDetail
+from airflow.models.serialized_dag import SerializedDagModel
 from airflow.models.taskinstance import TaskInstance
 from airflow.sdk.exceptions import AirflowNotFoundException
 from airflow.utils.session import create_session
@@ -21,13 +22,21 @@ from sqlalchemy.orm import Session, selectinload
 
 from tidegate.checkpoints.store import Store
 from tidegate.operators.errors import NO_CONNECTION
-from tidegate.operators.factory import STORE_TAG_PREFIX
+from tidegate.operators.factory import APPROVAL_TAG, BROKEN_SPECS_DAG_ID, STORE_TAG_PREFIX
 from tidegate.operators.store_access import StoreAccess
 
 STREAM_DAG_SUFFIX: Final = ".stream"
 TIDEGATE_TAG: Final = "tidegate"
 # Kinds of DAGs by which a person acts on a stream.
-ACTION_DAG_KINDS: Final = ("recover", "pin", "abort_barrier", "splice", "backfill", "maintain")
+ACTION_DAG_KINDS: Final = (
+    "recover",
+    "stop",
+    "pin",
+    "abort_barrier",
+    "splice",
+    "backfill",
+    "maintain",
+)
 ACTIVE_RUN_STATES: Final = ("queued", "running")
 _RUNS_SHOWN: Final = 8
 # Airflow records all DAGs of one parse within this time; a hundred pipelines take seconds.
@@ -41,6 +50,18 @@ class AirflowQueries:
         """Return the streams that the user may see, by name."""
         readable = self._readable_dag_ids(user)
         return [stream for stream in self._query_streams() if stream["dag_id"] in readable]
+
+    def list_broken_specs(self, user: Any) -> list[str]:
+        """Return file, line, field and problem of each spec that could not be read."""
+        if BROKEN_SPECS_DAG_ID not in self._readable_dag_ids(user):
+            return []
+        with create_session() as session:
+            dag = session.get(DagModel, BROKEN_SPECS_DAG_ID)
+            if dag is None or dag.is_stale:  # its last findings have been corrected
+                return []
+            kept = SerializedDagModel.get(BROKEN_SPECS_DAG_ID, session=session)
+            data = (kept.data or {}) if kept is not None else {}
+        return [line for line in str(data["dag"].get("doc_md", "")).split("\n") if line]
 
     def find_stream(self, dag_id: str) -> dict[str, Any] | None:
         """Return one stream, or None. The caller has checked that the user may see it."""
@@ -75,7 +96,7 @@ class AirflowQueries:
 
     def list_startable_actions(self, user: Any, pipeline: str) -> list[str]:
         """Return the kinds of action DAGs of a pipeline that the user may start."""
-        dag_ids = [f"{pipeline}.{kind}" for kind in ACTION_DAG_KINDS]
+        dag_ids = [f"{pipeline}.{kind}" for kind in ("stream", *ACTION_DAG_KINDS)]
         with create_session() as session:
             existing = session.scalars(
                 select(DagModel.dag_id).where(DagModel.dag_id.in_(dag_ids), ~DagModel.is_stale)
@@ -85,7 +106,8 @@ class AirflowQueries:
     def list_action_runs(self, user: Any, pipeline: str) -> list[dict[str, Any]]:
         """Return the newest runs of the action DAGs, newest first.
 
-        Each has its unfinished tasks and the question that it waits for.
+        Each has its unfinished tasks and the question that it waits for, with the answer to
+        whether the user may answer it.
         """
         readable = self._readable_dag_ids(user)
         dag_ids = [
@@ -107,7 +129,9 @@ class AirflowQueries:
             ).all()
             return [
                 _describe_run(
-                    run, [row[2:] for row in tasks if row[:2] == (run.dag_id, run.run_id)]
+                    run,
+                    [row[2:] for row in tasks if row[:2] == (run.dag_id, run.run_id)],
+                    lambda run, asked: self._explain_refusal(user, run, asked),
                 )
                 for run in runs
             ]
@@ -117,12 +141,29 @@ class AirflowQueries:
 
     def _may_start(self, user: Any, dag_id: str) -> bool:
         # Starting is a permission per DAG: a user may pin but not restore, for example.
+        return self._may(user, dag_id, "POST", DagAccessEntity.RUN)
+
+    def _may(
+        self, user: Any, dag_id: str, method: Literal["POST", "PUT"], entity: DagAccessEntity
+    ) -> bool:
         details = DagDetails(id=dag_id, team_name=DagModel.get_team_name(dag_id))
         return bool(
             get_auth_manager().is_authorized_dag(
-                method="POST", access_entity=DagAccessEntity.RUN, details=details, user=user
+                method=method, access_entity=entity, details=details, user=user
             )
         )
+
+    def _explain_refusal(self, user: Any, run: DagRun, asked: HITLDetail) -> str | None:
+        """Why an approval by the user would not count; None if it would."""
+        names = {str(user.get_name()), str(user.get_id())}
+        if run.triggering_user_name in names:
+            return "you have asked for it, so another person has to approve it"
+        assigned = {str(person["id"]) for person in asked.assignees or []}
+        if assigned and not names & assigned:
+            return f"only {' or '.join(sorted(assigned))} may answer"
+        if not self._may(user, run.dag_id, "PUT", DagAccessEntity.HITL_DETAIL):
+            return "you have no right in Airflow to answer"
+        return None
 
     def _query_streams(self) -> list[dict[str, Any]]:
         """Every stream but those that were removed on purpose: see `_explain_stale_dag`."""
@@ -138,25 +179,28 @@ class AirflowQueries:
             ).all()
             last_parsed, broken = _query_files(session)
             counts = session.execute(
-                select(DagRun.dag_id, func.count())
+                select(DagRun.dag_id, func.count(), func.max(DagRun.run_after))
                 .where(DagRun.state.in_(ACTIVE_RUN_STATES))
                 .group_by(DagRun.dag_id)
             )
-            runs = {dag_id: int(count) for dag_id, count in counts}
+            runs = {dag_id: (int(count), newest) for dag_id, count, newest in counts}
             streams = []
             for dag in dags:
-                active = runs.get(dag.dag_id, 0)
+                active, begun = runs.get(dag.dag_id, (0, None))
                 unread = (
                     _explain_stale_dag(dag, active, last_parsed, broken) if dag.is_stale else None
                 )
                 if dag.is_stale and unread is None:
                     continue
+                tags = [tag.name for tag in dag.tags]
                 streams.append(
                     {
                         "dag_id": dag.dag_id,
                         "paused": bool(dag.is_paused),
                         "runs": active,
-                        "conn_id": _find_store_connection(tag.name for tag in dag.tags),
+                        "run_since": _to_milliseconds(begun),
+                        "conn_id": _find_store_connection(tags),
+                        "approval": APPROVAL_TAG in tags,
                         "unread": unread,
                     }
                 )
@@ -201,10 +245,14 @@ def _find_store_connection(tags: Iterable[str]) -> str | None:
     return next((tag.removeprefix(prefix) for tag in tags if tag.startswith(prefix)), None)
 
 
-def _describe_run(run: DagRun, tasks: Iterable[Any]) -> dict[str, Any]:
+def _describe_run(
+    run: DagRun,
+    tasks: Iterable[Any],
+    explain_refusal: Callable[[DagRun, HITLDetail], str | None],
+) -> dict[str, Any]:
     tasks = list(tasks)
     questions = (
-        _describe_question(task, asked)
+        {**_describe_question(task, asked), "refusal": explain_refusal(run, asked)}
         for task, _, asked in tasks
         if asked and asked.responded_at is None
     )

@@ -81,7 +81,9 @@ class AskOperator(ApprovalOperator):
 
     def execute_complete(self, context: Any, event: dict[str, Any]) -> Any:
         """Keep the answer, then do what Airflow does with it."""
-        if "error" not in event:
+        if "error" in event:
+            self.record_expiry(context, event)
+        else:
             self.record_answer(context, event, Responder.from_event(event))
         return super().execute_complete(context=context, event=event)
 
@@ -92,6 +94,9 @@ class AskOperator(ApprovalOperator):
     def record_answer(self, context: Any, event: dict[str, Any], person: Responder) -> None:
         """Keep the answer in the bucket."""
         raise NotImplementedError
+
+    def record_expiry(self, context: Any, event: dict[str, Any]) -> None:
+        """Keep that nobody has answered in time; by default only Airflow knows it."""
 
 
 class ApproveRestoreOperator(AskOperator):
@@ -131,6 +136,17 @@ class ApproveRestoreOperator(AskOperator):
             RestoreEvent.APPROVED if approved else RestoreEvent.REJECTED,
             who=person.name,
             detail="" if person.id == person.name else person.id,
+        )
+
+    def record_expiry(self, context: Any, event: dict[str, Any]) -> None:
+        """Keep that the question has expired, so that the Streams page says so."""
+        record_restore_event(
+            StoreAccess.resolve(self.conn_id).open(),
+            self.pipeline,
+            str(context["run_id"]),
+            RestoreEvent.REFUSED,
+            who="tidegate",
+            detail=f"nobody has answered within {self.response_timeout}",
         )
 
 

@@ -92,6 +92,13 @@ BUCKET_WIPED = ErrorDefinition(
         " run"
     ),
 )
+STOP_DURING_RESTORE = ErrorDefinition(
+    "stop.during_restore",
+    ConfigurationError,
+    "{pipeline} is being restored by {who}, and starts again at the end of the restore",
+    kept="the restore, which goes on",
+    advice="stop the pipeline when the restore has ended",
+)
 SPEC_INVALID = ErrorDefinition(
     "spec.invalid",
     ConfigurationError,

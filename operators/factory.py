@@ -3,6 +3,7 @@
 Parsing reads YAML and nothing else: no store, no Spark, no expectations.
 
     <p>.stream      supervises the driver
+    <p>.stop        ends the driver; it stays stopped
     <p>.recover     goes back to a chosen checkpoint
     <p>.pin         keeps a checkpoint by name
     <p>.abort_barrier  aborts an open barrier, where sources have barriers
@@ -44,10 +45,12 @@ from tidegate.operators.recover_and_pin import (
     RecoverOperator,
     ReportRestoreOperator,
 )
+from tidegate.operators.stop_operator import StopOperator
 from tidegate.operators.stream_operator import StreamOperator
 from tidegate.operators.sweep_operator import SweepOperator, SweepReportOperator
 
 STORE_TAG_PREFIX: Final = "store:"  # of the tag that names the store's Airflow connection
+APPROVAL_TAG: Final = "approval"  # of streams whose restores another person approves
 SWEEP_DAG_ID: Final = "tidegate.sweep"
 BROKEN_SPECS_DAG_ID: Final = "tidegate.broken_specs"
 _BROKEN_SPECS_CRON: Final = "*/15 * * * *"
@@ -159,6 +162,11 @@ class _PipelineDags:
     def build(self, quality_every: float) -> Iterator[DAG]:
         """All DAGs that the spec asks for."""
         yield self._build_stream_dag()
+        params = {"reason": _text("Reason", "Kept, and shown while the stream is stopped.")}
+        what = "Ends the driver at its next epoch. It stays stopped until a run of the stream."
+        with self._make_dag("stop", what, params=params) as dag:
+            StopOperator(task_id="stop", retries=2, retry_delay=timedelta(seconds=5), **self._about)
+        yield dag
         yield self._build_recover_dag()
         yield self._build_pin_dag()
         if any(source.barriers is not None for source in self._spec.sources.values()):
@@ -198,6 +206,8 @@ class _PipelineDags:
         what = "Runs the stream: adopts a live driver or launches one, and stays with it."
         # The page reads DAGs from Airflow's database, which has no arguments of operators but tags.
         tags = [] if self._conn_id is None else [f"{STORE_TAG_PREFIX}{self._conn_id}"]
+        if self._approval is not None:
+            tags.append(APPROVAL_TAG)
         rotate_after = supervision.rotate_after
         with self._make_dag("stream", what, tags=tags) as dag:
             StreamOperator(

@@ -144,6 +144,7 @@ def _make_site_routes(views: _StreamViews, airflow: AirflowQueries, limit: Any) 
         return {
             "at": time.time_ns() // 1_000_000,
             "streams": views.summaries(airflow.list_streams(user)),
+            "broken_specs": airflow.list_broken_specs(user),
         }
 
     @routes.get("/docs/{dag_id}/{path:path}", dependencies=[REQUIRE_STREAM_ACCESS, limit])
@@ -218,6 +219,11 @@ def _make_stream_routes(views: _StreamViews, airflow: AirflowQueries) -> APIRout
     def show_diff(dag_id: str, left: str, right: str) -> dict[str, Any]:
         """What differs between two checkpoints."""
         return ask_view(dag_id, lambda view: view.diff(left, right))
+
+    @routes.get("/log")
+    def show_log(dag_id: str) -> dict[str, Any]:
+        """The end of the newest driver's log."""
+        return ask_view(dag_id, lambda view: view.read_newest_log())
 
     @routes.get("/verify")
     def verify_checkpoint(dag_id: str, checkpoint: str) -> dict[str, Any]:

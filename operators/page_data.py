@@ -45,6 +45,7 @@ _TONE_OF_STATE: Final = {
     "waiting": "warn",
     "draining": "warn",
     "recovering": "warn",
+    "stopping": "warn",
     "stopped": "off",
     "new": "off",
 }
@@ -72,6 +73,36 @@ def explain_state(overview: PipelineOverview) -> str:
         case PipelineState.LOST:
             return "it should run, and nobody drives it"
     return ""
+
+
+# Milliseconds in which a driver that somebody has asked for may appear: `start_timeout`.
+_START_PATIENCE: Final = 180_000
+_DRIVEN_STATES: Final = frozenset({"running", "waiting", "starting", "draining"})
+_AT_REST_STATES: Final = frozenset({"down", "new", "stopped", "failed", "finished"})
+
+
+def find_transition(row: Mapping[str, Any], now: int) -> dict[str, str]:
+    """Return state and reason of a start or stop that somebody has asked for; empty without one.
+
+    A stream that has not followed yet is neither broken nor at rest.
+
+    Args:
+        row: as for `diagnose_stream`.
+        now: milliseconds since 1970.
+    """
+    desired = row.get("desired") or {}
+    by = f" by {desired['who']}" if desired.get("who") else ""
+    if row["state"] in _DRIVEN_STATES and by and desired["state"] == "stopped":
+        return {"state": "stopping", "why": f"asked for{by}: the driver seals what it has read"}
+    if row["state"] not in _AT_REST_STATES or row.get("paused"):
+        return {}
+    asked_at = desired.get("at", 0) if desired.get("state") == "run" else 0
+    if row.get("runs"):
+        asked_at = max(asked_at, row.get("run_since") or 0)
+    # A driver that has reported since then was started, and has ended again.
+    if (row.get("reported_at") or 0) < asked_at and now - asked_at < _START_PATIENCE:
+        return {"state": "starting", "why": f"a driver is being started{by}"}
+    return {}
 
 
 def diagnose_stream(row: Mapping[str, Any], now: int) -> list[dict[str, str]]:

@@ -18,7 +18,11 @@ from tidegate.checkpoints.checkpoint_catalog import (
     diff_checkpoints,
 )
 from tidegate.checkpoints.checkpoint_specs import read_spec
-from tidegate.checkpoints.driver_reports import count_waiting_messages
+from tidegate.checkpoints.driver_reports import (
+    count_waiting_messages,
+    list_log_attempts,
+    read_log_tail,
+)
 from tidegate.checkpoints.driver_requests import list_pending_requests
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
 from tidegate.checkpoints.lease import LeaseObserver
@@ -38,6 +42,7 @@ from tidegate.operators.page_data import (
     build_lateness_charts,
     diagnose_stream,
     explain_state,
+    find_transition,
     list_open_barriers,
     pick_worst_tone,
     read_sketches,
@@ -199,6 +204,12 @@ class StreamView:
         self._verified[checkpoint] = {"verdict": result["verdict"], "at": at}
         return result
 
+    def read_newest_log(self) -> dict[str, Any]:
+        """Return the last lines that the newest driver has sent to the bucket."""
+        attempts = list_log_attempts(self.store, self.pipeline)[:1]
+        lines = [read_log_tail(self.store, self.pipeline, attempt) for attempt in attempts]
+        return {"attempt": attempts[0] if attempts else None, "lines": lines[0] if lines else []}
+
     @contextmanager
     def _hold_lock(self) -> Iterator[None]:
         """Let one request read; the others wait only briefly, because each holds a thread."""
@@ -243,6 +254,7 @@ class StreamView:
                 "at": desired.at // 1000,
             },
             "driver": _describe_driver(driver) if alive else None,
+            "reported_at": driver.last_report.at // 1000 if driver.last_report else None,
             "step": driver.last_report.step if alive and driver.last_report else None,
             "unpublished": driver.facts.get("unpublished"),
             "trouble": _format_error(live_facts.get("trouble")),
@@ -430,7 +442,9 @@ def _summarize_epoch(slot: SlotContents | None) -> _SeenEpoch | None:
 
 
 def _add_findings(row: dict[str, Any]) -> dict[str, Any]:
-    findings = diagnose_stream(row, time.time_ns() // 1_000_000)
+    now = time.time_ns() // 1_000_000
+    row = {**row, **find_transition(row, now)}
+    findings = diagnose_stream(row, now)
     return {**row, "findings": findings, "tone": pick_worst_tone(row["state"], findings)}
 
 

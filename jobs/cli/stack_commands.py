@@ -48,7 +48,7 @@ def start_stack(
         return
     output.print_line(f"Airflow   {stack.airflow_url}")
     output.print_line(f"MinIO     {stack.minio_endpoint}")
-    output.print_line(f"logins    {stack.credentials_file}  (mode 0600; user admin)")
+    output.print_line(f"logins    {stack.credentials_file}  (mode 0600; admin, olga, uwe, vic)")
     output.print_line("look      tidegate status --store stack")
     output.print_line("stop      tidegate down")
 

@@ -13,8 +13,8 @@ function show(title, ...body) {
 const cancel = (word = "Cancel") => h("button", {type: "button", id: "dialog-close", click: () => DIALOG.close()}, word);
 const problem = error => h("p", {class: "note bad", role: "alert"}, mark("bad"), h("span", {}, error.message, error.advice ? h("span", {class: "soft"}, ` Next: ${error.advice}`) : null));
 
-/** Start a run, then tell how it goes until it has ended or waits for somebody else. */
-async function start(dag, conf, say, done) {
+/** Start a run, then tell how it goes until it has ended or waits for somebody else; an endless one only until it has begun. */
+async function start(dag, conf, say, done, endless = false) {
   const id = `manual__${new Date().toISOString()}__${Math.random().toString(36).slice(2, 10)}`;
   await insist(runs(dag), "POST", {logical_date: null, dag_run_id: id, conf});
   const link = airflow(`/dags/${dag}/runs/${encodeURIComponent(id)}`, "the run in Airflow");
@@ -25,6 +25,7 @@ async function start(dag, conf, say, done) {
       const at = tasks.task_instances.filter(t => t.state && t.state !== "success").map(t => `${t.task_id}: ${t.state.replace("_", " ")}`).join(", ");
       const ended = ["success", "failed"].includes(state.state), tone = {success: "good", failed: "bad"}[state.state] || "off";
       say.replaceChildren(h("p", {class: `note ${tone}`}, mark(tone), h("span", {}, ended ? state.state === "success" ? "Done. " : "It failed; the reason stands in the log. " : `${state.state}${at ? `, ${at}` : ""}. `, link)));
+      if (endless && state.state === "running") { say.replaceChildren(h("p", {class: "note good"}, mark("good"), h("span", {}, "Airflow has begun. The state on this page follows within a minute. ", link))); return; }
       if (ended) { announce(state.state === "success" ? "Done" : "It failed"); done?.(state.state); return; }
       if (tasks.task_instances.some(t => t.state === "awaiting_input")) { say.append(h("p", {}, "Somebody else has to approve it: here on the page of this stream, or in Airflow.")); return; }
     }
@@ -48,14 +49,43 @@ function form(title, intro, fields, button, send) {
 }
 const field = (name, input, note) => h("label", {class: "field"}, h("span", {}, name), input, note ? h("span", {class: "soft"}, note) : null);
 
+/** Start the stream: a run of its own DAG, which adopts a driver or launches one. */
+export function startStream(s) {
+  form(`Start ${s.pipeline}`, h("p", {}, "Airflow launches a driver", s.checkpoint ? [", which goes on after ", checkpoint(s.checkpoint), "."] : ". It reads its sources from their beginning."),
+    s.paused ? h("p", {class: "note warn"}, mark("warn"), h("span", {}, "Its DAG is paused, so the run would wait. ", airflow(`/dags/${s.dag_id}`, "Unpause it in Airflow"), " first.")) : null,
+    "Start", say => start(s.dag_id, {}, say, undefined, true));
+}
+
+export function stopStream(s) {
+  const why = h("input", {id: "why", autocomplete: "off", maxlength: 200, autofocus: true});
+  form(`Stop ${s.pipeline}`, h("p", {}, "The driver seals what it has read and ends. Nothing starts it again until somebody presses Start."),
+    field("Reason, shown while it is stopped", why), "Stop", say => start(`${s.pipeline}.stop`, {reason: why.value}, say));
+}
+
+/** What the newest driver wrote, and what the class of its error means. */
+export async function explain(s) {
+  const error = s.error || {}, out = h("div", {"aria-live": "polite"}, h("p", {class: "soft"}, "Reading the driver's log…"));
+  const meaning = {transient: "The environment failed. The driver and Airflow try again.", fenced: "Another driver took over. The stream goes on there.", poison: "The data or the logic failed, and would fail again in the same way. A person has to act.", configuration: "The spec, a name or a credential is wrong. A person has to correct it."}[error.class];
+  show(`Why ${s.pipeline} failed`, error.message ? h("dl", {class: "pairs"}, [["What", error.message], error.code ? ["Code", code(error.code)] : null, error.class ? ["Class", `${error.class}. ${meaning}`] : null, ["Kept", error.kept || "everything sealed so far"], ["Next", error.advice || "read the log below"]].filter(Boolean)
+    .map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)))) : h("p", {}, "The driver has not said why."),
+    h("p", {}, airflow(`/dags/${s.dag_id}`, "Runs in Airflow"), ". docs/errors.md lists every code. Drivers have no Spark UI; epochs and their steps are under Throughput."),
+    h("h3", {}, "End of the driver's log"), out, h("div", {class: "buttons"}, cancel("Close")));
+  try {
+    const found = await ask(`api/streams/${s.dag_id}/log`);
+    out.replaceChildren(found.lines.length ? h("pre", {class: "log", tabindex: 0, "aria-label": `Log of attempt ${found.attempt}`}, found.lines.join("\n")) : h("p", {class: "soft"}, "No log was sent. Drivers that Airflow starts send theirs every few seconds."));
+    out.querySelector("pre")?.scrollTo(0, 1e9);
+  } catch (error) { out.replaceChildren(problem(error)); }
+}
+
 export async function restore(s, id) {
   const why = h("input", {id: "why", autocomplete: "off", maxlength: 200, required: true, autofocus: true});
   const dry = h("input", {id: "dry", type: "checkbox"});
   const report = h("div", {class: "report", "aria-live": "polite"}, h("p", {class: "soft"}, "Reading what this would take back…"));
-  const {go} = form(`Restore ${s.pipeline}`, [h("p", {}, "Back to ", checkpoint(id), ". The stream drains and stops, goes back, and starts again by itself."), report],
-    [field("Reason, kept with the restore", why), h("label", {class: "check"}, dry, " Dry run: verify and report only")], "Restore",
+  const two = s.approval ? h("p", {class: "note warn"}, mark("warn"), h("span", {}, "Another person has to approve it: your request is then shown on top of this page. You cannot approve it yourself.")) : null;
+  const {go} = form(`Restore ${s.pipeline}`, [h("p", {}, "Back to ", checkpoint(id), ". The stream drains and stops, goes back, and starts again by itself."), two, report],
+    [field("Reason, kept with the restore", why), h("label", {class: "check"}, dry, " Dry run: verify and report only")], s.approval ? "Ask for it" : "Restore",
     say => start(`${s.pipeline}.recover`, {checkpoint: id, reason: why.value, dry_run: dry.checked}, say));
-  dry.addEventListener("change", () => { go.textContent = dry.checked ? "Verify and report" : "Restore"; });
+  dry.addEventListener("change", () => { go.textContent = dry.checked ? "Verify and report" : s.approval ? "Ask for it" : "Restore"; });
   try {
     const plan = await ask(`api/streams/${s.dag_id}/impact?checkpoint=${encodeURIComponent(id)}`);
     report.replaceChildren(h("dl", {class: "pairs"}, [
@@ -128,6 +158,7 @@ export function questions(node, s, refresh) {
   const open = s.actions.filter(run => run.question);
   fill(node, open, () => open.map(run => {
     const q = run.question, early = PARKING - sinceThen(q.since), say = h("div", {"aria-live": "polite"});
+    const barred = option => Boolean(q.refusal) && (option !== "Reject" || !q.refusal.startsWith("you have asked")); // who has asked may still withdraw it
     const answer = choice => async event => {
       const buttons = event.target.closest(".buttons").querySelectorAll("button");
       buttons.forEach(b => { b.disabled = true; });
@@ -137,10 +168,11 @@ export function questions(node, s, refresh) {
         refresh();
       } catch (error) { say.replaceChildren(problem(error)); buttons.forEach(b => { b.disabled = false; }); }
     };
-    const choices = q.options.slice().reverse().map((option, i) => h("button", {class: option === "Approve" ? "main" : null, id: `answer-${run.run_id}-${i}`, disabled: early > 0, click: answer(option)}, option));
-    if (early > 0) setTimeout(() => choices.forEach(b => { b.disabled = false; }), early);
+    const choices = q.options.slice().reverse().map((option, i) => h("button", {class: option === "Approve" ? "main" : null, id: `answer-${run.run_id}-${i}`, disabled: early > 0 || barred(option), click: answer(option)}, option));
+    if (early > 0) setTimeout(() => choices.forEach(b => { b.disabled = barred(b.textContent); }), early);
     return h("section", {class: "card question", "aria-label": q.subject}, h("h2", {}, mark("warn"), q.subject),
       h("p", {class: "soft"}, `Asked by ${run.who || "somebody"}, `, ago(q.since), q.assigned.length ? `; to be answered by ${q.assigned.join(" or ")}` : "; to be answered by somebody else than who asked"),
+      q.refusal ? h("p", {class: "note off"}, mark("off"), h("span", {}, `You cannot approve this: ${q.refusal}.`)) : null,
       h("pre", {}, (q.body || "").replaceAll("```", "").replaceAll("**", "").trim()), say,
       h("div", {class: "buttons"}, airflow(`/dags/${run.dag_id}/runs/${encodeURIComponent(run.run_id)}/required_actions`, "In Airflow"), choices));
   }));

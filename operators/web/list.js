@@ -5,12 +5,12 @@ const TONES = [["bad", "Broken"], ["warn", "Attention"], ["good", "Well"], ["off
 const rank = {bad: 0, warn: 1, good: 2, off: 3};
 
 export function listPage(open) {
-  let streams = [], chosen = sessionStorage.getItem("tone") || "", before = {};
+  let streams = [], broken = [], chosen = sessionStorage.getItem("tone") || "", before = {};
   const words = h("input", {type: "search", id: "filter", placeholder: "Name, source or reason", autocomplete: "off", spellcheck: "false", input: () => show()});
   const chips = h("div", {class: "chips", role: "group", "aria-label": "State"});
   const found = h("p", {class: "soft", role: "status", id: "found"});
-  const body = h("div", {class: "card list"});
-  const node = h("div", {}, h("header", {class: "top"}, h("h1", {}, "Streams")), h("div", {class: "tools"}, h("label", {class: "search"}, h("span", {class: "unseen"}, "Filter"), words), chips, found), body);
+  const body = h("div", {class: "card list"}), wrong = h("div", {});
+  const node = h("div", {}, h("header", {class: "top"}, h("h1", {}, "Streams")), h("div", {class: "tools"}, h("label", {class: "search"}, h("span", {class: "unseen"}, "Filter"), words), chips, found), wrong, body);
 
   function choose(tone) { chosen = chosen === tone ? "" : tone; sessionStorage.setItem("tone", chosen); show(); }
   function matches(s) {
@@ -42,6 +42,9 @@ export function listPage(open) {
   }
   return {node, title: "Streams", path: () => "api/streams", update(answer) {
     streams = answer.streams;
+    broken = answer.broken_specs || [];
+    fill(wrong, broken, () => broken.length ? h("section", {class: "card list", id: "broken", "aria-labelledby": "broken-title"}, h("h2", {id: "broken-title"}, mark("bad"), "Specs that cannot be read: their pipelines have no DAGs until they are corrected"),
+      table("Broken specs", ["File", "Line", "Field", "What is wrong~"], broken.map(text => { const [, file, line, field, what] = /^-? ?(.*?):(\d+): (?:([\w.[\]-]+): )?(.*)$/.exec(text) || [null, "", "–", "–", text]; return {cells: [h("code", {title: file}, file.split("/").at(-1)), line, field ? h("code", {}, field) : "–", what]}; }))) : []);
     for (const s of streams) {
       if (before[s.pipeline] && before[s.pipeline] !== s.state) announce(`${s.pipeline} is now ${s.state}`);
       before[s.pipeline] = s.state;

@@ -1,8 +1,8 @@
 // One pipeline: a panel for each question somebody has about it.
 import {barrierLanes, colour, histogram, lines, shape, toneOf} from "./chart.js";
 import {checkpointPanel} from "./checkpoints.js";
-import {abortBarrier, questions, restore} from "./dialogs.js";
-import {ago, airflow, announce, card, checkpoint, count, empty, fill, h, mark, pill, plural, share, span, table, until, when} from "./dom.js";
+import {abortBarrier, explain, questions, restore, startStream, stopStream} from "./dialogs.js";
+import {ago, airflow, announce, card, checkpoint, count, empty, fill, h, mark, pill, plural, share, sinceThen, span, table, until, when} from "./dom.js";
 
 const KEPT = 120;
 const SECTIONS = [["sources", "Frontier"], ["throughput", "Throughput"], ["lateness", "Lateness"], ["barriers", "Barriers"], ["checkpoints", "Checkpoints"], ["trail", "Trail"]];
@@ -43,15 +43,29 @@ export function streamPage(pipeline, {framed, open, refresh}) {
   const rated = field => p => p.before && p.before.timeline === p.timeline && p.at > p.before.at ? Math.max(0, p[field] - p.before[field]) / ((p.at - p.before.at) / 1000) : null;
 
   function header(s) {
-    fill(head, [s.tone, s.state, s.paused, s.driver, s.step, s.desired, s.may, framed], () => [
+    fill(head, [s.tone, s.state, s.paused, s.driver, s.step, s.desired, s.may, s.checkpoint, framed], () => [
       framed ? null : h("a", {href: "#/", class: "back", id: "back", click: event => { event.preventDefault(); open(null); }}, "‹ All streams"),
       h("h1", {}, pipeline), pill(s.tone, s.state + (s.paused ? ", DAG paused" : "")),
       h("span", {class: "soft who"}, s.driver ? `driver ${s.driver.pid} on ${s.driver.host}, token ${s.driver.token}${s.step ? ", step " + s.step : ""}` : s.desired.who ? `wanted: ${s.desired.state}, by ${s.desired.who}` : ""),
+      control(s),
       h("span", {class: "links"}, airflow(`/dags/${dag}`, "Runs in Airflow"))]);
+  }
+  const REST = ["new", "stopped", "down", "failed", "finished"], DRIVEN = ["running", "waiting", "starting", "draining", "silent", "stalled"];
+  function control(s) {
+    if (REST.includes(s.state) && s.may.includes("stream")) return h("button", {id: "start", class: "main", click: () => startStream(last)}, "Start…");
+    if (DRIVEN.includes(s.state) && s.may.includes("stop")) return h("button", {id: "stop", click: () => stopStream(last)}, "Stop…");
+    return null;
+  }
+  /** How the newest request for a restore ended, while that is news to somebody: an hour. */
+  function answered(s) {
+    const t = s.trail[0], step = t?.steps.at(-1), again = t && s.actions.find(r => r.run_id === t.request);
+    const said = {rejected: "was rejected", refused: "was refused", failed: "failed"}[step?.what];
+    if (!said || !again || sinceThen(step.at / 1000) > 3_600_000) return null;
+    return h("p", {class: "note warn", id: "answer"}, mark("warn"), h("span", {}, `The restore that ${t.steps[0].who} asked for ${said} by ${step.who}`, step.detail && step.what !== "rejected" ? `: ${step.detail}` : "", ". Nothing was changed. ", airflow(`/dags/${again.dag_id}/runs/${encodeURIComponent(again.run_id)}`, "The run in Airflow")));
   }
   function noted(s) {
     const found = [...s.findings];
-    fill(notes, [found, s.error?.advice], () => found.map(f => h("p", {class: `note ${f.tone}`}, mark(f.tone), h("span", {}, f.says.charAt(0).toUpperCase() + f.says.slice(1) + ".", f.tone === "bad" && s.error?.advice ? h("span", {class: "soft"}, ` Next: ${s.error.advice}`) : null))));
+    fill(notes, [found, s.error?.advice, s.state, s.trail[0], s.actions.map(r => r.run_id)], () => [answered(s), ...found.map((f, i) => h("p", {class: `note ${f.tone}`}, mark(f.tone), h("span", {}, f.says.charAt(0).toUpperCase() + f.says.slice(1) + ".", f.tone === "bad" && s.error?.advice ? h("span", {class: "soft"}, ` Next: ${s.error.advice}.`) : null, i === 0 && ["failed", "down", "stalled"].includes(s.state) ? [" ", h("button", {id: "why-failed", class: "plain", click: () => explain(last)}, "Error, log and run")] : null)))]);
   }
   function fact(name, value, ...note) { return h("div", {}, h("dt", {}, name), h("dd", {class: "num"}, value), note.filter(Boolean).length ? h("dd", {class: "soft note-line"}, note) : null); }
   function missed(late, counts) {

@@ -24,6 +24,7 @@ from tests.operators.history import GALLERY, History, gallery
 from tests.operators.pages import FakeAirflowQueries, app_of, served
 from tests.servers.memory_store import Fault, MemoryStore, StoreRequest
 from tests.yardstick import slowness
+from tidegate.checkpoints.bucket_layout import BucketLayout
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, needs_chromium, pytest.mark.timeout(1800)]
 
@@ -327,6 +328,106 @@ def test_what_a_busy_airflow_refuses_is_asked_again(show: Open) -> None:
     dialog.get_by_role("button", name="Restore").click()
     expect(dialog).to_contain_text("Done.")
     assert (len(asked), len(set(asked))) == (3, 1)
+
+
+def _answer_starts(page: Page) -> list[dict[str, Any]]:
+    """Airflow starts every run, which goes on; what was asked for."""
+    asked: list[dict[str, Any]] = []
+
+    def airflow(route: Route) -> None:
+        if route.request.method == "POST":
+            body = route.request.post_data_json
+            assert isinstance(body, dict)
+            asked.append({"url": route.request.url.partition("/dags/")[2], "conf": body["conf"]})
+        tasks = route.request.url.endswith("/taskInstances")
+        route.fulfill(json={"task_instances": []} if tasks else {"state": "running"})
+
+    page.route("**/api/v2/dags/**", airflow)
+    return asked
+
+
+def test_a_stream_is_started_and_stopped_where_its_state_is_shown(show: Open) -> None:
+    """Two clicks each; every one is a run of a DAG, and a reason goes with the stop."""
+    page = show("#/clicks", quiet=False)
+    asked = _answer_starts(page)
+    page.get_by_role("button", name="Start…").click()
+    dialog = page.get_by_role("dialog", name="Start clicks")
+    dialog.get_by_role("button", name="Start").click()
+    expect(dialog).to_contain_text("Airflow has begun")
+    page = show("#/flights", quiet=False)
+    stops = _answer_starts(page)
+    page.get_by_role("button", name="Stop…").click()
+    dialog = page.get_by_role("dialog", name="Stop flights")
+    dialog.get_by_label("Reason").fill("release")
+    dialog.get_by_role("button", name="Stop").click()
+    expect(dialog).to_contain_text("running")
+    assert asked == [{"url": "clicks.stream/dagRuns", "conf": {}}]
+    assert stops == [{"url": "flights.stop/dagRuns", "conf": {"reason": "release"}}]
+
+
+def test_a_failed_stream_tells_all_in_one_place(show: Open, site: Site) -> None:
+    """The banner opens error, class, what was kept, the end of the log and the runs."""
+    piece = BucketLayout("meters").attempt_logs_prefix("20260101-a") + "000000.log"
+    site.store.put(piece, b"first line\nlast line\n")
+    page = show("#/meters")
+    page.get_by_role("button", name="Error, log and run").click()
+    dialog = page.get_by_role("dialog", name="Why meters failed")
+    expect(dialog).to_contain_text("mend the object")
+    expect(dialog.get_by_label("Log of attempt 20260101-a")).to_contain_text("last line")
+
+
+def test_broken_specs_stand_above_the_streams(show: Open, site: Site) -> None:
+    """File, line and field of each mistake, also of a file that is no YAML."""
+    site.desk.broken = [
+        "- /specs/shop.yaml:30: windows.w.latness: unknown field, did you mean 'lateness'?",
+        "/specs/shop.yaml:31: not valid YAML: a tab",
+    ]
+    try:
+        rows = show().get_by_role("table", name="Broken specs").locator("tbody tr")
+        expect(rows).to_have_count(2)
+        assert rows.nth(0).locator("td").all_inner_texts() == [
+            "shop.yaml",
+            "30",
+            "windows.w.latness",
+            "unknown field, did you mean 'lateness'?",
+        ]
+        expect(rows.nth(1)).to_contain_text("not valid YAML: a tab")
+    finally:
+        site.desk.broken = []
+
+
+@pytest.mark.parametrize("refusal", [None, "you have asked for it", "only olga may answer"])
+def test_only_who_may_approve_can_press_approve(
+    show: Open, site: Site, refusal: str | None
+) -> None:
+    """Whoever may not sees the reason; whoever has asked may still withdraw the request."""
+    since = int(time.time() * 1000) - 9_000
+    question = {
+        "task": "approve",
+        "subject": "Restore flights?",
+        "body": "",
+        "options": ["Approve", "Reject"],
+        "assigned": [],
+        "since": since,
+        "refusal": refusal,
+    }
+    run = {"kind": "recover", "dag_id": "flights.recover", "run_id": "r", "state": "running"}
+    facts = {"who": "ann", "at": since, "ended": None, "conf": {}, "tasks": []}
+    site.desk.shown, site.desk.approval = [{**run, **facts, "question": question}], True
+    try:
+        page = show("#/flights")
+        asked = page.locator(".question")
+        approve, reject = (asked.get_by_role("button", name=n) for n in ("Approve", "Reject"))
+        expect(reject).to_be_enabled(enabled=refusal is None or "you" in refusal)
+        expect(approve).to_be_enabled(enabled=refusal is None)
+        if refusal is not None:
+            expect(asked).to_contain_text(f"You cannot approve this: {refusal}.")
+        page.locator("#checkpoints tbody tr").nth(2).get_by_role("button", name="Restore").click()
+        dialog = page.get_by_role("dialog", name="Restore flights")
+        expect(dialog).to_contain_text("Another person has to approve it")
+        expect(dialog.get_by_role("button", name="Ask for it")).to_be_visible()
+    finally:
+        site.desk.shown, site.desk.approval = [], False
 
 
 def test_nothing_yet_is_explained(show: Open, site: Site) -> None:

@@ -31,22 +31,27 @@ class FakeAirflowQueries:
         pipelines: Sequence[str],
         store: Store,
         *,
-        may: Sequence[str] = ("recover", "pin", "abort_barrier"),
+        may: Sequence[str] = ("stream", "stop", "recover", "pin", "abort_barrier"),
         paused: Sequence[str] = (),
     ) -> None:
         self.pipelines, self.may, self.paused = list(pipelines), list(may), set(paused)
         self.shown: list[dict[str, Any]] = []
+        self.broken: list[str] = []
+        self.approval = False
         self._store = store
 
     def open_store(self, conn_id: str | None) -> Store:
         return self._store
 
     def list_streams(self, user: Any) -> list[dict[str, Any]]:
-        own = {"runs": 1, "conn_id": None}
+        own = {"runs": 1, "run_since": None, "conn_id": None, "approval": self.approval}
         return [
             {"dag_id": f"{p}.stream", "paused": p in self.paused, "unread": None, **own}
             for p in sorted(self.pipelines)
         ]
+
+    def list_broken_specs(self, user: Any) -> list[str]:
+        return self.broken
 
     def find_stream(self, dag_id: str) -> dict[str, Any] | None:
         return next(

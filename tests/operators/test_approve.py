@@ -6,10 +6,12 @@ Who asks is not who decides, and the answer fits what it was about.
 from __future__ import annotations
 
 import re
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from airflow.providers.standard.exceptions import HITLTimeoutError
 from airflow.providers.standard.operators.hitl import ApprovalOperator
 from airflow.sdk.exceptions import AirflowSkipException
 from tests.epochs import checkpoint_id, seal_epoch
@@ -235,6 +237,20 @@ def test_a_rejection_is_kept(log: SlotLog) -> None:
     )
 
 
+def test_a_question_that_nobody_answers_is_in_the_trail(log: SlotLog) -> None:
+    """The page shows an expired request like a refused one."""
+    asking = Asking()
+    asking.report(checkpoint_id(log, 3))
+    operator = ApproveRestoreOperator(
+        task_id="approve", pipeline="p", response_timeout=timedelta(hours=1)
+    )
+    event = {"error": "no response", "error_type": "timeout"}
+    with pytest.raises(HITLTimeoutError):
+        operator.execute_complete(asking.context(), event)
+    step = read_restore_audits(log.store, "p")[0].steps[-1]
+    assert (step.what, step.detail) == ("refused", "nobody has answered within 1:00:00")
+
+
 def test_a_dry_run_asks_nobody(log: SlotLog) -> None:
     """It ends after the report, which stands in its log."""
     with pytest.raises(AirflowSkipException, match="nobody is asked"):
@@ -266,3 +282,4 @@ def test_the_spec_switches_approval_on(tmp_path: Path) -> None:
     assert approve.response_timeout.total_seconds() == 3600
     assert isinstance(last, RecoverOperator)
     assert last.approval == ApprovalTerms(("olga",), 3600.0)
+    assert "approval" in build_dags(tmp_path)["p.stream"].tags

@@ -1,0 +1,135 @@
+"""A start or stop that somebody has asked for is shown as such, never as a broken stream."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.operators.history import History, drives, drove
+from tests.servers.memory_store import MemoryStore
+
+from tidegate.checkpoints.desired_state import (
+    DesiredState,
+    read_desired_state,
+    set_desired_state,
+)
+from tidegate.checkpoints.driver_reports import DriverLog
+from tidegate.errors import ConfigurationError
+from tidegate.operators.page_data import find_transition
+from tidegate.operators.stop_operator import StopOperator
+from tidegate.operators.store_access import StoreAccess
+from tidegate.operators.stream_view import StreamView
+
+NOW = 1_000_000_000
+ASKED = {"state": "run", "who": "ann", "at": NOW - 5_000}
+STOPPED = {"state": "stopped", "who": "ann", "at": NOW - 5_000}
+# What the page knows -> the word that it shows instead of the state; None: the state itself.
+CASES: dict[str, tuple[dict[str, Any], str | None]] = {
+    "just started": ({"state": "down", "desired": ASKED, "runs": 1}, "starting"),
+    "started by the command line": ({"state": "down", "desired": ASKED, "runs": 0}, "starting"),
+    "restored, the driver is on its way": (
+        {"state": "down", "desired": ASKED, "reported_at": NOW - 9_000},
+        "starting",
+    ),
+    "the run waits for its turn": (
+        {"state": "stopped", "desired": STOPPED, "runs": 1, "run_since": NOW - 900},
+        "starting",
+    ),
+    "a failed stream is started again": (
+        {
+            "state": "failed",
+            "desired": {**ASKED, "at": NOW - 99_000},
+            "reported_at": NOW - 50_000,
+            "runs": 1,
+            "run_since": NOW - 900,
+        },
+        "starting",
+    ),
+    "a driver was lost since": (
+        {"state": "down", "desired": ASKED, "runs": 1, "reported_at": NOW - 100},
+        None,
+    ),
+    "a driver failed since": (
+        {"state": "failed", "desired": ASKED, "runs": 1, "reported_at": NOW - 100},
+        None,
+    ),
+    "nothing came for three minutes": (
+        {"state": "down", "desired": {**ASKED, "at": NOW - 190_000}, "runs": 1},
+        None,
+    ),
+    "its DAG is paused": ({"state": "down", "desired": ASKED, "runs": 1, "paused": True}, None),
+    "asked to stop": ({"state": "running", "desired": STOPPED}, "stopping"),
+    "nobody has ever asked": (
+        {"state": "running", "desired": {"state": "stopped", "who": "", "at": 0}},
+        None,
+    ),
+    "has stopped": ({"state": "stopped", "desired": STOPPED, "reported_at": NOW - 100}, None),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_intended_transition_has_its_own_word(case: str) -> None:
+    """Whoever starts, restores or stops a stream does not see it broken meanwhile."""
+    row, word = CASES[case]
+    assert find_transition(row, NOW).get("state") == word
+
+
+def test_a_stream_that_was_just_started_is_not_red() -> None:
+    """State, tone and reason go together."""
+    store = MemoryStore()
+    history = History(store, "p")
+    history.extend(2)
+    drove(store, "p")
+    history.says("stopped")
+    time.sleep(0.002)  # the report and the wish are compared in milliseconds
+    history.wanted(DesiredState.RUN)
+    row = StreamView(store, "p").summary(runs=1)
+    assert (row["state"], row["tone"]) == ("starting", "warn")
+    assert row["why"] == "a driver is being started by ann"
+
+
+def _stop(reason: str = "maintenance") -> dict[str, Any]:
+    operator = StopOperator(task_id="stop", pipeline="p", reason=reason)
+    run = SimpleNamespace(triggering_user_name="uwe")
+    return operator.execute({"run_id": "r", "dag_run": run})
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> MemoryStore:
+    """The store that the operator opens."""
+    store = MemoryStore()
+    monkeypatch.setattr(StoreAccess, "open", lambda _: store)
+    monkeypatch.setenv("TIDEGATE_STORE", "s3://bucket")
+    return store
+
+
+def test_a_stop_keeps_the_stream_stopped(bucket: MemoryStore) -> None:
+    """Who and why are kept with the wish; without a driver nothing waits."""
+    drove(bucket, "p")
+    assert _stop()["said"] == "no driver was running"
+    desired = read_desired_state(bucket, "p")
+    assert (desired.state, desired.who, desired.why) == ("stopped", "uwe", "maintenance")
+
+
+def test_a_stop_does_not_cross_a_restore(bucket: MemoryStore) -> None:
+    """The end of the restore would start the stream again, so the stop is refused."""
+    keeper = drives(bucket, "p")
+    set_desired_state(bucket, "p", DesiredState.RECOVERING, who="ann")
+    with pytest.raises(ConfigurationError, match="p is being restored by ann"):
+        _stop()
+    keeper.stop()
+    assert read_desired_state(bucket, "p").state is DesiredState.RECOVERING
+
+
+def test_the_newest_log_is_shown(tmp_path: Any) -> None:
+    """The page shows the end of what the newest driver has sent."""
+    store = MemoryStore()
+    view = StreamView(store, "p")
+    assert view.read_newest_log() == {"attempt": None, "lines": []}
+    for attempt, text in (("20260101-a", "old\n"), ("20260102-b", "one\ntwo\n")):
+        file = tmp_path / attempt
+        file.write_text(text)
+        DriverLog(store, "p", attempt, file).send_new_pieces()
+    assert view.read_newest_log() == {"attempt": "20260102-b", "lines": ["one", "two"]}
