@@ -32,13 +32,16 @@ def test_a_killed_driver_is_noticed_and_replaced(cockpit: Cockpit) -> None:
     up.
     """
     run = cockpit.running("lost")
+    # Airflow itself may have retried the start on an overloaded machine.
+    tried = cockpit.task("lost", run)["try_number"]
     before = cockpit.kill("lost")
     head = cockpit.head("lost")
     cockpit.until(
         lambda: cockpit.token("lost") == before + 1, 75, "new driver in place of the lost one"
     )
     cockpit.until(lambda: cockpit.head("lost") > head, 30, "new checkpoint")
-    assert cockpit.task("lost", run)["try_number"] == 1
+    now = cockpit.task("lost", run)["try_number"]
+    assert now == tried, cockpit.log("lost", run, try_number=tried)
 
 
 def test_a_cleared_task_adopts_its_driver(cockpit: Cockpit) -> None:
