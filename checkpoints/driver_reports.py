@@ -9,7 +9,9 @@ newest attempts.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -74,6 +76,11 @@ class DriverLog:
             data = file.read(PIECE_BYTES)
         self._store.put(_build_piece_key(self._folder, piece), data)
         return len(data)
+
+
+def make_attempt_name() -> str:
+    """Return a unique name for a driver's start; names sort by time."""
+    return f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
 
 
 def list_log_attempts(store: Store, pipeline: str) -> list[str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import shlex
 import signal
 import subprocess
@@ -16,10 +15,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+from tidegate.checkpoints.driver_reports import make_attempt_name
 from tidegate.checkpoints.process_identity import ProcessIdentity
 from tidegate.jobs.spec.pipeline import SubmitSpec
 from tidegate.operators.store_access import StoreAccess, build_child_environment, get_tidegate_home
@@ -133,11 +132,6 @@ class LocalLauncher:
 def make_launcher(submit: Mapping[str, Any] | None) -> LocalLauncher:
     """Return the launcher of a spec: spark-submit with `supervision.submit`, else a local one."""
     return LocalLauncher() if submit is None else SubmitLauncher(**submit)
-
-
-def make_attempt_name() -> str:
-    """Return a unique name for a start; names sort by time."""
-    return f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
 
 
 def make_driver_folder(pipeline: str, folder: Path | None = None) -> Path:

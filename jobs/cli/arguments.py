@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import getpass
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -139,9 +140,33 @@ def open_log(pipeline: str, given: str | None) -> SlotLog:
 
 
 def open_spec_and_log(pipeline: str, store: str | None) -> tuple[PipelineSpec, SlotLog]:
-    """Load a pipeline's spec and open its log. Raises ConfigurationError."""
-    spec = find_spec(pipeline)
+    """Load a pipeline's spec and open its log.
+
+    If no file has the name, the spec is the one that sealed the newest epoch.
+
+    Raises:
+        ConfigurationError: there is no such spec, or the pipeline never ran in this store.
+    """
+    from tidegate.errors import ConfigurationError
+
+    try:
+        spec = find_spec(pipeline)
+    except ConfigurationError as error:
+        if error.code != UNKNOWN_SPEC.code:
+            raise
+        log = open_log(pipeline, store)
+        sealed = _read_newest_spec(log)
+        if sealed is None:
+            raise
+        return sealed, log
     return spec, open_log(spec.name, store)
+
+
+def _read_newest_spec(log: SlotLog) -> PipelineSpec | None:
+    from tidegate.checkpoints.checkpoint_specs import read_spec
+
+    newest = log.head().record
+    return read_spec(log.store, log.pipeline, newest.spec_digest) if newest else None
 
 
 def resolve_spec_path(spec: str) -> Path:
@@ -168,10 +193,20 @@ def resolve_spec_path(spec: str) -> Path:
 
 
 def find_spec(spec: str) -> PipelineSpec:
-    """Load a spec given by path or by pipeline name. Raises ConfigurationError."""
+    """Load a spec given by path or by pipeline name. Raises ConfigurationError.
+
+    Modules beside the spec can be imported from then on, here and in Spark's tasks.
+    """
     from tidegate.jobs.spec.loader import load_spec
 
-    return load_spec(resolve_spec_path(spec))
+    path = resolve_spec_path(spec)
+    folder = str(path.absolute().parent)
+    if folder not in sys.path:
+        sys.path.append(folder)
+        os.environ["PYTHONPATH"] = os.pathsep.join(
+            [one for one in (os.environ.get("PYTHONPATH"), folder) if one]
+        )
+    return load_spec(path)
 
 
 def get_user_name() -> str:

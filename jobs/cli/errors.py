@@ -107,6 +107,13 @@ NO_LANDING: Final = ErrorDefinition(
     "{pipeline} has no source {source!r} with a 'landing' section",
     advice="its sources: {sources}",
 )
+NO_END: Final = ErrorDefinition(
+    "cli.no_end",
+    ConfigurationError,
+    "{pipeline} reads topics, which have no end: {sources}",
+    kept="nothing was started",
+    advice="use --until-idle SECONDS instead of --until-end",
+)
 NO_EPOCH: Final = ErrorDefinition(
     "replay.no_epoch",
     ConfigurationError,

@@ -146,6 +146,19 @@ def print_error(error: TidegateError) -> None:
             screen.print(Text.assemble((f"{name}: ", "bold"), text))
 
 
+def format_row_counts(rows: dict[str, Any] | None) -> str:
+    """Format the row equation of a manifest's counters: rows read = rows by disposition."""
+    if rows is None:
+        return "none"
+    parts = [
+        f"{rows[k]:,} {k.replace('_', '-')}"
+        for k in ("released", "late", "rejected", "dead_lettered", "retained")
+    ]
+    return f"{rows['read']:,} read = " + " + ".join(
+        [*parts, f"{sum(rows['dropped'].values()):,} dropped"]
+    )
+
+
 def format_short_instant(ticks: int | None) -> str:
     """Format an instant, cut to whole seconds."""
     from tidegate.time_units import format_instant

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tidegate.checkpoints.row_counts import RowCounts
 from tidegate.jobs.cli import arguments, output
 from tidegate.jobs.cli.arguments import (
     PipelineArgument,
@@ -24,13 +23,19 @@ from tidegate.jobs.cli.arguments import (
     WaitOption,
     WhyOption,
 )
-from tidegate.jobs.cli.errors import NO_ANSWER, NO_LANDING, REFUSED, RESTORING, STILL_RUNNING
+from tidegate.jobs.cli.errors import (
+    NO_ANSWER,
+    NO_END,
+    NO_LANDING,
+    REFUSED,
+    RESTORING,
+    STILL_RUNNING,
+)
 
 if TYPE_CHECKING:
     from tidegate.checkpoints.driver_requests import DriverRequest
     from tidegate.checkpoints.slot_log import SlotLog
     from tidegate.jobs.driver.landing_log import LandingLog
-    from tidegate.jobs.engine.epoch_engine import EpochReport
     from tidegate.jobs.spec.pipeline import PipelineSpec
 
 # A driver looks for requests once per epoch, so asking more often would not be answered sooner.
@@ -50,6 +55,12 @@ def run_in_foreground(
             metavar="SECONDS", min=0, help="End after this long without a row or a waiting row."
         ),
     ] = None,
+    until_end: Annotated[
+        bool,
+        typer.Option(
+            help="The sources end after the objects that they hold now; all rows are released."
+        ),
+    ] = False,
     epochs: Annotated[int | None, typer.Option(min=1, help="End after N sealed epochs.")] = None,
     standby: Annotated[
         bool, typer.Option(help="Wait until no other driver runs and the pipeline should run.")
@@ -64,20 +75,22 @@ def run_in_foreground(
     work: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Scratch folder. Default: temporary.")
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No line per epoch.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only warnings and errors.")] = False,
 ) -> None:
     """Run a pipeline here, without Airflow, from its newest checkpoint until it is stopped.
 
     A stopped pipeline runs again. Ctrl-C drains: the driver seals and publishes the current epoch
-    first. A second Ctrl-C ends it at once; nothing sealed is lost.
+    first. A second Ctrl-C ends it at once; nothing sealed is lost. The log is that of `tidegate
+    logs`.
     """
     # Before the heavy imports below: a wrong name or address is reported at once.
     pipeline, url = arguments.find_spec(spec), arguments.resolve_store_url(store)
+    if until_end and (topics := [n for n, one in pipeline.sources.items() if one.kafka]):
+        raise NO_END(pipeline=pipeline.name, sources=", ".join(topics))
+    from tidegate.jobs.cli.foreground_run import run_in_terminal
     from tidegate.jobs.driver.epoch_loop import EndConditions
-    from tidegate.jobs.driver.log_output import configure_logs
-    from tidegate.jobs.driver.pipeline_run import RunOptions, run_pipeline
+    from tidegate.jobs.driver.pipeline_run import RunOptions
 
-    configure_logs(json=False)
     options = RunOptions(
         store_url=url,
         until=EndConditions(until_idle, epochs),
@@ -86,9 +99,9 @@ def run_in_foreground(
         # A person's run ends an earlier `tidegate stop`; a standby driver's does not.
         asked_by=None if standby else arguments.get_user_name(),
         work=work,
-        on_epoch=(lambda _report, _seconds: None) if quiet else _print_epoch_line,
+        ends_input=until_end,
     )
-    raise typer.Exit(run_pipeline(pipeline, options))
+    run_in_terminal(pipeline, options, quiet=quiet)
 
 
 def stop_pipeline(
@@ -161,29 +174,6 @@ def _wait_for_driver_end(log: SlotLog, token: int, timeout: float) -> bool:
         if SYSTEM_CLOCK.monotonic() >= deadline:
             return False
         SYSTEM_CLOCK.sleep(_POLL_SECONDS)
-
-
-def _print_epoch_line(report: EpochReport, seconds: float) -> None:
-    if report.sealed is None or report.manifest is None:
-        return
-    epoch = report.manifest.epoch_counters
-    rows = RowCounts.of_sources(epoch.per_source)
-    counts = {
-        "read": epoch.read,
-        "released": epoch.released,
-        "late": rows.late_rows,
-        "dead": epoch.dead_lettered,
-        "dead objects": epoch.dead_objects,
-    }
-    # Zeros are left out: most epochs of a quiet pipeline have nothing to tell.
-    parts = [f"{name} {rows:,}" for name, rows in counts.items() if rows]
-    if report.decision.barriers:
-        barriers = ", ".join(f"{b.id} {b.outcome.value}" for b in report.decision.barriers)
-        parts.append(f"barriers {barriers}")
-    frontier = output.format_short_instant(report.decision.frontier_after)
-    output.print_line(
-        f"{report.sealed}  {'  '.join(parts) or 'no rows'}  frontier {frontier}  {seconds:.2f} s"
-    )
 
 
 def abort_barrier(

@@ -256,7 +256,7 @@ def _print_pipeline_status(report: dict[str, Any]) -> None:
         ),
         ("frontier", output.format_short_instant(report["frontier"])),
         ("held by", _format_frontier_holder(report["holder"])),
-        ("rows", _format_row_counts(report["rows"])),
+        ("rows", output.format_row_counts(report["rows"])),
         *_list_row_notes(report["counts"]),
         ("store", report["store"]["url"]),
     ]
@@ -401,18 +401,6 @@ def _format_frontier_holder(holder: dict[str, Any] | None) -> str:
     )
 
 
-def _format_row_counts(rows: dict[str, Any] | None) -> str:
-    if rows is None:
-        return "none"
-    parts = [
-        f"{rows[k]:,} {k.replace('_', '-')}"
-        for k in ("released", "late", "rejected", "dead_lettered", "retained")
-    ]
-    return f"{rows['read']:,} read = " + " + ".join(
-        [*parts, f"{sum(rows['dropped'].values()):,} dropped"]
-    )
-
-
 def _list_row_notes(counts: dict[str, Any] | None) -> list[tuple[str, object]]:
     """Lines about rows that did not take the normal path; none if all did."""
     if counts is None:
@@ -466,8 +454,7 @@ def show_logs(
 ) -> None:
     """Show the end of a driver's log, whichever host it runs or ran on.
 
-    Drivers that Airflow starts send theirs every ten seconds; of `tidegate run` the log is what it
-    prints.
+    Drivers send it every ten seconds and at their end.
     """
     from tidegate.checkpoints.driver_reports import list_log_attempts, read_log_tail
 
@@ -478,7 +465,7 @@ def show_logs(
         available = (
             f"kept: {', '.join(known)}"
             if known
-            else "only drivers that Airflow starts send their logs"
+            else "a driver sends its log ten seconds after its start"
         )
         raise NO_LOG(
             pipeline=log.pipeline, attempt=f" {chosen!r}" if chosen else "", available=available

@@ -57,12 +57,17 @@ class _CurrentStderr(logging.StreamHandler[TextIO]):
         """Ignore the stream that the base class sets."""
 
 
-def configure_logs(*, json: bool) -> None:
-    """Send structlog's events to stderr, and libraries' logs from WARNING on."""
+def configure_logs(*, json: bool, file: TextIO | None = None) -> None:
+    """Send structlog's events to stderr, and libraries' logs from WARNING on.
+
+    Args:
+        json: JSON lines instead of readable text.
+        file: takes all lines instead of stderr, which then only gets the warnings of tidegate.
+    """
     renderer = (
         structlog.processors.JSONRenderer()
         if json
-        else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+        else structlog.dev.ConsoleRenderer(colors=file is None and sys.stderr.isatty())
     )
     shared: list[Processor] = [
         add_log_context,
@@ -72,13 +77,13 @@ def configure_logs(*, json: bool) -> None:
         structlog.processors.format_exc_info,
     ]
     structlog.configure(
-        processors=[*shared, renderer],
+        processors=[*([_print_warning] if file else []), *shared, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
         # Called for each line, because stderr may be replaced.
-        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
+        logger_factory=lambda *_: structlog.PrintLogger(file or sys.stderr),
         cache_logger_on_first_use=False,
     )
-    libraries = _CurrentStderr()
+    libraries = logging.StreamHandler(file) if file else _CurrentStderr()
     libraries.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[structlog.stdlib.add_logger_name, *shared],
@@ -87,6 +92,16 @@ def configure_logs(*, json: bool) -> None:
     )
     logging.basicConfig(level=logging.WARNING, handlers=[libraries])
     logging.captureWarnings(True)
+
+
+def _print_warning(
+    _logger: Any, method: str, event: MutableMapping[str, Any]
+) -> MutableMapping[str, Any]:
+    """Structlog processor that shows a warning to the person at the terminal, in one line."""
+    if method == "warning":
+        facts = ", ".join(f"{name}: {value}" for name, value in event.items() if name != "event")
+        sys.stderr.write(f"warning: {event['event']} ({facts})\n")
+    return event
 
 
 LOG_VARIABLE: Final = "TIDEGATE_DRIVER_LOG"  # the file that the launcher redirects the log to

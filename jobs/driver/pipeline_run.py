@@ -41,7 +41,7 @@ from tidegate.checkpoints.pipeline_identity import ensure_identity
 from tidegate.checkpoints.s3_store import list_bucket_hazards
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store, require_honest_store
-from tidegate.errors import TransientError
+from tidegate.errors import TidegateError, TransientError
 from tidegate.jobs.driver.epoch_listeners import EpochListeners
 from tidegate.jobs.driver.epoch_loop import EndConditions, EpochLoop, LoopRuntime, RunOutcome
 from tidegate.jobs.driver.error_classification import classify_error
@@ -95,6 +95,7 @@ class RunOptions:
         asked_by: the person who starts this run. The run then clears an earlier ``tidegate stop``.
         work: scratch folder; a temporary one unless given.
         on_epoch: called after each epoch with its report and its seconds.
+        ends_input: the sources end after the objects that they hold now, as if each were bounded.
     """
 
     store_url: str
@@ -105,6 +106,7 @@ class RunOptions:
     asked_by: str | None = None
     work: Path | None = None
     on_epoch: Callable[[EpochReport, float], None] = lambda _report, _seconds: None
+    ends_input: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +131,23 @@ class RunContext:
 def run_pipeline(spec: PipelineSpec, options: RunOptions) -> int:
     """Run one pipeline in this process until it ends, and return the exit code.
 
-    Errors are written to the status, logged, and turned into the exit code of their class. Called
-    from the main thread, this installs handlers for SIGTERM and SIGINT: drain, seal, stop.
+    Errors are written to the status, logged, and turned into the exit code of their class.
+    """
+    try:
+        run_until_end(spec, options)
+    except TidegateError as error:
+        _log.error("ended", **{**error.as_dict(), "pipeline": spec.name})
+        return error.failure_class.exit_code
+    return 0
+
+
+def run_until_end(spec: PipelineSpec, options: RunOptions) -> RunOutcome:
+    """Run one pipeline in this process, and return how it ended.
+
+    Called from the main thread, this installs handlers for SIGTERM and SIGINT: drain, seal, stop.
+
+    Raises:
+        TidegateError: what ended the run; it is in the status if the run held the lease.
     """
     stop = threading.Event()
     try:
@@ -143,10 +160,11 @@ def run_pipeline(spec: PipelineSpec, options: RunOptions) -> int:
             outcome = _run_when_wanted(RunContext(spec, options, store, work, stop, retry))
     except Exception as error:
         reported = classify_error(spec.name, error)
-        _log.error("ended", **{**reported.as_dict(), "pipeline": spec.name})
-        return reported.failure_class.exit_code
+        if reported is error:
+            raise
+        raise reported from error
     _log.info("ended", pipeline=spec.name, state=outcome.state, why=outcome.why)
-    return 0
+    return outcome
 
 
 def _run_when_wanted(run: RunContext) -> RunOutcome:
@@ -234,7 +252,7 @@ class DriverSession:
     def __init__(self, run: RunContext, view: InputView, uid: str, lease: Lease) -> None:
         spec, store = run.spec, run.store
         self._run, self._uid = run, uid
-        self._sources = PipelineSources(spec, view)
+        self._sources = PipelineSources(spec, view, ends_input=run.options.ends_input)
         self._log = SlotLog(store, spec.name)
         self._steps = DriverSteps(lease, spec.checkpoint.max_clock_step)
         self._steps.start()

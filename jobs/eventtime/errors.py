@@ -13,6 +13,9 @@ ROWS_AFTER_END = ErrorDefinition(
     "eventtime.signal_after_done",
     PoisonError,
     "{member} has ended, but there are rows of it after its end",
+    kept="everything sealed so far, and the rows in their source",
+    advice="`_DONE` or `tidegate run --until-end` ended it; restore the checkpoint before its end,"
+    " or read the source under a new pipeline's name",
 )
 SIGNAL_AFTER_END = ErrorDefinition(
     "eventtime.signal_after_done", PoisonError, "{member} is done but sent {signal} ({detail})"

@@ -19,9 +19,11 @@ class PipelineSources:
     Args:
         spec: the pipeline.
         view: the pipeline's store, as sources and movers see it.
+        ends_input: each source of objects ends after those that it holds now.
     """
 
-    def __init__(self, spec: PipelineSpec, view: InputView) -> None:
+    def __init__(self, spec: PipelineSpec, view: InputView, *, ends_input: bool = False) -> None:
+        self._ends_input = ends_input
         self._notifications: list[BucketNotifications] = []
         self.all: list[Source] = [self._open_source(spec, name, view) for name in spec.sources]
 
@@ -33,7 +35,9 @@ class PipelineSources:
         if source.discovery.order == "arrival" and source.discovery.notifications:
             notices = listen_for_objects(*view.locate_source(name))
             self._notifications += [notices] if notices is not None else []
-        return ObjectSource(name, source, view, pipeline=spec.name, notices=notices)
+        opened = ObjectSource(name, source, view, pipeline=spec.name, notices=notices)
+        opened.ends_input = self._ends_input
+        return opened
 
     def open_logs(self) -> None:
         """Read the arrival logs, which takes minutes after tens of millions of objects."""

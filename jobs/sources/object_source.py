@@ -61,6 +61,7 @@ class ObjectSource:
     Attributes:
         backlog: member -> known objects after the last planned slice. In the order of keys at most
             one, because nothing lists further.
+        ends_input: members end after the objects that are there, without an end marker.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class ObjectSource:
         self._listed_to_end: set[Member] = set()  # since their end marker was seen
         self._searches: dict[Member, _SkippedObjectSearch] = {}
         self.backlog: dict[str, int] = {}
+        self.ends_input = False
 
     def list_members(self) -> Sequence[Member]:
         """Return one member for the source, or one per folder directly below its path."""
@@ -119,7 +121,7 @@ class ObjectSource:
             waiting = at.open is not None or bool(self._list_next_entries(member, at, 1))
             self._set_backlog(member, at.ordinal, pending=waiting)
             return Slice(member, at.seq, at.seq, resume=at.to_json(), pending=waiting)
-        ended = self.spec.bounded and self._has_end_marker(member)
+        ended = self.ends_input or (self.spec.bounded and self._has_end_marker(member))
         opened = [self._inspector.reopen_pinned_object(at.open)] if at.open else []
         wanted = (limits.objects or _MAX_OBJECTS_PER_SLICE) - len(opened)
         entries = self._list_next_entries(member, at, wanted + 1, ended=ended)

@@ -34,9 +34,9 @@ def test_the_driver_started_last_is_shown(cli: Cli, log: SlotLog, tmp_path: Path
 
 
 def test_no_log_says_why(cli: Cli, log: SlotLog, tmp_path: Path) -> None:
-    """Before Airflow started one, and for a name that is not kept."""
+    """Before a driver sent one, and for a name that is not kept."""
     said = cli("logs", "flights")
-    assert (said.exit_code, "only drivers that Airflow starts" in said.err) == (2, True)
+    assert (said.exit_code, "ten seconds after its start" in said.err) == (2, True)
     _sent(log, tmp_path)
     said = cli("logs", "flights", "--attempt", "other")
     assert (said.exit_code, NEW in said.err) == (2, True)

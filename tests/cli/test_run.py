@@ -1,41 +1,60 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import tempfile
+from collections.abc import Callable, Iterator
 from datetime import date
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
-from tests.cli.conftest import Cli
+import structlog
+from tests.cli.conftest import Cli, seal
 
+from tidegate.checkpoints.checkpoint_specs import write_spec
+from tidegate.checkpoints.local_store import LocalStore
+from tidegate.checkpoints.manifest import Counters
+from tidegate.checkpoints.pipeline_identity import ensure_identity
+from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.infra.local_stack import Stack, StackStatus
+from tidegate.jobs.cli import arguments
 from tidegate.jobs.driver import pipeline_run
+from tidegate.jobs.driver.epoch_loop import RunOutcome
+from tidegate.jobs.driver.pipeline_run import RunOptions
+from tidegate.jobs.engine.epoch_engine import EpochReport
+from tidegate.jobs.sources.errors import OBJECT_VANISHED
+from tidegate.jobs.spec.loader import load_spec
 from tidegate.jobs.spec.pipeline import PipelineSpec
+
+Run = Callable[[PipelineSpec, RunOptions], RunOutcome]
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[Run], None]]:
+    """Replace the driver by a function; log files are made in the test's folder."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    yield lambda run: monkeypatch.setattr(pipeline_run, "run_until_end", run)
+    structlog.reset_defaults()
 
 
 def test_run_hands_everything_to_the_driver(
-    cli: Cli, spec_file: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, spec_file: Path, driver: Callable[[Run], None]
 ) -> None:
-    """Options become run options, the driver's exit code becomes the command's."""
-    calls: list[tuple[PipelineSpec, pipeline_run.RunOptions]] = []
+    """Options become run options."""
+    calls: list[tuple[PipelineSpec, RunOptions]] = []
 
-    def run_pipeline(spec: PipelineSpec, options: pipeline_run.RunOptions) -> int:
+    def run(spec: PipelineSpec, options: RunOptions) -> RunOutcome:
         calls.append((spec, options))
-        return 3
+        return RunOutcome("stopped", "7 epochs were asked for")
 
-    monkeypatch.setattr(pipeline_run, "run_pipeline", run_pipeline)
-    said = cli(
-        "run",
-        "flights.yaml",
-        "--until-idle",
-        "5",
-        "--epochs",
-        "7",
-        "--recover-to",
-        "latest_healthy",
-        "--standby",
-    )
-    assert said.exit_code == 3
+    driver(run)
+    limits = ["--until-idle", "5", "--epochs", "7", "--until-end"]
+    said = cli("run", "flights.yaml", *limits, "--recover-to", "latest_healthy", "--standby")
+    assert said.exit_code == 0
+    first, second = said.out.splitlines()
+    assert first == "flights stopped: 7 epochs were asked for"
+    assert second.startswith("no row was read; the sources look for objects in inbox/EWR")
     ((spec, options),) = calls
     assert (spec.name, options.store_url, options.recover_to, options.standby) == (
         "flights",
@@ -43,7 +62,89 @@ def test_run_hands_everything_to_the_driver(
         "latest_healthy",
         True,
     )
-    assert (options.until.idle, options.until.epochs) == (5.0, 7)
+    assert (options.until.idle, options.until.epochs, options.ends_input) == (5.0, 7, True)
+
+
+def test_a_failed_run_prints_the_error_and_names_its_log(
+    cli: Cli, spec_file: Path, tmp_path: Path, driver: Callable[[Run], None]
+) -> None:
+    """An error of a run has the form and the exit code of every other command's error."""
+
+    def run(spec: PipelineSpec, _options: RunOptions) -> RunOutcome:
+        raise OBJECT_VANISHED(pipeline=spec.name, uri="a.parquet", source="EWR")
+
+    driver(run)
+    said = cli("run", "flights.yaml")
+    (log,) = tmp_path.glob("tidegate-flights-*.log")
+    lines = said.err.splitlines()
+    assert (said.exit_code, lines[0]) == (3, f"log: {log}")
+    assert [line.split(":")[0] for line in lines[1:]] == ["transient error", "kept", "next"]
+
+
+def test_a_run_writes_its_log_and_that_of_its_children_to_the_store(
+    cli: Cli, spec_file: Path, log: SlotLog, tmp_path: Path, driver: Callable[[Run], None]
+) -> None:
+    """The terminal gets only warnings; `tidegate logs` shows the rest; no file stays behind."""
+
+    def run(_spec: PipelineSpec, _options: RunOptions) -> RunOutcome:
+        os.write(2, b"noise of a JVM\n")
+        structlog.get_logger().info("started", epoch=1)
+        structlog.get_logger().warning("bucket_rule", what="versioning is off")
+        return RunOutcome("stopped", "asked for")
+
+    driver(run)
+    said = cli("run", "flights.yaml")
+    assert said.err == "warning: bucket_rule (what: versioning is off)\n"
+    shown = cli("logs", "flights").out
+    assert [word in shown for word in ("noise of a JVM", "started", "bucket_rule")] == [True] * 3
+    assert list(tmp_path.glob("tidegate-flights-*.log")) == []
+
+
+@pytest.mark.parametrize("quiet", [True, False])
+def test_a_run_says_how_many_rows_wait_and_what_to_do(
+    cli: Cli, spec_file: Path, log: SlotLog, driver: Callable[[Run], None], quiet: bool
+) -> None:
+    """Rows in the order buffer look lost otherwise."""
+    sealed = log.head().record
+    assert sealed is not None
+    waiting = sealed.model_copy(update={"counters": Counters(read=10, released=4, retained=6)})
+    decision = SimpleNamespace(barriers=(), frontier_after=0)
+
+    def run(_spec: PipelineSpec, options: RunOptions) -> RunOutcome:
+        report = EpochReport(sealed.id, 10, False, cast(Any, decision), manifest=waiting)
+        options.on_epoch(report, 0.5)
+        return RunOutcome("stopped", "no row for 5 s")
+
+    driver(run)
+    said = cli("run", "flights.yaml", *(["--quiet"] if quiet else []))
+    told = ["6 rows wait" in said.out, "--until-end" in said.out, str(sealed.id) in said.out]
+    assert (told, said.out == "") == ([not quiet] * 3, quiet)
+
+
+def test_until_end_refuses_topics(cli: Cli, tmp_path: Path) -> None:
+    """A topic has no end to wait for."""
+    topic = (
+        "{kind: kafka, kafka: {topic: t, servers: 'h:1', payload: json}, schema: {at: timestamp},"
+        " event_time: at, lag: 1h}"
+    )
+    (tmp_path / "k.yaml").write_text(
+        f"apiVersion: tidegate/v1\nname: k\nsources:\n  web: {topic}\n"
+    )
+    said = cli("run", "k.yaml", "--until-end")
+    assert (said.exit_code, "have no end: web" in said.err) == (2, True), said.err
+
+
+def test_a_name_finds_the_spec_that_sealed_the_newest_epoch(
+    cli: Cli, store: LocalStore, spec_file: Path
+) -> None:
+    """Without a file of this name, the store's copy of the spec serves."""
+    spec = load_spec(spec_file)
+    spec_file.unlink()
+    write_spec(store, spec)
+    ensure_identity(store, "flights")
+    seal(SlotLog(store, "flights"), spec_digest=spec.digest())
+    found, log = arguments.open_spec_and_log("flights", None)
+    assert (found, log.pipeline) == (spec, "flights")
 
 
 def test_run_of_a_bad_spec_starts_nothing(cli: Cli, tmp_path: Path) -> None:

@@ -122,6 +122,15 @@ def test_bounded_source_ends_at_its_marker() -> None:
     assert src.plan(ME, first.resume, ReadLimits()).done
 
 
+def test_the_end_of_input_needs_no_marker() -> None:
+    """With `ends_input` a member is done when the objects that are there were read."""
+    src = source(inbox(1, 1))
+    src.ends_input = True
+    first = src.plan(ME, None, ReadLimits(objects=1))
+    assert (first.done, first.pending) == (False, True)
+    assert src.plan(ME, first.resume, ReadLimits()).done
+
+
 def test_marker_without_bounded_means_nothing() -> None:
     """An unbounded source ignores markers and all other names with a leading underscore or dot."""
     src = source(
