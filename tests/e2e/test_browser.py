@@ -111,8 +111,9 @@ def test_from_the_list_to_a_restore_that_another_person_approves(
     row.get_by_role("button", name="Restore").click()
     dialog = page.get_by_role("dialog", name="Restore walk")
     expect(dialog.locator(".report")).to_contain_text("everything since", timeout=PATIENCE)
+    expect(dialog).to_contain_text("Another person has to approve it")
     dialog.get_by_label("Reason").fill("a bad object came in")
-    dialog.get_by_role("button", name="Restore").click()
+    dialog.get_by_role("button", name="Ask for it").click()
     expect(dialog).to_contain_text("Somebody else has to approve it", timeout=_LONG)
     dialog.get_by_role("button", name="Close").click()
 
