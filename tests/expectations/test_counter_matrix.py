@@ -26,7 +26,7 @@ def play_trouble(preset: str, trouble: str) -> tuple[dict[str, Any], dict[str, A
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("counter", (*COUNTED, "late"))
+@pytest.mark.parametrize("counter", [*COUNTED, "late"])
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_surface_shows_the_same_count(preset: str, counter: str) -> None:
     """In each trouble that the preset can have; a counter that it does not know stays at zero."""
