@@ -140,26 +140,32 @@ def open_log(pipeline: str, given: str | None) -> SlotLog:
 
 
 def open_spec_and_log(pipeline: str, store: str | None) -> tuple[PipelineSpec, SlotLog]:
-    """Load a pipeline's spec and open its log.
-
-    If no file has the name, the spec is the one that sealed the newest epoch.
+    """Load a pipeline's spec as `find_or_read_spec` does, and open its log.
 
     Raises:
         ConfigurationError: there is no such spec, or the pipeline never ran in this store.
     """
+    spec = find_or_read_spec(pipeline, store)
+    return spec, open_log(spec.name, store)
+
+
+def find_or_read_spec(pipeline: str, store: str | None) -> PipelineSpec:
+    """Load a pipeline's spec; if no file has the name, the one that sealed the newest epoch.
+
+    Raises:
+        ConfigurationError: there is no such spec, and the pipeline never ran in this store.
+    """
     from tidegate.errors import ConfigurationError
 
     try:
-        spec = find_spec(pipeline)
+        return find_spec(pipeline)
     except ConfigurationError as error:
         if error.code != UNKNOWN_SPEC.code:
             raise
-        log = open_log(pipeline, store)
-        sealed = _read_newest_spec(log)
+        sealed = _read_newest_spec(open_log(pipeline, store))
         if sealed is None:
             raise
-        return sealed, log
-    return spec, open_log(spec.name, store)
+        return sealed
 
 
 def _read_newest_spec(log: SlotLog) -> PipelineSpec | None:
@@ -174,7 +180,7 @@ def resolve_spec_path(spec: str) -> Path:
 
     `spec` itself if it has a ``/`` or ends in ``.yaml`` or ``.yml``, even if there is no such file.
     Anything else is a pipeline name, looked up in the folder $TIDEGATE_PIPELINES, then in
-    `dags/pipelines` below the working directory.
+    `dags/pipelines` below the working directory, then in the working directory itself.
 
     Raises:
         ConfigurationError: no spec has this name.
@@ -186,8 +192,9 @@ def resolve_spec_path(spec: str) -> Path:
     specs = {
         path.stem: path for folder in reversed(folders) for path in sorted(folder.glob("*.y*ml"))
     }
-    if spec in specs:
-        return specs[spec]
+    here = Path(f"{spec}.yaml")
+    if spec in specs or here.is_file():
+        return specs.get(spec, here)
     listed = f"; by name there are: {', '.join(sorted(specs))}" if specs else ""
     raise UNKNOWN_SPEC(name=spec, folders=" or ".join(map(str, folders)), specs=listed)
 

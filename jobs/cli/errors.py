@@ -47,6 +47,30 @@ UNKNOWN_FORMAT: Final = ErrorDefinition(
 UNREADABLE_OBJECT: Final = ErrorDefinition(
     "cli.format", ConfigurationError, "{address} cannot be read as {format}: {reason}"
 )
+NO_FILE: Final = ErrorDefinition(
+    "cli.no_file", ConfigurationError, "there is no file of a known format at {address}"
+)
+NO_EVENT_TIME: Final = ErrorDefinition(
+    "cli.no_event_time",
+    ConfigurationError,
+    "no column of {folder} holds the time of its events: {columns}",
+    advice="name one with --event-time; text like 2026-03-01T12:00:00Z and numbers of seconds,"
+    " milliseconds or microseconds since 1970 can be read",
+)
+FILE_EXISTS: Final = ErrorDefinition(
+    "cli.exists",
+    ConfigurationError,
+    "{file} exists already",
+    kept="the file as it is",
+    advice="{advice}",
+)
+WHICH_SOURCE: Final = ErrorDefinition(
+    "cli.which_source",
+    ConfigurationError,
+    "{file} lies in no folder with the name of a source of {pipeline}",
+    kept="nothing was copied",
+    advice="name one with --source: {sources}",
+)
 BAD_FIELD: Final = ErrorDefinition(
     "cli.bad_field",
     ConfigurationError,

@@ -17,6 +17,7 @@ from tidegate.jobs.cli import (
     spec_commands,
     splice_commands,
     stack_commands,
+    starter_spec,
     status_and_logs,
     support_bundle,
     tables_and_storage,
@@ -61,6 +62,8 @@ app.command("support-bundle", rich_help_panel=_LOOK)(support_bundle.write_suppor
 app.command("gc", rich_help_panel=_RUN)(tables_and_storage.collect_garbage)
 app.command("row", rich_help_panel=_LOOK)(tables_and_storage.follow_row)
 app.add_typer(splice_commands.app, name="splice", rich_help_panel=_RUN)
+app.command("init", rich_help_panel=_WRITE)(starter_spec.write_starter_spec)
+app.command("put", rich_help_panel=_RUN)(starter_spec.put_files)
 app.command("validate", rich_help_panel=_WRITE)(spec_commands.validate_specs)
 app.command("schema", rich_help_panel=_WRITE)(spec_commands.print_json_schema)
 app.command("infer", rich_help_panel=_WRITE)(spec_commands.propose_source_schema)

@@ -14,7 +14,7 @@ import typer
 from tidegate.checkpoints.row_counts import RowCounts
 from tidegate.jobs.cli import arguments, output
 from tidegate.jobs.cli.arguments import JsonOption, PipelineArgument, StoreOption
-from tidegate.jobs.cli.errors import CANNOT_WRITE, UNKNOWN_FORMAT, UNREADABLE_OBJECT
+from tidegate.jobs.cli.errors import CANNOT_WRITE
 
 if TYPE_CHECKING:
     from tidegate.checkpoints.manifest import Manifest
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from tidegate.jobs.spec.pipeline import PipelineSpec
 
 _TICKS_PER_SECOND, _TEN_MINUTES = 1_000_000, 600_000_000
-_FORMATS = ("parquet", "json", "csv", "avro", "orc")
 
 
 def validate_specs(
@@ -91,19 +90,10 @@ def propose_source_schema(
 
     Review the proposal before you put it into the spec.
     """
-    from tidegate.checkpoints.open_store import open_store
-    from tidegate.jobs.sources.schema_inference import infer_columns
+    from tidegate.jobs.cli.starter_spec import read_sample
 
-    folder, _, name = address.rpartition("/")
-    # The name may end in a compression, such as `.json.gz`.
-    form = form or next((known for known in _FORMATS if f".{known}" in name), None)
-    if form not in _FORMATS:
-        raise UNKNOWN_FORMAT(address=address, formats=", ".join(_FORMATS))
-    data = open_store(folder or ".").get(name).data
-    try:
-        columns = infer_columns(name, data, form)
-    except (ValueError, OSError, EOFError) as error:
-        raise UNREADABLE_OBJECT(address=address, format=form, reason=error) from error
+    sample = read_sample(address, form)
+    columns = {name: one.kind or "string" for name, one in sample.columns.items()}
     # JSON strings are valid YAML, also for column names with colons or quotes.
     fields = ", ".join(f"{json.dumps(name)}: {json.dumps(kind)}" for name, kind in columns.items())
     typer.echo(f"schema: {{{fields}}}")

@@ -1,4 +1,4 @@
-"""Proposes a schema for a source from one of its objects (`tidegate infer`).
+"""Proposes a schema for a source from its objects (`tidegate infer`, `tidegate init`).
 
 Nothing else uses the proposal: what counts is the schema that the user writes into the spec.
 """
@@ -10,7 +10,9 @@ import io
 import json
 import re
 from collections.abc import Iterable, Mapping
-from itertools import islice
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import accumulate, islice
 from typing import Any, Final
 
 import pyarrow as pa
@@ -32,6 +34,70 @@ _TYPE_PATTERNS: Final = {
 }
 
 
+_TICKS_PER_UNIT: Final = {"s": 1_000_000, "ms": 1_000, "us": 1}
+# 2001 and 2100 in seconds since 1970: no number is a plausible time in two units.
+_EARLIEST_TIME, _LATEST_TIME = 978_307_200, 4_102_444_800
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnSample:
+    """What some objects show of one column.
+
+    Attributes:
+        kind: its declared type; empty if all values are null.
+        texts: its values that are not null, in reading order.
+    """
+
+    kind: str
+    texts: list[str]
+
+    def join(self, later: ColumnSample) -> ColumnSample:
+        """Return the sample with that of later objects; its type takes the values of both."""
+        kinds = {self.kind, later.kind} - {""}
+        if len(kinds) > 1:
+            numbers = ("int", "long"), ("int", "long", "float", "double")
+            kinds = {next((wide[-1] for wide in numbers if kinds <= {*wide}), "string")}
+        return ColumnSample("".join(kinds), self.texts + later.texts)
+
+    @property
+    def epoch_unit(self) -> str | None:
+        """Return the unit in which all values can be times since 1970: `s`, `ms` or `us`."""
+        if self.kind not in ("long", "double") or not self.texts:
+            return None
+        low, high = min(map(float, self.texts)), max(map(float, self.texts))
+        fits = (
+            unit
+            for unit, ticks in _TICKS_PER_UNIT.items()
+            if low * ticks >= _EARLIEST_TIME * 1e6 and high * ticks <= _LATEST_TIME * 1e6
+        )
+        return next(fits, None)
+
+    @property
+    def lacks_zone(self) -> bool:
+        """Whether a time in the sample names no time zone."""
+        return self.kind in ("timestamp", "date") and any(
+            _parse_time(text).tzinfo is None for text in self.texts
+        )
+
+    def list_instants(self) -> list[int]:
+        """Return the times in ticks, in reading order; a time without a zone counts as UTC."""
+        if unit := self.epoch_unit:
+            return [round(float(text) * _TICKS_PER_UNIT[unit]) for text in self.texts]
+        times = map(_parse_time, self.texts)
+        aware = (time if time.tzinfo else time.replace(tzinfo=UTC) for time in times)
+        return [round(time.timestamp() * 1e6) for time in aware]
+
+    def measure_disorder(self) -> int:
+        """Return by how many ticks a row was behind the newest row before it, at most."""
+        instants = self.list_instants()
+        newest = accumulate(instants, max)
+        return max(before - instant for before, instant in zip(newest, instants, strict=True))
+
+
+def _parse_time(text: str) -> datetime:
+    return datetime.fromisoformat(text.upper())
+
+
 def infer_columns(key: str, data: bytes, form: str) -> dict[str, str]:
     """Return column -> declared type; a type that a spec cannot declare becomes ``string``.
 
@@ -43,14 +109,40 @@ def infer_columns(key: str, data: bytes, form: str) -> dict[str, str]:
     Raises:
         ValueError: the bytes are not an object of this format, or it has no rows.
     """
+    return {name: one.kind or "string" for name, one in sample_columns(key, data, form).items()}
+
+
+def sample_columns(
+    key: str, data: bytes, form: str, delimiter: str = ","
+) -> dict[str, ColumnSample]:
+    """Return the columns of an object, with the values of at most 10,000 rows.
+
+    Raises:
+        ValueError: as `infer_columns`.
+    """
     data = decompress_object(key, data)
     if form == "json":
-        return _infer_from_json(data)
+        return _sample_json(data)
     if form == "csv":
-        return _infer_from_csv(data)
-    return {
-        field.name: _to_declared_type(field.type) for field in read_typed_object(data, form).schema
-    }
+        return _sample_csv(data, delimiter)
+    table = read_typed_object(data, form).slice(0, _MAX_SAMPLE_ROWS)
+    return {name: _sample_typed_column(table[name]) for name in table.column_names}
+
+
+def choose_delimiter(key: str, data: bytes) -> str:
+    """Return what most likely stands between two values of a CSV object."""
+    header = decompress_object(key, data)[:10_000].decode("utf-8", "replace").partition("\n")[0]
+    return max(",;\t|", key=header.count)
+
+
+def _sample_typed_column(column: pa.ChunkedArray) -> ColumnSample:
+    kind = _to_declared_type(column.type)
+    if kind == "timestamp":
+        column = column.cast(pa.timestamp("us", column.type.tz), safe=False)
+    values = [value for value in column.to_pylist() if value is not None]
+    return ColumnSample(
+        kind, [v.isoformat() if isinstance(v, datetime) else str(v) for v in values]
+    )
 
 
 def _to_declared_type(arrow_type: Any) -> str:
@@ -72,7 +164,7 @@ def _to_declared_type(arrow_type: Any) -> str:
     return next((name for name, fits in tests.items() if fits), "string")
 
 
-def _infer_from_json(data: bytes) -> dict[str, str]:
+def _sample_json(data: bytes) -> dict[str, ColumnSample]:
     lines = (line for line in data.split(b"\n") if line.strip())
     texts: dict[str, list[str]] = {}
     for line in islice(lines, _MAX_SAMPLE_ROWS):
@@ -83,7 +175,7 @@ def _infer_from_json(data: bytes) -> dict[str, str]:
             column = texts.setdefault(name, [])
             if value is not None:
                 column.append(_to_pattern_text(value))
-    return _infer_from_texts(texts)
+    return _sample_texts(texts)
 
 
 def _to_pattern_text(value: Any) -> str:
@@ -94,26 +186,26 @@ def _to_pattern_text(value: Any) -> str:
     return value if is_time else f"{value}~"
 
 
-def _infer_from_csv(data: bytes) -> dict[str, str]:
-    reader = csv.reader(io.TextIOWrapper(io.BytesIO(data), "utf-8-sig", newline=""))
+def _sample_csv(data: bytes, delimiter: str) -> dict[str, ColumnSample]:
+    text = io.TextIOWrapper(io.BytesIO(data), "utf-8-sig", newline="")
+    reader = csv.reader(text, delimiter=delimiter)
     names = next((line for line in reader if line), [])
     rows = [row for row in islice(reader, _MAX_SAMPLE_ROWS) if len(row) == len(names)]
-    return _infer_from_texts(
-        {name: [row[n] for row in rows if row[n]] for n, name in enumerate(names)}
-    )
+    return _sample_texts({name: [row[n] for row in rows if row[n]] for n, name in enumerate(names)})
 
 
-def _infer_from_texts(columns: Mapping[str, Iterable[str]]) -> dict[str, str]:
+def _sample_texts(columns: Mapping[str, Iterable[str]]) -> dict[str, ColumnSample]:
     if not columns:
         raise ValueError("there is no row in it")
-    return {name: _choose_type(list(texts)) for name, texts in columns.items()}
+    texts = {name: list(values) for name, values in columns.items()}
+    return {name: ColumnSample(_choose_type(own), own) for name, own in texts.items()}
 
 
 def _choose_type(texts: list[str]) -> str:
-    """Return the first type whose form all texts have."""
+    """Return the first type whose form all texts have; none if there are none."""
     fits = (
         kind
         for kind, pattern in _TYPE_PATTERNS.items()
         if all(re.fullmatch(pattern, text) for text in texts)
     )
-    return next(fits, "string") if texts else "string"
+    return next(fits, "string") if texts else ""

@@ -1,0 +1,341 @@
+"""`tidegate init` and `put`: a first spec from files, and files into the store."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tidegate.jobs.cli import arguments, output
+from tidegate.jobs.cli.arguments import JsonOption, SpecArgument, StoreOption
+from tidegate.jobs.cli.errors import (
+    FILE_EXISTS,
+    NO_EVENT_TIME,
+    NO_FILE,
+    UNKNOWN_FORMAT,
+    UNREADABLE_OBJECT,
+    WHICH_SOURCE,
+)
+
+if TYPE_CHECKING:
+    from tidegate.checkpoints.store import Store
+    from tidegate.jobs.sources.schema_inference import ColumnSample
+    from tidegate.jobs.spec.pipeline import PipelineSpec
+
+_FORMATS = {
+    **{form: form for form in ("parquet", "json", "csv", "avro", "orc")},
+    "ndjson": "json",
+    "tsv": "csv",
+}
+_MOST_SAMPLES = 10  # objects per folder
+_TICKS_PER_SECOND = 1_000_000
+_LAGS = (1, 5, 10, 30, 60, 300, 900, 3600, 6 * 3600, 86_400)  # seconds
+_SIZES = {"second": 1, "minute": 60, "hour": 3600, "day": 86_400}
+_MOST_KEYS = 50  # different values of a column that still make a readable window table
+_RECEIVED = re.compile("arriv|ingest|receiv|insert|updat|load|process|creat")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What some objects of one folder hold, and what a spec has to say about their columns."""
+
+    form: str
+    delimiter: str
+    columns: dict[str, ColumnSample]
+    evolution: dict[str, object] = field(default_factory=dict)
+
+    def join(self, later: Sample) -> Sample:
+        """Return the sample of both; the format is that of the first."""
+        names = {**self.columns, **later.columns}
+        empty = type(next(iter(names.values())))("", [])
+        joined = {n: self.columns.get(n, empty).join(later.columns.get(n, empty)) for n in names}
+        return Sample(self.form, self.delimiter, joined)
+
+
+def read_sample(address: str, form: str | None = None) -> Sample:
+    """Read one object.
+
+    Args:
+        address: of the object, in a folder or a bucket.
+        form: its format; None takes it from the name, which may end in a compression.
+
+    Raises:
+        ConfigurationError: the format is not known, or the object cannot be read as one.
+    """
+    from tidegate.checkpoints.open_store import open_store
+    from tidegate.jobs.sources.schema_inference import choose_delimiter, sample_columns
+
+    folder, _, name = address.rpartition("/")
+    form = form or _find_format(name)
+    if form is None or form not in _FORMATS.values():
+        raise UNKNOWN_FORMAT(address=address, formats=", ".join(dict.fromkeys(_FORMATS.values())))
+    if "://" not in address and not Path(address).is_file():
+        raise NO_FILE(address=address)
+    data = open_store(folder or ".").get(name).data
+    try:
+        delimiter = choose_delimiter(name, data) if form == "csv" else ","
+        columns = sample_columns(name, data, form, delimiter)
+    except (ValueError, OSError, EOFError) as error:
+        raise UNREADABLE_OBJECT(address=address, format=form, reason=error) from error
+    return Sample(form, delimiter, columns)
+
+
+def write_starter_spec(
+    files: Annotated[
+        list[str], typer.Argument(metavar="FILE...", help="Files of rows, or folders of them.")
+    ],
+    name: Annotated[
+        str | None, typer.Option(help="Name of the pipeline. Default: that of the folder.")
+    ] = None,
+    event_time: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="When the events happened.")
+    ] = None,
+    inbox: Annotated[
+        bool,
+        typer.Option("--inbox", help="Read copies in the store, which `tidegate put` makes."),
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Default: NAME.yaml in dags/pipelines if that exists, else here."
+        ),
+    ] = None,
+) -> None:
+    """Write a commented spec that reads FILES as they are, with one source per folder.
+
+    Formats, columns, event time, units, time zones and lag are taken from a sample of the rows.
+    """
+    from tidegate.jobs.spec.loader import parse_spec
+
+    folders = _group_by_folder(files)
+    pipeline = _make_name(name or os.path.commonpath(folders).rpartition("/")[2])
+    samples = {folder: _sample_folder(folder, names) for folder, names in folders.items()}
+    text = _format_starter_spec(pipeline, samples, event_time, inbox=inbox)
+    home = Path("dags/pipelines")
+    file = out or (home if home.is_dir() else Path()) / f"{pipeline}.yaml"
+    if file.exists():
+        raise FILE_EXISTS(file=file, advice="choose another --name or --out")
+    parse_spec(text, where=str(file))
+    file.write_text(text)
+    output.print_line(f"written: {file}; read its comments, then:")
+    if inbox:
+        output.print_line(f"  tidegate put {pipeline} {' '.join(folders)}")
+    output.print_line(f"  tidegate run {file if out else pipeline} --until-end")
+
+
+def put_files(
+    pipeline: SpecArgument,
+    files: Annotated[
+        list[str], typer.Argument(metavar="FILE...", help="Files of rows, or folders of them.")
+    ],
+    store: StoreOption = None,
+    source: Annotated[
+        str | None,
+        typer.Option(help="Default: the only source, or the one with the name of FILE's folder."),
+    ] = None,
+    end: Annotated[
+        bool, typer.Option("--end", help="No file follows; ends sources that are `bounded`.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Copy files into the folders in the store from which a pipeline's sources read.
+
+    A file that is there already is left out; one with other content of the same name is refused.
+    """
+    from tidegate.checkpoints.open_store import open_store
+
+    place = open_store(arguments.resolve_store_url(store))
+    spec = arguments.find_or_read_spec(pipeline, store)
+    copied: dict[str, list[str]] = {}
+    for folder, names in _group_by_folder(files).items():
+        chosen = _choose_source(spec, source, folder)
+        path = spec.sources[chosen].path.rstrip("/") + "/"
+        home, prefix = (open_store(path), "") if "://" in path else (place, path)
+        done = copied.setdefault(chosen, [])
+        done += [key for n in names if (key := _copy_file(home, Path(folder) / n, prefix + n))]
+        if end:
+            home.put(f"{prefix}_DONE", b"")
+    counts = ", ".join(f"{len(keys):,} files to {name}" for name, keys in copied.items())
+    output.print_result(as_json, "put", copied, f"copied {counts}")
+
+
+def _copy_file(store: Store, file: Path, key: str) -> str | None:
+    there = store.stat(key)
+    if there is None:
+        return store.upload(file, key).key
+    if there.size != file.stat().st_size:
+        raise FILE_EXISTS(file=store.uri(key), advice="give the new file a name of its own")
+    return None
+
+
+def _choose_source(spec: PipelineSpec, given: str | None, folder: str) -> str:
+    names = [name for name, one in spec.sources.items() if one.path]
+    wanted = given or (names[0] if len(names) == 1 else folder.rpartition("/")[2])
+    if wanted not in names:
+        raise WHICH_SOURCE(file=folder, pipeline=spec.name, sources=", ".join(names))
+    return wanted
+
+
+def _find_format(name: str) -> str | None:
+    endings = name.split(".")[1:]
+    return next((_FORMATS[end.lower()] for end in endings if end.lower() in _FORMATS), None)
+
+
+def _group_by_folder(files: Iterable[str]) -> dict[str, list[str]]:
+    """Return the folders of the files, with the names of the files in them, in order.
+
+    Raises:
+        ConfigurationError: a file does not exist, or a folder has no file of a known format.
+    """
+    folders: dict[str, list[str]] = defaultdict(list)
+    for given in files:
+        path = Path(given).absolute()
+        found = [path] if path.is_file() else list(_list_files(path))
+        if not found:
+            raise NO_FILE(address=given)
+        for file in found:
+            folders[str(file.parent)].append(file.name)
+    return {folder: sorted(set(names)) for folder, names in sorted(folders.items())}
+
+
+def _list_files(folder: Path) -> Iterator[Path]:
+    for file in sorted(folder.rglob("*")):
+        hidden = any(part[0] in "._" for part in file.relative_to(folder).parts)
+        if not hidden and file.is_file() and _find_format(file.name):
+            yield file
+
+
+def _sample_folder(folder: str, names: list[str]) -> Sample:
+    step = -(-len(names) // _MOST_SAMPLES)
+    sample = reduce(Sample.join, (read_sample(f"{folder}/{name}") for name in names[::step]))
+    # A spec can declare neither names of tidegate's own form nor those with quotes.
+    renamed = {name: name.strip("_") for name in sample.columns if name.startswith("_")}
+    columns = {renamed.get(name, name): one for name, one in sample.columns.items()}
+    left_out = {name for name in columns if not name or re.search(r"""["'`\\]""", name)}
+    evolution = {"renamed": renamed} if renamed else {}
+    return replace(
+        sample,
+        columns={name: one for name, one in columns.items() if name not in left_out},
+        evolution=evolution | ({"added": "ignore"} if left_out else {}),
+    )
+
+
+def _make_name(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "_", text.lower()).lstrip("_0123456789").rstrip("_") or "rows"
+
+
+def _format_starter_spec(
+    pipeline: str, samples: Mapping[str, Sample], event_time: str | None, *, inbox: bool
+) -> str:
+    times = {folder: _choose_times(folder, one, event_time) for folder, one in samples.items()}
+    sources: dict[str, dict[str, str]] = {}
+    for folder, sample in samples.items():
+        name = _make_name(folder.rpartition("/")[2])
+        while name in sources:
+            name += "_"
+        path = f"inbox/{pipeline}/{name}/" if inbox else f"{Path(folder).as_uri()}/"
+        sources[name] = {"path": path, **_describe_source(sample, times[folder])}
+    merged, event_columns = reduce(Sample.join, samples.values()), {t[0] for t in times.values()}
+    (first, fields), *others = sources.items()
+    blocks = [(f"  {first}: &rows", {"schema": _format_schema(merged, event_columns), **fields})]
+    # Of each other source only what differs.
+    for name, own in others:
+        different = {key: value for key, value in own.items() if value != fields.get(key)}
+        blocks.append((f"  {name}:\n    <<: *rows", different))
+    lines = [
+        "# Written by `tidegate init` from a sample of the files; all fields: docs/options.md",
+        "apiVersion: tidegate/v1",
+        f"name: {pipeline}",
+        "sources:",
+    ]
+    for head, block in blocks:
+        lines += [head, *(f"    {name}: {value}" for name, value in block.items() if value)]
+    if others:
+        lines.append("coalesce: {idle_timeout: 2m}  # so long a source without rows holds the rest")
+    lines.append("release: {mode: ordered}  # events leave sorted by event time")
+    return "\n".join([*lines, *_format_window(merged, event_columns), ""])
+
+
+def _choose_times(folder: str, sample: Sample, wanted: str | None) -> list[str]:
+    """Return the columns that can be event times, the most likely one first.
+
+    Raises:
+        ConfigurationError: there is none.
+    """
+    text = sample.form in ("json", "csv")
+    found = [
+        name
+        for name, one in sample.columns.items()
+        if one.kind == "timestamp" or (text and (one.kind == "date" or one.epoch_unit))
+    ]
+    found = [name for name in found if wanted in (None, name)]
+    if not found:
+        columns = ", ".join(f"{name} ({one.kind})" for name, one in sample.columns.items())
+        raise NO_EVENT_TIME(folder=folder, columns=columns)
+    is_worse = {n: (bool(_RECEIVED.search(n)), sample.columns[n].kind == "date") for n in found}
+    return sorted(found, key=is_worse.__getitem__)
+
+
+def _describe_source(sample: Sample, times: list[str]) -> dict[str, str]:
+    """Return the fields of a source as YAML, most with a comment; empty ones are left out."""
+    from tidegate.time_units import format_duration
+
+    column, others = sample.columns[times[0]], ", ".join(times[1:])
+    disorder = column.measure_disorder()
+    seconds = -(-disorder // _TICKS_PER_SECOND)
+    lag = next((lag for lag in _LAGS if lag >= seconds), -(-seconds // 86_400) * 86_400)
+    unit = column.epoch_unit
+    parse = {"timestamps": unit} if unit else {}
+    parse |= {} if sample.delimiter == "," else {"delimiter": sample.delimiter}
+    naive = [name for name, one in sample.columns.items() if one.lacks_zone and not unit]
+    return {
+        "format": sample.form,
+        "event_time": json.dumps(times[0]) + (f"  # other times: {others}" if others else ""),
+        "parse": json.dumps(parse) if parse else "",
+        "evolution": json.dumps(sample.evolution) if sample.evolution else "",
+        "timezone": f"UTC  # {naive[0]} names no zone: write that of its clock" if naive else "",
+        "lag": f"{format_duration(lag * _TICKS_PER_SECOND)}  # in the sample, a row is at most"
+        f" {format_duration(disorder)} older than a row before it",
+        "max_jump": "365d  # a row so far ahead of all others does not move the frontier",
+        "discovery": "{order: arrival}  # file names need not grow",
+    }
+
+
+def _format_schema(merged: Sample, times: set[str]) -> str:
+    # Text has one unit for all times of a source, so other times stay what they are written as.
+    other = "string" if any(merged.columns[name].epoch_unit for name in times) else "timestamp"
+    kinds = {
+        name: "timestamp" if name in times else other if one.kind == "timestamp" else one.kind
+        for name, one in merged.columns.items()
+    }
+    return (
+        "{" + ", ".join(f"{json.dumps(n)}: {kind or 'string'}" for n, kind in kinds.items()) + "}"
+    )
+
+
+def _format_window(merged: Sample, times: set[str]) -> list[str]:
+    """Return a window with at most some fifty results per key."""
+    instants = [instant for name in times for instant in merged.columns[name].list_instants()]
+    seconds = (max(instants) - min(instants)) / 50 / _TICKS_PER_SECOND
+    unit = next((unit for unit, size in _SIZES.items() if size >= seconds), "day")
+    texts = {name: {*one.texts} for name, one in merged.columns.items() if one.kind == "string"}
+    key = next((n for n, values in texts.items() if 1 < len(values) <= _MOST_KEYS), "_source")
+    numbers = [n for n, one in merged.columns.items() if one.kind == "double" and n not in times]
+    total = f', {json.dumps(f"sum_{numbers[0]}")}: "sum(`{numbers[0]}`)"' if numbers else ""
+    return [
+        "windows:",
+        f"  per_{unit}:",
+        "    kind: tumbling",
+        f"    size: 1{unit[0]}",
+        f"    keys: [{json.dumps(key)}]",
+        f"    aggregates: {{rows: count(*){total}}}",
+        f"    lateness: 1{unit[0]}  # later rows revise it; those still later are in table `late`",
+    ]

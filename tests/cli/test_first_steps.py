@@ -1,0 +1,130 @@
+"""`tidegate init` and `put`: from a stranger's files to a spec that runs, without reading code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tests.cli.conftest import Cli
+
+from tidegate.jobs.spec.loader import load_spec
+
+FIRST = 1_517_743_500_000  # 2018-02-04T11:25:00Z in ms
+
+
+@pytest.fixture
+def shops(tmp_path: Path) -> Path:
+    """Two folders: CSV with semicolons and a zoneless column, and JSON lines; both in epoch ms."""
+    web, store = tmp_path / "shops/web", tmp_path / "shops/store"
+    web.mkdir(parents=True)
+    store.mkdir()
+    rows = [(FIRST + 60_000 * n - 90_000 * (n % 2), "ab"[n % 2], n) for n in range(40)]
+    lines = [f"{at};{item};{n}.5;{at + 9};{n};2018-02-04 12:00" for at, item, n in rows]
+    head = "event_ms;Shop Name;amount;arrival_ms;_id;local"
+    (web / "0001.csv").write_text("\n".join([head, *lines[:20], ""]))
+    (web / "0002.csv").write_text("\n".join([head, *lines[20:], ""]))
+    (web / "readme.txt").write_text("not a format")
+    row = {"event_ms": FIRST, "Shop Name": "c", "amount": 1, "_id": 7, 'odd"name': 1}
+    (store / "a.ndjson").write_text(json.dumps(row) + "\n")
+    return tmp_path / "shops"
+
+
+def test_init_writes_a_spec_that_reads_the_files_as_they_are(cli: Cli, shops: Path) -> None:
+    """Format, delimiter, units, odd names and the lag that the rows need are found."""
+    said = cli("init", "shops")
+    assert (said.exit_code, said.out.splitlines()[-1]) == (
+        0,
+        "  tidegate run shops --until-end",
+    )
+    spec = load_spec("shops.yaml")
+    web, store = spec.sources["web"], spec.sources["store"]
+    assert (web.format, store.format, web.parse.delimiter) == ("csv", "json", ";")
+    assert (web.event_time, web.parse.timestamps, store.parse.timestamps) == (
+        "event_ms",
+        "ms",
+        "ms",
+    )
+    assert spec.columns == {
+        "event_ms": "timestamp",
+        "Shop Name": "string",
+        "amount": "double",
+        "id": "long",
+        "arrival_ms": "long",
+        "local": "string",
+    }
+    assert web.evolution.renamed == {"_id": "id"}
+    assert (web.lag, store.lag) == (30_000_000, 1_000_000)
+    assert web.path == f"file://{shops}/web/"
+    (window,) = spec.windows.values()
+    assert (window.keys, str(window.aggregates["sum_amount"])) == (("Shop Name",), "sum(`amount`)")
+    assert cli("validate", "shops").out.count("warning") == 0
+
+
+def test_init_overwrites_nothing_and_needs_a_time(cli: Cli, shops: Path, tmp_path: Path) -> None:
+    """A spec that was edited stays; files without a readable time are refused with their columns."""
+    cli("init", "shops")
+    before = Path("shops.yaml").read_text()
+    assert cli("init", "shops").exit_code == 2
+    assert Path("shops.yaml").read_text() == before
+    (tmp_path / "plain.csv").write_text("id,day\n1,03/01/2026\n")
+    refused = cli("init", "plain.csv", "--name", "plain")
+    assert (refused.exit_code, "id (long), day (string)" in refused.err) == (2, True)
+    assert not Path("plain.yaml").exists()
+    missing = cli("init", "nowhere.csv")
+    assert (missing.exit_code, "verify" in missing.err) == (2, False)
+
+
+def test_init_takes_the_zone_and_the_column_that_it_is_told(cli: Cli, tmp_path: Path) -> None:
+    """Times without a zone get `timezone`; --event-time outweighs what the names suggest."""
+    text = "seen,received\n2026-03-01 10:00:00,2026-03-01T11:00:00Z\n"
+    (tmp_path / "a.csv").write_text(text)
+    cli("init", "a.csv", "--name", "one")
+    cli("init", "a.csv", "--name", "two", "--event-time", "received")
+    one, two = (load_spec(f"{name}.yaml").sources.popitem()[1] for name in ("one", "two"))
+    assert (one.event_time, one.timezone) == ("seen", "UTC")
+    assert two.event_time == "received"
+
+
+def test_init_reads_typed_formats(cli: Cli, tmp_path: Path) -> None:
+    """Parquet's own times are candidates; its numbers are not, because they have no unit."""
+    at = pa.array([FIRST * 1000, None], pa.timestamp("us"))
+    table = pa.table({"ms": pa.array([FIRST, FIRST]), "at": at})
+    pq.write_table(table, tmp_path / "a.parquet")
+    cli("init", "a.parquet", "--name", "typed")
+    (source,) = load_spec("typed.yaml").sources.values()
+    assert (source.event_time, source.timezone, source.columns["ms"]) == ("at", "UTC", "long")
+
+
+def test_put_copies_files_to_the_sources_once(cli: Cli, shops: Path, tmp_path: Path) -> None:
+    """A file goes to the source that has its folder's name; the same name is not replaced."""
+    cli("init", "shops", "--inbox")
+    said = cli("put", "shops", "shops", "--end", "--json")
+    inbox = "inbox/shops/web"
+    assert said.data["web"] == [f"{inbox}/0001.csv", f"{inbox}/0002.csv"]
+    store = tmp_path / ".tidegate/store"
+    assert (store / inbox / "0001.csv").read_text() == (shops / "web/0001.csv").read_text()
+    assert (store / inbox / "_DONE").exists()
+    assert cli("put", "shops", "shops", "--json").data == {"web": [], "store": []}
+    (shops / "web/0001.csv").write_text("other")
+    assert "exists already" in cli("put", "shops", "shops/web/0001.csv").err
+    (tmp_path / "new.csv").write_text("x")
+    refused = cli("put", "shops", "new.csv")
+    assert (refused.exit_code, "--source: store, web" in refused.err) == (2, True)
+    assert cli("put", "shops", "new.csv", "--source", "web").exit_code == 0
+
+
+@pytest.mark.slow
+@pytest.mark.e2e
+@pytest.mark.filterwarnings("ignore")  # Spark's own sockets
+def test_files_become_tables_in_three_commands(cli: Cli, shops: Path) -> None:
+    """init, put and run --until-end leave every row in the tables."""
+    cli("init", "shops", "--inbox")
+    cli("put", "shops", "shops")
+    ran = cli("run", "shops", "--until-end")
+    assert (ran.exit_code, "41 read = 41 released" in ran.out) == (0, True)
+    rows = cli("tables", "shops", "per_minute", "--json").data["rows"]
+    assert sum(row["rows"] for row in rows) == 41
+    assert {row["Shop Name"] for row in rows} == {"a", "b", "c"}
