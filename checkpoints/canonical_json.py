@@ -14,11 +14,11 @@ _CHUNK_BYTES = 1 << 20  # 1 MiB: large enough to hide call overhead, small enoug
 
 
 def canonical_bytes(value: Any) -> bytes:
-    """Return `value` as JSON with sorted keys, without spaces and NaN, in UTF-8.
+    """Return `value` as UTF-8 JSON with sorted keys and no spaces.
 
     Raises:
-        ValueError: a key is not a string (JSON would change it silently), or a number is not
-            finite.
+        ValueError: a key is not a string (JSON would change it silently), or a number is NaN or
+            infinite.
     """
     _refuse_foreign_keys(value)
     return json.dumps(

@@ -31,7 +31,13 @@ class CheckpointCatalog:
     def list_checkpoints(
         self, *, all_timelines: bool = False, kinds: Iterable[str] = ("epoch",)
     ) -> list[SlotSummary]:
-        """Checkpoints, newest first: those of the current lineage, or of all timelines."""
+        """Return checkpoints, newest first.
+
+        Args:
+            all_timelines: also those that restores have abandoned.
+            kinds: what may fill the slots: ``epoch``, ``fork`` (a restore), ``stub`` (a retired
+                epoch).
+        """
         roots = RootsFile(self.log.store, self.log.pipeline).read()
         head = self.log.head()
         lineage = self.log.lineage(head.timeline)
@@ -51,16 +57,17 @@ class CheckpointCatalog:
         return sorted(chosen, key=lambda row: (row.slot, row.timeline), reverse=True)
 
     def resolve(self, text: str, *, find_illness: IllnessFinder | None = None) -> CheckpointId:
-        """From what a person writes to a checkpoint id.
+        """Return the id of the checkpoint that a person named.
 
         Args:
             text: `latest`, `latest_healthy`, the name of a pin, a full id, or a prefix of an id
                 that fits only one checkpoint.
-            find_illness: asked by `latest_healthy` about each candidate from the newest back,
-                beyond not being condemned; by default the quality runs are.
+            find_illness: says why a checkpoint is unhealthy; `latest_healthy` takes the newest for
+                which it returns None and which is not condemned. By default the results of the
+                quality runs decide.
 
         Raises:
-            ConfigurationError: nothing fits, or several do; they are named.
+            ConfigurationError: no checkpoint fits, or several do; the message names them.
         """
         if text == "latest":
             checkpoint = self.log.head().checkpoint
@@ -77,10 +84,12 @@ class CheckpointCatalog:
         return self._find_by_prefix(text)
 
     def find_gap(self, target: CheckpointId) -> int | None:
-        """Return the position of the first retired epoch between the current lineage and `target`.
+        """Return the slot of the first retired epoch that a restore to `target` would need.
 
-        A restore would have to apply it again. None for checkpoints of the current lineage, which
-        need nothing applied, and where every epoch is still there.
+        None: none.
+
+        A restore to an abandoned timeline applies its epochs again. A restore on the current
+        lineage applies no epoch again and needs none.
         """
         parting = self.log.find_parting(target)
         for part in self.log.lineage(target.timeline):
@@ -109,7 +118,7 @@ class CheckpointCatalog:
         return [mark(row) for row in rows]
 
     def read_manifest(self, checkpoint: CheckpointId) -> Manifest:
-        """The manifest of a checkpoint. Raises PoisonError when it was retired."""
+        """Return the manifest of a checkpoint. Raises PoisonError if it was retired."""
         return self.log.open_checkpoint(checkpoint).epoch
 
     def _find_latest_healthy(self, find_illness: IllnessFinder) -> CheckpointId:
@@ -230,12 +239,12 @@ class _QualityRun:
 
 
 def build_illness_finder(store: Store, pipeline: str) -> IllnessFinder:
-    """Return a function that says why the quality runs find a checkpoint ill; None if healthy.
+    """Return a function that says why the quality runs find a checkpoint unhealthy; None: healthy.
 
-    A checkpoint is judged by the newest run whose recent epochs begin before it, and there by
-    critical checks about its own epoch alone. A checkpoint behind the newest run continues the
-    state that this run saw at its end. Warnings, checks of the whole past and runs that looked at
-    other epochs say nothing about it, and where nobody checked, nothing is held against it.
+    The newest run of its timeline whose recent epochs include the checkpoint or begin before it
+    judges it, by the critical checks that failed for its epoch. A checkpoint after the newest run
+    counts as that run's last epoch, because it continues the same state. Warnings and checks over
+    the whole past do not count. A checkpoint that no run judged is healthy.
     """
     runs = sorted(
         _read_quality_runs(store, pipeline),
@@ -287,7 +296,7 @@ def _parse_quality_run(entry: dict[str, Any], entries: list[dict[str, Any]]) -> 
 
 
 class DifferingPair(BaseModel):
-    """One thing on both sides; None where a side does not have it."""
+    """A value of the left and of the right checkpoint; None where one of them has no such value."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -296,16 +305,17 @@ class DifferingPair(BaseModel):
 
 
 class CheckpointDiff(BaseModel):
-    """Everything that differs, by name. Empty dictionaries mean: equal.
+    """What differs between two checkpoints, `left` and `right`.
+
+    Dictionaries leave out what is equal.
 
     Attributes:
         same: neither rows, positions, decider, tables nor state differ.
         counters: rows by disposition, right minus left.
-        positions: per source partition, where each side stands.
-        decider: top-level entries of the decider's state (frontiers, statuses, open barriers) that
-            differ.
-        state: live rows per kind of segment.
-        tables: rows the two epochs themselves wrote, per table.
+        positions: source partition -> position up to which each side has read.
+        decider: top-level entries of the decider's state (frontiers, statuses, open barriers).
+        state: kind of segment -> live rows.
+        tables: table -> rows that each of the two epochs wrote.
     """
 
     model_config = ConfigDict(frozen=True)

@@ -1,4 +1,7 @@
-"""The specs that wrote a pipeline's checkpoints, by digest: what a later spec is compared with."""
+"""Stores each spec that wrote checkpoints, and compares a later spec with them.
+
+A spec is stored in the bucket under its digest, which the manifests name.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +25,14 @@ _MAX_CHECKPOINTS_SEARCHED = (
 
 
 def write_spec(store: Store, spec: PipelineSpec) -> None:
-    """Keep a spec without its secrets, once."""
+    """Store a spec under its digest, without its secrets, unless it is stored already."""
     with suppress(PreconditionFailedError):
         key = BucketLayout(spec.name).spec_key(spec.digest())
         store.create(key, mask_secrets(spec).canonical_json().encode())
 
 
 def read_spec(store: Store, pipeline: str, digest: str) -> PipelineSpec | None:
-    """The spec of a digest; None when nobody kept it, or this version cannot read it."""
+    """Return the spec with this digest; None if it is not stored or this version cannot read it."""
     try:
         data = store.get(BucketLayout(pipeline).spec_key(digest)).data
         return PipelineSpec.model_validate_json(data)
@@ -38,7 +41,7 @@ def read_spec(store: Store, pipeline: str, digest: str) -> PipelineSpec | None:
 
 
 def read_live_state(manifest: Manifest) -> LiveState:
-    """What state a checkpoint holds."""
+    """Return which windows of a checkpoint hold rows, and how many rows its order buffer holds."""
     kinds = {segment.kind for segment in manifest.segments if segment.rows}
     return LiveState(
         frozenset(k.removeprefix("window:") for k in kinds if k.startswith("window:")),
@@ -49,9 +52,9 @@ def read_live_state(manifest: Manifest) -> LiveState:
 def compare_spec_with_checkpoint(
     store: Store, spec: PipelineSpec, manifest: Manifest
 ) -> list[SpecChange] | None:
-    """What going on from a checkpoint under this spec keeps, drops or refuses.
+    """Return what each change of the spec would do to the state of a checkpoint.
 
-    None when its own spec is not known.
+    Empty if the spec wrote the checkpoint; None if the spec that wrote it cannot be read.
     """
     if manifest.spec_digest == spec.digest():
         return []
@@ -64,11 +67,11 @@ def compare_spec_with_checkpoint(
 def require_compatible_spec(
     log: SlotLog, spec: PipelineSpec, manifest: Manifest
 ) -> list[SpecChange]:
-    """The changes, when all of them can be followed.
+    """Return the changes of the spec since a checkpoint if a driver can continue from it with them.
 
     Raises:
-        ConfigurationError: one of them is refused; the message names the newest checkpoint that the
-            spec fits, to read on from.
+        ConfigurationError: a change is refused. The message names the newest earlier checkpoint
+            that fits the spec; a restore to it reads the rows since then again.
     """
     found = compare_spec_with_checkpoint(log.store, spec, manifest) or []
     refused = _select_refused(found)

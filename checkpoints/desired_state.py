@@ -1,7 +1,7 @@
-"""Whether a pipeline should run: what people want, as against what is.
+"""Whether people want a pipeline to run (`desired.json`), whatever its drivers do at the moment.
 
-The sweep starts only what somebody wants to run. A driver that was started anyhow keeps away only
-where somebody has said so.
+The sweep starts only pipelines that people want to run. A driver that is started in another way is
+kept from running only if a person has stopped the pipeline or a restore is under way.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ABANDONED_AFTER = 15 * 60 * 1_000_000
 
 
 class DesiredState(StrEnum):
-    """What somebody wants of a pipeline."""
+    """What people want of a pipeline."""
 
     RUN = "run"
     STOPPED = "stopped"  # by a person; nothing starts it but a person
@@ -27,7 +27,7 @@ class DesiredState(StrEnum):
 
 
 class DesiredDocument(SharedDocument):
-    """The bytes of `desired.json`. A pipeline nobody ever started is stopped."""
+    """The content of `desired.json`. A pipeline that was never started counts as stopped."""
 
     state: DesiredState = DesiredState.STOPPED
     who: str = ""
@@ -36,12 +36,12 @@ class DesiredDocument(SharedDocument):
 
     @property
     def keeps_drivers_away(self) -> bool:
-        """Whether somebody has said that nothing may drive now."""
+        """Whether a person or a restore has asked that no driver runs now."""
         return self.who != "" and self.state is not DesiredState.RUN
 
 
 def read_desired_state(store: Store, pipeline: str) -> DesiredDocument:
-    """What is wanted now."""
+    """Return what people want now; stopped, without a `who`, if the pipeline was never started."""
     found, _ = read_document(store, BucketLayout(pipeline).desired_key, DesiredDocument)
     return found or DesiredDocument()
 
@@ -56,12 +56,19 @@ def set_desired_state(
     only_from: DesiredState | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> DesiredDocument:
-    """Say what is wanted, by compare-and-swap.
+    """Record what people want of a pipeline, by compare-and-swap.
 
-    With `only_from`, refuse when something else is wanted in the meantime.
+    Args:
+        store: the bucket.
+        pipeline: its name.
+        state: what is wanted from now on.
+        who: who wants it.
+        why: the reason.
+        only_from: the state that the caller expects; None: any.
+        clock: gives the time to record.
 
     Raises:
-        ConfigurationError: `only_from` no longer holds.
+        ConfigurationError: another state than `only_from` is wanted.
     """
 
     def apply_state(before: DesiredDocument) -> DesiredDocument:
@@ -88,10 +95,11 @@ def set_desired_state(
 def end_abandoned_recovery(
     store: Store, pipeline: str, *, who: str, clock: Clock = SYSTEM_CLOCK
 ) -> DesiredDocument:
-    """Return what is wanted now, after a recovery whose process was killed has been ended.
+    """End a recovery whose process was killed, and return what people want then.
 
-    The restore itself is one PUT, so it either happened or did not; in both cases the next driver
-    finds in the log where to continue.
+    A recovery counts as abandoned after 15 minutes; the pipeline is then wanted running. The
+    restore is one PUT, so it either happened or did not; the next driver finds in the log where to
+    continue.
     """
 
     def end_recovery(before: DesiredDocument) -> DesiredDocument:

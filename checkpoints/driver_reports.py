@@ -1,10 +1,12 @@
-"""Drivers' logs in the bucket, in pieces: a store has no append, and a log may grow for weeks.
+"""Drivers' logs and status reports in the bucket.
+
+A log is written in pieces, because a store cannot append and a log may grow for weeks:
 
     <pipeline>/logs/<attempt>/000000.log 000001.log ...
 
-The driver sends what is new while it runs; whoever finds it dead sends what it could not. Full
-pieces never change. Of a long log the first piece and the newest ones are kept, of a pipeline the
-newest attempts.
+The driver sends what is new while it runs. A process that finds a driver dead sends the rest of its
+log. Full pieces never change. Of a long log only the first piece and the newest ones are kept, and
+of a pipeline only the newest attempts.
 """
 
 from __future__ import annotations
@@ -42,9 +44,9 @@ class DriverLog:
         self._sent = 0
 
     def send_new_pieces(self) -> int:
-        """Send what is new since the last call; bytes sent.
+        """Send what was written since the last call.
 
-        A file that is not here is nothing new.
+        Return the bytes sent, 0 if the file is missing.
         """
         try:
             size = self._file.stat().st_size
@@ -84,12 +86,12 @@ def make_attempt_name() -> str:
 
 
 def list_log_attempts(store: Store, pipeline: str) -> list[str]:
-    """Attempts with a log, newest first."""
+    """Return the attempts with a log, newest first."""
     return sorted(store.list_folders(BucketLayout(pipeline).logs_prefix), reverse=True)
 
 
 def read_log_tail(store: Store, pipeline: str, attempt: str, lines: int = 200) -> list[str]:
-    """The last lines of an attempt's log; at most the two newest pieces are read."""
+    """Return the last lines of an attempt's log; reads at most the two newest pieces."""
     keys = [
         entry.key
         for entry in store.list_objects(BucketLayout(pipeline).attempt_logs_prefix(attempt))
@@ -99,7 +101,7 @@ def read_log_tail(store: Store, pipeline: str, attempt: str, lines: int = 200) -
 
 
 def delete_old_logs(store: Store, pipeline: str, keep: int = KEPT_ATTEMPTS) -> list[str]:
-    """Delete the logs of all but the newest attempts; the attempts deleted."""
+    """Delete the logs of all but the newest `keep` attempts; return the attempts deleted."""
     old = list_log_attempts(store, pipeline)[keep:]
     for attempt in old:
         for entry in list(store.list_objects(BucketLayout(pipeline).attempt_logs_prefix(attempt))):
@@ -116,14 +118,14 @@ def _build_piece_key(folder: str, number: int) -> str:
 
 
 class DriverStatus(BaseModel):
-    """One report.
+    """What a driver reported about itself, the content of `status.json`.
 
     Attributes:
-        token: lease token of the driver that wrote it; a report with another token than the lease's
-            is somebody's last words.
-        step: the step it is in.
-        at: its wall clock, microseconds UTC, for display.
-        body: whatever else it says (frontiers, lag, error, probe result, rates).
+        token: lease token of the driver. If it is not the token of the lease, the report is by an
+            earlier driver.
+        step: the step of the epoch that the driver is in.
+        at: the driver's wall clock, microseconds UTC, for display.
+        body: everything else: frontiers, lag, error, probe result, rates.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -142,10 +144,7 @@ def write_status(store: Store, pipeline: str, status: DriverStatus) -> None:
 
 
 def count_waiting_messages(body: Mapping[str, Any]) -> dict[str, int]:
-    """Messages that a driver has not planned to read yet, by source.
-
-    Only of sources that are behind.
-    """
+    """Return source -> messages that a driver has not yet planned to read; sources with any."""
     found: dict[str, int] = {}
     for member, count in (body.get("lag") or {}).items():
         source = member.partition("/")[0]
@@ -154,7 +153,10 @@ def count_waiting_messages(body: Mapping[str, Any]) -> dict[str, int]:
 
 
 def read_status(store: Store, pipeline: str, *, token: int | None = None) -> DriverStatus | None:
-    """Return the report; None if it is missing, unreadable, or by a driver without `token`."""
+    """Return the report.
+
+    None if it is missing or unreadable, or if another driver than `token` wrote it.
+    """
     try:
         status = DriverStatus.model_validate(
             parse_json(store.get(BucketLayout(pipeline).status_key).data)

@@ -56,7 +56,7 @@ class EpochCounters:
 
 @dataclass(frozen=True, slots=True)
 class MergeSummary:
-    """What a merge did; noted in the manifests of merges only.
+    """What a merge did; only manifests of merges have it.
 
     Attributes:
         request: id of the splice request.

@@ -154,7 +154,7 @@ class LocalStore:
                 _fsync_path(path.parent)
 
     def upload(self, path: Path, key: str) -> UploadedObject:
-        """Store a file durably; a file that is already in its place is only made durable."""
+        """Store a file durably; a file that lies under its key already is only fsynced."""
         target = self._resolve_key_path(key)
         digest = sha256_of_file(path)
         if path.absolute() == target:

@@ -1,13 +1,11 @@
-"""What must not be collected, and what must not be restored.
+"""Pins, restore claims and condemned checkpoints: `roots.json`, changed by compare-and-swap.
 
-Pins, restore claims and the condemned set, by compare-and-swap.
-
-Everything that decides over the life of a checkpoint meets in this one document. A pin or a claim
-is refused once the checkpoint is condemned; retention condemns nothing that is pinned or claimed.
-So a restore and a retirement of one checkpoint cannot both win. A claim names the slot its fork
-record will go into: once that slot is filled, the restore has won or lost, and the claim is void;
-no clock is needed to see that. Retirement is: condemn here, put the stub into the slot, take the
-entry out again. So after a pin or a claim went through, the slot itself tells whether the
+Every decision over the life of a checkpoint is made in this document. A pin or a claim of a
+condemned checkpoint is refused, and retention condemns nothing that is pinned or claimed, so a
+restore and a retirement of one checkpoint cannot both succeed. A claim names the slot into which
+its fork record goes. Once that slot is filled, the restore has succeeded or failed and the claim is
+void; no clock is needed. To retire a checkpoint, retention condemns it here, puts the stub into its
+slot, and then removes the entry. So after a pin or a claim succeeded, the slot shows whether the
 checkpoint had been retired before.
 """
 
@@ -34,7 +32,7 @@ class _RootsModel(BaseModel):
 
 
 class Pin(_RootsModel):
-    """A name somebody gave to a checkpoint to keep it."""
+    """A name that a person gave to a checkpoint, so that it is kept."""
 
     checkpoint: str
     who: str
@@ -68,7 +66,7 @@ class CondemnedCheckpoint(_RootsModel):
 
 
 class Roots(SharedDocument):
-    """The bytes of `roots.json`."""
+    """The content of `roots.json`."""
 
     pins: dict[str, Pin] = Field(default_factory=dict)
     claims: dict[str, RestoreClaim] = Field(default_factory=dict)
@@ -94,12 +92,12 @@ class Roots(SharedDocument):
         return set(self.condemned) - self.retiring_checkpoints
 
     def without_claims(self, void: set[str]) -> Roots:
-        """Return the document without the claims of these requests."""
+        """Return the document without the claims of the requests `void`."""
         return self.model_copy(update={"claims": _drop_entries(self.claims, void)})
 
 
 class RootsFile:
-    """The one way to read and change `roots.json` of a pipeline."""
+    """Reads and changes `roots.json` of a pipeline; no other code does."""
 
     def __init__(self, store: Store, pipeline: str, clock: Clock = SYSTEM_CLOCK) -> None:
         self._store, self._pipeline, self._clock = store, pipeline, clock
@@ -116,10 +114,10 @@ class RootsFile:
     def pin(self, name: str, checkpoint: CheckpointId, *, who: str, why: str = "") -> Roots:
         """Keep a checkpoint under a name.
 
-        The caller has made sure that it is complete and not retired.
+        The caller has checked that it is complete and not retired.
 
         Raises:
-            ConfigurationError: it is condemned, or the name is taken by another checkpoint.
+            ConfigurationError: the checkpoint is condemned, or another one has the name.
         """
         require_name(name, "name of a pin")
         pin = Pin(checkpoint=str(checkpoint), who=who, why=why, at=self._clock.wall_ticks())
@@ -139,7 +137,7 @@ class RootsFile:
         return self._change_roots(add_pin)
 
     def unpin(self, name: str) -> Roots:
-        """Give up a pin; silent when there is none."""
+        """Remove a pin; does nothing if there is none."""
         return self._change_roots(
             lambda roots: roots.model_copy(update={"pins": _drop_entries(roots.pins, {name})})
         )
@@ -150,7 +148,7 @@ class RootsFile:
         """Protect a checkpoint for a restore whose fork record goes into `slot` of `timeline`.
 
         Raises:
-            ConfigurationError: it is condemned.
+            ConfigurationError: the checkpoint is condemned.
         """
         claim = RestoreClaim(
             checkpoint=str(checkpoint),
@@ -175,9 +173,9 @@ class RootsFile:
         return self._change_roots(add_claim)
 
     def condemn_damaged(self, checkpoint: CheckpointId, detail: str) -> Roots:
-        """Note definite evidence against a checkpoint.
+        """Record definite evidence against a checkpoint.
 
-        Pins stay: a person may still want to look at it.
+        Its pins stay, so that people can look at it.
         """
         entry = CondemnedCheckpoint(
             reason=CondemnReason.DAMAGED, detail=detail, at=self._clock.wall_ticks()
@@ -194,12 +192,14 @@ class RootsFile:
         return self._change_roots(add_condemned)
 
     def condemn_retired(self, decide: Callable[[Roots], tuple[set[str], set[str]]]) -> Roots:
-        """Drop void claims and condemn checkpoints to retire, in one step.
+        """Remove void claims and condemn checkpoints to retire, in one compare-and-swap.
 
-        `decide` is given the document, looks at the log *after* it was read, and returns
-        (checkpoints to retire, ids of void claims). If the document changes meanwhile, it is asked
-        again: a claim that came in between is never missed. Checkpoints that are pinned or under a
-        valid claim are left out whatever it says.
+        Pinned checkpoints and those under a valid claim are left out of what `decide` returns.
+
+        Args:
+            decide: gets the document, reads the log *after* it, and returns (checkpoints to retire,
+                ids of void claims). It is called again if the document changed meanwhile, so no
+                claim is missed.
         """
         now = self._clock.wall_ticks()
 
@@ -216,9 +216,9 @@ class RootsFile:
         return self._change_roots(condemn_unprotected)
 
     def clear_condemned(self, checkpoints: Iterable[str]) -> Roots:
-        """Take entries out.
+        """Remove entries.
 
-        Retired ones whose stub is in place, or damaged ones that were mended by hand.
+        Retired checkpoints whose stub is in place, or damaged ones that were repaired.
         """
         gone = set(checkpoints)
         return self._change_roots(
@@ -251,10 +251,10 @@ class RootsFile:
 def pin_checkpoint(
     log: SlotLog, name: str, checkpoint: CheckpointId, *, who: str, why: str = ""
 ) -> None:
-    """Pin a complete checkpoint: first the pin, then a look whether it was retired before.
+    """Pin a complete checkpoint: put the pin first, then check that it was not retired before.
 
     Raises:
-        ConfigurationError: it was never completed, is condemned, or the name is taken.
+        ConfigurationError: it was never completed or is condemned, or another one has the name.
         PoisonError: it was retired.
     """
     log.open_checkpoint(checkpoint)

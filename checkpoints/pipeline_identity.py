@@ -1,10 +1,8 @@
-"""A pipeline's identity: a random uid, put once.
+"""A pipeline's identity: a random uid and the address of its store, written once.
 
-It guards against two buckets, or two pipelines, being taken for one.
-
-It says where it lies, too: in a copy of the store it still names the original's place, and so does
-the metadata of the tables. Who drives a copy as if it were the original would write into the
-original's tables.
+The uid prevents that two buckets or two pipelines are taken for one. The address reveals a copy of
+the store. The metadata of the tables in a copy still names the original's place, so a driver of the
+copy would write into the original's tables.
 """
 
 from __future__ import annotations
@@ -27,21 +25,16 @@ _TRIES = 5  # lost answers in a row before giving the store up as ill
 
 
 def read_identity(store: Store, pipeline: str) -> str | None:
-    """The pipeline's uid, or None where the pipeline has never run.
-
-    Also in a copy, which may be looked at.
-    """
+    """Return the pipeline's uid, also in a copy of its store; None if it has never run."""
     found = _read_identity_record(store, pipeline)
     return found.uid if found else None
 
 
 def refuse_copied_store(store: Store, pipeline: str) -> None:
-    """Refuse to write for a pipeline whose store was copied from elsewhere.
-
-    Nothing to refuse before it has run.
+    """Refuse to write for a pipeline whose store was copied from another address.
 
     Raises:
-        ConfigurationError: it is a copy.
+        ConfigurationError: the store is a copy.
     """
     found = _read_identity_record(store, pipeline)
     if found is not None and found.address not in (None, _locate_identity(store, pipeline)):
@@ -59,9 +52,9 @@ def refuse_copied_store(store: Store, pipeline: str) -> None:
 
 
 def rewrite_identity(store: Store, pipeline: str) -> str:
-    """Give a copy a uid and an address of its own.
+    """Make a copied store a pipeline of its own: write a new uid and this address; return the uid.
 
-    Whoever knew the old uid refuses it from now on.
+    Processes that expect the old uid refuse the store from then on.
     """
     found, uid = store.get(BucketLayout(pipeline).identity_key), secrets.token_hex(16)
     store.compare_and_swap(found.key, _encode_identity(store, pipeline, uid), found.etag)
@@ -69,9 +62,9 @@ def rewrite_identity(store: Store, pipeline: str) -> str:
 
 
 def ensure_identity(store: Store, pipeline: str, uid: str | None = None) -> str:
-    """The pipeline's uid, put there if there is none yet.
+    """Return the pipeline's uid; write one if there is none yet.
 
-    Of several first starters all get the same one.
+    Processes that start at the same time get the same uid.
 
     Raises:
         ConfigurationError: the store is a copy of another one.

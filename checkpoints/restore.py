@@ -1,15 +1,13 @@
-"""Go back to any retained checkpoint.
+"""Restores a checkpoint: a plan shows what is taken back, then one conditional PUT does it.
 
-First a plan that says what it costs, then one conditional PUT.
-
-1. `plan_restore` reads and computes; nothing changes. The plan is bound to the head it was made
-  for.
+1. `plan_restore` reads and computes; nothing changes. The plan is valid only for the head of the
+   log for which it was made.
 2. `commit_restore`, under the lease: claim the checkpoint in `roots.json`, then put the fork record
-    into the next slot of the current timeline. That PUT is the restore; two restores cannot both
-    win.
-3. Everything else (tables, sinks, state) is redone from the record by whichever driver runs next. A
-  crash after step 2 needs no repair; a crash before it leaves a claim, which becomes void when the
-  slot is filled by anybody.
+   into the next slot of the current timeline. That PUT is the restore; two restores cannot both
+   succeed.
+3. The driver that runs next redoes everything else (tables, sinks, state) from the record. A crash
+   after step 2 needs no repair. A crash before it leaves a claim, which becomes void when any
+   record fills the slot.
 """
 
 from __future__ import annotations
@@ -33,9 +31,9 @@ from tidegate.errors import TransientError
 
 
 class HeadMovedError(TransientError):
-    """Something was sealed, or restored, after the plan was made.
+    """An epoch was sealed, or a checkpoint restored, after the plan was made.
 
-    Make a new plan, and ask again whoever approved the old one.
+    Make a new plan, and get a new approval if there was one.
     """
 
 
@@ -73,13 +71,13 @@ class RestorePlan(BaseModel):
 def plan_restore(
     log: SlotLog, target: CheckpointId | None, *, catalog: CheckpointCatalog | None = None
 ) -> RestorePlan:
-    """Say what going back to `target` would take back.
+    """Return what a restore of `target` (None: the beginning) would take back.
 
-    Changes nothing (but may fill the catalog's index).
+    Writes nothing except pages of the slot index.
 
     Raises:
         ConfigurationError: `target` was never completed.
-        PoisonError: it was retired, or an epoch was that leads from the current lineage to it.
+        PoisonError: `target` was retired, or an epoch was that the restore would apply again.
     """
     catalog = catalog or CheckpointCatalog(log)
     head = log.head()
@@ -114,10 +112,10 @@ def commit_restore(
     """Carry out a plan. The caller holds the lease before, during and after.
 
     Raises:
-        HeadMovedError: the plan is no longer about the present.
+        HeadMovedError: the head of the log is not the one of the plan.
         ConfigurationError, PoisonError: the target is condemned, or was retired meanwhile.
-        SealUndecidedError: nobody answered; call again with the same `request_id` and plan: the
-            slot decides.
+        SealUndecidedError: the store did not answer; call again with the same `request_id` and
+            plan. What fills the slot decides.
     """
     lease.ensure_held()
     done = _find_earlier_commit(log, plan, request_id)
@@ -202,7 +200,7 @@ def _head_moved_error(plan: RestorePlan, head: LogHead) -> HeadMovedError:
 
 
 class RestoreEvent(StrEnum):
-    """What happened."""
+    """A step in the history of a restore."""
 
     ASKED = "asked"
     APPROVED = "approved"
@@ -213,7 +211,7 @@ class RestoreEvent(StrEnum):
 
 
 class RestoreAuditEntry(BaseModel):
-    """One thing that happened; `at` is wall-clock microseconds, for people."""
+    """One step of a restore; `at` is wall-clock microseconds, for display."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -224,14 +222,16 @@ class RestoreAuditEntry(BaseModel):
 
 
 class RestoreAudit(SharedDocument):
-    """The bytes of `trail/<request>.json`.
+    """The history of one restore that was asked for in Airflow.
+
+    The content of `trail/<request>.json`.
 
     Attributes:
         request: id of the Airflow run.
         target: checkpoint to go back to.
-        head: newest checkpoint when it was asked for.
-        bound: timeline and slot of the head that an approval is about; None without approval.
-        desired: state that was desired before the restore, for a task that is tried again.
+        head: newest checkpoint when the restore was asked for.
+        bound: timeline and slot of the head for which an approval is valid; None without approval.
+        desired: state that was desired before the restore, for a second try of the task.
     """
 
     request: str
@@ -258,9 +258,10 @@ def record_restore_event(
     desired: str | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> RestoreAudit:
-    """Add a step; one that is there already (a task was tried again) is not added twice.
+    """Add a step to the history of a restore, and return the history.
 
-    The first step names the target. The remaining facts are fields of `RestoreAudit`.
+    A step that is there already, because a task was tried again, is not added twice. Facts that the
+    history has already (`target` excepted) stay as they are; `RestoreAudit` explains them.
     """
 
     def add_entry(before: RestoreAudit) -> RestoreAudit:
@@ -287,7 +288,7 @@ def record_restore_event(
 
 
 def read_restore_audits(store: Store, pipeline: str, most: int = 50) -> list[RestoreAudit]:
-    """The newest trails, newest first."""
+    """Return the newest `most` histories of restores, newest first."""
     keys = [entry.key for entry in store.list_objects(BucketLayout(pipeline).restore_audit_prefix)]
     found = [
         trail

@@ -98,13 +98,13 @@ class Retention:
     Args:
         log: the pipeline's log.
         policy: what to keep.
-        external: asked for the addresses (`Store.uri`) of files that a table catalog's snapshots
-            still reference. There is no default: forgetting it would delete the tables.
-        published_upto: asked for the newest position of the current lineage that every follower has
-            applied; None where nothing follows the log.
-        rewound: asked whether every follower stands on the current timeline. Until then the slots
-            of abandoned timelines stay: a publisher that does not know of the restore yet may be
-            about to apply one of them. None where nothing follows.
+        external: returns the addresses (`Store.uri`) of files that snapshots of a table catalog
+            still reference. It has no default, because without it the tables would be deleted.
+        published_upto: returns the newest slot of the current lineage that every follower has
+            applied; None if the pipeline has no followers.
+        rewound: returns whether every follower is on the current timeline. Until then the slots of
+            abandoned timelines stay, because a publisher that has not read the restore yet may
+            apply one of them. None if the pipeline has no followers.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Retention:
         self._roots = RootsFile(log.store, log.pipeline, clock)
 
     def run(self, *, dry_run: bool = False) -> SweepReport:
-        """Steps 1 to 5; with `dry_run` only say what they would do."""
+        """Run steps 1 to 5; with `dry_run`, only report what they would do."""
         if dry_run:
             roots = self._roots.read()
             going = self._select_expired(roots)[0] - roots.protected_checkpoints

@@ -9,7 +9,7 @@ from tidegate.checkpoints.store import FolderNames, ObjectInfo, Store, StoredObj
 
 
 class ScratchStore:
-    """Objects of the scratch store hide those below; nothing below is ever changed."""
+    """Objects of the scratch store hide those of the other store, which is never changed."""
 
     def __init__(self, below: Store, scratch: Store) -> None:
         self._below, self._scratch = below, scratch
@@ -25,7 +25,7 @@ class ScratchStore:
         return self._scratch.stat(key) or self._below.stat(key)
 
     def create(self, key: str, data: bytes) -> str:
-        """Create in the scratch store, whether or not there is an object below."""
+        """Create in the scratch store, even if the other store has the object."""
         return self._scratch.create(key, data)
 
     def compare_and_swap(self, key: str, data: bytes, etag: str) -> str:

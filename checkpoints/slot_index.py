@@ -1,12 +1,10 @@
-"""Summaries of all slots, on index pages.
+"""Summaries of all slots, on index pages: a cache that lists 10,000 checkpoints in a moment.
 
-A cache that makes listing ten thousand checkpoints a matter of a moment.
-
-Reading 10,000 manifests one by one takes half a minute, so summaries of them are kept on pages of
-`SLOTS_PER_PAGE` slots each. Pages can be deleted at any time, are filled up by whoever lists, and
-are written with a condition, so that a slow reader never overwrites what retention has written
-since. Slots are filled without gaps, so no listing of the bucket is needed: the heads of the
-timelines tell which slots exist.
+Reading 10,000 manifests one by one takes half a minute. A page summarises `SLOTS_PER_PAGE` slots.
+Pages can be deleted at any time, every process that lists checkpoints fills them, and they are
+written with a condition, so that a slow reader never overwrites a newer version by retention. Slots
+are filled without gaps, so the heads of the timelines show which slots exist and the bucket is not
+listed.
 """
 
 from __future__ import annotations
@@ -38,11 +36,13 @@ B = TypeVar("B")
 class SlotSummary(BaseModel):
     """One filled slot, in short.
 
-    `read`, `released` and `retained` are cumulative, as in the manifest's counters; `late` counts
-    the rows late for at least one output, or only for the events on pages of older versions. The
-    last four fields are not on the pages: the catalog fills them in from `roots.json` and the
-    lineage. `gap` is the position of the first retired epoch between the current lineage and an
-    abandoned checkpoint: the sinks could not apply that epoch again.
+    `read`, `released` and `retained` are cumulative, as in the manifest's counters. `late` counts
+    the rows late for at least one output; on pages of older versions only those late for the
+    events.
+
+    The last four fields are not on the pages: the catalog fills them in from `roots.json` and the
+    lineage. `gap` is the slot of the first retired epoch between the current lineage and an
+    abandoned checkpoint; the sinks could not apply that epoch again.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -71,12 +71,12 @@ class SlotSummary(BaseModel):
 
     @property
     def is_restorable(self) -> bool:
-        """Return whether it can be restored, as far as is known."""
+        """Return whether it can be restored, as far as this summary shows."""
         return self.kind == "epoch" and self.condemned is None and self.gap is None
 
     @classmethod
     def from_slot(cls, filled: SlotContents) -> SlotSummary:
-        """The summary of what fills a slot."""
+        """Summarise the contents of a slot."""
         record = filled.record
         if isinstance(record, ForkRecord):
             return cls(
@@ -140,7 +140,7 @@ class _IndexPage:
 
 
 class SlotIndex:
-    """Rows about all filled slots of one pipeline. Reading brings the pages up to date."""
+    """Summaries of all filled slots of one pipeline. Reading brings the pages up to date."""
 
     def __init__(self, log: SlotLog, *, workers: int = READ_WORKERS) -> None:
         self._log = log
@@ -170,15 +170,18 @@ class SlotIndex:
                 yield from (row for row in page.rows if stretch.contains(row.slot))
 
     def iterate_newest_first(self, timeline: int) -> Iterator[SlotSummary]:
-        """The same rows from the newest back, reading only as many pages as are asked for."""
+        """Yield the filled slots of one timeline, newest first.
+
+        Reads only the pages that are needed.
+        """
         for page in self._iterate_pages_back(timeline):
             yield from reversed(page.rows)
 
     def iterate_retained(self, timeline: int) -> Iterator[SlotSummary]:
-        """Yield the slots of one timeline behind its oldest pages, which hold stubs only.
+        """Yield the slots of one timeline without its oldest pages that hold only stubs.
 
-        A stub stays a stub. So those pages are read once, and an object beside them tells where
-        the others begin.
+        A stub never changes. So those pages are read once, and an object beside them records where
+        the other pages begin.
         """
         key = self._index_page_key(timeline, "retired")
         first, etag = self._read_retired_upto(key)
@@ -200,8 +203,8 @@ class SlotIndex:
     def refresh(self) -> None:
         """Bring the newest pages up to date, back to the first page that needs nothing.
 
-        Worth doing every few hundred epochs, by the driver or by maintenance. An older page that
-        is missing is written by whoever reads it.
+        The driver and maintenance call this every few hundred epochs. An older page that is missing
+        is written by the next process that reads it.
         """
         for timeline in range(self._log.head().timeline, -1, -1):
             for page in self._iterate_pages_back(timeline):
@@ -209,7 +212,7 @@ class SlotIndex:
                     return
 
     def rebuild(self) -> None:
-        """Throw the index away and read every manifest again."""
+        """Delete the index and read every manifest again."""
         for entry in [*self._store.list_objects(self._log.layout.index_prefix)]:
             self._store.delete(entry.key)
         for timeline in range(self._log.head().timeline + 1):
@@ -217,7 +220,7 @@ class SlotIndex:
                 pass
 
     def note_retired(self, stubs: Iterable[CheckpointId]) -> None:
-        """Correct the pages after a retirement: the rows of these slots are read anew."""
+        """Correct the pages after a retirement: read the rows of these slots again."""
         slots = {(stub.timeline, (stub.slot - 1) // SLOTS_PER_PAGE) for stub in stubs}
         gone = {(stub.timeline, stub.slot) for stub in stubs}
         for timeline, page in sorted(slots):

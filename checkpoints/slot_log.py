@@ -230,7 +230,8 @@ class SlotLog:
         with the same record.
 
         Raises:
-            SealUndecidedError: the store did not answer in time; it is open what fills the slot.
+            SealUndecidedError: the store did not answer in time; it is not known what fills the
+                slot.
             PoisonError: the manifest's counters do not add up; nothing was sent.
         """
         self._refuse_unconserved_rows(record)
@@ -309,7 +310,7 @@ class SlotLog:
         return _build_lineage(timeline, self.list_forks())
 
     def find_parting(self, target: CheckpointId) -> int:
-        """Return the last position that the current lineage and that of `target` share."""
+        """Return the last slot that the current lineage and that of `target` share; 0 if none."""
         head = self.head()
         here = self.lineage(head.timeline)
         there = [s for s in self.lineage(target.timeline) if s.first <= target.slot]

@@ -1,9 +1,9 @@
-"""Splice requests: rows that want to go back into history, and what people decided about them.
+"""Splice requests: rows to be inserted into the history of a pipeline, and people's decisions.
 
-A request is one small document, swapped by ETag, beside an immutable Parquet file with its rows.
-The document is what people look at; whether a request *is* merged is told by the log alone (a
-sealed slot names it), so a crash between the two, or a restore to before the merge, needs no
-repair: see `tidegate.jobs.splice.tables_at_head`.
+A request is one small document, swapped by ETag, and an immutable Parquet file with its rows. The
+document records what people decided. The log alone says whether a request *is* merged: a sealed
+slot names it. So a crash between the two, or a restore to before the merge, needs no repair; see
+`tidegate.jobs.splice.tables_at_head`.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ _MAX_TRAIL_ENTRIES = (
 
 
 class SpliceRequest(SharedDocument):
-    """One request.
+    """One request to insert rows into the history; the content of `splices/<id>.json`.
 
     Attributes:
         destination: ``events`` (the rows go to every output they are meant for), a window's name,
             or a stream.
-        origin: where the rows come from; `origin_detail` says more (a filter, a file name, an
-            attachment).
+        origin: where the rows come from; `origin_detail` adds a filter, a file name or an
+            attachment.
         rows: the Parquet files that hold the rows, as `FileRef` fields.
         min_time: least event time, ticks; None without rows.
         at_slot: head of the log when the request was made.
-        approved_digest: digest of the impact report that was approved; a merge with another effect
-            is refused.
-        trail: what happened to it, oldest first: at, who, what, and more.
+        approved_digest: digest of the approved impact report; a merge with another effect is
+            refused.
+        trail: what happened to the request, oldest first: at, who, what, and more.
     """
 
     id: str
@@ -66,31 +66,31 @@ class SpliceRequest(SharedDocument):
     trail: list[dict[str, Any]] = Field(default_factory=list)
 
     def row_files(self) -> list[FileRef]:
-        """The files with the rows."""
+        """Return the files that hold the rows."""
         return [FileRef.model_validate(raw) for raw in self.rows]
 
     def is_expired(self, now: int) -> bool:
-        """Whether nobody decided in time."""
+        """Return whether the request is expired, or its expiry passed before `now` (ticks)."""
         return self.state == "expired" or (
             self.state in OPEN_STATES and self.expires_at is not None and now >= self.expires_at
         )
 
 
 def generate_splice_request_id() -> str:
-    """A fresh id, short enough to type."""
+    """Return a new request id, short enough to type."""
     return f"s{secrets.token_hex(4)}"
 
 
 def build_rows_key(pipeline: str, request_id: str) -> str:
-    """Key of the rows of a request."""
+    """Return the key of the rows of a request."""
     return f"{BucketLayout(pipeline).splice_request_prefix(request_id)}rows.parquet"
 
 
 def create_splice_request(store: Store, request: SpliceRequest) -> SpliceRequest:
-    """Put a request; if one with this id lies there already, that one is returned.
+    """Write a new request and return it; if the id exists already, return the existing request.
 
     Raises:
-        TransientError: nobody answered; call again with the same id.
+        TransientError: the store did not answer; call again with the same id.
     """
     key = BucketLayout(request.pipeline).splice_request_key(request.id)
     for _ in range(_TRIES):
@@ -107,10 +107,10 @@ def create_splice_request(store: Store, request: SpliceRequest) -> SpliceRequest
 
 
 def read_splice_request(store: Store, pipeline: str, request_id: str) -> SpliceRequest:
-    """One request.
+    """Return one request.
 
     Raises:
-        ConfigurationError: there is none.
+        ConfigurationError: there is no such request.
     """
     found, _etag = read_document(
         store, BucketLayout(pipeline).splice_request_key(request_id), SpliceRequest
@@ -126,7 +126,7 @@ def read_splice_request(store: Store, pipeline: str, request_id: str) -> SpliceR
 
 
 def list_splice_requests(store: Store, pipeline: str) -> list[SpliceRequest]:
-    """All requests, oldest first."""
+    """Return all requests, oldest first."""
     prefix = BucketLayout(pipeline).splice_requests_prefix
     names = [entry.key[len(prefix) :] for entry in store.list_objects(prefix)]
     found = [
@@ -142,11 +142,10 @@ def list_splice_requests(store: Store, pipeline: str) -> list[SpliceRequest]:
 def note_splice_event(
     store: Store, pipeline: str, request_id: str, what: str, *, who: str, at: int, **more: Any
 ) -> SpliceRequest:
-    """Write one line into the trail.
+    """Add one entry to the trail of a request, and set those of its fields that `more` names.
 
-    `more` with the name of a field of the request sets that field as well.
-
-    Whoever tries again after a crash says the same again: the trail has it once.
+    An entry that is there already, because a step was tried again after a crash, is not added
+    twice.
     """
 
     def add_trail_line(request: SpliceRequest) -> SpliceRequest:
@@ -180,12 +179,12 @@ def decide_splice_request(
     at: int,
     digest: str | None = None,
 ) -> SpliceRequest:
-    """Approve, reject or expire an open request; who, why and when are kept.
+    """Approve, reject or expire an open request; record who did it, why and when.
 
-    Deciding the same again changes nothing.
+    The same decision a second time changes nothing.
 
     Raises:
-        ConfigurationError: it is not open any more.
+        ConfigurationError: the request is not open any more.
     """
 
     def apply_decision(request: SpliceRequest) -> SpliceRequest:

@@ -2,14 +2,14 @@
 
 Every store guarantees, and a driver probes when it starts:
 
-* `create` and `compare_and_swap` are atomic. Of any number of racing writers exactly one wins, and
-  a reader sees the old or the new bytes, never a mixture.
+* `create` and `compare_and_swap` are atomic. Of any number of racing writers exactly one succeeds,
+  and a reader sees the old or the new bytes, never a mixture.
 * An acknowledged write is durable, and every later `get`, `stat` and `list_objects` sees it.
 * `PreconditionFailedError` means that the write did not happen. `OutcomeUnknownError` means that
   the client does not know; the write may even happen later.
 
-Conditional deletes and copies are not used, because MinIO ignores their condition. A request that
-is still under way has no guarantee.
+Conditional deletes and copies are not used, because MinIO ignores their condition. A request
+without an answer has no guarantee.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ class ProbeResult(BaseModel):
 
     @property
     def broken_promises(self) -> list[str]:
-        """The promises that this store does not keep."""
+        """Return the names of the promises that this store does not keep."""
         return [name for name, kept in self.model_dump(exclude={"url"}).items() if not kept]
 
     @property

@@ -1,6 +1,6 @@
-"""Is a checkpoint whole?
+"""Verifies that a checkpoint is whole.
 
-Presence, size and checksum of every object it needs, and its place in the chain.
+Every object it needs exists with the recorded size and checksum, and the chain of hashes is intact.
 
 Only definite evidence condemns: an object that is missing while the store lists and answers, a
 wrong size, a wrong checksum, a record whose hash is not the one its successor names. Time-outs, 403
@@ -50,7 +50,7 @@ class ObjectProblem(StrEnum):
 
 
 class CheckpointVerdict(StrEnum):
-    """What the findings add up to."""
+    """The verdict on a checkpoint, from all findings."""
 
     HEALTHY = "healthy"
     DAMAGED = "damaged"
@@ -91,16 +91,19 @@ def verify_checkpoint(
     workers: int = VERIFY_WORKERS,
     known_good: set[str] | None = None,
 ) -> Verification:
-    """Check one checkpoint.
+    """Check one checkpoint. Never raises for the state of the bucket.
 
-    Without `checksums` only presence and size of the objects are looked at. Files in `known_good`
-    are not read again, and files found to be good are added to it.
+    Listings show presence and size of many objects in a few requests. An object that a listing does
+    not show as expected is asked for by itself, and only that answer condemns. What could not be
+    found out is a finding of kind `unknown`.
 
-    Listings show both, in a few requests however many objects there are; what they do not show as
-    it should be is asked for by itself, and only that answer condemns.
-
-    Never raises for the state of the bucket: what could not be found out is a finding of kind
-    `unknown`.
+    Args:
+        log: the pipeline's log.
+        checkpoint: what to check.
+        checksums: read every file and compare its checksum; otherwise check presence and size only.
+        deep: also checks the rows in the files (`make_content_check`).
+        workers: files that are read at the same time.
+        known_good: keys of files that need not be read again; files found to be good are added.
     """
     key = log.layout.slot_key(checkpoint.timeline, checkpoint.slot)
     try:
@@ -131,7 +134,7 @@ def scrub_checkpoints(
 ) -> Iterator[Verification]:
     """Verify checkpoints one at a time, so that the caller can show progress, stop and continue.
 
-    A file that several of them name is read once.
+    A file that several checkpoints name is read once.
     """
     known_good: set[str] = set()
     for checkpoint in checkpoints:
@@ -160,9 +163,9 @@ def count_scrub_shares(retain_for: int) -> int:
 
 
 def select_for_scrub(log: SlotLog, shares: int, day: int) -> Iterator[CheckpointId]:
-    """Yield the newest, the pinned, and this day's share of all other checkpoints.
+    """Yield the newest checkpoint, the pinned ones, and those of the others that are due on `day`.
 
-    Condemned and retired ones are not read again.
+    Condemned and retired checkpoints are left out.
     """
     roots, head = RootsFile(log.store, log.pipeline).read(), log.head()
     always = roots.protected_checkpoints | {str(head.checkpoint)}
@@ -176,7 +179,7 @@ def select_for_scrub(log: SlotLog, shares: int, day: int) -> Iterator[Checkpoint
 
 
 def is_scrub_due(log: SlotLog, now: int) -> bool:
-    """Return whether nobody has scrubbed the pipeline for a day; `now` in ticks."""
+    """Return whether the last scrub of the pipeline ended more than a day ago; `now` in ticks."""
     try:
         return now - int(log.store.get(_scrub_key(log)).data) >= SCRUB_EVERY
     except (NotFoundError, ValueError):
@@ -193,9 +196,11 @@ def _scrub_key(log: SlotLog) -> str:
 
 
 def condemn_if_damaged(log: SlotLog, result: Verification) -> bool:
-    """Note a damaged checkpoint in `roots.json`, so that nobody restores it.
+    """Record a damaged checkpoint in `roots.json`, so that it cannot be restored.
 
-    False, and nothing noted, for any other verdict.
+    Return whether it is.
+
+    Every other verdict changes nothing.
     """
     if result.verdict is not CheckpointVerdict.DAMAGED:
         return False
@@ -400,7 +405,11 @@ _MIN_WANTED_KEYS = 10
 
 
 def list_object_sizes(store: Store, keys: Iterable[str]) -> dict[str, int]:
-    """Sizes of those objects that listings showed; empty where listing fails or is not worth it."""
+    """Return key -> size of the objects that listings showed.
+
+    A key can be missing although its object exists: where listing failed, or where single requests
+    for the objects are cheaper.
+    """
     found: dict[str, int] = {}
     for prefix, group in groupby(sorted(keys), key=_find_scan_prefix):
         try:

@@ -1,6 +1,6 @@
-"""The Arrow types of the column types a spec may declare.
+"""The Arrow types of the column types that a spec may declare.
 
-One table for every engine, sink and stream.
+All engines, sinks and streams use them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _DECIMAL_PATTERN: Final = re.compile(r"decimal\((\d+),\s*(\d+)\)\Z")
 
 
 def to_arrow_type(declared: str) -> pa.DataType:
-    """The Arrow type of a declared column type, such as `long` or `decimal(10, 2)`.
+    """Return the Arrow type of a declared column type, such as `long` or `decimal(10, 2)`.
 
     Times are microseconds in UTC.
     """

@@ -1,4 +1,4 @@
-"""Counts that follow from what an epoch planned to read, and not from its rows."""
+"""Adds to an epoch's counters what follows from the planned cut rather than from the rows read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,14 @@ from tidegate.jobs.spec.pipeline import PipelineSpec
 def add_cut_counts(
     spec: PipelineSpec, cut: Cut, moved: EpochCounters, dispatched: PerSource
 ) -> EpochCounters:
-    """Return the mover's counters with dead objects, filled nulls and what streams rejected."""
+    """Return the mover's counters with dead objects, filled nulls and rows that streams rejected.
+
+    Args:
+        spec: the pipeline.
+        cut: what the epoch read.
+        moved: the mover's counters.
+        dispatched: source -> name of a count -> rows that streams rejected.
+    """
     found: dict[str, Counter[str]] = {}
     for part in cut.slices:
         counts = Counter({name: count for name, count in _count_slice(spec, part) if count})

@@ -59,7 +59,7 @@ from tidegate.jobs.spec.pipeline import PipelineSpec
 class EpochSteps(Protocol):
     """Observes the steps of an epoch.
 
-    The deadline of the lease renewal, the heartbeat and the timings depend on it.
+    The driver uses it for lease deadlines, heartbeat and timings.
     """
 
     def measure_step(self, name: str) -> AbstractContextManager[None]:
@@ -71,7 +71,10 @@ class EpochSteps(Protocol):
         ...
 
     def require_lease(self) -> int:
-        """Check the lease now and return its token. Raises FencedError when the lease is lost."""
+        """Check now that this driver holds the lease, and return its token.
+
+        FencedError if it does not.
+        """
         ...
 
     @property
@@ -80,7 +83,10 @@ class EpochSteps(Protocol):
         ...
 
     def read_worked_ticks(self) -> int:
-        """Return the ticks for which the lease was held so far; they stand while it is not."""
+        """Return for how many ticks the lease was held so far.
+
+        This clock stops while it is not held.
+        """
         ...
 
 
@@ -117,7 +123,14 @@ class EngineRuntime:
 
 @dataclass(frozen=True, slots=True)
 class EpochRequests:
-    """Requests of people that this epoch applies; the manifest names their ids."""
+    """The requests of people that an epoch applies.
+
+    Attributes:
+        ids: ids of the requests; the manifest names them.
+        aborts: ids of barriers to abort.
+        savepoints: names under which the epoch is pinned.
+        attachments: (attach | detach | resume, pipe or reducer).
+    """
 
     ids: tuple[str, ...] = ()
     aborts: tuple[int, ...] = ()

@@ -11,7 +11,7 @@ _CORRUPT = "object.corrupt"
 
 
 class CorruptObjectsError(PoisonError):
-    """The data pages of objects cannot be read, although their footers can.
+    """Data pages of objects cannot be read, although their footers can.
 
     The engine turns the objects into dead letters and plans the epoch again.
 

@@ -35,24 +35,24 @@ LANDING_POINTS: Final = ("land.written",)
 
 
 class Faults(Protocol):
-    """Told about every point that is passed."""
+    """Receives every fault point that the engine passes."""
 
     def reach(self, point: str) -> None:
-        """May not return."""
+        """Note that `point` was reached; may kill the process or raise instead of returning."""
         ...
 
 
 class NoFaults:
-    """Production: nothing happens."""
+    """In production, a fault point does nothing."""
 
     def reach(self, point: str) -> None:
-        """Go on."""
+        """Do nothing."""
 
 
 class KillAtPoint:
-    """SIGKILL to the own process at the n-th time a point is reached.
+    """Kills its own process with SIGKILL when it reaches a point for the n-th time.
 
-    No handler, no finally, no flush.
+    No handler runs, no `finally`, and no buffer is flushed.
     """
 
     def __init__(self, point: str, nth: int = 1) -> None:
@@ -62,7 +62,7 @@ class KillAtPoint:
         self._point, self._nth, self._seen = point, nth, Counter[str]()
 
     def reach(self, point: str) -> None:
-        """Count, and kill at the n-th."""
+        """Count the point, and kill the process at the n-th time."""
         self._seen[point] += 1
         if point == self._point and self._seen[point] == self._nth:
             # Not sys.exit: the point of the test is that nothing of this process runs any more.
@@ -70,7 +70,7 @@ class KillAtPoint:
 
 
 def read_faults_from_environment() -> Faults:
-    """The fault that ``TIDEGATE_FAULT`` asks for, or none."""
+    """Return the fault that the variable ``TIDEGATE_FAULT`` describes, or `NoFaults`."""
     text = os.environ.get("TIDEGATE_FAULT", "")
     if not text:
         return NoFaults()

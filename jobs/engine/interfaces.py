@@ -26,9 +26,10 @@ ROWS_PER_ORDINAL: Final = 1 << _ROW_BITS
 
 
 def join_seq(ordinal: int, row: int) -> int:
-    """Position of a row of an object source.
+    """Return the position of a row in an object source.
 
-    Ordinal of its object in the upper half, row in it in the lower.
+    The upper half is the ordinal of the row's object, the lower half the row's number in the
+    object.
 
     >>> split_seq(join_seq(3, 17))
     (3, 17)
@@ -37,15 +38,13 @@ def join_seq(ordinal: int, row: int) -> int:
 
 
 def split_seq(seq: int) -> tuple[int, int]:
-    """Inverse of `join_seq`."""
+    """Return (ordinal, row) of a position; the inverse of `join_seq`."""
     return seq >> _ROW_BITS, seq & ROWS_PER_ORDINAL - 1
 
 
 @dataclass(frozen=True, slots=True)
 class DeadObject:
-    """An object that could not be read: a dead letter as a whole.
-
-    The object itself stays where it is.
+    """An object that could not be read, a dead letter as a whole. The object stays where it is.
 
     Attributes:
         rows: rows that it would have given; None if they cannot be counted.
@@ -77,14 +76,14 @@ class Slice:
         start: first position, inclusive.
         end: last position, exclusive.
         parts: JSON-ready description of what to read, in the source's own terms (object keys with
-            ETags, ordinals, row counts and physical schema; Kafka offsets). Stands in the manifest:
-            the slice can be read again.
-        resume: JSON-ready position after `end`, handed back to `Source.plan` for the next epoch.
+            ETags, ordinals, row counts and physical schema; Kafka offsets). The manifest keeps it,
+            so that the slice can be read again.
+        resume: JSON-ready position after `end`, passed to `Source.plan` for the next epoch.
         pending: more was available behind `end` when the slice was planned.
         done: the member is bounded and `end` is its end.
         dead: objects in the slice that could not be read.
-        begins: `start` was chosen just now, and another look would choose another: it is sealed
-            even if there is nothing to read.
+        begins: the source chose `start` just now and would choose another one next time, so the
+            slice is sealed even if there is nothing to read.
     """
 
     member: Member
@@ -99,7 +98,7 @@ class Slice:
 
     @property
     def is_empty(self) -> bool:
-        """Nothing to read."""
+        """Whether the slice has no rows."""
         return self.start == self.end
 
     def to_record(self) -> dict[str, Any]:
@@ -136,7 +135,7 @@ def skip_slice_record(record: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """One point through every source: the slices that end there."""
+    """One point through every source, as the slices of all members that end there."""
 
     slices: tuple[Slice, ...]
 
@@ -152,11 +151,11 @@ class Cut:
 
     @property
     def is_empty(self) -> bool:
-        """Nothing to read from any member."""
+        """Whether no slice has rows."""
         return all(s.is_empty and not s.dead for s in self.slices)
 
     def with_slice(self, new: Slice) -> Cut:
-        """The cut with one member's slice replaced."""
+        """Return the cut with the slice `new` in the place of its member's slice."""
         return replace(
             self, slices=tuple(new if s.member == new.member else s for s in self.slices)
         )
@@ -165,13 +164,13 @@ class Cut:
 class Source(Protocol):
     """A source that can be read by range.
 
-    Called by the driver only, between epochs; must not keep state of its own.
+    The driver calls it between epochs only. A source keeps no state of its own.
     """
 
     name: str
 
     def list_members(self) -> Sequence[Member]:
-        """Partitions that exist now. Called once an epoch."""
+        """Return the partitions that exist now. Called once per epoch."""
         ...
 
     def plan(
@@ -182,10 +181,10 @@ class Source(Protocol):
         *,
         blocked: bool = False,
     ) -> Slice:
-        """The next slice from `resume` (None: the beginning), at most `limits`.
+        """Return the next slice from `resume` (None: the beginning), at most `limits`.
 
-        With `blocked` the slice is empty and only tells `pending`. Bad objects are consumed and
-        named in `dead`.
+        With `blocked` the slice is empty and only says whether rows are `pending`. Unreadable
+        objects are part of the slice and named in `dead`.
 
         Raises:
             TransientError: the source cannot be reached now.
@@ -193,13 +192,13 @@ class Source(Protocol):
         ...
 
     def trim(self, part: Slice, end: int) -> Slice:
-        """The slice cut short to end at `end` (exclusive), with `pending` and `resume` to match."""
+        """Return the slice cut short at `end` (exclusive), with `pending` and `resume` to match."""
         ...
 
     def find_changed_objects(self, part: Slice) -> Sequence[DeadObject]:
-        """What a planned slice pinned and is no longer there as it was.
+        """Return which objects of a planned slice are missing or changed since they were planned.
 
-        Asked when its rows were read, before they are sealed.
+        Called after the rows were read and before they are sealed.
 
         Raises:
             TransientError: the source cannot be reached now.
@@ -209,12 +208,12 @@ class Source(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SurveyedCut:
-    """A cut with its survey, made by `Mover.survey` and taken by `Mover.move`.
+    """A cut with its survey: `Mover.survey` makes it, `Mover.move` takes it.
 
     Attributes:
         cut: what was surveyed.
         survey: its summary, for the decider.
-        staged: what this mover keeps for `move`, for example the rows that it has read and judged.
+        staged: what the mover keeps for `move`, for example the rows that it has read and judged.
             Only the mover that made it knows its type. It is valid until the next `survey`.
     """
 
@@ -306,28 +305,26 @@ class Mover(Protocol):
     def move(self, order: MoveOrder, surveyed: SurveyedCut) -> MoveResult:
         """Write released rows, late rows, window results, dead letters and new state segments.
 
-        `surveyed` is the result of this mover's last `survey`, made of the cut in `order`: rows are
-        judged as they were surveyed.
+        `surveyed` is the result of this mover's last `survey`, and has the same cut as `order`.
         """
         ...
 
     def close(self) -> None:
-        """Give back the session."""
+        """End the mover's session with its engine."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class DispatchResult:
-    """What an epoch dispatched to streams.
+    """What an epoch sent to streams.
 
-    As with `MoveResult`, the files are durable, and visible to nobody yet.
+    As with `MoveResult`, the files are durable and no reader sees them yet.
 
     Attributes:
         files: stream -> files.
-        segments: all live segments of the dispatcher after the epoch; movers have no business with
-            them.
-        record: what the next epoch starts from (``notes["streams"]``); `lagging` in it asks for an
-            epoch even without rows.
+        segments: all live segments of the dispatcher after the epoch; movers do not use them.
+        record: where the next epoch starts (``notes["streams"]``). If it has `lagging`, the next
+            epoch runs even without rows.
         counts: source -> name of a count -> rows that streams rejected.
     """
 
@@ -340,7 +337,7 @@ class DispatchResult:
 class RowDispatcher(Protocol):
     """Sends what an epoch released through pipes and reducers into streams.
 
-    Called by the engine right after `Mover.move`.
+    The engine calls it right after `Mover.move`.
     """
 
     def dispatch_rows(
@@ -352,10 +349,14 @@ class RowDispatcher(Protocol):
     ) -> DispatchResult:
         """Dispatch one epoch.
 
-        `asked` is what people want of attachments: (attach | detach | resume, name).
+        Args:
+            order: the mover's order.
+            moved: the mover's result.
+            before: the record of the epoch before (`DispatchResult.record`).
+            asked: what people want of attachments: (attach | detach | resume, name).
 
         Raises:
-            PoisonError: rows that a backfill needs cannot be read any more.
+            PoisonError: rows that a backfill of an attachment needs cannot be read any more.
         """
         ...
 
@@ -366,19 +367,19 @@ class Sink(Protocol):
     name: str
 
     def follow(self, log: SlotLog, *, flush: bool = True) -> int:
-        """Bring the sink to the head of the current timeline; rewind first if a fork says so.
+        """Bring the sink to the head of the current timeline; after a restore, rewind it first.
 
         Without `flush` a group of slots that is not full yet (``outputs.publish_every``) may wait.
 
         Returns:
-            Slots applied.
+            The number of slots applied.
 
         Raises:
-            FencedError: the sink stands on a timeline outside this log's lineage.
+            FencedError: the sink is on a timeline outside this log's lineage.
             TransientError: the sink cannot be reached now; call again.
         """
         ...
 
     def lag(self, log: SlotLog) -> int:
-        """Sealed slots that the sink has not applied yet."""
+        """Return how many sealed slots the sink has not applied yet."""
         ...

@@ -32,13 +32,12 @@ from tidegate.jobs.spec.pipeline import PipelineSpec
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """What a replay came to.
+    """The result of a replay.
 
     Attributes:
         checkpoint: the epoch.
         tables: table -> (rows sealed, rows replayed, rows that differ).
-        decided_differently: fields of the decision that came out differently; `after` is the
-            decider's state.
+        decided_differently: fields of the decision that differ; `after` is the decider's state.
     """
 
     checkpoint: str
@@ -47,7 +46,7 @@ class ReplayResult:
 
     @property
     def is_equal(self) -> bool:
-        """The decision and every table came out the same."""
+        """Whether the decision and every table are equal."""
         return not self.decided_differently and all(
             difference == 0 for _, _, difference in self.tables.values()
         )
@@ -144,9 +143,10 @@ def _replay_dispatch(
 
 
 def rebuild_move_order(spec: PipelineSpec, epoch: Manifest, parent: Manifest | None) -> MoveOrder:
-    """Return the order that the mover was given.
+    """Return the order that the mover was given for a sealed epoch.
 
-    A manifest's cut also keeps the positions of members that are gone, and has no order.
+    The cut of a manifest is unordered and also names members that are gone. Here it has the members
+    that the epoch read, in the order in which they were planned.
     """
     live = epoch.decider["members"]
     cut = Cut.from_record({name: part for name, part in epoch.cut.items() if name in live})

@@ -1,7 +1,4 @@
-"""Where a driver stands between two epochs.
-
-Everything it needs to go on, read from the newest sealed manifest alone.
-"""
+"""The state from which a driver continues after the newest epoch; read from its manifest alone."""
 
 from __future__ import annotations
 
@@ -29,16 +26,16 @@ class ResumeState:
     """The state after the newest sealed epoch.
 
     Attributes:
-        head: where the log stands.
+        head: the end of the log.
         decider: the decider's state.
-        resume: member -> where its source goes on.
+        resume: member -> position from which its source continues.
         segments: live state segments.
         spliced: segments of merged splice requests, kept as they are.
         counters: rows by disposition, cumulative.
         next_position: position of the next released event.
         released_max: greatest (section, event_time) released so far.
         buffered_rows: rows in the order buffer.
-        streams: where streams and attachments stand; the dispatcher's business.
+        streams: state of streams and attachments; only the dispatcher reads it.
     """
 
     head: LogHead
@@ -54,7 +51,10 @@ class ResumeState:
 
     @classmethod
     def from_head(cls, head: LogHead, spec: PipelineSpec) -> ResumeState:
-        """The standing at a head; the beginning, if nothing was sealed yet."""
+        """Return the state after the head of the log.
+
+        The initial state if no epoch was sealed yet.
+        """
         # A head without a record is an empty log, or a restore to the beginning.
         manifest = head.record
         if manifest is None:

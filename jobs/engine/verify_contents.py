@@ -1,8 +1,7 @@
-"""The deep part of verify.
+"""The `--deep` part of verify: reads the rows of a checkpoint's files and recounts them.
 
-Open every Parquet file a checkpoint names, and recount what its manifest says about the rows.
-
-Checksums tell that bytes are those that were sealed; this tells that what was sealed adds up.
+It opens every Parquet file that a checkpoint names and compares rows and times with the manifest.
+Checksums show that the bytes are those that were sealed; this shows that what was sealed adds up.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _TIME_COLUMNS = {"order": ("_et", "_time"), "edges": ("_et", "_time"), "window":
 
 
 def make_content_check(store: Store) -> DeepCheck:
-    """The check, as `verify` and `scrub` take it."""
+    """Return a check of the rows in a checkpoint's files, for the `deep` argument of `verify`."""
     return lambda manifest: _ContentCheck(store, manifest).collect_findings()
 
 
