@@ -54,10 +54,7 @@ def _find_suites(spec: PipelineSpec, folder: Path) -> PipelineSpec:
 
 
 def format_report(result: dict[str, Any], docs: str) -> str:
-    """The result for people.
-
-    The verdict, every failed check with what was seen, where to read on.
-    """
+    """Return the result as text for people: the verdict, and every failed check with its values."""
     failed = result["failed"]
     lines = [
         f"{result['pipeline']}: {result['verdict']} ({len(result['checks'])} checks, {len(failed)}"

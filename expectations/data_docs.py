@@ -54,9 +54,9 @@ _SUITE_LINK = re.compile(r'<a href="[./]*expectations/[^"]*"\s*>(.*?)</a>', re.D
 
 
 def publish_data_docs(store: Store, result: Mapping[str, Any], run: RunResult) -> str:
-    """Put pages and results into the store; what is read last is written last.
+    """Write pages and results into the store, the newest pointers last.
 
-    Returns the key of the result.
+    Return the key of the result.
     """
     quality = BucketLayout(result["pipeline"]).quality_prefix
     folder = f"{quality}docs/{result['id']}/"

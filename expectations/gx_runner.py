@@ -1,7 +1,7 @@
-"""Run the suites over the summaries with Great Expectations and say what came of it.
+"""Runs the suites over the summaries with Great Expectations, and collects the results.
 
-Great Expectations is imported inside the functions: it takes seconds and 300 MB, and nothing else
-here needs it.
+Great Expectations is imported inside the functions: it takes seconds and 300 MB, and no other
+module of this folder needs it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _OFFENDERS_SHOWN = 5  # offenders named per check; the Data Docs list all of the
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """What one check said.
+    """The result of one check.
 
     Attributes:
         observed: the values it looked at, in words.
@@ -68,7 +68,7 @@ class CheckResult:
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What all checks said.
+    """The results of all checks.
 
     Attributes:
         frames: the summaries that were looked at, by name.
@@ -88,14 +88,14 @@ class RunResult:
 
     @property
     def verdict(self) -> str:
-        """``pass``; ``warn``: something failed, nothing critical; ``fail``."""
+        """``fail`` if a critical check failed, ``warn`` if any other did, otherwise ``pass``."""
         if any(c.severity == "critical" for c in self.failed_checks):
             return "fail"
         return "warn" if self.failed_checks else "pass"
 
 
 def run_suites(evidence: Evidence) -> RunResult:
-    """Check the evidence.
+    """Run all suites over the evidence.
 
     Raises:
         ConfigurationError: a suite is wrong, or a check cannot be computed on its summary.
@@ -319,7 +319,7 @@ def _describe_observed(
 
 
 def format_number(value: Any) -> str:
-    """A value as people read it."""
+    """Return a value as text for people."""
     if not isinstance(value, float):
         return str(value)
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

@@ -108,7 +108,7 @@ def _make_table_reader(spec: PipelineSpec, store: Store) -> TableReader:
 
 
 class TableReader(Protocol):
-    """Reads one table."""
+    """Reads one output table."""
 
     def __call__(self, name: str, *, since: int = 0, whole: bool = False) -> pa.Table:
         """Its rows of epochs after `since`; empty, with its columns, before the first epoch.
@@ -121,7 +121,7 @@ class TableReader(Protocol):
 def gather_evidence(
     spec: PipelineSpec, store: Store, read: TableReader, *, clock: Clock = SYSTEM_CLOCK
 ) -> Evidence:
-    """Read everything once.
+    """Read all tables and manifests that the checks need.
 
     The tables are cut at the newest epoch of the checkpoints table, so that they fit together.
 

@@ -72,7 +72,7 @@ class Check(SpecModel):
         return self
 
     def resolve_kwargs(self, limits: dict[str, float]) -> dict[str, Any]:
-        """The arguments with the limits filled in."""
+        """Return the arguments of the expectation, with the limits filled in."""
         return {
             k: limits[v["limit"]] if isinstance(v, dict) and "limit" in v else v
             for k, v in self.kwargs.items()
@@ -90,7 +90,7 @@ class Suite(SpecModel):
 
 
 def limit_values(limits: QualityLimits) -> dict[str, float]:
-    """The limits as plain numbers, durations in seconds."""
+    """Return the limits as plain numbers; durations in seconds."""
     plain: dict[str, float] = limits.model_dump()
     return {k: v / _TICKS_PER_SECOND if k in _DURATION_LIMITS else v for k, v in plain.items()}
 
@@ -187,7 +187,7 @@ def _refuse_unknown_ids(spec: PipelineSpec, suites: list[Suite]) -> None:
 
 
 def list_checked_tables(suites: list[Suite]) -> list[str]:
-    """The tables that checks look at as they are."""
+    """Return the tables that checks look at directly, not through a summary."""
     summaries = {check.summary for suite in suites for check in suite.checks}
     return sorted(s.removeprefix(TABLE_PREFIX) for s in summaries if s.startswith(TABLE_PREFIX))
 

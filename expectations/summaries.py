@@ -1,12 +1,10 @@
-"""Small pandas frames that the suites look at, computed from the tables and manifests.
-
-Pure: no store, no Spark, no GX.
+"""Small pandas frames for the suites, computed from the tables and manifests without I/O.
 
 Rows are counted by the manifests alone (`checkpoints/row_counts.py`). Columns named `recent_*` are
 about the epochs after `Evidence.recent_since`; other columns are about the whole lineage, unless
-the frame as a whole is about recent rows. Every frame exists with its columns, also when there is
-nothing to say; a null means *does not apply* and passes value checks. Quantiles are computed here
-because GX 1.24's own quantile expectation cannot store its result.
+the frame as a whole is about recent rows. Every frame has all its columns, even without rows. A
+null means *does not apply* and passes value checks. Quantiles are computed here because GX 1.24's
+own quantile expectation cannot store its result.
 """
 
 from __future__ import annotations
@@ -55,10 +53,7 @@ SAMPLE_ROWS: Final = 5
 
 
 def event_columns(spec: PipelineSpec) -> tuple[str, ...]:
-    """The columns of the events table that the checks need.
-
-    It is the one table that is never small.
-    """
+    """Return the columns of the events table that the checks need; no other table is large."""
     event_time = spec.event_time_column
     return ("position", "section", "_late", "_source", "_partition", "_seq", "_epoch", event_time)
 
@@ -68,7 +63,7 @@ class Evidence:
     """What the checks look at: one consistent cut through the tables, and two manifests.
 
     Attributes:
-        late: late table, and so on; all rows up to the epoch of `head`.
+        late: the late table up to the epoch of `head`; the other tables likewise.
         rejections: rows that streams rejected; None for a pipeline without streams.
         head: manifest of the newest epoch that the tables show; None before the first.
         recent_since: epochs after this one are recent.
@@ -76,8 +71,8 @@ class Evidence:
         tables: recent rows of the tables that suites of the user look at, with all columns.
         sealed: slot of the newest sealed epoch, published or not.
         now: ticks.
-        events_since: the events table is there from the epoch after this one.
-        wanted: somebody wants this stream to run now, so that an old checkpoint means something.
+        events_since: the events table was read from the epoch after this one.
+        wanted: people want this stream to run now, so an old newest checkpoint is a problem.
         verified: verdict on the objects that `head` needs, by presence and size; ``none`` before
             the first.
     """
@@ -113,7 +108,10 @@ class Evidence:
 
 
 def summarize_late_by_source(evidence: Evidence) -> pd.DataFrame:
-    """One row per source: rows late for at least one output, and their recent lateness."""
+    """Return one row per source.
+
+    Its late rows, late for at least one output, and how late they were.
+    """
     late = evidence.select_recent(evidence.late).to_pandas()
     every, recent = evidence.count_rows(recent=False), evidence.count_rows(recent=True)
     # Sources that were taken out of the spec still have rows in the tables.
@@ -302,11 +300,11 @@ def summarize_checkpoints(evidence: Evidence) -> pd.DataFrame:
 
 
 def summarize_checkpoint_health(evidence: Evidence) -> pd.DataFrame:
-    """One row for the pipeline: how many checkpoints are published, and how it stands with them.
+    """Return one row for the pipeline: number, age and state of its published checkpoints.
 
-    The age of the newest and whether its objects are there, quantiles of the recent epochs' and
-    seals' durations, and how many sealed epochs are not published. Gaps and the row equation are
-    in `summarize_checkpoints`.
+    It has the age of the newest and whether its objects exist, quantiles of the durations of recent
+    epochs and seals, and how many sealed epochs are not published. Gaps and the row equation are in
+    `summarize_checkpoints`.
     """
     table = summarize_checkpoints(evidence)
     recent = table[table["epoch"] > evidence.recent_since]

@@ -23,7 +23,7 @@ _MAX_ATTEMPTS = 6  # of a call that Airflow answered with 500 and above
 
 
 class AirflowApiError(ConfigurationError):
-    """Airflow answered with a refusal.
+    """Airflow answered with an error.
 
     Attributes:
         status: the HTTP status, for example 403 or 404.
@@ -35,10 +35,7 @@ class AirflowApiError(ConfigurationError):
 
 
 def fetch_health(base_url: str) -> dict[str, str]:
-    """Component -> status, with the names of the processes.
-
-    Empty while the API server does not answer.
-    """
+    """Return component -> status, with the names of the processes; empty without an answer."""
     try:
         with urllib.request.urlopen(f"{base_url}/api/v2/monitor/health", timeout=20) as answer:  # noqa: S310 - http on loopback
             report = json.loads(answer.read())
@@ -76,11 +73,10 @@ class AirflowApi:
         self._token: str | None = None
 
     def request(self, method: str, path: str, body: object = None) -> Any:
-        """Call `/api/v2<path>` and return the decoded answer; for what has no method of its own.
+        """Call `/api/v2<path>` and return the decoded answer.
 
-        Calls that may be repeated without harm (all but POST) are, when Airflow answers with 500
-        and above: on SQLite a request that meets another writer fails at once, whatever the lock's
-        time-out.
+        On SQLite a request that meets another writer fails at once, whatever the lock's time-out.
+        So all requests but POST are repeated when Airflow answers with 500 and above.
 
         Raises:
             AirflowApiError: any answer of 400 and above.
@@ -98,7 +94,7 @@ class AirflowApi:
             return call(method, f"/api/v2{path}", body)
 
     def get_dag(self, dag_id: str) -> dict[str, Any] | None:
-        """The DAG, or None while Airflow has not parsed it."""
+        """Return the DAG, or None while Airflow has not parsed it."""
         try:
             found: dict[str, Any] = self.request("GET", f"/dags/{quote_segment(dag_id)}")
         except AirflowApiError as error:
@@ -111,7 +107,7 @@ class AirflowApi:
         """Wait until Airflow has parsed the DAG.
 
         Raises:
-            TransientError: it has not appeared in time; the import errors are in the message.
+            TransientError: it has not parsed it in time; the message has the import errors.
         """
         return _poll_until(
             lambda: self.get_dag(dag_id),
@@ -120,7 +116,7 @@ class AirflowApi:
         )
 
     def import_errors(self) -> dict[str, str]:
-        """File -> traceback of DAG files that could not be parsed."""
+        """Return file -> traceback of the DAG files that could not be parsed."""
         errors = self.request("GET", "/importErrors")["import_errors"]
         return {error["filename"]: error["stack_trace"] for error in errors}
 
@@ -150,12 +146,12 @@ class AirflowApi:
         return run
 
     def get_run(self, dag_id: str, run_id: str) -> dict[str, Any]:
-        """One run; its `state` is queued, running, success or failed."""
+        """Return one run; its `state` is queued, running, success or failed."""
         found: dict[str, Any] = self.request("GET", build_run_path(dag_id, run_id))
         return found
 
     def wait_for_run(self, dag_id: str, run_id: str, timeout: float) -> dict[str, Any]:
-        """Wait for the end of a run, good or bad.
+        """Wait until a run has ended, with success or not.
 
         Raises:
             TransientError: it still runs after this time.
@@ -205,7 +201,7 @@ def build_run_path(dag_id: str, run_id: str) -> str:
 
 
 def quote_segment(part: str) -> str:
-    """Return a part of a path with its slashes and the like encoded."""
+    """Return a part of a path with slashes and other reserved characters encoded."""
     return urllib.parse.quote(part, safe="")
 
 

@@ -49,17 +49,17 @@ AIRFLOW_COMPONENTS: dict[str, tuple[str, ...]] = {
 
 
 def build_airflow_command(*arguments: str) -> list[str]:
-    """The command line of `airflow`, from the environment this Python runs in."""
+    """Return the command line of `airflow` in the environment of this Python."""
     return [sys.executable, "-m", "airflow", *arguments]
 
 
 def build_airflow_url(port: int) -> str:
-    """Where a browser finds Airflow."""
+    """Return the address of Airflow for a browser."""
     return f"http://{LOOPBACK}:{port}"
 
 
 def build_airflow_settings(home: Path, dags: Path, port: int, keys: StackSecrets) -> dict[str, str]:
-    """Airflow's configuration, as environment variables.
+    """Return Airflow's configuration as environment variables.
 
     Args:
         home: AIRFLOW_HOME; also holds the database, the logs and the passwords file.
@@ -135,16 +135,17 @@ def _build_connect_args(arguments: str) -> dict[str, str]:
 
 
 def locate_passwords_file(home: Path) -> Path:
-    """Where Airflow's simple login reads its passwords."""
+    """Return the file from which Airflow's simple login reads its passwords."""
     return home / "passwords.json"
 
 
 def build_process_environment(
     own: Mapping[str, str], inherited: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """The environment of a child.
+    """Return the environment of a child process.
 
-    Ours, the user's without foreign Airflow settings, this Python's programs first on PATH.
+    It has the `own` settings, the inherited ones without Airflow's, and this Python's programs
+    first on PATH.
     """
     programs = str(Path(sys.executable).parent)
     # PYTHONPATH could make the top-level folders importable under a second name.
@@ -157,7 +158,7 @@ def build_process_environment(
 
 
 def hash_settings(environment: Mapping[str, str]) -> str:
-    """Fingerprint of settings: tells whether a running Airflow was started with these."""
+    """Return a hash of settings, which shows whether a running Airflow was started with them."""
     return hashlib.sha256(json.dumps(sorted(environment.items())).encode()).hexdigest()[:16]
 
 
@@ -167,14 +168,14 @@ _HEALTHY_WITHIN = 900.0
 
 
 class AirflowProcesses:
-    """Brings the processes noted in a stack's state to life.
+    """Starts the processes that a stack's state names, and adopts those that run.
 
     Args:
         home: the stack's folder.
         settings: Airflow's settings and what its children need, as environment variables.
         state: the stack's state; changed in place.
         save: called after every change, so that a killed command leaves no unknown process.
-        say: told about every step.
+        say: called with a line per step.
     """
 
     def __init__(
@@ -193,10 +194,7 @@ class AirflowProcesses:
         self._say = say
 
     def restart_if_changed(self) -> None:
-        """Stop processes that were started with other settings or addresses.
-
-        They would never learn the new ones.
-        """
+        """Stop processes that were started with other settings; `start` then starts them again."""
         wanted = hash_settings(self._settings)
         if self._state.airflow_digest == wanted:
             return
@@ -238,7 +236,7 @@ class AirflowProcesses:
         self._save()
 
     def start(self) -> None:
-        """Start what does not run."""
+        """Start the processes that do not run."""
         marks = self._recorded_processes()
         missing = [
             name
@@ -258,10 +256,10 @@ class AirflowProcesses:
             self._save()
 
     def wait_until_healthy(self) -> None:
-        """Wait until every part reports that it is healthy.
+        """Wait until every component reports that it is healthy.
 
         Raises:
-            TransientError: one ended, or did not get well in time; the message names its log.
+            TransientError: one ended, or was not healthy in time; the message names its log.
         """
         waiting = {*AIRFLOW_COMPONENTS, "metadatabase"}
         deadline = time.monotonic() + _HEALTHY_WITHIN
@@ -295,7 +293,7 @@ class AirflowProcesses:
 
 
 def list_unhealthy_components(port: int) -> set[str]:
-    """The components that do not say they are healthy.
+    """Return the components that do not report that they are healthy.
 
     All of them while the API server does not answer.
     """

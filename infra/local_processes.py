@@ -1,9 +1,9 @@
-"""Detached process groups, identified by pid and start ticks.
+"""Starts and stops detached process groups, which are identified by pid and start time.
 
-A pid alone may belong to somebody else by the time it is used: the kernel hands pids out again. The
-start time that `/proc/<pid>/stat` gives in clock ticks since boot makes the pair unique, so it can
-be written to a file, read by another process hours later, and still never hits a stranger. Nothing
-here looks for processes by name.
+A pid alone may belong to another process later, because the kernel uses pids again. With the start
+time, in clock ticks since boot (`/proc/<pid>/stat`), the pair is unique. It can be written to a
+file, be read by another process hours later, and never identifies another process. No function here
+looks for processes by name.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _children: set[int] = set()
 
 @dataclass(frozen=True)
 class ProcessId:
-    """One process, for ever: its pid and the clock tick at which it started."""
+    """A process, identified for all time by its pid and the clock tick at which it started."""
 
     pid: int
     start_ticks: int
@@ -63,7 +63,10 @@ def spawn_process(
 
 
 def read_start_ticks(pid: int) -> int | None:
-    """Start time of a live process in clock ticks since boot; None when it is gone or a zombie."""
+    """Return the start of a live process in clock ticks since boot.
+
+    None if it is gone or a zombie.
+    """
     _reap_child(pid)
     try:
         state, ticks = _read_process_stat(pid)
@@ -81,10 +84,7 @@ def is_process_alive(mark: ProcessId) -> bool:
 
 
 def stop_processes(marks: Iterable[ProcessId], grace: float = 10.0) -> None:
-    """Ask the processes to end, all at once.
-
-    After the grace time kill them and what is left of their groups.
-    """
+    """Send SIGTERM to the processes, all at once; after `grace` seconds kill their groups."""
     everyone = list(marks)
     for mark in everyone:
         if is_process_alive(mark):
@@ -106,9 +106,10 @@ def kill_processes(marks: Iterable[ProcessId], wait: float = 60.0) -> None:
 
 
 def find_processes_with(variable: str, value: str) -> list[ProcessId]:
-    """All live processes of this user that were started with `variable=value` in their environment.
+    """Return all processes of this user that were started with `variable=value` in the environment.
 
-    Finds what a server's children started in sessions of their own, for example a streaming driver.
+    So children are found that a server started in sessions of their own, such as a streaming
+    driver.
     """
     wanted = f"{variable}={value}".encode()
     found = []
@@ -124,7 +125,10 @@ def find_processes_with(variable: str, value: str) -> list[ProcessId]:
 
 
 def read_program_name(mark: ProcessId) -> str:
-    """Name of the program a process runs, for example ``java``; empty when it is gone."""
+    """Return the name of the program that a process runs, for example ``java``.
+
+    Empty if it is gone.
+    """
     try:
         return Path(f"/proc/{mark.pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
@@ -176,7 +180,7 @@ _EPHEMERAL_RANGE_FILE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def is_port_free(port: int) -> bool:
-    """Whether a server could listen on this loopback port now."""
+    """Return whether a server could listen on this loopback port now."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         # Without it a port in TIME_WAIT looks taken, and a restarted stack would change its
         # address.
@@ -189,10 +193,10 @@ def is_port_free(port: int) -> bool:
 
 
 def choose_free_port(preferred: int | None = None) -> int:
-    """Choose a free loopback port.
+    """Return a free loopback port.
 
     Args:
-        preferred: returned as it is while it is free, so that a restarted server keeps its address.
+        preferred: returned if it is free, so that a restarted server keeps its address.
     """
     if preferred is not None and is_port_free(preferred):
         return preferred

@@ -1,10 +1,13 @@
-"""The local stack: one MinIO and one Airflow, all on 127.0.0.1, their state in one folder.
+"""The local stack: one MinIO and one Airflow on 127.0.0.1, with their state in one folder.
 
-    stack.json         ports, pids and start ticks     credentials.json   logins and keys, mode 0600
-    minio-data/        the bucket                      airflow/           AIRFLOW_HOME: database,
-    task logs logs/              output of every process
+    stack.json         ports, pids and start ticks
+    credentials.json   logins and keys, mode 0600
+    minio-data/        the bucket
+    airflow/           AIRFLOW_HOME: database and task logs
+    logs/              output of every process
 
-`up` may be repeated: what runs is adopted, what died is started again, under the same addresses.
+`up` may be repeated: it adopts the processes that run, and starts the others again under the same
+addresses.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ _DRIVER_GRACE = 20.0  # a driver seals its epoch before it ends
 
 
 def find_default_dags() -> Path:
-    """`dags/` of the current folder, else of the checkout this code runs from."""
+    """Return `dags/` of the current folder, else of the checkout this code runs from."""
     own = Path(__file__).resolve().parents[1] / "dags"
     here = Path.cwd() / "dags"
     return own if own.is_dir() and not here.is_dir() else here
@@ -58,11 +61,11 @@ class StackSettings:
 
 @dataclass(frozen=True)
 class StackStatus:
-    """What `tidegate status` says about a stack.
+    """The state of a stack, as `tidegate status` shows it.
 
     Attributes:
         processes: name -> `running` or `stopped`.
-        healthy: every process runs and every server says that it is well.
+        healthy: every process runs and every server reports that it is healthy.
         airflow_url: None for a stack that never ran.
         minio_endpoint: None for a stack that never ran.
         credentials_file: where the logins are.
@@ -85,10 +88,10 @@ class Stack:
         self._file = self.home / "stack.json"
 
     def up(self, progress: Progress) -> StackStatus:
-        """Start what does not run, and return when everything is well.
+        """Start the processes that do not run, and return when all are healthy.
 
         Raises:
-            TransientError: a process ended or did not get well in time; the message names its log.
+            TransientError: a process ended or was not healthy in time; the message names its log.
             ConfigurationError: the DAGs folder does not exist, or the stack's files are damaged.
         """
         if not self.settings.dags.is_dir():
@@ -101,7 +104,10 @@ class Stack:
         return self.status()
 
     def down(self, progress: Progress) -> None:
-        """Stop everything this stack started, also streaming drivers; data and addresses stay."""
+        """Stop all processes of this stack, streaming drivers included.
+
+        Data and addresses are kept.
+        """
         say = TimedProgress(progress)
         with lock_stack(self.home / "stack.lock"):
             state = self._state
@@ -130,7 +136,7 @@ class Stack:
         say("the stack is down; its data stays in " + str(self.home))
 
     def status(self) -> StackStatus:
-        """Look at the processes and ask the servers how they are."""
+        """Return which processes run and which servers are healthy."""
         state = self._state
         names = ("minio", *airflow_processes.AIRFLOW_COMPONENTS)
         alive = {
@@ -156,12 +162,12 @@ class Stack:
 
     @property
     def airflow_url(self) -> str:
-        """Where a browser finds Airflow; only for a stack that was up."""
+        """The address of Airflow for a browser; only for a stack that was up."""
         return airflow_processes.build_airflow_url(self._read_port("airflow"))
 
     @property
     def minio_endpoint(self) -> str:
-        """Where an S3 client finds MinIO; only for a stack that was up."""
+        """The address of MinIO for S3 clients; only for a stack that was up."""
         return f"http://127.0.0.1:{self._read_port('minio')}"
 
     @property
@@ -170,9 +176,9 @@ class Stack:
         return f"s3://{self.settings.bucket}"
 
     def environment(self) -> dict[str, str]:
-        """What any tidegate process needs to find this stack.
+        """Return the variables with which a tidegate process finds this stack.
 
-        It holds the secret key of the bucket.
+        They include the secret key of the bucket.
         """
         app = self._secrets.minio_app
         pipelines = self.settings.pipelines or self.settings.dags / "pipelines"
@@ -187,11 +193,11 @@ class Stack:
         }
 
     def airflow_environment(self) -> dict[str, str]:
-        """The settings of the Airflow processes, with `environment()`.
+        """Return the settings of the Airflow processes, with those of `environment()`.
 
-        What Airflow starts inherits the stack's id; that is how `down` finds drivers. It is not in
-        `environment()`, so that a shell with these variables is never taken for a part of the
-        stack.
+        They include the stack's id, which Airflow's children inherit; by it `down` finds drivers.
+        It is not in `environment()`, so that a shell with those variables is never taken for a part
+        of the stack.
         """
         dags = self.settings.dags.absolute()
         settings = airflow_processes.build_airflow_settings(
@@ -200,11 +206,11 @@ class Stack:
         return settings | self.environment() | {"TIDEGATE_STACK_ID": self._state.stack_id}
 
     def airflow_api(self, user: str = "admin") -> AirflowApi:
-        """A client of Airflow's API, logged in as one of `admin`, `olga`, `uwe`, `vic`."""
+        """Return a client of Airflow's API, logged in as one of `admin`, `olga`, `uwe`, `vic`."""
         return AirflowApi(self.airflow_url, user, self._secrets.airflow_passwords[user])
 
     def minio_server(self) -> MinioServer:
-        """The stack's MinIO, running or not."""
+        """Return the stack's MinIO, running or not."""
         state = self._state
         return MinioServer(
             Path(),

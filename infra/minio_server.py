@@ -41,7 +41,7 @@ _START_TIMEOUT = 120.0
 
 
 class MinioServer:
-    """One MinIO process on a loopback port, its web console off.
+    """One MinIO process on a loopback port, without its web console.
 
     The data folder and the root credentials outlive the process, so a killed server can be started
     again.
@@ -51,7 +51,7 @@ class MinioServer:
         data: folder of the objects; made if missing.
         log: file that gets the server's output.
         root: the root user's keys.
-        port: wanted port; another one is taken if somebody listens there.
+        port: wanted port; if another process uses it, a free one is taken.
         mark: a running server to adopt (then `port` is its port).
     """
 
@@ -74,7 +74,7 @@ class MinioServer:
 
     @property
     def port(self) -> int:
-        """The port it listens on, or listened on when it last ran."""
+        """The port on which it listens, or listened when it last ran."""
         if self._port is None:
             raise RuntimeError("start() chooses the port")
         return self._port
@@ -90,7 +90,7 @@ class MinioServer:
         return self.mark is not None and is_process_alive(self.mark)
 
     def start(self, timeout: float = _START_TIMEOUT) -> None:
-        """Start the server, unless it runs, and wait until it answers.
+        """Start the server if it does not run, and wait until it answers.
 
         Raises:
             TransientError: it ended, or did not answer in time; the message names its log.
@@ -99,7 +99,7 @@ class MinioServer:
         self.wait_until_healthy(timeout)
 
     def start_process(self) -> ProcessId:
-        """Start the process, unless it runs, and return at once.
+        """Start the process if it does not run, and return at once.
 
         So the caller can record the process before it waits.
         """
@@ -128,7 +128,7 @@ class MinioServer:
             time.sleep(0.05)
 
     def stop(self, grace: float = 10.0) -> None:
-        """End it in an orderly way."""
+        """Send SIGTERM and wait; kill it after `grace` seconds."""
         if self.mark is not None:
             stop_processes([self.mark], grace)
 
@@ -141,7 +141,7 @@ class MinioServer:
             kill_processes([self.mark])
 
     def is_healthy(self) -> bool:
-        """Whether it answers and can serve writes."""
+        """Return whether it answers and can serve writes."""
         try:
             url = f"{self.endpoint}/minio/health/cluster"
             with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310 - http on loopback
@@ -178,7 +178,10 @@ class MinioServer:
 
 
 def provision_bucket(server: MinioServer, bucket: str, app: Credentials) -> None:
-    """Make the bucket and a user who may read, write and list this bucket only. Safe to repeat."""
+    """Make the bucket, and a user who may only read, write and list this bucket.
+
+    May be repeated.
+    """
     grant_policy(server.endpoint, server.root, bucket, app, build_bucket_policy(bucket))
 
 
@@ -198,7 +201,7 @@ _REPORT_SECONDS = 15.0  # seconds between two signs of life
 
 
 def locate_cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
-    """What is built or fetched once per user lives here, safe to delete."""
+    """Return the folder of what is built or fetched once per user; it may be deleted."""
     base = environment.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(base) / "tidegate"
 
@@ -207,7 +210,7 @@ def ensure_minio(progress: Progress, cache: Path | None = None) -> Path:
     """Find the MinIO server program, or build it (3 to 5 minutes on two idle cores).
 
     Args:
-        progress: told where it comes from, and every few seconds that the build goes on.
+        progress: called with where it comes from, and every few seconds during a build.
         cache: the folder for builds; default: `locate_cache_folder()`.
 
     Raises:

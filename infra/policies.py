@@ -1,17 +1,18 @@
-"""Bucket policies with as little in them as each role needs.
+"""Bucket policies that give each role only the rights that it needs.
 
 ``python -m tidegate.infra.policies driver BUCKET PIPELINE --input inbox/`` prints one.
 
-* ``driver``: reading and writing below the pipeline's own prefix, deleting what the retention
-    deletes there, reading its inputs, and the one folder the start-up probe writes to. It is
-    Airflow's, too: its tasks start drivers with their own keys, merge, delete what is due and
-    compare ranges with batch runs.
-* ``operator``: people at a command line: they look at everything, ask drivers, decide about late
-    rows, pin and restore. Writing rows (``splice merge``) and deleting them (``gc``) is the
-    driver's.
-* ``reader``: tables and what finds them. No leases, no requests, no writing.
-* ``lander``: ``tidegate land``: writes into the inputs' folders, and reads what it noted there
-    itself; nothing of the pipeline.
+* ``driver`` may read and write below the pipeline's own prefix, delete there what retention
+  deletes, read the pipeline's inputs, and use the one folder of the start-up probe. Airflow has
+  this role too: its tasks start drivers with their own keys, merge, delete what is due and compare
+  ranges with batch runs.
+* ``operator`` is for people at a command line. They may read everything, send requests to drivers,
+  decide about late rows, pin and restore. They may not write rows (``splice merge``) or delete them
+  (``gc``).
+* ``reader`` may read the tables and what is needed to find them; no leases, no requests, no
+  writing.
+* ``lander`` is for ``tidegate land``. It may write into the inputs' folders and read its own notes
+  there, and nothing of the pipeline.
 """
 
 from __future__ import annotations
@@ -56,11 +57,11 @@ class Role(StrEnum):
 def build_policy(
     role: Role, bucket: str, pipeline: str, *, prefix: str = "", inputs: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """The policy of a role for one pipeline.
+    """Return the policy of a role for one pipeline.
 
     Args:
-        role: who.
-        bucket: where.
+        role: the role.
+        bucket: name of the bucket.
         pipeline: its name.
         prefix: of the store inside the bucket (``s3://bucket/prefix``).
         inputs: prefixes that the sources read, relative to the store; a lander writes there.

@@ -1,7 +1,4 @@
-"""How long steps tell a person that they go on.
-
-One line per step, with the time since the first.
-"""
+"""Progress lines of long steps, each with the seconds since the first."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ Progress = Callable[[str], None]
 
 
 class TimedProgress:
-    """Put the seconds since its making in front of every line."""
+    """Writes lines of progress, with the seconds since this object was made in front."""
 
     def __init__(self, progress: Progress, clock: Callable[[], float] = time.monotonic) -> None:
         self._progress = progress

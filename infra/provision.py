@@ -1,7 +1,7 @@
 """Makes a bucket on a MinIO, and gives a user rights in it.
 
-``python -m tidegate.infra.provision [--policy FILE] [--only]`` reads where and who from the
-environment: ``TIDEGATE_STORE``, ``TIDEGATE_S3_ENDPOINT``, the root's ``MINIO_ROOT_USER`` and
+``python -m tidegate.infra.provision [--policy FILE] [--only]`` reads bucket, server and keys from
+the environment: ``TIDEGATE_STORE``, ``TIDEGATE_S3_ENDPOINT``, the root's ``MINIO_ROOT_USER`` and
 ``MINIO_ROOT_PASSWORD``, the user's ``TIDEGATE_S3_ACCESS_KEY`` and ``TIDEGATE_S3_SECRET_KEY``.
 `AWS_CA_BUNDLE` names the file of a private CA.
 """
@@ -43,14 +43,17 @@ _REQUIRED_VARIABLES = (
 
 @dataclass(frozen=True)
 class Credentials:
-    """A pair of keys. The secret stays out of `repr`, so that no log line can carry it."""
+    """A pair of keys. The secret is not in `repr`, so that no log line can contain it."""
 
     access_key: str
     secret_key: str = field(repr=False)
 
     @classmethod
     def generate(cls, prefix: str) -> Credentials:
-        """New keys; the access key begins with the prefix, so that a person can tell them apart."""
+        """Return new keys.
+
+        The access key begins with the prefix, so that people can tell keys apart.
+        """
         return cls(f"{prefix}-{secrets.token_hex(4)}", secrets.token_urlsafe(30))
 
 
@@ -63,21 +66,21 @@ def grant_policy(
     *,
     only: bool = False,
 ) -> int:
-    """Make the bucket and the user, and give the user a policy. Safe to repeat.
+    """Make the bucket and the user, and give the user a policy. May be repeated.
 
-    A policy is named by its content, so that one key may have those of several pipelines, and
-    giving one twice is giving it once.
+    The name of a policy is a hash of its content. So one key may have the policies of several
+    pipelines, and has each only once.
 
     Args:
         endpoint: of the MinIO.
         root: its root user's keys.
-        bucket: where.
-        user: whose rights.
+        bucket: name of the bucket.
+        user: keys of the user.
         rights: the policy.
-        only: take away what the user was given before.
+        only: take away the policies that the user had before.
 
     Returns:
-        How many other policies the user keeps.
+        The number of other policies that the user keeps.
 
     Raises:
         TransientError: the server cannot be reached.
@@ -127,7 +130,7 @@ def grant_policy(
 
 
 def build_bucket_policy(bucket: str) -> dict[str, Any]:
-    """Reading, writing and listing all of one bucket: for whoever runs all of its pipelines."""
+    """Return the policy to read, write and list a whole bucket, for those who run its pipelines."""
     on_bucket = [
         "s3:GetBucketLocation",
         "s3:GetLifecycleConfiguration",

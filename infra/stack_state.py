@@ -1,6 +1,6 @@
-"""What a stack remembers between commands.
+"""The state of a local stack between commands.
 
-Its ports and processes (`stack.json`) and its secrets (`credentials.json`).
+Ports and processes (`stack.json`), secrets (`credentials.json`).
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ _STATE_FORMAT = 1
 
 @dataclass
 class StackState:
-    """The contents of `stack.json`; nothing secret.
+    """The contents of `stack.json`, without secrets.
 
     Attributes:
-        stack_id: random; what Airflow's processes start carries it in `TIDEGATE_STACK_ID`.
+        stack_id: random; processes that Airflow starts have it in `TIDEGATE_STACK_ID`.
         boot_id: the boot during which the processes were started; start ticks mean nothing after
             another one.
         ports: by server (`minio`, `airflow`); kept after `down`, so that addresses stay the same.
         processes: by name.
-        airflow_digest: of the environment Airflow was started with; when it changes Airflow has to
+        airflow_digest: of the environment Airflow was started with; when it changes, Airflow has to
             be restarted.
         migrated: the Airflow version that has prepared the database.
     """
@@ -52,10 +52,10 @@ class StackState:
 
     @classmethod
     def load(cls, file: Path) -> StackState:
-        """Read the file; a missing one is a stack that never ran.
+        """Read the file; a missing file is a stack that never ran.
 
         Raises:
-            ConfigurationError: the file is not one of ours.
+            ConfigurationError: the file is not a stack's state.
         """
         try:
             data = json.loads(file.read_text(encoding="utf-8"))
@@ -79,10 +79,7 @@ class StackState:
 
 @dataclass(frozen=True)
 class StackSecrets:
-    """The contents of `credentials.json`, made once per stack.
-
-    Kept out of `repr`, logs and output.
-    """
+    """The contents of `credentials.json`, made once per stack. They are not in `repr`."""
 
     minio_root: Credentials = field(repr=False)
     minio_app: Credentials = field(repr=False)
@@ -93,7 +90,7 @@ class StackSecrets:
 
     @classmethod
     def generate(cls) -> StackSecrets:
-        """New ones."""
+        """Return new secrets."""
         return cls(
             minio_root=Credentials.generate("root"),
             minio_app=Credentials.generate("app"),
@@ -125,7 +122,7 @@ class StackSecrets:
 def write_private_json(file: Path, data: object) -> None:
     """Write JSON that only its owner may read.
 
-    A reader sees the old or the new file, never half of one.
+    A reader sees the old or the new file, never a part of one.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     # Beside the file, because a rename is atomic only within one file system.
@@ -139,9 +136,9 @@ def write_private_json(file: Path, data: object) -> None:
 
 @contextmanager
 def lock_stack(lock: Path) -> Iterator[None]:
-    """Hold a stack for one command; a second one waits.
+    """Hold a stack's lock for one command; a second command waits.
 
-    The lock goes with the process, so a killed command leaves nothing to clean up.
+    The lock ends with the process, so a killed command leaves nothing to clean up.
     """
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("w") as held:

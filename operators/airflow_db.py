@@ -1,4 +1,4 @@
-"""What Airflow's own database says about the pipelines' DAGs, permissions and runs."""
+"""Reads Airflow's own database: the pipelines' DAGs, permissions and runs."""
 
 from __future__ import annotations
 

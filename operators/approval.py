@@ -1,8 +1,8 @@
 """Questions to a person: what they are shown, and how their answer is kept.
 
-Whoever may edit a DAG's tasks can set their results (XCom) and mark them as successful. So neither
-the question nor the answer is taken from there: both lie in the bucket, where only the tasks
-themselves write. `execute_complete` runs only after Airflow has accepted a person's answer.
+A user who may edit a DAG's tasks can set their results (XCom) and mark them as successful. So
+neither the question nor the answer is read from there: both are in the bucket, where only the tasks
+write. `execute_complete` runs only after Airflow has accepted a person's answer.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class AskOperator(ApprovalOperator):
         return super().execute(context)
 
     def execute_complete(self, context: Any, event: dict[str, Any]) -> Any:
-        """Keep the answer, then do what Airflow does with it."""
+        """Keep the answer, then let Airflow's own operator act on it."""
         if "error" in event:
             self.record_expiry(context, event)
         else:
@@ -96,7 +96,7 @@ class AskOperator(ApprovalOperator):
         raise NotImplementedError
 
     def record_expiry(self, context: Any, event: dict[str, Any]) -> None:
-        """Keep that nobody has answered in time; by default only Airflow knows it."""
+        """Record that the question expired without an answer; by default only Airflow knows it."""
 
 
 class ApproveRestoreOperator(AskOperator):
@@ -106,7 +106,7 @@ class ApproveRestoreOperator(AskOperator):
         super().__init__(pipeline=pipeline, subject=f"Restore {pipeline}?", **kwargs)
 
     def build_question(self, context: Any) -> str:
-        """Return what the restore would take back, computed anew from the checkpoint asked for."""
+        """Return what the restore would take back, computed now from the checkpoint asked for."""
         log = SlotLog(StoreAccess.resolve(self.conn_id).open(), self.pipeline)
         audit = read_restore_audit(log.store, self.pipeline, str(context["run_id"]))
         who = get_requester(context)

@@ -125,7 +125,7 @@ class SealTrigger(BaseEventTrigger):
 
 
 def has_new_event(kind: str, newest: Manifest, before: dict[str, Any] | None) -> bool:
-    """Whether the newest checkpoint brings something of this kind since the position `before`.
+    """Return whether the newest checkpoint has an event of this kind after the position `before`.
 
     Counters are cumulative, and a restore begins again from zero.
     """
@@ -188,11 +188,11 @@ _UNIX_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class AnnouncedPeriods(SharedDocument):
-    """The bytes of `announced.json`.
+    """The content of `announced.json`.
 
     Attributes:
         upto: all periods before this instant were announced, in ticks; None before the first.
-        run: the run that announced the newest periods. Airflow hears of them only when its task
+        run: the run that announced the newest periods. Airflow records them only when its task
             succeeds, so another try of the same run announces them again.
         begin: start of the first of these periods.
     """

@@ -1,7 +1,7 @@
-"""Run a command in a child process, and turn its failure into the one failure taxonomy.
+"""Runs commands in child processes, and turns a failed child into the error of its failure class.
 
-This module is imported at DAG parse (a RetryRule imports the exceptions it names), so it stays
-light. What Airflow's processes must not import, a child process does for them.
+A child process imports what Airflow's processes must not import. This module itself is imported
+when Airflow parses DAGs (a RetryRule imports the exceptions it names), so it stays light.
 """
 
 from __future__ import annotations

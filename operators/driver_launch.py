@@ -80,7 +80,7 @@ class LaunchedDriver:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> LaunchedDriver:
-        """Inverse of `as_dict`."""
+        """Read the form of `as_dict`."""
         return cls(**{**data, "leader": ProcessIdentity.model_validate(data["leader"])})
 
 
@@ -107,14 +107,14 @@ class LocalLauncher:
         *,
         standby: bool = False,
     ) -> LaunchedDriver:
-        """Start one driver and return at once; called by a task, on its worker.
+        """Start one driver and return at once; a task calls this on its worker.
 
         Args:
             pipeline: its name.
             spec: path of its YAML file.
             access: address of its store.
             recover_to: `latest`, `latest_healthy` or a checkpoint id.
-            standby: it waits for its turn while another driver holds the lease.
+            standby: wait while another driver holds the lease.
         """
         attempt, folder = make_attempt_name(), make_driver_folder(pipeline, self._folder)
         arguments = [str(Path(spec).absolute()), "--store", access.url, "--recover-to", recover_to]

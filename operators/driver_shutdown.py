@@ -1,11 +1,11 @@
-"""Stop a driver: first by a request, then harder, and never a process other than the one meant.
+"""Stops a driver, first by a request, then by force, and never another process.
 
-1. A stop request, which the driver obeys between two epochs: it seals what it has read and gives
-   the lease back.
+1. A stop request, which the driver obeys between two epochs: it seals what it has read and releases
+   the lease.
 2. SIGTERM, which means the same to a driver that no longer reads requests.
 3. SIGKILL; nothing sealed is lost by it.
-4. Where no signal reaches (another host): take the lease away. The driver finds itself fenced at
-   its next step.
+4. Where no signal reaches (another host): take the lease away. The driver is fenced at its next
+   step.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class StopOrder:
 
     Attributes:
         who, why: recorded in the stop request, and shown by the driver.
-        token: of the driver that is meant; None for the present one.
+        token: of the driver to stop; None for the present one.
         asker: idempotency key; callers with the same key share one request.
         timeouts: of each step.
     """

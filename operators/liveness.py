@@ -1,11 +1,11 @@
-"""Is a stream alive? One look at lease, report and launched process, and a judgement.
+"""Judges whether a stream is alive, from one look at its lease, report and launched process.
 
-    running   a driver renews the lease and finishes steps, or the launched driver is starting
-    stalled   a driver holds the lease but finished no step for `stall_after` and for the time that
-              it allows the step, or the launched driver did not take the lease
-    lost      the driver is gone without a final report
-    finished, stopped, failed
-              the driver reported it, or its exit code says so
+        running   a driver renews the lease and finishes steps, or the launched driver is starting
+        stalled   a driver holds the lease but finished no step for `stall_after` and for the time
+            that it allows the step, or the launched driver did not take the lease
+        lost      the driver is gone without a final report
+        finished, stopped, failed
+                  the driver reported it, or its exit code says so
 
 No rule compares the clocks of two hosts: the observer times silence and standstill on its own.
 """
@@ -108,7 +108,7 @@ class Observation:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Observation:
-        """Inverse of `as_dict`."""
+        """Read the form of `as_dict`."""
         live = data["state"] == PipelineState.RUNNING.word_for("event")
         state = PipelineState.RUNNING if live else PipelineState(data["state"])
         # Events of a trigger that was made by an older version say nothing about a standby.
@@ -139,10 +139,10 @@ def extract_progress(report: DriverStatus | None) -> tuple[Any, ...]:
 
 
 def judge_liveness(seen: LivenessSample, limits: LivenessLimits) -> Observation:
-    """Conclude from one look.
+    """Return the conclusion from one look.
 
     1. A held and renewed lease means running, unless the driver makes no progress.
-    2. Otherwise a launched driver may still be on its way to the lease.
+    2. Otherwise a launched driver may be starting and not have the lease yet.
     3. Otherwise the driver has ended: its final report decides, then its exit code; without either
        it is lost.
     """
@@ -277,7 +277,7 @@ class StreamObserver:
         self._begun = clock.monotonic()
 
     def observe(self) -> Observation | None:
-        """Look once; None while nothing is known.
+        """Look once; None while the state is not known.
 
         That is while the store does not answer, and for some minutes while it refuses or a document
         is not readable: keys may be renewed, and a newer version may be rolled back.

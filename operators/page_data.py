@@ -52,7 +52,7 @@ _TONE_OF_STATE: Final = {
 
 
 def explain_state(overview: PipelineOverview) -> str:
-    """Why the pipeline is in its state; empty if the state says it all."""
+    """Return why the pipeline is in its state; empty if the state needs no explanation."""
     desired, facts = overview.desired, overview.driver.facts
     reason = str(facts.get("why") or "")
     match overview.state:
@@ -82,9 +82,9 @@ _AT_REST_STATES: Final = frozenset({"down", "new", "stopped", "failed", "finishe
 
 
 def find_transition(row: Mapping[str, Any], now: int) -> dict[str, str]:
-    """Return state and reason of a start or stop that somebody has asked for; empty without one.
+    """Return state and reason of a start or stop that a person has asked for; empty without one.
 
-    A stream that has not followed yet is neither broken nor at rest.
+    A stream that has not followed yet is neither faulty nor stopped.
 
     Args:
         row: as for `diagnose_stream`.

@@ -122,7 +122,8 @@ class ReportRestoreOperator(PipelineOperator):
         """Plan, and note in the trail which checkpoint and head the question is about.
 
         Raises:
-            ConfigurationError: no person has started the run, so nobody can be another person.
+            ConfigurationError: an approval is needed and no person has started the run, so it
+                cannot be checked that another person approves.
             AirflowSkipException: it is a dry run.
         """
         log, who, run = self.open_log(), get_requester(context), str(context["run_id"])

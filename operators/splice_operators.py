@@ -106,8 +106,8 @@ class ReportSpliceOperator(PipelineOperator):
 class ApproveSpliceOperator(AskOperator):
     """Asks a person whether to merge.
 
-    A rejection closes the request and skips the merge. So does a part: nobody has seen the effects
-    of the two new requests yet.
+    A rejection closes the request and skips the merge. So does an answer that chooses a part: it
+    makes two new requests, whose effects no person has seen yet.
 
     Args:
         spec: path of the pipeline's YAML file.

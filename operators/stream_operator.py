@@ -92,7 +92,7 @@ class RelaunchBudget:
 
 @dataclass(frozen=True)
 class RunMemory:
-    """What the run remembers through all of its resumes. Deferred tasks carry this.
+    """What the run keeps through all of its resumes. Deferred tasks carry this.
 
     Attributes:
         uid: identity of the pipeline in the bucket; None before its first driver has made one.
@@ -172,7 +172,7 @@ class StreamOperator(PipelineOperator):
         budget: dict[str, Any],
         past: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Act on what the trigger saw. Airflow's database has this name and these arguments."""
+        """Act on the event of the trigger. Airflow's database has this name and these arguments."""
         seen, memory = Observation.from_dict(event), RunMemory(**(past or {}))
         store = self.resolve_access().open()
         self.log.info("%s: %s", event["state"], seen.why)

@@ -93,12 +93,12 @@ class SweepReportOperator(BaseOperator):
 
 
 def decide_start(store: Store, pipeline: str, *, watched: bool) -> tuple[bool, str]:
-    """Whether the stream needs a run, and why.
+    """Return whether the stream needs a run, and why.
 
     Args:
         store: the bucket.
         pipeline: its name.
-        watched: a run of its stream DAG is active; that run cares for the driver itself.
+        watched: a run of its stream DAG is active; that run watches the driver itself.
     """
     desired = read_desired_state(store, pipeline).state
     if desired is not DesiredState.RUN:

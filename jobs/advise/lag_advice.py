@@ -83,11 +83,14 @@ class LatenessCurve:
         self.rows = sum(self._rows.values())
 
     def late_rows_at(self, lag: int) -> int:
-        """Rows that are late at this lag, at most."""
+        """Return how many rows are late at this lag, at most."""
         return sum(count for disorder, count in self._rows.items() if disorder > lag)
 
     def lag_for(self, share: Fraction) -> int | None:
-        """The least lag that leaves at most this share of the rows late; None without rows."""
+        """Return the least lag that leaves at most this share of the rows late.
+
+        None without rows.
+        """
         allowed, late, lag = share * self.rows, 0, None
         for disorder, count in reversed(self._rows.items()):
             lag = disorder
@@ -97,7 +100,7 @@ class LatenessCurve:
         return 0 if lag is not None else None
 
     def points(self) -> list[tuple[int, float]]:
-        """(lag, share of late rows), one for each bucket with rows in it, and one for no lag."""
+        """Return (lag, share of late rows) for each bucket with rows in it, and for no lag."""
         found: list[tuple[int, float]] = []
         late = self.rows
         for disorder, count in self._rows.items():
@@ -110,12 +113,12 @@ class LatenessCurve:
 
 @dataclass(frozen=True, slots=True)
 class LagTarget:
-    """A wanted share of late rows.
+    """The lag that a wanted share of late rows needs.
 
     Attributes:
-        lag: ticks it needs.
-        more_delay: that lag less the present one: what it would cost in delay, or (negative) save.
-            None: no present lag known.
+        lag: that lag, in ticks.
+        more_delay: ticks of delay that it adds to the present lag, negative if it saves delay.
+            None: the present lag is not known.
     """
 
     share: Fraction
@@ -125,13 +128,13 @@ class LagTarget:
 
 @dataclass(frozen=True, slots=True)
 class LagAdvice:
-    """What is known of one source.
+    """What the sketches show of one source.
 
     Attributes:
         source: its name.
         curve: late rows over lag.
-        present: the lag in force, which is the delay of everything that waits for this source;
-            None: unknown, or none set.
+        present: the present lag, which is the delay of everything that waits for this source; None:
+            not known, or the source has no lag.
         read: rows read so far; the sketch holds fewer where large epochs were sampled.
         late: rows that were late for the events output so far.
         targets: by `TARGET_SHARES`; empty without rows.
@@ -146,16 +149,16 @@ class LagAdvice:
 
     @property
     def present_share(self) -> float | None:
-        """Share of the rows that the present lag leaves late, at most.
+        """The share of the rows that the present lag leaves late, at most.
 
-        None where it is not known.
+        None if it is not known.
         """
         if self.present is None or not self.curve.rows:
             return None
         return self.curve.late_rows_at(self.present) / self.curve.rows
 
     def as_dict(self) -> dict[str, Any]:
-        """As the command line's JSON has it; times in microseconds."""
+        """Return the JSON of the command line; times in microseconds."""
         return {
             "rows": self.curve.rows,
             "rows_read": self.read,
@@ -183,7 +186,7 @@ def advise_lags(
     lags: Mapping[str, int | None],
     counters: Mapping[str, Mapping[str, int]],
 ) -> list[LagAdvice]:
-    """Advice for every source that has a sketch, a lag or rows.
+    """Return advice for every source that has a sketch, a lag or rows.
 
     Args:
         sketches: of each epoch, by source.
@@ -257,10 +260,11 @@ _SHARE_AXIS_LABELS: Final = {
 
 
 def draw_curves(advice: Sequence[LagAdvice], path: Path, title: str) -> None:
-    """Write the picture.
+    """Draw the curve of each source into a picture file.
 
     Raises:
-        ConfigurationError: a file name that says neither PNG nor SVG, or no rows to draw.
+        ConfigurationError: the file's name does not end in .png or .svg, or there are no rows to
+            draw.
     """
     if path.suffix not in PICTURE_SUFFIXES:
         raise ConfigurationError(

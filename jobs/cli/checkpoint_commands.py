@@ -328,8 +328,8 @@ def _print_diff(diff: CheckpointDiff) -> None:
 def adopt_store_copy(spec: SpecArgument, store: StoreOption = None) -> None:
     """Turn the copy of a store into a pipeline that is independent of the original.
 
-    Until then drivers refuse to run on the copy, because it names the original's tables. Its new
-    tables are made when it runs. Sinks and shared catalogs that the original filled stay the
+    Until then drivers refuse to run on the copy, because it names the original's tables. The copy's
+    next run makes new tables. Sinks and shared catalogs that the original filled stay the
     original's: give the copy a spec with other ones.
     """
     from tidegate.jobs.sinks.adopt_copy import adopt_copied_store

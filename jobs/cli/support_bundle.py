@@ -1,12 +1,10 @@
-"""`tidegate support-bundle`.
+"""`tidegate support-bundle`: collects in one file what a helper needs, without rows and secrets.
 
-What somebody who helps has to see, in one file, without rows and without secrets.
-
-In it: versions, the spec, status, lease, requests of people, the newest manifests, storage by kind,
-the drivers' logs. Not in it: rows of any table, and any secret: values of settings that look like
-one are masked by name, every value that this process knows to be secret wherever it turns up, and
-in logs what stands behind a secret's name, in a header, or in an address that is signed or holds a
-password.
+It contains versions, the spec, status, lease, requests of people, the newest manifests, storage by
+kind and the drivers' logs. It contains no rows of any table. Secrets are masked: the values of
+settings whose name looks like a secret, every value that this process knows to be secret wherever
+it appears, and in logs what follows a secret's name, stands in a header, or is part of an address
+that is signed or holds a password.
 """
 
 from __future__ import annotations
@@ -92,11 +90,11 @@ _PACKAGES: Final = (
 
 
 class SecretMasker:
-    """Takes secrets out of text: rather too much than too little.
+    """Removes secrets from text; in doubt it masks too much.
 
     Args:
         environment: whose secret values are masked wherever they appear, however they are encoded.
-        named: variables that hold secrets whatever they are called: what a spec writes as
+        named: variables that hold secrets whatever their name is: those that a spec names as
             `env:NAME`.
     """
 
@@ -179,7 +177,7 @@ def write_support_bundle(
         ),
     ] = None,
 ) -> None:
-    """Gather what a helper has to see in one zip file: no rows, no secrets.
+    """Collect what a helper needs in one zip file, without rows and secrets.
 
     Look into it before you send it.
     """

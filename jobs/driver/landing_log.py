@@ -168,7 +168,10 @@ class LandingLog:
         )
 
     def report_status(self, state: str, why: str | None = None) -> None:
-        """Write ``status.json`` for `tidegate status`; a store that is away is only logged."""
+        """Write ``status.json`` for `tidegate status`.
+
+        A store that does not answer is only logged.
+        """
         body = {
             "state": state,
             "why": why,

@@ -27,7 +27,7 @@ _log_context: dict[str, Any] = {}
 def bind_log_context(**facts: Any) -> None:
     """Add fields to every later line of this process, whichever thread writes it.
 
-    The value None removes a field. A context variable would not do: half of a driver's lines come
+    The value None removes a field. A context variable is not enough: half of a driver's lines come
     from threads and pools that do not inherit it.
     """
     # The mapping is replaced, never changed: a thread that logs meanwhile sees the old or the new.

@@ -124,7 +124,7 @@ class DriverMetrics:
             _register_gauge(meter, self._attributes, name, unit, read)
 
     def record_epoch(self, report: EpochReport, seconds: float) -> None:
-        """Note the end of one round of the loop: `tidegate.loop.age` begins anew.
+        """Note the end of one round of the loop: `tidegate.loop.age` starts again from 0.
 
         A lost slot is counted. Only a sealed epoch is counted, with its seconds, steps, rows and
         barriers.

@@ -77,11 +77,11 @@ class LeaderElection:
         store: the pipeline's store.
         pipeline: its name.
         stop: set when the process should end.
-        retry: waits for a store that is away.
+        retry: waits for a store that does not answer.
         standby: wait for the lease and for the desired state instead of ending with an error.
         alive: the file to touch while waiting.
         ends_when_stopped: a standby ends with the error when the pipeline is stopped, because
-            somebody else starts drivers. It still waits while a restore is under way.
+            another program starts drivers. It still waits while a restore is under way.
 
     Attributes:
         stop: as given.
@@ -192,7 +192,9 @@ def _unwanted_error(pipeline: str, desired: DesiredDocument) -> FencedError:
 def select_start_checkpoint(
     spec: PipelineSpec, log: SlotLog, lease: Lease, recover_to: str
 ) -> None:
-    """Leave the log with an undamaged head that is the checkpoint `recover_to` asks for.
+    """Make the checkpoint that `recover_to` asks for the head of the log, if it is whole.
+
+    Everything but to continue from an undamaged newest checkpoint writes a restore.
 
     Raises:
         PoisonError: the newest checkpoint is damaged and the spec says ``on_bad_checkpoint: stop``,

@@ -1,6 +1,6 @@
-"""What the driver says about itself: its current step, and the document ``status.json``.
+"""The driver's current step, and its report about itself in ``status.json``.
 
-Airflow, the command line and people read ``status.json``. Nothing reads positions or results from
+Airflow, the command line and people read ``status.json``. No code reads positions or results from
 it: those are in the log.
 """
 
@@ -49,18 +49,18 @@ _log = structlog.get_logger("tidegate.driver")
 class DriverSteps(LeaseRenewer):
     """Announces and times the driver's steps, and renews the lease while a step is in time.
 
-    Implements the engine's protocol `Steps`. The name of the step goes to the status, its deadline
-    to the renewal of the lease, and its duration to the manifest.
+    Implements the engine's protocol `EpochSteps`. The name of the step goes to the status, its
+    deadline to the renewal of the lease, and its duration to the manifest.
 
     Args:
         lease: the lease to renew.
-        max_gap: the most that a stretch without the lease counts as worked, in ticks.
+        max_gap: the most that a time without the lease counts as worked, in ticks.
         clock: for renewals and deadlines.
 
     Attributes:
         since: when the current step began, in ticks.
-        limit: seconds that the current step may take. An observer that sees no step end for a while
-            must not take the driver for stuck before that.
+        limit: seconds that the current step may take. An observer that sees no step end must not
+            treat the driver as stuck before that.
     """
 
     def __init__(self, lease: Lease, max_gap: int, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -99,10 +99,13 @@ class DriverSteps(LeaseRenewer):
             self.trouble = log_background_failure("lease_not_renewed", "renewing the lease", error)
 
     def read_worked_ticks(self) -> int:
-        """Return the ticks for which the lease was held so far; they stand while it is not.
+        """Return for how many ticks the lease was held so far.
 
-        The lease is a good witness: it is held only while this process runs, the store answers and
-        no step is overdue. Both threads ask, so that a gap is seen even if no epoch runs.
+        This clock stops while it is not held.
+
+        The lease is held only while this process runs, the store answers and no step is overdue, so
+        the time with it is the time worked. The loop and the renewal thread both call this, so that
+        a gap is noticed even if no epoch runs.
         """
         with self._worked_lock:
             now = self._clock.monotonic()
@@ -114,7 +117,7 @@ class DriverSteps(LeaseRenewer):
             return int(self._worked * 1e6)
 
     def begin_attempt(self, epoch: int, name: str) -> None:
-        """Add the attempt that begins to all later log lines."""
+        """Add the epoch and the attempt's id to all later log lines."""
         bind_log_context(epoch=epoch, attempt=name)
 
     def require_lease(self) -> int:

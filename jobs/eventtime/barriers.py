@@ -1,8 +1,8 @@
 """Barrier events: markers in the data that synchronise members (semantics.md section 3, 4 to 7).
 
-A member that delivered its barrier stands at it until the barrier closes. Open barriers form a
-queue, oldest first; only its head can close. `record_arrival`, `abort` and `cancel_up_to` note what
-happened; `close_ready` closes what can be closed.
+A member that delivered its barrier waits at it until the barrier closes. Open barriers form a
+queue, oldest first; only its head can close. `record_arrival`, `abort` and `cancel_up_to` record
+what happened; `close_ready` closes what can be closed.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class MissedBarrier(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class ClosedBarrier:
-    """A barrier that closed, or a closed one amended by a tardy member, and the cause."""
+    """A barrier that closed, with the cause; or a closed one to which a tardy member was added."""
 
     health: BarrierHealth
     cause: str
@@ -96,7 +96,7 @@ class Barriers:
     def from_dict(
         cls, options: BarrierOptions, timeout: int | None, data: Mapping[str, Any]
     ) -> Barriers:
-        """Inverse of `to_dict`; the mapping is not changed by later calls."""
+        """Read the form of `to_dict`; later calls do not change the mapping."""
         opened = [
             OpenBarrier(id=b["id"], opened=b["opened"], arrivals=dict(b["arrivals"]))
             for b in data["open"]
@@ -115,20 +115,20 @@ class Barriers:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready state."""
+        """Return the JSON-ready state."""
         names = ("section", "open", "missed", "last_id", "latest", "last_closed", "aborted")
         return {name: getattr(self, name) for name in names}
 
     # ------------------------------------------------------------------ questions
 
     def members_at_barrier(self) -> set[str]:
-        """Members at an open barrier."""
+        """Return the members at an open barrier."""
         return {m for b in self.open for m in b["arrivals"]}
 
     def blocked_members(self) -> set[str]:
-        """Members not to be read.
+        """Return the members that must not be read.
 
-        At an open barrier; under ``pass`` only those already at a second one.
+        They are those at an open barrier; with the alignment ``pass``, only those at a second one.
         """
         # Under `pass` a member goes on behind its barrier, but a second one has to wait for the
         # first to close.
@@ -142,26 +142,29 @@ class Barriers:
         return twice
 
     def timeout_at(self) -> int | None:
-        """First instant at which the head of the queue is timed out (strictly greater)."""
+        """Return the first instant (pipeline clock) at which the oldest barrier is timed out.
+
+        None: never.
+        """
         if not self.open or self.timeout is None:
             return None
         return self._waiting_since(self.open[0]) + self.timeout + 1
 
     def tardy_members(self) -> set[str]:
-        """Members whose tardy barrier arrived since the last `take_closed`."""
+        """Return the members whose tardy barrier arrived since the last `take_closed`."""
         return {closed.health.tardy[-1] for closed in self.closed if closed.cause == "tardy"}
 
     def take_closed(self) -> list[ClosedBarrier]:
-        """What closed since the last call, in order."""
+        """Return what closed since the last call, in order."""
         taken, self.closed = self.closed, []
         return taken
 
     # ------------------------------------------------------------------ signals
 
     def record_arrival(self, member: str, row: BarrierRow, clock: int) -> bool:
-        """A member delivers its barrier row; whether it stands at an open barrier now (False.
+        """Record a member's barrier row; return whether the member now waits at an open barrier.
 
-        Ignored or tardy).
+        False if the barrier is past: the row is ignored, or recorded as tardy.
         """
         arrival: BarrierArrival = {
             "at": clock,
@@ -174,7 +177,10 @@ class Barriers:
         return self._arrive_by_id(member, row, arrival)
 
     def abort(self, id_: int, clock: int, cause: str = "aborted") -> bool:
-        """Abort one barrier by hand, open or still to come; whether that changed anything."""
+        """Abort one barrier, open or still to come.
+
+        Return False if it was closed or aborted before.
+        """
         found = self._find_open(id_)
         # It closed before: an abort now would close the same barrier twice.
         if found is None and self._is_past(id_):
@@ -197,12 +203,12 @@ class Barriers:
         self._pass_ids_up_to(id_)
 
     def close_ready(self, clock: int, pending: Collection[str]) -> None:
-        """Close the heads that can be closed.
+        """Close barriers from the head of the queue, as long as the head can be closed.
 
         Args:
             clock: pipeline clock of the epoch.
-            pending: members that had rows left when the cut was planned: nobody times out waiting
-                for those.
+            pending: members that had rows left when the cut was planned. A barrier does not time
+                out while it waits for one of those.
         """
         while self.open and self._close_head_if_ready(self.open[0], clock, pending):
             pass
@@ -443,7 +449,7 @@ def _match_tardy_arrival(
 
 
 def health_to_dict(health: BarrierHealth) -> dict[str, Any]:
-    """A health row as JSON-ready data."""
+    """Return a closed barrier's row in JSON-ready form."""
     data = asdict(health)
     data["outcome"] = health.outcome.value
     for name in ("types", "missing", "ended", "tardy"):
@@ -453,7 +459,7 @@ def health_to_dict(health: BarrierHealth) -> dict[str, Any]:
 
 
 def health_from_dict(data: Mapping[str, Any]) -> BarrierHealth:
-    """Inverse of `health_to_dict`."""
+    """Read the form of `health_to_dict`."""
     lists = {name: tuple(data[name]) for name in ("types", "missing", "ended", "tardy")}
     participants = {m: (p[0], p[1], p[2]) for m, p in data["participants"].items()}
     return BarrierHealth(

@@ -29,12 +29,12 @@ from tidegate.time_units import TICK_MAX, TICK_MIN
 
 
 def create_initial_state(spec: PipelineSpec) -> dict[str, Any]:
-    """The state before the first epoch, JSON-ready."""
+    """Return the state before the first epoch, JSON-ready."""
     return DeciderState.initial(spec).to_dict()
 
 
 def list_blocked_members(state: dict[str, Any]) -> set[Member]:
-    """Members standing at an open barrier: nothing may be read from them in the next epoch."""
+    """Return the members at an open barrier, from which the next epoch must not read."""
     return {Member.parse(name) for name in state["blocked"]}
 
 
@@ -516,9 +516,9 @@ def _iter_active_frontiers(state: dict[str, Any]) -> Iterator[tuple[str, int | N
 
 
 def find_next_timer(spec: PipelineSpec, state: dict[str, Any]) -> int | None:
-    """Pipeline-clock instant of the next timer that may change something.
+    """Return when the next timer that may change something runs out, on the pipeline clock.
 
-    None if none is running.
+    None if no timer is running.
     """
     world = DeciderState.from_dict(spec, state)
     timers = [

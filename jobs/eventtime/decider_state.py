@@ -25,8 +25,8 @@ EMPTY_COALESCER: Final = Coalescer(CoalesceOptions()).to_dict()
 class HeldRows(TypedDict):
     """The greatest event time and punctuation read behind a member's open barrier.
 
-    For the alignment ``pass``. They act on the member's frontier when the barrier closes. The rows
-    themselves are not here.
+    Used with the alignment ``pass``: they move the member's frontier when the barrier closes. The
+    rows themselves are not here.
     """
 
     seen: int | None
@@ -34,12 +34,17 @@ class HeldRows(TypedDict):
 
 
 class MemberState(TypedDict):
-    """What is carried for one member; replaced, never changed in place.
+    """What the decider carries from epoch to epoch for one member.
 
-    `seen` is the greatest event time before the member's open barrier, `punctuation` the greatest
-    punctuation there; `behind` is what came after it. `active_at` is the pipeline clock of its last
-    activity, or of its joining. `pending`: it had rows left in the last cut. `generator` belongs to
-    the mover.
+    Replaced, never changed in place.
+
+    Attributes:
+        seen: greatest event time before the member's open barrier.
+        punctuation: greatest punctuation before it.
+        behind: what was read behind it.
+        active_at: pipeline clock of the last activity, or of the joining.
+        pending: the member had rows left in the last cut.
+        generator: state of its punctuation generator; only the mover reads it.
     """
 
     seen: int | None
@@ -78,7 +83,7 @@ class DeciderState:
 
     @classmethod
     def initial(cls, spec: PipelineSpec) -> DeciderState:
-        """The beginning: no member, no frontier, section 0."""
+        """Return the state before the first epoch: no member, no frontier, section 0."""
         return cls(
             time=None,
             members={},
@@ -94,10 +99,7 @@ class DeciderState:
 
     @classmethod
     def from_dict(cls, spec: PipelineSpec, data: Mapping[str, Any]) -> DeciderState:
-        """Inverse of `to_dict`.
-
-        Sources that the spec has not got any more do not count any more.
-        """
+        """Read the form of `to_dict`; leaves out sources that the spec no longer has."""
         output = Coalescer.from_dict(_resolve_output_options(spec), data["output"])
         for gone in output.inputs.keys() - spec.sources.keys():
             output.remove(gone)
@@ -119,7 +121,7 @@ class DeciderState:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready state."""
+        """Return the JSON-ready state."""
         time = self.time
         return {
             "version": STATE_VERSION,

@@ -1,4 +1,4 @@
-"""What the decider sees and says: surveys in, decisions out. Plain frozen data, JSON-ready, no I/O.
+"""The decider's input (surveys) and output (decisions): frozen, JSON-ready data without I/O.
 
 Positions (`seq`) are int64 and grow within a partition. Times are ticks. All intervals are
 half-open.
@@ -26,7 +26,7 @@ class Member(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Member:
-        """Inverse of ``str``."""
+        """Read the form that `str` gives."""
         # Only the first slash separates: folders as partitions may contain others.
         source, _, partition = text.partition("/")
         return cls(source, partition)
@@ -35,7 +35,7 @@ class Member(NamedTuple):
 class ReleaseMark(NamedTuple):
     """A point in the ordered release.
 
-    Everything with ``(section, event_time)`` below it has left.
+    Every row with a smaller ``(section, event_time)`` has left.
     """
 
     section: int
@@ -63,7 +63,7 @@ class BarrierOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BarrierRow:
-    """A barrier event as it stands in the data of one partition."""
+    """A barrier event as the data of one partition has it."""
 
     seq: int
     type: str
@@ -73,7 +73,7 @@ class BarrierRow:
 
 @dataclass(frozen=True, slots=True)
 class MemberSurvey:
-    """What one epoch's cut holds of one member.
+    """What an epoch's cut contains of one member.
 
     The cut of a member ends with its first barrier row, if it has one: rows behind it are pending,
     not read.
@@ -93,8 +93,8 @@ class MemberSurvey:
         dead: rows that went to the dead letters.
         violations: rows that broke their own member's punctuation.
         regressions: punctuation rows below the current one.
-        disorder: rows below their own partition's running maximum (non-monotonic stamps).
-        duplicates: rows equal to their predecessor's stamp.
+        disorder: rows below the greatest event time that their partition had reached before them.
+        duplicates: rows with the same event time as the row before them.
     """
 
     member: Member
@@ -116,18 +116,18 @@ class MemberSurvey:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """One epoch's cut, summarised.
+    """The summary of one epoch's cut.
 
     Attributes:
         now: wall clock when the cut was planned, ticks. The decider turns it into the pipeline
             clock.
         members: one entry for every live member, also those with nothing to read.
-        buffered_rows: rows standing in the order buffer before this epoch.
+        buffered_rows: rows in the order buffer before this epoch.
         released_max: greatest (section, event_time) released by all epochs before this one.
-        aborts: barrier ids a person asked to abort (requests applied in this epoch).
+        aborts: barrier ids that people asked to abort (requests applied in this epoch).
         run_start: this is the first epoch of a run (startup grace counts per run).
-        worked: ticks that drivers have worked since the epoch before; None: not known, so that all
-            the time since then counts as one gap.
+        worked: ticks that drivers have worked since the epoch before; None: not known, so all the
+            time since then counts as one gap.
     """
 
     now: int
@@ -244,17 +244,17 @@ class Decision:
 
     @property
     def events_frontier(self) -> int:
-        """What a row late for the events output missed.
+        """The mark below which a row was late for the events output.
 
-        The mark it is late by, which at an open barrier may lie above F.
+        At an open barrier it may be above F.
         """
         return self.frontier_before if self.order_late is None else self.order_late.time
 
     @property
     def open_edges_until(self) -> int:
-        """Up to where an edge without an end counts.
+        """The time up to which an edge without an end counts.
 
-        F; at +inf the newest time read, as the windows behind it have no number.
+        F; if F is +inf, the newest time read, because there is no last window.
         """
         # The usual case; only at the end of all sources there is no finite frontier.
         if self.frontier_after != TICK_MAX:

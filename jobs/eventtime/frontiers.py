@@ -1,9 +1,9 @@
 """Coalescing: how the frontiers of several inputs become one (semantics.md sections 1 and 2).
 
 The same `Coalescer` joins the partitions of a source and the sources of a pipeline. Signals
-(`signal_frontier`, `signal_idle`, `signal_active`, `signal_done`, `join`, `remove`) only note what
-they say; `settle` then moves the output frontier once and returns what is emitted. A conformance
-case settles after every signal, the decider once per epoch.
+(`signal_frontier`, `signal_idle`, `signal_active`, `signal_done`, `join`, `remove`) only record
+what happened; `settle` then moves the output frontier once and returns what is emitted. A
+conformance case settles after every signal, the decider once per epoch.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class Coalescer:
 
     Attributes:
         options: see `CoalesceOptions`.
-        regress: a frontier that does not grow is ignored, or an error (``strictly increasing``).
+        regress: whether a frontier that does not grow is ignored or an error.
         inputs: the members by name.
-        value: F; TICK_MIN: none yet.
+        value: the output frontier F; TICK_MIN: none yet.
         status: the status emitted last.
-        joined: there has been a member.
+        joined: whether there has been a member.
     """
 
     options: CoalesceOptions
@@ -59,13 +59,13 @@ class Coalescer:
 
     @classmethod
     def from_dict(cls, options: CoalesceOptions, data: dict[str, Any]) -> Coalescer:
-        """Inverse of `to_dict`; the dict is not changed by later signals."""
+        """Read the form of `to_dict`; later signals do not change the dict."""
         return cls(
             options, "ignore", dict(data["inputs"]), data["value"], data["status"], data["joined"]
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready state."""
+        """Return the JSON-ready state."""
         return {
             "inputs": self.inputs,
             "value": self.value,
@@ -74,19 +74,23 @@ class Coalescer:
         }
 
     def join(self, name: str) -> None:
-        """A new member: it starts at F, or without a frontier and then holds F (option `joins`)."""
+        """Add a member, with F as its frontier or without one (option `joins`).
+
+        Without one it holds F.
+        """
         start = self.value if self.options.joins == "at_F" and self.value > TICK_MIN else None
         self.inputs[name] = {"frontier": start, "status": ACTIVE, "aligned": True}
         self.joined = True
 
     def remove(self, name: str) -> bool:
-        """Forget a member; whether it was one. F is recomputed without it and never falls."""
+        """Remove a member; return whether it was one.
+
+        F is recomputed without it and never falls.
+        """
         return self.inputs.pop(name, None) is not None
 
     def signal_frontier(self, name: str, value: int) -> None:
-        """A member's frontier.
-
-        On an idle member it revives it or is ignored (option `on_idle_punctuation`).
+        """Record a member's frontier. An idle member becomes active (option `on_idle_punctuation`).
 
         Raises:
             PoisonError: the member is done, or the frontier does not grow and `regress` is
@@ -107,24 +111,28 @@ class Coalescer:
         self.inputs[name] = {"frontier": value, "status": ACTIVE, "aligned": aligned}
 
     def signal_active(self, name: str) -> None:
-        """A member has data again.
+        """Record that a member has data again.
 
-        Left out of F until it has caught up, unless F is to freeze (option `revived`).
+        If it is behind F, it is left out of F until it has caught up, unless `revived` is
+        ``freeze``.
         """
         known = self._require_not_done(name, "activity")
         if known["status"] == IDLE:
             self.inputs[name] = self._revive_input(known)
 
     def signal_idle(self, name: str) -> None:
-        """A member has gone quiet; it loses its alignment. Repeated signals change nothing."""
+        """Record that a member is idle; it no longer counts for F.
+
+        Repeated signals change nothing.
+        """
         known = self._require_not_done(name, "an idle signal")
         if known["status"] != IDLE:
             self.inputs[name] = {"frontier": known["frontier"], "status": IDLE, "aligned": False}
 
     def signal_done(self, name: str) -> None:
-        """A member has ended and leaves F.
+        """Record that a member has ended; it leaves F.
 
-        Its last frontier still counts when all the others fall idle.
+        Its last frontier still counts when all other members become idle (option `all_idle`).
         """
         known = self._require_not_done(name, "a second end")
         self.inputs[name] = {"frontier": known["frontier"], "status": DONE, "aligned": False}
@@ -147,9 +155,9 @@ class Coalescer:
         }
 
     def raise_frontier(self, name: str, value: int) -> None:
-        """A frontier known without a signal of the member's own (one passed on from a lower level).
+        """Raise the frontier of a member that did not send one, as a lower level passes it on.
 
-        No revival.
+        An idle member stays idle.
         """
         known = self.inputs[name]
         if known["frontier"] is None or value > known["frontier"]:
@@ -165,7 +173,7 @@ class Coalescer:
         """Coalesce the frontiers of the active, aligned members; None while F has to hold.
 
         Args:
-            instead: frontiers that stand in the place of some members' own.
+            instead: frontiers to use in place of some members' own.
             catching_up: include active members that are not aligned yet.
         """
         included = {
@@ -183,12 +191,12 @@ class Coalescer:
         return min(known, default=None) if len(known) == len(included) else None
 
     def settle(self, at_least: int = TICK_MIN) -> list[Signal]:
-        """Recompute F and the status and return what is emitted.
+        """Recompute F and the status.
 
-        F if it grew, then the status if it changed.
+        Return what is emitted: F if it grew, then the status if it changed.
 
         Args:
-            at_least: F by a recorded wall-clock outcome (a residence expiry).
+            at_least: F is raised to this, because a residence expired by the recorded wall clock.
         """
         before = self.value, self.status
         self.status, candidate = self._next_status_and_frontier()
@@ -215,7 +223,7 @@ class Coalescer:
         return (self.status if silent else IDLE), None
 
     def latest_time_frontier(self) -> int | None:
-        """The largest time frontier seen; +inf of an ended member is no time."""
+        """Return the largest frontier of all members; the +inf of an ended member is not a time."""
         return max(
             (f for i in self.inputs.values() if (f := i["frontier"]) is not None and f < TICK_MAX),
             default=None,
@@ -230,9 +238,9 @@ class Coalescer:
 
 
 def compute_frontier_lag(options: FrontierOptions) -> int | None:
-    """How far the heuristic frontier stands below the newest row.
+    """Return how many ticks the heuristic frontier is below the newest row; None without a lag.
 
-    The lag, one tick less if inclusive; None without a lag.
+    That is the lag, one tick less if the frontier is inclusive.
     """
     if options.lag is None:
         return None
@@ -241,7 +249,7 @@ def compute_frontier_lag(options: FrontierOptions) -> int | None:
 
 
 def compute_heuristic_frontier(seen: int | None, distance: int | None) -> int | None:
-    """``seen - distance``; None without a lag or before the first row.
+    """Return ``seen - distance``; None without a lag or before the first row.
 
     >>> compute_heuristic_frontier(10, 3), compute_heuristic_frontier(10, -1)
     (7, 11)
@@ -255,9 +263,9 @@ def compute_heuristic_frontier(seen: int | None, distance: int | None) -> int | 
 def compute_wall_clock_frontier(
     options: WallClockOptions, now: int, newest: int | None, *, inclusive: bool
 ) -> int | None:
-    """``now - lag`` by the recorded wall clock.
+    """Return ``now - lag`` by the recorded wall clock.
 
-    Capped, it never passes the largest time read in the epoch.
+    With a cap it is never above the largest time read in the epoch.
 
     Args:
         options: lag and cap.
@@ -273,9 +281,9 @@ def compute_wall_clock_frontier(
 
 
 def round_to_frame(frontier: int | None, frame: int | None) -> int | None:
-    """The emitted form.
+    """Round a frontier down to a multiple of the frame, as it is emitted.
 
-    Rounded down to a multiple of the frame; a frame of 0 emits none; +inf stays.
+    A frame of 0 emits none; +inf stays.
 
     >>> round_to_frame(-1, 10), round_to_frame(17, 10), round_to_frame(17, 0)
     (-10, 10, None)
@@ -288,7 +296,7 @@ def round_to_frame(frontier: int | None, frame: int | None) -> int | None:
 
 
 def max_frontier(*frontiers: int | None) -> int | None:
-    """The greatest of the frontiers that exist.
+    """Return the greatest of the frontiers that are not None.
 
     >>> max_frontier(None, 3, 1), max_frontier(None)
     (3, None)

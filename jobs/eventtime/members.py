@@ -1,10 +1,8 @@
-"""One pass over the survey.
+"""Applies a survey to the members: who joined, ended or is idle, and the frontier of each.
 
-Who is there, what was read of whom, who is idle or done, and every F_i (semantics.md section 1).
-
-This is the part of an epoch whose cost grows with the number of members, so it is one loop with the
-options of a source worked out beforehand, and the usual member has a short way through it
-(`Members._source`).
+Rule: semantics.md section 1. The cost of this part of an epoch grows with the number of members, so
+it is one pass. The options of a source are prepared before it, and a member with nothing but rows
+takes a short way (`Members._apply_source`).
 """
 
 from __future__ import annotations
@@ -36,9 +34,9 @@ _DEFAULT_IDLE_TIMEOUT: Final = CoalesceOptions().idle_timeout
 
 
 def resolve_partition_timeout(spec: PipelineSpec, source: SourceSpec) -> int | None:
-    """A source of one partition is that partition.
+    """Return the idle timeout of a source's partitions, in ticks; None: never idle.
 
-    It falls idle by the output's timeout, unless it sets its own.
+    A source of one partition uses the timeout of the output, unless it sets its own.
     """
     timeout = source.coalesce.idle_timeout
     return (
@@ -50,7 +48,7 @@ def resolve_partition_timeout(spec: PipelineSpec, source: SourceSpec) -> int | N
 
 @dataclass(slots=True)
 class SourceRules:
-    """The options of one source, worked out for the loop, and its coalescer."""
+    """The options of one source, prepared for the pass over its members, and its coalescer."""
 
     options: SourceSpec
     coalescer: Coalescer
@@ -63,7 +61,7 @@ class SourceRules:
 
     @classmethod
     def from_spec(cls, spec: PipelineSpec, name: str, coalescer: Coalescer) -> SourceRules:
-        """Rules of the source `name`."""
+        """Return the rules of the source `name`."""
         source = spec.sources[name]
         refuses_regression = (
             source.punctuation is not None and source.punctuation.regress == "error"
@@ -82,7 +80,7 @@ class SourceRules:
         )
 
     def is_rows_only(self, entry: MemberSurvey, state: MemberState, known: InputState) -> bool:
-        """Whether nothing but rows can speak of an active member.
+        """Return whether only the rows of an active member can change its frontier in this epoch.
 
         It has no punctuation, no barrier, no end and no wall clock.
         """
@@ -99,7 +97,10 @@ class SourceRules:
     def member_frontier(
         self, state: MemberState, now: int, newest: int | None, *, clocked: bool
     ) -> int | None:
-        """F_i: the greatest of what rows, punctuation and (if `clocked`) the wall clock promise."""
+        """Return the member's frontier: the greatest that rows, punctuation or wall clock promise.
+
+        The wall clock counts only if `clocked`.
+        """
         value = compute_heuristic_frontier(state["seen"], self.distance)
         if state["punctuation"] is not None:
             value = max_frontier(value, state["punctuation"])
@@ -114,22 +115,22 @@ class SourceRules:
 
 @dataclass(slots=True)
 class Members:
-    """What the pass finds out besides the members' new states.
+    """The members during one pass over a survey, and what the pass found.
 
     Attributes:
-        world: changed by the pass.
-        rules: per source.
+        world: the decider's state, which the pass changes.
+        rules: source -> its rules.
         now: recorded wall clock.
         clock: pipeline clock.
         members_at_barrier: members at an open barrier before the epoch.
         joined: joined members' surveys, in survey order.
         pending: members that had rows left when the cut was planned.
-        sources_with_backlog: their sources.
+        sources_with_backlog: sources of the pending members.
         sources_read: sources of which anything was read.
-        sources_with_rows: those of them that brought rows or barriers, not only punctuation.
+        sources_with_rows: sources of which rows or barriers were read, not only punctuation.
         newest: largest event time read; None without rows.
         punctuations: punctuation of each member before the epoch.
-        fallen_idle: members that fell idle by the clock.
+        fallen_idle: members that became idle by the clock.
         arrivals: members whose slice ends with a barrier row.
         ended: members that are read to their end by this cut; they count as active until
             `finish_ended`.
@@ -152,7 +153,10 @@ class Members:
     ended: list[str] = field(default_factory=list)
 
     def apply_surveys(self, entries: Iterable[MemberSurvey]) -> None:
-        """The pass: joins, rows, statuses, frontiers and ends; then removals."""
+        """Apply all surveys: joins, rows, statuses, frontiers and ends.
+
+        Then remove members that are gone.
+        """
         for source, group in groupby(entries, attrgetter("member.source")):
             found, rules = list(group), self.rules.get(source)
             if rules is None:
@@ -164,7 +168,12 @@ class Members:
                 self._remove_member(name)
 
     def count_held_rows(self, name: str) -> None:
-        """The member's barrier closed: what was read behind it counts now (alignment ``pass``)."""
+        """Let the rows that were read behind a member's barrier move its frontier.
+
+        The barrier closed.
+
+        Used with the alignment ``pass``.
+        """
         state, entry = self.world.members.get(name), self.joined.get(name)
         if state is None or entry is None or state["behind"] is None:
             return
@@ -183,9 +192,9 @@ class Members:
             )
 
     def finish_ended(self) -> None:
-        """The members that ended with this cut leave the frontiers.
+        """Take the members that ended with this cut out of the frontiers.
 
-        What they were read to has counted.
+        Their last rows have counted.
         """
         for name in self.ended:
             self.rules[self.joined[name].member.source].coalescer.signal_done(name)
@@ -374,7 +383,7 @@ def _new_member_state(clock: int) -> MemberState:
 
 
 def collect_statuses(world: DeciderState, quiet: set[str]) -> dict[str, str]:
-    """Status of every member whose source counts: idle also when its whole source is."""
+    """Return member -> status; a member is idle also if its whole source is in `quiet`."""
     found: dict[str, str] = {}
     for source, coalescer in world.sources.items():
         if source in world.output.inputs:
@@ -394,9 +403,10 @@ def collect_statuses(world: DeciderState, quiet: set[str]) -> dict[str, str]:
 def find_frontier_holder(
     spec: PipelineSpec, world: DeciderState, standing: set[str], wall: int
 ) -> dict[str, Any] | None:
-    """The member with the least frontier among those that make F.
+    """Return the member that holds the output frontier back: ``member``, ``since`` and ``why``.
 
-    `since` is when it became that member, on the recorded wall clock.
+    It is the member with the least frontier among those that make F; None if no source counts.
+    `since` is the recorded wall clock at which it became that member.
     """
     source = _find_slowest_input(world.output)
     if source is None:

@@ -73,13 +73,13 @@ class WorkedTime:
         self._interrupted = False
 
     def count(self, reading: int, since_head: int) -> int:
-        """Count up to now, and return the ticks worked since the newest epoch.
+        """Return the ticks worked since the newest epoch of the log.
 
         Args:
-            reading: ticks on the clock of the driver's lease, which stands while the lease is not
+            reading: ticks on the clock of the driver's lease, which stops while the lease is not
                 held.
             since_head: wall-clock ticks since the newest epoch. They count as a gap if this driver
-                did not seal it, because nobody knows what lies between.
+                did not seal it, because what happened in between is not known.
         """
         if self._read_at is None:
             self._worked = min(max(0, since_head), self._max_gap)
@@ -90,20 +90,18 @@ class WorkedTime:
         return self._worked
 
     def interrupt(self) -> None:
-        """Note that an attempt failed: all up to the next one that succeeds is a gap."""
+        """Note that an attempt failed: the time up to the next attempt that succeeds is a gap."""
         self._interrupted = True
 
     def begin(self, *, sealed_here: bool) -> None:
-        """Start again at a new head; what was read so far stands behind it only if it is ours."""
+        """Start again at a new head; the readings so far count only if this driver sealed it."""
         self._worked = 0
         if not sealed_here:
             self._read_at = None
 
 
 def has_expired(clock: int, since: int, limit: int | None) -> bool:
-    """Whether a timer that started at `since` has run out.
-
-    Age >= limit; a limit of None never does.
+    """Whether a timer that started at `since` has reached its limit; a limit of None never expires.
 
     >>> has_expired(10, 0, 10), has_expired(9, 0, 10), has_expired(10**9, 0, None)
     (True, False, False)

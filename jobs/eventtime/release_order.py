@@ -1,8 +1,8 @@
 """Ordered release: up to which mark buffered rows leave (semantics.md section 3, 1 to 3).
 
-The order buffer itself lives with the mover. Here stand only marks and, for the build window, one
-entry per epoch that read rows: when it was read, in which section, and its largest time. An entry
-that is no larger than an older one says nothing new, so the list grows in age and in time.
+The mover keeps the order buffer itself. This module keeps only marks and, for the build window, one
+entry per epoch that read rows: when it read, in which section, and its largest time. An entry that
+is not larger than an older one adds nothing, so the list grows in age and in time.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ class ReleaseOrder:
 
     Attributes:
         options: see `OrderOptions`.
-        released: everything below this mark has left.
-        reach: the part of it that follows from frontiers alone: no row in order can still come
-            below it.
+        released: every row below this mark has left.
+        reach: the mark that follows from frontiers alone: no row in order can still come below it.
         entries: ``[read_at, section, max_time]`` per epoch, oldest first.
         grace_from: pipeline clock of the first event of this run; None before it.
         grace_over: the start-up grace of this run has passed.
@@ -39,12 +38,12 @@ class ReleaseOrder:
 
     @classmethod
     def from_dict(cls, options: OrderOptions, data: Mapping[str, Any]) -> ReleaseOrder:
-        """Inverse of `to_dict`."""
+        """Read the form of `to_dict`."""
         marks = ReleaseMark(*data["released"]), ReleaseMark(*data["reach"])
         return cls(options, *marks, list(data["entries"]), data["grace_from"], data["grace_over"])
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready state."""
+        """Return the JSON-ready state."""
         return {
             "released": list(self.released),
             "reach": list(self.reach),
@@ -54,15 +53,15 @@ class ReleaseOrder:
         }
 
     def start_run(self) -> None:
-        """A new run: the start-up grace counts anew (per run, not per process)."""
+        """Begin a new run: its start-up grace starts again."""
         self.grace_from, self.grace_over = None, False
 
     def in_grace(self, clock: int, *, events: bool) -> bool:
-        """Advance the start-up grace to `clock` and return whether it still holds everything.
+        """Advance the start-up grace to `clock` and return whether it still holds everything back.
 
         To be called once per epoch. The grace starts with the run's first epoch that has read
-        something (`events`), and everything is held before that, too. Without `startup_grace` it
-        is over at once.
+        something (`events`), and everything is held before that, too. Without `startup_grace`
+        nothing is held.
         """
         if self.grace_over or self.options.startup_grace == 0:
             return False
@@ -74,7 +73,7 @@ class ReleaseOrder:
         return not self.grace_over
 
     def note_read(self, clock: int, section: int, max_time: int) -> None:
-        """Rows up to `max_time` were read in this epoch."""
+        """Note that this epoch read rows up to `max_time`."""
         if self.options.build_window is None or (section, max_time) < self.released:
             # Nothing will ever expire, so the list must not grow; or the row is late or leaves at
             # once, and does not stay.
@@ -83,7 +82,9 @@ class ReleaseOrder:
             self.entries.append([clock, section, max_time])
 
     def latest_expired_time(self, clock: int, section: int, awaited: int | None) -> int | None:
-        """The largest time in the section whose residence has run out; None if none has.
+        """Return the largest time in the section whose residence has expired.
+
+        None if there is none.
 
         Args:
             clock: pipeline clock.
@@ -101,14 +102,20 @@ class ReleaseOrder:
         return max(times, default=None)
 
     def release(self, mark: ReleaseMark) -> ReleaseMark:
-        """Release up to the mark, never backward, and forget entries that have left."""
+        """Raise the released mark to `mark`, never lower it, and return it.
+
+        Forget entries below it.
+        """
         self.reach = max(self.reach, mark)
         self.released = max(self.released, mark)
         self.entries = [e for e in self.entries if (e[1], e[2]) >= self.released]
         return self.released
 
     def next_timer(self) -> int | None:
-        """The next instant at which the grace or a residence runs out."""
+        """Return when the grace or the next residence ends, on the pipeline clock.
+
+        None: no timer runs.
+        """
         if self.grace_from is not None and not self.grace_over:
             return self.grace_from + self.options.startup_grace
         if self.options.build_window is None or not self.entries:
@@ -116,5 +123,8 @@ class ReleaseOrder:
         return self.entries[0][0] + self.options.build_window
 
     def expire_up_to(self, mark: ReleaseMark) -> None:
-        """Rows up to the mark have stayed long enough: they leave, whatever the frontier may do."""
+        """Release the rows up to the mark.
+
+        Their residence has expired, so no frontier is needed.
+        """
         self.released = max(self.released, ReleaseMark(mark.section, mark.time + 1))

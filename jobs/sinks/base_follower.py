@@ -81,7 +81,7 @@ def expand_variables(text: str, sink: str) -> str:
 
 
 class SlotFollower(ABC):
-    """Implements `Sink`.
+    """A sink that applies the log slot by slot; implements `Sink`.
 
     Subclasses define where the ledger is kept, and how an epoch is applied and taken back.
     """
@@ -102,7 +102,8 @@ class SlotFollower(ABC):
 
         Raises:
             FencedError: the sink is on a timeline outside this log's lineage, or ahead of it.
-            TransientError: it cannot be reached now, or other publishers kept winning. Call again.
+            TransientError: it cannot be reached now, or other publishers were faster each time.
+                Call again.
             ConfigurationError: it belongs to another pipeline, or refuses these credentials.
             PoisonError: an epoch that it needs was retired, or a row does not fit.
         """
@@ -252,7 +253,7 @@ class SlotFollower(ABC):
     def refuse_other_owner(self, owner: str) -> None:
         """Refuse the sink if `owner`, the uid that is recorded there, is another pipeline's.
 
-        An empty `owner` means that nobody has filled the sink.
+        An empty `owner` means that no pipeline has filled the sink.
 
         Raises:
             ConfigurationError: another pipeline filled it.
@@ -276,7 +277,7 @@ class SlotFollower(ABC):
 
 
 def import_client_library(module: str, *, of: str, package: str, extra: str) -> Any:
-    """Import a client library that only some sinks need, when a sink first needs it.
+    """Import a client library that only some sinks use, at the time when a sink first needs it.
 
     Args:
         module: its import name.

@@ -103,7 +103,7 @@ class IcebergSink:
         self._pool = ThreadPoolExecutor(_COMMIT_THREADS, thread_name_prefix="tidegate-iceberg")
 
     def follow(self, log: SlotLog, *, flush: bool = True) -> int:
-        """Bring all tables to the head of the current timeline, after rewinding them if it forked.
+        """Bring all tables to the head of the current timeline; after a restore, rewind them first.
 
         Args:
             log: the pipeline's log.
@@ -114,8 +114,8 @@ class IcebergSink:
 
         Raises:
             FencedError: the tables are on a timeline outside this log's lineage, or ahead of it.
-            TransientError: the catalog or the store cannot be reached now, or other publishers kept
-                winning. Call again.
+            TransientError: the catalog or the store cannot be reached now, or other publishers were
+                faster each time. Call again.
             PoisonError: an epoch that the tables still need was retired, or its files are missing.
         """
         for _ in range(_MAX_CONFLICTS):

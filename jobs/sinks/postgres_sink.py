@@ -8,7 +8,7 @@
 
 After a restore the rows of abandoned slots are deleted. A table with upserts has overwritten the
 rows that it would need for that, so it is filled again from the Iceberg table at that cut. A new
-sink whose first epochs were retired is filled the same lineage.
+sink whose first epochs were retired is filled from the Iceberg tables as well.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ class TableFollower:
         return _parse_position(newest) if newest else None
 
     def was_rolled_back(self) -> bool:
-        """Return whether somebody else moved main back.
+        """Return whether a person or another program moved main back.
 
         Then the newest position that was ever committed is not the one of main.
         """

@@ -1,17 +1,18 @@
 """The arrival log: objects in the order in which they were found, each entered once.
 
-    <pipeline>/arrivals/<source>/<partition>/<index of its first object>.json
-        {"keys": [...], "version": ...}
+        <pipeline>/arrivals/<source>/<partition>/<index of its first object>.json
+            {"keys": [...], "version": ...}
 
-Names that grow give every object a position by themselves. For arbitrary names the log does: a
-position that is the same at every reading. The log belongs to the pipeline and to no timeline, so a
+Names that grow give every object a position by themselves. For arbitrary names this log gives the
+position, the same at every reading. The log belongs to the pipeline and to no timeline, so a
 restore continues at an earlier position of the same log.
 
 Objects are found in three ways:
 
-1. A LIST after the greatest known name. It is all that names which do grow ever need.
-2. The bucket's notifications (`BucketNotifications`): late uploads, at once. They only help: if a
-   store has none, a connection is lost or the queue is full, the third way finds the object later.
+1. A LIST after the greatest known name. It is enough for names that grow.
+2. The bucket's notifications (`BucketNotifications`), which show late uploads at once. They are an
+   optimisation: if a store has none, a connection is lost or the queue is full, the third way finds
+   the object later.
 3. The safety listing: everything, a few pages per call, so that a folder of millions does not stop
    an epoch.
 

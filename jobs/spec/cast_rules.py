@@ -1,11 +1,10 @@
-"""Which physical values fit a declared column.
+"""Decides which physical values fit a declared column.
 
-Every mover applies this one rule (docs/semantics.md, "Never silent").
-
-A value fits if it becomes the declared type without losing information: 1.5 does not fit an int,
-0.125 does not fit a decimal(6,2), 2**60 + 1 does not fit a double. A value that does not fit is a
-bad value, and its row is a dead letter. Text is accepted only in one common form, so that the
-result does not depend on how lenient an engine is.
+Every mover applies this one rule (docs/semantics.md, "Never silent"). A value fits if it becomes
+the declared type without losing information: 1.5 does not fit an int, 0.125 does not fit a
+decimal(6,2), 2**60 + 1 does not fit a double. A value that does not fit is a bad value, and its row
+is a dead letter. Text is accepted only in one common form, so that the result does not depend on
+how lenient an engine is.
 """
 
 from __future__ import annotations

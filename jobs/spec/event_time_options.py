@@ -130,7 +130,7 @@ class PunctuationOptions(SpecModel):
 
     @property
     def is_generated(self) -> bool:
-        """Whether tidegate makes the punctuation itself."""
+        """Whether tidegate generates the punctuation, instead of reading it from rows."""
         # Explicit and imported punctuation come from outside: from rows, or from another source.
         return self.every_events is not None or self.every_span is not None
 

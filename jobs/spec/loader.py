@@ -1,6 +1,6 @@
-"""Read a pipeline spec from YAML.
+"""Reads a pipeline spec from YAML.
 
-A bad spec names file, line, field, what was found and what is allowed.
+An error names file, line, field, what was found and what is allowed.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def _describe_kind(value: Any) -> str:
 
 
 def list_spec_warnings(spec: PipelineSpec) -> list[str]:
-    """Warnings about a spec, a sentence each."""
+    """Return warnings about values that are valid but doubtful, a sentence each."""
     # Where punctuation or a capped wall clock alone moves the frontier, no single row can.
     exposed = [
         name

@@ -1,6 +1,6 @@
-"""The `quality:` section of a pipeline.
+"""The sections `quality:` and `splice:` of a pipeline.
 
-Limits, severities and suites of the Great Expectations checks.
+Limits and severities of the checks, and merges in Airflow.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The pipeline spec: what a YAML file under ``dags/pipelines/`` says, as one set of frozen models.
+"""The pipeline spec: the content of a YAML file under ``dags/pipelines/``, as frozen models.
 
 The same models are the Python API: ``PipelineSpec(name="flights", sources={...}, ...)`` equals the
 YAML.
@@ -702,7 +702,7 @@ class PipelineSpec(SpecModel):
 
     @property
     def stream_graph(self) -> StreamGraph:
-        """Streams in order, with their columns, readers and writers."""
+        """The streams in the order in which rows are dispatched, with columns and attachments."""
         return StreamGraph.build(self.columns, self.streams, self.pipes, self.reducers)
 
     @property
@@ -743,7 +743,7 @@ class PipelineSpec(SpecModel):
         return (EVENTS, LATE, *built, *self.windows, *streams, BARRIERS, CHECKPOINTS, DEAD_LETTERS)
 
     def digest(self) -> str:
-        """sha256 of all that rows depend on: stands in every manifest.
+        """Return the SHA-256 of all options on which rows depend; every manifest names it.
 
         Limits, supervision and Spark's settings do not count.
         """
@@ -756,7 +756,7 @@ class PipelineSpec(SpecModel):
         ).hexdigest()
 
     def canonical_json(self) -> str:
-        """Canonical JSON of the spec with the preset applied."""
+        """Return the canonical JSON of the spec with the preset applied."""
         return json.dumps(
             self.model_dump(mode="json", by_alias=True), sort_keys=True, separators=(",", ":")
         )

@@ -97,7 +97,7 @@ about their frontier.
 
 
 def apply_preset(raw: dict[str, Any]) -> dict[str, Any]:
-    """The raw spec with its preset's defaults filled in where the spec says nothing.
+    """Return the raw spec with its preset's defaults in the fields that the spec leaves out.
 
     The argument is not changed.
     """

@@ -1,7 +1,4 @@
-"""How the objects of a source are found, read and allowed to change.
-
-The options that only sources have.
-"""
+"""Options that only sources have: how their objects are found, read and allowed to change."""
 
 from __future__ import annotations
 
@@ -243,10 +240,10 @@ class EdgeColumns(SpecModel):
     """Columns in which a start edge and its end edge agree."""
 
     def named_columns(self, schema: Mapping[str, str]) -> dict[str, str]:
-        """The columns that are named here, by field.
+        """Return the columns that are named here, by field.
 
         Raises:
-            ValueError: what tells starts from ends is no text.
+            ValueError: the column that distinguishes starts from ends is not text.
         """
         # A missing column is reported with all others by the caller; here it counts as text.
         if schema.get(self.kind, "string") != "string":
@@ -262,7 +259,7 @@ def list_edge_conflicts(
     release: OrderOptions,
     windows: Mapping[str, WindowSpec],
 ) -> Iterator[str]:
-    """What cannot be beside edge events, each in a sentence.
+    """Return which options cannot be combined with edge events, a sentence each.
 
     `edges` are those of the sources that have any.
     """

@@ -1,6 +1,6 @@
-"""What becomes of a checkpoint's state under another spec.
+"""Decides what a changed spec does to the state of a checkpoint.
 
-Kept, dropped or refused, by rules and never by luck.
+It is kept, dropped, or the change is refused.
 
 State is laid out by the spec that wrote it: partial aggregates by their place in a window, buffered
 rows by their columns, positions by the order of a source's objects. A change that would read one as
@@ -37,7 +37,7 @@ _POSITION_OPTIONS: Final = {
 
 
 class ChangeEffect(StrEnum):
-    """What becomes of the state that a change concerns."""
+    """The effect of a change on the state that it concerns."""
 
     KEPT = "kept"
     DROPPED = "dropped"
@@ -46,7 +46,7 @@ class ChangeEffect(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SpecChange:
-    """One difference between two specs, and what it means."""
+    """One difference between two specs, and its effect."""
 
     what: str
     verdict: ChangeEffect
@@ -55,7 +55,7 @@ class SpecChange:
 
 @dataclass(frozen=True, slots=True)
 class LiveState:
-    """What state there is.
+    """The state that a checkpoint holds.
 
     Attributes:
         windows: windows with open results.
@@ -67,7 +67,7 @@ class LiveState:
 
 
 def compare_specs(old: PipelineSpec, new: PipelineSpec, live: LiveState) -> list[SpecChange]:
-    """Every difference that state or results depend on; refused ones first."""
+    """Return every difference on which state or results depend; refused ones first."""
     found = [
         *_compare_sources(old, new, live),
         *_compare_columns(old, new, live),

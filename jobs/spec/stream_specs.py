@@ -118,7 +118,7 @@ class PipeSpec(AttachmentSpec):
 class ReducerSpec(AttachmentSpec):
     """A deterministic fold over a stream, or over each of its keys.
 
-    (state, event, index) -> state, dispatches.
+    The fold maps (state, event, index) to the next state and the rows to dispatch.
     """
 
     to: Annotated[tuple[str, ...], BeforeValidator(_wrap_in_tuple), Field(min_length=1)]
@@ -232,11 +232,11 @@ class StreamGraph:
         return cls(tuple(columns), columns, attachments)
 
     def readers_of(self, stream: str) -> list[str]:
-        """Attachments whose origin it is."""
+        """Return the attachments that read this stream."""
         return [name for name, one in self.attachments.items() if one.origin == stream]
 
     def writers_of(self, stream: str) -> list[str]:
-        """Attachments that write to it."""
+        """Return the attachments that write to this stream."""
         return [name for name, one in self.attachments.items() if stream in one.destinations]
 
 

@@ -136,9 +136,9 @@ User columns come beside them.
 
 @dataclass(frozen=True, slots=True)
 class PartitionBy:
-    """One part of a partition.
+    """One part of a partition: a column and the transform of its values.
 
-    A column, and what is taken of it; `width` of buckets and truncation.
+    `width` is the number of buckets, or the length after truncation.
     """
 
     column: str
@@ -236,22 +236,22 @@ class TableLayout(SpecModel):
 
     @property
     def partition_fields(self) -> tuple[PartitionBy, ...]:
-        """What `partition_by` says."""
+        """Return the parsed entries of `partition_by`."""
         return tuple(PartitionBy.parse(text) for text in self.partition_by)
 
     @property
     def sort_fields(self) -> tuple[SortBy, ...]:
-        """What `sort_by` says."""
+        """Return the parsed entries of `sort_by`."""
         return tuple(SortBy.parse(text) for text in self.sort_by)
 
 
 def list_layout_problems(
     layout: Mapping[str, TableLayout], tables: Mapping[str, Mapping[str, str]]
 ) -> Iterator[str]:
-    """What a layout says that its tables cannot do, a sentence each.
+    """Return what a layout asks for that its tables do not have, a sentence each.
 
     Args:
-        layout: table -> how its files shall be arranged.
+        layout: table -> wanted arrangement of its files.
         tables: table -> column -> type, for every table there is.
     """
     for table, given in layout.items():

@@ -21,9 +21,9 @@ class WindowKind(StrEnum):
 
 
 class AggregateFunction(StrEnum):
-    """Aggregates with a mergeable partial state.
+    """The aggregates, each with a mergeable partial state.
 
-    Anything else goes through ``sql(...)`` on kept rows.
+    ``sql`` is the exception: it runs an SQL expression over the kept rows of the window.
     """
 
     COUNT = "count"
@@ -102,8 +102,8 @@ class Aggregate(SpecModel):
 class WindowSpec(SpecModel):
     """One window of a pipeline: its shape, keys, aggregates and life.
 
-    Windows consume rows as read, not as released. Half-open ``[start, end)``, aligned to the epoch
-    origin plus offset.
+    Windows take rows when they are read, not when they are released. A window is half-open,
+    ``[start, end)``, and aligned to the epoch origin plus offset.
     """
 
     kind: WindowKind

@@ -61,9 +61,9 @@ class AttachmentState:
 
 @dataclass(frozen=True, slots=True)
 class CollectedRequest:
-    """A splice request as its rows come in.
+    """A splice request while its rows are being collected.
 
-    It can be decided when it is not `open` any more. `merged` is the slot that merged it.
+    People can decide about it once it is not `open` any more. `merged` is the slot that merged it.
     """
 
     attachment: str

@@ -1,6 +1,6 @@
-"""One failure taxonomy for the driver, the command line and Airflow.
+"""The error classes of the driver, the command line and Airflow.
 
-Every error a person can meet derives from `TidegateError` and says what happened, what was kept and
+Every error that a person can see is a `TidegateError`; it says what happened, what was kept and
 what to do next. Its class decides who acts: see `FailureClass`.
 """
 
@@ -75,10 +75,7 @@ class TidegateError(Exception):
         return _rebuild_error, (type(self), self.message, self.as_dict())
 
     def as_dict(self) -> dict[str, Any]:
-        """The error as JSON-ready data.
-
-        The shape of ``error`` in status objects and ``--json`` output.
-        """
+        """Return the JSON-ready form: ``error`` in status documents and in ``--json`` output."""
         return {
             "code": self.code,
             "class": self.failure_class.value,
@@ -125,7 +122,7 @@ class FencedError(TidegateError):
 
 
 class PoisonError(TidegateError):
-    """The pipeline's data or logic fails the same way every time. A person has to look."""
+    """The pipeline's data or logic fails in the same way every time. A person has to act."""
 
     failure_class = FailureClass.POISON
 
@@ -141,7 +138,7 @@ E = TypeVar("E", bound=TidegateError)
 
 @dataclass(frozen=True)
 class ErrorDefinition(Generic[E]):
-    """One entry of a room's error catalogue (its ``errors.py``): everything but the values.
+    """One entry of a folder's error catalogue (its ``errors.py``): everything but the values.
 
     ``docs/errors.md`` is generated from these entries. A call makes the error, and the call site
     only passes the values::

@@ -32,7 +32,7 @@ def parse_duration(text: str | float | timedelta) -> int:
     """Parse ``10s``, ``1h30m``, ``250ms``, ``-1tick`` or a bare ``0`` into ticks.
 
     Raises:
-        ValueError: the text is no duration; the message lists what is allowed.
+        ValueError: the text is not a duration; the message lists what is allowed.
     """
     if isinstance(text, timedelta):
         return round(text / timedelta(microseconds=1))
@@ -58,7 +58,7 @@ def parse_duration(text: str | float | timedelta) -> int:
 
 
 def format_duration(ticks: int) -> str:
-    """The shortest text that `parse_duration` reads back as the same ticks.
+    """Return the shortest text that `parse_duration` reads as these ticks.
 
     >>> format_duration(5_400_000_000)
     '1h30m'
@@ -75,9 +75,9 @@ def format_duration(ticks: int) -> str:
 
 
 def format_instant(ticks: int | None) -> str:
-    """An instant as ISO 8601 in UTC.
+    """Return an instant as ISO 8601 in UTC.
 
-    ``-inf``, ``+inf`` and ``none`` for the ends and for no instant.
+    The ends of time are ``-inf`` and ``+inf``; None is ``none``.
     """
     if ticks is None:
         return "none"
