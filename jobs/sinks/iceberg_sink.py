@@ -157,6 +157,8 @@ class IcebergSink:
         self._rewind_tables(lineage)
         begin = self._published_slot(lineage)
         if not flush and lineage.slot - begin < self.spec.outputs.publish_every:
+            # Readers must see that a restore took epochs back, even if no epoch follows it.
+            self._publish_cut(lineage)
             return 0
         while (done := self._published_slot(lineage)) < lineage.slot:
             upto = min(lineage.slot, done + _MAX_SLOTS_PER_SNAPSHOT)

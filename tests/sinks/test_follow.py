@@ -374,6 +374,22 @@ def test_restore_of_a_restore(world: World) -> None:
         assert world.exact(sink)
 
 
+def test_a_restore_without_a_new_epoch_is_seen_by_readers(world: World) -> None:
+    """Readers no longer see what a restore took back, although no epoch was sealed since.
+
+    A sink that is filled from the tables would wait for that pointer for ever.
+    """
+    sink = world.sink()
+    kept = world.seal(2).id
+    world.seal(1)
+    sink.follow(world.log, flush=False)
+    world.fork(kept)
+    sink.follow(world.log, flush=False)
+    cut = read_published_cut(world.store, world.spec.name)
+    assert cut is not None
+    assert (cut.timeline, cut.upto) == (1, 2)
+
+
 def test_restore_before_anything_was_published(world: World) -> None:
     """Slots sealed, restored and sealed again while no table existed.
 
