@@ -8,17 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from threading import Event
 from typing import Any
 
 from tests.engine.harness import barrier, row, spec_of
 from tests.oracle.memory_source import MemorySource
-from tests.oracle.mover import OracleMover
+from tests.servers.memory_store import MemoryStore
 from tests.simulation.basics import NEVER, PIPELINE, Violation
-from tests.simulation.catalog_model import Catalog, SimSink, external_files
-from tests.simulation.servers import server_of, sink_of
+from tests.simulation.catalog_model import Catalog, external_files
+from tests.simulation.servers import Database, server_of
+from tests.simulation.shell import drive, options_of
 from tests.simulation.storage import SimStore
-from tests.simulation.world import Baton, Process, SimClock, World
+from tests.simulation.world import Process, SimClock, World
 
 from tidegate.checkpoints.bucket_layout import CheckpointId
 from tidegate.checkpoints.driver_requests import RequestKind, submit_request
@@ -26,21 +26,13 @@ from tidegate.checkpoints.lease import Lease, LeaseWait, evict_lease_holder
 from tidegate.checkpoints.lease_renewal import LeaseRenewer
 from tidegate.checkpoints.manifest import ForkRecord, Manifest
 from tidegate.checkpoints.pins import pin_checkpoint
-from tidegate.checkpoints.pipeline_identity import ensure_identity
 from tidegate.checkpoints.restore import commit_restore, plan_restore
 from tidegate.checkpoints.retention import Retention, RetentionPolicy
-from tidegate.checkpoints.slot_log import Sealed, SlotLog, SlotTaken
-from tidegate.errors import ConfigurationError, FencedError, PoisonError, TransientError
-from tidegate.jobs.driver.epoch_loop import EndConditions, EpochLoop, LoopRuntime
-from tidegate.jobs.driver.operator_requests import RequestInbox
-from tidegate.jobs.driver.startup import select_start_checkpoint
-from tidegate.jobs.driver.status_reporter import DriverSteps
-from tidegate.jobs.engine.epoch_engine import Engine, EngineRuntime, EpochPorts
-from tidegate.jobs.engine.interfaces import Sink
-from tidegate.jobs.engine.manifest_writer import ManifestAuthor
-from tidegate.jobs.sinks.output_tables import DriverTables
+from tidegate.checkpoints.slot_log import LogHead, Sealed, SlotLog, SlotTaken
+from tidegate.errors import ConfigurationError, PoisonError, TransientError
 from tidegate.jobs.sinks.published_tables import find_published_slot, have_followers_rewound
 from tidegate.jobs.sinks.table_maintenance import compact_tables, delete_orphan_files
+from tidegate.jobs.spec.pipeline import CHECKPOINTS
 
 _SOURCE = {
     "path": "inbox/x/",
@@ -63,7 +55,11 @@ SPECS = {
             "on_bad_checkpoint": "fork",
             "min_interval": "20ms",
             "idle_interval": "400ms",
+            "maintain_every": "3s",
+            "retain": 2,
+            "retain_for": "1s",
         },
+        outputs={"max_unpublished": 3},
         sinks={kind: sink} if sink else {},
     )
     for kind, sink in _SINKS.items()
@@ -95,87 +91,12 @@ class WatchedLog(SlotLog):
         return outcome
 
 
-class SimSteps(DriverSteps):
-    """The driver's steps; the world knows where everybody stands."""
-
-    def __init__(self, lease: Lease, clock: SimClock, process: Process) -> None:
-        self._process = process
-        super().__init__(lease, SPEC.checkpoint.max_clock_step, clock)
-
-    def enter(self, name: str) -> None:
-        """Announce a step."""
-        super().enter(name)
-        self._process.step = name
-
-
-class SimStop(Event):
-    """Waiting for it lets the others go on."""
-
-    def __init__(self, clock: SimClock) -> None:
-        super().__init__()
-        self._clock = clock
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Let the time pass; whether it is set then."""
-        self._clock.sleep(timeout or 0.0)
-        return self.is_set()
-
-
-class SilentStatus:
-    """A status that nobody reads: what matters is in the log."""
-
-    state = ""
-
-    def set_state(self, state: str, **_: object) -> None:
-        """Keep the state, which the loop asks for."""
-        self.state = state
-
-    def write(self) -> None:
-        """Nothing."""
-
-    def record_decision(self, _: object, __: object) -> None:
-        """Nothing."""
-
-    def record_epoch(self, *_: object) -> None:
-        """Nothing."""
-
-
-class SimPublisher:
-    """The driver's view of its sinks; they are actors of their own (`Stage._publish`)."""
-
-    trouble = None
-    unpublished_count = 0
-
-    def __init__(self, sinks: list[Sink], clock: SimClock, process: Process) -> None:
-        self._names = {sink.name for sink in sinks}
-        self._clock, self._process = clock, process
-
-    @property
-    def lags(self) -> dict[str, int]:
-        """The sinks that are behind, while the driver drains."""
-        return dict.fromkeys(sorted(self._process.draining), 1)
-
-    def note_sealed(self, slot: int) -> None:
-        """Nothing: the sinks look by themselves."""
-
-    def wait_below(self, limit: int, timeout: float) -> bool:
-        """Sinks never hold the driver here."""
-        return True
-
-    def drain(self, timeout: float) -> bool:
-        """Wait until each sink has followed the head once more, or the time is over."""
-        process, until = self._process, self._clock.monotonic() + timeout
-        process.draining = process.draining or set(self._names)
-        while process.draining and self._clock.monotonic() < until:
-            self._clock.sleep(0.2)
-        return not process.draining
-
-
 class Stage:
     """One schedule's parts: the world, its catalog, its sources, and who acts."""
 
     def __init__(self, world: World, sink: str = "") -> None:
         self.world = world
+        world.stage = self
         self.spec = SPECS[sink]
         self.server = server_of(self.spec, world)
         self.catalog = Catalog(world)
@@ -218,14 +139,19 @@ class Stage:
     # drivers
 
     def driver(
-        self, name: str, *, host: int = 0, epochs: int = 4, delay: float = 0.0, respawn: int = 0
+        self,
+        name: str,
+        *,
+        host: int = 0,
+        epochs: int = 4,
+        delay: float = 0.0,
+        respawn: int = 0,
+        asked_by: str | None = None,
     ) -> Process:
-        """A driver's process.
-
-        Standby, lease, settle, epochs; a keeper and a publisher beside it.
-        """
+        """A driver's process, with all its threads: see `shell`."""
         process = self.world.process(name, host)
-        self.world.spawn(name, process, partial(self._drive, name, process, epochs), delay=delay)
+        options = options_of(epochs, asked_by=asked_by)
+        self.world.spawn(name, process, partial(drive, self, process, options), delay=delay)
         if respawn:
             self.world.spawn(
                 f"{name}.sup",
@@ -246,71 +172,35 @@ class Stage:
         if not process.exited.startswith("done"):
             self.driver(f"{name}'", host=host, epochs=epochs, respawn=left - 1)
 
-    def _drive(self, name: str, process: Process, epochs: int) -> None:
-        world, store = self.world, SimStore(self.world)
-        clock = SimClock(world, process.host)
-        uid = self._patiently(clock, lambda: ensure_identity(store, PIPELINE))
-        lease = self._acquire(store, process, clock, uid)
-        steps = SimSteps(lease, clock, process)
-        world.spawn(f"{name}.keeper", process, partial(self._keep, steps, clock, process), "lease")
-        log = WatchedLog(store)
-        self._patiently(clock, lambda: select_start_checkpoint(self.spec, log, lease, "latest"))
-        engine = self._patiently(clock, lambda: self._engine(store, log, uid, name, steps, clock))
-        sinks: list[Sink] = [
-            SimSink(self.spec, store, uid, self.catalog),
-            *sink_of(self.spec, store, uid, self.server),
-        ]
-        for sink in sinks:
-            role = "publish" if isinstance(sink, SimSink) else "sink"
-            world.spawn(
-                f"{name}.{sink.name}",
-                process,
-                partial(self._publish, sink, store, clock, process),
-                role,
-            )
-        process.stop = SimStop(clock)
-        publisher = SimPublisher(sinks, clock, process)
-        inbox = RequestInbox(
-            store,
-            self.spec,
-            lambda: lease.token,
-            process.stop,
-            lambda: engine.resume_state.head.record,
-            clock,
-        )
-        runtime = LoopRuntime(
-            self.spec,
-            steps,
-            SilentStatus(),  # type: ignore[arg-type]
-            inbox,
-            process.stop,
-            world,
-            lambda report, seconds: None,
-            clock.monotonic,
-        )
-        until = EndConditions(idle=2.4 * epochs, epochs=epochs)
-        try:
-            outcome = EpochLoop(engine, publisher, runtime, until).run()  # type: ignore[arg-type]
-        except FencedError as error:
-            process.exited = f"fenced: {error.code}"
-            process.alive = False
-            return
-        if outcome.state == "finished":
-            self._require_everything_read(engine)
-        process.step = "end"
-        while not publisher.drain(60.0):
-            pass
-        lease.release()
-        process.exited, process.alive = "done", False
-
-    def _require_everything_read(self, engine: Engine) -> None:
-        """A driver that says "finished" goes on from a head behind the last row of every source."""
-        head = engine.resume_state.head.record
+    def require_finished(self, head: LogHead) -> None:
+        """A driver that says "finished" has sealed the last row, and published every epoch."""
+        record = head.record
         for name, source in self.sources.items():
             (member,) = source.list_members()
-            rows, read = len(source._rows[member]), head.cut[str(member)]["end"] if head else 0
+            rows = len(source._rows[member])
+            read = record.cut[str(member)]["end"] if record else 0
             if read != rows:
                 raise Violation(f"finished, but {read} of {rows} rows of {name} are sealed")
+        self.require_published(head, 0)
+
+    def require_published(self, head: LogHead, limit: int) -> None:
+        """At most `limit` epochs of the current timeline are missing in a sink."""
+        log = SlotLog(MemoryStore(self.world.bucket, name="sim"), PIPELINE)
+        if head.record is None or log.head().timeline != head.timeline:
+            return
+        for name, (timeline, upto) in self.published().items():
+            behind = head.slot - upto if timeline == head.timeline else 0
+            if behind > limit:
+                raise Violation(f"{name} lacks {behind} epochs, and {limit} is the limit")
+
+    def published(self) -> dict[str, tuple[int, int]]:
+        """Sink -> timeline and slot up to which it shows the log."""
+        metadata = self.catalog.tables.get(CHECKPOINTS)
+        mark = metadata.main.mark if metadata and metadata.main else None
+        found = {"the tables": (mark.timeline, mark.upto) if mark else (0, 0)}
+        if isinstance(self.server, Database):
+            found["the database"] = self.server.ledger[1:] if self.server.ledger else (0, 0)
+        return found
 
     def _acquire(
         self, store: SimStore, process: Process, clock: SimClock, uid: str | None
@@ -321,39 +211,7 @@ class Stage:
                 store, PIPELINE, process.holder, clock=clock, uid=uid, wait=LeaseWait(standby=True)
             ),
         )
-        lease._lock = Baton(self.world)  # type: ignore[assignment]
         return lease
-
-    def _engine(
-        self, store: SimStore, log: SlotLog, uid: str, name: str, steps: SimSteps, clock: SimClock
-    ) -> Engine:
-        return Engine(
-            self.spec,
-            log,
-            EpochPorts(
-                list(self.sources.values()),
-                OracleMover(store, self.spec, self.sources),
-                DriverTables(store).write,
-            ),
-            EngineRuntime(ManifestAuthor(uid, name, "0"), steps, clock, self.world),
-        )
-
-    def _keep(self, keeper: LeaseRenewer, clock: SimClock, process: Process) -> None:
-        while process.alive and not keeper.lost.is_set():
-            clock.sleep(2.0)
-            keeper.renew_once()
-
-    def _publish(self, sink: Sink, store: SimStore, clock: SimClock, process: Process) -> None:
-        log = WatchedLog(store)
-        while process.alive:
-            last = sink.name in process.draining
-            try:
-                applied = sink.follow(log)
-                if last:
-                    process.draining.discard(sink.name)
-                clock.sleep(0.3 if applied or process.draining else 1.0)
-            except TransientError:
-                clock.sleep(1.0)
 
     def _patiently(self, clock: SimClock, ask: Any) -> Any:
         for _ in range(PATIENCE):
@@ -388,19 +246,17 @@ class Stage:
         log = WatchedLog(store)
         evict_lease_holder(store, PIPELINE)
         lease = self._acquire(store, process, clock, None)
-        keeper = LeaseRenewer(lease, clock=clock)
-        self.world.spawn(
-            f"{name}.keeper", process, partial(self._keep, keeper, clock, process), "lease"
-        )
-        plan = plan_restore(log, choose(log))
-        for _ in range(PATIENCE):
-            try:
-                commit_restore(log, lease, plan, request_id=name, who=name, why="")
-                break
-            except TransientError as error:
-                if error.code == "restore.head_moved":
-                    raise
-                clock.sleep(1.0)
+        with LeaseRenewer(lease) as keeper:
+            keeper.announce_step("restore", 300.0)
+            plan = plan_restore(log, choose(log))
+            for _ in range(PATIENCE):
+                try:
+                    commit_restore(log, lease, plan, request_id=name, who=name, why="")
+                    break
+                except TransientError as error:
+                    if error.code == "restore.head_moved":
+                        raise
+                    clock.sleep(1.0)
         lease.release()
         process.exited, process.alive = "done", False
 

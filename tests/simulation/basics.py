@@ -11,5 +11,11 @@ class Crash(BaseException):
     """kill -9: nothing catches it."""
 
 
-class Violation(Exception):  # noqa: N818 - it is no error of a program but a finding
-    """What must never happen has happened."""
+class Violation(BaseException):
+    """What must never happen has happened. No code of the product catches it."""
+
+    newest: Violation | None = None  # of the schedule: it also counts if it is lost on its way
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        Violation.newest = Violation.newest or self

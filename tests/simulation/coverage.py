@@ -42,6 +42,8 @@ _COLUMNS = (
 )
 
 STEPS: Mapping[str, tuple[str, ...]] = {
+    "probe": (ASK, SWAP, PUT),
+    "desired": (ASK, SWAP),
     "start": (ASK, SWAP),
     "lease": (ASK, SWAP),
     "requests": (ASK, SWAP),
@@ -51,6 +53,7 @@ STEPS: Mapping[str, tuple[str, ...]] = {
     "move": (ASK, SWAP, PUT, POINT),
     "seal": (ASK, SWAP, POINT),
     "report": (POINT,),
+    "status": (PUT,),
     "reload": (ASK,),
     "follow": (ASK,),
     "load table": (LOAD,),
@@ -72,6 +75,7 @@ STEPS: Mapping[str, tuple[str, ...]] = {
     "stub": (SWAP,),
     "sweep": (PUT,),
     "index": (ASK, SWAP),
+    "note versions": (ASK, PUT),
     "sink apply": (SERVE,),
     "sink mark": (ASK, SWAP),
 }
@@ -106,24 +110,34 @@ def step_of(role: str, step: str, verb: str, key: str) -> str:
         "catalog.commit": "commit",
         "serve": "sink apply",
     }
-    if role == "compact" and verb == "catalog.commit":
+    if role in ("compact", "housekeeping") and verb == "catalog.commit":
         return "replace"
     if verb in special:
         return special[verb]
+    if key.startswith("tidegate-probe/"):
+        return "probe"
     part = key.partition("/")[2]
-    if part == "lease.json":
-        return "lease"
+    if part in _DOCUMENTS:
+        return _DOCUMENTS[part]
     if part == "roots.json":
-        return {"gc": "condemn", "person": "pin"}.get(role, "claim")
+        return {"gc": "condemn", "housekeeping": "condemn", "person": "pin"}.get(role, "claim")
     if part.startswith("index/"):
         return "index"
     return _BY_ROLE[role](step, verb, part)
 
 
+_DOCUMENTS = {
+    "lease.json": "lease",
+    "desired.json": "desired",
+    "status.json": "status",
+    "iceberg/versions.json": "note versions",
+}
+
+
 def _driver(step: str, verb: str, part: str) -> str:
     if part.startswith(("requests/", "acks/")):
         return "requests"
-    if step in ("wait", "end"):
+    if step in ("wait", "end", "publish", "load"):
         return "reload"
     return "fork" if step == "start" and verb == "create" and "/slots/" in part else step
 
@@ -154,6 +168,14 @@ def _restorer(_: str, verb: str, part: str) -> str:
     return "fork" if verb == "create" else "plan restore"
 
 
+def _housekeeper(_: str, verb: str, part: str) -> str:
+    if part == "iceberg/current.json":
+        return "pointer"
+    if part.startswith("iceberg/"):
+        return "merge" if verb == "create" else "delete merged"
+    return _collector(_, verb, part)
+
+
 def _collector(_: str, verb: str, part: str) -> str:
     return {"swap": "stub", "delete": "sweep"}.get(verb, "mark")
 
@@ -164,7 +186,9 @@ def _person(_: str, verb: str, part: str) -> str:
 
 _BY_ROLE = {
     "driver": _driver,
+    "housekeeping": _housekeeper,
     "lease": lambda *_: "lease",
+    "status": lambda *_: "status",
     "publish": _publisher,
     "compact": _compactor,
     "sink": _sink,

@@ -30,6 +30,7 @@ from tidegate.checkpoints.lease_renewal import LeaseRenewer
 from tidegate.checkpoints.pins import Roots, RootsFile
 from tidegate.checkpoints.retention import Retention
 from tidegate.checkpoints.slot_log import SlotLog
+from tidegate.jobs.driver import pipeline_run
 from tidegate.jobs.driver.operator_requests import RequestInbox
 from tidegate.jobs.sinks import table_maintenance
 from tidegate.jobs.sinks.files_webhook import AtLeastOnceSink
@@ -552,7 +553,7 @@ KILLERS = (
     Killer(
         "a newest checkpoint found bad",
         bad_newest,
-        lambda: [patch.object(actors, "select_start_checkpoint", lambda *_: None)],
+        lambda: [patch.object(pipeline_run, "select_start_checkpoint", lambda *_: None)],
     ),
     Killer(
         "a stale stop request",

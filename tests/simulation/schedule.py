@@ -10,11 +10,12 @@ from unittest.mock import patch
 
 from tests.servers.memory_store import MemoryStore
 from tests.simulation.actors import KINDS, Stage
-from tests.simulation.basics import PIPELINE, Violation
+from tests.simulation.basics import NEVER, PIPELINE, Violation
 from tests.simulation.cheap import cheap
 from tests.simulation.compaction_model import COMPACTION
 from tests.simulation.judge import judge
 from tests.simulation.servers import read_model_table
+from tests.simulation.shell import real_shell
 from tests.simulation.world import World
 
 from tidegate.checkpoints import retention, slot_index, verify
@@ -22,7 +23,16 @@ from tidegate.checkpoints.bucket_layout import CheckpointId
 from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
 from tidegate.checkpoints.process_identity import ProcessIdentity
 from tidegate.checkpoints.slot_log import SlotLog
-from tidegate.jobs.driver import epoch_loop, operator_requests, startup
+from tidegate.jobs.driver import (
+    epoch_listeners,
+    epoch_loop,
+    error_classification,
+    housekeeping,
+    operator_requests,
+    pipeline_run,
+    startup,
+    status_reporter,
+)
 from tidegate.jobs.sinks import iceberg_sink, postgres_sink, table_files, table_maintenance
 
 SHARE_RESTORED = 0.25  # of the schedules, which then take twice as long
@@ -50,7 +60,7 @@ class _Silent:
     def warning(self, *_: object, **__: object) -> None:
         """Nothing."""
 
-    info = warning
+    info = error = warning
 
 
 @contextmanager
@@ -72,9 +82,12 @@ def simulated(world: World) -> Iterator[None]:
         )
         for module in (iceberg_sink, slot_index, retention, verify):
             stack.enter_context(patch.object(module, "ThreadPoolExecutor", _Inline))
-        for module in (table_maintenance, operator_requests, startup, epoch_loop):
+        for module in (pipeline_run, startup):
+            stack.enter_context(patch.object(module, "touch_alive_file", lambda alive: None))
+        for module in _TALKATIVE:
             stack.enter_context(patch.object(module, "_log", _Silent()))
         stack.enter_context(cheap())
+        stack.enter_context(real_shell(world))
         for where, name, what in COMPACTION:
             stack.enter_context(patch.object(where, name, what))
         stack.enter_context(patch.object(table_files, "_COMMITS_UNTIL_EXPIRY", 2))
@@ -83,6 +96,10 @@ def simulated(world: World) -> Iterator[None]:
         yield
 
 
+_TALKATIVE = (
+    *(table_maintenance, operator_requests, startup, epoch_loop, pipeline_run, housekeeping),
+    *(status_reporter, error_classification, epoch_listeners),
+)
 _RESTORE, _RETENTION = ("plan restore", "claim", "fork"), ("mark", "condemn", "stub", "sweep")
 _COMPACTION = ("merge", "replace", "cut merged", "delete merged")
 
@@ -190,7 +207,7 @@ def _restore_offered(stage: Stage) -> None:
 
 
 def _fresh(stage: Stage, name: str) -> None:
-    process = stage.driver(name, host=3, epochs=60)
+    process = stage.driver(name, host=3, epochs=60, asked_by=name)
     stage.world.run(4 * STEPS, until=lambda: not process.alive or bool(process.exited))
     if not process.exited.startswith("done"):
         raise Violation(f"the recovery ended with {process.exited or 'nothing'}")
@@ -221,6 +238,7 @@ def run_seed(
     """One schedule. Its finding, if any, is in `violation`."""
     world = World(seed, rate=rate, states=states, focus=focus)
     world.trace = [] if trace else None
+    world.housekeeping_every = world.rng.choice((NEVER, 3.0))
     with simulated(world):
         stage = Stage(world, sink or sink_for(world))
         try:

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 from random import Random
-from threading import Event
 from typing import Any
 
 from greenlet import getcurrent, greenlet
@@ -66,10 +65,8 @@ class Process:
     asleep_until: float = 0.0
     step: str = "start"
     exited: str = ""
-    stop: Event = field(default_factory=Event)
-    draining: set[str] = field(
-        default_factory=set
-    )  # followers that have not yet published all that was sealed
+    error: TidegateError | None = None
+    outcome: str = ""  # of a driver: the state in which its run ended
     watchers: list[Actor] = field(default_factory=list)  # who waits for its end
     _alive: bool = True
 
@@ -158,6 +155,7 @@ class World:
         states: set[int] | None = None,
         focus: tuple[str, str] | None = None,
     ) -> None:
+        Violation.newest = None
         self.rng = Random(seed)
         self.seed = seed
         self.rate = (
@@ -185,6 +183,9 @@ class World:
         self.waits: dict[Process, Callable[[], bool]] = {}
         self.calm = False
         self.damaged: set[str] = set()  # keys of slots that a script has damaged
+        self.defects = 0  # exceptions that no code expects, put in on purpose
+        self.housekeeping_every = NEVER  # seconds between two rounds of a driver's own housekeeping
+        self.stage: Any = None
         self.catalog: Any = None
         self.trace: list[str] | None = None
         self.violation: Violation | None = None
@@ -192,6 +193,7 @@ class World:
         self._main = getcurrent()
         self._running: Actor | None = None
         self._pids = count(100)
+        self._clocks = [SimClock(self, host) for host in range(4)]
         self._offsets = [self.rng.uniform(-500, 500) for _ in range(4)]
         self.skews = [
             self.rng.choice((0, 0, 5_000_000, -90_000_000, 3_600_000_000)) for _ in range(4)
@@ -249,6 +251,15 @@ class World:
         """Who has the baton; nobody while the scheduler has it."""
         return self._running
 
+    def current_process(self) -> Process:
+        """The process of whoever has the baton."""
+        assert self._running is not None
+        return self._running.process
+
+    def clock(self) -> SimClock:
+        """The clock of the host on which whoever has the baton runs; the judge's is the first."""
+        return self._clocks[self._running.process.host if self._running else 0]
+
     def note(self, line: str) -> None:
         """A line of the story, if anybody listens."""
         if self.trace is not None:
@@ -261,9 +272,11 @@ class World:
         for _ in range(limit):
             if self.died:
                 self.bury()
+            self.violation = self.violation or Violation.newest
             if not self.actors or until() or self.violation is not None:
                 break
             self._next()
+        self.violation = self.violation or Violation.newest
         if self.violation is not None:
             raise self.violation
 
@@ -460,28 +473,3 @@ class SimClock:
     def sleep(self, seconds: float) -> None:
         """Others go on meanwhile."""
         self.world.pause(self.world.now + max(seconds, 1e-6))
-
-
-class Baton:
-    """A lock between the threads of a process that are all one OS thread here."""
-
-    def __init__(self, world: World) -> None:
-        self._world, self._depth = world, 0
-        self._owner: Actor | None = None
-        self._waiting: list[Actor] = []
-
-    def __enter__(self) -> None:
-        me = self._world.current()
-        while me is not None and self._owner is not None and self._owner is not me:
-            self._waiting.append(me)
-            self._world.pause(NEVER)
-        self._owner = me
-        self._depth += 1
-
-    def __exit__(self, *_: object) -> None:
-        self._depth -= 1
-        if self._depth == 0:
-            self._owner = None
-            for actor in self._waiting:
-                actor.wake = self._world.now
-            self._waiting.clear()

@@ -1,0 +1,207 @@
+"""The driver's process as it is: `pipeline_run`, with all its threads, on the simulated world.
+
+Replaced are Spark, the sources, the servers behind the sinks, and the scratch folder; threads,
+clocks and dice come from the world. The lease, the wait for `desired.json`, the probe of the store,
+the loop, the publisher, status, housekeeping, inbox, drain and release are the real ones.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+import tenacity
+from tests.oracle.mover import OracleMover
+from tests.simulation.basics import Violation
+from tests.simulation.catalog_model import SimSink, external_files
+from tests.simulation.servers import sink_of
+from tests.simulation.storage import SimStore
+from tests.simulation.threads import SimRandom, SimThreading, SimTime
+
+from tidegate.checkpoints import host_clock, lease, lease_renewal
+from tidegate.checkpoints.process_identity import ProcessIdentity
+from tidegate.errors import TidegateError
+from tidegate.jobs.driver import housekeeping, pipeline_run, status_reporter
+from tidegate.jobs.driver.epoch_loop import EndConditions, EpochLoop, LoopRuntime, RunOutcome
+from tidegate.jobs.driver.housekeeping import Housekeeper
+from tidegate.jobs.driver.pipeline_run import RunOptions, run_until_end
+from tidegate.jobs.driver.status_reporter import DriverSteps
+from tidegate.jobs.engine import publisher
+from tidegate.jobs.engine.epoch_engine import EpochReport
+from tidegate.jobs.spec.pipeline import PipelineSpec
+
+if TYPE_CHECKING:
+    from tests.simulation.actors import Stage
+    from tests.simulation.world import Process, World
+
+_SCRATCH = Path("/nonexistent")  # nothing is ever written there
+
+
+class SimSteps(DriverSteps):
+    """The driver's steps; the world knows where everybody stands."""
+
+    def enter(self, name: str) -> None:
+        """Announce a step."""
+        super().enter(name)
+        self._clock.world.current_process().step = name  # type: ignore[attr-defined]
+
+
+class SimLoop(EpochLoop):
+    """The loop; what it says and does is compared with what there is."""
+
+    _stage: Stage
+
+    def run(self) -> RunOutcome:
+        """Run, and check a claim that everything was read and published."""
+        outcome = super().run()
+        if outcome.state == "finished":
+            self._stage.require_finished(self._engine.resume_state.head)
+        self._stage.world.current_process().step = "end"
+        return outcome
+
+    def _run_epoch(self) -> EpochReport:
+        report = super()._run_epoch()
+        limit = self._spec.outputs.max_unpublished
+        threads = self._publisher._threads.values()
+        if report.sealed and not any(thread.catches_up for thread in threads):
+            self._stage.require_published(self._engine.resume_state.head, limit)
+        return report
+
+
+class _Sources:
+    """The rows of the stage, as a driver finds them."""
+
+    def __init__(self, stage: Stage, *_: object, **__: object) -> None:
+        self.all = list(stage.sources.values())
+
+    def open_logs(self) -> None:
+        """There are none."""
+
+    def collect_status(self) -> dict[str, Any]:
+        """Nothing to add."""
+        return {}
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+def drive(stage: Stage, process: Process, options: RunOptions) -> None:
+    """The body of a driver's process: run the pipeline, and note how it ended."""
+    try:
+        outcome = run_until_end(stage.spec, options)
+    except TidegateError as error:
+        if error.code == "driver.unexpected" and not stage.world.defects:
+            raise Violation(f"{process.name} met a defect: {error.message}") from error
+        process.exited = f"{type(error).__name__}: {error.code}"
+        process.error = error
+    else:
+        process.exited = "done"
+        process.outcome = outcome.state
+    process.alive = False
+
+
+def options_of(epochs: int, *, standby: bool = True, asked_by: str | None = None) -> RunOptions:
+    """The options of a driver that ends after some epochs, or after a silence."""
+    return RunOptions(
+        "sim://",
+        EndConditions(idle=2.4 * epochs, epochs=epochs),
+        standby=standby,
+        asked_by=asked_by,
+        work=_SCRATCH,
+    )
+
+
+def _make_followers(spec: PipelineSpec, store: SimStore, uid: str) -> list[Any]:
+    stage = store.world.stage
+    return [
+        SimSink(spec, store, uid, stage.catalog),
+        *sink_of(spec, store, uid, stage.server),
+    ]
+
+
+@contextmanager
+def _start_mover(run: Any, _: object) -> Iterator[Callable[[], OracleMover]]:
+    yield lambda: OracleMover(run.store, run.spec, run.store.world.stage.sources)
+
+
+class _View:
+    """No files to look at."""
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+def _log_of(store: SimStore, _: str) -> Any:
+    from tests.simulation.actors import WatchedLog
+
+    return WatchedLog(store)
+
+
+@contextmanager
+def real_shell(world: World) -> Iterator[None]:
+    """What `pipeline_run` takes from its surroundings comes from the world."""
+    threads, time = SimThreading(world), SimTime(world)
+
+    def loop(engine: Any, following: Any, runtime: LoopRuntime, until: EndConditions) -> SimLoop:
+        found = SimLoop(engine, following, runtime, until)
+        found._stage = world.stage
+        return found
+
+    steps = partial(_steps_of, world)
+    stand_ins: dict[str, object] = {
+        "open_store": lambda url: SimStore(world),
+        "open_work_folder": nullcontext,
+        "InputView": lambda *_: _View(),
+        "PipelineSources": lambda *_, **__: _Sources(world.stage),
+        "_start_mover": _start_mover,
+        "make_followers": _make_followers,
+        "read_faults_from_environment": lambda: world,
+        "SlotLog": _log_of,
+        "DriverSteps": steps,
+        "EpochLoop": loop,
+        "LoopRuntime": partial(LoopRuntime, monotonic=time.monotonic),
+        "Housekeeper": partial(Housekeeper, monotonic=time.monotonic),
+    }
+    patches: list[tuple[object, str, object]] = [
+        *((pipeline_run, name, what) for name, what in stand_ins.items()),
+        *(
+            (module, "threading", threads)
+            for module in (
+                pipeline_run,
+                publisher,
+                lease,
+                lease_renewal,
+                status_reporter,
+                housekeeping,
+            )
+        ),
+        *((module, "time", time) for module in (publisher, status_reporter, tenacity)),
+        (tenacity.wait, "random", SimRandom(world.rng)),
+        (secrets, "token_bytes", lambda size=16: world.rng.randbytes(size)),
+        (host_clock.SystemClock, "monotonic", lambda _: world.clock().monotonic()),
+        (host_clock.SystemClock, "wall_ticks", lambda _: world.clock().wall_ticks()),
+        (host_clock.SystemClock, "sleep", lambda _, seconds: world.clock().sleep(seconds)),
+        (ProcessIdentity, "this_process", lambda *_: world.current_process().holder),
+        (status_reporter, "bind_log_context", lambda **_: None),
+        (housekeeping, "_LOOK_EVERY", world.housekeeping_every),
+        (housekeeping, "_INDEX_AFTER", 2),
+        (housekeeping, "HOUR", 0.0),
+        (
+            housekeeping,
+            "list_referenced_files",
+            lambda spec, store: external_files(world.stage.catalog, store),
+        ),
+    ]
+    with ExitStack() as stack:
+        for where, name, what in patches:
+            stack.enter_context(patch.object(where, name, what))
+        yield
+
+
+def _steps_of(world: World, lease: Any, max_gap: int) -> SimSteps:
+    return SimSteps(lease, max_gap, world.clock())
