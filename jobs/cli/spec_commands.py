@@ -38,6 +38,7 @@ def validate_specs(
     code 2 if one is invalid.
     """
     from tidegate.errors import ConfigurationError
+    from tidegate.jobs.spec.loader import list_spec_warnings
 
     reports: list[dict[str, Any]] = []
     # All of them are checked, so that one run in CI shows every mistake.
@@ -45,14 +46,16 @@ def validate_specs(
         try:
             pipeline = arguments.find_spec(name)
             _check_quality_suites(pipeline)
+            warnings = _check_expressions(name, pipeline) + list_spec_warnings(pipeline)
         except ConfigurationError as error:
             reports.append({"spec": name, "valid": False, "error": error.as_dict()})
             if not as_json:
                 output.print_error(error)
         else:
-            reports.append({"spec": name, "valid": True, **_summarize_spec(pipeline)})
+            facts = _summarize_spec(pipeline)
+            reports.append({"spec": name, "valid": True, "warnings": warnings, **facts})
             if not as_json:
-                _print_valid_spec(name, pipeline)
+                _print_valid_spec(name, pipeline, warnings)
     if as_json:
         output.print_envelope("validation", reports)
     if not all(report["valid"] for report in reports):
@@ -99,6 +102,22 @@ def propose_source_schema(
     typer.echo(f"schema: {{{fields}}}")
 
 
+def _check_expressions(name: str, pipeline: PipelineSpec) -> list[str]:
+    """Return a sentence per expression that only Spark can judge.
+
+    Raises:
+        ConfigurationError: another expression is wrong, or a function cannot be imported.
+    """
+    from tidegate.jobs.driver.spec_checks import find_mistakes
+    from tidegate.jobs.spec.loader import locate_mistakes
+
+    mistakes, unjudged = find_mistakes(pipeline)
+    if mistakes:
+        raise locate_mistakes(arguments.resolve_spec_path(name), mistakes)
+    places = [".".join(map(str, field.place)) for field in unjudged]
+    return [f"{place}: Spark checks this expression when a run starts" for place in places]
+
+
 def _check_quality_suites(pipeline: PipelineSpec) -> None:
     from tidegate.jobs.spec.operations import QualitySpec
 
@@ -110,10 +129,7 @@ def _check_quality_suites(pipeline: PipelineSpec) -> None:
 
 
 def _summarize_spec(pipeline: PipelineSpec) -> dict[str, Any]:
-    from tidegate.jobs.spec.loader import list_spec_warnings
-
     return {
-        "warnings": list_spec_warnings(pipeline),
         "pipeline": pipeline.name,
         "digest": pipeline.digest(),
         "sources": list(pipeline.sources),
@@ -121,13 +137,11 @@ def _summarize_spec(pipeline: PipelineSpec) -> dict[str, Any]:
     }
 
 
-def _print_valid_spec(name: str, pipeline: PipelineSpec) -> None:
-    from tidegate.jobs.spec.loader import list_spec_warnings
-
+def _print_valid_spec(name: str, pipeline: PipelineSpec, warnings: list[str]) -> None:
     windows = f", windows {', '.join(pipeline.windows)}" if pipeline.windows else ""
     sources = ", ".join(pipeline.sources)
     output.print_line(f"{name}: valid; pipeline {pipeline.name}, sources {sources}{windows}")
-    for warning in list_spec_warnings(pipeline):
+    for warning in warnings:
         output.print_line(f"{name}: warning: {warning}")
 
 

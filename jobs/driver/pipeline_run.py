@@ -47,6 +47,7 @@ from tidegate.jobs.driver.epoch_loop import EndConditions, EpochLoop, LoopRuntim
 from tidegate.jobs.driver.error_classification import classify_error
 from tidegate.jobs.driver.housekeeping import Housekeeper
 from tidegate.jobs.driver.operator_requests import RequestInbox
+from tidegate.jobs.driver.spec_checks import SqlField, judge_with_spark, require_no_mistakes
 from tidegate.jobs.driver.startup import (
     ALIVE_FILE,
     LeaderElection,
@@ -180,19 +181,21 @@ def _run_when_wanted(run: RunContext) -> RunOutcome:
     )
     if options.asked_by is not None:
         election.clear_stop(options.asked_by)
+    unjudged = require_no_mistakes(spec)
     # Before Spark starts: a stopped pipeline costs one request now and then, and no memory.
     if not election.wait_until_wanted():
         return _ENDED_BEFORE_LEASE
     with (
         contextlib.closing(InputView(run.store, spec, run.work)) as view,
-        _start_mover(run, view) as wait_for_mover,
+        _start_mover(run, view, unjudged) as wait_for_mover,
     ):
         run.retry(require_honest_store, run.store)
         for hazard in list_bucket_hazards(run.store, BucketLayout(spec.name).pipeline_prefix):
             _log.warning("bucket_rule", pipeline=spec.name, what=hazard)
         uid = run.retry(ensure_identity, run.store, spec.name)
-        if options.standby:
+        if options.standby or unjudged:
             wait_for_mover()
+        if options.standby:
             _log.info("standing_by", pipeline=spec.name)
         lease = election.acquire_lease(uid)
         if lease is None:
@@ -202,15 +205,25 @@ def _run_when_wanted(run: RunContext) -> RunOutcome:
 
 
 @contextlib.contextmanager
-def _start_mover(run: RunContext, view: InputView) -> Iterator[Callable[[], Mover]]:
-    """Start Spark in another thread; the function that is yielded waits for the mover."""
+def _start_mover(
+    run: RunContext, view: InputView, unjudged: list[SqlField]
+) -> Iterator[Callable[[], Mover]]:
+    """Start Spark in another thread; the function that is yielded waits for the mover.
+
+    It raises ConfigurationError if Spark refuses one of the expressions in `unjudged`.
+    """
 
     def start() -> Mover:
         """Run in the other thread."""
         # Spark is imported here and nowhere above: the lease must not wait for a JVM.
         from tidegate.jobs.spark.mover import SparkMover
 
-        return SparkMover(view, run.spec, run.work)
+        with contextlib.ExitStack() as on_error:
+            mover = SparkMover(view, run.spec, run.work)
+            on_error.callback(mover.close)
+            judge_with_spark(mover.session, run.spec, unjudged)
+            on_error.pop_all()
+        return mover
 
     with ThreadPoolExecutor(1, thread_name_prefix="spark-start") as pool:
         starting = pool.submit(start)

@@ -370,7 +370,7 @@ def _connect_duckdb() -> duckdb.DuckDBPyConnection:
 
 # DuckDB expressions that cast text to a declared type, or give null if it does not fit exactly.
 
-_DUCKDB_TYPES: Final = {"long": "bigint", "timestamp": "timestamptz", "binary": "blob"}
+DUCKDB_TYPES: Final = {"long": "bigint", "timestamp": "timestamptz", "binary": "blob"}
 _TIME: Final = r"\d{2}:\d{2}(:\d{2}(\.\d+)?)?"
 _ZONED_TIMESTAMP: Final = (
     rf"^\s*\d{{4}}-\d{{2}}-\d{{2}}[T ]{_TIME}(Z|z|[+-]\d{{2}}(:?\d{{2}})?)\s*$"
@@ -424,7 +424,7 @@ def _build_timestamp_sql(column: str, spec: SourceSpec) -> str:
 def _build_plain_cast_sql(column: str, kind: str) -> str:
     """Accept only the plain form of the type: DuckDB would round what has too many digits."""
     pattern = _WHOLE_NUMBER if kind in ("int", "long") else rf"^\s*({build_text_pattern(kind)})\s*$"
-    cast = f"try_cast({column} AS {_DUCKDB_TYPES.get(kind, kind)})"
+    cast = f"try_cast({column} AS {DUCKDB_TYPES.get(kind, kind)})"
     if kind in EXACT_BITS:  # a float holds only so many bits of a whole number
         whole = _matches(column, _WHOLE_NUMBER)
         exact = f"abs(try_cast({column} AS HUGEINT)) <= {2 ** EXACT_BITS[kind]}"

@@ -89,6 +89,9 @@ class SparkMover:
             by `close`.
         native: fold windows without Spark SQL where `explain_spark_window` gives no reason against
             it. Tests compare both ways.
+
+    Attributes:
+        session: the session that was given or started.
     """
 
     def __init__(
@@ -106,10 +109,10 @@ class SparkMover:
         self._workdir = Path(mkdtemp(prefix="spark-", dir=workdir))
         # A session that was given belongs to the caller, who stops it.
         self._own = session is None
-        self._session = open_session(spec) if session is None else session
-        self._sessions = SparkSessions(open_quick_session(self._session), self._session)
+        self.session = open_session(spec) if session is None else session
+        self._sessions = SparkSessions(open_quick_session(self.session), self.session)
         self._staging = open_staging(
-            (self._session, self._sessions.quick), spec, store, self._workdir
+            (self.session, self._sessions.quick), spec, store, self._workdir
         )
         # The driver folds beside its tasks: with a cluster the rows belong on the executors.
         self._folds = plan_window_folds(spec) if native and runs_on_one_host(spec.spark) else {}
@@ -139,14 +142,14 @@ class SparkMover:
         """Run keyed reducers in tasks, if a batch is large and tasks see the scratch folder."""
         # With staging in the bucket, tasks on other hosts cannot see the files of the driver.
         shared = isinstance(self._staging, DiskStaging)
-        return SparkReducerRunner(self._session, self._workdir) if shared else fold_batch
+        return SparkReducerRunner(self.session, self._workdir) if shared else fold_batch
 
     def close(self) -> None:
         """Stop an own session and remove scratch files."""
         self._staging.discard(self._workdir)
         shutil.rmtree(self._workdir, ignore_errors=True)
         if self._own:
-            self._session.stop()
+            self.session.stop()
 
     def _discard_cut_folder(self) -> None:
         if self._cut_folder is not None:

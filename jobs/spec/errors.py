@@ -31,3 +31,30 @@ SECRET_MISSING: Final = ErrorDefinition(
     kept=_UNTOUCHED,
     advice="set {variable} where the driver runs",
 )
+
+_NO_JOIN: Final = "tidegate has no joins; join the tables that it writes"
+_NO_DEDUPLICATION: Final = (
+    "tidegate removes no duplicates; a reducer can (docs/streams.md), or the reader of the table"
+)
+_CASE_WHEN: Final = "an aggregate can leave rows out: sum(case when CONDITION then x end)"
+
+FOREIGN_FIELDS: Final = {
+    "filter": ("where", _CASE_WHEN),
+    "where": ("where", _CASE_WHEN),
+    **dict.fromkeys(
+        ("select", "transform", "with_column", "with_columns", "derived", "map"),
+        ("select", "tidegate derives no columns here; aggregates take Spark SQL expressions"),
+    ),
+    **dict.fromkeys(("join", "joins", "lookup", "enrich"), ("", _NO_JOIN)),
+    **dict.fromkeys(
+        ("dedup", "deduplicate", "deduplication", "distinct", "drop_duplicates"),
+        ("", _NO_DEDUPLICATION),
+    ),
+    "watermark": ("lag", "the frontier is the watermark; a source's 'lag' sets it"),
+    "watermark_delay": ("lag", "write 'lag' at the source"),
+    "allowed_lateness": ("lateness", "write 'lateness' at the window"),
+    "group_by": ("keys", "write 'keys' at the window"),
+    "topic": ("", "write kind: kafka and kafka: {servers: HOST:PORT, topic: NAME}"),
+    "trigger": ("min_interval", "write checkpoint: {min_interval: 10s}"),
+}
+"""Field of another tool -> our field, and what to say where there is no such field."""

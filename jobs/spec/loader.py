@@ -6,6 +6,9 @@ An error names file, line, field, what was found and what is allowed.
 from __future__ import annotations
 
 import difflib
+import re
+from collections.abc import Iterable, Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,7 @@ from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from tidegate.errors import ConfigurationError
-from tidegate.jobs.spec.errors import SPEC_INVALID, SPEC_NOT_TEXT, SPEC_UNREADABLE
+from tidegate.jobs.spec.errors import FOREIGN_FIELDS, SPEC_INVALID, SPEC_NOT_TEXT, SPEC_UNREADABLE
 from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
 
 Location = tuple[int | str, ...]
@@ -49,7 +52,7 @@ def parse_spec(text: str, *, where: str = "<spec>") -> PipelineSpec:
     except MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise _invalid_spec_error(
-            where, [f"{where}:{line}: not valid YAML: {error.problem or error.context}"]
+            where, [f"{where}:{line}: not valid YAML: {_describe_syntax_error(error)}"]
         ) from error
     except YAMLError as error:
         raise _invalid_spec_error(where, [f"{where}:1: not valid YAML: {error}"]) from error
@@ -75,18 +78,40 @@ def _invalid_spec_error(
     return SPEC_INVALID(pipeline=pipeline, findings="\n".join(findings), where=where)
 
 
+def locate_mistakes(path: Path, mistakes: Sequence[tuple[Location, str]]) -> ConfigurationError:
+    """Return the error for mistakes that were found in a spec after it was read."""
+    raw = YAML(typ="rt").load(path.read_text(encoding="utf-8"))
+    findings = _format_findings(str(path), raw, mistakes)
+    return _invalid_spec_error(str(path), findings, pipeline=raw["name"])
+
+
+def _describe_syntax_error(error: MarkedYAMLError) -> str:
+    problem = str(error.problem or error.context)
+    if "'\\t'" in problem:
+        return "a tab; indent with spaces"
+    return problem.partition(" with value ")[0]  # of a key that is there twice
+
+
 def _list_findings(where: str, raw: Any, error: ValidationError) -> list[str]:
-    return [
-        _format_finding(where, raw, item)
-        for item in error.errors(include_url=False, include_context=True)
-    ]
+    items = error.errors(include_url=False, include_context=True)
+    return _format_findings(where, raw, [(item["loc"], _describe_item(item)) for item in items])
 
 
-def _format_finding(where: str, raw: Any, item: Any) -> str:
-    location: Location = item["loc"]
-    field = ".".join(str(part) for part in location) or "spec"
-    line = _find_line(raw, location)
-    kind = item["type"]
+def _format_findings(where: str, raw: Any, mistakes: Iterable[tuple[Location, str]]) -> list[str]:
+    """Return a line per mistake; a mistake that sources share through an anchor is listed once."""
+    findings: dict[tuple[int, str], str] = {}
+    for location, message in mistakes:
+        # Rules over several fields name the field at the beginning of their message.
+        named = re.match(r"[\w.\-]+(?=: )", message)
+        line = _find_line(raw, (*location, *(named[0].split(".") if named else ())))
+        field = ".".join(str(part) for part in location)
+        field = f"{field or 'spec'}: " if field or named is None else ""
+        findings.setdefault((line, message), f"{where}:{line}: {field}{message}")
+    return list(findings.values())
+
+
+def _describe_item(item: Any) -> str:
+    location, kind = item["loc"], item["type"]
     if kind == "extra_forbidden":
         message = "unknown field" + _suggest_field(location)
     elif kind == "missing":
@@ -96,11 +121,16 @@ def _format_finding(where: str, raw: Any, item: Any) -> str:
         found = item.get("input")
         if isinstance(found, str | int | float | bool) or found is None:
             message += f"; found {found!r}"
-    return f"{where}:{line}: {field}: {message}"
+        if location[-1:] == ("format",) and found in ("delta", "iceberg"):
+            message += f"; write table: {{format: {found}}} beside path"
+    return message
 
 
 def _suggest_field(location: Location) -> str:
     allowed = _list_allowed_fields(location[:-1])
+    if foreign := FOREIGN_FIELDS.get(str(location[-1]).lower()):
+        ours, otherwise = foreign
+        return f": write {ours!r}" if ours in allowed else f": {otherwise}"
     # Most unknown fields are typing errors: the nearest name saves a look into the documentation.
     close = difflib.get_close_matches(str(location[-1]), allowed, n=1)
     hint = f", did you mean {close[0]!r}?" if close else ""
@@ -144,13 +174,20 @@ def _find_line(raw: Any, location: Location) -> int:
     for part in location:
         try:
             if isinstance(node, CommentedMap) and part in node:
-                line = node.lc.key(part)[0] + 1
+                line = _find_owner(node, part).lc.key(part)[0] + 1
             elif isinstance(node, CommentedSeq) and isinstance(part, int):
                 line = node.lc.item(part)[0] + 1
             node = node[part]
-        except (KeyError, IndexError, TypeError):
+        except (KeyError, IndexError, TypeError, StopIteration):
             break
     return line
+
+
+def _find_owner(node: CommentedMap, key: object) -> CommentedMap:
+    """Return the mapping in which a key is written: this one, or one that it merges by ``<<``."""
+    if key in node.lc.data:
+        return node
+    return next(_find_owner(merged, key) for merged in node.merge if key in merged)
 
 
 def _to_plain_value(value: Any) -> Any:
@@ -184,7 +221,12 @@ def list_spec_warnings(spec: PipelineSpec) -> list[str]:
         if source.lag is not None and source.max_jump is None
     ]
     stuck = [name for name, source in spec.sources.items() if _lacks_punctuation_rows(source)]
-    found = []
+    folders = {name: f"{one.path.strip('/')}/" for name, one in spec.sources.items() if one.path}
+    found = [
+        f"sources {one} and {other} read the same objects ({folders[one]}): their rows count twice"
+        for one, other in combinations(folders, 2)
+        if folders[one].startswith(folders[other]) or folders[other].startswith(folders[one])
+    ]
     if exposed:
         found.append(
             f"max_jump is off ({', '.join(exposed)}): one row with a time far ahead takes the"

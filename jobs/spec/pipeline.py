@@ -74,6 +74,11 @@ _NON_DATA_OUTPUT_FIELDS: Final = {
 }  # of `outputs`: where rows lie, not which there are
 RESERVED_TABLES: Final = frozenset({EVENTS, LATE, BUILT, BARRIERS, CHECKPOINTS, DEAD_LETTERS})
 
+_OTHER_STORES: Final = {
+    "s3a": "'s3a' (write s3://)",
+    **dict.fromkeys(("gs", "gcs"), "Google Cloud Storage"),
+    **dict.fromkeys(("abfs", "abfss", "az", "azure", "wasb", "wasbs", "adl"), "Azure storage"),
+}
 # Names become parts of keys, tables, DAG ids and metric labels: the pattern is what all of these
 # accept.
 _NAME_PATTERN: Final = re.compile(r"[a-z][a-z0-9_]{0,62}\Z")
@@ -266,6 +271,13 @@ class SourceSpec(FrontierOptions):
         # An empty path would read the whole bucket, tidegate's own folders included.
         if self.kind == "objects" and not self.path.strip("/"):
             raise ValueError("kind: objects needs a 'path'")
+        scheme = self.path.partition("://")[0] if "://" in self.path else "file"
+        if scheme not in ("s3", "file"):
+            other = _OTHER_STORES.get(scheme, f"'{scheme}'")
+            raise ValueError(
+                f"path: {other} is not supported in this version; objects are in the store, in"
+                " s3://bucket/prefix or in file:///folder"
+            )
         self._require_landing_options()
         self._require_table_options()
         if self.kafka is None:

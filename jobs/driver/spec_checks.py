@@ -1,0 +1,183 @@
+"""What a spec names that only its use would show: columns and types of expressions, functions.
+
+DuckDB judges expressions on a table without rows, Spark SQL after a translation by sqlglot. Nothing
+that the translation does not cover counts as a mistake: Spark judges it before the lease is taken.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import duckdb
+
+from tidegate.errors import ConfigurationError
+from tidegate.jobs.sources.object_decoding import DUCKDB_TYPES
+from tidegate.jobs.spec.errors import SPEC_INVALID
+from tidegate.jobs.spec.loader import Location
+from tidegate.jobs.spec.pipeline import PipelineSpec
+from tidegate.jobs.spec.window_specs import Aggregate, AggregateFunction
+from tidegate.jobs.streams.reducers import load_fold_function
+
+_NUMERIC_ONLY = {
+    AggregateFunction.SUM,
+    AggregateFunction.AVG,
+    AggregateFunction.APPROX_QUANTILE,
+}
+_NOT_NUMBERS = ("VARCHAR", "BOOLEAN", "TIMESTAMP", "DATE", "BLOB")
+_ROW_COLUMNS = {"_source": "string", "_partition": "string", "_seq": "long"}
+_STREAM_COLUMNS = {"position": "long", "stream_time": "timestamp", "_id": "string"}
+
+
+@dataclass(frozen=True, slots=True)
+class SqlField:
+    """An expression of a spec.
+
+    Attributes:
+        place: its field.
+        sql: the expression.
+        columns: those that it may name, with their types.
+        is_spark: it is Spark SQL, otherwise DuckDB's.
+        refused: beginnings of the names of types that it must not have.
+    """
+
+    place: Location
+    sql: str
+    columns: Mapping[str, str]
+    is_spark: bool = False
+    refused: tuple[str, ...] = ()
+
+
+def find_mistakes(spec: PipelineSpec) -> tuple[list[tuple[Location, str]], list[SqlField]]:
+    """Return the mistakes with their fields, and the expressions that only Spark can judge."""
+    mistakes: list[tuple[Location, str]] = []
+    unjudged = []
+    for field in _list_expressions(spec):
+        try:
+            if not _judge_field(field):
+                unjudged.append(field)
+        except ValueError as error:
+            mistakes.append((field.place, str(error)))
+    for name, reducer in spec.reducers.items():
+        try:
+            if reducer.function is not None:
+                load_fold_function(reducer.function)
+        except ConfigurationError as error:
+            mistakes.append((("reducers", name, "function"), error.message))
+    return mistakes, unjudged
+
+
+def require_no_mistakes(spec: PipelineSpec) -> list[SqlField]:
+    """Return the expressions that only Spark can judge.
+
+    Raises:
+        ConfigurationError: the spec has mistakes; the message lists all.
+    """
+    mistakes, unjudged = find_mistakes(spec)
+    if mistakes:
+        raise _build_error(spec, mistakes)
+    return unjudged
+
+
+def judge_with_spark(session: Any, spec: PipelineSpec, fields: list[SqlField]) -> None:
+    """Let Spark analyse expressions over a table without rows.
+
+    Raises:
+        ConfigurationError: it cannot; the message lists its reasons.
+    """
+    from pyspark.errors import PySparkException
+
+    mistakes = []
+    for field in fields:
+        ddl = ", ".join(f"`{name}` {kind}" for name, kind in field.columns.items())
+        try:
+            _ = session.createDataFrame([], ddl).selectExpr(field.sql).schema
+        except PySparkException as error:
+            mistakes.append((field.place, str(error).partition("\n")[0]))
+    if mistakes:
+        raise _build_error(spec, mistakes)
+
+
+def _build_error(spec: PipelineSpec, mistakes: list[tuple[Location, str]]) -> ConfigurationError:
+    findings = [f"{'.'.join(map(str, place))}: {message}" for place, message in mistakes]
+    where = f"the spec of {spec.name}"
+    return SPEC_INVALID(pipeline=spec.name, findings="\n".join(findings), where=where)
+
+
+def _list_expressions(spec: PipelineSpec) -> Iterator[SqlField]:
+    row = {**spec.columns, **_ROW_COLUMNS}
+    for name, window in spec.windows.items():
+        for column, one in window.aggregates.items():
+            place = ("windows", name, "aggregates", column)
+            yield from _list_aggregate(one, SqlField(place, one.expression, row, is_spark=True))
+    streams = spec.stream_graph.columns
+    for name, pipe in spec.pipes.items():
+        if pipe.where is not None:
+            columns = {**streams[pipe.origin], **_STREAM_COLUMNS}
+            yield SqlField(("pipes", name, "where"), f"NOT ({pipe.where})", columns)
+    for name, reducer in spec.reducers.items():
+        columns = {**streams[reducer.origin], **_STREAM_COLUMNS}
+        for column, one in reducer.aggregates.items():
+            place = ("reducers", name, "aggregates", column)
+            yield from _list_aggregate(one, SqlField(place, one.expression, columns))
+
+
+def _list_aggregate(one: Aggregate, field: SqlField) -> Iterator[SqlField]:
+    if one.expression != "*":
+        refused = _NOT_NUMBERS if one.function in _NUMERIC_ONLY else ()
+        yield SqlField(field.place, field.sql, field.columns, field.is_spark, refused)
+
+
+def _judge_field(field: SqlField) -> bool:
+    """Return whether the expression could be judged.
+
+    Raises:
+        ValueError: it is wrong.
+    """
+    sql = _translate_spark(field) if field.is_spark else field.sql
+    if sql is None:
+        return False
+    columns = ", ".join(
+        f'"{name}" {DUCKDB_TYPES.get(kind, kind)}' for name, kind in field.columns.items()
+    )
+    with duckdb.connect() as db:
+        db.execute(f"CREATE TABLE rows ({columns})")
+        try:
+            # The expression is the user's own, over a table without rows.
+            (kind,) = db.sql(f"SELECT ({sql}) FROM rows").types  # noqa: S608
+        except duckdb.Error as error:
+            if field.is_spark:
+                return False
+            raise ValueError(str(error).partition("\n")[0]) from error
+    if str(kind).startswith(field.refused or ("-",)):
+        raise ValueError(f"{field.sql} is of type {kind}, not a number")
+    return True
+
+
+def _translate_spark(field: SqlField) -> str | None:
+    """Return Spark SQL in DuckDB's dialect; None if the translator cannot read it.
+
+    Raises:
+        ValueError: it names a column that is not there.
+    """
+    if field.sql in field.columns:
+        return f'"{field.sql}"'
+    # The import takes half a second, which most starts of a driver need not wait for.
+    import sqlglot
+    from sqlglot import exp
+
+    try:
+        tree = sqlglot.parse_one(field.sql, read="spark")
+    except sqlglot.errors.SqlglotError:
+        return None
+    bound = {p.name for one in tree.find_all(exp.Lambda) for p in one.expressions}
+    known = {name.lower() for name in (*field.columns, *bound)}
+    for column in tree.find_all(exp.Column):
+        if not column.table and column.name.lower() not in known:
+            close = difflib.get_close_matches(column.name, field.columns, n=1)
+            hint = f", did you mean {close[0]!r}?" if close else ""
+            listed = ", ".join(name for name in field.columns if not name.startswith("_"))
+            raise ValueError(f"no column {column.name!r}{hint}; there are {listed}")
+    return tree.sql(dialect="duckdb")

@@ -1,0 +1,150 @@
+"""`tidegate validate`: every mistake that a person makes is named, once, at its line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.errors import AnalysisException
+from tests.cli.conftest import Cli
+
+from tidegate.errors import ConfigurationError
+from tidegate.jobs.driver.spec_checks import judge_with_spark, require_no_mistakes
+from tidegate.jobs.spec.loader import list_spec_warnings, load_spec, parse_spec
+
+SHOP = """\
+apiVersion: tidegate/v1
+name: shop
+sources:
+  web: &shop
+    path: inbox/web/
+    schema: {at: timestamp, item: string, amount: double}
+    event_time: at
+    lag: 30s
+    max_jump: 1d
+  store: {<<: *shop, path: inbox/store/}
+  phone: {<<: *shop, path: inbox/phone/}
+windows:
+  hourly:
+    kind: tumbling
+    size: 1h
+    keys: [item]
+    aggregates: {n: count(*), total: sum(amount)}
+"""
+
+MISTAKES = {
+    # replaced text: (replacement, what is said)
+    "lag: 30s": ("lag: 30", "shop.yaml:8: sources.web.lag: a duration needs a unit"),
+    "event_time: at": ("event_time: att", "shop.yaml:7: sources.web: event_time: column 'att'"),
+    "keys: [item]": ("keys: [itm]", "shop.yaml:16: windows.hourly.keys: no column itm"),
+    "sum(amount)": (
+        "max(amont)",
+        "shop.yaml:17: windows.hourly.aggregates.total: no column 'amont', did you mean 'amount'?",
+    ),
+    "total: sum(amount)": (
+        "total: sum(item)",
+        "windows.hourly.aggregates.total: item is of type VARCHAR, not a number",
+    ),
+    "    path: inbox/web/": ("    path: gs://lake/web/", "Google Cloud Storage is not supported"),
+    "path: inbox/store/": ("path: 'abfss://lake/web/'", "Azure storage is not supported"),
+    "    lag: 30s\n": ("    lag: 30s\n    format: delta\n", "write table: {format: delta} beside"),
+    "    size: 1h\n": ("    size: 1h\n    allowed_lateness: 1h\n", "write 'lateness'"),
+    "windows:\n": (
+        "join: {a: b}\nwindows:\n",
+        "shop.yaml:12: join: unknown field: tidegate has no",
+    ),
+    "    max_jump: 1d\n": (
+        "    max_jump: 1d\n    deduplicate: [item]\n",
+        "shop.yaml:10: sources.web.deduplicate: unknown field: tidegate removes no duplicates",
+    ),
+    "  store: {": ("\tstore: {", "shop.yaml:10: not valid YAML: a tab; indent with spaces"),
+    "    event_time: at\n": (
+        "    event_time: at\n    event_time: at\n",
+        'not valid YAML: found duplicate key "event_time"\n',
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", MISTAKES)
+def test_a_mistake_is_named_once_at_its_line(cli: Cli, wrong: str) -> None:
+    """Three sources share the mistakes of the anchor; the expressions need no JVM."""
+    replacement, told = MISTAKES[wrong]
+    Path("shop.yaml").write_text(SHOP.replace(wrong, replacement, 1))
+    said = cli("validate", "shop.yaml")
+    assert said.exit_code == 2
+    assert told in said.err
+    lines = [line for line in said.err.splitlines() if "shop.yaml:" in line]
+    assert len(lines) == 1, said.err
+
+
+def test_expressions_that_spark_reads_are_valid(cli: Cli) -> None:
+    """Spark's own names are translated; what cannot be translated is left to Spark, and said."""
+    good = (
+        "sum(case when item = 'a' then amount end)",
+        "\"max(date_format(at, 'yyyy'))\"",
+        "max(upper(`item`))",
+        '"sql(array_sort(filter(collect_list(amount), x -> x > 1)))"',
+        "count(_source)",
+    )
+    for expression in good:
+        Path("shop.yaml").write_text(SHOP.replace("total: sum(amount)", f"total: {expression}"))
+        assert cli("validate", "shop.yaml").exit_code == 0, expression
+    Path("shop.yaml").write_text(SHOP.replace("sum(amount)", "max(no_such_function(item))"))
+    said = cli("validate", "shop.yaml")
+    assert "windows.hourly.aggregates.total: Spark checks this expression" in said.out
+
+
+def test_a_start_is_refused_before_the_lease() -> None:
+    """What DuckDB finds, and what only Spark can find, are errors of the spec."""
+    wrong = parse_spec(SHOP.replace("sum(amount)", "sum(item)"))
+    with pytest.raises(ConfigurationError, match=r"windows\.hourly\.aggregates\.total"):
+        require_no_mistakes(wrong)
+    spec = parse_spec(SHOP.replace("sum(amount)", "max(no_such_function(item))"))
+    (unjudged,) = require_no_mistakes(spec)
+
+    class Session:
+        def createDataFrame(  # noqa: N802 - Spark's name
+            self, _rows: object, ddl: str
+        ) -> Session:
+            assert "`amount` double" in ddl
+            return self
+
+        def selectExpr(  # noqa: N802
+            self, sql: str
+        ) -> Session:
+            raise AnalysisException(f"cannot resolve {sql}\nplan")
+
+    with pytest.raises(
+        ConfigurationError, match=r"total: cannot resolve no_such_function\(item\)\n"
+    ):
+        judge_with_spark(Session(), spec, [unjudged])
+
+
+def test_functions_and_pipes_are_checked(cli: Cli) -> None:
+    """A module that is not there, and DuckDB's own SQL in pipes and reducers."""
+    streams = """
+streams: {big: {schema: {at: timestamp, item: string, amount: double}}}
+pipes: {large: {from: events, to: big, where: amont > 1}}
+reducers: {odd: {from: events, to: big, function: 'no_such_module:fold'}}
+"""
+    Path("shop.yaml").write_text(SHOP + streams)
+    said = cli("validate", "shop.yaml")
+    assert "pipes.large.where: Binder Error: Referenced column" in said.err
+    assert "reducers.odd.function: no reducer at no_such_module:fold" in said.err
+
+
+def test_two_sources_over_one_folder_are_reported() -> None:
+    """Their rows would count twice; a folder within the other counts as well."""
+    text = SHOP.replace("path: inbox/store/", "path: inbox/web").replace(
+        "inbox/phone", "inbox/web/x"
+    )
+    warnings = [one for one in list_spec_warnings(parse_spec(text)) if "read the same" in one]
+    assert len(warnings) == 3
+    assert list_spec_warnings(parse_spec(SHOP)) == []
+
+
+def test_specs_of_the_project_have_no_mistakes(cli: Cli) -> None:
+    """No false alarm in any spec that the project ships."""
+    root = Path(__file__).resolve().parents[2]
+    for path in [*root.glob("docs/examples/**/*.yaml"), *root.glob("dags/pipelines/*.yaml")]:
+        require_no_mistakes(load_spec(path))
