@@ -40,6 +40,12 @@ def read_spec(store: Store, pipeline: str, digest: str) -> PipelineSpec | None:
         return None
 
 
+def read_newest_spec(log: SlotLog) -> PipelineSpec | None:
+    """The spec that sealed the newest epoch; None before the first, or as `read_spec`."""
+    newest = log.head().record
+    return read_spec(log.store, log.pipeline, newest.spec_digest) if newest else None
+
+
 def read_live_state(manifest: Manifest) -> LiveState:
     """Return which windows of a checkpoint hold rows, and how many rows its order buffer holds."""
     kinds = {segment.kind for segment in manifest.segments if segment.rows}

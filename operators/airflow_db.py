@@ -69,18 +69,22 @@ class AirflowQueries:
         return next((stream for stream in streams if stream["dag_id"] == dag_id), None)
 
     def open_store(self, conn_id: str | None) -> Store:
-        """Open the store that an Airflow connection names; None for the environment's.
+        """Open the store of `resolve_access`."""
+        return self.resolve_access(conn_id).open()
+
+    def resolve_access(self, conn_id: str | None) -> StoreAccess:
+        """Return access to the store that an Airflow connection names; None: the environment's.
 
         Raises:
             ConfigurationError: there is no such connection, or it names no store.
         """
         if conn_id is None:
-            return StoreAccess.resolve().open()
+            return StoreAccess.resolve()
         try:
             connection = Connection.get_connection_from_secrets(conn_id)
         except AirflowNotFoundException as error:
             raise NO_CONNECTION(conn_id=conn_id) from error
-        return StoreAccess.from_connection(connection).open()
+        return StoreAccess.from_connection(connection)
 
     def open_stream_store(self, dag_id: str) -> Store | None:
         """Open the store of a stream, even if Airflow no longer finds its DAG.

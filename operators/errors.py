@@ -207,6 +207,13 @@ PAGE_BUSY = ErrorDefinition(
     "other requests are being answered at present: {what}",
     advice="the page asks again by itself",
 )
+RESULTS_CRASHED = ErrorDefinition(
+    "page.no_answer",
+    TransientError,
+    "the tables of {pipeline} could not be read within {seconds:.0f} s",
+    kept="the tables, untouched",
+    advice="ask again, or read them on the command line: tidegate tables {pipeline}",
+)
 NO_STREAM = ErrorDefinition(
     "page.no_stream",
     ConfigurationError,

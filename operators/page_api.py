@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from importlib.resources import files
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 from airflow.api_fastapi.auth.managers.models.resource_details import AccessView
 from airflow.api_fastapi.core_api.security import (
@@ -34,6 +34,8 @@ from tidegate.checkpoints.store import NotFoundError, Store
 from tidegate.errors import ConfigurationError, TidegateError, TransientError
 from tidegate.operators.airflow_db import STREAM_DAG_SUFFIX, AirflowQueries
 from tidegate.operators.errors import NO_STREAM, PAGE_BUSY
+from tidegate.operators.results_process import ResultsProcess
+from tidegate.operators.store_access import StoreAccess
 from tidegate.operators.stream_view import (
     CHART_POINTS,
     CHECKPOINTS_PER_PAGE,
@@ -66,6 +68,7 @@ REQUIRE_SITE_ACCESS = Depends(requires_access_view(AccessView.WEBSITE))
 REQUIRE_STREAM_ACCESS = Depends(requires_access_dag("GET"))
 
 T = TypeVar("T")
+ResultsQuestion = Literal["tables", "sample", "export", "row"]
 PositionParam = Annotated[str | None, Query(pattern=r"^\d{1,9}-\d{1,10}$")]
 
 
@@ -77,12 +80,17 @@ _STORE_BUDGET: Final = 3.0  # seconds for one request to a bucket; drivers wait 
 _FAILURE_KEPT: Final = 5.0  # seconds in which a bucket that did not answer is not asked again
 
 
-def make_app(airflow: AirflowQueries | None = None, clock: Clock = SYSTEM_CLOCK) -> FastAPI:
+def make_app(
+    airflow: AirflowQueries | None = None,
+    clock: Clock = SYSTEM_CLOCK,
+    open_results: Callable[[StoreAccess], ResultsProcess] = ResultsProcess,
+) -> FastAPI:
     """Return the application behind `/tidegate`.
 
     Args:
         airflow: reads Airflow's DAGs, runs and connections.
         clock: tells how long ago a store failed.
+        open_results: makes the reader of a store's tables.
     """
     app = FastAPI(
         title="tidegate",
@@ -93,16 +101,16 @@ def make_app(airflow: AirflowQueries | None = None, clock: Clock = SYSTEM_CLOCK)
     )
     app.add_exception_handler(TidegateError, _respond_with_error)
     airflow = airflow or AirflowQueries()
-    views = _StreamViews(airflow, clock)
+    views = _StreamViews(airflow, clock, open_results)
     limit = Depends(_make_request_limit())
     # Routes are plain functions, which FastAPI runs in threads: the stores' clients block.
-    prefix = "/api/streams/{dag_id}"
     app.include_router(_make_site_routes(views, airflow, limit))
-    app.include_router(
-        _make_stream_routes(views, airflow),
-        prefix=prefix,
-        dependencies=[REQUIRE_STREAM_ACCESS, limit],
-    )
+    for make_routes in (_make_stream_routes, _make_results_routes):
+        app.include_router(
+            make_routes(views, airflow),
+            prefix="/api/streams/{dag_id}",
+            dependencies=[REQUIRE_STREAM_ACCESS, limit],
+        )
     return app
 
 
@@ -172,14 +180,7 @@ def _make_stream_routes(views: _StreamViews, airflow: AirflowQueries) -> APIRout
 
     def ask_view(dag_id: str, read: Callable[[StreamView], dict[str, Any]]) -> dict[str, Any]:
         """Read from the stream's view."""
-        return views.ask_view(find_dag(dag_id), read)
-
-    def find_dag(dag_id: str) -> dict[str, Any]:
-        """What Airflow knows of the stream; 404 if there is none."""
-        dag = airflow.find_stream(dag_id)
-        if dag is None:
-            raise NO_STREAM(dag_id=dag_id)
-        return dag
+        return views.ask_view(_find_dag(airflow, dag_id), read)
 
     @routes.get("")
     def show_stream(
@@ -189,7 +190,7 @@ def _make_stream_routes(views: _StreamViews, airflow: AirflowQueries) -> APIRout
         span: Annotated[int, Query(ge=0)] = CHART_POINTS,
     ) -> dict[str, Any]:
         """Everything about one stream, and what the user may do with it."""
-        pipeline, dag = parse_pipeline_name(dag_id), find_dag(dag_id)
+        pipeline, dag = parse_pipeline_name(dag_id), _find_dag(airflow, dag_id)
         return {
             "now": time.time_ns() // 1_000_000,
             **views.ask_view(dag, lambda view: view.detail(_parse_position(since), span, **dag)),
@@ -233,6 +234,31 @@ def _make_stream_routes(views: _StreamViews, airflow: AirflowQueries) -> APIRout
     return routes
 
 
+def _make_results_routes(views: _StreamViews, airflow: AirflowQueries) -> APIRouter:
+    """What the page asks about the tables of one stream."""
+    routes = APIRouter()
+
+    @routes.get("/results/{ask}")
+    def show_results(dag_id: str, ask: ResultsQuestion, request: Request) -> Response:
+        """Tables, a sample of one, its newest rows as CSV, or where a row is."""
+        found = views.ask_results(_find_dag(airflow, dag_id), ask, dict(request.query_params))
+        if ask != "export":
+            return JSONResponse(found)
+        name = f"{parse_pipeline_name(dag_id)}-{request.query_params.get('table')}.csv"
+        headers = {"Content-Disposition": f'attachment; filename="{name}"', **_COMMON_HEADERS}
+        return Response(found["csv"], media_type="text/csv", headers=headers)
+
+    return routes
+
+
+def _find_dag(airflow: AirflowQueries, dag_id: str) -> dict[str, Any]:
+    """What Airflow knows of the stream; 404 if there is none."""
+    dag = airflow.find_stream(dag_id)
+    if dag is None:
+        raise NO_STREAM(dag_id=dag_id)
+    return dag
+
+
 def parse_pipeline_name(dag_id: str) -> str:
     """Return `flights` for `flights.stream`.
 
@@ -248,10 +274,17 @@ def parse_pipeline_name(dag_id: str) -> str:
 class _StreamViews:
     """One view per pipeline, and one client per store, because clients are expensive."""
 
-    def __init__(self, airflow: AirflowQueries, clock: Clock) -> None:
+    def __init__(
+        self,
+        airflow: AirflowQueries,
+        clock: Clock,
+        open_results: Callable[[StoreAccess], ResultsProcess],
+    ) -> None:
         self._airflow, self._clock, self._lock = airflow, clock, threading.Lock()
+        self._open_results = open_results
         self._stores: dict[str | None, Store] = {}
         self._views: dict[str, StreamView] = {}
+        self._results: dict[str | None, ResultsProcess] = {}
         self._failures: dict[str | None, tuple[float, TransientError]] = {}
         self._pool = ThreadPoolExecutor(READ_WORKERS, thread_name_prefix="tidegate-page")
 
@@ -277,6 +310,18 @@ class _StreamViews:
     ) -> dict[str, Any]:
         """Read from a stream's view, as `ask_store`."""
         return self.ask_store(dag["conn_id"], lambda store: read(self._find_view(dag, store)))
+
+    def ask_results(
+        self, dag: dict[str, Any], ask: ResultsQuestion, arguments: dict[str, str]
+    ) -> dict[str, Any]:
+        """Ask the process that reads the tables of the stream's store."""
+        conn_id = dag["conn_id"]
+        with self._lock:
+            if conn_id not in self._results:
+                access = self._airflow.resolve_access(conn_id)
+                self._results[conn_id] = self._open_results(access)
+            process = self._results[conn_id]
+        return process.ask(parse_pipeline_name(dag["dag_id"]), ask, arguments)
 
     def _open_store(self, conn_id: str | None) -> Store:
         with self._lock:

@@ -155,6 +155,7 @@ def find_or_read_spec(pipeline: str, store: str | None) -> PipelineSpec:
     Raises:
         ConfigurationError: there is no such spec, and the pipeline never ran in this store.
     """
+    from tidegate.checkpoints.checkpoint_specs import read_newest_spec
     from tidegate.errors import ConfigurationError
 
     try:
@@ -162,17 +163,10 @@ def find_or_read_spec(pipeline: str, store: str | None) -> PipelineSpec:
     except ConfigurationError as error:
         if error.code != UNKNOWN_SPEC.code:
             raise
-        sealed = _read_newest_spec(open_log(pipeline, store))
+        sealed = read_newest_spec(open_log(pipeline, store))
         if sealed is None:
             raise
         return sealed
-
-
-def _read_newest_spec(log: SlotLog) -> PipelineSpec | None:
-    from tidegate.checkpoints.checkpoint_specs import read_spec
-
-    newest = log.head().record
-    return read_spec(log.store, log.pipeline, newest.spec_digest) if newest else None
 
 
 def resolve_spec_path(spec: str) -> Path:

@@ -164,3 +164,9 @@ BAD_CORRECTIONS: Final = ErrorDefinition(
     advice='write one JSON object per line: {{"_source": "a", "_partition": "0", "_seq": 7,'
     ' "amount": "1.50"}}',
 )
+NO_SEALED_SPEC: Final = ErrorDefinition(
+    "results.no_spec",
+    ConfigurationError,
+    "{pipeline} has sealed nothing yet, or its spec was not kept",
+    advice="results appear with the first checkpoint",
+)

@@ -11,6 +11,7 @@ from tidegate.jobs.eventtime.decider import create_initial_state
 from tidegate.jobs.eventtime.decision_types import ReleaseMark
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
+ORDER_KIND = "order"  # rows that wait for their release
 SPLICE_KIND = "splice"
 """Kind of the segments that name merged rows.
 

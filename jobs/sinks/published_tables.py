@@ -177,6 +177,19 @@ def read_positions(
     )
 
 
+def describe_table(spec: PipelineSpec, store: Store, name: str) -> dict[str, Any]:
+    """Return address and rows of a table; no data file is read."""
+    current = read_published_cut(store, spec.name) or PublishedCut("", 0, 0)
+    address = current.tables.get(name)
+    if address is None:
+        return {"address": None, "rows": 0}  # a table is created with its first row
+    with translate_read_errors(spec, name):
+        table = StaticTable.from_metadata(address, build_io_properties(store))
+    snapshot = table.current_snapshot()
+    rows = snapshot.summary["total-records"] if snapshot and snapshot.summary else "0"
+    return {"address": address, "rows": int(rows or 0)}
+
+
 def find_published_slot(spec: PipelineSpec, log: SlotLog) -> int:
     """Return the newest slot of the current lineage that the tables and every sink show.
 
@@ -260,10 +273,11 @@ def to_json_lines(table: Any) -> str:
 
     Times are in ISO form, bytes in hexadecimal; non-finite numbers are "NaN" or "Infinity".
     """
-    return "".join(_to_json_line(row) + "\n" for row in table.to_pylist())
+    return "".join(to_json_line(row) + "\n" for row in table.to_pylist())
 
 
-def _to_json_line(row: dict[str, Any]) -> str:
+def to_json_line(row: dict[str, Any]) -> str:
+    """Return one value of `to_json_lines`, without the end of the line."""
     try:
         return json.dumps(row, default=_to_json_text, allow_nan=False)
     except ValueError:  # JSON has no NaN and no infinity

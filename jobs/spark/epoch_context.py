@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.interfaces import MoveOrder
+from tidegate.jobs.engine.resume_state import ORDER_KIND
 from tidegate.jobs.eventtime.decision_types import ReleaseMark
 from tidegate.jobs.spark.column_casts import declared_to_spark_type, quote_name
 from tidegate.jobs.spark.cut_reader import (
@@ -26,7 +27,6 @@ from tidegate.jobs.spark.file_writer import FETCH_ROWS, FileWriter, WrittenFiles
 from tidegate.jobs.spark.sql_conditions import opaque_literal
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
-ORDER_KIND = "order"
 _MANY_SEGMENTS = 16  # more small live segments of one kind are merged
 # Larger segments are left alone: to rewrite them again and again costs more than to open them.
 _SMALL_SEGMENT_ROWS = 200_000

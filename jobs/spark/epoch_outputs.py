@@ -10,9 +10,10 @@ from tidegate.checkpoints.epoch_notes import EpochCounters
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.row_counts import LATE_ROWS, TARDY, name_late_counts
 from tidegate.jobs.engine.interfaces import MoveResult
+from tidegate.jobs.engine.resume_state import ORDER_KIND
 from tidegate.jobs.spark.cut_survey import MemberScans
 from tidegate.jobs.spark.edge_events import EpochEdges
-from tidegate.jobs.spark.epoch_context import ORDER_KIND, EpochContext, WindowOutput
+from tidegate.jobs.spark.epoch_context import EpochContext, WindowOutput
 from tidegate.jobs.spark.event_building import build_events
 from tidegate.jobs.spark.late_and_dead_rows import DeadRows, LateRows
 from tidegate.jobs.spark.ordered_release import ReleasedRows, count_buffered_rows

@@ -22,11 +22,12 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from tidegate.checkpoints.manifest import FileRef
+from tidegate.jobs.engine.resume_state import ORDER_KIND
 from tidegate.jobs.eventtime.decision_types import Decision, ReleaseMark
 from tidegate.jobs.spark.column_casts import quote_name, quote_text
 from tidegate.jobs.spark.cut_reader import ensure_local_file
 from tidegate.jobs.spark.cut_survey import MemberScans
-from tidegate.jobs.spark.epoch_context import ORDER_KIND, EpochContext, has_rows_from_mark
+from tidegate.jobs.spark.epoch_context import EpochContext, has_rows_from_mark
 from tidegate.jobs.spark.file_writer import WrittenFiles, collect_to_driver
 from tidegate.jobs.spark.release_sorting import (
     plan_ranges_by_arrival,

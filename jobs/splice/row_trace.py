@@ -14,8 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import BaseModel
 
+from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.splice_requests import SpliceRequest, list_splice_requests
+from tidegate.jobs.engine.resume_state import ORDER_KIND
 from tidegate.jobs.sinks.published_tables import scan_table
 from tidegate.jobs.sinks.row_positions import SPLICE_COLUMN
 from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENTS, LATE, PipelineSpec
@@ -44,8 +46,8 @@ class RowLocation(BaseModel):
 
     Attributes:
         output: events, a window, late, dead_letters, or request.
-        state: released, inserted, late, dead letter, counted, merged, missing, waits, edge; for a
-            request its state.
+        state: released, inserted, late, dead letter, counted, merged, missing, waits (for `events`:
+            in the order buffer), edge; for a request its state.
         detail: position, reason, revision and so on.
     """
 
@@ -121,12 +123,13 @@ class _RowTracer:
             for file in request.row_files()
         ]
         self._dead = self._match_dead_letters()
+        self._buffered = self._select_matching(self._read_order_buffer())
 
     def trace_matching_rows(self) -> list[RowTrace]:
         """Return every row that matches, with its places."""
         rows: dict[RowIdentity, dict[str, Any]] = {}
         requested = [self._select_matching(table) for _, table in self._requested]
-        for table in (self._events, self._late, *requested):
+        for table in (self._events, self._late, *requested, self._buffered):
             for who, row in zip(iterate_identities(table), table.to_pylist(), strict=True):
                 rows.setdefault(who, {name: row[name] for name in self._spec.columns})
         for who, row in self._dead.items():
@@ -152,6 +155,15 @@ class _RowTracer:
             except Exception as error:
                 text = str(error).splitlines()[0]
                 raise BAD_ROW_VALUE(pipeline=self._spec.name, text=text) from error
+
+    def _read_order_buffer(self) -> Any:
+        """Return the segments of the order buffer; some of their rows may have left."""
+        columns = [*self._spec.columns, *IDENTITY_COLUMNS]
+        segments = self._head.record.segments if self._head.record else []
+        parts = [read_data_file(self._log, s) for s in segments if s.kind == ORDER_KIND]
+        waiting = [part.select([*columns, "_section"]) for part in parts]
+        empty = self._events.select(columns).slice(0, 0)
+        return pa.concat_tables([empty, *waiting], promote_options="permissive")
 
     def _match_dead_letters(self) -> dict[RowIdentity, dict[str, Any]]:
         """Return dead letters whose text contains every value; their columns could not be read."""
@@ -187,6 +199,7 @@ class _RowTracer:
             *self._locate_in_late(row),
             *self._locate_in_requests(row),
             *self._locate_in_events(row),
+            *self._locate_in_order_buffer(row),
         ]
         if row.interval is not None:
             for name in self._spec.windows:
@@ -222,11 +235,28 @@ class _RowTracer:
                 "reason": late["reason"],
                 "lateness_s": (late["lateness_us"] or 0) / 1_000_000,
                 "missed": late["frontier"],
+                "held_by": self._find_holder(late["_epoch"] - 1),
                 "epoch": late["_epoch"],
             }
             state = "late, merged since" if is_merged else "late"
             locations.append(RowLocation(output=LATE, state=state, detail=detail))
         return locations
+
+    def _find_holder(self, slot: int) -> str | None:
+        """Return the member that held the frontier after a slot; None if no member did."""
+        filled = next(self._log.epochs_between(self._head.timeline, slot, slot), None)
+        epoch = filled.record if filled else None
+        return (epoch.frontier_holder or {}).get("member") if isinstance(epoch, Manifest) else None
+
+    def _locate_in_order_buffer(self, row: _TracedRow) -> Iterator[RowLocation]:
+        newest = self._head.record
+        for waiting in _find_rows(self._buffered, row.identity):
+            # A segment keeps rows that have left until its last row leaves.
+            mark = (waiting["_section"], row.interval[0] if row.interval else 0)
+            if newest is not None and mark >= newest.release_after:
+                detail = {"frontier": format_instant(newest.frontier_after)}
+                detail |= newest.frontier_holder or {}
+                yield RowLocation(output=EVENTS, state="waits", detail=detail)
 
     def _locate_in_requests(self, row: _TracedRow) -> list[RowLocation]:
         locations = []

@@ -39,7 +39,7 @@ function canvas(className, draw) {
 }
 
 /** Lines over time. `series`: {name, colour, value(point), wide}; `unit(value)` names a value; `held(point)` colours a strip below. */
-export function lines(label, {height = 200, zero = false, time = false, duration = false, unit = count, held = null} = {}) {
+export function lines(label, {height = 200, zero = false, time = false, duration = false, unit = count, held = null, windows = false} = {}) {
   let points = [], series = [], at = null;
   const readout = h("div", {class: time ? "readout long num" : "readout num", "aria-live": "off"});
   const {node: plot, again} = canvas("plot", draw);
@@ -67,7 +67,7 @@ export function lines(label, {height = 200, zero = false, time = false, duration
   function draw(box, W) {
     const L = time ? LONG : 62, H = height, strip = held ? 12 : 0, floor = H - B - strip;
     const values = series.flatMap(s => points.map(s.value)).filter(v => v !== null && v !== undefined);
-    if (points.length < 2 || !values.length) { x = null; box.replaceChildren(h("p", {class: "empty"}, "Nothing to draw yet: two checkpoints make a line.")); return; }
+    if (points.length < 2 || !values.length) { x = null; box.replaceChildren(h("p", {class: "empty"}, "Nothing to draw yet: two points make a line.")); return; }
     let low = zero ? 0 : Math.min(...values), high = Math.max(...values);
     if (high <= low) high = low + (zero ? 1 : Math.max(1, Math.abs(low) * 1e-3));
     const from = points[0].at, to = Math.max(points.at(-1).at, from + 1);
@@ -82,7 +82,7 @@ export function lines(label, {height = 200, zero = false, time = false, duration
     points.forEach((p, i) => { if (i && p.timeline !== points[i - 1].timeline) svg.append(
       h("line", {x1: x(p.at), x2: x(p.at), y1: T, y2: floor, class: "fork"}), h("text", {x: x(p.at) - 5, y: T + 9, "text-anchor": "end"}, "restored")); });
     if (held) strips(svg, floor + 4);
-    for (const s of series) svg.append(h("path", {d: path(s, y), class: s.wide ? "line wide" : "line", stroke: s.colour}));
+    for (const s of series) svg.append(h("path", {d: path(s, y), class: s.wide ? "line wide" : "line", stroke: s.colour}), ...points.filter((p, i) => windows && has(s, p) && !has(s, points[i - 1]) && !has(s, points[i + 1])).map(p => h("circle", {cx: x(p.at), cy: y(s.value(p)), r: 2.5, fill: s.colour})));
     cross = h("line", {y1: T, y2: floor + strip, class: "cross", visibility: "hidden"});
     dots = series.map(s => h("circle", {r: 3.5, fill: s.colour, visibility: "hidden"}));
     svg.append(cross, ...dots);
@@ -92,6 +92,7 @@ export function lines(label, {height = 200, zero = false, time = false, duration
     if (stood) svg.focus({preventScroll: true});
     pointer();
   }
+  const has = (s, p) => p && s.value(p) !== null && s.value(p) !== undefined;
   function path(s, y) {
     let d = "", pen = "M";
     points.forEach((p, i) => {
@@ -109,7 +110,7 @@ export function lines(label, {height = 200, zero = false, time = false, duration
       if (who) svg.append(h("rect", {x: x(p.at), y: top, width: Math.max(1, end - x(p.at)), height: 6, fill: who.colour}));
     });
   }
-  const says = name => `${label}. ` + series.map(s => { const v = s.value(points.at(-1)); return `${s.name} ${v === null || v === undefined ? "unknown" : name(v)}`; }).join(", ") + ". Arrow keys read single epochs.";
+  const says = name => `${label}. ` + series.map(s => { const v = s.value(points.at(-1)); return `${s.name} ${v === null || v === undefined ? "unknown" : name(v)}`; }).join(", ") + ". Arrow keys read single points.";
   function pointer() {
     const p = at === null || !x ? null : points[at];
     cross?.setAttribute("visibility", p ? "visible" : "hidden");
@@ -122,7 +123,7 @@ export function lines(label, {height = 200, zero = false, time = false, duration
     if (p) { cross.setAttribute("x1", x(p.at)); cross.setAttribute("x2", x(p.at)); }
     const full = time ? when : unit, q = p || points.at(-1);
     const holder = q && held?.(q);
-    readout.replaceChildren(...(q ? [h("span", {class: "soft"}, p ? `epoch ${q.slot}, ${when(q.at).slice(11)}` : "newest"),
+    readout.replaceChildren(...(q ? [h("span", {class: "soft"}, p ? windows ? when(q.at) : `epoch ${q.slot}, ${when(q.at).slice(11)}` : "newest"),
       ...series.map(s => { const v = s.value(q); return h("span", {}, h("i", {css: {background: s.colour}}), `${s.name} `, h("b", {}, v === null || v === undefined ? "–" : full(v))); }),
       holder ? h("span", {}, "held by ", h("b", {}, holder.name)) : null].filter(Boolean) : []));
   }
@@ -130,8 +131,8 @@ export function lines(label, {height = 200, zero = false, time = false, duration
     if (!numbers.open) return;
     const full = time ? when : unit;
     numbers.lastChild.replaceChildren(h("table", {class: "small", "aria-label": label},
-      h("thead", {}, h("tr", {}, ["Epoch", "Sealed", ...series.map(s => s.name), ...(held ? ["Held by"] : [])].map(t => h("th", {scope: "col"}, t)))),
-      h("tbody", {}, points.slice(-20).reverse().map(p => h("tr", {}, [p.slot, when(p.at), ...series.map(s => { const v = s.value(p); return v === null || v === undefined ? "–" : full(v); }), ...(held ? [held(p)?.name || "–"] : [])]
+      h("thead", {}, h("tr", {}, [...(windows ? ["Window"] : ["Epoch", "Sealed"]), ...series.map(s => s.name), ...(held ? ["Held by"] : [])].map(t => h("th", {scope: "col"}, t)))),
+      h("tbody", {}, points.slice(-20).reverse().map(p => h("tr", {}, [...(windows ? [] : [p.slot]), when(p.at), ...series.map(s => { const v = s.value(p); return v === null || v === undefined ? "–" : full(v); }), ...(held ? [held(p)?.name || "–"] : [])]
         .map(c => h("td", {class: "num"}, c)))))));
   }
   function update(newPoints, newSeries) {

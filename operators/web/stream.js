@@ -2,10 +2,11 @@
 import {barrierLanes, colour, histogram, lines, shape, toneOf} from "./chart.js";
 import {checkpointPanel} from "./checkpoints.js";
 import {abortBarrier, explain, questions, restore, startStream, stopStream} from "./dialogs.js";
+import {resultsPanel} from "./results.js";
 import {ago, airflow, announce, card, checkpoint, count, empty, fill, h, mark, pill, plural, share, sinceThen, span, table, until, when} from "./dom.js";
 
 const KEPT = 120;
-const SECTIONS = [["sources", "Frontier"], ["throughput", "Throughput"], ["lateness", "Lateness"], ["barriers", "Barriers"], ["checkpoints", "Checkpoints"], ["trail", "Trail"]];
+const SECTIONS = [["sources", "Frontier"], ["throughput", "Throughput"], ["results", "Results"], ["lateness", "Lateness"], ["barriers", "Barriers"], ["checkpoints", "Checkpoints"], ["trail", "Trail"]];
 
 export function streamPage(pipeline, {framed, open, refresh}) {
   const dag = `${pipeline}.stream`;
@@ -18,12 +19,13 @@ export function streamPage(pipeline, {framed, open, refresh}) {
   const epoch = lines("Epoch time", {zero: true, unit: v => v >= 10 ? span(v) : v.toFixed(2) + " s"});
   const behind = histogram("Lateness of the rows read"), lanes = barrierLanes("Barriers");
   const sources = h("div", {}), targets = h("div", {}), barriers = h("div", {}), waiting = h("div", {}), requests = h("div", {}), trail = h("div", {}), runs = h("div", {});
-  const shelf = checkpointPanel(pipeline, () => last);
+  const results = resultsPanel(pipeline), shelf = checkpointPanel(pipeline, () => last);
   const spans = h("select", {id: "span", change: () => { reach = Number(spans.value); points = []; refresh(); }}, [[KEPT, "last 120 epochs"], [1000, "last 1,000"], [10000, "last 10,000"], [0, "all epochs"]].map(([v, name]) => h("option", {value: v}, name)));
   const node = h("div", {}, head, jump, notes, asked, h("div", {class: "card"}, facts),
     h("div", {class: "grid"},
       card("sources", "Frontier of each source", h("label", {class: "choice"}, "Show ", spans), frontier.node, h("h3", {}, "Ahead of the output; at 0 it holds everybody back"), ahead.node, sources),
       card("throughput", "Throughput", h("h3", {}, "Rows per second"), rate.node, h("h3", {}, "Epoch time"), epoch.node)),
+    results.node,
     h("div", {class: "grid"},
       card("lateness", "Lateness and the lag it asks for", behind.node, targets),
       card("barriers", "Barriers", lanes.node, waiting, barriers)),
@@ -148,6 +150,6 @@ export function streamPage(pipeline, {framed, open, refresh}) {
       if (state && state !== s.state) announce(`${pipeline} is now ${s.state}`);
       state = s.state;
       header(s); noted(s); numbers(s); charts(s); waits(s); past(s); open_(s);
-      shelf.update(s);
+      shelf.update(s); results.update(s);
     }, scrollTo};
 }

@@ -8,11 +8,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
+from tests.cli.shop import OBJECTS, Shop
+from tests.cli.shop import SPEC as SHOP_SPEC
 from tests.e2e.browser import (
     PATIENCE,
     browser_of_the_machine,
@@ -20,11 +23,14 @@ from tests.e2e.browser import (
     strange_requests,
     wide,
 )
-from tests.operators.history import GALLERY, History, gallery
+from tests.operators.history import GALLERY, History, gallery, keep_spec
 from tests.operators.pages import FakeAirflowQueries, app_of, served
 from tests.servers.memory_store import Fault, MemoryStore, StoreRequest
 from tests.yardstick import slowness
 from tidegate.checkpoints.bucket_layout import BucketLayout
+from tidegate.checkpoints.checkpoint_specs import write_spec
+from tidegate.checkpoints.local_store import LocalStore
+from tidegate.jobs.spec.loader import parse_spec
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, needs_chromium, pytest.mark.timeout(1800)]
 
@@ -396,6 +402,32 @@ def test_broken_specs_stand_above_the_streams(show: Open, site: Site) -> None:
         site.desk.broken = []
 
 
+def test_results_are_shown_and_a_late_row_is_explained(chromium: Browser, tmp_path: Path) -> None:
+    """Tables with rows and address, late rows by output with their download, a row's way."""
+    shop = Shop(LocalStore(tmp_path / "store"), parse_spec(SHOP_SPEC), tmp_path)
+    write_spec(shop.store, shop.spec)
+    for number, rows in enumerate(OBJECTS):
+        shop.put(number, rows)
+    shop.run()
+    with served(app_of(FakeAirflowQueries(["shop"], shop.store))) as url:
+        page = chromium.new_page()
+        page.goto(f"{url}/page#/shop/results")
+        panel = page.locator("#results")
+        expect(panel.get_by_role("img", name="Newest window results")).to_be_visible()
+        panel.get_by_label("Table", exact=True).select_option("late")
+        panel.get_by_label("Output").select_option("hourly")
+        sample = panel.get_by_role("table", name="Newest rows of late")
+        expect(sample.locator("tbody tr")).to_have_count(2)
+        with page.expect_download() as saved:
+            panel.get_by_role("link", name="Download 2 rows").click()
+        assert saved.value.path().read_text().count("late_window") == 2
+        panel.get_by_label("Column").select_option("price")
+        panel.get_by_label("Value").fill("2")
+        panel.get_by_role("button", name="Find").click()
+        expect(panel.locator(".found")).to_contain_text("which web/0 held")
+        page.close()
+
+
 @pytest.mark.parametrize("refusal", [None, "you have asked for it", "only olga may answer"])
 def test_only_who_may_approve_can_press_approve(
     show: Open, site: Site, refusal: str | None
@@ -453,6 +485,7 @@ def test_values_from_outside_are_text(show: Open, site: Site) -> None:
     site.desk.pipelines.append("nasty")
     history = History(site.store, "nasty", ("<img src=x onerror=alert(1)>",))
     history.restore(history.extend(3)[0], who="<b>ann</b>", why="<script>alert(1)</script>")
+    keep_spec(History(site.store, "nasty", ("one",)))
     page = show("#/nasty")
     expect(page.locator("#trail")).to_contain_text("<script>alert(1)</script>")
     assert page.evaluate("document.querySelectorAll('main img, main script, main b b').length") == 0

@@ -24,6 +24,7 @@ from tidegate.checkpoints.pins import RootsFile
 from tidegate.checkpoints.process_identity import ProcessIdentity
 from tidegate.checkpoints.slot_log import Sealed, SlotLog
 from tidegate.checkpoints.store import Store
+from tidegate.jobs.spec.pipeline import PipelineSpec
 
 AIRPORTS = ("EWR", "JFK", "LGA")
 SECOND = 1_000_000
@@ -249,6 +250,20 @@ def drove(store: Store, pipeline: str) -> None:
     Lease.acquire(store, pipeline, ProcessIdentity.this_process()).release()
 
 
+def keep_spec(history: History) -> None:
+    """The spec that the epochs of a history name."""
+    schema = {"at": "timestamp", "value": "long"}
+    source = {"schema": schema, "event_time": "at", "lag": "1h"}
+    spec = PipelineSpec.model_validate(
+        {
+            "name": history.pipeline,
+            "sources": {name: {**source, "path": f"inbox/{name}"} for name in history.sources},
+        }
+    )
+    key = BucketLayout(history.pipeline).spec_key("s")
+    history.store.put(key, spec.canonical_json().encode())
+
+
 def gallery(store: Store, length: int = 90) -> History:
     """Streams in every state, and none yet of `tides`.
 
@@ -316,4 +331,6 @@ def gallery(store: Store, length: int = 90) -> History:
     drove(store, "weather")
     weather.wanted(DesiredState.RUN)
     weather.says("finished")
+    for history in (flights, taxis, orders, clicks, meters, weather):
+        keep_spec(history)
     return flights

@@ -20,7 +20,10 @@ from tests.servers.memory_store import MemoryBucket, MemoryStore
 
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
 from tidegate.checkpoints.store import Store
+from tidegate.jobs.cli.page_results import answer_question
+from tidegate.operators.child_processes import rebuild_error
 from tidegate.operators.page_api import REQUIRE_SITE_ACCESS, REQUIRE_STREAM_ACCESS, make_app
+from tidegate.operators.store_access import StoreAccess
 
 
 class FakeAirflowQueries:
@@ -38,10 +41,13 @@ class FakeAirflowQueries:
         self.shown: list[dict[str, Any]] = []
         self.broken: list[str] = []
         self.approval = False
-        self._store = store
+        self.store = store
 
     def open_store(self, conn_id: str | None) -> Store:
-        return self._store
+        return self.store
+
+    def resolve_access(self, conn_id: str | None) -> StoreAccess:
+        return StoreAccess(self.store.url)
 
     def list_streams(self, user: Any) -> list[dict[str, Any]]:
         own = {"runs": 1, "run_since": None, "conn_id": None, "approval": self.approval}
@@ -65,9 +71,27 @@ class FakeAirflowQueries:
         return self.shown
 
 
+class ResultsInThisProcess:
+    """Answers from a store that no other process can open."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def ask(self, pipeline: str, ask: str, arguments: dict[str, str]) -> dict[str, Any]:
+        question = {"pipeline": pipeline, "ask": ask, "arguments": arguments}
+        answer = answer_question(self._store, question)
+        if "error" in answer:
+            raise rebuild_error(answer["error"])
+        data: dict[str, Any] = answer["data"]
+        return data
+
+
 def app_of(desk: FakeAirflowQueries, clock: Clock = SYSTEM_CLOCK) -> FastAPI:
     """The page's application for a user whom nobody asks for a login."""
-    app = make_app(desk, clock)  # type: ignore[arg-type]
+    options: dict[str, Any] = {"airflow": desk, "clock": clock}
+    if isinstance(desk.store, MemoryStore):
+        options["open_results"] = lambda _: ResultsInThisProcess(desk.store)
+    app = make_app(**options)
     for asked in (REQUIRE_SITE_ACCESS.dependency, REQUIRE_STREAM_ACCESS.dependency, get_user):
         assert asked is not None
         app.dependency_overrides[asked] = lambda: None

@@ -43,7 +43,7 @@ class TwoStores(FakeAirflowQueries):
             raise ConfigurationError(
                 "Airflow knows no connection 'nowhere'", code="airflow.no_connection"
             )
-        return self._store if conn_id is None else self._lake
+        return self.store if conn_id is None else self._lake
 
     def list_streams(self, user: Any) -> list[dict[str, Any]]:
         places = {"away.stream": "nowhere", "here.stream": None, "there.stream": "lake"}

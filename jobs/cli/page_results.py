@@ -1,0 +1,182 @@
+"""Answers the Streams page's questions about tables and rows, one line of JSON each.
+
+Airflow's processes do not import the table libraries, and a new process needs seconds to do so.
+The API server therefore keeps one such process per store (`operators/results_process.py`).
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import select
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+
+from tidegate.checkpoints.checkpoint_specs import read_newest_spec
+from tidegate.checkpoints.open_store import open_store
+from tidegate.checkpoints.slot_log import SlotLog
+from tidegate.checkpoints.store import Store
+from tidegate.errors import TidegateError
+from tidegate.jobs.cli.errors import NO_SEALED_SPEC, UNEXPECTED
+from tidegate.jobs.engine.column_types import convert_to_ticks
+from tidegate.jobs.sinks.lineage_position import read_published_cut
+from tidegate.jobs.sinks.published_tables import (
+    describe_table,
+    flatten_for_csv,
+    scan_table,
+    select_current_revisions,
+    to_json_line,
+)
+from tidegate.jobs.spec.pipeline import PipelineSpec
+from tidegate.jobs.splice.row_trace import trace_rows
+
+_IDLE_SECONDS: Final = 600.0
+# Newest rows of a table that are counted, filtered and sampled: read in a fraction of a second.
+_NEWEST_ROWS: Final = 20_000
+_SAMPLE_ROWS: Final = 20
+_EPOCHS_READ: Final = (20, 200, 2_000)
+_CHART_LINES: Final = 8
+_CHART_WINDOWS: Final = 120
+_FILTERS: Final = ("reason", "output", "_source")
+
+
+class PipelineResults:
+    """What one pipeline has written."""
+
+    def __init__(self, spec: PipelineSpec, log: SlotLog) -> None:
+        self._spec, self._log = spec, log
+
+    def list_tables(self) -> dict[str, Any]:
+        """Each table with its rows and address, and the columns by which a row can be found."""
+        names = self._spec.table_names
+        return {
+            "tables": [
+                {"table": name, "window": name in self._spec.windows}
+                | describe_table(self._spec, self._log.store, name)
+                for name in names
+            ],
+            "columns": [*self._spec.columns, "_source", "_partition", "_seq"],
+        }
+
+    def sample_rows(self, table: str, **equal: str) -> dict[str, Any]:
+        """The newest rows whose columns have these values, and what can be chosen among."""
+        newest = self._read_newest(table)
+        filters = [name for name in _FILTERS if name in newest.column_names]
+        choices = {
+            name: sorted(((pair["values"], pair["counts"]) for pair in counts), key=str)
+            for name in filters
+            if len(counts := newest[name].value_counts().to_pylist()) > 1 or name in equal
+        }
+        rows = _select_equal(newest, equal)
+        return {
+            "columns": rows.column_names,
+            "rows": rows.slice(max(0, rows.num_rows - _SAMPLE_ROWS)).to_pylist()[::-1],
+            "matching": rows.num_rows,
+            "searched": newest.num_rows,
+            "choices": choices,
+            "chart": self._chart_window(table, newest),
+        }
+
+    def export_rows(self, table: str, **equal: str) -> dict[str, Any]:
+        """The same rows, all of them, as CSV."""
+        text = io.BytesIO()
+        pyarrow.csv.write_csv(flatten_for_csv(_select_equal(self._read_newest(table), equal)), text)
+        return {"csv": text.getvalue().decode()}
+
+    def find_rows(self, /, **fields: str) -> dict[str, Any]:
+        """Where the rows with these values are (`tidegate row`)."""
+        traces = trace_rows(self._spec, self._log, fields)
+        return {"rows": [trace.model_dump(mode="json") for trace in traces]}
+
+    def _read_newest(self, name: str) -> pa.Table:
+        """Rows of the newest epochs, oldest first: `_NEWEST_ROWS` of them, or all there are."""
+        cut = read_published_cut(self._log.store, self._spec.name)
+        upto = cut.upto if cut else 0
+        for reach in (*_EPOCHS_READ, upto):
+            rows = scan_table(self._spec, self._log.store, name, since=max(0, upto - reach))
+            if rows.num_rows >= _NEWEST_ROWS or reach >= upto:
+                break
+        return rows.slice(max(0, rows.num_rows - _NEWEST_ROWS))
+
+    def _chart_window(self, name: str, rows: pa.Table) -> dict[str, Any] | None:
+        """The newest results of a window, by aggregate, time and key."""
+        window = self._spec.windows.get(name)
+        if window is None:
+            return None
+        current = select_current_revisions(rows, window)
+        numbers = [
+            aggregate
+            for aggregate in window.aggregates
+            if pa.types.is_integer(kind := current.schema.field(aggregate).type)
+            or pa.types.is_floating(kind)
+        ]
+        points: dict[int, dict[str, Any]] = {}
+        sizes: dict[str, int] = {}
+        starts = convert_to_ticks(current["window_start"]).to_pylist()
+        for start, result in zip(starts, current.to_pylist(), strict=True):
+            key = ", ".join(str(result[k]) for k in window.keys) or name
+            points.setdefault(start, {})[key] = {n: result[n] for n in numbers}
+            sizes[key] = sizes.get(key, 0) + 1
+        largest = sorted(sizes, key=lambda key: -sizes[key])[:_CHART_LINES]
+        shown = sorted(points.items())[-_CHART_WINDOWS:]
+        return {
+            "aggregates": numbers,
+            "keys": sorted(largest),
+            "left_out": len(sizes) - len(largest),
+            "points": [{"at": start // 1000, "results": keys} for start, keys in shown],
+        }
+
+
+def _select_equal(rows: pa.Table, equal: Mapping[str, str]) -> pa.Table:
+    for name, value in equal.items():
+        if name in _FILTERS and name in rows.column_names:
+            rows = rows.filter(pc.equal(rows[name], value))
+    return rows
+
+
+_ANSWERS: Final[Mapping[str, Callable[..., dict[str, Any]]]] = {
+    "tables": PipelineResults.list_tables,
+    "sample": PipelineResults.sample_rows,
+    "export": PipelineResults.export_rows,
+    "row": PipelineResults.find_rows,
+}
+
+
+def answer_question(store: Store, question: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the answer under `data`, or what went wrong under `error`.
+
+    Args:
+        store: the bucket.
+        question: `pipeline`, `ask` (a key of `_ANSWERS`) and its `arguments`.
+    """
+    try:
+        log = SlotLog(store, question["pipeline"])
+        spec = read_newest_spec(log)
+        if spec is None:
+            raise NO_SEALED_SPEC(pipeline=log.pipeline)
+        answer = _ANSWERS[question["ask"]]
+        return {"data": answer(PipelineResults(spec, log), **question["arguments"])}
+    except TidegateError as error:
+        return {"error": error.as_dict()}
+    except Exception as error:
+        return {"error": UNEXPECTED(kind=type(error).__name__, text=error).as_dict()}
+
+
+def main() -> None:
+    """Answer until the caller ends, or has asked nothing for ten minutes."""
+    store = open_store(os.environ["TIDEGATE_STORE"])
+    answers, sys.stdout = sys.stdout, sys.stderr  # a library's words must not be taken for answers
+    print("ready", file=answers, flush=True)
+    while select.select([sys.stdin], [], [], _IDLE_SECONDS)[0] and (line := sys.stdin.readline()):
+        answer = answer_question(store, json.loads(line))
+        print(to_json_line(answer), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()
