@@ -15,8 +15,8 @@ class EpochCounters:
     """Rows of one epoch by disposition; `Counters` adds them up along a lineage.
 
     The row equation of ``docs/semantics.md``, section 6, for one epoch is ``read + retained_before
-    = released + late + dropped + rejected + dead_lettered + retained``. Summed over a lineage,
-    `retained_before` cancels out.
+    = released + late + dropped + rejected + dead_lettered + rule_quarantined + retained``. Summed
+    over a lineage, `retained_before` cancels out.
 
     Attributes:
         late: rows late for the events output; `late_by_output` counts lateness per window too.
@@ -27,6 +27,7 @@ class EpochCounters:
         windows: window -> results emitted (first emissions and revisions).
         per_source: source -> disposition ("read", "released", "late", "dropped", "rejected",
             "dead_lettered") -> rows.
+        rule_quarantined: rows that a row rule sent to the dead letters.
         dead_objects: objects that could not be read; counted apart, as their rows are unknown.
     """
 
@@ -42,6 +43,7 @@ class EpochCounters:
     windows: dict[str, int] = field(default_factory=dict)
     per_source: dict[str, dict[str, int]] = field(default_factory=dict)
     dead_objects: int = 0
+    rule_quarantined: int = 0
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Self:
@@ -51,7 +53,15 @@ class EpochCounters:
     def is_conserved(self) -> bool:
         """Return whether every row read, and every row buffered before, is counted once."""
         out = self.released + self.late + self.rejected + self.dead_lettered + self.retained
-        return self.read + self.retained_before == out + sum(self.dropped.values())
+        out += self.rule_quarantined + sum(self.dropped.values())
+        return self.read + self.retained_before == out
+
+    def to_record(self) -> dict[str, Any]:
+        """Return the form in the manifest; `rule_quarantined` is left out when it is zero."""
+        record = asdict(self)
+        if not self.rule_quarantined:
+            del record["rule_quarantined"]
+        return record
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +101,6 @@ class EpochNotes:
         savepoints: names under which the checkpoint has to be pinned.
         aborted: earlier attempts that lost their slots since the last sealed epoch.
         merge: what a merge did; None in the manifest of an epoch.
-        run: the run that the epoch belongs to, see `DesiredDocument`.
     """
 
     counters: EpochCounters
@@ -103,7 +112,6 @@ class EpochNotes:
     savepoints: tuple[str, ...]
     aborted: tuple[str, ...]
     merge: MergeSummary | None
-    run: int
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Self:
@@ -120,13 +128,12 @@ class EpochNotes:
             savepoints=tuple(record.get("savepoints", ())),
             aborted=tuple(record.get("aborted", ())),
             merge=MergeSummary(**merge) if merge else None,
-            run=record.get("run", 0),
         )
 
     def to_record(self) -> dict[str, Any]:
         """Return the JSON-ready form; fields that most epochs do not use are left out."""
         return {
-            "epoch": asdict(self.counters),
+            "epoch": self.counters.to_record(),
             "next_position": self.next_position,
             "released_max": list(self.released_max) if self.released_max else None,
             "sketches": self.sketches,
@@ -136,5 +143,4 @@ class EpochNotes:
             **({"streams": self.streams} if self.streams else {}),
             **({"aborted": list(self.aborted)} if self.aborted else {}),
             **({"splice": asdict(self.merge)} if self.merge else {}),
-            **({"run": self.run} if self.run else {}),
         }

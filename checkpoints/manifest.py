@@ -73,6 +73,8 @@ class Counters(_RecordModel):
     dropped: dict[str, int] = Field(default_factory=dict)
     rejected: int = 0
     dead_lettered: int = 0
+    # Left out when zero, so that manifests without it keep their bytes.
+    rule_quarantined: int = Field(default=0, exclude_if=lambda rows: not rows)
     retained: int = 0
     per_source: dict[str, dict[str, int]] = Field(default_factory=dict)
 
@@ -84,6 +86,7 @@ class Counters(_RecordModel):
             + sum(self.dropped.values())
             + self.rejected
             + self.dead_lettered
+            + self.rule_quarantined
             + self.retained
         )
 
@@ -101,6 +104,7 @@ class Counters(_RecordModel):
             dropped=_add_counts(self.dropped, epoch.dropped),
             rejected=self.rejected + epoch.rejected,
             dead_lettered=self.dead_lettered + epoch.dead_lettered,
+            rule_quarantined=self.rule_quarantined + epoch.rule_quarantined,
             retained=epoch.retained,
             per_source={
                 name: _add_counts(self.per_source.get(name, {}), epoch.per_source.get(name, {}))

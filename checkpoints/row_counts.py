@@ -11,15 +11,27 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
+from tidegate.jobs.spec.row_rules import RULE_QUARANTINED
+
 LATE_ROWS: Final = "late_rows"
 FLAGGED: Final = "flagged"
 TARDY: Final = "tardy"
 DEAD_OBJECTS: Final = "dead_objects"
 DEAD_OBJECT_ROWS: Final = "dead_object_rows"
 NULLS_FILLED: Final = "nulls_filled"
-ROW_EQUATION: Final = ("read", "released", "late", "dropped", "rejected", "dead_lettered")
+RULE: Final = "rule"
+"""The reason of rows that a row rule dropped."""
+RULE_DROPPED: Final = "dropped:events:rule"
+RULE_WARNED: Final = "rule_warned"
+ROW_EQUATION: Final = (
+    *("read", "released", "late", "dropped", "rejected", "dead_lettered"),
+    RULE_QUARANTINED,
+)
 """Dispositions for the events output; with the retained rows they are equal on both sides."""
-ROW_NOTES: Final = (LATE_ROWS, FLAGGED, TARDY, DEAD_OBJECTS, DEAD_OBJECT_ROWS, NULLS_FILLED)
+ROW_NOTES: Final = (
+    *(LATE_ROWS, FLAGGED, TARDY, DEAD_OBJECTS, DEAD_OBJECT_ROWS, NULLS_FILLED),
+    RULE_WARNED,
+)
 """What is counted beside them: parts of these rows, rows again, or objects."""
 
 PerSource = Mapping[str, Mapping[str, int]]
@@ -57,6 +69,11 @@ def _name_usual_reason(output: str) -> str:
 def name_stream_rejections(stream: str) -> str:
     """Return the count of the rows that a stream rejected."""
     return f"rejected:{stream}"
+
+
+def name_broken_rule(rule: str) -> str:
+    """Return the count of the rows that broke a row rule of their source."""
+    return f"{RULE}:{rule}"
 
 
 def merge_counts(*parts: PerSource) -> dict[str, dict[str, int]]:
@@ -119,6 +136,7 @@ class RowCounts:
     def late_by_output(self) -> dict[str, int]:
         """Output -> rows that were late for it, whatever became of them; outputs with any."""
         found = {_EVENTS: sum(self[name] for name in ("late", "dropped", "rejected", FLAGGED))}
+        found[_EVENTS] -= self[RULE_DROPPED]  # such a row was not late
         for name, rows in self.counts.items():
             disposition, _, output = name.partition(":")
             if disposition in ("late", "dropped") and output and ":" not in output:
@@ -148,11 +166,13 @@ class RowCounts:
     def count_offered(self, output: str) -> int:
         """Return how many rows an output was offered.
 
-        Dead rows are offered to no output. Rows that were set aside before they were judged (far
-        in the future, or below their own punctuation) missed the events, and no window saw them.
+        Dead rows, and rows that a rule removed, are offered to no output. Rows that were set aside
+        before they were judged (far in the future, or below their own punctuation) missed the
+        events, and no window saw them.
         """
         aside = 0 if output == _EVENTS else sum(self[name] for name in _SET_ASIDE)
-        return self["read"] - self["dead_lettered"] - aside
+        stopped = ("dead_lettered", RULE_QUARANTINED, RULE_DROPPED)
+        return self["read"] - sum(self[name] for name in stopped) - aside
 
     def late_share(self, output: str) -> float | None:
         """Share of the rows offered to an output that were late for it; None without rows."""
@@ -161,7 +181,13 @@ class RowCounts:
 
     def count_stream_rejections(self) -> dict[str, int]:
         """Return stream -> rows that it rejected; a row of it was made of the source's row."""
-        prefix = name_stream_rejections("")
+        return self._select_by_prefix(name_stream_rejections(""))
+
+    def count_broken_rules(self) -> dict[str, int]:
+        """Return row rule -> rows that broke it, whatever became of them."""
+        return self._select_by_prefix(name_broken_rule(""))
+
+    def _select_by_prefix(self, prefix: str) -> dict[str, int]:
         return {n.removeprefix(prefix): r for n, r in self.counts.items() if n.startswith(prefix)}
 
     def to_record(self) -> dict[str, Any]:
@@ -172,5 +198,6 @@ class RowCounts:
             "late_by_output": late,
             "late_share": {output: self.late_share(output) for output in late},
             "stream_rejections": self.count_stream_rejections(),
-            **{name: self[name] for name in ROW_NOTES},
+            "rules": self.count_broken_rules(),
+            **{name: self[name] for name in (RULE_QUARANTINED, *ROW_NOTES)},
         }

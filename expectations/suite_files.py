@@ -24,7 +24,7 @@ _DURATION_LIMITS = {"lateness_p99", "barrier_waited_p99", "checkpoint_age", "sea
 _TICKS_PER_SECOND = 1_000_000
 
 
-Need = Literal["barriers", "streams", "windows", "events"]
+Need = Literal["barriers", "streams", "windows", "events", "rules"]
 Scope = Literal["recent", "all"]
 
 
@@ -136,6 +136,7 @@ def _list_parts(spec: PipelineSpec) -> set[Need]:
         "streams": spec.streams,
         "windows": spec.windows,
         "events": spec.outputs.events,
+        "rules": any(s.rules for s in spec.sources.values()),
     }
     return {name for name, part in parts.items() if part}
 

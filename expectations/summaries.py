@@ -225,6 +225,27 @@ def summarize_stream_rejections(evidence: Evidence) -> pd.DataFrame:
     )
 
 
+def summarize_rules(evidence: Evidence) -> pd.DataFrame:
+    """One row per row rule: rows that broke it, beside the rows read from its source."""
+    every, recent = evidence.count_rows(recent=False), evidence.count_rows(recent=True)
+    nothing, rows = RowCounts({}), []
+    for source, spec in evidence.spec.sources.items():
+        now, newest = every.get(source, nothing), recent.get(source, nothing)
+        for rule, own in spec.rules.items():
+            broken = newest.count_broken_rules().get(rule, 0)
+            rows.append(
+                {
+                    "rule": f"{source}.{rule}",
+                    "severity": own.severity,
+                    "rows_broken": now.count_broken_rules().get(rule, 0),
+                    "recent_broken": broken,
+                    "recent_broken_ratio": _compute_ratio(broken, newest["read"]),
+                }
+            )
+    columns = ["rule", "severity", "rows_broken", "recent_broken", "recent_broken_ratio"]
+    return pd.DataFrame(rows, columns=columns)
+
+
 def summarize_barriers(evidence: Evidence) -> pd.DataFrame:
     """One row per barrier that closed recently."""
     frame = _join_tardy_reports(evidence.barriers)
@@ -403,6 +424,7 @@ SUMMARIES: Final[Mapping[str, Callable[[Evidence], pd.DataFrame]]] = {
     "dead_letters": summarize_dead_letters,
     "dead_letter_health": summarize_dead_letter_health,
     "release": summarize_release,
+    "rules": summarize_rules,
 }
 """Name of a summary in a suite file -> how it is built. The first column names the row."""
 

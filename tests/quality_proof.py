@@ -21,7 +21,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from tests.driver.sealed_epochs import FACTS, measured
 from tests.engine.harness import barrier, row
-from tests.expectations.preset_pipelines import RECENT, Pipeline
+from tests.expectations.preset_pipelines import BREAKING_VALUES, RECENT, Pipeline
 from tidegate.checkpoints.pipeline_overview import read_overview
 from tidegate.checkpoints.slot_index import SlotIndex
 from tidegate.expectations.quality_run import gather_evidence
@@ -31,6 +31,7 @@ from tidegate.expectations.summaries import (
     summarize_dropped,
     summarize_late_by_output,
     summarize_late_by_source,
+    summarize_rules,
 )
 from tidegate.jobs.cli.status_and_logs import _describe_progress
 from tidegate.jobs.driver.otel_metrics import DriverMetrics
@@ -157,6 +158,18 @@ def play_dead_rows(pipeline: Pipeline, _preset: str) -> Expected:
     return Expected({"dead_lettered": _TOTAL}, failed=("dead_ratio", "dead_ratio_all"))
 
 
+def play_broken_rule(severity: str, *counts: str, failed: tuple[str, ...] = ()) -> Trouble:
+    """Rows in time that break the rule of one severity."""
+
+    def play(pipeline: Pipeline, _preset: str) -> Expected:
+        for _ in range(RECENT):
+            bad = row(pipeline.time + 10, BREAKING_VALUES[severity])
+            pipeline.run_epoch(*(bad for _ in range(BAD)))
+        return Expected(dict.fromkeys(counts, _TOTAL), failed=("rule_ratio", *failed))
+
+    return play
+
+
 def play_dead_objects(pipeline: Pipeline, _preset: str) -> Expected:
     """An object with a column that nobody declared: 50 rows that nobody reads."""
     source = pipeline.bench.sources["a"]
@@ -179,10 +192,13 @@ TROUBLES: Final[Mapping[str, Trouble]] = {
     "heterogeneous": play_heterogeneous,
     "dead rows": play_dead_rows,
     "dead objects": play_dead_objects,
+    "quarantined": play_broken_rule("quarantine", "rule_quarantined"),
+    "dropped by a rule": play_broken_rule("drop", "dropped", failed=("dropped_ratio",)),
+    "warned": play_broken_rule("warn", "rule_warned"),
 }
 COUNTED: Final = (
     *("late_rows", "flagged", "dropped", "rejected", "tardy"),
-    *("dead_lettered", "dead_objects", "dead_object_rows"),
+    *("dead_lettered", "dead_objects", "dead_object_rows", "rule_quarantined", "rule_warned"),
 )
 
 
@@ -216,7 +232,9 @@ def read_surfaces(pipeline: Pipeline) -> dict[str, dict[str, Any]]:
     evidence = gather_evidence(bench.spec, bench.store, pipeline.read_table, clock=bench.clock)
     by_output = summarize_late_by_output(evidence).set_index("output")["rows_late"]
     dead = summarize_dead_letter_health(evidence).iloc[0]
-    noted = ("late_rows", "flagged", "tardy", "dead_objects", "dead_object_rows")
+    noted = [*("late_rows", "flagged", "tardy", "dead_objects", "dead_object_rows")]
+    noted += ("rule_quarantined", "rule_warned")
+    rules = summarize_rules(evidence).groupby("severity")["rows_broken"].sum()
     return {
         "manifest": {**{name: counts[name] for name in COUNTED}, "late": counts.late_by_output},
         "status": {**{name: status[name] for name in noted}, "late": status["late_by_output"]},
@@ -240,6 +258,8 @@ def read_surfaces(pipeline: Pipeline) -> dict[str, dict[str, Any]]:
             "dead_lettered": int(dead["dead_rows"]),
             "dead_objects": int(dead["dead_objects"]),
             "dead_object_rows": int(dead["dead_object_rows"]),
+            "rule_quarantined": int(rules["quarantine"]),
+            "rule_warned": int(rules["warn"]),
         },
     }
 

@@ -154,9 +154,10 @@ def format_row_counts(rows: dict[str, Any] | None) -> str:
         f"{rows[k]:,} {k.replace('_', '-')}"
         for k in ("released", "late", "rejected", "dead_lettered", "retained")
     ]
-    return f"{rows['read']:,} read = " + " + ".join(
-        [*parts, f"{sum(rows['dropped'].values()):,} dropped"]
-    )
+    parts.append(f"{sum(rows['dropped'].values()):,} dropped")
+    if quarantined := rows.get("rule_quarantined"):
+        parts.append(f"{quarantined:,} quarantined by rules")
+    return f"{rows['read']:,} read = " + " + ".join(parts)
 
 
 def format_short_instant(ticks: int | None) -> str:

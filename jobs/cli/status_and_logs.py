@@ -419,6 +419,8 @@ def _list_row_notes(counts: dict[str, Any] | None) -> list[tuple[str, object]]:
         notes.append(("set aside", f"{counts['dead_objects']:,} whole objects, {rows}"))
     for stream, rows in counts["stream_rejections"].items():
         notes.append((f"rejected by {stream}", f"{rows:,} rows"))
+    for rule, rows in counts["rules"].items():
+        notes.append((f"rule {rule}", f"{rows:,} rows broke it"))
     words = {
         "flagged": "released late, flagged",
         "tardy": "read before a tardy barrier",

@@ -27,6 +27,11 @@ _NUMERIC_ONLY = {
     AggregateFunction.APPROX_QUANTILE,
 }
 _NOT_NUMBERS = ("VARCHAR", "BOOLEAN", "TIMESTAMP", "DATE", "BLOB")
+# Keys of sqlglot's classes, and names of functions that it does not know.
+_UNREPEATABLE = frozenset(
+    {"rand", "randn", "uuid", "shuffle", "currenttimestamp", "currentdate", "currenttime", "now"}
+    | {"localtimestamp", "monotonically_increasing_id", "spark_partition_id", "input_file_name"}
+)
 _ROW_COLUMNS = {"_source": "string", "_partition": "string", "_seq": "long"}
 _STREAM_COLUMNS = {"position": "long", "stream_time": "timestamp", "_id": "string"}
 
@@ -41,6 +46,7 @@ class SqlField:
         columns: those that it may name, with their types.
         is_spark: it is Spark SQL, otherwise DuckDB's.
         refused: beginnings of the names of types that it must not have.
+        is_condition: it is a row rule, a condition whose answer depends on the row alone.
     """
 
     place: Location
@@ -48,6 +54,7 @@ class SqlField:
     columns: Mapping[str, str]
     is_spark: bool = False
     refused: tuple[str, ...] = ()
+    is_condition: bool = False
 
 
 def find_mistakes(spec: PipelineSpec) -> tuple[list[tuple[Location, str]], list[SqlField]]:
@@ -93,7 +100,9 @@ def judge_with_spark(session: Any, spec: PipelineSpec, fields: list[SqlField]) -
     for field in fields:
         ddl = ", ".join(f"`{name}` {kind}" for name, kind in field.columns.items())
         try:
-            _ = session.createDataFrame([], ddl).selectExpr(field.sql).schema
+            # A comment ends with its line.
+            sql = f"NOT (\n{field.sql}\n)" if field.is_condition else field.sql
+            _ = session.createDataFrame([], ddl).selectExpr(sql).schema
         except PySparkException as error:
             mistakes.append((field.place, str(error).partition("\n")[0]))
     if mistakes:
@@ -107,6 +116,10 @@ def _build_error(spec: PipelineSpec, mistakes: list[tuple[Location, str]]) -> Co
 
 
 def _list_expressions(spec: PipelineSpec) -> Iterator[SqlField]:
+    for name, source in spec.sources.items():
+        for rule, own in source.rules.items():
+            field = ("sources", name, "rules", rule, "predicate")
+            yield SqlField(field, own.predicate, source.columns, is_spark=True, is_condition=True)
     row = {**spec.columns, **_ROW_COLUMNS}
     for name, window in spec.windows.items():
         for column, one in window.aggregates.items():
@@ -153,6 +166,8 @@ def _judge_field(field: SqlField) -> bool:
             raise ValueError(str(error).partition("\n")[0]) from error
     if str(kind).startswith(field.refused or ("-",)):
         raise ValueError(f"{field.sql} is of type {kind}, not a number")
+    if field.is_condition and str(kind) != "BOOLEAN":
+        raise ValueError(f"{field.sql} is of type {kind}, not a condition")
     return True
 
 
@@ -160,7 +175,7 @@ def _translate_spark(field: SqlField) -> str | None:
     """Return Spark SQL in DuckDB's dialect; None if the translator cannot read it.
 
     Raises:
-        ValueError: it names a column that is not there.
+        ValueError: it names a column that is not there, or cannot be a row rule.
     """
     if field.sql in field.columns:
         return f'"{field.sql}"'
@@ -169,9 +184,15 @@ def _translate_spark(field: SqlField) -> str | None:
     from sqlglot import exp
 
     try:
-        tree = sqlglot.parse_one(field.sql, read="spark")
-    except sqlglot.errors.SqlglotError:
+        tree, *more = sqlglot.parse(field.sql, read="spark")
+    except sqlglot.errors.SqlglotError as error:
+        if field.is_condition:
+            raise ValueError(f"{field.sql} is not Spark SQL") from error
         return None
+    if tree is None or more:
+        raise ValueError(f"{field.sql} is not one expression")
+    if field.is_condition:
+        _require_row_condition(tree)
     bound = {p.name for one in tree.find_all(exp.Lambda) for p in one.expressions}
     known = {name.lower() for name in (*field.columns, *bound)}
     for column in tree.find_all(exp.Column):
@@ -181,3 +202,15 @@ def _translate_spark(field: SqlField) -> str | None:
             listed = ", ".join(name for name in field.columns if not name.startswith("_"))
             raise ValueError(f"no column {column.name!r}{hint}; there are {listed}")
     return tree.sql(dialect="duckdb")
+
+
+def _require_row_condition(tree: Any) -> None:
+    """Refuse what looks at more than the row, or answers differently when it is asked again."""
+    from sqlglot import exp
+
+    if tree.find(exp.AggFunc, exp.Window, exp.Query, exp.UDTF, exp.Explode, exp.Alias, exp.Star):
+        raise ValueError("a rule cannot have aggregates, window functions, queries or names")
+    functions = tree.find_all(exp.Func)
+    called = {(f.name if isinstance(f, exp.Anonymous) else f.key).lower() for f in functions}
+    if changing := sorted(called & _UNREPEATABLE):
+        raise ValueError(f"{', '.join(changing)}: a replay has to get the same answer again")

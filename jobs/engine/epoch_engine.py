@@ -27,9 +27,11 @@ from tidegate.checkpoints.slot_log import SlotLog, SlotTaken
 from tidegate.errors import PoisonError, TransientError
 from tidegate.jobs.engine.cut_counts import add_cut_counts
 from tidegate.jobs.engine.errors import (
+    EPOCH_BREAKS_RULE,
     EPOCH_HAS_CORRUPT_OBJECTS,
     ROWS_NOT_CONSERVED,
     SOURCE_CHANGED,
+    BrokenRuleError,
     CorruptObjectsError,
 )
 from tidegate.jobs.engine.fault_points import Faults
@@ -113,17 +115,12 @@ class EpochPorts:
 
 @dataclass(frozen=True, slots=True)
 class EngineRuntime:
-    """The process around the engine: its name in manifests, step observer, clock, fault points.
-
-    Attributes:
-        run: number of this run (`DesiredDocument.run`); a greater one than in the log begins a run.
-    """
+    """The process around the engine: its name in manifests, step observer, clock, fault points."""
 
     author: ManifestAuthor
     steps: EpochSteps
     clock: Clock
     faults: Faults
-    run: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +220,6 @@ class Engine:
         self._steps = runtime.steps
         self._clock = runtime.clock
         self._faults = runtime.faults
-        self._run = runtime.run
         self._failed = _FailedAttempts()
         self._worked = WorkedTime(spec.checkpoint.max_clock_step)
         self._recorded_clock_only = False  # the last attempt did, and was sealed
@@ -348,8 +344,7 @@ class Engine:
             buffered_rows=state.buffered_rows,
             released_max=state.released_max,
             aborts=asked.aborts,
-            # A run begins with the log or after a stop, not with a process.
-            run_start=state.head.record is None or self._run > state.run,
+            run_start=state.head.record is None,  # a run begins with the log, not with a process
         )
         return replace(surveyed, survey=survey)
 
@@ -467,6 +462,12 @@ class Engine:
             ) from error
         except Exception as error:
             self._refuse_changed_objects(cut, error)
+            if isinstance(error, BrokenRuleError):
+                raise EPOCH_BREAKS_RULE(
+                    pipeline=self._spec.name,
+                    epoch=self.resume_state.head.next_slot,
+                    detail=error.message,
+                ) from error
             raise
 
     def _refuse_changed_objects(self, cut: Cut, cause: Exception | None = None) -> None:
@@ -569,7 +570,6 @@ class Engine:
                 savepoints=asked.savepoints,
                 aborted=tuple(self._failed.aborted),
                 merge=None,
-                run=max(self._run, state.run),
             ),
             timings={name: round(seconds, 6) for name, seconds in self._steps.timings.items()},
             created_at=self._clock.wall_ticks(),

@@ -29,6 +29,24 @@ class CorruptObjectsError(PoisonError):
         return error
 
 
+class BrokenRuleError(PoisonError):
+    """A row breaks a rule of severity ``fail``; the engine says in which epoch."""
+
+
+RULE_FAILED = ErrorDefinition(
+    "row.rule_failed",
+    BrokenRuleError,
+    "row {row} of {where} breaks rule {rule} of source {source} ({predicate}): {sample}",
+    kept=_EPOCH_KEPT,
+    advice="correct the row at its origin, or give the rule the severity quarantine",
+)
+EPOCH_BREAKS_RULE = ErrorDefinition(
+    RULE_FAILED.code,
+    PoisonError,
+    "epoch {epoch} of {pipeline}: {detail}",
+    kept=_EPOCH_KEPT,
+    advice=RULE_FAILED.advice,
+)
 PAGES_CORRUPT = ErrorDefinition(
     _CORRUPT,
     CorruptObjectsError,

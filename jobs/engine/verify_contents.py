@@ -101,7 +101,7 @@ class _ContentCheck:
         wanted = {
             EVENTS: epoch.released,
             LATE: epoch.late + epoch.rejected + RowCounts.of_sources(epoch.per_source)[FLAGGED],
-            DEAD_LETTERS: epoch.dead_lettered,
+            DEAD_LETTERS: epoch.dead_lettered + epoch.rule_quarantined,
         }
         if EVENTS not in tables:
             # `outputs` may leave the table out. That rows were not simply lost from the manifest is

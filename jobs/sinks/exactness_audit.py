@@ -17,7 +17,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tidegate.checkpoints.manifest import Counters, Manifest
-from tidegate.checkpoints.row_counts import DEAD_OBJECT_ROWS, DEAD_OBJECTS, NULLS_FILLED
+from tidegate.checkpoints.row_counts import (
+    DEAD_OBJECT_ROWS,
+    DEAD_OBJECTS,
+    NULLS_FILLED,
+    RULE_DROPPED,
+)
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.interfaces import join_seq
@@ -25,6 +30,7 @@ from tidegate.jobs.engine.replay import FLOAT_TOLERANCE
 from tidegate.jobs.engine.resume_state import SPLICE_KIND
 from tidegate.jobs.sinks.output_tables import build_table_schema
 from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENTS, LATE, PipelineSpec, SourceSpec
+from tidegate.jobs.spec.row_rules import RULE_QUARANTINED
 from tidegate.jobs.spec.window_specs import Aggregate, AggregateFunction, WindowKind, WindowSpec
 from tidegate.time_units import TICK_MAX, TICK_MIN
 
@@ -297,7 +303,8 @@ def _register_places(db: duckdb.DuckDBPyConnection, base: Manifest | None) -> No
         select _source, _partition, _seq, 'released' as place from {EVENTS}
         union all select _source, _partition, _seq, 'late' from {LATE}
             anti join inserted using {row} where output = 'events' and reason <> 'flagged'
-        union all select _source, _partition, _seq, 'dead_lettered' from {DEAD_LETTERS}
+        union all select _source, _partition, _seq,
+            if(reason = '{RULE_QUARANTINED}', reason, 'dead_lettered') from {DEAD_LETTERS}
             anti join inserted using {row} where "row" is not null""")
     db.execute("""create temp table places as select all_places.* from all_places
         left join before using (_source, _partition) where _end is null or _seq >= _end""")
@@ -355,6 +362,9 @@ def _check_window_results(
     lasting = any(s.end_time is not None or s.edges is not None for s in spec.sources.values())
     if base is not None and lasting:
         found.skipped[name] = "rows of retired epochs may last into it"
+        return
+    if sum(own.get(RULE_DROPPED, 0) for own in head.counters.per_source.values()):
+        found.skipped[name] = "rules have dropped rows, which no table has"
         return
     if found.topics:
         found.skipped[name] = "it counts messages, and topics are not read again"

@@ -340,7 +340,7 @@ def _checkpoint_to_row(manifest: Manifest) -> dict[str, Any]:
         "rows_late": epoch.late,
         "rows_dropped": sum(epoch.dropped.values()),
         "rows_rejected": epoch.rejected,
-        "rows_dead": epoch.dead_lettered,
+        "rows_dead": epoch.dead_lettered + epoch.rule_quarantined,
         "rows_retained": manifest.counters.retained,
         "windows_emitted": sum(epoch.windows.values()),
         "bytes": manifest.epoch_notes.bytes_written,

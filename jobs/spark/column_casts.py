@@ -10,10 +10,12 @@ from collections.abc import Iterable
 from typing import Final
 
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812
 
 from tidegate.jobs.sources.object_decoding import BAD_REASON
 from tidegate.jobs.spec.cast_rules import EXACT_BITS, accepts_family, build_text_pattern
 from tidegate.jobs.spec.pipeline import BarrierColumns, SourceSpec
+from tidegate.jobs.spec.row_rules import RowRule
 from tidegate.jobs.spec.table_layout import DeadLetterReason
 from tidegate.time_units import TICK_MAX
 
@@ -166,30 +168,67 @@ def select_readable_columns(columns: Iterable[tuple[str, str]]) -> list[tuple[st
 
 
 def cast_to_declared(raw: DataFrame, source: SourceSpec, physical: dict[str, str]) -> DataFrame:
-    """Cast to the declared schema and judge each row's form."""
+    """Cast to the declared schema and judge each row: by the schema, the rules, and the rest."""
     casts = {
         name: _cast_column_sql(quote_name(name), declared, physical.get(name), source.timezone)
         for name, declared in source.columns.items()
     }
     selected = [f"{cast} AS {quote_name(name)}" for name, cast in casts.items()]
     kind = _row_kind_sql(source.barriers, casts)
-    dead = _dead_reason_sql(source, physical, casts)
+    unfit = _first_reason_sql(_list_unfit_values(source, physical, casts))
+    fault = _first_reason_sql(_list_time_faults(source, casts))
     detail = _dead_detail_sql(source, physical, casts)
     names = ", ".join(quote_name(n) for n, _ in select_readable_columns(physical.items()))
     json = f"to_json(struct({names}))"
-    return raw.selectExpr(
+    judged = raw.selectExpr(
         *selected,
         f"{casts[source.event_time]} AS _time",
         f"{_end_ticks_sql(source, casts)} AS _end",
         f"{kind} AS _kind",
-        f"{dead} AS _dead",
+        f"coalesce({unfit}, {fault}) AS _dead",
         f"{detail} AS _detail",
         f"{json} AS _json",
         "_m",
         "_p",
         "_o",
         "_row",
+        "CAST(NULL AS string) AS _rule",
+        "CAST(NULL AS string) AS _warned",
+        *([f"{unfit} AS _unfit"] if source.rules else []),
     )
+    return _apply_rules(judged, source.rules) if source.rules else judged
+
+
+def _apply_rules(rows: DataFrame, rules: dict[str, RowRule]) -> DataFrame:
+    """Judge rows that fit the schema by the rules of their source.
+
+    `_rule` is the rule that removes a row, `_warned` the others that it breaks, with commas.
+    """
+    checked = "_unfit IS NULL AND _kind = 'data'"
+    # A comment in a predicate ends with its line.
+    broken = {name: f"NOT coalesce((\n{rule.predicate}\n), false)" for name, rule in rules.items()}
+    removing = {name: rule.removal_reason for name, rule in rules.items() if rule.removal_reason}
+    first = _first_reason_sql([(name, f"{checked} AND {broken[name]}") for name in removing])
+    warning = ", ".join(
+        f"CASE WHEN {broken[name]} THEN '{name}' END" for name in rules if name not in removing
+    )
+    reason = _first_reason_sql([(reason, f"_rule = '{name}'") for name, reason in removing.items()])
+    details = [(f"rule {n}: {r.predicate}", f"_rule = '{n}'") for n, r in rules.items()]
+    new = {
+        "_warned": (
+            f"CASE WHEN {checked} AND _rule IS NULL THEN concat_ws(',', {warning or 'NULL'}) END"
+        ),
+        "_dead": f"coalesce({reason}, _dead)",
+        "_detail": f"coalesce({_first_reason_sql(details)}, _detail)",
+    }
+    named = rows.withColumn("_rule", F.expr(first))
+    return named.withColumns({name: F.expr(sql) for name, sql in new.items()}).drop("_unfit")
+
+
+def _first_reason_sql(cases: Iterable[tuple[str, str]]) -> str:
+    """The reason of the first condition that holds, as SQL; null if none does."""
+    told = " ".join(f"WHEN {condition} THEN {quote_text(reason)}" for reason, condition in cases)
+    return f"CASE {told} END" if told else "CAST(NULL AS string)"
 
 
 def cast_with_check_sql(
@@ -329,7 +368,10 @@ def _lossy_cast_sql(column: str, cast: str, arrow: str, declared: str) -> str:
     return ""
 
 
-def _dead_reason_sql(source: SourceSpec, physical: dict[str, str], casts: dict[str, str]) -> str:
+def _list_unfit_values(
+    source: SourceSpec, physical: dict[str, str], casts: dict[str, str]
+) -> list[tuple[DeadLetterReason, str]]:
+    """Faults of values; they come before those of the time, which they may explain."""
     naive = [
         f"{quote_name(name)} IS NOT NULL"
         for name, declared in source.columns.items()
@@ -343,17 +385,11 @@ def _dead_reason_sql(source: SourceSpec, physical: dict[str, str], casts: dict[s
         bad.append(f"{_row_kind_sql(source.barriers, casts)} IS NULL")
     if BAD_REASON in physical:  # a decoded object: what it says of a row comes first
         bad.append(f"{BAD_REASON} IS NOT NULL")
-    # The first reason that holds is told: a value that does not fit explains a missing time.
     cases: list[tuple[DeadLetterReason, str]] = [
         ("bad_value", " OR ".join(bad)),
         ("naive_time", " OR ".join(naive)),
-        *_list_time_faults(source, casts),
     ]
-    return (
-        "CASE "
-        + " ".join(f"WHEN {condition} THEN '{reason}'" for reason, condition in cases if condition)
-        + " END"
-    )
+    return [(reason, condition) for reason, condition in cases if condition]
 
 
 def _list_time_faults(

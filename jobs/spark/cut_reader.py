@@ -5,7 +5,8 @@ Each row carries its position and the reason why it is bad, if it is.
 Columns besides the user's: ``_m`` (index of the member's slice in the cut), ``_object`` (index into
 `CutFrame.parts`), ``_source``, ``_partition``, ``_seq``, ``_so`` (place of the source in the spec),
 ``_et`` (event time in ticks), ``_kind`` (data, barrier, punctuation), ``_dead`` (reason of a dead
-letter, else null) and ``_detail``. Spark computes only those that a plan asks for.
+letter, else null), ``_detail``, ``_rule`` (the rule that removed the row) and ``_warned`` (other
+rules that it breaks). Spark computes only those that a plan asks for.
 
 Objects are read in place where the store has them as files, else from copies in the scratch folder;
 either way Spark's tasks see them under folders ``_m=../_p=../_o=..``, so that their place arrives
@@ -318,7 +319,8 @@ def _read_similar_parts(
     for index, part in parts:
         source = spec.sources[cut.slices[part.member].member.source]
         # What decides about casts and verdicts. Parts that agree in it share one plan.
-        traits = (source.event_time, source.timezone, source.min_event_time, source.barriers)
+        rules = tuple(source.rules.items())
+        traits = (source.event_time, source.timezone, source.min_event_time, source.barriers, rules)
         groups.setdefault((part.columns, *traits), []).append((index, part))
     frames = []
     for (columns, *_), chosen in groups.items():
@@ -547,6 +549,8 @@ def _add_positions(frame: DataFrame, spec: PipelineSpec, cut: Cut) -> DataFrame:
         "_dead",
         "_detail",
         "_json",
+        "_rule",
+        "_warned",
         "_m",
         "_p",
     )

@@ -19,6 +19,7 @@ from pyspark.sql import DataFrame
 
 from tidegate.errors import PoisonError
 from tidegate.jobs.advise.lag_advice import GAMMA
+from tidegate.jobs.engine.errors import RULE_FAILED as BROKEN_RULE
 from tidegate.jobs.engine.interfaces import join_seq, split_seq
 from tidegate.jobs.eventtime.decision_types import MemberSurvey, Survey
 from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN
@@ -45,6 +46,7 @@ from tidegate.jobs.spark.member_scan import (
 )
 from tidegate.jobs.spark.native_windows import FoldedSlice, WindowFold, fold_slice
 from tidegate.jobs.spec.pipeline import BarrierColumns, PipelineSpec, SourceSpec
+from tidegate.jobs.spec.row_rules import RULE_FAILED
 from tidegate.time_units import TICK_MAX, TICK_MIN
 
 
@@ -100,7 +102,8 @@ def survey_cut(
     Spark SQL.
 
     Raises:
-        PoisonError: a dead row of a source whose `on_bad` is ``fail``.
+        PoisonError: a dead row of a source whose `on_bad` is ``fail``, or one that breaks a rule
+            of severity ``fail``.
     """
     frontier = state.get("output", {}).get("value", TICK_MIN)
     found_rows = _scan_members(staged, spec, state, folds or {}, frontier)
@@ -114,8 +117,8 @@ def survey_cut(
         for i, piece in enumerate(staged.cut.slices)
     )
     for found in members:
-        if found.dead and spec.sources[found.member.source].on_bad == "fail":
-            raise _dead_rows_error(staged, spec, found)
+        if found.dead:
+            _refuse_bad_rows(staged, spec, found)
     verdicts = {i: scan.verdicts for i, scan in scans.items() if scan.verdicts}
     return MemberScans(
         Survey(now=0, members=members),
@@ -150,7 +153,8 @@ def _merge_sketches(scans: dict[int, MemberScan]) -> dict[str, Any]:
 
 def _is_cast_safe(part: CutPart, source: SourceSpec) -> bool:
     physical = dict(part.columns)
-    return all(
+    # Only Spark SQL knows what the rules of a source say of a row.
+    return not source.rules and all(
         cast_never_fails(physical.get(name, "null"), own) for name, own in source.columns.items()
     )
 
@@ -356,19 +360,41 @@ def _build_member_columns(rows: pa.Table) -> MemberColumns:
     )
 
 
-def _dead_rows_error(staged: CutFrame, spec: PipelineSpec, found: MemberSurvey) -> PoisonError:
+def _refuse_bad_rows(staged: CutFrame, spec: PipelineSpec, found: MemberSurvey) -> None:
+    """Raise for the first dead row that `on_bad` or a rule does not allow."""
+    source = spec.sources[found.member.source]
+    refused = ["_rule IS NULL"] if source.on_bad == "fail" else []
+    if any(rule.severity == "fail" for rule in source.rules.values()):
+        refused.append(f"_dead = '{RULE_FAILED}'")
+    if not refused:
+        return
     assert staged.frame is not None  # noqa: S101 - a dead row was counted in it
     member = next(i for i, piece in enumerate(staged.cut.slices) if piece.member == found.member)
-    first = staged.frame.where(f"_dead IS NOT NULL AND _m = {member}").orderBy("_seq").limit(1)
-    row = collect_to_driver(first.select("_dead", "_detail", "_json", "_seq", "_p")).to_pylist()[0]
-    return PoisonError(
-        f"{found.dead} bad rows in {found.member}; the first is row {split_seq(row['_seq'])[1]} of"
-        f" {staged.parts[row['_p']].key}: {row['_dead']} ({row['_detail']}): {row['_json']}",
-        code=f"row.{row['_dead']}",  # the reason is part of the code: alerts can tell them apart
-        pipeline=spec.name,
-        kept="everything sealed so far",
-        advice="correct the row at its origin, or set on_bad: dead_letter",
-    )
+    wanted = f"_dead IS NOT NULL AND _m = {member} AND ({' OR '.join(refused)})"
+    if found.barrier is not None:  # rows behind it belong to another epoch
+        wanted += f" AND _seq < {found.barrier.seq}"
+    names = ("_dead", "_detail", "_json", "_seq", "_p", "_rule")
+    first = staged.frame.where(wanted).orderBy("_seq").limit(1).select(*names)
+    for row in collect_to_driver(first).to_pylist():
+        place, number = staged.parts[row["_p"]].key, split_seq(row["_seq"])[1]
+        if row["_rule"] is not None:
+            raise BROKEN_RULE(
+                pipeline=spec.name,
+                row=number,
+                where=place,
+                rule=row["_rule"],
+                source=found.member,
+                predicate=source.rules[row["_rule"]].predicate,
+                sample=row["_json"],
+            )
+        raise PoisonError(
+            f"{found.dead} bad rows in {found.member}; the first is row {number} of {place}:"
+            f" {row['_dead']} ({row['_detail']}): {row['_json']}",
+            code=f"row.{row['_dead']}",  # the reason is part of it: alerts can tell them apart
+            pipeline=spec.name,
+            kept="everything sealed so far",
+            advice="correct the row at its origin, or set on_bad: dead_letter",
+        )
 
 
 # The few rows of a cut between two times, read by the driver. What can be late stands below the

@@ -8,7 +8,14 @@ from dataclasses import dataclass, field
 
 from tidegate.checkpoints.epoch_notes import EpochCounters
 from tidegate.checkpoints.manifest import FileRef
-from tidegate.checkpoints.row_counts import LATE_ROWS, TARDY, name_late_counts
+from tidegate.checkpoints.row_counts import (
+    LATE_ROWS,
+    RULE,
+    RULE_WARNED,
+    TARDY,
+    name_broken_rule,
+    name_late_counts,
+)
 from tidegate.jobs.engine.interfaces import MoveResult
 from tidegate.jobs.engine.resume_state import ORDER_KIND
 from tidegate.jobs.spark.cut_survey import MemberScans
@@ -17,7 +24,8 @@ from tidegate.jobs.spark.epoch_context import EpochContext, WindowOutput
 from tidegate.jobs.spark.event_building import build_events
 from tidegate.jobs.spark.late_and_dead_rows import DeadRows, LateRows
 from tidegate.jobs.spark.ordered_release import ReleasedRows, count_buffered_rows
-from tidegate.jobs.spec.pipeline import BUILT, DEAD_LETTERS, EVENTS, LATE
+from tidegate.jobs.spec.pipeline import BUILT, DEAD_LETTERS, EVENTS, LATE, PipelineSpec
+from tidegate.jobs.spec.row_rules import RULE_QUARANTINED
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +33,16 @@ class EpochOutputs:
     """The outputs of one epoch.
 
     Attributes:
+        spec: the pipeline.
         scans: what the survey found.
         released: the events that left, and the order buffer.
         late: rows of the late table.
-        dead: rows of the dead-letter table.
+        dead: rows of the dead-letter table, and rows that break rules.
         edges: open edge events.
         windows: window -> its results and state.
     """
 
+    spec: PipelineSpec
     scans: MemberScans
     released: ReleasedRows
     late: LateRows
@@ -87,8 +97,7 @@ class EpochOutputs:
         self._count_surveyed(tally, flagged)
         for source, rows in self.released.per_source.items():
             tally.add(source, "released", rows)
-        for source, rows in self.dead.per_source.items():
-            tally.add(source, "dead_lettered", rows)
+        self._count_dead(tally)
         for (source, output), pairs in self.late.expired.items():
             tally.add(source, f"expired:{output}", pairs)
         self._count_late(tally)
@@ -99,6 +108,7 @@ class EpochOutputs:
             late=tally.total("late"),
             rejected=tally.total("rejected"),
             dead_lettered=tally.total("dead_lettered"),
+            rule_quarantined=tally.total(RULE_QUARANTINED),
             retained_before=buffered_before,
             retained=buffered_after,
             dropped=dict(tally.dropped),
@@ -117,6 +127,19 @@ class EpochOutputs:
             if str(member.member) in flagged:
                 aside = verdicts["dropped"] + verdicts["cti_violation"]
                 tally.add(source, TARDY, member.rows - aside)
+
+    def _count_dead(self, tally: _Tally) -> None:
+        for source, counts in self.dead.counts.items():
+            for name, rows in counts.items():
+                tally.add(source, name, rows)
+        for (source, rule), rows in self.dead.broken.items():
+            tally.add(source, name_broken_rule(rule), rows)
+            if self.spec.sources[source].rules[rule].severity == "drop":
+                tally.add_late(source, EVENTS, RULE, True, rows)
+        for (source, rules), rows in self.dead.warned.items():
+            tally.add(source, RULE_WARNED, rows)
+            for rule in rules:
+                tally.add(source, name_broken_rule(rule), rows)
 
     def _count_late(self, tally: _Tally) -> None:
         for (source, output, reason, dropped), rows in self.late.counts.items():

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import reduce
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -36,6 +37,7 @@ from tidegate.jobs.spark.sql_conditions import (
 )
 from tidegate.jobs.spec.event_time_options import LatePolicy
 from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENTS, LATE
+from tidegate.jobs.spec.row_rules import RULE_DROPPED, RULE_QUARANTINED
 from tidegate.jobs.spec.table_layout import LateReason
 from tidegate.jobs.spec.window_specs import WindowKind
 from tidegate.time_units import TICK_MAX, TICK_MIN
@@ -312,15 +314,18 @@ def _late_row_error(epoch: EpochContext, row: dict[str, object], output: str) ->
 
 
 def _count_late_rows(table: pa.Table) -> Counter[tuple[str, str, str, bool]]:
-    grouped = (
-        table.select(_COUNTED_COLUMNS).group_by(_COUNTED_COLUMNS).aggregate([([], "count_all")])
-    )
     return Counter(
         {
             (r["_source"], r["output"], r["reason"], r["_dropped"]): r["count_all"]
-            for r in grouped.to_pylist()
+            for r in _count_groups(table, _COUNTED_COLUMNS)
         }
     )
+
+
+def _count_groups(table: pa.Table, columns: list[str]) -> list[dict[str, Any]]:
+    grouped = table.select(columns).group_by(columns).aggregate([([], "count_all")])
+    rows: list[dict[str, Any]] = grouped.to_pylist()
+    return rows
 
 
 def _count_distinct_rows(table: pa.Table) -> Counter[str]:
@@ -372,21 +377,30 @@ def _write_late_in_tasks(epoch: EpochContext, rows: DataFrame) -> LateRows:
 
 @dataclass(frozen=True, slots=True)
 class DeadRows:
-    """Dead rows of an epoch: the files they were written to, and how many each source has."""
+    """Rows that the schema, their time or a rule stops, and rows that rules warn about.
+
+    Attributes:
+        written: files of the dead-letter table.
+        counts: source -> `dead_lettered` or `rule_quarantined` -> rows in these files.
+        broken: (source, name of a rule) -> rows that it removed.
+        warned: (source, names of rules) -> rows that no rule removed and that broke these.
+    """
 
     written: WrittenFiles = field(default_factory=WrittenFiles)
-    per_source: dict[str, int] = field(default_factory=dict)
+    counts: dict[str, Counter[str]] = field(default_factory=dict)
+    broken: Counter[tuple[str, str]] = field(default_factory=Counter)
+    warned: Counter[tuple[str, tuple[str, ...]]] = field(default_factory=Counter)
 
 
 def write_dead_letters(epoch: EpochContext) -> DeadRows:
-    """Write the dead rows of an epoch to their table."""
+    """Write the dead rows of an epoch to their table, and count what rules say of its rows."""
     frame = epoch.staged.frame
     if frame is None:
         return DeadRows()
     parts = epoch.staged.parts
     objects = ", ".join(quote_text(part.key) for part in parts)
     etags = ", ".join(quote_text(part.etag) for part in parts)
-    rows = frame.where("_dead IS NOT NULL").selectExpr(
+    rows = frame.where(f"_dead <> '{RULE_DROPPED}'").selectExpr(
         "_dead AS reason",
         "_detail AS detail",
         f"array({objects})[_p] AS object",
@@ -397,10 +411,21 @@ def write_dead_letters(epoch: EpochContext) -> DeadRows:
     written = epoch.writer.write_table(
         DEAD_LETTERS, epoch.collect_if_small(rows, epoch.staged.rows), None
     )
-    table = written.read_columns(["_source"])
-    counts = (
-        {}
-        if table is None
-        else {i["values"]: i["counts"] for i in pc.value_counts(table["_source"]).to_pylist()}
-    )
-    return DeadRows(written, counts)
+    dead = DeadRows(written)
+    table = written.read_columns(["_source", "reason"])
+    for row in [] if table is None else _count_groups(table, ["_source", "reason"]):
+        quarantined = row["reason"] == RULE_QUARANTINED
+        name = RULE_QUARANTINED if quarantined else "dead_lettered"
+        dead.counts.setdefault(row["_source"], Counter())[name] += row["count_all"]
+    if any(source.rules for source in epoch.spec.sources.values()):
+        _count_broken_rules(frame, dead)
+    return dead
+
+
+def _count_broken_rules(frame: DataFrame, dead: DeadRows) -> None:
+    broken = frame.where("_rule IS NOT NULL OR _warned <> ''")
+    for row in collect_to_driver(broken.groupBy("_source", "_rule", "_warned").count()).to_pylist():
+        if row["_rule"] is not None:
+            dead.broken[row["_source"], row["_rule"]] += row["count"]
+        else:
+            dead.warned[row["_source"], tuple(row["_warned"].split(","))] += row["count"]

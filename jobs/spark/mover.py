@@ -171,7 +171,9 @@ class SparkMover:
 
     def _move_staged(self, order: MoveOrder, staged: _StagedCut) -> MoveResult:
         epoch = self._make_epoch_context(order, staged)
-        any_dead = any(member.dead for member in staged.scans.survey.members)
+        any_dead = any(member.dead for member in staged.scans.survey.members) or any(
+            source.rules for source in self._spec.sources.values()
+        )
         with ThreadPoolExecutor(4) as pool:  # the jobs are small: one alone would leave a core idle
             released = pool.submit(_release_and_write_late, epoch, staged.scans)
             dead = pool.submit(write_dead_letters, epoch) if any_dead else None
@@ -184,6 +186,7 @@ class SparkMover:
             }
         rows, late = released.result()
         return EpochOutputs(
+            self._spec,
             staged.scans,
             rows,
             late,

@@ -52,6 +52,8 @@ class QualityLimits(SpecModel):
     """Dead letters as a share of the rows read."""
     dead_objects: Count = 0
     """Largest number of objects that could not be read."""
+    rule_ratio: Ratio = 0.01
+    """Rows that broke a rule of their source, as a share of the rows read from it."""
 
 
 class QualitySpec(SpecModel):

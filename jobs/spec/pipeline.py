@@ -25,6 +25,7 @@ from tidegate.jobs.spec.event_time_options import (
 )
 from tidegate.jobs.spec.operations import QualitySpec, SpliceSpec
 from tidegate.jobs.spec.presets import apply_preset
+from tidegate.jobs.spec.row_rules import RowRule
 from tidegate.jobs.spec.sinks import SinkSpec
 from tidegate.jobs.spec.source_options import (
     DiscoveryOptions,
@@ -189,6 +190,11 @@ class SourceSpec(FrontierOptions):
     """Time zone of timestamps that carry none. Without it such timestamps are bad values."""
     min_event_time: Instant | None = None
     """Rows before this instant are dead letters. Written as ISO 8601 text."""
+    # Left out when empty, so that specs without rules keep their digest.
+    rules: dict[Name, RowRule] = Field(default={}, exclude_if=lambda rules: not rules)
+    """Rule name and condition. The rules are checked in this order, after the schema and before
+    everything else.
+    """
     barriers: BarrierColumns | None = None
     """How barrier rows and punctuation rows are recognised."""
     edges: EdgeColumns | None = None

@@ -307,4 +307,5 @@ DeadLetterReason = Literal[
     "no_event_time",
     "before_min_event_time",
     "naive_time",
+    "rule_quarantined",
 ]

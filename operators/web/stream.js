@@ -78,7 +78,8 @@ export function streamPage(pipeline, {framed, open, refresh}) {
     const streams = Object.entries(counts.stream_rejections).map(([stream, rows]) => `${count(rows)} rejected by ${stream}`);
     const objects = counts.dead_objects ? [`${plural(counts.dead_objects, "whole object")}, ${plural(counts.dead_object_rows, "row")} known of them`] : [];
     const nulls = counts.nulls_filled ? [`${plural(counts.nulls_filled, "row")} with columns filled by null`] : [];
-    return [...objects, ...nulls, ...streams].join(", ") || null;
+    const rules = Object.entries(counts.rules).map(([rule, rows]) => `${count(rows)} broke rule ${rule}`);
+    return [...objects, ...nulls, ...streams, ...rules].join(", ") || null;
   }
   function numbers(s) {
     const p = s.latest, q = s.quality;

@@ -40,6 +40,19 @@ def test_windows_are_not_offered_what_was_set_aside() -> None:
     assert (counts.late_share("events"), counts.late_share("w")) == (4 / 9, 1 / 5)
 
 
+def test_rows_that_a_rule_removed_are_late_for_nothing() -> None:
+    """They are offered to no output; the share of late rows is one of the others."""
+    counts = RowCounts.of_source(
+        {"read": 10, "dropped": 3, "dropped:events:rule": 2, "rule_quarantined": 3}
+        | {"late_rows": 1, "rule:positive": 5, "rule:known": 4, "rule_warned": 4}
+    )
+    assert (counts.count_offered("events"), counts.count_offered("w")) == (5, 5)
+    assert counts.late_by_output == {"events": 1}
+    assert counts.count_broken_rules() == {"positive": 5, "known": 4}
+    record = counts.to_record()
+    assert (record["rules"], record["rule_quarantined"]) == ({"positive": 5, "known": 4}, 3)
+
+
 def test_reasons_add_up_to_the_rows_of_an_output() -> None:
     """What has no reason of its own has the usual one of its output."""
     names = [

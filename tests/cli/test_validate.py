@@ -148,3 +148,59 @@ def test_specs_of_the_project_have_no_mistakes(cli: Cli) -> None:
     root = Path(__file__).resolve().parents[2]
     for path in [*root.glob("docs/examples/**/*.yaml"), *root.glob("dags/pipelines/*.yaml")]:
         require_no_mistakes(load_spec(path))
+
+
+RULES = """\
+    rules:
+      known: {predicate: "item in ('a', 'b')", severity: drop}
+      large:
+        predicate: "PREDICATE"
+"""
+
+
+@pytest.mark.parametrize(
+    ("predicate", "says"),
+    [
+        ("amount >", "amount > is not Spark SQL"),
+        ("item = 'a", "item = 'a is not Spark SQL"),
+        ("amount > 1; item = 'a'", "is not one expression"),
+        ("amount + 1", "amount + 1 is of type DOUBLE, not a condition"),
+        ("sum(amount) > 0", "a rule cannot have aggregates"),
+        ("amount > (select 1)", "a rule cannot have aggregates"),
+        ("amount > 0 as x", "a rule cannot have aggregates"),
+        ("at < now()", "now: a replay has to get the same answer again"),
+        ("rand() > 0.5", "rand: a replay has to get the same answer again"),
+        ("amont > 0", "no column 'amont', did you mean 'amount'?"),
+    ],
+)
+def test_a_bad_row_rule_is_named_at_its_line(
+    cli: Cli, tmp_path: Path, predicate: str, says: str
+) -> None:
+    """A rule that does not parse, or names an unknown column, is refused with line and field."""
+    path = tmp_path / "shop.yaml"
+    rules = RULES.replace("PREDICATE", predicate)
+    path.write_text(SHOP.replace("    max_jump: 1d\n", f"    max_jump: 1d\n{rules}"))
+    said = cli("validate", str(path))
+    assert said.exit_code == 2
+    text = " ".join(said.err.split())
+    assert "shop.yaml:13: sources.web.rules.large.predicate: " in text
+    assert says in text
+
+
+@pytest.mark.parametrize(
+    "predicate",
+    [
+        "`amount` > 0 -- a comment",
+        "case when item is null then false else amount > 1 end",
+        "item",
+        "at > timestamp '2020-01-01'",
+        "amount between 1 and 9 or item rlike '^x'",
+    ],
+)
+def test_conditions_of_spark_sql_are_row_rules(predicate: str) -> None:
+    """Any condition over the columns of the source is a rule."""
+    columns = "item: boolean" if predicate == "item" else "item: string"
+    text = SHOP.replace("item: string", columns).replace("    keys: [item]\n", "")
+    spec = parse_spec(text.replace("    max_jump: 1d\n", RULES.replace("PREDICATE", predicate)))
+    known = ("sources", "web", "rules", "large", "predicate")
+    assert known not in [field.place for field in require_no_mistakes(spec)]

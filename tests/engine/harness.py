@@ -78,9 +78,8 @@ class Bench:
         dispatch: RowDispatcher | None = None,
         sources: Sequence[Source] | None = None,
         mover: Mover | None = None,
-        run: int = 0,
     ) -> Engine:
-        """A driver's engine, standing at the head; `run` counts the starts behind a stop."""
+        """A driver's engine, standing at the head."""
         return Engine(
             self.spec,
             SlotLog(self.store, self.spec.name, clock=self.clock),
@@ -95,7 +94,6 @@ class Bench:
                 steps or PlainSteps(self.clock),
                 self.clock,
                 faults or NoFaults(),
-                run,
             ),
         )
 

@@ -21,6 +21,12 @@ from tidegate.jobs.spec.pipeline import CHECKPOINTS
 
 RECENT = 2
 """Epochs that the checks of these pipelines call recent."""
+BREAKING_VALUES = {"quarantine": 101, "drop": 102, "warn": 103}
+"""Severity of a row rule -> the value of ``v`` that breaks it."""
+RULES = {
+    severity: {"predicate": f"v <> {value}", "severity": severity}
+    for severity, value in BREAKING_VALUES.items()
+}
 
 
 class ObjectSourceDouble(MemorySource):
@@ -45,6 +51,7 @@ class Pipeline:
         names = ("path", "schema", "event_time", "lag", "barriers")
         source = {name: plain[name] for name in names}
         source["barriers"]["types"] = ["cut", "end"]
+        source["rules"] = RULES
         fields: dict[str, Any] = {"preset": preset, "quality": {"recent": RECENT, **quality}}
         self.bench = Bench(spec_of(sources={"a": source, "b": source}, **fields))
         self.bench.sources = {name: ObjectSourceDouble(name) for name in self.bench.sources}

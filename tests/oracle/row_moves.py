@@ -195,7 +195,13 @@ class RowMoves:
             self.count(row, "dropped")
             self.count(row, "dropped:events:cti_violation")
         for bad in rows.dead:
-            self.count(bad, "dead_lettered")
+            quarantined = bad.reason == "rule_quarantined"
+            self.count(bad, bad.reason if quarantined else "dead_lettered")
+        self.dropped["rule"] += rows.rule_dropped
+        tally = Counter({"dropped": rows.rule_dropped, "dropped:events:rule": rows.rule_dropped})
+        tally = +(tally + rows.broken)
+        if tally:
+            self.tally.setdefault(rows.survey.member.source, Counter()).update(tally)
 
     def _side_output(self, row: Row, output: str, reason: LateReason, frontier: int) -> None:
         self._miss(row)

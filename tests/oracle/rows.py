@@ -9,15 +9,24 @@ lie.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
+import duckdb
+import pyarrow as pa
+import sqlglot
+
 from tidegate.errors import PoisonError
+from tidegate.jobs.engine.column_types import to_arrow_type
+from tidegate.jobs.engine.errors import BrokenRuleError
 from tidegate.jobs.engine.interfaces import Slice
 from tidegate.jobs.eventtime.decision_types import BarrierRow, Member, MemberSurvey
 from tidegate.jobs.spec.event_time_options import PunctuationOptions
 from tidegate.jobs.spec.pipeline import SourceSpec
+from tidegate.jobs.spec.row_rules import RowRule
 from tidegate.jobs.spec.table_layout import DeadLetterReason
 from tidegate.time_units import saturate_ticks
 
@@ -68,6 +77,8 @@ class SliceRows:
         violations: rows before their member's punctuation that are error rows, with that
             punctuation.
         dropped: such rows that the policy drops.
+        rule_dropped: how many rows a rule of severity ``drop`` removed.
+        broken: name of a count of `checkpoints.row_counts` -> rows that broke rules.
     """
 
     survey: MemberSurvey
@@ -76,6 +87,8 @@ class SliceRows:
     quarantined: list[Row] = field(default_factory=list)
     violations: list[tuple[Row, int]] = field(default_factory=list)
     dropped: list[Row] = field(default_factory=list)
+    rule_dropped: int = 0
+    broken: Counter[str] = field(default_factory=Counter)
 
     @property
     def read(self) -> int:
@@ -86,6 +99,7 @@ class SliceRows:
             + len(self.quarantined)
             + len(self.violations)
             + len(self.dropped)
+            + self.rule_dropped
         )
 
 
@@ -169,7 +183,7 @@ class PartitionReader:
             pending=part.pending,
             done=part.done,
             quarantined=len(self.rows.quarantined),
-            dead=len(self.rows.dead),
+            dead=len(self.rows.dead) + self.rows.rule_dropped,
             **self.counts,
         )
         return self.rows
@@ -196,6 +210,8 @@ class PartitionReader:
         self.rows.dead.append(BadRow(self.member, raw, reason, detail))
 
     def _data(self, raw: RawRow, time: int | None) -> None:
+        if self._breaks_rule(raw):
+            return
         if time is None:
             self._bury(raw, "no_event_time", f"{self.source.event_time} is null")
             return
@@ -218,6 +234,26 @@ class PartitionReader:
         self._observe(time)
         self._judge(row)
         self._generate_after()
+
+    def _breaks_rule(self, raw: RawRow) -> bool:
+        """Whether a rule removes the row; counts the rules that it breaks."""
+        broken = [n for n, rule in self.source.rules.items() if not meets(rule, self.source, raw)]
+        first = next((n for n in broken if self.source.rules[n].severity != "warn"), None)
+        self.rows.broken.update(f"rule:{n}" for n in ([first] if first else broken))
+        if first is None:
+            self.rows.broken["rule_warned"] += bool(broken)
+            return False
+        rule = self.source.rules[first]
+        if rule.severity == "fail":
+            raise BrokenRuleError(
+                f"row {raw.seq} breaks rule {first} of source {self.member}: {raw.values}",
+                code="row.rule_failed",
+            )
+        if rule.severity == "drop":
+            self.rows.rule_dropped += 1
+        else:
+            self.rows.dead.append(BadRow(self.member, raw, "rule_quarantined", first))
+        return True
 
     def _jumps(self, time: int) -> bool:
         jump = self.source.max_jump
@@ -302,3 +338,31 @@ class PartitionReader:
 def adjusted(row: Row, start: int, column: str) -> Row:
     """The row with its start moved to `start`."""
     return replace(row, time=start, values={**row.values, column: start})
+
+
+def meets(rule: RowRule, source: SourceSpec, raw: RawRow) -> bool:
+    """Whether a predicate is true for a row, by DuckDB; null is not true."""
+    table = pa.table(
+        {
+            name: pa.array([raw.values.get(name)], pa.int64()).cast(to_arrow_type(kind))
+            if kind == "timestamp"
+            else pa.array([raw.values.get(name)], to_arrow_type(kind))
+            for name, kind in source.columns.items()
+        }
+    )
+    db = _open_engine()
+    db.register("own", table)
+    query = f"select coalesce(({_render_for_duckdb(rule.predicate)}), false) from own"
+    return bool(db.execute(query).fetchall()[0][0])
+
+
+@cache
+def _render_for_duckdb(predicate: str) -> str:
+    return sqlglot.transpile(predicate, read="spark", write="duckdb")[0]
+
+
+@cache
+def _open_engine() -> duckdb.DuckDBPyConnection:
+    db = duckdb.connect()
+    db.execute("set timezone = 'UTC'")
+    return db
