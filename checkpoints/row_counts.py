@@ -19,6 +19,7 @@ TARDY: Final = "tardy"
 DEAD_OBJECTS: Final = "dead_objects"
 DEAD_OBJECT_ROWS: Final = "dead_object_rows"
 NULLS_FILLED: Final = "nulls_filled"
+COLUMNS_LEFT_OUT: Final = "columns_left_out"
 RULE: Final = "rule"
 """The reason of rows that a row rule dropped."""
 RULE_DROPPED: Final = "dropped:events:rule"
@@ -30,7 +31,7 @@ ROW_EQUATION: Final = (
 """Dispositions for the events output; with the retained rows they are equal on both sides."""
 ROW_NOTES: Final = (
     *(LATE_ROWS, FLAGGED, TARDY, DEAD_OBJECTS, DEAD_OBJECT_ROWS, NULLS_FILLED),
-    RULE_WARNED,
+    *(COLUMNS_LEFT_OUT, RULE_WARNED),
 )
 """What is counted beside them: parts of these rows, rows again, or objects."""
 

@@ -21,7 +21,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.checkpoints.manifest import Manifest
-from tidegate.checkpoints.row_counts import FLAGGED, ROW_NOTES, RowCounts
+from tidegate.checkpoints.row_counts import (
+    COLUMNS_LEFT_OUT,
+    FLAGGED,
+    NULLS_FILLED,
+    ROW_NOTES,
+    RowCounts,
+)
 from tidegate.jobs.spec.event_time_options import ReleaseMode
 from tidegate.jobs.spec.pipeline import (
     BARRIERS,
@@ -364,7 +370,7 @@ def summarize_dead_letters(evidence: Evidence) -> pd.DataFrame:
 
 
 def summarize_dead_letter_health(evidence: Evidence) -> pd.DataFrame:
-    """One row over all dead letters, and rows whose objects lack a declared column."""
+    """One row over all dead letters, and rows whose objects have other columns than declared."""
     now = RowCounts.add_up(evidence.count_rows(recent=False).values())
     newest = RowCounts.add_up(evidence.count_rows(recent=True).values())
     return _make_single_row(
@@ -376,11 +382,12 @@ def summarize_dead_letter_health(evidence: Evidence) -> pd.DataFrame:
             "recent_read": newest["read"],
             "recent_dead_rows": newest["dead_lettered"],
             "recent_dead_ratio": _compute_ratio(newest["dead_lettered"], newest["read"]),
+            "recent_changed_columns": newest[NULLS_FILLED] + newest[COLUMNS_LEFT_OUT],
             **{
                 f"{prefix}{name}": counts[name]
                 for prefix, counts in (("", now), ("recent_", newest))
                 for name in ROW_NOTES
-                if name.startswith(("dead", "nulls"))
+                if name.startswith(("dead", "nulls", "columns"))
             },
         }
     )

@@ -76,9 +76,9 @@ def _print_exactness(report: ExactnessReport) -> None:
                 f"source {name}: {objects:,} objects were set aside as a whole, {known}; no table"
                 " has these rows"
             )
-        if filled := counts.get("nulls_filled"):
-            line = f"source {name}: {filled:,} rows lack a declared column, which reads as null"
-            output.print_line(line)
+        for note, words in output.COLUMN_NOTES.items():
+            if filled := counts.get(note):
+                output.print_line(f"source {name}: {filled:,} {words}")
     for name, count in report.windows.items():
         output.print_line(f"window {name}: {count:,} results compared")
     for name, why in report.skipped.items():

@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 # Grows when a field of an envelope changes its meaning or goes; new fields leave it as it is.
 SCHEMA_VERSION = 1
 _TICKS_PER_SECOND = 1_000_000
+COLUMN_NOTES = {
+    "nulls_filled": "rows without a declared column, read as null",
+    "columns_left_out": "rows of objects with columns that the schema lacks, left out",
+}
+"""Count of rows whose columns were not as declared -> what it says."""
 
 
 class ErrorReportingGroup(TyperGroup):

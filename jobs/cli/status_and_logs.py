@@ -421,10 +421,9 @@ def _list_row_notes(counts: dict[str, Any] | None) -> list[tuple[str, object]]:
         notes.append((f"rejected by {stream}", f"{rows:,} rows"))
     for rule, rows in counts["rules"].items():
         notes.append((f"rule {rule}", f"{rows:,} rows broke it"))
-    words = {
+    words = output.COLUMN_NOTES | {
         "flagged": "released late, flagged",
         "tardy": "read before a tardy barrier",
-        "nulls_filled": "rows without a declared column, read as null",
     }
     notes += [(word, f"{counts[name]:,}") for name, word in words.items() if counts[name]]
     return notes

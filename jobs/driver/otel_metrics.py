@@ -28,7 +28,8 @@ METRICS: Final = {
     "tidegate.step.duration": "one step of an epoch; `seal_before` is the seal of the epoch before",
     "tidegate.rows": (
         "rows by source and disposition; beside those of the row equation late_rows, flagged,"
-        " tardy, stream_rejected, dead_objects, dead_object_rows, nulls_filled and rule_warned"
+        " tardy, stream_rejected, dead_objects, dead_object_rows, nulls_filled, columns_left_out"
+        " and rule_warned"
     ),
     "tidegate.rows.late": "rows that were late for an output, whatever became of them",
     "tidegate.windows.emitted": "window results by window, revisions included",

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from tidegate.checkpoints.epoch_notes import EpochCounters
 from tidegate.checkpoints.row_counts import (
+    COLUMNS_LEFT_OUT,
     DEAD_OBJECT_ROWS,
     DEAD_OBJECTS,
     NULLS_FILLED,
@@ -21,7 +22,7 @@ from tidegate.jobs.spec.pipeline import PipelineSpec
 def add_cut_counts(
     spec: PipelineSpec, cut: Cut, moved: EpochCounters, dispatched: PerSource
 ) -> EpochCounters:
-    """Return the mover's counters with dead objects, filled nulls and rows that streams rejected.
+    """Return the mover's counters with those of objects, columns and rows that streams rejected.
 
     Args:
         spec: the pipeline.
@@ -31,9 +32,9 @@ def add_cut_counts(
     """
     found: dict[str, Counter[str]] = {}
     for part in cut.slices:
-        counts = Counter({name: count for name, count in _count_slice(spec, part) if count})
-        if counts:
-            found.setdefault(part.member.source, Counter()).update(counts)
+        for name, count in _count_slice(spec, part):
+            if count:
+                found.setdefault(part.member.source, Counter())[name] += count
     return replace(
         moved,
         dead_objects=sum(counts[DEAD_OBJECTS] for counts in found.values()),
@@ -45,12 +46,9 @@ def _count_slice(spec: PipelineSpec, part: Slice) -> Iterator[tuple[str, int]]:
     declared = spec.sources[part.member.source].columns
     yield DEAD_OBJECTS, len(part.dead)
     yield DEAD_OBJECT_ROWS, sum(dead.rows or 0 for dead in part.dead)
-    yield (
-        NULLS_FILLED,
-        sum(
-            read["row_end"] - read["row_start"]
-            for read in part.parts
-            # Sources of the tests describe their parts without columns.
-            if not declared.keys() <= read.get("columns", declared).keys()
-        ),
-    )
+    for read in part.parts:
+        # Sources of the tests describe their parts without columns.
+        found = read.get("columns", declared).keys() - {"_why", "_text"}
+        rows = read["row_end"] - read["row_start"]
+        yield NULLS_FILLED, rows if declared.keys() - found else 0
+        yield COLUMNS_LEFT_OUT, rows if found - declared.keys() else 0

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from tidegate.checkpoints.manifest import Counters, Manifest
 from tidegate.checkpoints.row_counts import (
+    COLUMNS_LEFT_OUT,
     DEAD_OBJECT_ROWS,
     DEAD_OBJECTS,
     NULLS_FILLED,
@@ -55,8 +56,8 @@ class ExactnessReport:
         windows: window -> number of results compared.
         skipped: windows that DuckDB cannot recompute, with the reason.
         topics: sources that are not read again; their rows are only checked for duplicates.
-        set_aside: source -> `dead_objects`, `dead_object_rows` and `nulls_filled`, as the manifests
-            count them; no table has the rows of these objects.
+        set_aside: source -> `dead_objects`, `dead_object_rows`, `nulls_filled` and
+            `columns_left_out`, as the manifests count them; no table has the rows of dead objects.
         retired_upto: the newest checkpoint whose cut is not known any more, or that the next one
             is compared with; None if all epochs were compared.
     """
@@ -118,7 +119,7 @@ def audit_exactness(
 
 
 def _count_set_aside(head: Manifest) -> dict[str, dict[str, int]]:
-    names = (DEAD_OBJECTS, DEAD_OBJECT_ROWS, NULLS_FILLED)
+    names = (DEAD_OBJECTS, DEAD_OBJECT_ROWS, NULLS_FILLED, COLUMNS_LEFT_OUT)
     counts = {
         source: {name: own[name] for name in names if name in own}
         for source, own in head.counters.per_source.items()

@@ -40,6 +40,7 @@ _NOT_AN_OBJECT: Final = "the line is not a JSON object"
 _NULL_FOLDER: Final = "__HIVE_DEFAULT_PARTITION__"
 # A line that may hold a fraction which DuckDB does not return as it was written.
 _INEXACT_FRACTION: Final = r"[0-9.]{17}|[0-9][eE][+-]?[0-9]|0[.]0000"
+_MAX_MARKED_COLUMNS: Final = 20  # their names go into the manifest
 _MAX_DIGITS: Final = 80  # longer than any column
 
 _DECODE_ERRORS: Final = (
@@ -186,12 +187,23 @@ def _read_json_lines(data: bytes, spec: SourceSpec) -> pa.Table:
             FROM judged""",
             params={"names": names},
         ).to_arrow_table()
+    strange: list[str] = []
     if spec.evolution.added == "ignore":
-        malformed = pa.compute.equal(rows[BAD_REASON], _NOT_AN_OBJECT)
-        rows = _replace_column(
-            rows, BAD_REASON, pa.compute.if_else(malformed, rows[BAD_REASON], None)
-        )
-    return _cast_texts(_merge_renamed_columns(_restore_exact_numbers(rows, spec), spec), spec)
+        reasons = rows[BAD_REASON]
+        malformed = pa.compute.equal(reasons, _NOT_AN_OBJECT)
+        rows = _replace_column(rows, BAD_REASON, pa.compute.if_else(malformed, reasons, None))
+        strange = reasons.filter(pa.compute.invert(malformed)).unique().to_pylist()
+    rows = _merge_renamed_columns(_restore_exact_numbers(rows, spec), spec)
+    return _cast_texts(_mark_undeclared_columns(rows, strange), spec)
+
+
+def _mark_undeclared_columns(rows: pa.Table, reasons: list[str]) -> pa.Table:
+    """Add a column of nulls for each name that the schema lacks, so that its rows are counted."""
+    texts = (reason.partition(": ")[2] for reason in reasons)
+    found = {name for text in texts for name in text.split(", ")} - set(rows.column_names)
+    for name in sorted(found)[:_MAX_MARKED_COLUMNS]:
+        rows = rows.append_column(name, pa.nulls(rows.num_rows, pa.string()))
+    return rows
 
 
 def _replace_column(rows: pa.Table, name: str, values: Any) -> pa.Table:

@@ -124,8 +124,8 @@ class ObjectInspector:
     def _find_column_fault(self, footer: Footer) -> BadObject | None:
         """Return why an object's columns do not fit the schema.
 
-        By default an undeclared column makes an object bad and a missing one reads as null, except
-        the event time.
+        By default an undeclared column is left out and a missing one reads as null, except the
+        event time.
         """
         declared, columns = self._spec.columns, footer.columns
         unknown = [c for c in columns if c not in declared and c not in (BAD_TEXT, BAD_REASON)]

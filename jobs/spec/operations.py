@@ -54,6 +54,8 @@ class QualityLimits(SpecModel):
     """Largest number of objects that could not be read."""
     rule_ratio: Ratio = 0.01
     """Rows that broke a rule of their source, as a share of the rows read from it."""
+    changed_columns: Count = 0
+    """Largest number of recent rows whose object lacks a declared column or has another one."""
 
 
 class QualitySpec(SpecModel):

@@ -178,10 +178,7 @@ class SourceSpec(FrontierOptions):
     partition_by: Literal["source", "folder"] = "source"
     """One partition for the whole source, or one per folder directly below `path`."""
     columns: dict[str, ColumnType] = Field(alias="schema", min_length=1)
-    """Column name and type.
-
-    By default an object with a column that is not listed here is a dead letter; see `evolution`.
-    """
+    """Column name and type. What happens to objects with other columns: see `evolution`."""
     event_time: str
     """The timestamp column that is the event time."""
     end_time: str | None = None
@@ -211,6 +208,16 @@ class SourceSpec(FrontierOptions):
     """Unreadable objects and rows go to the dead-letter table, or stop the pipeline with an
     error that names them.
     """
+
+    @model_validator(mode="before")
+    @classmethod
+    def _keep_topics_strict(cls, value: Any) -> Any:
+        # Only objects say in a footer which columns they have, so that those left out are counted.
+        if not isinstance(value, dict) or value.get("kind") != "kafka":
+            return value
+        own = value.get("evolution", {})
+        strict = {"evolution": {"added": "dead_letter", **own}} if isinstance(own, dict) else {}
+        return {**value, **strict}
 
     @field_validator("timezone")
     @classmethod

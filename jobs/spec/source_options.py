@@ -41,12 +41,14 @@ class EvolutionOptions(SpecModel):
     values that fit, and the rows of the others are dead letters.
     """
 
-    added: Literal["dead_letter", "ignore"] = "dead_letter"
-    """A column that the schema does not list makes the object (in JSON lines: the row) a dead
-    letter, or is left out.
+    added: Literal["dead_letter", "ignore"] = "ignore"
+    """A column that the schema does not list is left out and reported, or makes the object (in
+    JSON lines and topics: the row) a dead letter. In topics the default is ``dead_letter``.
     """
     missing: Literal["null", "dead_letter"] = "null"
-    """A schema column that the object lacks is read as null, or makes the object a dead letter."""
+    """A schema column that the object lacks is read as null and reported, or makes the object a
+    dead letter.
+    """
     renamed: dict[str, str] = Field(default={})
     """Name in the objects and name in the schema. An object with both names is a dead letter."""
 

@@ -79,7 +79,8 @@ export function streamPage(pipeline, {framed, open, refresh}) {
     const objects = counts.dead_objects ? [`${plural(counts.dead_objects, "whole object")}, ${plural(counts.dead_object_rows, "row")} known of them`] : [];
     const nulls = counts.nulls_filled ? [`${plural(counts.nulls_filled, "row")} with columns filled by null`] : [];
     const rules = Object.entries(counts.rules).map(([rule, rows]) => `${count(rows)} broke rule ${rule}`);
-    return [...objects, ...nulls, ...streams, ...rules].join(", ") || null;
+    const extra = counts.columns_left_out ? [`${plural(counts.columns_left_out, "row")} with columns left out`] : [];
+    return [...objects, ...nulls, ...extra, ...streams, ...rules].join(", ") || null;
   }
   function numbers(s) {
     const p = s.latest, q = s.quality;

@@ -33,6 +33,7 @@ sources:
     min_event_time: "2026-01-01"
     max_jump: 1d
     limits: {objects: 8}
+    evolution: {added: dead_letter}
     bounded: true
     barriers: {kind: kind, types: [shift]}
   dirty: {<<: *source, path: inbox/dirty/}

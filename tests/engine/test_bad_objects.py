@@ -220,10 +220,18 @@ def test_an_object_set_aside_as_a_whole_is_counted_with_its_rows() -> None:
     """Upstream adds a column: 3 rows are missing, and every surface can say so."""
     times = pa.array([START] * 3, pa.timestamp("us", "UTC"))
     wider = object_of({"t": times, "v": [1, 2, 3], "extra": ["x", "y", "z"]})
-    bench = Bench(objects_spec(), MemoryStore())
+    bench = Bench(objects_spec(evolution={"added": "dead_letter"}), MemoryStore())
     counts = counts_after(bench, a=parquet(1, 2), b=wider, c=b"no parquet")
     assert (counts["read"], counts["dead_objects"], counts["dead_object_rows"]) == (2, 2, 3)
     assert [epoch.epoch_counters.dead_objects for epoch in bench.epochs()] == [0, 1, 1]
+
+
+def test_rows_of_objects_with_another_column_are_kept_and_counted() -> None:
+    """By default upstream may add a column: every row is read, and every surface says so."""
+    times = pa.array([START] * 3, pa.timestamp("us", "UTC"))
+    wider = object_of({"t": times, "v": [1, 2, 3], "extra": ["x", "y", "z"]})
+    counts = counts_after(Bench(objects_spec(), MemoryStore()), a=parquet(1, 2), b=wider)
+    assert (counts["read"], counts["dead_objects"], counts["columns_left_out"]) == (5, 0, 3)
 
 
 def test_rows_of_objects_that_lack_a_column_are_counted() -> None:

@@ -151,7 +151,8 @@ def test_what_lasts_is_recomputed(lasts: dict[str, Any], seed: int, bounded: boo
 
 def test_objects_set_aside_are_named() -> None:
     """What the tables have is exact, and the report says that rows of an object are in none."""
-    world = World({"end_time": "till"}, bounded=False)
+    strict = {"evolution": {"added": "dead_letter"}}
+    world = World({"end_time": "till", **strict}, bounded=False)
     buffer = io.BytesIO()
     pq.write_table(pa.table({"t": pa.array([0, 1], TIME), "stranger": ["x", "y"]}), buffer)
     world.store.put("in/00000-wider.parquet", buffer.getvalue())

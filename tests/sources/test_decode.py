@@ -131,7 +131,9 @@ def test_bad_json_rows_stand_alone(tmp_path: Path) -> None:
         {**ROWS[0], "at": "soon Z"},
         {**ROWS[0], "x": 1},
     ]
-    rows, _ = read({"1.json": lines(ROWS[0], '{"at": ', *bad, ROWS[1])}, tmp_path, format="json")
+    text = lines(ROWS[0], '{"at": ', *bad, ROWS[1])
+    strict = {"added": "dead_letter"}
+    rows, _ = read({"1.json": text}, tmp_path, format="json", evolution=strict)
     assert [row.bad[1] if row.bad else row.values["amount"] for row in rows] == [
         0,
         "the line is not a JSON object",
@@ -220,23 +222,23 @@ def test_bad_csv_rows_keep_their_place(tmp_path: Path) -> None:
 
 
 def test_added_columns_may_be_ignored(tmp_path: Path) -> None:
-    """With `added: ignore` a column nobody declared is left out, in text and in typed formats."""
-    ignore = {"evolution": {"added": "ignore"}}
-    rows, _ = read(
-        {"1.json": lines({**ROWS[0], "x": 1}, *ROWS[1:])}, tmp_path / "j", format="json", **ignore
-    )
+    """A column nobody declared is left out and named in the plan, unless `added: dead_letter`."""
+    text = lines({**ROWS[0], "x": 1, 'y"': 2}, *ROWS[1:])
+    rows, part = read({"1.json": text}, tmp_path / "j", format="json")
     assert plain(rows) == GOOD
-    rows, _ = read({"1.parquet": parquet(x=pa.array([1, 2, 3]))}, tmp_path / "p", **ignore)
+    assert part.parts[0]["columns"].keys() >= {"x", 'y"'}
+    rows, part = read({"1.parquet": parquet(x=pa.array([1, 2, 3]))}, tmp_path / "p")
     assert plain(rows) == GOOD
-    _, part = read({"1.parquet": parquet(x=pa.array([1, 2, 3]))}, tmp_path / "d")
+    assert "x" in part.parts[0]["columns"]
+    strict = {"evolution": {"added": "dead_letter"}}
+    _, part = read({"1.parquet": parquet(x=pa.array([1, 2, 3]))}, tmp_path / "d", **strict)
     assert part.dead[0].reason == "unknown_column"
 
 
 def test_an_undeclared_column_may_have_any_name(tmp_path: Path) -> None:
     """A name with quotes is not a part of the SQL that casts the declared columns."""
     text = 'at,item,amount,"o\'clock ""x"""\n2026-03-01T00:00:00Z,a,0,1\n'
-    ignore = {"format": "csv", "evolution": {"added": "ignore"}}
-    rows, _ = read({"1.csv": text.encode()}, tmp_path, **ignore)
+    rows, _ = read({"1.csv": text.encode()}, tmp_path, format="csv")
     assert plain(rows) == [(0, "a", 0)]
 
 
