@@ -268,3 +268,12 @@ RESTORE_GAP: Final = ErrorDefinition(
     kept="everything; nothing was restored",
     advice="choose an older checkpoint: tidegate checkpoints list {pipeline} --all",
 )
+RESTORE_SINK: Final = ErrorDefinition(
+    "restore.sink",
+    ConfigurationError,
+    "{pipeline} cannot be restored: nothing takes the batches up to {newest} out of the sink of"
+    " query {query} ({sink})",
+    kept="everything; nothing was restored",
+    advice="register a function with tidegate.job.on_restore in the script, or list the query under"
+    " `repeatable` if its sink may get a batch twice, and let the job seal one more batch",
+)

@@ -31,7 +31,11 @@ class ProcessIdentity(BaseModel):
     @classmethod
     def this_process(cls, driver: str | None = None) -> ProcessIdentity:
         """Describe the calling process; `driver` is a random name unless given."""
-        pid = os.getpid()
+        return cls.of_process(os.getpid(), driver)
+
+    @classmethod
+    def of_process(cls, pid: int, driver: str | None = None) -> ProcessIdentity:
+        """Describe a process of this host and pid namespace."""
         return cls(
             driver=driver or secrets.token_hex(6),
             host=socket.gethostname(),

@@ -17,9 +17,10 @@ from enum import StrEnum
 
 from pydantic import BaseModel, ConfigDict
 
+from tidegate.checkpoints.batch_notes import SinkPlan, SinkRewind, plan_sinks
 from tidegate.checkpoints.bucket_layout import BucketLayout, CheckpointId
 from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
-from tidegate.checkpoints.errors import RESTORE_GAP
+from tidegate.checkpoints.errors import RESTORE_GAP, RESTORE_SINK
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
 from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.manifest import Counters, ForkRecord, Manifest
@@ -49,6 +50,7 @@ class RestorePlan(BaseModel):
         tables: rows that leave each table; those of `epochs_rewound`.
         windows: emitted results that are taken back, per window.
         since: creation time of the target, microseconds UTC.
+        sinks: what happens to the sinks of a job's queries; empty for a pipeline.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -66,6 +68,19 @@ class RestorePlan(BaseModel):
     windows: dict[str, int]
     since: int | None
     spec_changed: bool
+    sinks: tuple[SinkPlan, ...] = ()
+
+    def require_sinks_follow(self) -> None:
+        """Refuse a restore that a sink cannot follow.
+
+        Raises:
+            ConfigurationError: the script has no callback for it.
+        """
+        for one in self.sinks:
+            if one.rewind is SinkRewind.REFUSED:
+                raise RESTORE_SINK(
+                    pipeline=self.pipeline, query=one.query, sink=one.sink, newest=one.newest
+                )
 
 
 def plan_restore(
@@ -103,6 +118,7 @@ def plan_restore(
         windows=windows,
         since=manifest.created_at if manifest else None,
         spec_changed=_is_spec_changed(head.record, manifest),
+        sinks=plan_sinks(head.record, manifest),
     )
 
 
@@ -113,10 +129,12 @@ def commit_restore(
 
     Raises:
         HeadMovedError: the head of the log is not the one of the plan.
-        ConfigurationError, PoisonError: the target is condemned, or was retired meanwhile.
+        ConfigurationError, PoisonError: the target is condemned, or was retired meanwhile; or a
+            sink of a job cannot follow.
         SealUndecidedError: the store did not answer; call again with the same `request_id` and
             plan. What fills the slot decides.
     """
+    plan.require_sinks_follow()
     lease.ensure_held()
     done = _find_earlier_commit(log, plan, request_id)
     if done is not None:

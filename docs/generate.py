@@ -38,6 +38,7 @@ _ROOMS = (
             "streams",
             "splice",
             "driver",
+            "sealed_queries",
         )
     ),
     "jobs.cli",

@@ -16,6 +16,7 @@ from tidegate.jobs.cli.errors import NO_PIPELINE_YET, NO_STORE, UNKNOWN_PIPELINE
 if TYPE_CHECKING:
     from tidegate.checkpoints.slot_log import SlotLog
     from tidegate.checkpoints.store import Store
+    from tidegate.jobs.spec.job_spec import JobSpec
     from tidegate.jobs.spec.pipeline import PipelineSpec
 
 # Relative to the working folder: a checkout is the unit that a person works in.
@@ -125,7 +126,7 @@ def open_log(pipeline: str, given: str | None) -> SlotLog:
     store = open_existing_store(given)
     # A name needs no spec: the log alone answers most questions, also on machines without the
     # specs.
-    name = find_spec(pipeline).name if _is_spec_path(pipeline) else pipeline
+    name = find_any_spec(pipeline).name if _is_spec_path(pipeline) else pipeline
     if read_identity(store, name) is None:
         known = list_pipelines(store)
         if not known:
@@ -194,20 +195,30 @@ def resolve_spec_path(spec: str) -> Path:
 
 
 def find_spec(spec: str) -> PipelineSpec:
-    """Load a spec given by path or by pipeline name. Raises ConfigurationError.
+    """Load the spec of a pipeline, given by path or by name. Raises ConfigurationError.
 
     Modules beside the spec can be imported from then on, here and in Spark's tasks.
     """
     from tidegate.jobs.spec.loader import load_spec
 
-    path = resolve_spec_path(spec)
+    return load_spec(_allow_imports_beside(resolve_spec_path(spec)))
+
+
+def find_any_spec(spec: str) -> PipelineSpec | JobSpec:
+    """Load the spec of a pipeline or of a job, likewise."""
+    from tidegate.jobs.spec.loader import load_any_spec
+
+    return load_any_spec(_allow_imports_beside(resolve_spec_path(spec)))
+
+
+def _allow_imports_beside(path: Path) -> Path:
     folder = str(path.absolute().parent)
     if folder not in sys.path:
         sys.path.append(folder)
         os.environ["PYTHONPATH"] = os.pathsep.join(
             [one for one in (os.environ.get("PYTHONPATH"), folder) if one]
         )
-    return load_spec(path)
+    return path
 
 
 def get_user_name() -> str:

@@ -236,6 +236,7 @@ def restore_checkpoint(
     if not as_json:
         _print_restore_plan(plan, changes)
     if not dry_run:
+        plan.require_sinks_follow()
         # Before the question: what the next driver would refuse must not be committed first.
         _refuse_unfit_spec(pipeline, log, plan)
         if not yes:
@@ -386,11 +387,33 @@ def _print_restore_plan(plan: RestorePlan, changes: list[SpecChange]) -> None:
     rows += [(f"window results of {name}", count) for name, count in plan.windows.items()]
     if rows:
         output.print_table(["taken back", "rows"], rows)
+    if plan.sinks:
+        _print_sink_plans(plan)
     if changes:
         cells = [(change.what, change.verdict.value, change.why) for change in changes]
         output.print_table(["the spec has changed", "", "state"], cells)
     elif plan.spec_changed:
         output.print_line("the spec has changed since then")
+
+
+def _print_sink_plans(plan: RestorePlan) -> None:
+    words = {
+        "log": "its log is cut; files of later batches stay, and readers of the log skip them",
+        "callback": "the script's on_restore takes the later batches back",
+        "repeat": "gets the later batches a second time",
+        "refused": "cannot follow: nothing takes the later batches back",
+    }
+    cells = [
+        (
+            one.query,
+            one.newest,
+            BEGINNING if one.batch is None else one.batch,
+            one.sink,
+            words[one.rewind],
+        )
+        for one in plan.sinks
+    ]
+    output.print_table(["query", "batch", "back to", "sink", "what happens to the sink"], cells)
 
 
 def _find_spec_changes(pipeline: str, log: SlotLog, plan: RestorePlan) -> list[SpecChange]:

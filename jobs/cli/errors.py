@@ -138,6 +138,13 @@ NO_END: Final = ErrorDefinition(
     kept="nothing was started",
     advice="use --until-idle SECONDS instead of --until-end",
 )
+NOT_FOR_JOBS: Final = ErrorDefinition(
+    "cli.not_for_jobs",
+    ConfigurationError,
+    "{pipeline} is a job: its script says when it ends, and it has no standby",
+    kept="nothing was started",
+    advice="leave out --until-idle, --until-end, --epochs and --standby",
+)
 NO_EPOCH: Final = ErrorDefinition(
     "replay.no_epoch",
     ConfigurationError,

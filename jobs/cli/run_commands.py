@@ -27,6 +27,7 @@ from tidegate.jobs.cli.errors import (
     NO_ANSWER,
     NO_END,
     NO_LANDING,
+    NOT_FOR_JOBS,
     REFUSED,
     RESTORING,
     STILL_RUNNING,
@@ -34,8 +35,10 @@ from tidegate.jobs.cli.errors import (
 
 if TYPE_CHECKING:
     from tidegate.checkpoints.driver_requests import DriverRequest
+    from tidegate.checkpoints.manifest import Manifest
     from tidegate.checkpoints.slot_log import SlotLog
     from tidegate.jobs.driver.landing_log import LandingLog
+    from tidegate.jobs.spec.job_spec import JobSpec
     from tidegate.jobs.spec.pipeline import PipelineSpec
 
 # A driver looks for requests once per epoch, so asking more often would not be answered sooner.
@@ -77,14 +80,21 @@ def run_in_foreground(
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only warnings and errors.")] = False,
 ) -> None:
-    """Run a pipeline here, without Airflow, from its newest checkpoint until it is stopped.
+    """Run a pipeline or a job here, without Airflow, from its newest checkpoint until stopped.
 
     A stopped pipeline runs again. Ctrl-C drains: the driver seals and publishes the current epoch
     first. A second Ctrl-C ends it at once; nothing sealed is lost. The log is that of `tidegate
     logs`.
     """
+    from tidegate.jobs.spec.job_spec import JobSpec
+
     # Before the heavy imports below: a wrong name or address is reported at once.
-    pipeline, url = arguments.find_spec(spec), arguments.resolve_store_url(store)
+    pipeline, url = arguments.find_any_spec(spec), arguments.resolve_store_url(store)
+    if isinstance(pipeline, JobSpec):
+        if until_idle is not None or until_end or epochs is not None or standby:
+            raise NOT_FOR_JOBS(pipeline=pipeline.name)
+        _run_job(pipeline, Path(arguments.resolve_spec_path(spec)), url, recover_to, work, quiet)
+        return
     if until_end and (topics := [n for n, one in pipeline.sources.items() if one.kafka]):
         raise NO_END(pipeline=pipeline.name, sources=", ".join(topics))
     from tidegate.jobs.cli.foreground_run import run_in_terminal
@@ -102,6 +112,39 @@ def run_in_foreground(
         ends_input=until_end,
     )
     run_in_terminal(pipeline, options, quiet=quiet)
+
+
+def _run_job(
+    job: JobSpec, path: Path, url: str, recover_to: str, work: Path | None, quiet: bool
+) -> None:
+    from tidegate.jobs.driver.log_output import configure_logs
+    from tidegate.jobs.sealed_queries import job_run
+    from tidegate.jobs.sealed_queries.job_location import find_jobs_home
+
+    configure_logs(json=False)
+    options = job_run.JobOptions(
+        store_url=url,
+        script=job_run.find_script(job, path),
+        recover_to=recover_to,
+        asked_by=arguments.get_user_name(),
+        home=work or find_jobs_home(),
+        on_seal=(lambda _manifest: None) if quiet else _print_batch,
+    )
+    outcome = job_run.run_job_until_end(job, options)
+    output.print_line(f"{job.name} {outcome.state}: {outcome.why}")
+
+
+def _print_batch(manifest: Manifest) -> None:
+    from tidegate.checkpoints.batch_notes import BatchNotes
+
+    notes = BatchNotes.from_manifest(manifest)
+    if notes is not None:
+        at = notes.queries[notes.query]
+        took = "" if at.seconds is None else f"  {at.seconds:.2f} s"
+        output.print_line(
+            f"{manifest.id}  {notes.query} {at.batch}  rows {at.rows:,}"
+            f"  state {at.state_rows:,}{took}"
+        )
 
 
 def stop_pipeline(

@@ -32,19 +32,25 @@ def validate_specs(
     ],
     as_json: JsonOption = False,
 ) -> None:
-    """Check pipeline specs.
+    """Check specs of pipelines and jobs.
 
     The error of an invalid one names file, line, field, the value and the allowed values. Exit
     code 2 if one is invalid.
     """
     from tidegate.errors import ConfigurationError
+    from tidegate.jobs.spec.job_spec import JobSpec
     from tidegate.jobs.spec.loader import list_spec_warnings
 
     reports: list[dict[str, Any]] = []
     # All of them are checked, so that one run in CI shows every mistake.
     for name in spec:
         try:
-            pipeline = arguments.find_spec(name)
+            pipeline = arguments.find_any_spec(name)
+            if isinstance(pipeline, JobSpec):
+                reports.append({"spec": name, "valid": True, "name": pipeline.name, "kind": "job"})
+                if not as_json:
+                    output.print_line(f"{name}: the job {pipeline.name} is valid")
+                continue
             _check_quality_suites(pipeline)
             warnings = _check_expressions(name, pipeline) + list_spec_warnings(pipeline)
         except ConfigurationError as error:

@@ -56,10 +56,12 @@ def describe_pipeline(log: SlotLog) -> dict[str, Any]:
 
     Progress is read from the log; only health comes from the driver's report.
     """
+    from tidegate.checkpoints.batch_notes import BatchNotes
     from tidegate.checkpoints.pipeline_overview import read_overview
 
     overview = read_overview(log)
     driver, head, desired = overview.driver, overview.head, overview.desired
+    notes = BatchNotes.from_manifest(head.record)
     word = driver.state.word_for("cli")
     facts = driver.facts
     return {
@@ -76,7 +78,11 @@ def describe_pipeline(log: SlotLog) -> dict[str, Any]:
         "timeline": head.timeline,
         # Each restore opens a timeline, so its number counts them.
         "restores": head.timeline,
-        "unpublished": _count_unpublished(log.store, log.pipeline, head.timeline, head.slot),
+        # The batches of a job have no tables.
+        "unpublished": 0
+        if notes
+        else _count_unpublished(log.store, log.pipeline, head.timeline, head.slot),
+        **({"queries": notes.model_dump(mode="json")["queries"]} if notes else {}),
         "sinks": facts.get("sinks", {}),
         "error": facts.get("error"),
         "trouble": facts.get("trouble"),
@@ -193,6 +199,18 @@ def _describe_progress(overview: PipelineOverview) -> dict[str, Any]:
     }
 
 
+def _format_query(at: dict[str, Any]) -> str:
+    watermark = "none" if at["watermark"] is None else output.format_short_instant(at["watermark"])
+    # Spark counts after partial aggregation, so the true number may be larger.
+    dropped = f", at least {at['dropped']:,} dropped" if at["dropped"] else ""
+    took = "" if at["seconds"] is None else f" in {at['seconds']:.2f} s"
+    return (
+        f"batch {at['batch']}{took}, rows {at['rows']:,}{dropped}, watermark {watermark},"
+        f" state {at['state_rows']:,} rows, {output.format_size(at['state_bytes'])},"
+        f" to {at['sink']}"
+    )
+
+
 def _count_unpublished(store: Store, pipeline: str, timeline: int, slot: int) -> int | None:
     """Sealed epochs that the tables do not show.
 
@@ -296,6 +314,9 @@ def _print_pipeline_status(report: dict[str, Any]) -> None:
     if report["held_back"]:
         held = ", ".join(report["held_back"])
         facts.append(("held back", f"{held} (too far ahead, or the order buffer is full)"))
+    facts += [
+        (f"query {name}", _format_query(at)) for name, at in report.get("queries", {}).items()
+    ]
     facts += [("warning", warning) for warning in report["warnings"]]
     if trouble := _format_trouble(report):
         facts.append(("trouble", trouble))

@@ -52,6 +52,13 @@ UNWANTED = ErrorDefinition(
     kept="everything sealed; nothing was started",
     advice="when it should run again: tidegate start {pipeline}",
 )
+OTHER_KIND = ErrorDefinition(
+    "driver.other_kind",
+    ConfigurationError,
+    "{pipeline} is the name of a {found} in this store, and the spec is a {given}",
+    kept="everything; nothing was started",
+    advice="give the new one another name or another store",
+)
 
 CHECKPOINT_DAMAGED = ErrorDefinition(
     "checkpoint.damaged",

@@ -38,6 +38,7 @@ from tidegate.jobs.sinks.table_maintenance import (
     list_referenced_files,
     note_table_versions,
 )
+from tidegate.jobs.spec.job_spec import JobSpec
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 _SCRUB_SECONDS = 20.0  # of each look, so that index and retention are not kept waiting
@@ -50,7 +51,7 @@ _log = structlog.get_logger("tidegate.driver")
 
 
 def make_retention(
-    spec: PipelineSpec, log: SlotLog, keep_for: float | None = None, grace: float = HOUR
+    spec: PipelineSpec | JobSpec, log: SlotLog, keep_for: float | None = None, grace: float = HOUR
 ) -> Retention:
     """Return the retention of the spec, which also keeps what followers of the log still need.
 
@@ -62,9 +63,12 @@ def make_retention(
         grace: seconds for which an unreferenced file is kept.
     """
     seconds = spec.checkpoint.retain_for / 1e6 if keep_for is None else keep_for
+    policy = RetentionPolicy(keep_last=spec.checkpoint.retain, keep_for=seconds, grace=grace)
+    if isinstance(spec, JobSpec):  # no table names its objects, and nothing follows its log
+        return Retention(log, policy, external=list)
     return Retention(
         log,
-        RetentionPolicy(keep_last=spec.checkpoint.retain, keep_for=seconds, grace=grace),
+        policy,
         external=lambda: list_referenced_files(spec, log.store),
         published_upto=lambda: find_published_slot(spec, log),
         rewound=lambda: have_followers_rewound(spec, log),
@@ -87,14 +91,18 @@ class MaintenanceReport:
 
 
 def maintain_bucket(
-    spec: PipelineSpec, log: SlotLog, keep_for: float | None = None, *, dry_run: bool = False
+    spec: PipelineSpec | JobSpec,
+    log: SlotLog,
+    keep_for: float | None = None,
+    *,
+    dry_run: bool = False,
 ) -> MaintenanceReport:
     """Compact the tables, then retire checkpoints and delete files.
 
-    If the catalog does not answer, only the compaction is left out.
+    If the catalog does not answer, only the compaction is left out. A job has no tables.
 
     Args:
-        spec: the pipeline.
+        spec: the pipeline, or the job.
         log: its log.
         keep_for: see `make_retention`.
         dry_run: only report what would be retired and deleted; nothing is compacted.
@@ -103,6 +111,8 @@ def maintain_bucket(
         ConfigurationError: the store is a copy, and its tables belong to the original.
     """
     refuse_copied_store(log.store, spec.name)
+    if isinstance(spec, JobSpec):
+        return MaintenanceReport(make_retention(spec, log, keep_for).run(dry_run=dry_run))
     compacted, obstacle = {}, ""
     if not dry_run:
         try:
@@ -130,7 +140,10 @@ class Housekeeper:
     """
 
     def __init__(
-        self, spec: PipelineSpec, log: SlotLog, monotonic: Callable[[], float] = time.monotonic
+        self,
+        spec: PipelineSpec | JobSpec,
+        log: SlotLog,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._spec, self._slot_log, self._monotonic = spec, log, monotonic
         self._indexed: tuple[int, int] = (0, 0)  # timeline and slot of the last refresh

@@ -153,9 +153,9 @@ def run_until_end(spec: PipelineSpec, options: RunOptions) -> RunOutcome:
     stop = threading.Event()
     try:
         with contextlib.ExitStack() as resources:
-            resources.enter_context(_stop_on_signals(stop))
+            resources.enter_context(stop_on_signals(stop))
             work = resources.enter_context(open_work_folder(options.work))
-            retry = _make_startup_retry(spec.name, stop)
+            retry = make_startup_retry(spec.name, stop)
             store = retry(open_store, options.store_url)
             resources.callback(store.close)
             outcome = _run_when_wanted(RunContext(spec, options, store, work, stop, retry))
@@ -234,7 +234,7 @@ def _start_mover(
                 starting.result().close()
 
 
-def _make_startup_retry(pipeline: str, stop: threading.Event) -> Retrying:
+def make_startup_retry(pipeline: str, stop: threading.Event) -> Retrying:
     """Return a retry for the time before the lease, when there is no status to write to.
 
     It waits for a store that is away and logs each attempt.
@@ -397,7 +397,7 @@ class DriverSession:
 
 
 @contextlib.contextmanager
-def _stop_on_signals(stop: threading.Event) -> Iterator[None]:
+def stop_on_signals(stop: threading.Event) -> Iterator[None]:
     """Turn SIGTERM and SIGINT into a drain; a second SIGINT ends the process at once."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -18,13 +18,15 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import structlog
 from tenacity import Retrying
 
+from tidegate.checkpoints.batch_notes import BatchNotes
 from tidegate.checkpoints.bucket_layout import CheckpointId
 from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
 from tidegate.checkpoints.checkpoint_specs import (
@@ -52,7 +54,13 @@ from tidegate.checkpoints.verify import (
     verify_checkpoint,
 )
 from tidegate.errors import FencedError
-from tidegate.jobs.driver.errors import CHECKPOINT_DAMAGED, NO_WHOLE_CHECKPOINT, UNWANTED
+from tidegate.jobs.driver.errors import (
+    CHECKPOINT_DAMAGED,
+    NO_WHOLE_CHECKPOINT,
+    OTHER_KIND,
+    UNWANTED,
+)
+from tidegate.jobs.spec.job_spec import SupervisedSpec
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 _log = structlog.get_logger("tidegate.driver")
@@ -192,16 +200,39 @@ def _unwanted_error(pipeline: str, desired: DesiredDocument) -> FencedError:
 def select_start_checkpoint(
     spec: PipelineSpec, log: SlotLog, lease: Lease, recover_to: str
 ) -> None:
+    """Keep the spec, and make the checkpoint that `recover_to` asks for the head of the log.
+
+    Raises:
+        PoisonError, ConfigurationError: as in `select_head`; also if the spec does not fit the
+            state.
+    """
+    write_spec(log.store, spec)
+    select_head(spec, log, lease, recover_to, partial(_require_spec_fit, spec, log))
+
+
+def select_head(
+    spec: SupervisedSpec,
+    log: SlotLog,
+    lease: Lease,
+    recover_to: str,
+    require_fit: Callable[[Manifest], None] = lambda _manifest: None,
+) -> None:
     """Make the checkpoint that `recover_to` asks for the head of the log, if it is whole.
 
     Everything but to continue from an undamaged newest checkpoint writes a restore.
 
+    Args:
+        spec: the pipeline, or the job.
+        log: its log.
+        lease: held by this driver.
+        recover_to: ``latest``, ``latest_healthy`` or a checkpoint id.
+        require_fit: raises if the spec does not fit the state of the chosen checkpoint.
+
     Raises:
         PoisonError: the newest checkpoint is damaged and the spec says ``on_bad_checkpoint: stop``,
             or all checkpoints are damaged.
-        ConfigurationError: `recover_to` is not a checkpoint, or the spec does not fit its state.
+        ConfigurationError: `recover_to` is not a checkpoint.
     """
-    write_spec(log.store, spec)
     head = log.head()
     if head.record is None or head.checkpoint is None:
         return
@@ -209,20 +240,20 @@ def select_start_checkpoint(
         verification = verify_checkpoint(log, head.checkpoint, checksums=False)
         # A store that does not answer proves nothing: only definite evidence condemns.
         if verification.verdict is not CheckpointVerdict.DAMAGED:
-            _require_spec_fit(spec, log, head.record)
+            require_fit(head.record)
             return
         target = _find_undamaged_checkpoint(spec, log, verification)
         why = f"{head.checkpoint} is damaged"
     else:
         target = CheckpointCatalog(log).resolve(recover_to)
         why = f"started with recover_to={recover_to}"
-    _require_spec_fit(spec, log, log.open_checkpoint(target).epoch)
+    require_fit(log.open_checkpoint(target).epoch)
     if target != head.checkpoint:
         _restore(spec, log, lease, target, why)
 
 
 def _restore(
-    spec: PipelineSpec, log: SlotLog, lease: Lease, target: CheckpointId, why: str
+    spec: SupervisedSpec, log: SlotLog, lease: Lease, target: CheckpointId, why: str
 ) -> None:
     plan = plan_restore(log, target)
     commit_restore(
@@ -244,6 +275,8 @@ def _restore(
 
 def _require_spec_fit(spec: PipelineSpec, log: SlotLog, manifest: Manifest) -> None:
     """Log what a changed spec keeps and drops, and refuse a spec that would misread the state."""
+    if BatchNotes.from_manifest(manifest) is not None:
+        raise OTHER_KIND(pipeline=spec.name, found="job", given="pipeline")
     if compare_spec_with_checkpoint(log.store, spec, manifest) is None:
         _log.warning(
             "spec_changed",
@@ -263,7 +296,7 @@ def _require_spec_fit(spec: PipelineSpec, log: SlotLog, manifest: Manifest) -> N
 
 
 def _find_undamaged_checkpoint(
-    spec: PipelineSpec, log: SlotLog, damaged: Verification
+    spec: SupervisedSpec, log: SlotLog, damaged: Verification
 ) -> CheckpointId:
     """Condemn a damaged head, and return the newest checkpoint that is undamaged."""
     first = damaged.findings[0]

@@ -24,6 +24,13 @@ SPEC_INVALID: Final = ErrorDefinition(
     kept=_UNTOUCHED,
     advice="correct {where}; `tidegate schema` prints every field with its choices",
 )
+SPEC_IS_JOB: Final = ErrorDefinition(
+    "spec.is_job",
+    ConfigurationError,
+    "{path} is a job, and this command is for pipelines",
+    kept=_UNTOUCHED,
+    advice="docs/jobs.md lists the commands for jobs",
+)
 SECRET_MISSING: Final = ErrorDefinition(
     "spec.no_secret",
     ConfigurationError,

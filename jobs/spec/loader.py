@@ -1,4 +1,4 @@
-"""Reads a pipeline spec from YAML.
+"""Reads the spec of a pipeline or of a job from YAML.
 
 An error names file, line, field, what was found and what is allowed.
 """
@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from ruamel.yaml import YAML
@@ -18,18 +18,38 @@ from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from tidegate.errors import ConfigurationError
-from tidegate.jobs.spec.errors import FOREIGN_FIELDS, SPEC_INVALID, SPEC_NOT_TEXT, SPEC_UNREADABLE
+from tidegate.jobs.spec.errors import (
+    FOREIGN_FIELDS,
+    SPEC_INVALID,
+    SPEC_IS_JOB,
+    SPEC_NOT_TEXT,
+    SPEC_UNREADABLE,
+)
+from tidegate.jobs.spec.job_spec import JobSpec
 from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
 
 Location = tuple[int | str, ...]
+S = TypeVar("S", PipelineSpec, JobSpec)
 
 
 def load_spec(path: str | Path) -> PipelineSpec:
     """Read and validate one pipeline spec.
 
     Raises:
-        ConfigurationError: no such file, not YAML, or a field is wrong; the message lists every
-            finding with its line.
+        ConfigurationError: no such file, not YAML, a field is wrong, or it is a job; the message
+            lists every finding with its line.
+    """
+    spec = load_any_spec(path)
+    if isinstance(spec, JobSpec):
+        raise SPEC_IS_JOB(pipeline=spec.name, path=path)
+    return spec
+
+
+def load_any_spec(path: str | Path) -> PipelineSpec | JobSpec:
+    """Read and validate the spec of a pipeline or of a job.
+
+    Raises:
+        ConfigurationError: as in `load_spec`, except that a job is as good.
     """
     path = Path(path)
     try:
@@ -38,7 +58,10 @@ def load_spec(path: str | Path) -> PipelineSpec:
         raise SPEC_UNREADABLE(path=path, reason=error.strerror or error) from error
     except UnicodeDecodeError as error:
         raise SPEC_NOT_TEXT(path=path) from error
-    return parse_spec(text, where=str(path))
+    raw = _read_mapping(text, str(path))
+    if raw.get("kind") == "job":
+        return _validate_spec(JobSpec, raw, str(path))
+    return _validate_spec(PipelineSpec, raw, str(path))
 
 
 def parse_spec(text: str, *, where: str = "<spec>") -> PipelineSpec:
@@ -47,6 +70,10 @@ def parse_spec(text: str, *, where: str = "<spec>") -> PipelineSpec:
     Raises:
         ConfigurationError: as in `load_spec`.
     """
+    return _validate_spec(PipelineSpec, _read_mapping(text, where), where)
+
+
+def _read_mapping(text: str, where: str) -> dict[str, Any]:
     try:
         raw = YAML(typ="rt").load(text)
     except MarkedYAMLError as error:
@@ -64,12 +91,18 @@ def parse_spec(text: str, *, where: str = "<spec>") -> PipelineSpec:
                 f" {_describe_kind(raw)}"
             ],
         )
+    return raw
+
+
+def _validate_spec(model: type[S], raw: dict[str, Any], where: str) -> S:
     try:
-        return PipelineSpec.model_validate(_to_plain_value(raw), context={"yaml": True})
+        return model.model_validate(_to_plain_value(raw), context={"yaml": True})
     except ValidationError as error:
-        raise _invalid_spec_error(
-            where, _list_findings(where, raw, error), pipeline=str(raw.get("name", "")) or None
-        ) from error
+        items = error.errors(include_url=False, include_context=True)
+        mistakes = [(item["loc"], _describe_item(model, item)) for item in items]
+        name = str(raw.get("name", "")) or None
+        findings = _format_findings(where, raw, mistakes)
+        raise _invalid_spec_error(where, findings, pipeline=name) from error
 
 
 def _invalid_spec_error(
@@ -92,11 +125,6 @@ def _describe_syntax_error(error: MarkedYAMLError) -> str:
     return problem.partition(" with value ")[0]  # of a key that is there twice
 
 
-def _list_findings(where: str, raw: Any, error: ValidationError) -> list[str]:
-    items = error.errors(include_url=False, include_context=True)
-    return _format_findings(where, raw, [(item["loc"], _describe_item(item)) for item in items])
-
-
 def _format_findings(where: str, raw: Any, mistakes: Iterable[tuple[Location, str]]) -> list[str]:
     """Return a line per mistake; a mistake that sources share through an anchor is listed once."""
     findings: dict[tuple[int, str], str] = {}
@@ -110,10 +138,10 @@ def _format_findings(where: str, raw: Any, mistakes: Iterable[tuple[Location, st
     return list(findings.values())
 
 
-def _describe_item(item: Any) -> str:
+def _describe_item(root: type[BaseModel], item: Any) -> str:
     location, kind = item["loc"], item["type"]
     if kind == "extra_forbidden":
-        message = "unknown field" + _suggest_field(location)
+        message = "unknown field" + _suggest_field(root, location)
     elif kind == "missing":
         message = "required field is missing"
     else:
@@ -126,8 +154,8 @@ def _describe_item(item: Any) -> str:
     return message
 
 
-def _suggest_field(location: Location) -> str:
-    allowed = _list_allowed_fields(location[:-1])
+def _suggest_field(root: type[BaseModel], location: Location) -> str:
+    allowed = _list_allowed_fields(root, location[:-1])
     if foreign := FOREIGN_FIELDS.get(str(location[-1]).lower()):
         ours, otherwise = foreign
         return f": write {ours!r}" if ours in allowed else f": {otherwise}"
@@ -137,9 +165,9 @@ def _suggest_field(location: Location) -> str:
     return f"{hint or ''}; allowed here: {', '.join(allowed)}" if allowed else hint
 
 
-def _list_allowed_fields(path: Location) -> list[str]:
+def _list_allowed_fields(root: type[BaseModel], path: Location) -> list[str]:
     """Field names of the model at a location, by walking the model tree with it."""
-    model: Any = PipelineSpec
+    model: Any = root
     for part in path:
         if not (isinstance(model, type) and issubclass(model, BaseModel)):
             model = _find_value_model(model)  # a mapping: its key was consumed by the part

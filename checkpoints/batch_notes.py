@@ -1,0 +1,113 @@
+"""What a sealed batch of a job notes in its manifest, and what a restore means for its sinks.
+
+A batch of a Spark query is sealed as a manifest like any epoch: `segments` names the objects that
+restore Spark's checkpoint, `cut` the offsets, and ``notes["batch"]`` the rest. A slot seals one
+batch of one query and repeats where the job's other queries were, so it restores all of them.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final, Self
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from tidegate.checkpoints.manifest import Manifest
+
+_KEY: Final = "batch"  # in `Manifest.notes`
+
+
+class SinkRewind(StrEnum):
+    """How the sink of a query follows a restore."""
+
+    LOG = "log"  # a file sink: its log is cut; files of later batches stay, but are not read
+    CALLBACK = "callback"  # the script's `on_restore` takes the later batches back
+    REPEAT = "repeat"  # the sink may get the later batches twice: declared, or it keeps nothing
+    REFUSED = "refused"  # nothing can take the later batches back
+
+
+class _NotesModel(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class QueryPosition(_NotesModel):
+    """Where one query was when a slot was sealed.
+
+    Attributes:
+        batch: its newest sealed batch.
+        sink: Spark's description of the sink.
+        watermark: in ticks; None without one.
+        rows: rows that the batch read.
+        dropped: rows that Spark reports as dropped by the watermark. Spark counts them after
+            partial aggregation, so a true count may be larger.
+        state_rows: rows of state after the batch.
+        state_bytes: memory of the state, in bytes.
+        seconds: duration of the batch; None if Spark's report of it was lost.
+    """
+
+    batch: int
+    sink: str
+    rewind: SinkRewind
+    watermark: int | None = None
+    rows: int = 0
+    dropped: int = 0
+    state_rows: int = 0
+    state_bytes: int = 0
+    seconds: float | None = None
+
+
+class BatchNotes(_NotesModel):
+    """The notes of one sealed batch.
+
+    Attributes:
+        query: the query whose batch the slot seals.
+        location: folder of Spark's checkpoints on the driver's host, as of this slot.
+        queries: all queries of the job by name.
+    """
+
+    query: str
+    location: str
+    queries: dict[str, QueryPosition] = Field(default_factory=dict)
+
+    @classmethod
+    def from_manifest(cls, manifest: Manifest | None) -> Self | None:
+        """Return the notes; None for the epoch of a pipeline, or without a manifest."""
+        raw = manifest.notes.get(_KEY) if manifest else None
+        return None if raw is None else cls.model_validate(raw)
+
+    def to_record(self) -> dict[str, object]:
+        """Return the JSON-ready part of `Manifest.notes`."""
+        return {_KEY: self.model_dump(mode="json")}
+
+
+class SinkPlan(BaseModel):
+    """What a restore does to the sink of one query.
+
+    Attributes:
+        newest: newest sealed batch of the current lineage.
+        batch: batch to return to; None for the beginning.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    query: str
+    newest: int
+    batch: int | None
+    sink: str
+    rewind: SinkRewind
+
+
+def plan_sinks(head: Manifest | None, target: Manifest | None) -> tuple[SinkPlan, ...]:
+    """Return what going back from `head` to `target` does to each sink; empty for a pipeline."""
+    now, then = BatchNotes.from_manifest(head), BatchNotes.from_manifest(target)
+    before = then.queries if then else {}
+    return tuple(
+        SinkPlan(
+            query=name,
+            newest=at.batch,
+            batch=before[name].batch if name in before else None,
+            sink=at.sink,
+            rewind=at.rewind,
+        )
+        for name, at in (now.queries if now else {}).items()
+    )

@@ -1,0 +1,1 @@
+"""Jobs: PySpark streaming scripts of other people, supervised and sealed batch by batch."""

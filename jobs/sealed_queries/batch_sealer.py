@@ -1,0 +1,258 @@
+"""Seals committed batches of a job's queries into the log of slots."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from tidegate import __version__
+from tidegate.checkpoints.batch_notes import BatchNotes, QueryPosition, SinkRewind
+from tidegate.checkpoints.bucket_layout import CheckpointId, generate_attempt_id
+from tidegate.checkpoints.epoch_notes import EpochCounters
+from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
+from tidegate.checkpoints.lease import Lease
+from tidegate.checkpoints.manifest import Counters, FileRef, Manifest
+from tidegate.checkpoints.slot_log import LogHead, SlotLog, SlotTaken
+from tidegate.jobs.sealed_queries.batch_objects import QueryObjects, get_object_kind
+from tidegate.jobs.sealed_queries.checkpoint_files import read_offsets, select_restoring_files
+from tidegate.jobs.sealed_queries.errors import SLOT_TAKEN
+from tidegate.time_units import TICK_MIN
+
+_log = structlog.get_logger("tidegate.job")
+
+
+@dataclass(slots=True)
+class SealedQuery:
+    """One query of a running job.
+
+    Attributes:
+        folder: its checkpoint.
+        objects: what the bucket holds of it.
+        rewind: how its sink follows a restore.
+        sink: the script's words for the sink, until Spark describes it.
+        sink_log: log folder of its file sink.
+        sealed: newest batch that is sealed, or was given up because Spark has deleted its files;
+            -1: none.
+    """
+
+    name: str
+    folder: Path
+    objects: QueryObjects
+    rewind: SinkRewind
+    sink: str
+    sink_log: Path | None
+    sealed: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class JobAuthor:
+    """What every manifest of one launch says about its writer.
+
+    Attributes:
+        uid: identity of the job.
+        spec_digest: of script and spec.
+        location: folder of the queries' checkpoints.
+    """
+
+    uid: str
+    spec_digest: str
+    location: str
+
+
+@dataclass(frozen=True, slots=True)
+class BatchReport:
+    """What Spark reports about one batch; all zero if the report was lost.
+
+    Attributes:
+        rows: that it read.
+        sources: Spark's descriptions, in the order of the offsets.
+        phases: phase of the batch -> seconds.
+    """
+
+    rows: int = 0
+    sources: tuple[str, ...] = ()
+    sink: str = ""
+    watermark: int | None = None
+    dropped: int = 0
+    state_rows: int = 0
+    state_bytes: int = 0
+    phases: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def from_progress(cls, progress: Mapping[str, Any]) -> BatchReport:
+        """Read a `StreamingQueryProgress` of Spark, as parsed JSON."""
+        operators = progress.get("stateOperators") or ()
+        watermark = (progress.get("eventTime") or {}).get("watermark")
+        return cls(
+            sum(int(source["numInputRows"]) for source in progress["sources"]),
+            tuple(str(source["description"]) for source in progress["sources"]),
+            str((progress.get("sink") or {}).get("description", "")),
+            None if watermark is None else _parse_instant(watermark),
+            sum(int(one.get("numRowsDroppedByWatermark", 0)) for one in operators),
+            sum(int(one["numRowsTotal"]) for one in operators),
+            sum(int(one["memoryUsedBytes"]) for one in operators),
+            {name: ms / 1000 for name, ms in (progress.get("durationMs") or {}).items()},
+        )
+
+
+class BatchSealer:
+    """Fills one slot per committed batch.
+
+    A slot that another process has filled ends the job: this launch has gone on from another
+    history than the log.
+
+    Args:
+        log: the job's log.
+        lease: checked before each seal.
+        author: who writes.
+        on_seal: called with each manifest that fills a slot.
+        clock: for the manifests.
+    """
+
+    def __init__(
+        self,
+        log: SlotLog,
+        lease: Lease,
+        author: JobAuthor,
+        on_seal: Callable[[Manifest], None],
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._slot_log, self._lease, self._author = log, lease, author
+        self._on_seal, self._clock = on_seal, clock
+        self.head = log.head()
+        # One id per slot: files of an attempt that no slot names would be swept.
+        self._attempt = generate_attempt_id()
+        self._unanswered: Manifest | None = None
+
+    def seal(self, query: SealedQuery, batch: int, report: BatchReport) -> bool:
+        """Seal one committed batch; False if Spark has deleted what would restore it.
+
+        Raises:
+            TransientError: the store did not answer, or another record fills the slot. After the
+                first the same call may be repeated.
+            FencedError: another driver holds the lease.
+        """
+        self._lease.ensure_held()
+        if self._unanswered is None:
+            checkpoint = CheckpointId(self.head.timeline, self.head.next_slot, self._attempt)
+            prefix = self._slot_log.layout.state_prefix(checkpoint)
+            try:
+                files = select_restoring_files(query.folder, batch, query.sink_log)
+                segments = query.objects.store_files(files, prefix)
+                offsets = read_offsets(query.folder, batch)
+            except FileNotFoundError as error:
+                _log.warning("batch_not_sealed", query=query.name, batch=batch, missing=str(error))
+                query.sealed = batch
+                return False
+            self._unanswered = self._write_manifest(query, batch, report, segments, offsets)
+        self._lease.ensure_held()
+        self._fill_slot(self._unanswered, query, batch)
+        return True
+
+    def _fill_slot(self, manifest: Manifest, query: SealedQuery, batch: int) -> None:
+        outcome = self._slot_log.seal(manifest)
+        if isinstance(outcome, SlotTaken):
+            raise SLOT_TAKEN(pipeline=self._slot_log.pipeline, batch=batch, query=query.name)
+        # Read from what was sent: one batch costs no request for the head.
+        self.head = LogHead(
+            manifest.timeline, manifest.slot, manifest, outcome.sha256, outcome.etag
+        )
+        self._attempt, self._unanswered = generate_attempt_id(), None
+        query.sealed = batch
+        self._on_seal(manifest)
+
+    def _write_manifest(
+        self,
+        query: SealedQuery,
+        batch: int,
+        report: BatchReport,
+        segments: list[FileRef],
+        offsets: list[Any],
+    ) -> Manifest:
+        now, head = self._clock.wall_ticks(), self.head
+        position = QueryPosition(
+            batch=batch,
+            sink=report.sink or query.sink,
+            rewind=query.rewind,
+            watermark=report.watermark,
+            rows=report.rows,
+            dropped=report.dropped,
+            state_rows=report.state_rows,
+            state_bytes=report.state_bytes,
+            seconds=report.phases.get("triggerExecution"),
+        )
+        before = BatchNotes.from_manifest(head.record)
+        queries = {**(before.queries if before else {}), query.name: position}
+        notes = BatchNotes(query=query.name, location=self._author.location, queries=queries)
+        epoch = _count_rows(query.name, report.rows)
+        return Manifest(
+            timeline=head.timeline,
+            slot=head.next_slot,
+            pipeline=self._slot_log.pipeline,
+            uid=self._author.uid,
+            spec_digest=self._author.spec_digest,
+            code_version=__version__,
+            parent=str(head.checkpoint) if head.checkpoint else None,
+            parent_sha256=head.sha256,
+            attempt=self._attempt,
+            lease_token=self._lease.token,
+            driver=self._lease.holder.driver,
+            recorded_now=now,
+            cut=_update_cut(head.record, query.name, report, offsets),
+            decision=_describe_watermarks(head.record, queries),
+            counters=(head.record.counters if head.record else Counters()).add_epoch(epoch),
+            segments=_replace_segments(head.record, query.name, segments),
+            notes={"epoch": asdict(epoch), **notes.to_record()},
+            timings=report.phases,
+            created_at=now,
+        )
+
+
+def _count_rows(query: str, rows: int) -> EpochCounters:
+    """Count the rows as given to the query: what it makes of them, Spark does not say."""
+    return EpochCounters(
+        read=rows, released=rows, per_source={query: {"read": rows, "released": rows}}
+    )
+
+
+def _update_cut(
+    parent: Manifest | None, query: str, report: BatchReport, offsets: list[Any]
+) -> dict[str, Any]:
+    """Return the offsets of all queries after the batch; those of `query` with where it began."""
+    cut: dict[str, Any] = dict(parent.cut) if parent else {}
+    for number, offset in enumerate(offsets):
+        member = f"{query}/{number}"
+        source = report.sources[number] if number < len(report.sources) else ""
+        before = cut.get(member) or {}
+        cut[member] = {
+            "source": source or before.get("source", ""),
+            "start": before.get("end"),
+            "end": None if offset is None else json.dumps(offset, sort_keys=True),
+        }
+    return cut
+
+
+def _describe_watermarks(
+    parent: Manifest | None, queries: Mapping[str, QueryPosition]
+) -> dict[str, Any]:
+    """Return the least watermark in the place of a pipeline's frontier, which all surfaces show."""
+    marks = [at.watermark for at in queries.values() if at.watermark is not None]
+    before = parent.frontier_after if parent else TICK_MIN
+    return {"frontier_before": before, "frontier_after": min(marks, default=TICK_MIN)}
+
+
+def _replace_segments(
+    parent: Manifest | None, query: str, segments: list[FileRef]
+) -> list[FileRef]:
+    others = parent.segments if parent else []
+    return [*(ref for ref in others if ref.kind != get_object_kind(query)), *segments]
+
+
+def _parse_instant(text: str) -> int:
+    return round(datetime.fromisoformat(text).timestamp() * 1e6)

@@ -1,0 +1,270 @@
+"""The thread that seals batches while the script runs, and watches the queries and the lease."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+from tidegate.checkpoints.driver_requests import (
+    Ack,
+    AckOutcome,
+    DriverRequest,
+    RequestKind,
+    RequestQueue,
+    acknowledge_request,
+)
+from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
+from tidegate.checkpoints.pins import pin_checkpoint
+from tidegate.checkpoints.slot_log import SlotLog
+from tidegate.errors import ConfigurationError, PoisonError, TidegateError, TransientError
+from tidegate.jobs.driver.error_classification import classify_error
+from tidegate.jobs.driver.status_reporter import DriverSteps, StatusReporter
+from tidegate.jobs.sealed_queries.batch_sealer import BatchReport, BatchSealer, SealedQuery
+from tidegate.jobs.sealed_queries.checkpoint_files import list_committed_batches
+from tidegate.jobs.sealed_queries.errors import SCRIPT_FAILED, SLOT_TAKEN
+
+_LOOK_EVERY: Final = 0.2  # seconds
+_REQUESTS_EVERY: Final = 1.0  # seconds; each look costs a LIST
+# Seconds for which a committed batch waits for Spark's report of it, which comes a little later.
+_REPORT_PATIENCE: Final = 3.0
+_RETRY_AFTER: Final = 2.0  # seconds, when the store does not answer
+
+_log = structlog.get_logger("tidegate.job")
+
+
+class SparkReports:
+    """What Spark's listener has reported, by run and batch; written by Spark's threads.
+
+    Attributes:
+        latest: query -> its newest report, as JSON.
+        failures: query -> the error that ended it.
+        ended: number of batches that have ended, of all queries.
+    """
+
+    def __init__(self) -> None:
+        self._names: dict[str, str] = {}  # run id -> query
+        self._batches: dict[tuple[str, int], dict[str, Any]] = {}
+        self.latest: dict[str, dict[str, Any]] = {}
+        self.failures: dict[str, str] = {}
+        self.ended = 0
+        self.arrived = threading.Event()
+
+    def note_start(self, run: str, name: str | None) -> None:
+        """Note that a query has started."""
+        self._names[run] = name or ""
+
+    def note_progress(self, text: str) -> None:
+        """Note a report of Spark about a batch."""
+        report = json.loads(text)
+        name = report.get("name") or ""
+        self._batches[name, int(report["batchId"])] = self.latest[name] = report
+        self.ended += 1
+        self.arrived.set()
+
+    def note_end(self, run: str, error: str | None) -> None:
+        """Note that a query has ended, by an error or not."""
+        if error:
+            self.failures[self._names.get(run, run)] = error
+        self.arrived.set()
+
+    def take(self, query: str, batch: int) -> BatchReport | None:
+        """Return the report of a batch and forget it; None if it has not come."""
+        report = self._batches.pop((query, batch), None)
+        return None if report is None else BatchReport.from_progress(report)
+
+    def make_listener(self) -> Any:
+        """Return the listener to register with a session."""
+        from pyspark.sql.streaming.listener import StreamingQueryListener
+
+        reports = self
+
+        class Listener(StreamingQueryListener):
+            """Passes Spark's events on."""
+
+            def onQueryStarted(self, event: Any) -> None:  # noqa: N802 - Spark's names
+                reports.note_start(str(event.runId), event.name)
+
+            def onQueryProgress(self, event: Any) -> None:  # noqa: N802
+                reports.note_progress(event.progress.json)
+
+            def onQueryIdle(self, event: Any) -> None:  # noqa: N802
+                pass
+
+            def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
+                reports.note_end(str(event.runId), event.exception)
+
+        return Listener()
+
+
+class SealLoop:
+    """Seals what Spark has committed, batch by batch, until `close`.
+
+    Args:
+        sealer: fills the slots.
+        reports: of Spark.
+        log: the job's log.
+        steps: the lease, and the deadline of a batch.
+        status: says when the store is away.
+        stop: set when the job should end; also set here on a request or an error.
+
+    Attributes:
+        error: what ended the job; None while nothing has.
+        queries: the queries that the script has started.
+    """
+
+    def __init__(
+        self,
+        sealer: BatchSealer,
+        reports: SparkReports,
+        log: SlotLog,
+        steps: DriverSteps,
+        status: StatusReporter,
+        stop: threading.Event,
+    ) -> None:
+        self._sealer, self._reports, self._slot_log = sealer, reports, log
+        self._steps, self._status, self._stop = steps, status, stop
+        self._requests = RequestQueue(log.store, log.pipeline)
+        self._requests_read_at = 0.0
+        self.queries: dict[str, SealedQuery] = {}
+        self.error: TidegateError | None = None
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="tidegate-seal", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Seal what is committed, unless the job has failed here, and end the thread."""
+        self._closing.set()
+        self._reports.arrived.set()
+        self._thread.join(timeout=120.0)
+
+    def seal_committed(self, *, patience: float = _REPORT_PATIENCE) -> int:
+        """Seal all committed batches in order, and return how many.
+
+        Args:
+            patience: seconds for which a batch waits for Spark's report of it.
+        """
+        sealed = 0
+        for query in list(self.queries.values()):
+            for batch in list_committed_batches(query.folder):
+                if batch <= query.sealed:
+                    continue
+                report = self._reports.take(query.name, batch)
+                if report is None and _get_age(query.folder, batch) < patience:
+                    break
+                self._steps.enter("seal")
+                sealed += self._sealer.seal(query, batch, report or BatchReport())
+                self._steps.enter("wait")
+        return sealed
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            self._reports.arrived.wait(_LOOK_EVERY)
+            self._reports.arrived.clear()
+            self._guard(self._run_once)
+        while self.error is None and self._guard(self._seal_rest):
+            pass
+
+    def _run_once(self) -> bool:
+        if self._steps.lost.is_set():
+            raise self._steps.error or RuntimeError("lease lost without an error")
+        self.seal_committed()
+        self._steps.enter("wait")
+        if self._status.state == "waiting":
+            self._status.set_state("running")
+        if time.monotonic() - self._requests_read_at >= _REQUESTS_EVERY:
+            self._requests_read_at = time.monotonic()
+            for request in self._requests.list_pending():
+                self._answer(request)
+        return False
+
+    def _seal_rest(self) -> bool:
+        self.seal_committed()
+        behind = [
+            query
+            for query in self.queries.values()
+            if max(list_committed_batches(query.folder), default=-1) > query.sealed
+        ]
+        if behind:
+            time.sleep(_LOOK_EVERY)
+        return bool(behind)
+
+    def _guard(self, step: Callable[[], bool]) -> bool:
+        """Call a step; True if it should be called again. A store that is away is waited for."""
+        try:
+            return step()
+        except TransientError as error:
+            if error.code == SLOT_TAKEN.code:
+                self.fail(error)
+                return False
+            _log.warning("transient", code=error.code, error=error.message)
+            self._status.set_state("waiting", error=error, why="batches are sealed later")
+            self._closing.wait(_RETRY_AFTER)
+            return True
+        except Exception as error:
+            self.fail(classify_error(self._slot_log.pipeline, error))
+            return False
+
+    def fail(self, error: TidegateError) -> None:
+        """Note what ends the job; the first error stays."""
+        self.error = self.error or error
+        self._stop.set()
+
+    def check_queries(self) -> None:
+        """End the job if a sealed query has failed, also if the script does not look."""
+        for name, text in list(self._reports.failures.items()):
+            if name in self.queries:
+                what = f"query {name}"
+                self.fail(
+                    SCRIPT_FAILED(
+                        pipeline=self._slot_log.pipeline, what=what, text=_extract_cause(text)
+                    )
+                )
+
+    def _answer(self, request: DriverRequest) -> None:
+        refusal = request.refusal_outcome(self._steps.lease.token, SYSTEM_CLOCK.wall_ticks())
+        head = self._sealer.head.checkpoint
+        outcome, detail = refusal or AckOutcome.REFUSED, "a job cannot do this"
+        if refusal is not None:
+            detail = "meant for another driver, or too old"
+        elif request.kind in (RequestKind.STOP, RequestKind.DRAIN):
+            outcome, detail = AckOutcome.APPLIED, "stopping"
+            self._stop.set()
+        elif request.kind in (RequestKind.PIN, RequestKind.SAVEPOINT) and head is not None:
+            outcome, detail = AckOutcome.APPLIED, f"pinned as {request.name}"
+            try:
+                name = request.name or ""
+                pin_checkpoint(self._slot_log, name, head, who=request.who, why=request.why)
+            except (ConfigurationError, PoisonError) as error:
+                outcome, detail = AckOutcome.REFUSED, error.message
+        ack = Ack(
+            id=request.id,
+            outcome=outcome,
+            detail=detail,
+            checkpoint=str(head) if head else None,
+            token=self._steps.lease.token,
+            at=SYSTEM_CLOCK.wall_ticks(),
+        )
+        acknowledge_request(self._slot_log.store, self._slot_log.pipeline, ack)
+
+
+def _get_age(folder: Path, batch: int) -> float:
+    """Return for how many seconds a batch is committed."""
+    try:
+        return time.time() - (folder / "commits" / str(batch)).stat().st_mtime
+    except FileNotFoundError:
+        return _REPORT_PATIENCE
+
+
+def _extract_cause(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
+    return (causes[-1:] or lines[:1] or ["no reason given"])[0][:500]

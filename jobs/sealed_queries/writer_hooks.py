@@ -1,0 +1,181 @@
+"""Hooks into PySpark: they see which queries a script starts, and set their checkpoint folders.
+
+The script stays as it is. The hooks replace methods of two classes of the Python API while it runs;
+queries that are started in Scala or Java are not seen.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+_LOCATION: Final = "checkpointlocation"
+_WRITER: Final = "_tidegate_facts"  # attribute of a `DataStreamWriter`
+
+
+@dataclass(slots=True)
+class WriterFacts:
+    """What a script has said about a query before it starts it.
+
+    Attributes:
+        format: of the sink; "foreach" for `foreach` and `foreachBatch`, "table" for `toTable`; None
+            for Spark's default.
+        path: of a file sink.
+        location: of the script's own checkpoint.
+        trigger: the kind of the trigger, such as "availableNow"; None for the default.
+    """
+
+    name: str | None = None
+    format: str | None = None
+    path: str | None = None
+    location: str | None = None
+    trigger: str | None = None
+
+    def note_option(self, key: str, value: Any) -> None:
+        """Note the options that matter here; Spark ignores the case of their names."""
+        if key.lower() == _LOCATION:
+            self.location = str(value)
+        elif key.lower() == "path":
+            self.path = str(value)
+
+
+@contextmanager
+def install_hooks(
+    prepare: Callable[[Any], None],
+    on_session: Callable[[Any], None],
+    on_start: Callable[[WriterFacts], Path | None],
+) -> Iterator[None]:
+    """Replace methods of PySpark until the block ends.
+
+    Args:
+        prepare: called with each builder of a session before it makes or finds the session.
+        on_session: called with each session that a builder gives.
+        on_start: called before a query starts; returns the checkpoint folder that the query gets,
+            or None to leave it alone.
+    """
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+    build = SparkSession.Builder.getOrCreate
+
+    def get_or_create(builder: Any) -> Any:
+        """Make or find the session."""
+        prepare(builder)
+        session = build(builder)
+        on_session(session)
+        return session
+
+    with ExitStack() as patches:
+        patches.enter_context(_replace_method(SparkSession.Builder, "getOrCreate", get_or_create))
+        for name, note in _NOTES.items():
+            hooked = _note_call(getattr(DataStreamWriter, name), note)
+            patches.enter_context(_replace_method(DataStreamWriter, name, hooked))
+        for name in ("start", "toTable"):
+            hooked = _make_start_hook(getattr(DataStreamWriter, name), name, on_start)
+            patches.enter_context(_replace_method(DataStreamWriter, name, hooked))
+        yield
+
+
+@contextmanager
+def _replace_method(owner: type, name: str, value: Any) -> Iterator[None]:
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+def _get_facts(writer: Any) -> WriterFacts:
+    facts: WriterFacts = writer.__dict__.setdefault(_WRITER, WriterFacts())
+    return facts
+
+
+def _note_name(facts: WriterFacts, queryName: str) -> None:  # noqa: N803 - Spark's name
+    facts.name = queryName
+
+
+def _note_format(facts: WriterFacts, source: str) -> None:
+    facts.format = source
+
+
+def _note_foreach(facts: WriterFacts, *_: Any, **__: Any) -> None:
+    facts.format = "foreach"
+
+
+def _note_trigger(facts: WriterFacts, **kinds: Any) -> None:
+    facts.trigger = next((kind for kind, value in kinds.items() if value), None)
+
+
+def _note_option(facts: WriterFacts, key: str, value: Any) -> None:
+    facts.note_option(key, value)
+
+
+def _note_options(facts: WriterFacts, **options: Any) -> None:
+    for key, value in options.items():
+        facts.note_option(key, value)
+
+
+_NOTES: Final[dict[str, Callable[..., None]]] = {
+    "queryName": _note_name,
+    "format": _note_format,
+    "foreach": _note_foreach,
+    "foreachBatch": _note_foreach,
+    "trigger": _note_trigger,
+    "option": _note_option,
+    "options": _note_options,
+}
+
+
+def _note_call(method: Callable[..., Any], note: Callable[..., None]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def call(writer: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call the method, and note its arguments if it accepts them."""
+        result = method(writer, *args, **kwargs)
+        note(_get_facts(writer), *args, **kwargs)
+        return result
+
+    return call
+
+
+def _make_start_hook(
+    method: Callable[..., Any], kind: str, on_start: Callable[[WriterFacts], Path | None]
+) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def start(
+        writer: Any,
+        target: str | None = None,
+        format: str | None = None,
+        outputMode: str | None = None,  # noqa: N803 - Spark's names
+        partitionBy: Any = None,  # noqa: N803
+        queryName: str | None = None,  # noqa: N803
+        **options: Any,
+    ) -> Any:
+        """Start the query with its checkpoint in the folder that `on_start` gives."""
+        target = options.pop("path" if kind == "start" else "tableName", target)
+        facts = _get_facts(writer)
+        _note_options(facts, **options)
+        facts.name, facts.format = queryName or facts.name, format or facts.format
+        if kind == "toTable":
+            facts.format = "table"
+        elif target is not None:
+            facts.path = target
+        folder = on_start(facts)
+        if folder is not None:
+            options = {key: one for key, one in options.items() if key.lower() != _LOCATION}
+            writer.option("checkpointLocation", str(folder))
+        return method(
+            writer,
+            target,
+            format=format,
+            outputMode=outputMode,
+            partitionBy=partitionBy,
+            queryName=queryName,
+            **options,
+        )
+
+    return start

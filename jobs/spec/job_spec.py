@@ -1,0 +1,94 @@
+"""The spec of a job: a PySpark streaming script of your own, in a YAML file with ``kind: job``."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from typing import Annotated, Final, Literal, Protocol, Self
+
+from pydantic import Field, model_validator
+
+from tidegate.jobs.spec.event_time_options import SpecModel
+from tidegate.jobs.spec.pipeline import API_VERSION, CheckpointSpec, Name, SupervisionSpec
+
+_QUERY_NAME: Final = r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}"
+QueryName = Annotated[str, Field(pattern=rf"^{_QUERY_NAME}$")]
+
+
+def is_query_name(text: str) -> bool:
+    """Return whether a query of this name can be sealed: its name is a part of keys."""
+    return re.fullmatch(_QUERY_NAME, text) is not None
+
+
+class SupervisedSpec(Protocol):
+    """What pipelines and jobs share: all that the log, the lease and Airflow need to know."""
+
+    @property
+    def name(self) -> str:
+        """Prefix of the keys and DAG ids."""
+
+    @property
+    def checkpoint(self) -> CheckpointSpec:
+        """How long checkpoints are kept, and what happens to damaged ones."""
+
+    @property
+    def supervision(self) -> SupervisionSpec:
+        """What Airflow does with it."""
+
+
+class JobSpec(SpecModel):
+    """One job: the script stays as it is, and Spark's own rules of event time apply."""
+
+    api_version: Literal["tidegate/v1"] = Field(default=API_VERSION, alias="apiVersion")
+    """Version of this format."""
+    kind: Literal["job"]
+    """Tells a job from a pipeline."""
+    name: Name
+    """Name of the job; it prefixes keys and DAG ids."""
+    description: str = ""
+    """Free text for people."""
+    app: Annotated[str, Field(pattern=r"\.py$")]
+    """The PySpark script, relative to the working folder or to the folder of this file."""
+    args: tuple[str, ...] = ()
+    """Arguments of the script."""
+    queries: tuple[QueryName, ...] = ()
+    """Names of the streaming queries to seal. Empty: all that the script starts."""
+    repeatable: tuple[QueryName, ...] = ()
+    """Queries whose sink may get a batch twice without harm, for example by upserts.
+
+    A restore leaves their sinks as they are.
+    """
+    conf: dict[str, str] = Field(default={})
+    """Spark settings that replace those of the script."""
+    checkpoint: CheckpointSpec = CheckpointSpec()
+    """Retention of sealed batches. The pace of batches stays that of the script's triggers."""
+    supervision: SupervisionSpec = SupervisionSpec()
+    """What Airflow does with the job."""
+
+    @model_validator(mode="after")
+    def _require_unique_queries(self) -> Self:
+        if len(set(self.queries)) < len(self.queries):
+            raise ValueError("queries: a name stands there twice")
+        strange = sorted(set(self.repeatable) - set(self.queries)) if self.queries else []
+        if strange:
+            raise ValueError(f"repeatable: {', '.join(strange)} is not one of the queries")
+        return self
+
+    @model_validator(mode="after")
+    def _require_local_launch(self) -> Self:
+        if self.supervision.submit is not None or self.supervision.standby:
+            raise ValueError(
+                "supervision: a job keeps Spark's checkpoint in a local folder, so it has neither"
+                " submit nor standby"
+            )
+        return self
+
+    def seals(self, query: str) -> bool:
+        """Return whether the batches of this query are sealed."""
+        return not self.queries or query in self.queries
+
+    def digest(self, script: bytes) -> str:
+        """Return the SHA-256 of the script and of what it is given."""
+        given = json.dumps([self.name, self.args, self.queries, self.conf], sort_keys=True)
+        return hashlib.sha256(given.encode() + b"\n" + script).hexdigest()

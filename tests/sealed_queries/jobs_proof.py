@@ -1,0 +1,90 @@
+"""Kills and restores of a job, drawn by a seed: `make jobs-proof KILLS=3 RESTORES=3 SEED=1`.
+
+For each combination of state store and checkpoint format: an undisturbed run; a run that is killed
+at random moments (driver, JVM, or a pause during which a second driver takes over); then restores
+of random slots of the killed run. After each, the sinks must hold the rows of the undisturbed run,
+batch by batch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import signal
+import tempfile
+import time
+from pathlib import Path
+
+from tests.sealed_queries.rig import COMBINATIONS, ClicksJob
+from tidegate.checkpoints.bucket_layout import CheckpointId
+from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
+
+
+def prove_combination(
+    folder: Path, name: str, kills: int, restores: int, dice: random.Random, files: int = 8
+) -> tuple[int, int, int]:
+    """Kills, restores and differences of one combination."""
+    whole = ClicksJob(folder / f"{name}-whole", COMBINATIONS[name], files)
+    whole.run_to_end_of_input()
+    # The same folders in both runs: paths are part of the rows of the outputs nowhere.
+    expected, differences = whole.outputs(), 0
+    job = ClicksJob(folder / f"{name}-killed", COMBINATIONS[name], files)
+    for number in range(kills):
+        _disturb(job, dice, files * (number + 1) // (kills + 1))
+    job.run_to_end_of_input()
+    differences += _compare(f"{name} after {kills} kills", expected, job.outputs())
+    for _ in range(restores):
+        rows = CheckpointCatalog(job.log).list_checkpoints()
+        target = dice.choice([row.id for row in rows if row.id is not None])
+        job.restore(CheckpointId.parse(target))
+        job.run_to_end_of_input()
+        differences += _compare(f"{name} after a restore of {target}", expected, job.outputs())
+    return kills, restores, differences
+
+
+def _disturb(job: ClicksJob, dice: random.Random, batch: int) -> None:
+    """Let a driver seal up to a batch, and disturb it a moment later."""
+    kind = dice.choice(["driver", "jvm", "pause"])
+    process = job.launch()
+    job.wait(lambda: job.positions().get("per_minute", -1) >= batch)
+    time.sleep(dice.random() * 3)
+    if kind != "pause":
+        job.kill(kind)
+    else:
+        process.send_signal(signal.SIGSTOP)
+        job.launch()  # takes the lease over, in a folder of its own
+        job.wait(lambda: job.positions().get("per_minute", -1) > batch or job.is_complete())
+        process.send_signal(signal.SIGCONT)
+        print(f"  the paused driver ended with {process.wait(timeout=300)}", flush=True)
+        job.kill()
+    print(f"  {kind} at {job.positions()}", flush=True)
+
+
+def _compare(what: str, expected: dict[str, object], found: dict[str, object]) -> int:
+    different = [name for name in expected if expected[name] != found[name]]
+    print(f"{what}: {', '.join(different) or 'equal'}", flush=True)
+    for name in different:
+        print(f"  expected {expected[name]!r:.2000}\n  found {found[name]!r:.2000}", flush=True)
+    return len(different)
+
+
+def main() -> None:
+    """Run all combinations, and print the totals in the last line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=3, help="per combination")
+    parser.add_argument("--restores", type=int, default=3, help="per combination")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", choices=COMBINATIONS, help="one combination")
+    options = parser.parse_args()
+    totals = [0, 0, 0]
+    with tempfile.TemporaryDirectory(prefix="jobs-proof-") as folder:
+        for name in [options.only] if options.only else COMBINATIONS:
+            dice = random.Random(f"{options.seed} {name}")
+            counts = prove_combination(Path(folder), name, options.kills, options.restores, dice)
+            totals = [total + count for total, count in zip(totals, counts, strict=True)]
+    print(f"{totals[0]} kills, {totals[1]} restores, {totals[2]} differences")
+    raise SystemExit(1 if totals[2] else 0)
+
+
+if __name__ == "__main__":
+    main()

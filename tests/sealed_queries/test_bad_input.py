@@ -1,0 +1,257 @@
+"""What a job refuses, each with one clear message, and nothing is started."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock, patch
+
+import pytest
+
+from tests.sealed_queries.fake_checkpoint import FakeCheckpoint
+from tests.servers.memory_store import MemoryStore
+from tidegate import job
+from tidegate.checkpoints.batch_notes import SinkRewind
+from tidegate.checkpoints.lease import Lease
+from tidegate.checkpoints.process_identity import ProcessIdentity
+from tidegate.checkpoints.slot_log import SlotLog
+from tidegate.errors import ConfigurationError, FailureClass, TidegateError
+from tidegate.jobs.cli.main import app
+from tidegate.jobs.sealed_queries.batch_sealer import BatchSealer, JobAuthor
+from tidegate.jobs.sealed_queries.job_location import JobLocation
+from tidegate.jobs.sealed_queries.job_run import JobOptions, JobSession, find_script
+from tidegate.jobs.sealed_queries.seal_loop import SealLoop
+from tidegate.jobs.sealed_queries.sink_restore import choose_rewind, find_sink_log, restore_sink
+from tidegate.jobs.sealed_queries.writer_hooks import WriterFacts
+from tidegate.jobs.spec.job_spec import JobSpec
+from tidegate.jobs.spec.loader import load_any_spec, load_spec
+
+SPEC = {"kind": "job", "name": "clicks", "app": "clicks.py"}
+
+
+@pytest.fixture(autouse=True)
+def _without_callbacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job, "_callbacks", {})
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Iterator[JobSession]:
+    """A job that holds its lease and whose script is about to run."""
+    yield from _open(tmp_path, SPEC)
+
+
+def _open(folder: Path, spec: dict[str, Any], name: str = "clicks") -> Iterator[JobSession]:
+    script = folder / "clicks.py"
+    script.write_text("pass")
+    store = MemoryStore()
+    lease = Lease.acquire(store, name, ProcessIdentity.this_process())
+    made = JobSession(
+        JobSpec.model_validate({**spec, "name": name}),
+        JobOptions("memory://", script, home=folder),
+        store,
+        lease,
+        f"uid of {name}",
+        threading.Event(),
+    )
+    log = SlotLog(store, name)
+    made._location = JobLocation(folder / f"launch-{name}", None, is_new=True, is_first=True)
+    sealer = BatchSealer(log, lease, JobAuthor("uid", "digest", "here"), lambda _: None)
+    made._loop = SealLoop(sealer, made._reports, log, made._steps, made._status, made._stop)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("facts", "code"),
+    [
+        (WriterFacts(), "job.unnamed_query"),
+        (WriterFacts(name="per minute"), "job.bad_query_name"),
+        (WriterFacts(name="../etc"), "job.bad_query_name"),
+        (WriterFacts(name="q", trigger="continuous"), "job.no_batches"),
+        (WriterFacts(name="q", trigger="realTime"), "job.no_batches"),
+        (WriterFacts(name="q", location="s3a://bucket/checkpoint"), "job.remote_checkpoint"),
+        (WriterFacts(name="q", location="hdfs://host/checkpoint"), "job.remote_checkpoint"),
+    ],
+)
+def test_a_query_that_cannot_be_sealed(session: JobSession, facts: WriterFacts, code: str) -> None:
+    """It is refused before it starts, and named."""
+    with pytest.raises(ConfigurationError) as refused:
+        session._start_query(facts)
+    assert refused.value.code == code
+    assert refused.value.advice
+
+
+def test_two_queries_of_one_name(session: JobSession) -> None:
+    """They would write one checkpoint."""
+    assert session._start_query(WriterFacts(name="q")) is not None
+    with pytest.raises(ConfigurationError, match="second query with the name q"):
+        session._start_query(WriterFacts(name="q"))
+
+
+def test_a_query_outside_the_list_is_left_alone(tmp_path: Path) -> None:
+    """It keeps its own checkpoint; one without a name as well."""
+    for made in _open(tmp_path, {**SPEC, "queries": ["q"]}):
+        assert made._start_query(WriterFacts(name="other", location="/own")) is None
+        assert made._start_query(WriterFacts(location="/own")) is None
+        assert made._start_query(WriterFacts(name="q")) == made._location.folder / "q"  # type: ignore[union-attr]
+
+
+def test_a_checkpoint_is_adopted_by_one_job(tmp_path: Path) -> None:
+    """A second one that goes on from it would write the same batches."""
+    own = FakeCheckpoint(tmp_path / "own")
+    own.commit(0)
+    facts = WriterFacts(name="q", location=f"file://{own.folder}")
+    for made in _open(tmp_path, SPEC):
+        folder = made._start_query(facts)
+        assert folder is not None
+        assert (folder / "commits/0").exists()
+        assert made._loop is not None
+        assert made._loop.seal_committed(patience=0) == 1
+    for made in _open(tmp_path, SPEC, "others"):
+        with pytest.raises(ConfigurationError, match="adopted by clicks uid of clicks already"):
+            made._start_query(facts)
+
+
+@pytest.mark.parametrize(
+    "master", ["spark://host:7077", "yarn", "k8s://host", "local-cluster[2,1,1024]"]
+)
+def test_executors_elsewhere(session: JobSession, master: str) -> None:
+    """They cannot write the checkpoint folder of this host."""
+    spark = MagicMock()
+    spark.sparkContext.master = master
+    with pytest.raises(ConfigurationError, match="executors elsewhere"):
+        session._adopt_session(spark)
+    with pytest.raises(ConfigurationError, match="Spark Connect"):
+        session._adopt_session(object())
+
+
+def test_a_script_without_a_query(session: JobSession) -> None:
+    """It ended at once: the job is not green."""
+    assert session._loop is not None
+    with pytest.raises(ConfigurationError, match="none of the queries with a name"):
+        session._wait_for_queries(session._loop)
+
+
+@pytest.mark.parametrize("text", ["raise ValueError('no such page')", "import sys; sys.exit(3)"])
+def test_a_script_that_fails(session: JobSession, text: str) -> None:
+    """Its error is a poison: a person has to look."""
+    session._options.script.write_text(text)
+    with pytest.raises(Exception, match=r"no such page|3") as failed:
+        session._run_script()
+    reported = session._classify(failed.value)
+    assert isinstance(reported, TidegateError)
+    assert (reported.code, reported.failure_class) == ("job.script_failed", FailureClass.POISON)
+
+
+def test_a_script_that_ends_with_zero_has_not_failed(session: JobSession) -> None:
+    """Nor one that returns; it sees its own arguments."""
+    session._options.script.write_text("import sys; assert len(sys.argv) == 1; sys.exit(0)")
+    session._run_script()
+
+
+def test_a_query_that_fails_ends_the_job(session: JobSession) -> None:
+    """Also if the script waits for another query and never looks."""
+    session._start_query(WriterFacts(name="q"))
+    session._reports.note_start("run", "q")
+    session._reports.note_end("run", "org.x: bad\n at y\nCaused by: java.io.IOException: gone")
+    assert session._loop is not None
+    session._loop.check_queries()
+    assert session._stop.is_set()
+    assert session._loop.error is not None
+    assert session._loop.error.message == "clicks: query q failed: java.io.IOException: gone"
+    with pytest.raises(SystemExit):
+        session._start_query(WriterFacts(name="later"))
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"app": "clicks.jar"}, "app"),
+        ({"queries": ["a", "a"]}, "twice"),
+        ({"queries": ["a"], "repeatable": ["b"]}, "not one of the queries"),
+        ({"queries": ["a b"]}, "queries"),
+        ({"supervision": {"standby": True}}, "standby"),
+        ({"supervision": {"submit": {}}}, "submit"),
+        ({"sources": {}}, "unknown field"),
+    ],
+)
+def test_a_bad_spec(tmp_path: Path, change: dict[str, Any], what: str) -> None:
+    """A Scala job, two queries of one name, a launch on a cluster: the line is named."""
+    path = tmp_path / "job.yaml"
+    path.write_text("\n".join(f"{key}: {value}" for key, value in {**SPEC, **change}.items()))
+    with pytest.raises(ConfigurationError, match=what) as refused:
+        load_any_spec(path)
+    assert f"{path}:" in refused.value.message
+
+
+def test_a_job_where_a_pipeline_is_meant(tmp_path: Path) -> None:
+    """Commands for pipelines say so."""
+    path = tmp_path / "job.yaml"
+    path.write_text("{kind: job, name: clicks, app: clicks.py}")
+    with pytest.raises(ConfigurationError, match="is a job"):
+        load_spec(path)
+    with pytest.raises(ConfigurationError, match=r"no script clicks\.py"):
+        find_script(load_any_spec(path), path)  # type: ignore[arg-type]
+
+
+def test_how_a_sink_follows(tmp_path: Path) -> None:
+    """A function of the script wins; a file sink here has a log; a table or Kafka has nothing."""
+
+    def rewind(**said: Any) -> SinkRewind:
+        return choose_rewind(WriterFacts(name="q", **said), repeatable=False)
+
+    assert rewind(path=str(tmp_path)) is SinkRewind.LOG
+    assert rewind(path="s3a://bucket/out") is SinkRewind.REFUSED
+    assert rewind(format="kafka") is SinkRewind.REFUSED
+    assert rewind(format="table") is SinkRewind.REFUSED
+    assert rewind(format="iceberg", path="db.table") is SinkRewind.REFUSED
+    assert rewind(format="console") is SinkRewind.REPEAT
+    assert (
+        choose_rewind(WriterFacts(name="q", format="kafka"), repeatable=True) is SinkRewind.REPEAT
+    )
+    job.on_restore("q")(lambda _query, _batch: None)
+    assert rewind(format="kafka") is SinkRewind.CALLBACK
+
+
+def test_the_log_of_a_file_sink_becomes_the_sealed_one(tmp_path: Path) -> None:
+    """Entries of later batches go, also compacted ones; Spark then writes these batches again."""
+    facts = WriterFacts(name="q", format="json", path=str(tmp_path / "out"))
+    live, sealed = find_sink_log(facts), tmp_path / "checkpoint" / "_sink"
+    assert live is not None
+    for folder, names in ((live, ["8", "9.compact", "10", ".10.crc"]), (sealed, ["7", "8"])):
+        folder.mkdir(parents=True)
+        for name in names:
+            (folder / name).write_text(f"{folder.name} {name}")
+    restore_sink("clicks", facts, sealed.parent, 8, SinkRewind.LOG)
+    assert {path.name: path.read_text() for path in live.iterdir()} == {
+        "7": "_sink 7",
+        "8": "_sink 8",
+    }
+
+
+def test_the_script_takes_batches_back() -> None:
+    """The function gets the query and the last batch that stays; None at the beginning."""
+    calls: list[tuple[str, int | None]] = []
+    job.on_restore()(lambda query, batch: calls.append((query, batch)))
+    facts = WriterFacts(name="q", format="kafka")
+    for batch in (4, None):
+        restore_sink("clicks", facts, Path("/none"), batch, SinkRewind.CALLBACK)
+    assert calls == [("q", 4), ("q", None)]
+
+
+def test_validate_takes_jobs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Beside pipelines; a run refuses what only pipelines have."""
+    path = tmp_path / "job.yaml"
+    path.write_text("{kind: job, name: clicks, app: clicks.py}")
+    run_command("validate", str(path))
+    assert "the job clicks is valid" in capsys.readouterr().out
+    with pytest.raises(ConfigurationError, match="is a job"):
+        run_command("run", str(path), "--epochs", "3")
+
+
+def run_command(*arguments: str) -> None:
+    """Run a command of tidegate in this process."""
+    with patch.dict("os.environ", {"TIDEGATE_DEBUG": "1"}):
+        app(list(arguments), standalone_mode=False)

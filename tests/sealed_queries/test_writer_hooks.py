@@ -1,0 +1,86 @@
+"""What the hooks see of a script's queries, with PySpark's own writer and no JVM."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from tidegate.jobs.sealed_queries.writer_hooks import WriterFacts, install_hooks
+
+
+class Script:
+    """Starts queries under the hooks."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.started: list[WriterFacts] = []
+        self._folder = folder
+
+    def on_start(self, facts: WriterFacts) -> Path | None:
+        self.started.append(facts)
+        return self._folder
+
+    def writer(self) -> Any:
+        frame = MagicMock()
+        java = frame._jdf.writeStream.return_value
+        for name in ("option", "format", "queryName", "trigger", "foreachBatch", "outputMode"):
+            getattr(java, name).return_value = java
+        return DataStreamWriter(frame)
+
+    def run(self, script: Any) -> list[tuple[str, str]]:
+        """The options that Spark got, in their order."""
+        with install_hooks(lambda _: None, lambda _: None, self.on_start):
+            writer = self.writer()
+            script(writer)
+        return [call.args for call in writer._jwrite.option.call_args_list]
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        lambda w: (
+            w.queryName("q").option("checkpointLocation", "/own").format("parquet").start("/o")
+        ),
+        lambda w: w.start("/o", format="parquet", queryName="q", checkpointLocation="/own"),
+        lambda w: w.options(CHECKPOINTLOCATION="/own", path="/o").start(
+            format="parquet", queryName="q"
+        ),
+        lambda w: w.queryName("q").option("checkpointLocation", "/own").start(path="/o"),
+    ],
+)
+def test_a_location_of_the_script_is_replaced(start: Any) -> None:
+    """However the script names it: the last word is the folder of this launch."""
+    script = Script(Path("/launch/q"))
+    options = [pair for pair in script.run(start) if pair[0].lower() == "checkpointlocation"]
+    assert options[-1] == ("checkpointLocation", "/launch/q")
+    (facts,) = script.started
+    assert (facts.name, facts.path) == ("q", "/o")
+    assert facts.location in ("/own", "/launch/q")
+
+
+def test_a_query_that_is_not_sealed_keeps_its_location() -> None:
+    """The hooks change nothing then."""
+    options = Script(None).run(lambda w: w.option("checkpointLocation", "/own").start("/o"))
+    assert options == [("checkpointLocation", "/own")]
+
+
+def test_the_kind_of_sink_and_trigger_is_seen() -> None:
+    """A table, a function per batch, a format."""
+    script = Script(None)
+    script.run(lambda w: w.queryName("a").trigger(availableNow=True).toTable("t"))
+    script.run(lambda w: w.queryName("b").trigger(continuous="1 second").format("kafka").start())
+    assert [(one.name, one.format, one.trigger) for one in script.started] == [
+        ("a", "table", "availableNow"),
+        ("b", "kafka", "continuous"),
+    ]
+
+
+def test_pyspark_is_as_before_after_the_script() -> None:
+    """Other code of the process starts queries as usual."""
+    before = DataStreamWriter.start
+    with pytest.raises(ZeroDivisionError):
+        Script(None).run(lambda _: 1 / 0)
+    assert DataStreamWriter.start is before
