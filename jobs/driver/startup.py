@@ -41,7 +41,7 @@ from tidegate.checkpoints.desired_state import (
     read_desired_state,
     set_desired_state,
 )
-from tidegate.checkpoints.lease import Lease, LeaseHeldError, LeaseWait
+from tidegate.checkpoints.lease import Lease, LeaseHeldError, LeaseWait, read_lease
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.process_identity import ProcessIdentity
 from tidegate.checkpoints.restore import commit_restore, plan_restore
@@ -53,7 +53,7 @@ from tidegate.checkpoints.verify import (
     condemn_if_damaged,
     verify_checkpoint,
 )
-from tidegate.errors import FencedError
+from tidegate.errors import FencedError, TransientError
 from tidegate.jobs.driver.errors import (
     CHECKPOINT_DAMAGED,
     NO_WHOLE_CHECKPOINT,
@@ -161,7 +161,7 @@ class LeaderElection:
                     return lease
 
     def _acquire_with_retry(self, uid: str) -> Lease:
-        return self._retry(
+        acquire = partial(
             Lease.acquire,
             self._store,
             self._pipeline,
@@ -169,6 +169,14 @@ class LeaderElection:
             uid=uid,
             wait=LeaseWait(self._standby, self._touch_and_check_stop, self._is_wanted),
         )
+        # A standby may wait for days. Its patience with the store begins with each trouble.
+        while self._standby:
+            try:
+                return acquire()
+            except TransientError:
+                self.stop.wait(_LOOK_EVERY)
+                self._retry(read_lease, self._store, self._pipeline)
+        return self._retry(acquire)
 
     def _touch_and_check_stop(self) -> bool:
         touch_alive_file(self._alive)

@@ -162,6 +162,20 @@ def test_a_store_that_ignores_conditions_is_refused() -> None:
         require_honest_store(Liar())
 
 
+def test_a_probe_whose_request_was_repeated_on_its_way_comes_again() -> None:
+    """A proxy that repeats a swap answers 412 to a swap that happened; the store is honest."""
+
+    class Repeated(MemoryStore):
+        swaps = 0
+
+        def compare_and_swap(self, key: str, data: bytes, etag: str) -> str:
+            self.swaps += 1
+            found = super().compare_and_swap(key, data, etag)
+            return super().compare_and_swap(key, data, etag) if self.swaps == 1 else found
+
+    assert require_honest_store(Repeated()).is_honest
+
+
 @pytest.mark.parametrize("key", ["", "/a", "a//b", "../a", "a/./b", "a/..", "a\\b"])
 def test_keys_cannot_leave_the_store(store: Store, key: str) -> None:
     """Keys with empty or climbing parts are refused before any request."""

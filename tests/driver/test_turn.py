@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tenacity import Retrying, stop_after_attempt
 
-from tests.servers.memory_store import MemoryStore
+from tests.servers.memory_store import Fault, MemoryStore
 from tidegate.checkpoints.desired_state import (
     DesiredDocument,
     DesiredState,
@@ -101,6 +101,30 @@ def test_a_recovery_that_died_does_not_keep_drivers_away(
     desired = read_desired_state(store, "p")
     assert (desired.state, desired.who) == (DesiredState.RUN, "driver")
     assert desired.why == "the recovery begun by ann was abandoned"
+
+
+def test_a_recovery_noted_under_a_clock_that_is_ahead_ends_as_well(
+    turn_of: NewTurn, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The quarter of an hour is counted from the first look, not until that clock's time."""
+    now = SYSTEM_CLOCK.wall_ticks()
+    ahead = ManualClock(wall_ticks=now + 86_400_000_000)
+    set_desired_state(store, "p", DesiredState.RECOVERING, who="ann", clock=ahead)
+    with pytest.raises(FencedError, match="recovering"):
+        turn_of(False).wait_until_wanted()
+    monkeypatch.setattr(type(SYSTEM_CLOCK), "wall_ticks", lambda _: now + 16 * 60 * 1_000_000)
+    assert turn_of(False).wait_until_wanted()
+
+
+def test_a_standby_survives_a_store_that_fails_once(
+    turn_of: NewTurn, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long it has waited before; the patience of the start was over after ten minutes."""
+    monkeypatch.setattr(startup, "_LOOK_EVERY", 0.01)
+    faults = iter([Fault.REFUSED])
+    store.hook = lambda request: next(faults, None) if "lease" in request.key else None
+    lease = turn_of(True).acquire_lease("uid")
+    assert lease is not None
 
 
 def test_a_standby_waits_for_the_wish(

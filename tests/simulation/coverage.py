@@ -76,6 +76,9 @@ STEPS: Mapping[str, tuple[str, ...]] = {
     "sweep": (PUT,),
     "index": (ASK, SWAP),
     "note versions": (ASK, PUT),
+    "watch": (ASK, SWAP),
+    "look around": (ASK, SWAP),
+    "recover": (ASK, SWAP),
     "sink apply": (SERVE,),
     "sink mark": (ASK, SWAP),
 }
@@ -96,6 +99,9 @@ def kinds_of(step: str) -> frozenset[str]:
     """What may go wrong at a step."""
     return frozenset(kind for sort in STEPS[step] for kind in KINDS[sort])
 
+
+SUPERVISED = ("watch", "look around", "recover", "desired")
+"""Steps of Airflow's side."""
 
 CELLS = tuple((kind, step) for step in STEPS for kind in _COLUMNS if kind in kinds_of(step))
 """Every cell that has to be reached."""
@@ -195,6 +201,10 @@ _BY_ROLE = {
     "restore": _restorer,
     "gc": _collector,
     "person": _person,
+    "airflow": lambda *_: "watch",
+    "sweep": lambda *_: "look around",
+    "recover": lambda *_: "recover",
+    "stop": lambda *_: "look around",
 }
 
 

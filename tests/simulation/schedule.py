@@ -13,9 +13,11 @@ from tests.simulation.actors import KINDS, Stage
 from tests.simulation.basics import NEVER, PIPELINE, Violation
 from tests.simulation.cheap import cheap
 from tests.simulation.compaction_model import COMPACTION
+from tests.simulation.coverage import SUPERVISED
 from tests.simulation.judge import judge
 from tests.simulation.servers import read_model_table
 from tests.simulation.shell import real_shell
+from tests.simulation.supervision import Airflow, real_supervision
 from tests.simulation.world import World
 
 from tidegate.checkpoints import retention, slot_index, verify
@@ -88,6 +90,7 @@ def simulated(world: World) -> Iterator[None]:
             stack.enter_context(patch.object(module, "_log", _Silent()))
         stack.enter_context(cheap())
         stack.enter_context(real_shell(world))
+        stack.enter_context(real_supervision(world))
         for where, name, what in COMPACTION:
             stack.enter_context(patch.object(where, name, what))
         stack.enter_context(patch.object(table_files, "_COMMITS_UNTIL_EXPIRY", 2))
@@ -145,7 +148,19 @@ def cast(stage: Stage) -> None:
             runs=rng.randrange(1, 4),
             delay=rng.choice((1.0, 3.0, 6.0, 12.0)),
         )
+    if rng.random() < 0.25 or about in SUPERVISED:
+        _supervise(stage)
     stage.ends = rng.random() < 0.3
+
+
+def _supervise(stage: Stage) -> None:
+    """Airflow starts the stream, sweeps, and maybe restores."""
+    rng, airflow = stage.world.rng, Airflow(stage)
+    airflow.start_stream()
+    airflow.start_sweep()
+    if rng.random() < 0.5 or stage.world.focus[1] == "recover":
+        airflow.start_recover(rng.choice((0.3, 4.0, 12.0)))
+    airflow.start_stop(rng.choice((5.0, 15.0, 40.0)))
 
 
 def _long(stage: Stage) -> None:

@@ -21,7 +21,7 @@ from tests.simulation.basics import Violation
 from tests.simulation.catalog_model import SimSink, external_files
 from tests.simulation.servers import sink_of
 from tests.simulation.storage import SimStore
-from tests.simulation.threads import SimRandom, SimThreading, SimTime
+from tests.simulation.threads import SimRandom, SimSignals, SimThreading, SimTime
 
 from tidegate.checkpoints import host_clock, lease, lease_renewal
 from tidegate.checkpoints.process_identity import ProcessIdentity
@@ -99,17 +99,21 @@ def drive(stage: Stage, process: Process, options: RunOptions) -> None:
             raise Violation(f"{process.name} met a defect: {error.message}") from error
         process.exited = f"{type(error).__name__}: {error.code}"
         process.error = error
+        stage.world.note(f"{process.name} ends: {error.code}: {error.message}")
     else:
         process.exited = "done"
         process.outcome = outcome.state
+        stage.world.note(f"{process.name} ends: {outcome.state}, {outcome.why}")
     process.alive = False
 
 
-def options_of(epochs: int, *, standby: bool = True, asked_by: str | None = None) -> RunOptions:
-    """The options of a driver that ends after some epochs, or after a silence."""
+def options_of(
+    epochs: int | None, *, standby: bool = True, asked_by: str | None = None
+) -> RunOptions:
+    """The options of a driver that ends after some epochs, or after a silence; None: by neither."""
     return RunOptions(
         "sim://",
-        EndConditions(idle=2.4 * epochs, epochs=epochs),
+        EndConditions() if epochs is None else EndConditions(idle=2.4 * epochs, epochs=epochs),
         standby=standby,
         asked_by=asked_by,
         work=_SCRATCH,
@@ -181,6 +185,7 @@ def real_shell(world: World) -> Iterator[None]:
             )
         ),
         *((module, "time", time) for module in (publisher, status_reporter, tenacity)),
+        (pipeline_run, "signal", SimSignals(world)),
         (tenacity.wait, "random", SimRandom(world.rng)),
         (secrets, "token_bytes", lambda size=16: world.rng.randbytes(size)),
         (host_clock.SystemClock, "monotonic", lambda _: world.clock().monotonic()),

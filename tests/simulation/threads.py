@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from random import Random
+from signal import Signals
 from typing import TYPE_CHECKING
 
 from tests.simulation.basics import NEVER
@@ -156,11 +157,24 @@ class SimThreading:
         self.Lock = self.RLock = partial(SimLock, world)
         self.Condition = partial(SimCondition, world)
         self.Thread = partial(SimThread, world)
-        self.current_thread = world.current
+        self.current_thread = self.main_thread = world.current
 
-    def main_thread(self) -> object:
-        """Not the current one, so that no handlers of signals are installed."""
-        return self
+
+class SimSignals:
+    """The module `signal`: handlers of the current process."""
+
+    SIGTERM, SIGINT = Signals.SIGTERM, Signals.SIGINT
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def signal(self, number: int, handler: Callable[[int, object], None] | None) -> None:
+        """Install a handler; there was none before."""
+        handlers = self._world.current_process().handlers
+        if handler is None:
+            handlers.pop(number)
+        else:
+            handlers[number] = handler
 
 
 class SimTime:

@@ -67,6 +67,7 @@ class Process:
     exited: str = ""
     error: TidegateError | None = None
     outcome: str = ""  # of a driver: the state in which its run ended
+    handlers: dict[int, Callable[[int, object], None]] = field(default_factory=dict)  # of signals
     watchers: list[Actor] = field(default_factory=list)  # who waits for its end
     _alive: bool = True
 

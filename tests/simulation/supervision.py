@@ -1,0 +1,309 @@
+"""Airflow's side: the stream task with its trigger, the sweep and the recover task, as actors.
+
+The operators and the trigger are the real ones. Airflow itself is replaced: a task runs until it
+defers, its trigger runs until it fires, a failed try comes again after a while, and the sweep comes
+every minute. A launch makes a driver's process of the simulation, and a signal reaches it.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from functools import cache, partial
+from pathlib import Path
+from signal import Signals
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+# Importing Airflow makes its home folder: not in the user's.
+os.environ.setdefault(
+    "AIRFLOW_HOME", str(Path(tempfile.gettempdir()) / f"tidegate-sim-{os.getuid()}")
+)
+
+from airflow.sdk.exceptions import TaskDeferred
+from tests.simulation.basics import PIPELINE
+from tests.simulation.shell import drive, options_of
+from tests.simulation.storage import SimStore
+
+from tidegate.checkpoints.bucket_layout import CheckpointId
+from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
+from tidegate.checkpoints.process_identity import ProcessIdentity
+from tidegate.errors import FailureClass, TidegateError
+from tidegate.operators import (
+    driver_shutdown,
+    pipeline_operator,
+    recover_and_pin,
+    stream_operator,
+    sweep_operator,
+    trigger,
+)
+from tidegate.operators.driver_launch import LaunchedDriver
+from tidegate.operators.recover_and_pin import RecoverOperator
+from tidegate.operators.stop_operator import StopOperator
+from tidegate.operators.stream_operator import StreamOperator
+from tidegate.operators.sweep_operator import SweepOperator
+
+if TYPE_CHECKING:
+    from tests.simulation.actors import Stage
+    from tests.simulation.world import Process, World
+
+_RETRIES, _RETRY_DELAY, _SWEEP_EVERY, _SWEEPS = 2, 5.0, 60.0, 4
+
+
+class _Access:
+    """The address of the simulated bucket."""
+
+    url = "sim://"
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def open(self) -> SimStore:
+        """A way to it."""
+        return SimStore(self._world)
+
+    open_shared = open
+
+
+class _Launcher:
+    """Makes a driver's process on the host of the task."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+
+    def launch(
+        self, pipeline: str, spec: str, access: Any, recover_to: str, *, standby: bool = False
+    ) -> LaunchedDriver:
+        """Start one and return at once."""
+        world = self._stage.world
+        here = world.current_process().host
+        name = f"a{len(world.processes)}"
+        process = world.process(name, here)
+        options = options_of(None, standby=standby)
+        world.spawn(name, process, partial(drive, self._stage, process, options))
+        return LaunchedDriver(name, name, process.holder, name)
+
+
+class _Notes(dict[str, Any]):
+    """A task state store."""
+
+    def set(self, key: str, value: Any, *, retention: Any) -> None:
+        """Keep it."""
+        self[key] = value
+
+
+class Airflow:
+    """What Airflow knows: the runs that are active."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage, self.world = stage, stage.world
+        self.active: dict[str, int] = {"stream": 0, "recover": 0}
+        self._runs = 0
+
+    def start_stream(self) -> None:
+        """A person starts the stream: one run of its DAG, in a process of its own."""
+        self._run("stream", "airflow", self._stream_task)
+
+    def start_sweep(self) -> None:
+        """The sweep comes again and again."""
+        self._spawn("sweep", self._sweep)
+
+    def start_recover(self, delay: float) -> None:
+        """A person restores a checkpoint after a while."""
+        self._run("recover", "recover", self._recover_task, delay)
+
+    def start_stop(self, delay: float) -> None:
+        """A person stops the stream after a while."""
+        self._spawn("stop", self._stop, delay)
+
+    def _spawn(self, role: str, body: Callable[[], None], delay: float = 0.0) -> Process:
+        self._runs += 1
+        process = self.world.process(f"{role}{self._runs}", self.world.rng.randrange(3))
+        self.world.spawn(process.name, process, body, role, delay)
+        return process
+
+    def _run(
+        self, dag: str, role: str, task: Callable[[dict[str, Any]], None], delay: float = 0.0
+    ) -> None:
+        self.active[dag] += 1
+        context = self._context()
+
+        def body() -> None:
+            # A killed worker: Airflow notices, and the run ends.
+            try:
+                self._try_task(task, context)
+            finally:
+                self.active[dag] -= 1
+            self.world.current_process().alive = False
+
+        self._spawn(role, body, delay)
+
+    def _try_task(self, task: Callable[[dict[str, Any]], None], context: dict[str, Any]) -> None:
+        for number in range(1, _RETRIES + 2):
+            context["ti"].try_number = number
+            try:
+                return task(context)
+            except TidegateError as error:
+                if error.failure_class in (FailureClass.POISON, FailureClass.CONFIGURATION):
+                    self.world.note(f"task failed: {error}")
+                    return None
+            self.world.clock().sleep(_RETRY_DELAY)
+        return None
+
+    def _context(self) -> dict[str, Any]:
+        def count_runs(dag_id: str, states: list[str]) -> int:
+            return self.active[dag_id.rpartition(".")[2]] if "running" in states else 0
+
+        task = SimpleNamespace(
+            try_number=1, max_tries=_RETRIES, get_dr_count=count_runs, xcom_push=lambda **_: None
+        )
+        run = SimpleNamespace(triggering_user_name="ann")
+        return {
+            "run_id": f"run{self.world.rng.getrandbits(32):08x}",
+            "ti": task,
+            "dag_run": run,
+            "task_state_store": _Notes(),
+        }
+
+    def _stream_task(self, context: dict[str, Any]) -> None:
+        operator = _operators()[0]
+        act: Callable[[], Any] = partial(operator.execute, context)
+        while True:
+            try:
+                act()
+            except TaskDeferred as deferred:
+                event = _run_now(_first_of(deferred.trigger.run()))
+                method = getattr(operator, deferred.method_name)
+                act = partial(method, context, event.payload, **(deferred.kwargs or {}))
+            else:
+                return
+
+    def _recover_task(self, context: dict[str, Any]) -> None:
+        operator = _operators()[1]
+        log = operator.open_log()
+        offered = [
+            row.id
+            for row in CheckpointCatalog(log, workers=1).list_checkpoints(all_timelines=True)
+            if row.is_restorable and row.id is not None
+        ]
+        if offered:
+            chosen = CheckpointId.parse(self.world.rng.choice(offered))
+            with patch.object(operator, "checkpoint", str(chosen)):
+                operator.execute(context)
+
+    def _stop(self) -> None:
+        with suppress(TidegateError):
+            _operators()[3].execute(self._context())
+        self.world.current_process().alive = False
+
+    def _sweep(self) -> None:
+        for _ in range(_SWEEPS):
+            self.world.clock().sleep(_SWEEP_EVERY)
+            with suppress(TidegateError):
+                if _operators()[2].execute(self._context()):
+                    self.start_stream()
+
+
+@cache
+def _operators() -> tuple[StreamOperator, RecoverOperator, SweepOperator, StopOperator]:
+    common: dict[str, Any] = {"pipeline": PIPELINE, "spec": "p.yaml"}
+    return (
+        StreamOperator(task_id="stream", retries=_RETRIES, start_timeout=30.0, **common),
+        RecoverOperator(task_id="recover", reason="a test", dry_run_only="False", **common),
+        SweepOperator(task_id="look", pipelines={PIPELINE: f"{PIPELINE}.stream"}),
+        StopOperator(task_id="stop", reason="enough", **common),
+    )
+
+
+def _run_now(work: Coroutine[Any, Any, Any]) -> Any:
+    """Run a coroutine whose awaits never suspend it: they hand the baton back themselves."""
+    try:
+        work.send(None)
+    except StopIteration as end:
+        return end.value
+    raise AssertionError("a coroutine of the trigger was suspended")
+
+
+async def _first_of(events: Any) -> Any:
+    return await anext(events)
+
+
+class _Asyncio:
+    """The module `asyncio`, for the trigger."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    async def to_thread(self, act: Callable[..., Any], *given: Any) -> Any:
+        """Call it here: its requests hand the baton back."""
+        return act(*given)
+
+    async def sleep(self, seconds: float) -> None:
+        """Let the time pass."""
+        self._world.clock().sleep(seconds)
+
+
+def _signal(world: World, there: ProcessIdentity, number: Signals, *, group: bool = False) -> bool:
+    for process in world.processes:
+        if process.pid == there.pid and process.alive:
+            if process.host != world.current_process().host:
+                return False
+            world.note(f"{number.name} to {process.name}")
+            if number is Signals.SIGKILL:
+                process.alive = False
+            elif number in process.handlers:
+                process.handlers[number](number, None)
+            return True
+    return False
+
+
+def _exit_code(world: World, launched: LaunchedDriver) -> int | None:
+    process = next(p for p in world.processes if p.name == launched.attempt)
+    if process.alive:
+        return None
+    if process.error is not None:
+        return process.error.failure_class.exit_code
+    return 0 if process.exited == "done" else 137
+
+
+@contextmanager
+def real_supervision(world: World) -> Iterator[None]:
+    """What Airflow's side takes from its surroundings comes from the world."""
+
+    def log_of(store: SimStore, _: str) -> Any:
+        from tests.simulation.actors import WatchedLog
+
+        return WatchedLog(store)
+
+    silent = SimpleNamespace(info=_say_nothing, error=_say_nothing, warning=_say_nothing)
+    access = SimpleNamespace(resolve=lambda *_: _Access(world))
+    patches: list[tuple[object, str, object]] = [
+        *((m, "StoreAccess", access) for m in (pipeline_operator, sweep_operator, trigger)),
+        *((m, "SlotLog", log_of) for m in (pipeline_operator, stream_operator)),
+        *(
+            (m, "make_launcher", lambda _: _Launcher(world.stage))
+            for m in (stream_operator, recover_and_pin)
+        ),
+        *((m, "send_signal", partial(_signal, world)) for m in (stream_operator, driver_shutdown)),
+        *((m, "record_launch", _say_nothing) for m in (stream_operator,)),
+        (stream_operator, "record_adoption", _say_nothing),
+        (stream_operator, "make_driver_folder", lambda pipeline: Path("/nonexistent")),
+        *(
+            (trigger, name, _say_nothing)
+            for name in ("record_look", "record_stream_end", "record_unwatched")
+        ),
+        (trigger, "asyncio", _Asyncio(world)),
+        (StreamOperator, "_show_driver_log", _say_nothing),
+        (LaunchedDriver, "read_exit_code", lambda launched: _exit_code(world, launched)),
+        *((type(operator), "log", silent) for operator in _operators()),
+    ]
+    with ExitStack() as stack:
+        for where, name, what in patches:
+            stack.enter_context(patch.object(where, name, what))
+        yield
+
+
+def _say_nothing(*_: object, **__: object) -> None: ...
