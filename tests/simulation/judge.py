@@ -36,6 +36,7 @@ def judge(stage: Stage) -> None:
     _chained(stage, log)
     _restorable(stage)
     _pinned(stage, log)
+    _answered(stage)
     _conserved(lineage)
     _tables_follow(stage, lineage, (head.timeline, head.slot))
     _readable(stage, log)
@@ -135,6 +136,15 @@ def _pinned(stage: Stage, log: SlotLog) -> None:
         _require(key is not None, f"pin {name} names nothing")
         record = record_of(stage.world.bucket.objects[key or ""])
         _require(not isinstance(record, RetiredEpoch), f"pin {name}: {pin.checkpoint} was retired")
+
+
+def _answered(stage: Stage) -> None:
+    """Every request has an answer: drivers have run since the last one came."""
+    objects = stage.world.bucket.objects
+    for key in objects:
+        if key.startswith(LAYOUT.requests_prefix):
+            name = key.removeprefix(LAYOUT.requests_prefix).removesuffix(".json")
+            _require(f"{LAYOUT.acks_prefix}{name}.json" in objects, f"{key} was never answered")
 
 
 def _conserved(lineage: list[Manifest]) -> None:

@@ -403,6 +403,7 @@ def wiped_bucket(stage: Stage) -> None:
         {table: metadata.main for table, metadata in stage.catalog.tables.items()},
     )
     bucket.wipe()
+    stage.world.damaged.add("everything")
     # Its publisher begins when the new log is longer than the tables: then only the uid tells the
     # histories apart.
     stage.world.rules.append(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -15,6 +16,7 @@ from tests.simulation.cheap import cheap
 from tests.simulation.compaction_model import COMPACTION
 from tests.simulation.coverage import SUPERVISED
 from tests.simulation.judge import judge
+from tests.simulation.onlooker import look_on
 from tests.simulation.servers import read_model_table
 from tests.simulation.shell import real_shell
 from tests.simulation.supervision import Airflow, real_supervision
@@ -150,6 +152,9 @@ def cast(stage: Stage) -> None:
         )
     if rng.random() < 0.25 or about in SUPERVISED:
         _supervise(stage)
+    if rng.random() < 0.25:
+        process = stage.world.process("onlooker", rng.randrange(3))
+        stage.world.spawn("onlooker", process, partial(look_on, stage), "onlooker")
     stage.ends = rng.random() < 0.3
 
 

@@ -25,7 +25,7 @@ from tests.simulation.threads import SimRandom, SimSignals, SimThreading, SimTim
 
 from tidegate.checkpoints import host_clock, lease, lease_renewal
 from tidegate.checkpoints.process_identity import ProcessIdentity
-from tidegate.errors import TidegateError
+from tidegate.errors import FailureClass, TidegateError
 from tidegate.jobs.driver import housekeeping, pipeline_run, status_reporter
 from tidegate.jobs.driver.epoch_loop import EndConditions, EpochLoop, LoopRuntime, RunOutcome
 from tidegate.jobs.driver.housekeeping import Housekeeper
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from tests.simulation.actors import Stage
     from tests.simulation.world import Process, World
 
+_PERSONS = (FailureClass.POISON, FailureClass.CONFIGURATION)
 _SCRATCH = Path("/nonexistent")  # nothing is ever written there
 
 
@@ -97,6 +98,8 @@ def drive(stage: Stage, process: Process, options: RunOptions) -> None:
     except TidegateError as error:
         if error.code == "driver.unexpected" and not stage.world.defects:
             raise Violation(f"{process.name} met a defect: {error.message}") from error
+        if error.failure_class in _PERSONS and not _has_cause(stage, process):
+            raise Violation(f"{process.name} waits for a person: {error}") from error
         process.exited = f"{type(error).__name__}: {error.code}"
         process.error = error
         stage.world.note(f"{process.name} ends: {error.code}: {error.message}")
@@ -105,6 +108,12 @@ def drive(stage: Stage, process: Process, options: RunOptions) -> None:
         process.outcome = outcome.state
         stage.world.note(f"{process.name} ends: {outcome.state}, {outcome.why}")
     process.alive = False
+
+
+def _has_cause(stage: Stage, process: Process) -> bool:
+    """Something is damaged, or the driver is one that slept through a takeover."""
+    tokens = stage.world.bucket.tokens
+    return bool(stage.world.damaged) or tokens.get(process.name, 1 << 60) < max(tokens.values())
 
 
 def options_of(

@@ -49,6 +49,7 @@ class SimBucket(MemoryBucket):
         self.needs: dict[str, set[str]] = {}  # slot key -> keys its manifest names
         self.records: dict[str, dict[str, Any]] = {}  # slot key -> what was sealed there first
         self.bytes: dict[str, bytes] = {}  # of slots, as first filled
+        self.tokens: dict[str, int] = {}  # driver -> its token, of those that have had the lease
         self.written: dict[str, bytes] = {}  # of tables' files, whether or not they are still there
 
     def apply(self, request: StoreRequest) -> str:
@@ -70,7 +71,9 @@ class SimBucket(MemoryBucket):
         if "/slots/" in key:
             self._filled(request, before)
         elif key == self.layout.lease_key:
-            self.world.mark("lease", _lease_mark(data))
+            token, driver = mark = _lease_mark(data)
+            self.world.mark("lease", mark)
+            self.tokens[driver or ""] = token
         elif key == POINTER:
             self._pointed(parsed(data))
         elif "/tables/" in key or MERGED in key:
