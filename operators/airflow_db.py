@@ -37,6 +37,8 @@ ACTION_DAG_KINDS: Final = (
     "backfill",
     "maintain",
 )
+# Restores and pins have a trail of their own in the bucket.
+TIMELINE_DAG_KINDS: Final = ("stream", "stop", "abort_barrier", "backfill")
 ACTIVE_RUN_STATES: Final = ("queued", "running")
 _RUNS_SHOWN: Final = 8
 # Airflow records all DAGs of one parse within this time; a hundred pipelines take seconds.
@@ -107,22 +109,26 @@ class AirflowQueries:
             ).all()
         return [dag_id.rpartition(".")[2] for dag_id in existing if self._may_start(user, dag_id)]
 
-    def list_action_runs(self, user: Any, pipeline: str) -> list[dict[str, Any]]:
-        """Return the newest runs of the action DAGs, newest first.
+    def list_action_runs(
+        self,
+        user: Any,
+        pipeline: str,
+        kinds: Iterable[str] = ACTION_DAG_KINDS,
+        limit: int = _RUNS_SHOWN,
+    ) -> list[dict[str, Any]]:
+        """Return the newest runs of DAGs of these kinds, newest first.
 
         Each has its unfinished tasks and the question that it waits for, with the answer to
         whether the user may answer it.
         """
         readable = self._readable_dag_ids(user)
-        dag_ids = [
-            dag_id for kind in ACTION_DAG_KINDS if (dag_id := f"{pipeline}.{kind}") in readable
-        ]
+        dag_ids = [dag_id for kind in kinds if (dag_id := f"{pipeline}.{kind}") in readable]
         with create_session() as session:
             runs = session.scalars(
                 select(DagRun)
                 .where(DagRun.dag_id.in_(dag_ids))
                 .order_by(DagRun.run_after.desc())
-                .limit(_RUNS_SHOWN)
+                .limit(limit)
             ).all()
             task = TaskInstance
             tasks = session.execute(

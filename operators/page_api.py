@@ -32,7 +32,11 @@ from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
 from tidegate.checkpoints.s3_store import S3Store
 from tidegate.checkpoints.store import NotFoundError, Store
 from tidegate.errors import ConfigurationError, TidegateError, TransientError
-from tidegate.operators.airflow_db import STREAM_DAG_SUFFIX, AirflowQueries
+from tidegate.operators.airflow_db import (
+    STREAM_DAG_SUFFIX,
+    TIMELINE_DAG_KINDS,
+    AirflowQueries,
+)
 from tidegate.operators.errors import NO_STREAM, PAGE_BUSY
 from tidegate.operators.results_process import ResultsProcess
 from tidegate.operators.store_access import StoreAccess
@@ -77,6 +81,7 @@ PositionParam = Annotated[str | None, Query(pattern=r"^\d{1,9}-\d{1,10}$")]
 MAX_REQUESTS: Final = 4
 _QUEUE_PATIENCE: Final = 5.0  # seconds; the page asks again after a while
 _STORE_BUDGET: Final = 3.0  # seconds for one request to a bucket; drivers wait longer
+_RUNS_IN_TIMELINE: Final = 60
 _FAILURE_KEPT: Final = 5.0  # seconds in which a bucket that did not answer is not asked again
 
 
@@ -105,7 +110,7 @@ def make_app(
     limit = Depends(_make_request_limit())
     # Routes are plain functions, which FastAPI runs in threads: the stores' clients block.
     app.include_router(_make_site_routes(views, airflow, limit))
-    for make_routes in (_make_stream_routes, _make_results_routes):
+    for make_routes in (_make_stream_routes, _make_past_routes):
         app.include_router(
             make_routes(views, airflow),
             prefix="/api/streams/{dag_id}",
@@ -234,9 +239,17 @@ def _make_stream_routes(views: _StreamViews, airflow: AirflowQueries) -> APIRout
     return routes
 
 
-def _make_results_routes(views: _StreamViews, airflow: AirflowQueries) -> APIRouter:
-    """What the page asks about the tables of one stream."""
+def _make_past_routes(views: _StreamViews, airflow: AirflowQueries) -> APIRouter:
+    """What the page asks about the past and the tables of one stream."""
     routes = APIRouter()
+
+    @routes.get("/timeline")
+    def show_timeline(dag_id: str, user: GetUserDep) -> dict[str, Any]:
+        """What happened to the stream, and the runs by which people acted on it."""
+        events = views.ask_view(_find_dag(airflow, dag_id), StreamView.read_timeline)
+        pipeline = parse_pipeline_name(dag_id)
+        runs = airflow.list_action_runs(user, pipeline, TIMELINE_DAG_KINDS, _RUNS_IN_TIMELINE)
+        return {"events": events, "runs": runs}
 
     @routes.get("/results/{ask}")
     def show_results(dag_id: str, ask: ResultsQuestion, request: Request) -> Response:
@@ -305,9 +318,7 @@ class _StreamViews:
                 self._failures[conn_id] = self._clock.monotonic(), error
             raise
 
-    def ask_view(
-        self, dag: dict[str, Any], read: Callable[[StreamView], dict[str, Any]]
-    ) -> dict[str, Any]:
+    def ask_view(self, dag: dict[str, Any], read: Callable[[StreamView], T]) -> T:
         """Read from a stream's view, as `ask_store`."""
         return self.ask_store(dag["conn_id"], lambda store: read(self._find_view(dag, store)))
 

@@ -32,6 +32,7 @@ from tidegate.checkpoints.pipeline_overview import DriverOverview, PipelineState
 from tidegate.checkpoints.restore import plan_restore, read_restore_audits
 from tidegate.checkpoints.slot_index import SlotIndex, SlotSummary
 from tidegate.checkpoints.slot_log import LineageSegment, LogHead, SlotContents, SlotLog
+from tidegate.checkpoints.splice_requests import list_splice_requests
 from tidegate.checkpoints.store import NotFoundError, Store
 from tidegate.checkpoints.verify import verify_checkpoint
 from tidegate.errors import TidegateError, TransientError
@@ -47,6 +48,12 @@ from tidegate.operators.page_data import (
     pick_worst_tone,
     read_sketches,
     to_milliseconds,
+)
+from tidegate.operators.timeline import (
+    EpochFacts,
+    list_driver_events,
+    list_merge_events,
+    list_verdict_events,
 )
 
 # Epochs in the charts: more than pixels need, few enough to be read in a moment.
@@ -93,6 +100,7 @@ class StreamView:
         self._timeout: tuple[str, int | None] | None = None  # of barriers, by digest of the spec
         self._searched: int | None = None  # the timeline whose past was searched for barriers
         self._forks: tuple[int, list[LineageSegment], list[ForkRecord]] | None = None
+        self._facts: dict[_Position, EpochFacts | None] = {}
         self._verified: dict[str, dict[str, Any]] = {}
         self._shared: dict[str, tuple[float, Any]] = {}
         self._lock = threading.RLock()
@@ -209,6 +217,33 @@ class StreamView:
         attempts = list_log_attempts(self.store, self.pipeline)[:1]
         lines = [read_log_tail(self.store, self.pipeline, attempt) for attempt in attempts]
         return {"attempt": attempts[0] if attempts else None, "lines": lines[0] if lines else []}
+
+    def read_timeline(self) -> list[dict[str, Any]]:
+        """Return the events of `operators/timeline.py`, in no order."""
+        with self._hold_lock():
+            head = self.log.head()
+            segments, _ = self._read_lineage(head)
+
+        def read_epoch(slot: int) -> EpochFacts | None:
+            timeline = next((s.timeline for s in segments if s.contains(slot)), head.timeline)
+            if (timeline, slot) not in self._facts:
+                filled = self.log.read_slot(timeline, slot)
+                epoch = filled.record if filled else None
+                known = EpochFacts.from_manifest(epoch) if isinstance(epoch, Manifest) else None
+                self._facts[timeline, slot] = known
+            return self._facts[timeline, slot]
+
+        newest = EpochFacts.from_manifest(head.record) if head.record else None
+        try:
+            key = f"{BucketLayout(self.pipeline).quality_prefix}history.json"
+            runs = parse_json(self.store.get(key).data)["runs"]
+        except NotFoundError:
+            runs = []
+        return [
+            *list_driver_events(newest, read_epoch),
+            *list_merge_events(list_splice_requests(self.store, self.pipeline)),
+            *list_verdict_events(runs),
+        ]
 
     @contextmanager
     def _hold_lock(self) -> Iterator[None]:

@@ -3,10 +3,11 @@ import {barrierLanes, colour, histogram, lines, shape, toneOf} from "./chart.js"
 import {checkpointPanel} from "./checkpoints.js";
 import {abortBarrier, explain, questions, restore, startStream, stopStream} from "./dialogs.js";
 import {resultsPanel} from "./results.js";
+import {timelinePanel} from "./timeline.js";
 import {ago, airflow, announce, card, checkpoint, count, empty, fill, h, mark, pill, plural, share, sinceThen, span, table, until, when} from "./dom.js";
 
 const KEPT = 120;
-const SECTIONS = [["sources", "Frontier"], ["throughput", "Throughput"], ["results", "Results"], ["lateness", "Lateness"], ["barriers", "Barriers"], ["checkpoints", "Checkpoints"], ["trail", "Trail"]];
+const SECTIONS = [["sources", "Frontier"], ["throughput", "Throughput"], ["results", "Results"], ["lateness", "Lateness"], ["barriers", "Barriers"], ["checkpoints", "Checkpoints"], ["trail", "Timeline"]];
 
 export function streamPage(pipeline, {framed, open, refresh}) {
   const dag = `${pipeline}.stream`;
@@ -18,8 +19,8 @@ export function streamPage(pipeline, {framed, open, refresh}) {
   const rate = lines("Rows per second", {zero: true, unit: v => v >= 20 || v % 1 === 0 ? count(Math.round(v)) : v.toFixed(1)});
   const epoch = lines("Epoch time", {zero: true, unit: v => v >= 10 ? span(v) : v.toFixed(2) + " s"});
   const behind = histogram("Lateness of the rows read"), lanes = barrierLanes("Barriers");
-  const sources = h("div", {}), targets = h("div", {}), barriers = h("div", {}), waiting = h("div", {}), requests = h("div", {}), trail = h("div", {}), runs = h("div", {});
-  const results = resultsPanel(pipeline), shelf = checkpointPanel(pipeline, () => last);
+  const sources = h("div", {}), targets = h("div", {}), barriers = h("div", {}), waiting = h("div", {}), requests = h("div", {}), runs = h("div", {});
+  const results = resultsPanel(pipeline), past = timelinePanel(pipeline), shelf = checkpointPanel(pipeline, () => last);
   const spans = h("select", {id: "span", change: () => { reach = Number(spans.value); points = []; refresh(); }}, [[KEPT, "last 120 epochs"], [1000, "last 1,000"], [10000, "last 10,000"], [0, "all epochs"]].map(([v, name]) => h("option", {value: v}, name)));
   const node = h("div", {}, head, jump, notes, asked, h("div", {class: "card"}, facts),
     h("div", {class: "grid"},
@@ -30,7 +31,7 @@ export function streamPage(pipeline, {framed, open, refresh}) {
       card("lateness", "Lateness and the lag it asks for", behind.node, targets),
       card("barriers", "Barriers", lanes.node, waiting, barriers)),
     shelf.node,
-    h("div", {class: "grid"}, card("trail", "Restores and pins", trail), card("requests", "Open requests and runs", requests, runs)));
+    past.node, card("requests", "Open requests and runs", requests, runs));
 
   function scrollTo(id) {
     const target = document.getElementById(id);
@@ -121,17 +122,6 @@ export function streamPage(pipeline, {framed, open, refresh}) {
     fill(barriers, [s.barriers, s.open_barriers], () => s.barriers.length ? h("div", {class: "tall"}, table("Closed barriers", ["Barrier", "Outcome", "Closed", ">Waited", "Missing", "Tardy"], s.barriers.map(b => ({cells: [
       `#${b.id} ${[...new Set(b.types)].join(", ")}`, h("span", {class: toneOf(b.outcome)}, shape(toneOf(b.outcome)), b.outcome, b.homogeneous === false ? ", mixed types" : ""), ago(b.at), span(b.waited), b.missing.join(", ") || "–", b.tardy.join(", ") || "–"]})))) : empty(s.open_barriers.length ? "The first barrier is open." : "No barrier has closed yet. Barriers are rows in the data that all sources wait for."));
   }
-  function past(s) {
-    const told = new Set(s.trail.map(t => t.request));
-    const rows = [
-      ...s.restores.filter(r => !told.has(r.request_id)).map(r => ({at: r.at, cells: [ago(r.at), r.who || "–", h("span", {}, "restored to ", checkpoint(r.recover_to)), took(r), r.why || "–"]})),
-      ...s.trail.map(t => { const r = s.restores.find(x => x.request_id === t.request), step = t.steps.at(-1); return {at: t.steps[0].at / 1000, cells: [ago(Math.floor(t.steps[0].at / 1000)), t.steps[0].who,
-        h("span", {}, h("span", {class: {restored: "good", failed: "bad", refused: "bad", rejected: "warn"}[step.what] || "soft"}, step.what), " to ", checkpoint(t.target)),
-        r ? took(r) : t.head ? h("span", {}, "from ", checkpoint(t.head)) : "–", [t.why, ...t.steps.slice(1).map(x => `${x.what} by ${x.who}`), ["failed", "refused"].includes(step.what) ? step.detail : null].filter(Boolean).join("; ") || "–"]}; }),
-      ...s.pins.map(p => ({at: p.at, cells: [ago(p.at), p.who, h("span", {}, "pinned ", checkpoint(p.checkpoint)), h("span", {class: "tag"}, p.name), p.why || "–"]}))].sort((a, b) => b.at - a.at);
-    fill(trail, [s.restores, s.trail, s.pins], () => rows.length ? table("Restores and pins", ["When", "Who", "What~", "From~", "Why~"], rows) : empty("Nobody has restored or pinned anything."));
-  }
-  const took = r => r.slot - r.fork_slot > 1 ? `epochs ${count(r.fork_slot + 1)} to ${count(r.slot - 1)} of timeline ${r.timeline} left behind` : "nothing was left behind";
   function open_(s) {
     fill(requests, s.requests, () => s.requests.length ? table("Open requests", ["Request", "Who", "Asked", "Why~"], s.requests.map(r => ({cells: [[r.kind, r.name, r.barrier === null || r.barrier === undefined ? null : `#${r.barrier}`].filter(Boolean).join(" "), r.who, ago(Math.floor(r.at / 1000)), r.why || "–"]}))) : empty("No request is open."));
     fill(runs, s.actions, () => s.actions.length ? [h("h3", {}, "Runs in Airflow"), table("Runs", ["Run", "State", "Who", "Started", "What~"], s.actions.map(r => ({cells: [
@@ -151,7 +141,7 @@ export function streamPage(pipeline, {framed, open, refresh}) {
       last = s;
       if (state && state !== s.state) announce(`${pipeline} is now ${s.state}`);
       state = s.state;
-      header(s); noted(s); numbers(s); charts(s); waits(s); past(s); open_(s);
+      header(s); noted(s); numbers(s); charts(s); waits(s); open_(s); past.update(s);
       shelf.update(s); results.update(s);
     }, scrollTo};
 }

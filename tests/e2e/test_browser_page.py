@@ -428,6 +428,34 @@ def test_results_are_shown_and_a_late_row_is_explained(chromium: Browser, tmp_pa
         page.close()
 
 
+def test_the_timeline_is_narrowed_and_saved(show: Open, site: Site) -> None:
+    """Restores, drivers, runs and verdicts in one table; the file has what was shown, no script."""
+    at = int(time.time() * 1000) - 60_000
+    run = {"kind": "stop", "dag_id": "flights.stop", "run_id": "r7", "state": "success"}
+    facts = {"who": "uwe", "at": at, "ended": at + 4_000, "conf": {"reason": "release 7"}}
+    site.desk.past = [{**run, **facts, "tasks": [], "question": None}]
+    try:
+        page = show("#/flights/trail")
+        panel = page.locator("#trail")
+        rows = panel.get_by_role("table", name="Timeline").locator("tbody tr")
+        expect(panel).to_contain_text("stop: done after 4 s")
+        expect(panel).to_contain_text("the driver with token 1 began")
+        panel.get_by_label("Kind of event").select_option("Restores")
+        expect(rows).to_have_count(1)
+        expect(rows).to_contain_text("restored to")
+        panel.get_by_label("Kind of event").select_option("everything")
+        panel.get_by_label("Only events with this word").fill("RELEASE 7")
+        expect(rows).to_have_count(1)
+        with page.expect_download() as saved:
+            panel.get_by_role("button", name="Save as HTML").click()
+        text = saved.value.path().read_text()
+        assert saved.value.suggested_filename == "flights-timeline.html"
+        assert (text.count("release 7"), "<script" in text) == (1, False)
+        assert f"{site.url.partition('/tidegate')[0]}/dags/flights.stop/runs/r7" in text
+    finally:
+        site.desk.past = []
+
+
 @pytest.mark.parametrize("refusal", [None, "you have asked for it", "only olga may answer"])
 def test_only_who_may_approve_can_press_approve(
     show: Open, site: Site, refusal: str | None

@@ -234,7 +234,8 @@ class History:
             f"{key}results/latest.json",
             json.dumps({**run, "docs": f"{key}docs/r1/index.html"}).encode(),
         )
-        self.store.put(f"{key}history.json", json.dumps({"runs": [{"id": "r1", **run}]}).encode())
+        entry = {"id": "r1", **run, "failed": [check["id"] for check in failed]}
+        self.store.put(f"{key}history.json", json.dumps({"runs": [entry]}).encode())
         self.store.put(f"{key}docs/r1/index.html", b"<!doctype html><h1>Data Docs</h1>")
 
 

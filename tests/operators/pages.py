@@ -39,6 +39,7 @@ class FakeAirflowQueries:
     ) -> None:
         self.pipelines, self.may, self.paused = list(pipelines), list(may), set(paused)
         self.shown: list[dict[str, Any]] = []
+        self.past: list[dict[str, Any]] = []
         self.broken: list[str] = []
         self.approval = False
         self.store = store
@@ -67,8 +68,8 @@ class FakeAirflowQueries:
     def list_startable_actions(self, user: Any, pipeline: str) -> list[str]:
         return self.may
 
-    def list_action_runs(self, user: Any, pipeline: str) -> list[dict[str, Any]]:
-        return self.shown
+    def list_action_runs(self, user: Any, pipeline: str, *kinds: Any) -> list[dict[str, Any]]:
+        return self.past if kinds else self.shown
 
 
 class ResultsInThisProcess:

@@ -1,0 +1,71 @@
+"""What happened to a stream, found in its bucket."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.operators.history import History
+from tests.servers.memory_store import MemoryStore
+
+from tidegate.checkpoints.splice_requests import (
+    SpliceRequest,
+    create_splice_request,
+    decide_splice_request,
+)
+from tidegate.operators.stream_view import StreamView
+from tidegate.operators.timeline import EpochFacts, list_driver_events, list_verdict_events
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=8), st.integers(0, 60))
+def test_every_driver_is_found_with_few_reads(lives: list[int], retired: int) -> None:
+    """Each driver's first epoch that is kept is an event; a driver costs a logarithm of reads."""
+    epochs = [
+        EpochFacts(f"t0-{slot:06}-a", slot, slot * 2_000, token, "s" if token < 3 else "changed")
+        for slot, token in enumerate(
+            (token for token, life in enumerate(lives, 1) for _ in range(life)), 1
+        )
+    ]
+    reads = []
+
+    def read_epoch(slot: int) -> EpochFacts | None:
+        reads.append(slot)
+        return epochs[slot - 1] if slot > retired else None
+
+    kept = epochs[retired:] or epochs[-1:]
+    found = list(list_driver_events(epochs[-1], read_epoch))
+    firsts = {epoch.token: epoch.checkpoint for epoch in reversed(kept)}
+    drivers = [event["checkpoint"] for event in found if event["kind"] == "driver"]
+    assert drivers == sorted(firsts.values(), reverse=True)
+    assert len(reads) <= len(drivers) * (len(epochs).bit_length() + 1)
+    changed = [event["checkpoint"] for event in found if event["kind"] == "spec"]
+    assert changed == ([firsts[3]] if {2, 3} <= firsts.keys() else [])
+
+
+def test_the_bucket_tells_of_drivers_merges_and_verdicts() -> None:
+    """A view reads all three; who decided and why is part of the event."""
+    store = MemoryStore()
+    history = History(store, "p")
+    last = history.extend(5)[-1]
+    history.checked("fail", last.id, [{"id": "late_ratio"}])
+    request = SpliceRequest(
+        id="s1", pipeline="p", origin="late", row_count=7, created_at=1, who="ann"
+    )
+    create_splice_request(store, request)
+    decide_splice_request(store, "p", "s1", "rejected", who="bob", why="too old", at=5_000_000)
+    found = {event["kind"]: event for event in StreamView(store, "p").read_timeline()}
+    assert found["merge"]["says"] == "rejected: 7 rows, splice request s1"
+    assert (found["merge"]["who"], found["merge"]["at"]) == ("bob", 5_000)
+    assert (found["verdict"]["why"], found["verdict"]["checkpoint"]) == ("late_ratio", str(last.id))
+    assert found["driver"]["says"] == "the driver with token 1 began"
+
+
+def test_only_a_change_of_the_verdict_is_an_event() -> None:
+    """Of five runs the first and the two changes are told, oldest first."""
+    verdicts = ("pass", "pass", "fail", "fail", "pass")
+    runs = [
+        {"at": f"2026-01-01T00:0{minute}:00Z", "verdict": verdict}
+        for minute, verdict in enumerate(verdicts)
+    ]
+    found = list(list_verdict_events(runs[::-1]))
+    assert [event["says"].rpartition(" ")[2] for event in found] == ["pass", "fail", "pass"]
+    assert found[1]["at"] - found[0]["at"] == 120_000
