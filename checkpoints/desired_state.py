@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from pydantic import Field
+
 from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
 from tidegate.checkpoints.shared_documents import SharedDocument, change_document, read_document
@@ -27,12 +29,17 @@ class DesiredState(StrEnum):
 
 
 class DesiredDocument(SharedDocument):
-    """The content of `desired.json`. A pipeline that was never started counts as stopped."""
+    """The content of `desired.json`. A pipeline that was never started counts as stopped.
+
+    Attributes:
+        run: how often a stopped pipeline was started again.
+    """
 
     state: DesiredState = DesiredState.STOPPED
     who: str = ""
     why: str = ""
     at: int = 0
+    run: int = Field(default=0, exclude_if=lambda number: number == 0)
 
     @property
     def keeps_drivers_away(self) -> bool:
@@ -83,8 +90,11 @@ def set_desired_state(
                 kept="the wish as it was",
                 advice=f"look again with: tidegate status {pipeline}",
             )
+        # `who` is empty before anything was wanted: the first start follows no stop.
+        starts = before.who and (before.state, state) == (DesiredState.STOPPED, DesiredState.RUN)
+        run = before.run + bool(starts)
         return before.model_copy(
-            update={"state": state, "who": who, "why": why, "at": clock.wall_ticks()}
+            update={"state": state, "who": who, "why": why, "at": clock.wall_ticks(), "run": run}
         )
 
     return change_document(

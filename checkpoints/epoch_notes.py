@@ -101,6 +101,7 @@ class EpochNotes:
         savepoints: names under which the checkpoint has to be pinned.
         aborted: earlier attempts that lost their slots since the last sealed epoch.
         merge: what a merge did; None in the manifest of an epoch.
+        run: the run that the epoch belongs to, see `DesiredDocument`.
     """
 
     counters: EpochCounters
@@ -112,6 +113,7 @@ class EpochNotes:
     savepoints: tuple[str, ...]
     aborted: tuple[str, ...]
     merge: MergeSummary | None
+    run: int
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Self:
@@ -128,6 +130,7 @@ class EpochNotes:
             savepoints=tuple(record.get("savepoints", ())),
             aborted=tuple(record.get("aborted", ())),
             merge=MergeSummary(**merge) if merge else None,
+            run=record.get("run", 0),
         )
 
     def to_record(self) -> dict[str, Any]:
@@ -143,4 +146,5 @@ class EpochNotes:
             **({"streams": self.streams} if self.streams else {}),
             **({"aborted": list(self.aborted)} if self.aborted else {}),
             **({"splice": asdict(self.merge)} if self.merge else {}),
+            **({"run": self.run} if self.run else {}),
         }

@@ -64,6 +64,68 @@ ROWS: Final[dict[int, tuple[str, tuple[str, ...]]]] = {
         "each closed barrier is one asset event",
         ("tests/operators/test_trigger.py::test_each_closed_barrier_is_one_event",),
     ),
+    7: (
+        "maintenance keeps checkpoints for as long as the spec promises",
+        (
+            "tests/operators/test_maintain.py::test_a_good_run_says_what_it_did",
+            "tests/driver/test_housekeeping.py::test_retention_runs_as_often_as_the_spec_says",
+        ),
+    ),
+    8: (
+        "streams join a pipeline with retired checkpoints, and reducers resume behind retention",
+        (
+            "tests/streams/test_tables.py::"
+            "test_a_stream_is_added_to_a_pipeline_whose_first_epochs_were_retired",
+            "tests/streams/test_tables.py::"
+            "test_a_backfill_goes_on_where_all_its_epochs_were_retired",
+            "tests/streams/test_tables.py::test_rows_that_are_in_no_table_pause_the_attachment",
+        ),
+    ),
+    9: (
+        "a pipeline with streams and without windows has a splice DAG",
+        ("tests/operators/test_splice.py::test_the_dag_follows_the_spec",),
+    ),
+    10: (
+        "a frontier that nothing can move is a warning",
+        ("tests/cli/test_main.py::test_validate_warns_where_nothing_can_move_the_frontier",),
+    ),
+    11: (
+        "`tidegate check` works behind retired epochs",
+        ("tests/sinks/test_exact.py::test_retired_epochs_are_left_out_and_the_rest_is_compared",),
+    ),
+    12: (
+        "`status` shows open barriers and members held back",
+        (
+            "tests/cli/test_status.py::"
+            "test_open_barriers_are_shown_with_id_age_and_who_is_missing",
+            "tests/cli/test_status.py::test_members_held_back_are_named",
+        ),
+    ),
+    13: (
+        "a replay decides again, with the epoch's own spec, and compares the barriers",
+        (
+            "tests/cli/test_replay.py::test_replay_takes_the_spec_that_sealed_the_epoch",
+            "tests/engine/test_epoch.py::test_replay_gives_the_same_rows",
+            "tests/engine/test_epoch.py::test_replay_decides_again",
+        ),
+    ),
+    14: (
+        "every checkpoint is read before it may retire, also without Airflow",
+        (
+            "tests/checkpoints/test_verify.py::test_every_checkpoint_is_read_before_it_may_retire",
+            "tests/driver/test_housekeeping.py::test_without_airflow_the_driver_scrubs_once_a_day",
+        ),
+    ),
+    15: (
+        "a paused reducer says what to do, and columns can be added under ordered release",
+        (
+            "tests/cli/test_status.py::test_a_paused_reducer_is_named_with_the_row_and_the_reason",
+            "tests/spec/test_changes.py::test_every_change_has_a_rule",
+            "tests/engine/test_spec_changes.py::"
+            "test_a_column_is_added_while_rows_wait_in_the_order_buffer",
+            "tests/spark/test_mover.py::test_rows_that_waited_leave_without_a_column_added_since",
+        ),
+    ),
     16: (
         "a member without a frontier holds the frontier",
         (
@@ -78,6 +140,24 @@ ROWS: Final[dict[int, tuple[str, tuple[str, ...]]]] = {
             "tests/engine/test_bad_objects.py::"
             "test_an_object_set_aside_as_a_whole_is_counted_with_its_rows",
             "tests/engine/test_bad_objects.py::test_rows_of_objects_that_lack_a_column_are_counted",
+        ),
+    ),
+    18: (
+        "an Airflow task launches and supervises by the Spark provider's public hook",
+        (
+            "tests/operators/test_submit.py::test_the_task_starts_it_and_goes",
+            "tests/e2e/test_airflow_submit.py::test_a_submitted_driver_is_supervised",
+        ),
+    ),
+    19: (
+        "the grace counts per run; pipet, the JSON text 2 and far-future stamps as documented",
+        (
+            "tests/engine/test_epoch.py::test_a_run_begins_with_a_start_and_not_with_a_process",
+            "tests/checkpoints/test_documents.py::test_a_start_behind_a_stop_is_counted",
+            "tests/eventtime/test_presets.py::test_pipet",
+            "tests/sources/test_decode.py::test_a_json_text_is_a_number_in_its_plain_form_only",
+            "tests/spark/test_json_messages.py::test_values_are_what_their_texts_would_be",
+            "tests/cli/test_status.py::test_a_far_future_stamp_is_a_warning",
         ),
     ),
 }

@@ -32,7 +32,11 @@ from tenacity.nap import sleep_using_event
 
 from tidegate import __version__
 from tidegate.checkpoints.bucket_layout import BucketLayout
-from tidegate.checkpoints.desired_state import DesiredState, set_desired_state
+from tidegate.checkpoints.desired_state import (
+    DesiredState,
+    read_desired_state,
+    set_desired_state,
+)
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.manifest import Manifest
@@ -361,6 +365,7 @@ class DriverSession:
                 self._steps,
                 SYSTEM_CLOCK,
                 self._faults,
+                read_desired_state(run.store, spec.name).run,
             ),
         )
         inbox = RequestInbox(

@@ -115,12 +115,17 @@ class EpochPorts:
 
 @dataclass(frozen=True, slots=True)
 class EngineRuntime:
-    """The process around the engine: its name in manifests, step observer, clock, fault points."""
+    """The process around the engine: its name in manifests, step observer, clock, fault points.
+
+    Attributes:
+        run: number of this run (`DesiredDocument.run`); a greater one than in the log begins a run.
+    """
 
     author: ManifestAuthor
     steps: EpochSteps
     clock: Clock
     faults: Faults
+    run: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +225,7 @@ class Engine:
         self._steps = runtime.steps
         self._clock = runtime.clock
         self._faults = runtime.faults
+        self._run = runtime.run
         self._failed = _FailedAttempts()
         self._worked = WorkedTime(spec.checkpoint.max_clock_step)
         self._recorded_clock_only = False  # the last attempt did, and was sealed
@@ -344,7 +350,8 @@ class Engine:
             buffered_rows=state.buffered_rows,
             released_max=state.released_max,
             aborts=asked.aborts,
-            run_start=state.head.record is None,  # a run begins with the log, not with a process
+            # A run begins with the log or after a stop, not with a process.
+            run_start=state.head.record is None or self._run > state.run,
         )
         return replace(surveyed, survey=survey)
 
@@ -570,6 +577,7 @@ class Engine:
                 savepoints=asked.savepoints,
                 aborted=tuple(self._failed.aborted),
                 merge=None,
+                run=max(self._run, state.run),
             ),
             timings={name: round(seconds, 6) for name, seconds in self._steps.timings.items()},
             created_at=self._clock.wall_ticks(),

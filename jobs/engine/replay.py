@@ -108,7 +108,7 @@ def _rebuild_survey(survey: Survey, epoch: Manifest, parent: Manifest | None) ->
         released_max=ReleaseMark(*released) if released else None,
         # The manifest names requests by id only. An abort that changed anything shows here.
         aborts=tuple(one.id for one in health if one.outcome is BarrierOutcome.ABORTED),
-        run_start=parent is None,
+        run_start=parent is None or epoch.epoch_notes.run > parent.epoch_notes.run,
     )
 
 

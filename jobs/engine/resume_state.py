@@ -37,6 +37,7 @@ class ResumeState:
         released_max: greatest (section, event_time) released so far.
         buffered_rows: rows in the order buffer.
         streams: state of streams and attachments; only the dispatcher reads it.
+        run: the newest run that an epoch belongs to.
     """
 
     head: LogHead
@@ -49,6 +50,7 @@ class ResumeState:
     buffered_rows: int = 0
     streams: dict[str, Any] = field(default_factory=dict)
     spliced: tuple[FileRef, ...] = ()
+    run: int = 0
 
     @classmethod
     def from_head(cls, head: LogHead, spec: PipelineSpec) -> ResumeState:
@@ -74,4 +76,5 @@ class ResumeState:
             released_max=ReleaseMark(*notes.released_max) if notes.released_max else None,
             buffered_rows=manifest.counters.retained,
             streams=notes.streams,
+            run=notes.run,
         )

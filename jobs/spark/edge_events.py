@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 
 from tidegate.checkpoints.manifest import FileRef
-from tidegate.jobs.spark.column_casts import declared_to_spark_type, quote_name, quote_text
+from tidegate.jobs.spark.column_casts import quote_name, quote_text
 from tidegate.jobs.spark.epoch_context import EpochContext
 from tidegate.jobs.spark.file_writer import FETCH_ROWS, WrittenFiles
 from tidegate.jobs.spark.sql_conditions import (
@@ -166,17 +166,10 @@ def _load_edges(epoch: EpochContext, files: Sequence[Path], mark: str) -> DataFr
     """
     frame = epoch.load_segments([], list(files))
     assert frame is not None  # noqa: S101 - called with files only
-    known, declared = set(frame.columns), epoch.spec.columns.items()
-    columns = [
-        (
-            quote_name(c)
-            if c in known
-            else f"CAST(NULL AS {declared_to_spark_type(t)}) AS {quote_name(c)}"
-        )
-        for c, t in declared
-    ]
     sources = ", ".join(quote_text(name) for name in _collect_edge_columns(epoch.spec))
-    return frame.where(f"_source IN ({sources})").selectExpr(*columns, *_ORIGIN_COLUMNS, mark)
+    return frame.where(f"_source IN ({sources})").selectExpr(
+        *epoch.columns_of_segment(frame), *_ORIGIN_COLUMNS, mark
+    )
 
 
 # What they are in

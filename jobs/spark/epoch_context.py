@@ -15,7 +15,7 @@ from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.interfaces import MoveOrder
 from tidegate.jobs.engine.resume_state import ORDER_KIND
 from tidegate.jobs.eventtime.decision_types import ReleaseMark
-from tidegate.jobs.spark.column_casts import quote_name
+from tidegate.jobs.spark.column_casts import declared_to_spark_type, quote_name
 from tidegate.jobs.spark.cut_reader import (
     CutFrame,
     SparkSessions,
@@ -101,14 +101,26 @@ class EpochContext:
         paths = list(files)
         if not paths:
             return None
-        rows = sum(pq.read_metadata(path).num_rows for path in paths)
+        footers = [pq.read_metadata(path) for path in paths]
+        rows = sum(footer.num_rows for footer in footers)
         # Few rows are read in the driver: a scan that opens every file in a task takes longer.
         if rows <= FETCH_ROWS:
             table = self.read_segments(paths)
             return arrow_to_frame(self.sessions.session_for(rows), table).coalesce(1)
-        return self.sessions.full.read.option("mergeSchema", "false").parquet(
+        # Segments from before and after a column was added; otherwise one footer is enough.
+        differ = len({tuple(footer.schema.names) for footer in footers}) > 1
+        return self.sessions.full.read.option("mergeSchema", str(differ).lower()).parquet(
             *(self.writer.staging.expose_file(path, key) for path, key in files.items())
         )
+
+    def columns_of_segment(self, frame: DataFrame) -> list[str]:
+        """The declared columns of rows in segments; null where a segment is older than a column."""
+        return [
+            quote_name(name)
+            if name in frame.columns
+            else f"CAST(NULL AS {declared_to_spark_type(kind)}) AS {quote_name(name)}"
+            for name, kind in self.spec.columns.items()
+        ]
 
     @staticmethod
     def read_segments(paths: Iterable[Path]) -> pa.Table:

@@ -50,6 +50,7 @@ from tidegate.jobs.spec.window_specs import WindowKind
 from tidegate.time_units import TICK_MAX
 
 _RELEASE_SORT = ["_section", *ROW_ORDER]
+_WAITING_COLUMNS = ("_section", "_tardy", "_et", "_so", "_source", "_partition", "_seq")
 # The bits of `monotonically_increasing_id` that count rows in one partition.
 _ROW_NUMBER_BITS = (1 << 33) - 1
 
@@ -306,7 +307,9 @@ def _select_buffered_rows(epoch: EpochContext, together: bool) -> DataFrame | No
     # Segments of older versions do not have the column.
     tardy = "coalesce(_tardy, false)" if "_tardy" in frame.columns else "false"
     rows = rows.selectExpr(
-        *(c for c in _list_waiting_columns(epoch) if c != "_tardy"), f"{tardy} AS _tardy"
+        *epoch.columns_of_segment(frame),
+        *(c for c in _WAITING_COLUMNS if c != "_tardy"),
+        f"{tardy} AS _tardy",
     )
     verdicts = [f"false AS {quote_name(c)}" for c in list_late_columns(epoch)] if together else []
     return rows.selectExpr(
@@ -331,16 +334,7 @@ def _list_event_columns(epoch: EpochContext, position: str) -> list[str]:
 
 
 def _list_waiting_columns(epoch: EpochContext) -> list[str]:
-    return [
-        *(quote_name(c) for c in epoch.spec.columns),
-        "_section",
-        "_tardy",
-        "_et",
-        "_so",
-        "_source",
-        "_partition",
-        "_seq",
-    ]
+    return [*(quote_name(c) for c in epoch.spec.columns), *_WAITING_COLUMNS]
 
 
 def _release_in_driver(

@@ -170,8 +170,8 @@ def _compare_columns(old: PipelineSpec, new: PipelineSpec, live: LiveState) -> I
                 what,
                 f"a table's column has one type: give the column a new name, or {_RESTART_ADVICE}",
             )
-        # Buffered rows are segments with the old columns, which the release reads by name.
-        elif live.buffered:
+        # Buffered rows would lose their values without a trace. A new column is null in them.
+        elif live.buffered and right is None:
             yield _make_refused_change(
                 what,
                 f"{live.buffered:,} rows of the old shape wait in the order buffer:"

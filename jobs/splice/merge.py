@@ -538,6 +538,7 @@ class _MergeAttempt:
             savepoints=(),
             aborted=(),
             merge=merge,
+            run=before.run,
         )
 
     def _count_appended_events(self) -> int:

@@ -92,6 +92,16 @@ def test_nobody_started_means_stopped_and_foreign_moves_are_refused() -> None:
         set_desired_state(store, "p", DesiredState.STOPPED, who="bob", only_from=DesiredState.RUN)
 
 
+def test_a_start_behind_a_stop_is_counted() -> None:
+    """A run begins with it; neither the first start nor the end of a restore is one."""
+    store, runs = MemoryStore(), []
+    run, stopped, recovering = DesiredState.RUN, DesiredState.STOPPED, DesiredState.RECOVERING
+    for state in (run, stopped, stopped, run, run, recovering, run, stopped, run):
+        runs.append(set_desired_state(store, "p", state, who="ann", why=f"{len(runs)}").run)
+    assert runs == [0, 0, 0, 1, 1, 1, 1, 1, 2]
+    assert b'"run":' not in DesiredDocument(state=run).to_bytes()
+
+
 def test_a_document_nobody_can_get_through_to_is_transient() -> None:
     """When others are always faster, the change gives up instead of spinning."""
     bucket = MemoryBucket()

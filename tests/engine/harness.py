@@ -78,8 +78,9 @@ class Bench:
         dispatch: RowDispatcher | None = None,
         sources: Sequence[Source] | None = None,
         mover: Mover | None = None,
+        run: int = 0,
     ) -> Engine:
-        """A driver's engine, standing at the head."""
+        """A driver's engine, standing at the head; `run` counts the starts behind a stop."""
         return Engine(
             self.spec,
             SlotLog(self.store, self.spec.name, clock=self.clock),
@@ -94,6 +95,7 @@ class Bench:
                 steps or PlainSteps(self.clock),
                 self.clock,
                 faults or NoFaults(),
+                run,
             ),
         )
 

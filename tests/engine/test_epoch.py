@@ -260,6 +260,33 @@ def test_replay_gives_the_same_rows() -> None:
     assert "barriers" in tables
 
 
+def test_a_run_begins_with_a_start_and_not_with_a_process() -> None:
+    """The start-up grace applies once per run; a replay knows where one begins."""
+    bench = Bench(spec_of(release={"startup_grace": "2s"}))
+    engines = (bench.engine(), bench.engine(), bench.engine(run=1), bench.engine(run=1))
+    for number, engine in enumerate(engines):
+        engine.reload()
+        for second in range(2):
+            at = 10 * number + 2 * second
+            for source in bench.sources.values():
+                source.append(row(at), row(at + 1))
+            bench.clock.advance(1)
+            engine.run_epoch()
+    epochs = bench.epochs()
+    over = [
+        any(entry["kind"] == "startup_grace_over" for entry in epoch.decision["recorded"])
+        for epoch in epochs
+    ]
+    # The third and the seventh epoch: two seconds after the first rows of each run.
+    assert over == [n in (2, 6) for n in range(8)]
+    assert [epoch.epoch_notes.run for epoch in epochs] == [0] * 4 + [1] * 4
+    for parent, epoch in zip([None, *epochs], epochs, strict=False):
+        scratch = _Overlay(bench.store)
+        mover = OracleMover(scratch, bench.spec, bench.sources)
+        ports = EpochPorts((), mover, DriverTables(scratch).write)
+        assert replay_epoch(bench.spec, epoch, parent, ports, bench.store, scratch).is_equal
+
+
 def test_replay_decides_again() -> None:
     """Idleness by the clock, an abort by request, a gap and members that come, go and end are decided
     again alike, and a decision that was changed in the manifest is found.

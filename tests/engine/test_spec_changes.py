@@ -87,6 +87,16 @@ def test_a_new_window_counts_from_now_on(bench: Bench) -> None:
     assert sum(r["n"] for r in wider.rows("x")) == 1
 
 
+def test_a_column_is_added_while_rows_wait_in_the_order_buffer(bench: Bench) -> None:
+    """Rows that waited leave with null in it, in order with the rows that have it."""
+    schema = {"t": "timestamp", "v": "long", "kind": "string", "n": "long", "extra": "double"}
+    wider = changed(bench, sources={n: s | {"schema": schema} for n, s in sources(bench).items()})
+    settle(wider)
+    wider.sources["a"].append({**row(13), "extra": 0.5})
+    finish(wider)
+    assert [r.get("extra") for r in wider.rows("events")] == [None] * 5 + [0.5]
+
+
 def test_a_new_source_is_read_from_its_beginning(bench: Bench) -> None:
     """Its rows behind the frontier are late, like anybody's."""
     more = changed(bench, sources=sources(bench) | {"c": sources(bench)["a"]})

@@ -115,7 +115,7 @@ def _reorder(spec: dict[str, Any]) -> None:
             "sources.a.table",
             "refused",
         ),
-        (_add_column, "schema.extra added", "refused"),
+        (_add_column, "schema.extra added", "kept"),
         (_retype, "schema.v is double instead of long", "refused"),
         (lambda s: s.update(release={"mode": "commit"}), "release.mode", "refused"),
         (lambda s: s.update(release={"build_window": "3s"}), "release.build_window", "kept"),
@@ -254,3 +254,15 @@ def test_refusals_come_first() -> None:
         spec["windows"]["w"]["size"] = "2h"
 
     assert [c.verdict.value for c in judged(edit)] == ["refused", "dropped", "kept"]
+
+
+def test_a_column_is_not_removed_from_rows_that_wait() -> None:
+    """Their values would be lost without a trace; with an empty order buffer nothing is."""
+    wide = copy.deepcopy(BASE)
+    _add_column(wide)
+    old, new = PipelineSpec.model_validate(wide), PipelineSpec.model_validate(BASE)
+    verdicts = [
+        [change.verdict for change in compare_specs(old, new, LiveState(buffered=rows))]
+        for rows in (7, 0)
+    ]
+    assert verdicts == [[ChangeEffect.REFUSED], [ChangeEffect.KEPT]]
