@@ -30,6 +30,7 @@ from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import PreconditionFailedError, Store
+from tidegate.jobs.eventtime.decision_types import BarrierOutcome
 from tidegate.jobs.sinks.errors import (
     CATALOG_DENIED,
     CONTENDED,
@@ -63,7 +64,13 @@ from tidegate.jobs.sinks.table_files import (
     split_by_partition,
     write_partition_files,
 )
-from tidegate.jobs.sinks.table_follower import TABLE_PROPERTIES, TableFollower, build_tag_name
+from tidegate.jobs.sinks.table_follower import (
+    BARRIER_TAG_PREFIX,
+    TABLE_PROPERTIES,
+    TableFollower,
+    TagChange,
+    build_tag_name,
+)
 from tidegate.jobs.spec.pipeline import CHECKPOINTS, EVENTS, PipelineSpec
 from tidegate.jobs.spec.secret_values import mask_address
 
@@ -79,7 +86,8 @@ _SLOTS_PER_GROUP = 10
 _MAX_SLOTS_PER_SNAPSHOT = 100
 # Bytes of an epoch's files rearranged at a time; the names of rearranged files depend on it.
 _BATCH_BYTES = 64_000_000
-# Group ends kept as tags, for 200 slots; every snapshot kept makes every commit slower.
+# Tags kept of group ends, for 200 slots, and of barriers; every snapshot kept makes every commit
+# slower.
 _MAX_TAGS = 20
 
 
@@ -88,7 +96,8 @@ class IcebergSink:
 
     A restore rewinds the tables. The `checkpoints` table is committed last: its position says that
     every other table has been brought at least that far, even where a table without new files has
-    an older position. At a group end every table gets a snapshot and the same tag.
+    an older position. At a group end every table gets a snapshot and the same tag. So it does at a
+    slot that completes a barrier (`docs/semantics.md`, section 3.4).
     """
 
     name = "iceberg"
@@ -100,6 +109,7 @@ class IcebergSink:
         self._catalog: Catalog | None = None
         self._tables: dict[str, TableFollower] = {}
         self._published_cut: PublishedCut | None = None
+        self._searched = FollowerPosition(0, 0)  # no barrier completes up to there, unpublished
         self._pool = ThreadPoolExecutor(_COMMIT_THREADS, thread_name_prefix="tidegate-iceberg")
 
     def follow(self, log: SlotLog, *, flush: bool = True) -> int:
@@ -156,7 +166,7 @@ class IcebergSink:
             return 0
         self._rewind_tables(lineage)
         begin = self._published_slot(lineage)
-        if not flush and lineage.slot - begin < self.spec.outputs.publish_every:
+        if not flush and not self._is_group_due(log, lineage, begin):
             # Readers must see that a restore took epochs back, even if no epoch follows it.
             self._publish_cut(lineage)
             return 0
@@ -269,14 +279,41 @@ class IcebergSink:
             positions[table] = position
         return positions
 
-    def _apply_slot_group(self, log: SlotLog, lineage: CurrentLineage, upto: int) -> None:
-        """Apply all slots up to `upto`.
+    def _is_group_due(self, log: SlotLog, lineage: CurrentLineage, begin: int) -> bool:
+        """Return whether enough epochs wait, or one of them completes a barrier."""
+        if lineage.slot - begin >= self.spec.outputs.publish_every:
+            return True
+        if self._searched.timeline == lineage.timeline:
+            begin = max(begin, self._searched.upto)
+        waiting = log.epochs_between(lineage.timeline, begin + 1, lineage.slot)
+        if any(self._list_barrier_tags(filled.epoch) for filled in waiting):
+            return True
+        self._searched = FollowerPosition(lineage.timeline, lineage.slot)
+        return False
 
-        Tables without new files get a snapshot only at a group end.
+    def _list_barrier_tags(self, epoch: Manifest) -> list[str]:
+        """Return the tags of the barriers that an epoch completes.
+
+        With `alignment: pass` rows behind a barrier have left before it closes: that is no cut.
         """
-        done = self._published_slot(lineage)
-        epochs = [filled.epoch for filled in log.epochs_between(lineage.timeline, done + 1, upto)]
-        tags = self._select_kept_tags(lineage, upto)
+        if self.spec.barriers.alignment == "pass":
+            return []
+        complete = (b for b in epoch.barriers if b["outcome"] == BarrierOutcome.COMPLETE)
+        return [f"{BARRIER_TAG_PREFIX}{barrier['id']}" for barrier in complete]
+
+    def _apply_slot_group(self, log: SlotLog, lineage: CurrentLineage, upto: int) -> None:
+        """Apply slots up to `upto`, or up to the first one that completes a barrier.
+
+        Tables without new files get a snapshot only where there is a new tag.
+        """
+        epochs: list[Manifest] = []
+        for filled in log.epochs_between(
+            lineage.timeline, self._published_slot(lineage) + 1, upto
+        ):
+            epochs.append(filled.epoch)
+            if self._list_barrier_tags(filled.epoch):
+                break
+        tags = self._select_tags(lineage, epochs[-1])
         others = [t for t in self.spec.table_names if t != CHECKPOINTS]
         list(
             self._pool.map(lambda table: self._apply_to_table(table, lineage, epochs, tags), others)
@@ -284,7 +321,11 @@ class IcebergSink:
         self._apply_to_table(CHECKPOINTS, lineage, epochs, tags)
 
     def _apply_to_table(
-        self, table: str, lineage: CurrentLineage, epochs: list[Manifest], tags: set[str] | None
+        self,
+        table: str,
+        lineage: CurrentLineage,
+        epochs: list[Manifest],
+        tags: TagChange | None,
     ) -> None:
         """Apply epochs to one table: those after its position, which may be ahead after a crash."""
         follower = self._tables.get(table)
@@ -384,20 +425,24 @@ class IcebergSink:
         key = f"{self._layout.table_prefix(table, epoch.id)}publisher.parquet"
         return [write_parquet_once(self.store, key, build_checkpoint_rows([epoch])).key]
 
-    def _select_kept_tags(self, lineage: CurrentLineage, upto: int) -> set[str] | None:
-        """Return the older tags to keep if `upto` ends a group; None if it does not.
+    def _select_tags(self, lineage: CurrentLineage, last: Manifest) -> TagChange | None:
+        """Return the tags of the group that `last` ends, and the older ones to keep.
 
-        The newest tags of this lineage are kept.
+        None without a new tag. Of either kind the newest tags of this lineage are kept.
         """
         follower = self._tables.get(CHECKPOINTS)
-        tagged = [
-            position
-            for position in (follower.tagged_positions() if follower else ())
+        tagged = {
+            name: position.upto
+            for name, position in (follower.list_tags() if follower else {}).items()
             if lineage.count_applied_slots(position) == position.upto
-        ]
-        if upto - max((position.upto for position in tagged), default=0) < _SLOTS_PER_GROUP:
-            return None
-        return {build_tag_name(p.timeline, p.upto) for p in tagged[-_MAX_TAGS + 1 :]}
+        }
+        barriers = [name for name in tagged if name.startswith(BARRIER_TAG_PREFIX)]
+        groups = [name for name in tagged if not name.startswith(BARRIER_TAG_PREFIX)]
+        completed, ends = self._list_barrier_tags(last), []
+        if last.slot - max((tagged[name] for name in groups), default=0) >= _SLOTS_PER_GROUP:
+            ends = [build_tag_name(lineage.timeline, last.slot)]
+        kept = _select_newest(groups, ends) + _select_newest(barriers, completed)
+        return TagChange((*ends, *completed), frozenset(kept)) if ends or completed else None
 
     def _create_table(
         self, table: str, files: list[str], timeline: int, upto: int
@@ -482,6 +527,11 @@ class IcebergSink:
         except (OSError, SQLAlchemyError, RESTError) as error:
             self._tables.clear()
             raise TABLES_UNREACHABLE(pipeline=self.spec.name, cause=_first_line(error)) from error
+
+
+def _select_newest(old: list[str], new: list[str]) -> list[str]:
+    """Return those of the old tags, oldest first, for which there is room beside the new ones."""
+    return old[max(0, len(old) + len(new) - _MAX_TAGS) :]
 
 
 def _first_line(error: Exception) -> str:

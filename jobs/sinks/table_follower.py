@@ -15,6 +15,7 @@ See `docs/decisions/0005-tables-are-rewound-in-one-commit.md`.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -62,9 +63,20 @@ TABLE_PROPERTIES = {
 }
 
 
+BARRIER_TAG_PREFIX = "barrier-"
+
+
 def build_tag_name(timeline: int, slot: int) -> str:
     """Return the tag of a group end; every table of the pipeline has it."""
     return f"t{timeline}-e{slot}"
+
+
+@dataclass(frozen=True, slots=True)
+class TagChange:
+    """The tags that a commit gives to its snapshot, and the older ones that it keeps."""
+
+    new: tuple[str, ...]
+    kept: frozenset[str]
 
 
 class TableFollower:
@@ -101,21 +113,21 @@ class TableFollower:
             marked, key=lambda s: s.sequence_number or 0
         )
 
-    def tagged_positions(self) -> list[FollowerPosition]:
-        """Return the positions of the snapshots that have a tag, oldest first.
+    def list_tags(self) -> dict[str, FollowerPosition]:
+        """Return tag -> position of its snapshot, oldest first.
 
         The publisher tags all tables after each group of slots (`IcebergSink`), and keeps the
         newest tags.
         """
-        ends = {
-            r.snapshot_id
-            for r in self.table.metadata.refs.values()
-            if r.snapshot_ref_type is SnapshotRefType.TAG
+        metadata = self.table.metadata
+        tagged = {
+            name: _parse_position(snapshot)
+            for name, ref in metadata.refs.items()
+            if ref.snapshot_ref_type is SnapshotRefType.TAG
+            and (snapshot := metadata.snapshot_by_id(ref.snapshot_id)) is not None
         }
-        snapshots = [s for s in self.table.metadata.snapshots if s.snapshot_id in ends]
-        return sorted(
-            (m for s in snapshots if (m := _parse_position(s))), key=lambda m: (m.upto, m.timeline)
-        )
+        found = [(name, position) for name, position in tagged.items() if position is not None]
+        return dict(sorted(found, key=lambda item: (item[1].upto, item[1].timeline)))
 
     def add_missing_columns(self, schema: Any) -> None:
         """Add the columns of an Arrow schema that the table lacks.
@@ -169,7 +181,7 @@ class TableFollower:
         timeline: int,
         first: int,
         upto: int,
-        tags: Collection[str] | None = None,
+        tags: TagChange | None = None,
     ) -> None:
         """Append slots `first` to `upto`.
 
@@ -179,12 +191,12 @@ class TableFollower:
             timeline: the lineage on which `first` and `upto` are positions.
             first: the slot after the table's position.
             upto: the new position.
-            tags: at a group end, the names of older tags to keep; None elsewhere.
+            tags: the change of tags where `upto` gets one; None elsewhere.
         """
         with _CachedTransaction(self.table) as commit:
             _append_files(commit, files, self._position_properties(timeline, first, upto))
             if tags is not None:
-                self._tag_and_expire(commit, timeline, upto, tags)
+                self._tag_and_expire(commit, tags)
 
     def rewind(self, timeline: int, position: int) -> None:
         """Remove the slots after `position`, and set main's position to it on another timeline.
@@ -195,6 +207,8 @@ class TableFollower:
 
         The snapshots between carry the position of the fence as well. If somebody rolls main back
         to one of them by hand, the position before them would claim rows that were dropped.
+
+        Tags behind `position` are removed: what they name is not part of the lineage any more.
         """
         beyond, marked = (
             f"_epoch > {position}",
@@ -207,6 +221,7 @@ class TableFollower:
             if dropped.rewrites_needed and not self._rewrite_merged_files(commit, position, marked):
                 commit.delete(beyond, snapshot_properties=marked)
             _append_files(commit, [], marked | {FENCE: str(timeline)})
+            _change_tags(commit, [n for n, at in self.list_tags().items() if at.upto > position])
 
     def live_files(self) -> list[LiveDataFile]:
         """Return the data files of main.
@@ -275,23 +290,15 @@ class TableFollower:
     def _position_properties(self, timeline: int, first: int, upto: int) -> dict[str, str]:
         return {UID: self.uid, TIMELINE: str(timeline), FROM: str(first), UPTO: str(upto)}
 
-    def _tag_and_expire(
-        self, commit: Transaction, timeline: int, upto: int, kept: Collection[str]
-    ) -> None:
+    def _tag_and_expire(self, commit: Transaction, tags: TagChange) -> None:
         """Tag the new snapshot, drop old tags, and expire snapshots without a reference.
 
         Data files stay.
         """
         before = self.table.metadata
-        tags = [n for n, r in before.refs.items() if r.snapshot_ref_type is SnapshotRefType.TAG]
-        old = set(tags) - set(kept)
-        manage = ManageSnapshots(commit).create_tag(
-            _get_main_snapshot_id(commit), build_tag_name(timeline, upto)
-        )
-        # In one commit with the new tag: readers of tags see the old set or the new one.
-        for name in old:
-            manage.remove_tag(name)
-        manage.commit()
+        known = [n for n, r in before.refs.items() if r.snapshot_ref_type is SnapshotRefType.TAG]
+        # In one commit: readers of tags see the old set or the new one.
+        _change_tags(commit, set(known) - tags.kept - set(tags.new), tags.new)
         named = {ref.snapshot_id for ref in commit.table_metadata.refs.values()}
         newest = (
             self._newest_published_snapshot()
@@ -383,6 +390,18 @@ def _append_partitioned_files(
                 )
         except (ValueError, TypeError, NotImplementedError) as error:
             raise _schema_mismatch_error(commit, error) from error
+
+
+def _change_tags(commit: Transaction, old: Collection[str], new: Collection[str] = ()) -> None:
+    """Remove tags, and give others to the newest snapshot."""
+    if not old and not new:
+        return
+    manage = ManageSnapshots(commit)
+    for name in old:
+        manage.remove_tag(name)
+    for name in new:
+        manage.create_tag(_get_main_snapshot_id(commit), name)
+    manage.commit()
 
 
 def _get_main_snapshot_id(commit: Transaction) -> int:

@@ -41,7 +41,7 @@ from tidegate.jobs.sinks.table_files import (
     make_merged_stem,
     parse_commit_bound,
 )
-from tidegate.jobs.sinks.table_follower import TableFollower, build_tag_name
+from tidegate.jobs.sinks.table_follower import TableFollower, TagChange
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 LAYOUT = BucketLayout(PIPELINE)
@@ -269,11 +269,10 @@ class ModelFollower(TableFollower):
         """Nobody rolls back by hand here."""
         return False
 
-    def tagged_positions(self) -> list[FollowerPosition]:
-        """Marks of group ends, oldest first."""
-        return sorted(
-            (s.mark for s in self._metadata.tags.values()), key=lambda m: (m.upto, m.timeline)
-        )
+    def list_tags(self) -> dict[str, FollowerPosition]:
+        """Marks of group ends and barriers, oldest first."""
+        tagged = [(name, snapshot.mark) for name, snapshot in self._metadata.tags.items()]
+        return dict(sorted(tagged, key=lambda item: (item[1].upto, item[1].timeline)))
 
     def add_missing_columns(self, schema: Any) -> None:
         """All columns are there."""
@@ -328,7 +327,7 @@ class ModelFollower(TableFollower):
         timeline: int,
         first: int,
         upto: int,
-        tags: Collection[str] | None = None,
+        tags: TagChange | None = None,
     ) -> None:
         """Append, tag, forget."""
 
@@ -337,8 +336,8 @@ class ModelFollower(TableFollower):
             assert after.main is not None
             if tags is None:
                 return after
-            kept = {n: s for n, s in metadata.tags.items() if n in tags}
-            return replace(after, tags=kept | {build_tag_name(timeline, upto): after.main})
+            kept = {n: s for n, s in metadata.tags.items() if n in tags.kept}
+            return replace(after, tags=kept | dict.fromkeys(tags.new, after.main))
 
         self._require_there(_keys(files))
         self._commit(timeline, change)
@@ -358,7 +357,8 @@ class ModelFollower(TableFollower):
                 return replace(metadata, main=old)
             after = self._appended(replace(metadata), (), FollowerPosition(timeline, position))
             assert after.main is not None
-            return replace(after, main=replace(after.main, files=kept))
+            tags = {n: s for n, s in metadata.tags.items() if s.mark.upto <= position}
+            return replace(after, main=replace(after.main, files=kept), tags=tags)
 
         self._commit(-timeline - 1, change)
 

@@ -39,6 +39,7 @@ def judge(stage: Stage) -> None:
     _answered(stage)
     _conserved(lineage)
     _tables_follow(stage, lineage, (head.timeline, head.slot))
+    _barriers_are_cuts(stage, lineage)
     _readable(stage, log)
     judge_sink(stage, lineage, (head.timeline, head.slot))
     _rows(stage, lineage)
@@ -175,6 +176,33 @@ def _tables_follow(stage: Stage, lineage: list[Manifest], head: tuple[int, int])
             mark is not None and (mark.mark.timeline, mark.mark.upto) == head,
             f"checkpoints stands at {mark and mark.mark}",
         )
+
+
+def _barriers_are_cuts(stage: Stage, lineage: list[Manifest]) -> None:
+    """Every table holds under a barrier's tag the rows up to the slot that completed it."""
+    cuts = {
+        f"barrier-{barrier['id']}": epoch.slot
+        for epoch in lineage
+        for barrier in epoch.barriers
+        if barrier["outcome"] == "complete"
+    }
+    for table, metadata in stage.catalog.tables.items():
+        tags = {n: s for n, s in metadata.tags.items() if n.startswith("barrier-")}
+        _require(tags.keys() <= cuts.keys(), f"{table} has {sorted(tags)}, not {sorted(cuts)}")
+        for name, slot in cuts.items():
+            wanted = [f.key for e in lineage for f in e.files.get(table, []) if e.slot <= slot]
+            if name not in tags:
+                # A table that is made later had no row at the barrier.
+                _require(
+                    not wanted and table in SPEC.windows, f"{table} has no {name} at slot {slot}"
+                )
+                continue
+            mark, has = tags[name].mark, [*tags[name].files]
+            _require(mark.upto == slot, f"{table}: {name} is at {mark}, and completed in {slot}")
+            _require(
+                table == CHECKPOINTS or _contents(stage, has) == _contents(stage, wanted),
+                f"{table}: {name} holds {_short(has)}, not {_short(wanted)}",
+            )
 
 
 def _is_merged(key: str) -> bool:

@@ -64,11 +64,18 @@ class World:
         return IcebergSink(self.spec, self.store, uid)
 
     def seal(
-        self, count: int = 1, tables: tuple[str, ...] = ("events",), rows: int = 2
+        self,
+        count: int = 1,
+        tables: tuple[str, ...] = ("events",),
+        rows: int = 2,
+        barrier: tuple[int, str] | None = None,
     ) -> Manifest:
-        """Seal epochs that write these tables."""
+        """Seal epochs that write these tables; `barrier` is the id and outcome of one that closes."""
         for _ in range(count):
             manifest = self._epoch(tables, rows)
+            if barrier:
+                closed = {"id": barrier[0], "outcome": barrier[1]}
+                manifest = manifest.model_copy(update={"barriers": [closed]})
             assert isinstance(self.log.seal(manifest), Sealed)
         return manifest
 
