@@ -96,8 +96,7 @@ ROWS: Final[dict[int, tuple[str, tuple[str, ...]]]] = {
     12: (
         "`status` shows open barriers and members held back",
         (
-            "tests/cli/test_status.py::"
-            "test_open_barriers_are_shown_with_id_age_and_who_is_missing",
+            "tests/cli/test_status.py::test_open_barriers_are_shown_with_id_age_and_who_is_missing",
             "tests/cli/test_status.py::test_members_held_back_are_named",
         ),
     ),

@@ -307,9 +307,7 @@ class IcebergSink:
         Tables without new files get a snapshot only where there is a new tag.
         """
         epochs: list[Manifest] = []
-        for filled in log.epochs_between(
-            lineage.timeline, self._published_slot(lineage) + 1, upto
-        ):
+        for filled in log.epochs_between(lineage.timeline, self._published_slot(lineage) + 1, upto):
             epochs.append(filled.epoch)
             if self._list_barrier_tags(filled.epoch):
                 break

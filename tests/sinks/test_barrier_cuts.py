@@ -59,7 +59,7 @@ def test_every_table_has_the_tag_of_a_barrier_at_its_slot(world: World) -> None:
     assert world.exact(sink)
     found = tags(world)
     assert found.keys() == {"barrier-1", "barrier-3"}
-    empty = dict.fromkeys(("barriers", "dead_letters"), [])
+    empty: dict[str, list[int]] = {"barriers": [], "dead_letters": []}
     first = {"events": [1, 2, 3], "late": [1, 2], "checkpoints": [1, 2, 3], **empty}
     assert {t: slots for t, slots in found["barrier-1"].items() if t in TABLES} == first
     assert found["barrier-3"]["events"] == [1, 2, 3, 4, 5]
