@@ -94,7 +94,8 @@ def test_nobody_started_means_stopped_and_foreign_moves_are_refused() -> None:
 
 def test_a_start_behind_a_stop_is_counted() -> None:
     """A run begins with it; neither the first start nor the end of a restore is one."""
-    store, runs = MemoryStore(), []
+    store = MemoryStore()
+    runs: list[int] = []
     run, stopped, recovering = DesiredState.RUN, DesiredState.STOPPED, DesiredState.RECOVERING
     for state in (run, stopped, stopped, run, run, recovering, run, stopped, run):
         runs.append(set_desired_state(store, "p", state, who="ann", why=f"{len(runs)}").run)
