@@ -11,7 +11,7 @@ import secrets
 from enum import StrEnum
 from typing import Final, Required, Self, TypedDict, TypeVar, Unpack
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.canonical_json import canonical_bytes, parse_json
@@ -41,6 +41,8 @@ class RequestKind(StrEnum):
     STOP = "stop"  # seal nothing more, end now
     DRAIN = "drain"  # finish what was read, seal, end
     ABORT_BARRIER = "abort-barrier"  # close the barrier with this id as aborted
+    CANCEL_BARRIERS = "cancel-barriers"  # close this barrier and all before it as aborted
+    CTI = "cti"  # punctuation at `time` for every member of the source `name`
     SAVEPOINT = "savepoint"  # seal an epoch now and pin it under a name
     PIN = "pin"  # pin the newest checkpoint under a name
     ATTACH = "attach"  # a pipe or reducer: begin with its backfill
@@ -53,6 +55,8 @@ _REQUIRED_FIELD = {
     RequestKind.STOP: "token",
     RequestKind.DRAIN: "token",
     RequestKind.ABORT_BARRIER: "barrier",
+    RequestKind.CANCEL_BARRIERS: "barrier",
+    RequestKind.CTI: "time",
 }  # the other kinds need a name
 
 
@@ -83,13 +87,14 @@ class RequestFields(TypedDict, total=False):
     token: int | None
     barrier: int | None
     name: str | None
+    time: int | None
 
 
 class DriverRequest(_RequestMessage):
     """One request.
 
     `at` and `expires_at` are wall-clock microseconds of the asking host. The expiry is a courtesy;
-    the lease token is what protects a successor.
+    the lease token is what protects a successor. `time` is an event time in ticks.
     """
 
     kind: RequestKind
@@ -100,6 +105,8 @@ class DriverRequest(_RequestMessage):
     token: int | None = None
     barrier: int | None = None
     name: str | None = None
+    # Left out elsewhere: older drivers refuse requests with fields that they do not know.
+    time: int | None = Field(default=None, exclude_if=lambda time: time is None)
 
     @model_validator(mode="after")
     def _require_target(self) -> Self:

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tidegate.jobs.cli.errors import NO_PIPELINE_YET, NO_STORE, UNKNOWN_PIPELINE, UNKNOWN_SPEC
+from tidegate.jobs.cli.errors import (
+    BAD_TIME,
+    NO_PIPELINE_YET,
+    NO_STORE,
+    UNKNOWN_PIPELINE,
+    UNKNOWN_SPEC,
+)
 
 if TYPE_CHECKING:
     from tidegate.checkpoints.slot_log import SlotLog
@@ -231,3 +237,16 @@ def get_user_name() -> str:
 
 def _is_spec_path(text: str) -> bool:
     return text.endswith((".yaml", ".yml")) or "/" in text
+
+
+def parse_event_time(text: str) -> int:
+    """Parse an ISO 8601 time into ticks; without an offset it is UTC."""
+    from datetime import UTC, datetime
+
+    try:
+        instant = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise BAD_TIME(text=text) from error
+    # Never the zone of this machine: the same command must mean the same rows everywhere.
+    instant = instant if instant.tzinfo else instant.replace(tzinfo=UTC)
+    return round(instant.timestamp() * 1_000_000)

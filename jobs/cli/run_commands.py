@@ -1,7 +1,7 @@
 """Commands that run, stop and steer pipelines: `run`, `stop`, `start`, `land`, and requests.
 
-Requests (`abort-barrier`, `savepoint`, `attach`, `detach`, `resume`) ask a running driver to do
-something and wait for its answer.
+Requests (`abort-barrier`, `cti`, `savepoint`, `attach`, `detach`, `resume`) ask a running driver to
+do something and wait for its answer.
 """
 
 from __future__ import annotations
@@ -230,9 +230,34 @@ def abort_barrier(
     store: StoreOption = None,
     why: WhyOption = "",
     wait: WaitOption = 60.0,
+    and_earlier: Annotated[
+        bool, typer.Option("--and-earlier", help="Cancel all barriers before it as well.")
+    ] = False,
 ) -> None:
     """Abort an open barrier event, so that the rows behind it flow on."""
-    _request_and_wait("abort-barrier", pipeline, store, why, wait, barrier=barrier)
+    kind = "cancel-barriers" if and_earlier else "abort-barrier"
+    _request_and_wait(kind, pipeline, store, why, wait, barrier=barrier)
+
+
+def send_cti(
+    pipeline: PipelineArgument,
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="A source with a 'punctuation' section.")
+    ],
+    time: Annotated[
+        str,
+        typer.Argument(metavar="TIME", help="ISO 8601; in UTC unless it names an offset."),
+    ],
+    store: StoreOption = None,
+    why: WhyOption = "",
+    wait: WaitOption = 60.0,
+) -> None:
+    """Send punctuation (a CTI): no later row of the source has an event time below TIME.
+
+    It takes effect behind the rows of the epoch that applies it, and is sealed with it.
+    """
+    at = arguments.parse_event_time(time)
+    _request_and_wait("cti", pipeline, store, why, wait, name=source, time=at)
 
 
 def take_savepoint(
@@ -290,7 +315,7 @@ def request_resume(
 def _request_and_wait(
     kind: str, pipeline: str, store: str | None, why: str, wait: float, **target: Any
 ) -> None:
-    """Submit a request for `target` (its barrier or name) and wait for the driver's answer."""
+    """Submit a request for `target` (barrier, name or time) and wait for the driver's answer."""
     from tidegate.checkpoints.driver_requests import RequestKind, submit_request
 
     log, who = arguments.open_log(pipeline, store), arguments.get_user_name()

@@ -22,7 +22,7 @@ from tidegate.jobs.cli.arguments import (
     WhoOption,
     WhyOption,
 )
-from tidegate.jobs.cli.errors import BAD_CORRECTIONS, BAD_TIME
+from tidegate.jobs.cli.errors import BAD_CORRECTIONS
 
 if TYPE_CHECKING:
     from tidegate.checkpoints.slot_log import SlotLog
@@ -341,7 +341,7 @@ def _build_late_filter(
 ) -> LateFilter:
     from tidegate.jobs.splice.request_creation import LateFilter
 
-    since, until = map(_parse_event_time, times)
+    since, until = (None if text is None else arguments.parse_event_time(text) for text in times)
     outputs, sources, reasons = outputs or [], sources or [], reasons or []
     return LateFilter(tuple(outputs), tuple(sources), since, until, tuple(reasons), skip_rejected)
 
@@ -353,21 +353,6 @@ def _build_request_options(
 
     who = who or arguments.get_user_name()
     return RequestOptions(who, why, round(days * _TICKS_PER_DAY) or None, request_id)
-
-
-def _parse_event_time(text: str | None) -> int | None:
-    """Parse an ISO 8601 time into ticks; without an offset it is UTC."""
-    from datetime import UTC, datetime
-
-    if text is None:
-        return None
-    try:
-        instant = datetime.fromisoformat(text)
-    except ValueError as error:
-        raise BAD_TIME(text=text) from error
-    # Never the zone of this machine: the same command must mean the same rows everywhere.
-    instant = instant if instant.tzinfo else instant.replace(tzinfo=UTC)
-    return round(instant.timestamp() * _TICKS_PER_SECOND)
 
 
 def _read_corrections(values: list[str], path: Path | None) -> RowRepair:

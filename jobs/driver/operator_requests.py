@@ -24,6 +24,7 @@ from tidegate.checkpoints.store import Store
 from tidegate.errors import ConfigurationError, PoisonError
 from tidegate.jobs.engine.epoch_engine import EpochReport, EpochRequests
 from tidegate.jobs.spec.pipeline import PipelineSpec
+from tidegate.time_units import format_instant
 
 _log = structlog.get_logger("tidegate.driver")
 
@@ -65,7 +66,7 @@ class RequestInbox:
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._store, self._pipeline, self._token, self._stop = store, spec.name, token, stop
-        self._newest, self._clock = newest, clock
+        self._newest, self._clock, self._spec = newest, clock, spec
         self._attachments = spec.stream_graph.attachments
         self._queue = RequestQueue(store, spec.name, clock)
         self._collected: list[DriverRequest] = []
@@ -82,7 +83,13 @@ class RequestInbox:
         named = [(r.kind, r.name) for r in self._collected if r.name is not None]
         return EpochRequests(
             ids=tuple(r.id for r in self._collected),
-            aborts=tuple(r.barrier for r in self._collected if r.barrier is not None),
+            aborts=self._list_barriers(RequestKind.ABORT_BARRIER),
+            cancels=self._list_barriers(RequestKind.CANCEL_BARRIERS),
+            ctis=tuple(
+                (r.name, r.time)
+                for r in self._collected
+                if r.kind is RequestKind.CTI and r.name is not None and r.time is not None
+            ),
             savepoints=tuple(name for kind, name in named if kind in _PINNING_KINDS),
             attachments=tuple(
                 (kind.value, name) for kind, name in named if kind in _ATTACHING_KINDS
@@ -103,11 +110,43 @@ class RequestInbox:
             self._acknowledge_request(
                 request, AckOutcome.REFUSED, f"no pipe or reducer named {request.name}"
             )
+        elif refused := self._refuse_cti(request):
+            self._acknowledge_request(request, AckOutcome.REFUSED, refused)
         elif request.kind is RequestKind.HOLD:
             self._hold_next_slot(request)
         else:
             return True
         return False
+
+    def _list_barriers(self, kind: RequestKind) -> tuple[int, ...]:
+        found = [r.barrier for r in self._collected if r.kind is kind]
+        return tuple(barrier for barrier in found if barrier is not None)
+
+    def _refuse_cti(self, request: DriverRequest) -> str:
+        """Say why a CTI cannot be sent; empty if it can, or for another request.
+
+        A CTI in the past of all members is a violation: they have promised more than it says.
+        """
+        if request.kind is not RequestKind.CTI:
+            return ""
+        source, newest = self._spec.sources.get(request.name or ""), self._newest()
+        if source is None or source.punctuation is None:
+            known = [name for name, one in self._spec.sources.items() if one.punctuation]
+            return (
+                f"no source {request.name} with a 'punctuation' section; sources with one:"
+                f" {', '.join(known) or 'none'}"
+            )
+        states = newest.decider["members"] if newest else {}
+        promised = [
+            (state["generator"] or {}).get("current")
+            for name, state in states.items()
+            if name.partition("/")[0] == request.name
+        ]
+        known_marks = [mark for mark in promised if mark is not None]
+        mark = (request.time or 0) + (source.frontier == "inclusive")
+        if known_marks and len(known_marks) == len(promised) and mark <= min(known_marks):
+            return f"CTI violation: {request.name} has promised {format_instant(min(known_marks))}"
+        return ""
 
     def acknowledge_applied(self, report: EpochReport) -> None:
         """Acknowledge what the sealed epoch applied.

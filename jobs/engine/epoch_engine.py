@@ -141,6 +141,8 @@ class EpochRequests:
 
     ids: tuple[str, ...] = ()
     aborts: tuple[int, ...] = ()
+    cancels: tuple[int, ...] = ()
+    ctis: tuple[tuple[str, int], ...] = ()  # (source, event time)
     savepoints: tuple[str, ...] = ()
     attachments: tuple[tuple[str, str], ...] = ()  # (attach | detach | resume, pipe or reducer)
 
@@ -350,6 +352,8 @@ class Engine:
             buffered_rows=state.buffered_rows,
             released_max=state.released_max,
             aborts=asked.aborts,
+            cancels=asked.cancels,
+            ctis=asked.ctis,
             # A run begins with the log or after a stop, not with a process.
             run_start=state.head.record is None or self._run > state.run,
         )

@@ -98,7 +98,9 @@ def _rebuild_survey(survey: Survey, epoch: Manifest, parent: Manifest | None) ->
     time = read_pipeline_time(epoch.decider)
     before = read_pipeline_time(parent.decider) if parent else None
     released = parent.epoch_notes.released_max if parent else None
-    health = Decision.from_record(epoch.decision, epoch.decider).barriers
+    decision = Decision.from_record(epoch.decision, epoch.decider)
+    cancels = [entry["id"] for entry in decision.recorded if entry["kind"] == "cancel_barriers"]
+    ctis = [entry for entry in decision.recorded if entry["kind"] == "cti"]
     return replace(
         survey,
         # The wall clock as far as it was recorded. If it had gone back, it decided nothing.
@@ -107,7 +109,13 @@ def _rebuild_survey(survey: Survey, epoch: Manifest, parent: Manifest | None) ->
         buffered_rows=parent.counters.retained if parent else 0,
         released_max=ReleaseMark(*released) if released else None,
         # The manifest names requests by id only. An abort that changed anything shows here.
-        aborts=tuple(one.id for one in health if one.outcome is BarrierOutcome.ABORTED),
+        aborts=tuple(
+            one.id
+            for one in decision.barriers
+            if one.outcome is BarrierOutcome.ABORTED and one.id > max(cancels, default=one.id - 1)
+        ),
+        cancels=tuple(cancels),
+        ctis=tuple((entry["source"], entry["time"]) for entry in ctis),
         run_start=parent is None or epoch.epoch_notes.run > parent.epoch_notes.run,
     )
 

@@ -120,7 +120,11 @@ class _EpochDecider:
         order = self.world.order
         if self.survey.run_start:
             order.start_run()
-        self.members.apply_surveys(self.survey.members)
+        self.members.apply_surveys(
+            members.add_requested_punctuation(self.spec, self.world, self.survey)
+        )
+        for source, at in self.survey.ctis:
+            self.recorded.append({"kind": "cti", "source": source, "time": at})
         self.recorded += [{"kind": "idle", "member": name} for name in self.members.fallen_idle]
         for name in self.world.sources:
             self._update_source_activity(name)
@@ -172,7 +176,8 @@ class _EpochDecider:
         Nothing closes during the start-up grace.
         """
         barriers, live = self.world.barriers, self.members.joined
-        if not (barriers.open or self.members.arrivals or self.survey.aborts):
+        asked = self.survey.aborts or self.survey.cancels
+        if not (barriers.open or self.members.arrivals or asked):
             return
         known = collect_statuses(self.world, self.quiet_sources)
         barriers.roster = {
@@ -182,6 +187,9 @@ class _EpochDecider:
         }
         for id_ in self.survey.aborts:
             barriers.abort(id_, self.clock)
+        for id_ in self.survey.cancels:
+            barriers.cancel_up_to(id_, self.clock)
+            self.recorded.append({"kind": "cancel_barriers", "id": id_})
         for name in self.members.arrivals:
             row = live[name].barrier
             if row is not None:

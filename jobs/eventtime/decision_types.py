@@ -86,7 +86,7 @@ class MemberSurvey:
         barrier: the barrier row that ends the slice.
         punctuation: greatest explicit or generated punctuation after this cut, as an exclusive
             frontier.
-        punctuation_state: what the generator carries to the next cut (opaque to the decider).
+        punctuation_state: what the generator carries to the next cut; `current` is the punctuation.
         pending: more rows were available behind the slice when the cut was planned.
         done: the member is bounded and read to its end.
         quarantined: rows set aside by max_jump.
@@ -125,6 +125,8 @@ class Survey:
         buffered_rows: rows in the order buffer before this epoch.
         released_max: greatest (section, event_time) released by all epochs before this one.
         aborts: barrier ids that people asked to abort (requests applied in this epoch).
+        cancels: barrier ids up to which people asked to abort all.
+        ctis: (source, time) of the punctuation that people sent.
         run_start: this is the first epoch of a run (startup grace counts per run).
         worked: ticks that drivers have worked since the epoch before; None: not known, so all the
             time since then counts as one gap.
@@ -135,6 +137,8 @@ class Survey:
     buffered_rows: int = 0
     released_max: ReleaseMark | None = None
     aborts: tuple[int, ...] = ()
+    cancels: tuple[int, ...] = ()
+    ctis: tuple[tuple[str, int], ...] = ()
     run_start: bool = False
     worked: int | None = None
 

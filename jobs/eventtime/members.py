@@ -8,14 +8,14 @@ takes a short way (`Members._apply_source`).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from operator import attrgetter
 from typing import Any, Final
 
 from tidegate.jobs.eventtime import frontiers as frontiers
 from tidegate.jobs.eventtime.decider_state import DeciderState, HeldRows, MemberState
-from tidegate.jobs.eventtime.decision_types import Member, MemberSurvey
+from tidegate.jobs.eventtime.decision_types import Member, MemberSurvey, Survey
 from tidegate.jobs.eventtime.errors import PUNCTUATION_REGRESSED, ROWS_AFTER_END, UNKNOWN_SOURCE
 from tidegate.jobs.eventtime.frontiers import (
     ACTIVE,
@@ -29,6 +29,7 @@ from tidegate.jobs.eventtime.frontiers import (
 from tidegate.jobs.eventtime.pipeline_clock import has_expired
 from tidegate.jobs.spec.event_time_options import CoalesceOptions
 from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
+from tidegate.time_units import TICK_MAX, TICK_MIN
 
 _DEFAULT_IDLE_TIMEOUT: Final = CoalesceOptions().idle_timeout
 
@@ -360,6 +361,47 @@ class Members:
         source = self.world.sources.get(Member.parse(name).source)
         if source is not None:
             source.remove(name)
+
+
+def add_requested_punctuation(
+    spec: PipelineSpec, world: DeciderState, survey: Survey
+) -> Iterable[MemberSurvey]:
+    """Return the members' surveys as if each slice ended with the CTIs sent to its source.
+
+    A member that has promised as much keeps its punctuation, and one that has ended its end.
+    """
+    if not survey.ctis:
+        return survey.members
+    marks: dict[str, int] = {}
+    for source, time in survey.ctis:
+        mark = min(time, TICK_MAX - 1) + (spec.sources[source].frontier == "inclusive")
+        marks[source] = max(mark, marks.get(source, TICK_MIN))
+    return [
+        _add_punctuation(entry, marks[entry.member.source], world)
+        if entry.member.source in marks and _has_joined(entry, spec, world)
+        else entry
+        for entry in survey.members
+    ]
+
+
+def _has_joined(entry: MemberSurvey, spec: PipelineSpec, world: DeciderState) -> bool:
+    """Return whether the member is known, or joins with what was read of it."""
+    return (
+        str(entry.member) in world.members
+        or spec.sources[entry.member.source].coalesce.members == "declared"
+        or bool(entry.rows or entry.quarantined or entry.dead)
+        or (entry.barrier, entry.punctuation) != (None, None)
+    )
+
+
+def _add_punctuation(entry: MemberSurvey, mark: int, world: DeciderState) -> MemberSurvey:
+    name = str(entry.member)
+    state, known = world.members.get(name), world.sources[entry.member.source].inputs.get(name)
+    carried = entry.punctuation_state or (state["generator"] if state else None) or {}
+    ended = known is not None and known["status"] == DONE
+    if ended or mark <= carried.get("current", TICK_MIN):
+        return entry
+    return replace(entry, punctuation=mark, punctuation_state={**carried, "current": mark})
 
 
 def _is_new_punctuation(punctuation: int, state: MemberState | None) -> bool:

@@ -40,6 +40,25 @@ def test_a_refusal_is_told(cli: Cli, log: SlotLog, spec_file: Path) -> None:
         _await_answer(log, request, 0.0)
 
 
+def test_a_cti_names_its_source_and_its_time(cli: Cli, log: SlotLog, spec_file: Path) -> None:
+    """A time that is none is refused before anything is asked."""
+    assert cli("cti", "flights", "EWR", "noon", "--wait", "0").exit_code == 2
+    assert list_pending_requests(log.store, "flights") == []
+    assert cli("cti", "flights", "EWR", "1970-01-01T01:00:05+01:00", "--wait", "0").exit_code == 3
+    (request,) = list_pending_requests(log.store, "flights")
+    assert (request.kind, request.name, request.time) == (RequestKind.CTI, "EWR", 5_000_000)
+
+
+def test_requests_without_a_time_can_be_read_by_older_drivers(
+    cli: Cli, log: SlotLog, spec_file: Path
+) -> None:
+    """They refuse fields that they do not know; also `stop` would be one."""
+    cli("abort-barrier", "flights", "7", "--and-earlier", "--wait", "0")
+    (request,) = list_pending_requests(log.store, "flights")
+    assert (request.kind, request.barrier) == (RequestKind.CANCEL_BARRIERS, 7)
+    assert b"time" not in request.to_bytes()
+
+
 @pytest.mark.parametrize("verb", ["attach", "detach", "resume"])
 def test_attachments_are_asked_for_by_name(
     cli: Cli, log: SlotLog, spec_file: Path, verb: str

@@ -134,7 +134,9 @@ def test_what_the_stream_had_to_leave_out_is_found(
     """
 
     @contextmanager
-    def start_reference(run: RunContext, view: InputView) -> Iterator[Callable[[], Mover]]:
+    def start_reference(
+        run: RunContext, view: InputView, *_: object
+    ) -> Iterator[Callable[[], Mover]]:
         yield lambda: OracleMover(view, run.spec)
 
     monkeypatch.setattr(pipeline_run, "_start_mover", start_reference)

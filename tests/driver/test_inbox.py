@@ -6,16 +6,19 @@ Each applied once, acknowledged once, and what follows from it made up for after
 from __future__ import annotations
 
 import threading
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
 import structlog
 
-from tests.engine.harness import Bench, row, spec_of
+from tests.engine.harness import SECOND, Bench, barrier, row, spec_of
+from tests.oracle.mover import OracleMover
 from tests.servers.memory_store import MemoryStore, StoreRequest
 from tidegate.checkpoints.driver_requests import (
     Ack,
     AckOutcome,
+    DriverRequest,
     RequestKind,
     acknowledge_request,
     read_ack,
@@ -23,8 +26,10 @@ from tidegate.checkpoints.driver_requests import (
 )
 from tidegate.checkpoints.pins import RootsFile
 from tidegate.checkpoints.retention import Retention, RetentionPolicy
+from tidegate.errors import PoisonError
 from tidegate.jobs.driver.operator_requests import RequestInbox
-from tidegate.jobs.engine.epoch_engine import Engine, EpochReport
+from tidegate.jobs.engine.epoch_engine import Engine, EpochPorts, EpochReport
+from tidegate.jobs.engine.replay import replay_epoch
 
 
 class Driver:
@@ -109,6 +114,101 @@ def test_a_driver_that_did_not_know_it_had_sealed_finishes_its_requests(bench: B
     driver.engine.reload()
     assert driver.inbox.collect().ids == ()
     assert read_ack(bench.store, "p", asked.id) is not None
+
+
+PUNCTUATED = {
+    "path": "inbox/x/",
+    "event_time": "t",
+    "punctuation": {"explicit": True},
+    "schema": {"t": "timestamp", "v": "long", "kind": "string", "n": "long"},
+    "barriers": {"kind": "kind", "types": ["cut"], "id": "n", "punctuation": "cti"},
+}
+
+
+def ask_cti(bench: Bench, source: str, second: int) -> DriverRequest:
+    """What `tidegate cti` does."""
+    return submit_request(
+        bench.store,
+        "p",
+        RequestKind.CTI,
+        who="ann",
+        name=source,
+        time=second * SECOND,
+        clock=bench.clock,
+    )
+
+
+def test_a_cti_that_a_person_sends_is_sealed_as_punctuation() -> None:
+    """F moves with it, later rows below it are violations, and a replay decides the same."""
+    bench = Bench(spec_of(sources={"a": PUNCTUATED}, preset="streaminsight"))
+    bench.sources["a"].append(row(1), row(8))
+    driver = Driver(bench)
+    driver.epoch()
+    asked = ask_cti(bench, "a", 5)
+    sealed = driver.epoch().sealed
+    ack = read_ack(bench.store, "p", asked.id)
+    assert ack is not None
+    assert (ack.outcome, ack.checkpoint) == (AckOutcome.APPLIED, str(sealed))
+    epoch = bench.epochs()[-1]
+    assert {"kind": "cti", "source": "a", "time": 5 * SECOND} in epoch.decision["recorded"]
+    assert epoch.decision["frontier_after"] == 5 * SECOND
+    assert [r["v"] for r in bench.rows("events")] == [1]
+    replayed = replay_epoch(
+        *(bench.spec, epoch, bench.epochs()[-2]),
+        EpochPorts((), OracleMover(bench.store, bench.spec, bench.sources), lambda _: {}),
+        *(bench.store, bench.store),
+    )
+    assert replayed.decided_differently == ()
+    bench.sources["a"].append(row(5), row(8))
+    driver.epoch()
+    assert bench.rows("late") == []  # a start at the CTI is legal
+    bench.sources["a"].append(row(4))
+    with pytest.raises(PoisonError, match="late for"):  # `on_late: error`, as in StreamInsight
+        driver.epoch()
+
+
+def test_a_cti_in_the_past_is_a_violation() -> None:
+    """It is refused with what was promised; so is one for a source without punctuation."""
+    lagging = {**PUNCTUATED, "punctuation": None, "lag": "0"}
+    bench = Bench(spec_of(sources={"a": PUNCTUATED, "b": lagging}))
+    bench.sources["a"].append(row(1), {**row(9), "kind": "cti"})
+    driver = Driver(bench)
+    driver.epoch()
+    for source, second, why in (
+        ("a", 9, "CTI violation: a has promised 1970-01-01T00:00:09Z"),
+        ("a", 3, "CTI violation: a has promised 1970-01-01T00:00:09Z"),
+        ("b", 10, "no source b with a 'punctuation' section; sources with one: a"),
+        ("c", 10, "no source c with a 'punctuation' section; sources with one: a"),
+    ):
+        asked = ask_cti(bench, source, second)
+        driver.epoch()
+        ack = read_ack(bench.store, "p", asked.id)
+        assert ack is not None
+        assert (ack.outcome, ack.detail) == (AckOutcome.REFUSED, why)
+    assert len(bench.epochs()) == 1
+
+
+def test_all_barriers_up_to_one_are_cancelled(bench: Bench) -> None:
+    """Open ones close as aborted, later arrivals of them are ignored, and a replay agrees."""
+    bench.spec = spec_of(barriers={"identity": "id"})
+    bench.sources["a"].append(barrier(3, 1), row(4), barrier(5, 2), row(6), barrier(7, 3))
+    driver = Driver(bench)
+    for _ in range(3):
+        driver.epoch()
+    submit_request(
+        *(bench.store, "p", RequestKind.CANCEL_BARRIERS), who="ann", barrier=2, clock=bench.clock
+    )
+    for _ in range(4):
+        driver.epoch()
+    bench.sources["b"].append(barrier(3, 1), barrier(5, 2), barrier(7, 3), row(8))
+    for _ in range(4):
+        driver.epoch()
+    found = [(b["barrier_id"], b["outcome"]) for b in bench.rows("barriers")]
+    assert found == [(1, "aborted"), (2, "aborted"), (3, "complete")]
+    for parent, epoch in pairwise(bench.epochs()):
+        ports = EpochPorts((), OracleMover(bench.store, bench.spec, bench.sources), lambda _: {})
+        replayed = replay_epoch(bench.spec, epoch, parent, ports, bench.store, bench.store)
+        assert replayed.decided_differently == ()
 
 
 def test_attach_detach_and_resume_reach_the_dispatcher(bench: Bench) -> None:

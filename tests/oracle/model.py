@@ -116,6 +116,7 @@ class Model:
         *,
         run_start: bool = False,
         aborts: Sequence[int] = (),
+        ctis: Sequence[tuple[str, int]] = (),
         worked: int | None = None,
     ) -> Outcome:
         """One cut: the steps of semantics.md section 1, "Inside an epoch"."""
@@ -135,6 +136,8 @@ class Model:
         )
         section, self.stood = self.barriers.section, self.barriers.standing()
         slices, arrivals, active = self._read(offers, last_wall, outcome)
+        for source, time in ctis:
+            self._promise(source, time, active)
         data = [row for rows in slices for row in rows.data]
         self._statuses(offers, active)
         self._barriers(arrivals, aborts)
@@ -216,6 +219,20 @@ class Model:
         one.pending = offer.pending or taken < len(offer.rows)
         one.done = offer.done and taken == len(offer.rows)
         return rows
+
+    def _promise(self, source: str, time: int, active: set[str]) -> None:
+        """A CTI that a person sent: punctuation behind what was read of each member."""
+        mark = time + (1 if self.spec.sources[source].frontier == "inclusive" else 0)
+        for member, one in self.members.items():
+            name = str(member)
+            if member.source != source or self.sources[source].inputs[name].status == "done":
+                continue
+            if one.punctuation is None or mark > one.punctuation:
+                one.memory = {**one.memory, "current": mark}
+                one.active_at = self.clock or 0
+                active.add(name)
+        if self.in_grace and self.run_began is None and active:
+            self.run_began = self.clock
 
     # who is there
 

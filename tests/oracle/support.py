@@ -37,8 +37,8 @@ COLUMNS = {
 class Tick:
     """One epoch of a world.
 
-    Time passed, arrivals (member -> rows), how much is read of each, who ends, what is aborted, and
-    how much of the time was worked (None: it is one gap).
+    Time passed, arrivals (member -> rows), how much is read of each, who ends, what is aborted, how
+    much of the time was worked (None: it is one gap), and the CTIs that people sent.
     """
 
     passed: int
@@ -47,6 +47,7 @@ class Tick:
     ends: frozenset[Member] = frozenset()
     aborts: tuple[int, ...] = ()
     worked: int | None = None
+    ctis: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,7 @@ class Pair:
         facts: dict[str, Any] = {
             "run_start": number == 0,
             "aborts": tick.aborts,
+            "ctis": tick.ctis,
             "worked": tick.worked,
         }
         outcome = self.model.epoch(self.now, offers, **facts)

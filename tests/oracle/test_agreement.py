@@ -42,6 +42,20 @@ def test_decider_and_model_agree(world: World) -> None:
 
 
 @AGREE
+@given(worlds(), st.data())
+def test_decider_and_model_agree_on_punctuation_that_people_send(
+    world: World, data: st.DataObject
+) -> None:
+    """A CTI is punctuation behind what was read, also in the past, at a barrier, while idle, at the
+    end.
+    """
+    source = st.sampled_from(sorted({member.source for member in world.members}))
+    sent = st.lists(st.tuples(source, st.integers(-8, 40)), max_size=2).map(tuple)
+    ticks = tuple(replace(tick, ctis=data.draw(sent)) for tick in world.ticks)
+    Pair(replace(world, ticks=ticks)).play()
+
+
+@AGREE
 @given(worlds())
 def test_every_row_has_one_disposition(world: World) -> None:
     """Property 1: a row read is released, late, dropped, dead or still buffered, exactly once.

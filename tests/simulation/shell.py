@@ -138,7 +138,7 @@ def _make_followers(spec: PipelineSpec, store: SimStore, uid: str) -> list[Any]:
 
 
 @contextmanager
-def _start_mover(run: Any, _: object) -> Iterator[Callable[[], OracleMover]]:
+def _start_mover(run: Any, *_: object) -> Iterator[Callable[[], OracleMover]]:
     yield lambda: OracleMover(run.store, run.spec, run.store.world.stage.sources)
 
 
