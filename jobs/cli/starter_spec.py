@@ -1,10 +1,12 @@
-"""`tidegate init` and `put`: a first spec from files, and files into the store."""
+"""`tidegate init`, `put` and `reread`: a first spec from files, and files into the store."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -15,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tidegate.jobs.cli import arguments, output
-from tidegate.jobs.cli.arguments import JsonOption, SpecArgument, StoreOption
+from tidegate.jobs.cli.arguments import DryRunOption, JsonOption, SpecArgument, StoreOption
 from tidegate.jobs.cli.errors import (
     FILE_EXISTS,
     NO_EVENT_TIME,
@@ -28,7 +30,7 @@ from tidegate.jobs.cli.errors import (
 if TYPE_CHECKING:
     from tidegate.checkpoints.store import Store
     from tidegate.jobs.sources.schema_inference import ColumnSample
-    from tidegate.jobs.spec.pipeline import PipelineSpec
+    from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
 
 _FORMATS = {
     **{form: form for form in ("parquet", "json", "csv", "avro", "orc")},
@@ -157,14 +159,90 @@ def put_files(
     copied: dict[str, list[str]] = {}
     for folder, names in _group_by_folder(files).items():
         chosen = _choose_source(spec, source, folder)
-        path = spec.sources[chosen].path.rstrip("/") + "/"
-        home, prefix = (open_store(path), "") if "://" in path else (place, path)
+        home, prefix = _open_source_folder(spec, chosen, place)
         done = copied.setdefault(chosen, [])
         done += [key for n in names if (key := _copy_file(home, Path(folder) / n, prefix + n))]
         if end:
             home.put(f"{prefix}_DONE", b"")
     counts = ", ".join(f"{len(keys):,} files to {name}" for name, keys in copied.items())
     output.print_result(as_json, "put", copied, f"copied {counts}")
+
+
+def read_dead_letters_again(
+    pipeline: SpecArgument,
+    store: StoreOption = None,
+    source: Annotated[
+        list[str] | None, typer.Option("--source", help="Only dead letters of this source.")
+    ] = None,
+    dry_run: DryRunOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Read objects that were set aside, and broken lines, again: as new objects of their source.
+
+    Objects are taken as they are now, so repair them first; lines need a spec that reads them. Each
+    is read again once. Rows that are late by then are in the late table: see `tidegate splice`.
+    """
+    from tidegate.jobs.sinks.published_tables import read_table
+    from tidegate.jobs.spec.pipeline import DEAD_LETTERS
+
+    spec, log = arguments.open_spec_and_log(pipeline, store)
+    dead: dict[tuple[str, str], list[tuple[int, str | None]]] = defaultdict(list)
+    for row in read_table(spec, log.store, DEAD_LETTERS).to_pylist():
+        name, line = row["_source"], json.loads(row["row"] or "{}").get("_text")
+        # Only text can be read again; `splice dead-letters` corrects typed values.
+        wanted = name in (source or spec.sources) and spec.sources[name].path
+        if wanted and (line or not row["row"]):
+            dead[name, row["object"]].append((row["_seq"], line))
+    copies: dict[str, list[str]] = {"copied": [], "copied_before": [], "gone": []}
+    for (name, key), entries in dead.items():
+        home, prefix = _open_source_folder(spec, name, log.store)
+        own = key if prefix else key.removeprefix(f"@{name}/")
+        data = _read_dead_text(home, own, sorted(entries), spec.sources[name])
+        seed = f"{own} {min(entries)[0]}".encode() if entries[0][1] else data
+        mark = f"-{hashlib.sha256(seed or b'').hexdigest()[:12]}-"
+        names = [one.key for one in home.list_objects(prefix)]
+        there = next((one for one in names if mark in one), None)
+        if data is None or there:
+            copies["copied_before" if there else "gone"].append(there or own)
+            continue
+        # Behind the newest name, and in front of the names that its producer gives next.
+        # The time makes the names of copies grow.
+        newest, ending = names[-1].partition("~reread-")[0], own.rpartition("/")[2]
+        if entries[0][1]:
+            ending = re.sub(r"\.(gz|bz2|xz|zst|lz4)$", "", ending)
+        target = f"{newest}~reread-{time.time_ns():x}{mark}{ending.rpartition('~reread-')[2]}"
+        copies["copied"].append(target)
+        if not dry_run:
+            home.create(target, data)
+    lines = [f"{what.replace('_', ' ')}: {one}" for what, keys in copies.items() for one in keys]
+    output.print_result(as_json, "reread", copies, "\n".join(lines) or "no dead letter can be read")
+
+
+def _read_dead_text(
+    home: Store, key: str, entries: list[tuple[int, str | None]], source: SourceSpec
+) -> bytes | None:
+    """Return an object as it is now, or only its dead lines; None if it is gone."""
+    from tidegate.checkpoints.store import NotFoundError
+    from tidegate.jobs.sources.object_decoding import decompress_object
+
+    try:
+        data = home.get(key).data
+    except NotFoundError:
+        return None
+    lines = [line.encode() for _, line in entries if line]
+    if not lines:
+        return data
+    if source.format == "csv" and source.parse.header:
+        lines.insert(0, decompress_object(key, data).partition(b"\n")[0])
+    return b"\n".join([*lines, b""])
+
+
+def _open_source_folder(spec: PipelineSpec, source: str, place: Store) -> tuple[Store, str]:
+    """Return the store that holds a source's objects, and the prefix of their keys in it."""
+    from tidegate.checkpoints.open_store import open_store
+
+    path = spec.sources[source].path.rstrip("/") + "/"
+    return (open_store(path), "") if "://" in path else (place, path)
 
 
 def _copy_file(store: Store, file: Path, key: str) -> str | None:

@@ -194,10 +194,10 @@ def _read_json_lines(data: bytes, spec: SourceSpec) -> pa.Table:
         rows = _replace_column(rows, BAD_REASON, pa.compute.if_else(malformed, reasons, None))
         strange = reasons.filter(pa.compute.invert(malformed)).unique().to_pylist()
     rows = _merge_renamed_columns(_restore_exact_numbers(rows, spec), spec)
-    return _cast_texts(_mark_undeclared_columns(rows, strange), spec)
+    return _cast_texts(_add_undeclared_columns(rows, strange), spec)
 
 
-def _mark_undeclared_columns(rows: pa.Table, reasons: list[str]) -> pa.Table:
+def _add_undeclared_columns(rows: pa.Table, reasons: list[str]) -> pa.Table:
     """Add a column of nulls for each name that the schema lacks, so that its rows are counted."""
     texts = (reason.partition(": ")[2] for reason in reasons)
     found = {name for text in texts for name in text.split(", ")} - set(rows.column_names)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -10,6 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 from tests.cli.conftest import Cli
 
+from tidegate.checkpoints.local_store import LocalStore
+from tidegate.checkpoints.pipeline_identity import ensure_identity
+from tidegate.jobs.sinks import published_tables
 from tidegate.jobs.spec.loader import load_spec
 
 FIRST = 1_517_743_500_000  # 2018-02-04T11:25:00Z in ms
@@ -128,3 +132,44 @@ def test_files_become_tables_in_three_commands(cli: Cli, shops: Path) -> None:
     rows = cli("tables", "shops", "per_minute", "--json").data["rows"]
     assert sum(row["rows"] for row in rows) == 41
     assert {row["Shop Name"] for row in rows} == {"a", "b", "c"}
+
+
+def test_dead_letters_are_read_again_once(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Repaired objects and broken lines become new objects behind the newest; a second call adds none."""
+    inbox = tmp_path / ".tidegate/store/inbox"
+    inbox.mkdir(parents=True)
+    (inbox / "1.csv").write_text("at,v\n2026-01-01T00:00:00Z,1\nbroken\n,2\n")
+    (inbox / "2.csv.gz").write_bytes(gzip.compress(b"at,v\n2026-01-01T00:00:00Z,3\n"))
+    (inbox / "3.csv").write_text("at,v\n")
+    (tmp_path / "p.yaml").write_text(
+        "name: p\nsources: {a: {path: inbox/, format: csv, schema: {at: timestamp, v: long},"
+        " event_time: at, lag: 1s}}\n"
+    )
+    store = LocalStore(tmp_path / ".tidegate/store")
+    ensure_identity(store, "p")
+    dead = [
+        {"_source": "a", "object": f"inbox/{name}", "_seq": seq, "row": row and json.dumps(row)}
+        for name, seq, row in (
+            ("1.csv", 1, {"_text": "broken"}),
+            ("1.csv", 2, {"_text": ",2"}),
+            ("1.csv", 3, {"v": 4}),
+            ("2.csv.gz", 4, None),
+            ("gone.csv", 5, None),
+        )
+    ]
+    monkeypatch.setattr(
+        published_tables, "read_table", lambda *_a, **_k: pa.Table.from_pylist(dead)
+    )
+    planned = cli("reread", "p.yaml", "--dry-run", "--json").data
+    assert not list(inbox.glob("*reread*"))
+    done = cli("reread", "p.yaml", "--json").data
+    assert done == planned
+    lines, whole = done["copied"]
+    assert done["gone"] == ["inbox/gone.csv"]
+    assert (store.get(lines).data, lines[:12]) == (b"at,v\nbroken\n,2\n", "inbox/3.csv~")
+    assert store.get(whole).data == b"at,v\n2026-01-01T00:00:00Z,3\n"
+    assert whole.endswith("-2.csv")
+    again = cli("reread", "p.yaml", "--json").data
+    assert (again["copied"], len(again["copied_before"])) == ([], 2)
