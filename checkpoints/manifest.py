@@ -398,8 +398,3 @@ class AttemptLifecycle:
         ):
             raise BAD_TRANSITION(checkpoint=self.checkpoint, before=self.state, after=state)
         self.state = state
-
-    @property
-    def is_decided(self) -> bool:
-        """Whether the attempt is complete or aborted."""
-        return not _ALLOWED_NEXT[self.state]

@@ -86,11 +86,6 @@ class Roots(SharedDocument):
             name for name, entry in self.condemned.items() if entry.reason is CondemnReason.RETIRED
         }
 
-    @property
-    def damaged_checkpoints(self) -> set[str]:
-        """Checkpoints with definite evidence against them."""
-        return set(self.condemned) - self.retiring_checkpoints
-
     def without_claims(self, void: set[str]) -> Roots:
         """Return the document without the claims of the requests `void`."""
         return self.model_copy(update={"claims": _drop_entries(self.claims, void)})

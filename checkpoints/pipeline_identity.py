@@ -61,7 +61,7 @@ def rewrite_identity(store: Store, pipeline: str) -> str:
     return uid
 
 
-def ensure_identity(store: Store, pipeline: str, uid: str | None = None) -> str:
+def ensure_identity(store: Store, pipeline: str) -> str:
     """Return the pipeline's uid; write one if there is none yet.
 
     Processes that start at the same time get the same uid.
@@ -70,7 +70,7 @@ def ensure_identity(store: Store, pipeline: str, uid: str | None = None) -> str:
         ConfigurationError: the store is a copy of another one.
     """
     refuse_copied_store(store, pipeline)
-    wanted = uid or secrets.token_hex(16)
+    wanted = secrets.token_hex(16)
     for _ in range(_TRIES):
         found = read_identity(store, pipeline)
         if found is not None:
@@ -85,25 +85,6 @@ def ensure_identity(store: Store, pipeline: str, uid: str | None = None) -> str:
     raise OUTCOME_UNKNOWN(
         uri=store.uri(BucketLayout(pipeline).identity_key), cause="no answer several times in a row"
     )
-
-
-def require_identity(store: Store, pipeline: str, uid: str) -> None:
-    """Refuse to continue if the bucket holds another pipeline than the tables, ledger or spec.
-
-    Raises:
-        ConfigurationError: the uids differ, or the bucket has none (it was wiped while something
-            else survived).
-    """
-    found = read_identity(store, pipeline)
-    if found != uid:
-        raise ConfigurationError(
-            f"{store.uri(BucketLayout(pipeline).identity_key)} says {found or 'nothing'}, but {uid}"
-            " was expected",
-            code="identity.mismatch",
-            pipeline=pipeline,
-            kept="everything on both sides; nothing was changed",
-            advice="point the pipeline at its own bucket, or give it a new name",
-        )
 
 
 class _IdentityRecord(NamedTuple):

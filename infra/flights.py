@@ -116,22 +116,18 @@ class FlightsFeed:
     Args:
         start: first service day, local date of the scheduled departure.
         days: number of service days.
-        prefix: folder of the keys.
     """
 
-    def __init__(
-        self, start: date | str = "2013-01-06", days: int = 7, prefix: str = "inbox"
-    ) -> None:
+    def __init__(self, start: date | str = "2013-01-06", days: int = 7) -> None:
         self.start = date.fromisoformat(start) if isinstance(start, str) else start
         self.days = days
-        self.prefix = prefix
 
     def objects(self) -> Iterator[HourObject]:
         """Yield all objects in order of arrival; objects of the same hour by airport."""
         rows = self._arrival_rows
         for (hour, airport), part in rows.groupby(["arrival_hour", "origin"], sort=True):
             moment = pd.Timestamp(str(hour)).to_pydatetime()
-            key = f"{self.prefix}/{airport}/{moment:%Y%m%dT%H}.parquet"
+            key = f"inbox/{airport}/{moment:%Y%m%dT%H}.parquet"
             yield HourObject(
                 moment,
                 str(airport),
@@ -230,7 +226,7 @@ def feed_flights(
         TransientError: the store did not answer for five minutes; started again, the feed
             continues.
     """
-    there = {entry.key for entry in store.list_objects(f"{flights.prefix}/")}
+    there = {entry.key for entry in store.list_objects("inbox/")}
     missing = [item for item in flights.objects() if item.key not in there]
     began, first = clock(), missing[0].hour if missing else None
     day: date | None = None

@@ -93,16 +93,16 @@ def stop_processes(marks: Iterable[ProcessId], grace: float = 10.0) -> None:
     kill_processes(everyone)
 
 
-def kill_processes(marks: Iterable[ProcessId], wait: float = 60.0) -> None:
+def kill_processes(marks: Iterable[ProcessId]) -> None:
     """Kill -9 the whole groups of these processes, even if a leader ended before its children."""
     everyone = list(marks)
     for mark in everyone:
         # While a group has members the kernel does not give its number to a new process. So if
-        # somebody else has this pid now, the group is empty; and if nobody has it, the members can
-        # only be ours.
+        # another process has this pid now, the group is empty; and if no process has it, the
+        # members can only be ours.
         if read_start_ticks(mark.pid) in (None, mark.start_ticks):
             _signal_process(mark.pid, signal.SIGKILL, group=True)
-    _wait_until_gone(everyone, wait)
+    _wait_until_gone(everyone, 60.0)
 
 
 def find_processes_with(variable: str, value: str) -> list[ProcessId]:

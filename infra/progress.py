@@ -12,15 +12,13 @@ Progress = Callable[[str], None]
 class TimedProgress:
     """Writes lines of progress, with the seconds since this object was made in front."""
 
-    def __init__(self, progress: Progress, clock: Callable[[], float] = time.monotonic) -> None:
-        self._progress = progress
-        self._clock = clock
-        self._began = clock()
+    def __init__(self, progress: Progress) -> None:
+        self._progress, self._began = progress, time.monotonic()
 
     @property
     def elapsed(self) -> float:
         """Seconds since this object was made."""
-        return self._clock() - self._began
+        return time.monotonic() - self._began
 
     def __call__(self, line: str) -> None:
         """Pass one line on."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.checkpoints.epoch_notes import EpochCounters
@@ -247,42 +248,32 @@ class LandingMetrics:
     Args:
         meter: of the OpenTelemetry SDK.
         pipeline, source: attributes of every measurement.
-        seconds: monotonic clock, for ages.
 
     Attributes:
         state: running, stopped or failed.
     """
 
-    def __init__(
-        self,
-        meter: Meter,
-        pipeline: str,
-        source: str,
-        seconds: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, meter: Meter, pipeline: str, source: str) -> None:
         self._attributes = {"pipeline": pipeline, "source": source}
-        self._seconds, self._landed_at = seconds, seconds()
+        self._landed_at = time.monotonic()
         self.state = "running"
         names = ("tidegate.landing.rows", "tidegate.landing.batches", "tidegate.landing.restarts")
         self._rows, self._batches, self._restarts = (
             meter.create_counter(name, _ITEMS, METRICS[name]) for name in names
         )
-        gauges: dict[str, tuple[str, _ReadValues]] = {
-            "tidegate.landing.batch.age": (
-                _SECONDS,
-                lambda: [(self._seconds() - self._landed_at, {})],
-            ),
-            "tidegate.landing.state": (
-                _ITEMS,
-                lambda: _encode_state(_LANDING_STATES, self.state),
-            ),
-        }
-        for name, (unit, read) in gauges.items():
-            _register_gauge(meter, self._attributes, name, unit, read)
+        register = partial(_register_gauge, meter, self._attributes)
+        register(
+            "tidegate.landing.batch.age",
+            _SECONDS,
+            lambda: [(time.monotonic() - self._landed_at, {})],
+        )
+        register(
+            "tidegate.landing.state", _ITEMS, lambda: _encode_state(_LANDING_STATES, self.state)
+        )
 
     def record_batch(self, rows: int) -> None:
         """Count a batch that was written."""
-        self._landed_at = self._seconds()
+        self._landed_at = time.monotonic()
         self._rows.add(rows, self._attributes)
         self._batches.add(1, self._attributes)
 

@@ -8,7 +8,7 @@ what happened; `close_ready` closes what can be closed.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Final, TypedDict
 
 from tidegate.jobs.eventtime.decision_types import (
@@ -303,15 +303,13 @@ class Barriers:
         rest = [m for m in self.missed.pop(member) if m["id"] > missed["id"]]
         if rest:
             self.missed[member] = rest
-        for (
-            other,
-            entries,
-        ) in self.missed.items():  # the next tardy member of this barrier must not forget this one
+        # The next tardy member of this barrier must not forget this one.
+        for other, entries in self.missed.items():
             self.missed[other] = [
                 MissedBarrier(**{**e, "health": amended}) if e["id"] == missed["id"] else e
                 for e in entries
             ]
-        self.closed.append(ClosedBarrier(health_from_dict(amended), "tardy"))
+        self.closed.append(ClosedBarrier(BarrierHealth.from_record(amended), "tardy"))
 
     # ------------------------------------------------------------------ closing
 
@@ -418,7 +416,7 @@ class Barriers:
                 id=health.id,
                 types=sorted(set(health.types)),
                 time=time,
-                health=health_to_dict(health),
+                health=health.to_record(),
             )
             self.missed[member] = [*self.missed.get(member, ()), entry][-MAX_MISSED_BARRIERS:]
 
@@ -446,27 +444,3 @@ def _match_tardy_arrival(
             (arrival["type"] not in types, abs(first - arrival["time"]), candidate["id"], None)
         )
     return min(options, key=lambda o: o[:3])[3]
-
-
-def health_to_dict(health: BarrierHealth) -> dict[str, Any]:
-    """Return a closed barrier's row in JSON-ready form."""
-    data = asdict(health)
-    data["outcome"] = health.outcome.value
-    for name in ("types", "missing", "ended", "tardy"):
-        data[name] = list(data[name])
-    data["participants"] = {m: list(p) for m, p in health.participants.items()}
-    return data
-
-
-def health_from_dict(data: Mapping[str, Any]) -> BarrierHealth:
-    """Read the form of `health_to_dict`."""
-    lists = {name: tuple(data[name]) for name in ("types", "missing", "ended", "tardy")}
-    participants = {m: (p[0], p[1], p[2]) for m, p in data["participants"].items()}
-    return BarrierHealth(
-        **{
-            **data,
-            **lists,
-            "outcome": BarrierOutcome(data["outcome"]),
-            "participants": participants,
-        }
-    )

@@ -178,6 +178,10 @@ class BarrierHealth:
         """Ticks from the first arrival to the close."""
         return self.closed - self.opened
 
+    def to_record(self) -> dict[str, Any]:
+        """Return the JSON-ready form."""
+        return {name: _to_plain_json(value) for name, value in asdict(self).items()}
+
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> BarrierHealth:
         """Read a barrier of a sealed epoch."""

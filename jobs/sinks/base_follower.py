@@ -26,7 +26,6 @@ from tidegate.checkpoints.manifest import Manifest, RetiredEpoch
 from tidegate.checkpoints.shared_documents import SharedDocument, change_document, read_document
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
-from tidegate.errors import PoisonError
 from tidegate.jobs.sinks.errors import (
     CONTENDED,
     EPOCH_RETIRED,
@@ -40,6 +39,7 @@ from tidegate.jobs.sinks.errors import (
 from tidegate.jobs.sinks.lineage_position import CurrentLineage, FollowerPosition
 from tidegate.jobs.sinks.output_tables import build_checkpoint_rows
 from tidegate.jobs.spec.pipeline import CHECKPOINTS, PipelineSpec
+from tidegate.jobs.spec.sinks import SinkSpec
 
 # Lost races in a row before the caller is asked to come back later.
 _MAX_CONFLICTS = 20
@@ -84,13 +84,22 @@ class SlotFollower(ABC):
     """A sink that applies the log slot by slot; implements `Sink`.
 
     Subclasses define where the ledger is kept, and how an epoch is applied and taken back.
+
+    Attributes:
+        given: the sink's options; each subclass names their type.
     """
 
+    given: Any
+
     def __init__(
-        self, name: str, spec: PipelineSpec, store: Store, uid: str, tables: tuple[str, ...] | None
+        self, name: str, given: SinkSpec, spec: PipelineSpec, store: Store, uid: str
     ) -> None:
-        self.name, self.spec, self.store, self.uid = name, spec, store, uid
-        self.tables = tables or spec.table_names
+        self.name, self.given, self.spec, self.store, self.uid = name, given, spec, store, uid
+        self.tables = given.tables or spec.table_names
+        self._set_up()
+
+    def _set_up(self) -> None:  # noqa: B027 - a sink without state needs none
+        """Prepare what the subclass needs, without opening a connection."""
 
     def follow(self, log: SlotLog, *, flush: bool = True) -> int:
         """Bring the sink to the head of the current timeline.
@@ -147,15 +156,11 @@ class SlotFollower(ABC):
     ) -> None:
         """Apply one epoch. Raises `LedgerMovedError` if the position is not `before`."""
 
-    @abstractmethod
     def _handle_retired_epoch(
         self, slot: int, before: FollowerPosition, lineage: CurrentLineage
     ) -> FollowerPosition:
-        """Get past a retired epoch that was not applied yet, or raise.
-
-        Returns:
-            The new position.
-        """
+        """Get past a retired epoch that was not applied yet, or raise; return the new position."""
+        raise EPOCH_RETIRED(pipeline=self.spec.name, sink=self.name, slot=slot)
 
     def _follow_once(self, log: SlotLog) -> int:
         """Read the position, then the head.
@@ -270,10 +275,6 @@ class SlotFollower(ABC):
         return LEDGER_MOVED(
             pipeline=self.spec.name, sink=self.name, position=found, expected=expected
         )
-
-    def epoch_retired_error(self, slot: int) -> PoisonError:
-        """Return the error for an epoch that was retired."""
-        return EPOCH_RETIRED(pipeline=self.spec.name, sink=self.name, slot=slot)
 
 
 def import_client_library(module: str, *, of: str, package: str, extra: str) -> Any:

@@ -24,13 +24,11 @@ from tidegate.checkpoints.errors import BAD_STORE_URL
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.slot_log import SlotLog
-from tidegate.checkpoints.store import Store
 from tidegate.errors import ErrorDefinition, TransientError
 from tidegate.jobs.sinks.base_follower import SlotFollower, expand_variables
 from tidegate.jobs.sinks.errors import SINK_UNAVAILABLE, WEBHOOK_REFUSED
 from tidegate.jobs.sinks.lineage_position import CurrentLineage, FollowerPosition
 from tidegate.jobs.sinks.published_tables import to_json_lines
-from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.sinks import FilesSinkSpec, WebhookSinkSpec
 
 _RETRY_STATUS_CODES = (408, 425, 429)  # answers of 400 to 499 that ask to try later
@@ -39,13 +37,13 @@ _RETRY_STATUS_CODES = (408, 425, 429)  # answers of 400 to 499 that ask to try l
 class AtLeastOnceSink(SlotFollower):
     """A follower whose ledger is its position in the store."""
 
-    start: str
-
     def _load_position(self) -> FollowerPosition | None:
         return self.read_own_position()
 
     def _create_ledger(self, log: SlotLog, lineage: CurrentLineage) -> FollowerPosition:
-        first = FollowerPosition(lineage.timeline, lineage.slot if self.start == "head" else 0)
+        first = FollowerPosition(
+            lineage.timeline, lineage.slot if self.given.start == "head" else 0
+        )
         # A publisher that began before the restore may still deliver an epoch that does not count.
         if lineage.timeline > 0:
             self._announce_restore(build_restore_notice(self, first, lineage))
@@ -63,11 +61,6 @@ class AtLeastOnceSink(SlotFollower):
     ) -> None:
         self._announce_restore(build_restore_notice(self, after, lineage))
         self.move_position(before, after)
-
-    def _handle_retired_epoch(
-        self, slot: int, before: FollowerPosition, lineage: CurrentLineage
-    ) -> FollowerPosition:
-        raise self.epoch_retired_error(slot)
 
     @abstractmethod
     def _deliver_epoch(self, epoch: Manifest) -> None:
@@ -106,14 +99,11 @@ class FilesSink(AtLeastOnceSink):
     paths of sources are.
     """
 
+    given: FilesSinkSpec
     _folder = ""  # prefix of the keys in the target
 
-    def __init__(
-        self, name: str, given: FilesSinkSpec, spec: PipelineSpec, store: Store, uid: str
-    ) -> None:
-        super().__init__(name, spec, store, uid, given.tables)
-        self.start, self._format = given.start, given.format
-        path = expand_variables(given.path, name)
+    def _set_up(self) -> None:
+        path = expand_variables(self.given.path, self.name)
         if "://" in path or Path(path).is_absolute():
             self._target = open_store(path)
         else:
@@ -121,14 +111,14 @@ class FilesSink(AtLeastOnceSink):
             folder = posixpath.normpath(path)
             if folder.startswith(".."):
                 raise BAD_STORE_URL(url=path)
-            self._target, self._folder = store, "" if folder == "." else f"{folder}/"
+            self._target, self._folder = self.store, "" if folder == "." else f"{folder}/"
 
     def _deliver_epoch(self, epoch: Manifest) -> None:
         files: dict[str, int] = {}
         for table in self.tables:
             for number, rows in enumerate(self.read_epoch_rows(epoch, table)):
-                key = f"{table}/{epoch.id}{f'-{number}' if number else ''}.{self._format}"
-                as_parquet = self._format == "parquet"
+                key = f"{table}/{epoch.id}{f'-{number}' if number else ''}.{self.given.format}"
+                as_parquet = self.given.format == "parquet"
                 data = _encode_parquet(rows) if as_parquet else to_json_lines(rows).encode()
                 self._target.put(self._folder + key, data)
                 files[key] = rows.num_rows
@@ -148,11 +138,9 @@ class WebhookSink(AtLeastOnceSink):
     `epoch` ends each epoch.
     """
 
-    def __init__(
-        self, name: str, given: WebhookSinkSpec, spec: PipelineSpec, store: Store, uid: str
-    ) -> None:
-        super().__init__(name, spec, store, uid, given.tables)
-        self.start, self._given = given.start, given
+    given: WebhookSinkSpec
+
+    def _set_up(self) -> None:
         self._client = urllib3.PoolManager(maxsize=1)
         # The epoch that is being delivered, and those of its requests that the receiver has taken.
         # Without them, a receiver that fails now and then would never take all of a large epoch.
@@ -174,8 +162,8 @@ class WebhookSink(AtLeastOnceSink):
 
     def _split_into_requests(self, epoch: Manifest, table: str) -> Iterator[Any]:
         for rows in self.read_epoch_rows(epoch, table):
-            for begin in range(0, rows.num_rows, self._given.rows):
-                yield rows.slice(begin, self._given.rows)
+            for begin in range(0, rows.num_rows, self.given.rows):
+                yield rows.slice(begin, self.given.rows)
 
     def _announce_restore(self, notice: dict[str, Any]) -> None:
         self._post_json({**notice, "kind": "restore"}, f"restore-t{notice['timeline']}")
@@ -195,10 +183,10 @@ class WebhookSink(AtLeastOnceSink):
         try:
             answer = self._client.request(
                 "POST",
-                expand_variables(self._given.url, self.name),
+                expand_variables(self.given.url, self.name),
                 body=json.dumps(body).encode(),
                 headers={"Content-Type": "application/json", "Idempotency-Key": key},
-                timeout=self._given.timeout / 1e6,
+                timeout=self.given.timeout / 1e6,
                 redirect=False,
                 retries=False,
             )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain, groupby, islice
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -18,7 +18,6 @@ import pyarrow as pa
 
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.slot_log import SlotLog
-from tidegate.checkpoints.store import Store
 from tidegate.errors import ConfigurationError, TidegateError
 from tidegate.jobs.sinks.base_follower import SlotFollower, import_client_library
 from tidegate.jobs.sinks.errors import (
@@ -30,7 +29,6 @@ from tidegate.jobs.sinks.errors import (
 from tidegate.jobs.sinks.files_webhook import AtLeastOnceSink, build_restore_notice
 from tidegate.jobs.sinks.lineage_position import CurrentLineage, FollowerPosition
 from tidegate.jobs.sinks.published_tables import to_json_lines
-from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.sinks import KafkaSinkSpec
 from tidegate.jobs.spec.source_options import resolve_environment_value
 
@@ -44,33 +42,21 @@ _MESSAGE_SCHEMA: Final = pa.schema(
         "headers": pa.list_(pa.struct({"key": pa.string(), "value": pa.binary()})),
     }
 )
-SendMessages = Callable[[pa.Table, dict[str, str]], None]
-"""Writes messages with the client's settings; returns when the broker has them."""
 
 
 class KafkaSink(AtLeastOnceSink):
     """Sends a message per row to the topic of its table."""
 
-    def __init__(
-        self,
-        name: str,
-        given: KafkaSinkSpec,
-        spec: PipelineSpec,
-        store: Store,
-        uid: str,
-        send: SendMessages | None = None,
-    ) -> None:
-        super().__init__(name, spec, store, uid, given.tables)
-        self.start, self._given, self._send = given.start, given, send or _send_with_spark
+    given: KafkaSinkSpec
 
     def _deliver_epoch(self, epoch: Manifest) -> None:
-        self._send_by_topic(build_row_messages(self, self._given, epoch))
+        self._send_by_topic(build_row_messages(self, epoch))
 
     def _announce_restore(self, notice: dict[str, Any]) -> None:
-        self._send_by_topic(build_restore_messages(self, self._given, notice))
+        self._send_by_topic(build_restore_messages(self, notice))
 
     def _send_by_topic(self, messages: Iterable[KafkaMessage]) -> None:
-        settings = build_sink_client_settings(self._given, self.name)
+        settings = build_sink_client_settings(self.given, self.name)
         for topic, of_topic in groupby(messages, lambda message: message.topic):
             while chunk := list(islice(of_topic, _MESSAGES_PER_JOB)):
                 self._send_chunk(topic, chunk, settings)
@@ -98,20 +84,23 @@ class KafkaSink(AtLeastOnceSink):
                 remedy="bring the brokers back, or correct the sink's options",
             ) from error
 
+    @staticmethod
+    def _send(messages: pa.Table, settings: dict[str, str]) -> None:
+        """Write messages with the client's settings; return when the broker has them."""
+        from pyspark.sql import SparkSession
+
+        frame = SparkSession.builder.getOrCreate().createDataFrame(
+            messages
+        )  # the driver's own session
+        writer = frame.write.format("kafka").option("includeHeaders", "true")
+        for name, value in settings.items():
+            writer = writer.option(f"kafka.{name}", value)
+        writer.save()
+
 
 def _find_exception_line(error: Exception, name: str) -> str:
     """Return the line of the message that names an exception of the Kafka client."""
     return next(line.strip() for line in str(error).splitlines() if name in line)
-
-
-def _send_with_spark(messages: pa.Table, settings: dict[str, str]) -> None:
-    from pyspark.sql import SparkSession
-
-    frame = SparkSession.builder.getOrCreate().createDataFrame(messages)  # the driver's own session
-    writer = frame.write.format("kafka").option("includeHeaders", "true")
-    for name, value in settings.items():
-        writer = writer.option(f"kafka.{name}", value)
-    writer.save()
 
 
 # Messages, shared with the exactly-once sink.
@@ -142,17 +131,14 @@ def build_sink_client_settings(given: KafkaSinkSpec, sink: str) -> dict[str, str
     return {"bootstrap.servers": given.servers, **options}
 
 
-def build_row_messages(
-    sink: SlotFollower, given: KafkaSinkSpec, epoch: Manifest
-) -> Iterator[KafkaMessage]:
+def build_row_messages(sink: SlotFollower, epoch: Manifest) -> Iterator[KafkaMessage]:
     """Yield a message for each row of an epoch, table by table."""
     for table in sink.tables:
         headers = _build_headers(sink, {"tidegate-epoch": str(epoch.id), "tidegate-table": table})
         for rows in sink.read_epoch_rows(epoch, table):
             for line in to_json_lines(rows).splitlines():
-                yield KafkaMessage(
-                    resolve_topic(given, table), _build_message_key(json.loads(line)), line, headers
-                )
+                key = _build_message_key(json.loads(line))
+                yield KafkaMessage(resolve_topic(sink.given, table), key, line, headers)
 
 
 def message_too_large_error(sink: SlotFollower, cause: str) -> ConfigurationError:
@@ -163,13 +149,11 @@ def message_too_large_error(sink: SlotFollower, cause: str) -> ConfigurationErro
     return MESSAGE_TOO_LARGE(pipeline=sink.spec.name, sink=sink.name, cause=cause[:300])
 
 
-def build_restore_messages(
-    sink: SlotFollower, given: KafkaSinkSpec, notice: dict[str, Any]
-) -> Iterator[KafkaMessage]:
+def build_restore_messages(sink: SlotFollower, notice: dict[str, Any]) -> Iterator[KafkaMessage]:
     """Yield a message for each topic that announces a restore."""
     headers = _build_headers(sink, {"tidegate-restore": json.dumps(notice)})
     for table in sink.tables:
-        yield KafkaMessage(resolve_topic(given, table), None, None, headers)
+        yield KafkaMessage(resolve_topic(sink.given, table), None, None, headers)
 
 
 def _build_headers(sink: SlotFollower, headers: dict[str, str]) -> list[tuple[str, bytes]]:
@@ -242,19 +226,15 @@ class ExactlyOnceKafkaSink(SlotFollower):
     ledger and position counts.
     """
 
-    def __init__(
-        self,
-        name: str,
-        given: KafkaSinkSpec,
-        spec: PipelineSpec,
-        store: Store,
-        uid: str,
-        client: TransactionalProducer | None = None,
-    ) -> None:
-        super().__init__(name, spec, store, uid, given.tables)
-        self._given = given
-        self._client = client or ConfluentProducer(
-            name, given, f"tidegate-{uid}-{name}", resolve_topic(given, self.tables[0])
+    given: KafkaSinkSpec
+
+    def _set_up(self) -> None:
+        producer, topic = (
+            f"tidegate-{self.uid}-{self.name}",
+            resolve_topic(self.given, self.tables[0]),
+        )
+        self._client: TransactionalProducer = ConfluentProducer(
+            self.name, self.given, producer, topic
         )
         self._position: FollowerPosition | None = None
         self._open = False
@@ -282,7 +262,7 @@ class ExactlyOnceKafkaSink(SlotFollower):
 
     def _create_ledger(self, log: SlotLog, lineage: CurrentLineage) -> FollowerPosition:
         first = FollowerPosition(
-            lineage.timeline, lineage.slot if self._given.start == "head" else 0
+            lineage.timeline, lineage.slot if self.given.start == "head" else 0
         )
         if lineage.timeline:
             self._rewind_sink(first, first, lineage)
@@ -293,18 +273,13 @@ class ExactlyOnceKafkaSink(SlotFollower):
     def _apply_epoch(
         self, epoch: Manifest, before: FollowerPosition, after: FollowerPosition
     ) -> None:
-        self._commit_any_messages(build_row_messages(self, self._given, epoch), after)
+        self._commit_any_messages(build_row_messages(self, epoch), after)
 
     def _rewind_sink(
         self, before: FollowerPosition, after: FollowerPosition, lineage: CurrentLineage
     ) -> None:
         notice = build_restore_notice(self, after, lineage)
-        self._commit_any_messages(build_restore_messages(self, self._given, notice), after)
-
-    def _handle_retired_epoch(
-        self, slot: int, before: FollowerPosition, lineage: CurrentLineage
-    ) -> FollowerPosition:
-        raise self.epoch_retired_error(slot)
+        self._commit_any_messages(build_restore_messages(self, notice), after)
 
     def _commit_any_messages(
         self, messages: Iterator[KafkaMessage], after: FollowerPosition

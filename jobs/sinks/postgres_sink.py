@@ -23,7 +23,6 @@ import pyarrow.csv
 
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.slot_log import SlotLog
-from tidegate.checkpoints.store import Store
 from tidegate.errors import TidegateError, TransientError
 from tidegate.jobs.sinks.base_follower import SlotFollower, expand_variables, import_client_library
 from tidegate.jobs.sinks.errors import (
@@ -39,7 +38,6 @@ from tidegate.jobs.sinks.lineage_position import (
     read_published_cut,
 )
 from tidegate.jobs.sinks.published_tables import flatten_for_csv, read_table
-from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.sinks import PostgresSinkSpec
 
 if TYPE_CHECKING:
@@ -86,12 +84,10 @@ class PostgresSink(SlotFollower):
     It opens one connection per transaction and holds none between epochs.
     """
 
-    def __init__(
-        self, name: str, given: PostgresSinkSpec, spec: PipelineSpec, store: Store, uid: str
-    ) -> None:
-        super().__init__(name, spec, store, uid, given.tables)
-        self._given = given
-        self._namespace = given.namespace or spec.name
+    given: PostgresSinkSpec
+
+    def _set_up(self) -> None:
+        self._namespace = self.given.namespace or self.spec.name
         self._ready = False
 
     @property
@@ -329,9 +325,7 @@ class PostgresSink(SlotFollower):
 
     def _is_upserted(self, table: str) -> bool:
         window = self.spec.windows.get(table)
-        return (
-            window is not None and self._given.windows == "upsert" and window.revisions != "delta"
-        )
+        return window is not None and self.given.windows == "upsert" and window.revisions != "delta"
 
     def _index_columns(self, table: str) -> list[str]:
         return (
@@ -376,7 +370,7 @@ class PostgresSink(SlotFollower):
         try:
             with (
                 psycopg.connect(
-                    expand_variables(self._given.url, self.name), **_CONNECT_OPTIONS
+                    expand_variables(self.given.url, self.name), **_CONNECT_OPTIONS
                 ) as connection,
                 connection.cursor() as cursor,
             ):

@@ -267,7 +267,7 @@ def test_what_is_condemned_cannot_be_pinned_or_restored() -> None:
         roots.pin("x", C, who="ann")
     with pytest.raises(ConfigurationError, match="damaged: checksum of x"):
         roots.claim("r", C, timeline=0, slot=9, who="ann")
-    assert roots.read().damaged_checkpoints == {str(C)}
+    assert roots.read().condemned.keys() == {str(C)}
     roots.clear_condemned([str(C)])
     roots.pin("x", C, who="ann")
 

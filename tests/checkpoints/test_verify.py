@@ -65,7 +65,7 @@ def test_damage_is_named_and_condemned(log: SlotLog, author: Author) -> None:
         result = verify_checkpoint(log, manifest.id)
         assert [f.problem for f in result.findings] == [problem]
         assert condemn_if_damaged(log, result)
-    assert RootsFile(log.store, "p").read().damaged_checkpoints == {str(m.id) for m in manifests}
+    assert RootsFile(log.store, "p").read().condemned.keys() == {str(m.id) for m in manifests}
     assert problems(log, manifests[2].id, checksums=False) == []
 
 

@@ -22,11 +22,10 @@ from tidegate.checkpoints.canonical_json import canonical_bytes
 from tidegate.checkpoints.store import Store
 from tidegate.errors import TransientError
 from tidegate.jobs.sinks.base_follower import SlotFollower
-from tidegate.jobs.sinks.files_webhook import AtLeastOnceSink, FilesSink, WebhookSink
+from tidegate.jobs.sinks.files_webhook import FilesSink, WebhookSink
 from tidegate.jobs.sinks.lineage_position import read_published_cut
 from tidegate.jobs.sinks.postgres_sink import PostgresSink
 from tidegate.jobs.spec.pipeline import PipelineSpec
-from tidegate.jobs.spec.sinks import FilesSinkSpec
 
 _LOCK_TIMEOUT, _IDLE_TIMEOUT = 20.0, 60.0  # seconds, as the sink asks for them
 
@@ -236,17 +235,8 @@ class SimWebhook(WebhookSink):
 class SimFiles(FilesSink):
     """The real sink; its files go to the model of a receiver."""
 
-    def __init__(
-        self,
-        name: str,
-        given: FilesSinkSpec,
-        spec: PipelineSpec,
-        store: Store,
-        uid: str,
-        receiver: Receiver,
-    ) -> None:
-        AtLeastOnceSink.__init__(self, name, spec, store, uid, given.tables)
-        self.start, self._format, self._target = given.start, given.format, receiver  # type: ignore[assignment]
+    def _set_up(self) -> None:
+        """Open nothing: the receiver is set afterwards."""
 
 
 def server_of(spec: PipelineSpec, world: World) -> Any:
@@ -269,7 +259,8 @@ def sink_of(spec: PipelineSpec, store: Store, uid: str, server: Any) -> Iterator
                 sink = SimWebhook(name, given, spec, store, uid)
                 sink.receiver = server
             case "files":
-                sink = SimFiles(name, given, spec, store, uid, server)
+                sink = SimFiles(name, given, spec, store, uid)
+                sink._target = server
         yield sink
 
 

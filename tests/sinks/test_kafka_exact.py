@@ -71,9 +71,9 @@ def world() -> World:
 
 def sink(of: World, client: Client) -> ExactlyOnceKafkaSink:
     """A publisher's sink."""
-    return ExactlyOnceKafkaSink(
-        "out", KafkaSinkSpec.model_validate(GIVEN), of.spec, of.store, UID, client
-    )
+    made = ExactlyOnceKafkaSink("out", KafkaSinkSpec.model_validate(GIVEN), of.spec, of.store, UID)
+    made._client = client
+    return made
 
 
 def delivered(broker: Broker) -> list[str]:
