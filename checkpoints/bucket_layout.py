@@ -296,7 +296,7 @@ class AttemptFolders:
 
 
 def require_name(text: str, what: str) -> str:
-    """Return `text` if it can be a part of a key and of a command; `what` stands in the error."""
+    """Return `text` if it can be a part of a key and of a command; `what` names it in the error."""
     return _require_match(_NAME_PATTERN, text, what)
 
 

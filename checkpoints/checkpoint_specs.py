@@ -106,7 +106,7 @@ def _advise_way_back(log: SlotLog, spec: PipelineSpec, manifest: Manifest) -> st
     where = f"{fitting}, the newest checkpoint that it fits," if fitting else "the beginning"
     command = f"tidegate checkpoints restore SPEC.yaml {fitting or 'beginning'}"
     return (
-        f"take the change back, follow the advice above, or read everything since {where} anew:"
+        f"take the change back, follow the advice above, or read everything since {where} again:"
         f" {command};"
     )
 

@@ -83,7 +83,7 @@ def set_desired_state(
             return before
         if only_from is not None and before.state is not only_from:
             raise ConfigurationError(
-                f"{pipeline} should be {before.state} (said by {before.who or 'nobody'}), not"
+                f"{pipeline} should be {before.state} (set by {before.who or 'no one'}), not"
                 f" {only_from}",
                 code="desired.moved",
                 pipeline=pipeline,

@@ -80,7 +80,7 @@ class _RequestMessage(BaseModel):
 
 
 class RequestFields(TypedDict, total=False):
-    """What the asker states in a request, beside its kind."""
+    """The fields that a requester fills in, besides the kind."""
 
     who: Required[str]
     why: str

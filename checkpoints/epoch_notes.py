@@ -1,6 +1,6 @@
 """What an epoch or a merge notes in its manifest (`Manifest.notes`), typed.
 
-`EpochNotes` is written and read here only, so that its keys stand in one file.
+`EpochNotes` is written and read here only, so that its keys are in one file.
 """
 
 from __future__ import annotations

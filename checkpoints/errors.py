@@ -19,7 +19,7 @@ _SEE_CHECKPOINTS: Final = "list the ids with: tidegate checkpoints list"
 
 
 class NotFoundError(PoisonError):
-    """There is no such object, and the store is otherwise well: definite evidence."""
+    """There is no such object, and the store answers: definite evidence."""
 
 
 class PreconditionFailedError(TransientError):
@@ -197,7 +197,7 @@ RECORD_MISPLACED: Final = ErrorDefinition(
     "log.misplaced",
     PoisonError,
     "{uri} holds the record of slot {slot} of timeline {timeline}",
-    advice="somebody copied objects by hand; restore the bucket from a backup",
+    advice="objects were copied by hand; restore the bucket from a backup",
 )
 COUNTERS_NOT_CONSERVED: Final = ErrorDefinition(
     "manifest.not_conserved",
@@ -231,7 +231,7 @@ LEASE_HELD: Final = ErrorDefinition(
     LeaseHeldError,
     "{pipeline} is driven by {holder}",
     kept="the running stream, untouched",
-    advice="stop it first: tidegate stop {pipeline}; or wait beside it: --standby",
+    advice="stop it first: tidegate stop {pipeline}; or start a standby: --standby",
 )
 LEASE_LOST: Final = ErrorDefinition(
     "lease.lost",

@@ -214,8 +214,8 @@ def _head_moved_error(plan: RestorePlan, head: LogHead) -> HeadMovedError:
 # The history of a restore that was asked for in Airflow: who, when, why, from, to, who approved,
 # what came of it.
 #
-# The fork record in the log stays the proof of the restore itself; this keeps what stands around
-# it, refusals included. One document per request, changed by compare-and-swap, kept for ever.
+# The fork record in the log is the proof of the restore itself; this keeps what happened around
+# it, refusals included. One document per request, changed by compare-and-swap, never deleted.
 
 
 class RestoreEvent(StrEnum):

@@ -1,4 +1,4 @@
-"""Retires old checkpoints and deletes files nobody needs, beside a live driver and beside restores.
+"""Retires old checkpoints and deletes unneeded files, while drivers and restores may be running.
 
 1. **Retire**, decided inside one compare-and-swap of `roots.json`: condemn what the policy lets go.
   Kept whatever the policy says: the head, what is pinned or claimed, unpublished slots of the
@@ -11,13 +11,13 @@
     follower may just have put a file of its own there, which no snapshot names yet. So only the
     oldest manifest of each stretch is read: it names all that later ones need from before.
 4. **Sweep** files of attempts whose slot is at or below the noted one and that are not marked. An
-  attempt of a later slot may still be sealed by somebody who is asleep; it is never touched. A
+  attempt of a later slot may still be sealed by a suspended process; it is never touched. A
   manifest sealed after the mark names only files of its own attempt, of its parent (marked: a head
   is never retired), or of a claimed checkpoint (marked: claims are never condemned).
 5. Take the entries of step 1 out again.
 
 The grace time is a courtesy to people who look at files, not part of the argument. A crash after
-any step is mended by the next run. A slot that cannot be read stops the run before anything is
+any step is repaired by the next run. A slot that cannot be read stops the run before anything is
 deleted: what it names is not known.
 """
 
@@ -207,7 +207,7 @@ class Retention:
     def _find_newly_abandoned(self) -> dict[int, int]:
         """Return the last epoch of each timeline that a young restore has left.
 
-        Whoever restored by mistake can go back there for as long as a young checkpoint stays.
+        After a mistaken restore, people can go back there for as long as a young checkpoint stays.
         """
         return {
             fork.timeline: fork.slot - 1

@@ -33,7 +33,7 @@ ROW_NOTES: Final = (
     *(LATE_ROWS, FLAGGED, TARDY, DEAD_OBJECTS, DEAD_OBJECT_ROWS, NULLS_FILLED),
     *(COLUMNS_LEFT_OUT, RULE_WARNED),
 )
-"""What is counted beside them: parts of these rows, rows again, or objects."""
+"""Counts besides them: parts of these rows, rows counted a second time, or objects."""
 
 PerSource = Mapping[str, Mapping[str, int]]
 """Source -> name of a count -> rows, as `Counters.per_source` and `EpochCounters.per_source`."""

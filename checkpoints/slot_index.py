@@ -180,7 +180,7 @@ class SlotIndex:
     def iterate_retained(self, timeline: int) -> Iterator[SlotSummary]:
         """Yield the slots of one timeline without its oldest pages that hold only stubs.
 
-        A stub never changes. So those pages are read once, and an object beside them records where
+        A stub never changes. So those pages are read once, and an object next to them records where
         the other pages begin.
         """
         key = self._index_page_key(timeline, "retired")
@@ -277,7 +277,7 @@ class SlotIndex:
             page.rows.extend(next(rows) for _ in page.missing)
             if all(
                 row.kind != "missing" for row in page.rows
-            ):  # damage is looked at anew each time
+            ):  # damage is looked at again each time
                 self._write_index_page(page.key, page.rows, page.etag)
 
     def _read_index_page(self, key: str) -> tuple[list[SlotSummary], str]:
@@ -292,7 +292,7 @@ class SlotIndex:
 
     def _write_index_page(self, key: str, rows: list[SlotSummary], etag: str) -> None:
         data = canonical_bytes(_PAGE_ADAPTER.dump_python(rows, mode="json", exclude_defaults=True))
-        # Refused: somebody else wrote the page, and the next reader sees theirs.
+        # Refused: another process wrote the page, and the next reader sees that one.
         with suppress(PreconditionFailedError, OutcomeUnknownError):
             _ = (
                 self._store.compare_and_swap(key, data, etag)

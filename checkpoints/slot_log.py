@@ -235,7 +235,7 @@ class SlotLog:
             PoisonError: the manifest's counters do not add up; nothing was sent.
         """
         self._refuse_unconserved_rows(record)
-        # Made once: every further attempt must send the very same bytes, or it could not be told
+        # Made once: every further attempt must send the very same bytes, or it would be unknown
         # from another record.
         data = record.to_bytes()
         key = self.layout.slot_key(record.timeline, record.slot)

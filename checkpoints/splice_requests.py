@@ -132,7 +132,7 @@ def list_splice_requests(store: Store, pipeline: str) -> list[SpliceRequest]:
     found = [
         read_splice_request(store, pipeline, name.removesuffix(".json"))
         for name in names
-        # The rows of a request are in a folder beside its document.
+        # The rows of a request are in a folder next to its document.
         if name.endswith(".json") and "/" not in name
     ]
     # Ids are random, so their order says nothing.
@@ -149,7 +149,7 @@ def note_splice_event(
     """
 
     def add_trail_line(request: SpliceRequest) -> SpliceRequest:
-        # What is no field of the document is told in the trail only.
+        # Facts that are not fields of the document are in the trail only.
         fields = {name: value for name, value in more.items() if name in SpliceRequest.model_fields}
         facts = {name: value for name, value in more.items() if name not in fields}
         line = {"at": at, "who": who, "what": what, **facts}
@@ -202,7 +202,7 @@ def decide_splice_request(
                 f"{request.decided_why or 'no reason given'}",
                 code="splice.decided",
                 pipeline=pipeline,
-                kept="the decision that stands",
+                kept="the first decision",
                 advice="make a new request from the same rows if it was wrong",
             )
         line = {"at": at, "who": who, "what": state, "why": why, "digest": digest}

@@ -34,7 +34,7 @@ _MOST_SHARES: Final = 7  # a checkpoint that is kept for long is read again ever
 VERIFY_WORKERS = 8
 
 DeepCheck = Callable[[Manifest], Sequence["VerificationFinding"]]
-"""Re-reads the segments of a manifest and recounts; belongs to whoever can read Parquet."""
+"""Re-reads the files of a manifest and recounts rows; made where Parquet can be read."""
 
 
 class ObjectProblem(StrEnum):
@@ -44,7 +44,7 @@ class ObjectProblem(StrEnum):
     SIZE = "size"
     CHECKSUM = "checksum"
     CHAIN = "chain"  # the next record names other bytes than lie in this slot
-    UNREADABLE = "unreadable"  # the record in the slot is no record
+    UNREADABLE = "unreadable"  # the record in the slot cannot be read
     CONTENT = "content"  # found by the deep check
     UNKNOWN = "unknown"  # the store did not answer, or refused: evidence of nothing
 
@@ -258,7 +258,7 @@ def _judge_unreadable_record(
 ) -> Verification:
     """One of the two records cannot be parsed: find out which.
 
-    A broken successor is no evidence against this one.
+    A broken successor is not evidence against this one.
     """
     try:
         log.read_slot(checkpoint.timeline, checkpoint.slot)
@@ -291,7 +291,7 @@ def _check_chain(
 def _select_doubtful_files(store: Store, files: list[FileRef]) -> list[FileRef]:
     """Files that no listing shows with the right size.
 
-    A local store needs none: asking for a file's size is no request.
+    A local store needs none: asking for a file's size costs no request.
     """
     listed = list_object_sizes(
         store, [file.key for file in files if store.local_path(file.key) is None]
@@ -396,7 +396,7 @@ def _derive_verdict(findings: list[VerificationFinding]) -> CheckpointVerdict:
 # prefix per timeline, so pages of it show them with their sizes.
 #
 # What a listing shows is there. What it does not show was not looked for, or was not seen: a
-# listing condemns nothing, and whoever judges asks for that object by itself.
+# listing condemns nothing; the caller asks for that object by itself.
 
 _KEYS_PER_PAGE = 500  # keys in one request
 # Wanted objects below which a page costs more than asking for each: a page of 500 takes a MinIO

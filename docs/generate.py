@@ -73,7 +73,7 @@ _ERROR_COLUMNS = """| code | class | what happened | what was kept | what to do 
 
 @dataclass(frozen=True)
 class _Section:
-    """One model of the spec and the places in the YAML file where it stands."""
+    """One model of the spec and the places in the YAML file where it occurs."""
 
     name: str
     schema: dict[str, Any]

@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _find_suites(spec: PipelineSpec, folder: Path) -> PipelineSpec:
-    """The spec with its folder of suites, if that lies beside the file of the spec."""
+    """The spec with its folder of suites, if that lies next to the file of the spec."""
     suites = spec.quality.suites
     if suites is None or not (folder / suites).is_dir():
         return spec

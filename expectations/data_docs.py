@@ -8,8 +8,8 @@
     are the truth
 
 GX's pages load styles and scripts from eight foreign servers. They are replaced by one style sheet:
-the pages must be readable behind a login, offline and in the dark, and must not tell strangers that
-somebody reads them.
+the pages must be readable behind a login, offline and in dark mode, and must not show to other
+servers that they are read.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tidegate.checkpoints.canonical_json import canonical_bytes, parse_json
 from tidegate.checkpoints.store import NotFoundError, Store
 from tidegate.expectations.gx_runner import RunResult, format_number
 
-_RUNS_KEPT = 100  # runs listed and kept as Data Docs; about 0.3 MB each. Results are kept for ever
+_RUNS_KEPT = 100  # runs listed and kept as Data Docs; about 0.3 MB each. Results are never deleted
 _WRITER_THREADS = 8  # pages are written side by side: a PUT is mostly waiting
 _ROWS_SHOWN = 50  # rows of a summary on the run's page
 _TREND_TITLES = {
@@ -83,7 +83,7 @@ def _render_run_pages(result: Mapping[str, Any], run: RunResult) -> dict[str, st
 
     view: Any = (
         DefaultJinjaPageView()
-    )  # untyped; one for all pages, since it compiles its templates anew each time
+    )  # untyped; one for all pages, since it compiles its templates each time
     renderer = ValidationResultsPageRenderer(run_info_at_end=True)
     pages = {"index": _render_run_index(result, run)}
     for name, validation in run.validations.items():

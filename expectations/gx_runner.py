@@ -283,7 +283,7 @@ def _list_offenders(
     key, column = str(frame.columns[0]), check.kwargs.get("column")
     rows = found.result.get("unexpected_index_list") or []
     named = [(row[key], row[column]) for row in rows if key in row and column in row]
-    alone = key in (column, "pipeline")  # a frame of one row has nobody else to name
+    alone = key in (column, "pipeline")  # a frame of one row has no other row to name
     return tuple(
         format_number(value) if alone else f"{name}: {format_number(value)}"
         for name, value in named
@@ -335,5 +335,5 @@ def _make_check_error(check: Check, cause: str) -> ConfigurationError:
     return ConfigurationError(
         f"check {check.id} cannot run on summary {check.summary}: {cause}",
         code="quality.bad_check",
-        advice=f"mend `expect` and `kwargs` of {check.id} in its suite file",
+        advice=f"correct `expect` and `kwargs` of {check.id} in its suite file",
     )

@@ -37,7 +37,7 @@ class Check(SpecModel):
     expect: Annotated[str, Field(pattern=r"^expect_[a-z_]+$")]
     """Name of a Great Expectations type."""
     kwargs: dict[str, Any] = Field(default_factory=dict)
-    """Its arguments; ``{limit: NAME}`` stands for a limit of the pipeline."""
+    """Its arguments; ``{limit: NAME}`` is replaced by a limit of the pipeline."""
     severity: Severity = "warn"
     scope: Scope = "recent"
     """Whether it judges the recent epochs, or the whole past.
@@ -168,7 +168,7 @@ def _make_suite_error(message: str) -> ConfigurationError:
         message,
         code="quality.bad_suite",
         kept="the stream, untouched",
-        advice="mend the suite file",
+        advice="correct the suite file",
     )
 
 
@@ -178,7 +178,7 @@ def _refuse_unknown_ids(spec: PipelineSpec, suites: list[Suite]) -> None:
     # Severities and results are stored by id.
     doubled = sorted({i for i in known if known.count(i) > 1})
     if unknown or doubled:
-        fault = "quality.severity names no check:" if unknown else "check ids stand twice:"
+        fault = "quality.severity names no check:" if unknown else "check ids are used twice:"
         raise ConfigurationError(
             f"{fault} {', '.join(unknown or doubled)}",
             code="quality.unknown_check",

@@ -213,7 +213,7 @@ def summarize_dropped(evidence: Evidence) -> pd.DataFrame:
 
 
 def summarize_stream_rejections(evidence: Evidence) -> pd.DataFrame:
-    """One row per stream: rows that it rejected, beside the rows that the pipeline read."""
+    """One row per stream: rows that it rejected, and the rows that the pipeline read."""
     now = RowCounts.add_up(evidence.count_rows(recent=False).values())
     newest = RowCounts.add_up(evidence.count_rows(recent=True).values())
     rejected, recent = now.count_stream_rejections(), newest.count_stream_rejections()
@@ -290,7 +290,7 @@ def summarize_barrier_members(evidence: Evidence) -> pd.DataFrame:
         participants = json.loads(text or "{}")
         arrived.update([*participants])
         if len(participants) > 1:
-            # Who arrived last held up the others; of a single member nothing can be said.
+            # The last member to arrive held up the others; a single member held up none.
             last[max(participants, key=lambda m: participants[m]["arrived"])] += 1
     missing, tardy = (
         Counter(m for names in newest[column] for m in names.split(", ") if m)
@@ -358,7 +358,7 @@ def summarize_dead_letters(evidence: Evidence) -> pd.DataFrame:
     """One row per reason and source of recent dead letters; `objects` are whole ones."""
     recent = evidence.select_recent(evidence.dead_letters)
     table = recent.select(["reason", "_source", "row"]).to_pandas()
-    # A dead letter without a row stands for an object that could not be read at all.
+    # A dead letter without a row is a whole object that could not be read.
     whole = table["row"].isna()
     found = (
         table.assign(rows=~whole, objects=whole)
@@ -578,7 +578,7 @@ def _join_tardy_reports(table: pa.Table) -> pd.DataFrame:
         key: tuple[Any, ...] = (row["barrier_id"], row["section"])
         first = closes.get(key)
         if first is not None and not row["tardy"]:
-            key, first = (*key, len(closes)), None  # the same close twice, and nobody was tardy
+            key, first = (*key, len(closes)), None  # the same close twice, and no member was tardy
         closes[key] = {**row, "epoch": row["_epoch"] if first is None else first["epoch"]}
     counts = Counter(row["barrier_id"] for row in closes.values())
     rows = [

@@ -139,8 +139,8 @@ class AirflowApi:
                 "POST", f"/dags/{quote_segment(dag_id)}/dagRuns", body
             )
         except AirflowApiError as error:
-            # Nobody else knows an id of our making: the run exists because an earlier call
-            # succeeded that said 500.
+            # No other caller knows an id made here: the run exists because an earlier call
+            # succeeded that answered 500.
             if error.status != 409 or run_id is not None:
                 raise
         return run

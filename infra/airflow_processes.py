@@ -90,11 +90,11 @@ def build_airflow_settings(home: Path, dags: Path, port: int, keys: StackSecrets
         "API_AUTH__JWT_SECRET": keys.jwt_secret,
         "DAG_PROCESSOR__PARSING_PROCESSES": "1",
         "DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "30",
-        # New files are looked for every 5 minutes by default: too long for somebody who has just
+        # New files are looked for every 5 minutes by default: too long for a person who has just
         # written a pipeline.
         "DAG_PROCESSOR__REFRESH_INTERVAL": "15",
         # A parse that takes longer than the default 30 s and 50 s, or whose result meets a locked
-        # database, makes every DAG of its file stale: nothing of it is started until the next good
+        # database, makes every DAG of its file stale: none of them is started until the next good
         # one. A second a pipeline is nothing on a busy machine.
         "CORE__DAGBAG_IMPORT_TIMEOUT": "180",
         "DAG_PROCESSOR__DAG_FILE_PROCESSOR_TIMEOUT": "240",
@@ -245,7 +245,7 @@ class AirflowProcesses:
         ]
         if missing:
             self._say(f"starting Airflow: {', '.join(missing)} (about 20 s)")
-        # A crashed triggerer or scheduler leaves children that would go on beside the new one.
+        # A crashed triggerer or scheduler leaves children that would run next to the new one's.
         kill_processes(marks[name] for name in missing if name in marks)
         for name in missing:
             command = build_airflow_command(*AIRFLOW_COMPONENTS[name])
@@ -269,7 +269,7 @@ class AirflowProcesses:
                 self._say(f"Airflow is well: {', '.join(sorted(well))}")
             waiting -= well
             self._check_alive()
-            # A busy machine may be slow, but a part that has ended never gets well: said at once.
+            # A busy machine may be slow, but a process that has ended never becomes healthy.
             if waiting and time.monotonic() > deadline:
                 parts = ", ".join(sorted(waiting))
                 what = f"Airflow did not get well in {_HEALTHY_WITHIN:.0f} s: {parts}"

@@ -172,7 +172,7 @@ class _Demo:
             self._feed_seconds(),
             show=True,
         )
-        # Read before the kill, because the next driver writes the status and a record anew.
+        # Read before the kill, because the next driver overwrites the status and a record.
         before = self.log.head().record
         status, launched = self.driver_status(), self._count_launches()
         os.kill(status["holder_process"]["pid"], signal.SIGKILL)
@@ -193,7 +193,7 @@ class _Demo:
         first = self.newest_epoch()
         self.facts.recovered_from = str(before.id) if before else "the beginning"
         self.print_progress(
-            f"recovered: the new driver went on from {first.parent}; noticed and launched anew"
+            f"recovered: the new driver went on from {first.parent}; noticed and launched again"
             f" after {self.facts.noticed:.1f} s, {self.facts.gap:.1f} s to {first.id}"
         )
 
@@ -237,7 +237,7 @@ class _Demo:
         self.print_progress(f"{DEMO_PIPELINE}.quality: {latest.get('verdict')} ({ended['state']})")
 
     def _stop_stream(self) -> None:
-        """The stream ends green because its driver said so itself."""
+        """The stream ends green because its driver reported its end."""
         submit_request(
             self.store,
             DEMO_PIPELINE,

@@ -148,7 +148,7 @@ def _reap_child(pid: int) -> None:
         return
     try:
         gone = os.waitpid(pid, os.WNOHANG)[0] == pid
-    except ChildProcessError:  # somebody else has waited for it
+    except ChildProcessError:  # another process has waited for it
         gone = True
     if gone:
         _children.discard(pid)
@@ -172,7 +172,7 @@ LOOPBACK = "127.0.0.1"
 
 # Between choosing a port and the server binding it nothing holds it: a server in Python or Java
 # takes half a minute on a busy machine. So never offer one twice in a process, and none that the
-# kernel gives away by itself: another program that asks for any port, or connects to somebody,
+# kernel gives away by itself: another program that asks for any port, or opens a connection,
 # would get it in between.
 _offered_ports: set[int] = set()
 _LOWEST_PORT = 20_000

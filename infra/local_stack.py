@@ -122,7 +122,7 @@ class Stack:
                 for mark in find_processes_with("TIDEGATE_STACK_ID", state.stack_id)
                 if mark.pid not in known
             ]
-            # A JVM ends with its driver; told to end first, it would take the epoch with it.
+            # A JVM ends with its driver; if it ended first, the epoch would be lost.
             drivers = [mark for mark in ours if read_program_name(mark) != "java"]
             if drivers:
                 say(f"stopping {len(drivers)} process(es) that Airflow had started")

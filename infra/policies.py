@@ -138,7 +138,7 @@ def _build_operator_statements(bucket: str, own: str, inputs: list[str]) -> list
         f"arn:aws:s3:::{bucket}/{own}{name}.json" for name in ("lease", "desired", "roots")
     ]
     # No other deletes: an operator's key must not be able to shorten the log.
-    caches = [f"{own}index/", f"{own}quality/"]  # made anew from what stays
+    caches = [f"{own}index/", f"{own}quality/"]  # made again from what stays
     return [
         _allow_listing(bucket, [own, *inputs]),
         _allow_actions(["s3:GetObject"], *_format_object_arns(bucket, [own, *inputs])),

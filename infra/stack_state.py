@@ -125,7 +125,7 @@ def write_private_json(file: Path, data: object) -> None:
     A reader sees the old or the new file, never a part of one.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
-    # Beside the file, because a rename is atomic only within one file system.
+    # In the same folder, because a rename is atomic only within one file system.
     draft = file.with_name(f".{file.name}.{os.getpid()}")
     handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(handle, "w", encoding="utf-8") as output:

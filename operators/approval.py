@@ -146,7 +146,7 @@ class ApproveRestoreOperator(AskOperator):
             str(context["run_id"]),
             RestoreEvent.REFUSED,
             who="tidegate",
-            detail=f"nobody has answered within {self.response_timeout}",
+            detail=f"no one has answered within {self.response_timeout}",
         )
 
 

@@ -94,7 +94,7 @@ class SealTrigger(BaseEventTrigger):
         if self.kind != "barrier":
             found = has_new_event(self.kind, newest, before)
             return [(_extract_event_position(newest), [self._make_event(newest)])] if found else []
-        # Barriers stand in the epoch that closed them, so every epoch is read.
+        # Barriers are in the epoch that closed them, so every epoch is read.
         return [
             (
                 _extract_event_position(manifest),
@@ -158,7 +158,7 @@ def _read_new_manifests(
     """The epochs after a position, oldest first; the newest one if there is no position."""
     first = newest.slot
     if before is not None:
-        # What a restore has begun anew is new as well.
+        # What a restore has begun again is new as well.
         begun = [s.first for s in log.lineage(newest.timeline) if s.timeline > before["timeline"]]
         first = min([before["slot"] + 1, *begun])
     last = min(newest.slot, first + _MAX_SLOTS_PER_LOOK - 1)

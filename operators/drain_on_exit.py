@@ -73,7 +73,7 @@ def _ask_to_drain(driver: LaunchedDriver) -> None:
     The JVM would end before the driver, which then could not seal the epoch under way.
     """
     for process in Path("/proc").iterdir():
-        with suppress(OSError, ValueError):  # it has ended meanwhile, or is no process
+        with suppress(OSError, ValueError):  # it has ended meanwhile, or is not a process
             pid, name = int(process.name), (process / "comm").read_text().strip()
             if os.getpgid(pid) == driver.leader.pid and name != "java":
                 os.kill(pid, signal.SIGTERM)

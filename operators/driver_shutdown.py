@@ -98,7 +98,7 @@ class _DriverStop:
         evict_lease_holder(self._store, self._pipeline, expected_token=self.token)
         return (
             "the lease was taken away; the driver stops at its next step, and until then its Spark"
-            " runs beside the next driver's"
+            " runs next to the next driver's"
         )
 
 

@@ -67,13 +67,13 @@ NO_KUBERNETES = ErrorDefinition(
     "airflow.no_kubernetes",
     ConfigurationError,
     "spark-submit to Kubernetes needs a package that is not here: {error}",
-    advice="install apache-airflow-providers-cncf-kubernetes beside Airflow",
+    advice="install apache-airflow-providers-cncf-kubernetes with Airflow",
 )
 NO_SPARK_SUBMIT = ErrorDefinition(
     "airflow.no_spark_submit",
     ConfigurationError,
     "there is no {program} on this worker",
-    advice="install Spark, or pyspark beside Airflow",
+    advice="install Spark, or pyspark with Airflow",
 )
 DRIVER_LOST = ErrorDefinition(
     "airflow.driver_lost",
@@ -161,7 +161,7 @@ RESTORE_NOT_APPROVED = ErrorDefinition(
     ConfigurationError,
     "the restore is not approved: {reason}",
     kept="the running stream, untouched",
-    advice="start {dag_id} again and let somebody else than {requester} approve",
+    advice="start {dag_id} again and let another person than {requester} approve",
 )
 NO_EPOCH_AFTER_RESTORE = ErrorDefinition(
     "recover.no_epoch",
@@ -199,7 +199,7 @@ MERGE_NOT_APPROVED = ErrorDefinition(
     ConfigurationError,
     "the merge is not approved: {reason}",
     kept="the request; nothing was merged",
-    advice="start {dag_id} again with this request and let somebody else approve",
+    advice="start {dag_id} again with this request and let another person approve",
 )
 PAGE_BUSY = ErrorDefinition(
     "page.busy",

@@ -93,7 +93,7 @@ class Observation:
         why: one sentence for the task log.
         token: of the lease at that time; 0 without a lease.
         error: as the driver reported it (`TidegateError.as_dict`), for FAILED.
-        standby_missing: a driver runs, and the standby that should wait beside it does not.
+        standby_missing: a driver runs, and the standby that should wait does not run.
     """
 
     state: PipelineState
@@ -185,7 +185,7 @@ def _judge_holder(lease: LeaseView, seen: LivenessSample, limits: LivenessLimits
         limit = max(limits.start_timeout, limit)
     if seen.still_for > limit:
         step = report.step if report else "an unknown step"
-        why = f"{holder} holds the lease but stands in {step} for {seen.still_for:.0f} s"
+        why = f"{holder} holds the lease but has been in {step} for {seen.still_for:.0f} s"
         return Observation(PipelineState.STALLED, why, lease.token)
     return Observation(
         PipelineState.RUNNING, f"{holder} drives with token {lease.token}", lease.token

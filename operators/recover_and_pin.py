@@ -128,17 +128,17 @@ class ReportRestoreOperator(PipelineOperator):
         """
         log, who, run = self.open_log(), get_requester(context), str(context["run_id"])
         if context["dag_run"].triggering_user_name is None and self.dry_run_only != "True":
-            reason = "no person has started this run, so that nobody can be another person"
+            reason = "no person has started this run, so no other person can approve it"
             raise RESTORE_NOT_APPROVED(
                 pipeline=self.pipeline, reason=reason, dag_id=self.dag_id, requester="the starter"
             )
         audit = read_restore_audit(log.store, self.pipeline, run)
-        # A repeated report stays with its first checkpoint: somebody may be looking at it.
+        # A repeated report stays with its first checkpoint: a person may be looking at it.
         asked = audit.target if audit is not None and audit.bound else self.checkpoint
         plan = plan_restore(log, choose_checkpoint(log, asked))
         self.log.info("%s", format_impact_report(plan))
         if self.dry_run_only == "True":
-            raise AirflowSkipException("dry run: nothing was changed, nobody is asked")
+            raise AirflowSkipException("dry run: nothing was changed, no one is asked")
         self._record_request(log, run, who, plan, bound=(plan.timeline, plan.slot))
         return {"target": plan.target, "who": who}
 
@@ -214,7 +214,7 @@ class RecoverOperator(ReportRestoreOperator):
             self.log.info("dry run: nothing was changed")
             return plan
         before = read_desired_state(log.store, self.pipeline).state
-        # A try that was killed left `recovering`. What was desired before it stands in the trail.
+        # A try that was killed left `recovering`. What was desired before it is in the trail.
         recovering = before is DesiredState.RECOVERING
         audit = self._record_request(
             log, request, who, plan, desired=None if recovering else before.value
@@ -248,7 +248,7 @@ class RecoverOperator(ReportRestoreOperator):
         answer = next(reversed(others or answers), None)
         refusal = _find_refusal_reason(log, audit.bound, who, answer, terms)
         if refusal is not None or answer is None:
-            refusal = refusal or "nobody has answered"
+            refusal = refusal or "no one has answered"
             self._record(log, run, RestoreEvent.REFUSED, "tidegate", refusal)
             raise RESTORE_NOT_APPROVED(
                 pipeline=self.pipeline, reason=refusal, dag_id=self.dag_id, requester=who
@@ -400,7 +400,7 @@ def _find_refusal_reason(
     See docs/decisions/0061-an-approval-covers-one-timeline-and-500-epochs.md.
     """
     if answer is None or bound is None:
-        return "nobody has answered"
+        return "no one has answered"
     # With some logins (FAB, Keycloak) a user's id is not the name; `detail` has such an id.
     names = {answer.who, answer.detail}
     if answer.what is RestoreEvent.REJECTED:

@@ -211,7 +211,7 @@ def _escape_property(value: str) -> str:
 
 
 def _list_program_folders(environment: Mapping[str, str]) -> str:
-    """Where spark-submit may be: beside this Python, on PATH, inside the installed pyspark."""
+    """Where spark-submit may be: next to this Python, on PATH, inside the installed pyspark."""
     folders = [str(Path(sys.executable).parent), environment.get("PATH", os.defpath)]
     return os.pathsep.join([*folders, *(f"{folder}/bin" for folder in _list_pyspark_folders())])
 

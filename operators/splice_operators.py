@@ -66,7 +66,7 @@ class ReportSpliceOperator(PipelineOperator):
         """The question's text and the request are the task's result.
 
         The request's trail keeps the digest of the effect, and that of the text: the result itself
-        can be changed by whoever may edit the DAG's tasks.
+        can be changed by users who may edit the DAG's tasks.
         """
         access = self.resolve_access()
         who, request = get_requester(context), self.request or self._offer_late_rows(access)
@@ -278,7 +278,7 @@ def _find_refusal_reason(request: SpliceRequest, report: dict[str, Any] | None) 
     ):
         return None
     refusals = [line["because"] for line in request.trail if line["what"] == "refused"]
-    return refusals[-1] if refusals else "nobody has answered"
+    return refusals[-1] if refusals else "no one has answered"
 
 
 def add_splice_tasks(splice: SpliceSpec, about: Mapping[str, Any]) -> None:

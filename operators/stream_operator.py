@@ -114,7 +114,7 @@ class StreamOperator(PipelineOperator):
             run.
         submit: arguments of `SubmitLauncher`, to launch by spark-submit; None for a process on the
             worker's host.
-        standby: keep a second driver beside the first, which takes over when the first is lost.
+        standby: keep a second driver, which takes over when the first is lost.
     """
 
     ui_color = "#d7ecf2"
@@ -235,7 +235,7 @@ class StreamOperator(PipelineOperator):
         memory: RunMemory,
         ended: LaunchedDriver | None = None,
     ) -> dict[str, Any]:
-        """See to it that a driver runs, and a standby beside it if wanted; then defer.
+        """Make sure that a driver runs, and a standby if wanted; then defer.
 
         Args:
             store: the bucket.

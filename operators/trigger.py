@@ -206,7 +206,7 @@ class StreamTrigger(BaseTrigger):
             if self.due is not None and SYSTEM_CLOCK.wall_ticks() >= self.due:
                 return replace(observation, why="this run is old enough")
             if self._has_lost_standby(observer.floor):
-                why = "no standby waits beside the driver"
+                why = "no standby waits"
                 return replace(observation, why=why, standby_missing=True)
             return None
         try:

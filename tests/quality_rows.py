@@ -46,7 +46,7 @@ ROWS: Final[dict[int, tuple[str, tuple[str, ...]]]] = {
             f"{_SUMMARIES}::test_a_tardy_source_is_no_second_barrier",
             "tests/checkpoints/test_health.py::"
             "test_only_checks_about_a_checkpoints_own_epoch_count",
-            "tests/driver/test_recovery.py::test_when_everything_failed_somebody_has_to_look",
+            "tests/driver/test_recovery.py::test_when_everything_failed_a_person_has_to_look",
         ),
     ),
     5: (

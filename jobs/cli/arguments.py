@@ -203,7 +203,7 @@ def resolve_spec_path(spec: str) -> Path:
 def find_spec(spec: str) -> PipelineSpec:
     """Load the spec of a pipeline, given by path or by name. Raises ConfigurationError.
 
-    Modules beside the spec can be imported from then on, here and in Spark's tasks.
+    Modules in the folder of the spec can be imported from then on, here and in Spark's tasks.
     """
     from tidegate.jobs.spec.loader import load_spec
 

@@ -62,8 +62,8 @@ def _print_exactness(report: ExactnessReport) -> None:
     output.print_table(["source", *columns], rows)
     if report.retired_upto is not None:
         output.print_line(
-            f"retired epochs, and rows read up to {report.retired_upto}, are not compared: nobody"
-            " knows any more which rows they read"
+            f"retired epochs, and rows read up to {report.retired_upto}, are not compared: it is"
+            " no longer known which rows they read"
         )
     for name in report.topics:
         output.print_line(

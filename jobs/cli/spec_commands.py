@@ -204,7 +204,7 @@ def read_present_lags(pipeline: str) -> dict[str, int | None]:
     from tidegate.errors import ConfigurationError
 
     try:
-        # The advice needs the log only, so a spec that is not here is no error.
+        # The advice needs the log only, so it works without a spec.
         path = arguments.resolve_spec_path(pipeline)
     except ConfigurationError:
         return {}

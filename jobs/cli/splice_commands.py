@@ -318,7 +318,7 @@ def expire_requests(pipeline: SpecArgument, store: StoreOption = None) -> None:
         if request.state in OPEN_STATES and request.is_expired(now)
     ]
     for request in expired:
-        _decide_request(log, request.id, "expired", "clock", "nobody decided in time")
+        _decide_request(log, request.id, "expired", "clock", "no one decided in time")
     output.print_line(f"{len(expired)} requests have expired")
 
 

@@ -38,7 +38,7 @@ _SECRET_NAME: Final = re.compile(
     r"secret|password|passwd|login|token|credential|private|api_?key|access_?key|jaas|sasl|fernet|authorization|signature",
     re.IGNORECASE,
 )
-# Other variables of the host are nobody's business.
+# Other variables of the host are private.
 _SETTING_PREFIXES: Final = (
     "TIDEGATE_",
     "OTEL_",
@@ -160,7 +160,7 @@ class SecretMasker:
 
 
 def _encode_secret(secret: str) -> set[str]:
-    """A secret as it may stand in JSON, in an address, in JSON inside of JSON..."""
+    """A secret as JSON, an address, or JSON inside of JSON may encode it."""
     found = {secret}
     for _ in range(_ENCODING_DEPTH):
         found |= {encode(form) for form in found for encode in _ENCODERS}
@@ -185,7 +185,7 @@ def write_support_bundle(
     log = arguments.open_log(spec.name, store)
     masker = SecretMasker(os.environ, _ENVIRONMENT_REFERENCE.findall(spec.canonical_json()))
     target = out or Path(f"{spec.name}-support.zip")
-    # In memory, so that a failure leaves no half file that somebody may send.
+    # In memory, so that a failure leaves no half file that a person may send.
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as bundle:
         for name, text in _collect_contents(spec, log, masker):
@@ -240,7 +240,7 @@ def _collect_document(log: SlotLog, key: str, masker: SecretMasker) -> Iterator[
 
 
 def _collect_manifests(log: SlotLog, masker: SecretMasker) -> Iterator[tuple[str, str]]:
-    """The newest slots as they stand.
+    """The newest slots, byte for byte.
 
     Cuts, decisions, counters, timings, names of files; no rows.
     """

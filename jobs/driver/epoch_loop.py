@@ -58,7 +58,7 @@ class RunOutcome:
 
 @dataclass(frozen=True, slots=True)
 class LoopRuntime:
-    """What the loop uses beside the engine and the publisher.
+    """What the loop uses besides the engine and the publisher.
 
     Attributes:
         spec: the pipeline.
@@ -277,7 +277,7 @@ class EpochLoop:
         self._status.set_state("waiting", error=error, why=why)
         self._stop.wait(max(self._backoff, error.retry_after or 0.0))
         self._backoff = min(_LONGEST_BACKOFF, 2 * self._backoff)
-        # Silence is counted anew, because nobody could look for rows.
+        # Silence is counted from 0 again, because no rows could be looked for.
         self._quiet_since = self._monotonic()
         try:
             self._follow_head()

@@ -48,7 +48,7 @@ BACKGROUND_FAILED = ErrorDefinition(
 UNWANTED = ErrorDefinition(
     "driver.unwanted",
     FencedError,
-    "{pipeline} should be {state} (said by {who})",
+    "{pipeline} should be {state} (set by {who})",
     kept="everything sealed; nothing was started",
     advice="when it should run again: tidegate start {pipeline}",
 )

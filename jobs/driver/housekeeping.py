@@ -173,7 +173,7 @@ class Housekeeper:
             self._maintain_if_due()
             self._scrub_if_due()
             self.trouble = None
-        # Whatever it is, the thread must live on: nobody else does its work for this driver.
+        # Whatever it is, the thread must live on: no other thread does its work for this driver.
         except Exception as error:
             self.trouble = log_background_failure("housekeeping_failed", "housekeeping", error)
 
@@ -208,7 +208,7 @@ class Housekeeper:
             _log.info("compaction_left", why=report.compaction_obstacle)
 
     def _scrub_if_due(self) -> None:
-        """Read checkpoints for some seconds if nobody has scrubbed them for a day."""
+        """Read checkpoints for some seconds if the last scrub is a day old."""
         begun, now = self._monotonic(), SYSTEM_CLOCK.wall_ticks()
         if self._scrub is None:
             if begun - self._scrub_read_at < _SCRUB_LOOK_EVERY:

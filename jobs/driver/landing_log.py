@@ -212,7 +212,8 @@ class LandingLog:
             raise STALE_LANDING_CHECKPOINT(
                 source=self.name, folder=self.checkpoint, batch=batch, newest=self._note.batch
             )
-        # Before the object: whoever closes this generation then knows which batch may still arrive.
+        # Before the object: a process that closes this generation then knows which batch may still
+        # arrive.
         if batch > self._note.batch:
             self._swap_note(replace(self._note, batch=batch, offsets=offsets))
 

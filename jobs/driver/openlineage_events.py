@@ -208,7 +208,7 @@ class OpenLineageSender:
             self._queue.put_nowait(None)
         self._thread.join(timeout)
         if self._thread.is_alive():
-            _log.warning("lineage_dropped", why="nobody took the last events in time")
+            _log.warning("lineage_dropped", why="the receiver did not take the last events in time")
 
     def _enqueue_events(self, events: list[RunEvent]) -> None:
         try:

@@ -28,7 +28,7 @@ METRICS: Final = {
     "tidegate.epoch.duration": "from plan to sealed",
     "tidegate.step.duration": "one step of an epoch; `seal_before` is the seal of the epoch before",
     "tidegate.rows": (
-        "rows by source and disposition; beside those of the row equation late_rows, flagged,"
+        "rows by source and disposition; besides those of the row equation late_rows, flagged,"
         " tardy, stream_rejected, dead_objects, dead_object_rows, nulls_filled, columns_left_out"
         " and rule_warned"
     ),

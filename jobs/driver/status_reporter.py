@@ -235,7 +235,7 @@ class StatusReporter:
     def _collect_live_facts(self) -> dict[str, Any]:
         """Return the live facts; without them the rest is still written.
 
-        A document that stood still would make an observer take the driver for stuck.
+        If the document did not change, an observer would think that the driver is stuck.
         """
         try:
             return self._read_live_facts()

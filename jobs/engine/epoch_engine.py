@@ -238,7 +238,7 @@ class Engine:
         before = self.resume_state.head.checkpoint
         self.resume_state = ResumeState.from_head(self._log.head(), self._spec)
         if self.resume_state.head.checkpoint != before:
-            # Nobody here knows how long the one who sealed this has worked.
+            # It is not known here how long the driver that sealed this has worked.
             self._worked.begin(sealed_here=False)
         return self.resume_state
 
@@ -427,7 +427,7 @@ class Engine:
         for written in (moved.files, driver_files, dispatched.files):
             for table, refs in written.items():
                 files[table] = (*files.get(table, ()), *refs)
-        # All files are durable from here on, and nobody can see them: no slot names them yet.
+        # All files are durable from here on, and no reader sees them: no slot names them yet.
         attempt.lifecycle.move_to(CheckpointState.PERSISTED)
         self._faults.reach("move.done")
         segments = (*moved.segments, *dispatched.segments)
@@ -523,7 +523,7 @@ class Engine:
         self._faults.reach("seal.start")
         with self._steps.measure_step("seal"):
             # As late as possible. A lease that is lost right after this check does no harm either:
-            # the slot takes one manifest, whoever sends it.
+            # the slot takes one manifest, whichever process sends it.
             manifest = self._build_manifest(attempt, moved, token=self._steps.require_lease())
             # Before the PUT: whatever happens from here on, it may have arrived.
             attempt.lifecycle.move_to(CheckpointState.ACKNOWLEDGED)

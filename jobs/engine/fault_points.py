@@ -27,7 +27,7 @@ EPOCH_POINTS: Final = (
 )
 """In the order of the epoch.
 
-``seal.sent``: the slot is filled, but nobody in this process knows yet.
+``seal.sent``: the slot is filled, but this process does not know it yet.
 """
 
 LANDING_POINTS: Final = ("land.written",)

@@ -266,7 +266,7 @@ class MoveResult:
         buffered_rows: rows in the order buffer after the epoch.
         sketches: source -> lateness sketch of this epoch's rows (JSON-ready).
         bytes_written: data bytes put into the store.
-        streams: where streams stand after the epoch; filled in by the engine from
+        streams: state of the streams after the epoch; filled in by the engine from
             `Dispatched.record`.
     """
 

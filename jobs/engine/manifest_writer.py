@@ -57,7 +57,7 @@ class ManifestDraft:
 
     def to_manifest(self) -> Manifest:
         """Return the manifest; tables without files are left out."""
-        # The decision stands in three fields: what was decided, the state after it, which the next
+        # The decision is in three fields: what was decided, the state after it, which the next
         # epoch starts from, and the clock, which readers want without opening the decision.
         head, decision = self.head, self.decision.to_record()
         return Manifest(

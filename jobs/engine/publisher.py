@@ -55,7 +55,7 @@ class Publisher:
             thread.start(slot)
 
     def note_sealed(self, slot: int) -> None:
-        """Publish up to `slot`, the newest slot of the log, whoever filled it."""
+        """Publish up to `slot`, the newest slot of the log, whichever process filled it."""
         for thread in self._threads.values():
             thread.publish_up_to(slot)
 
@@ -263,7 +263,7 @@ class _SinkThread:
 
 
 def _wrap_unexpected(error: Exception) -> TidegateError:
-    """Wrap a defect of a sink, so that `wait_below` raises it instead of waiting for ever."""
+    """Wrap a defect of a sink, so that `wait_below` raises it instead of waiting without end."""
     first_line = str(error).strip().partition("\n")[0][:500]
     wrapped = SINK_UNEXPECTED(kind=type(error).__name__, detail=first_line)
     wrapped.__cause__ = error

@@ -94,7 +94,7 @@ def replay_epoch(
 
 
 def _rebuild_survey(survey: Survey, epoch: Manifest, parent: Manifest | None) -> Survey:
-    """Complete a survey with what the epoch knew beside its rows, as the engine did."""
+    """Complete a survey with what the epoch knew besides its rows, as the engine did."""
     time = read_pipeline_time(epoch.decider)
     before = read_pipeline_time(parent.decider) if parent else None
     released = parent.epoch_notes.released_max if parent else None

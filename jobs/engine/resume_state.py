@@ -68,7 +68,7 @@ class ResumeState:
             decider=manifest.decider,
             resume={member: part["resume"] for member, part in manifest.cut.items()},
             # Movers rewrite and drop segments as they need; merged rows must outlive that, so they
-            # travel beside the mover's segments and never through it.
+            # are kept apart from the mover's segments and never pass through it.
             segments=tuple(s for s in manifest.segments if s.kind != SPLICE_KIND),
             spliced=tuple(s for s in manifest.segments if s.kind == SPLICE_KIND),
             counters=manifest.counters,

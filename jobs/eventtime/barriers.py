@@ -321,7 +321,7 @@ class Barriers:
         )
 
     def _close_head_if_ready(self, head: OpenBarrier, clock: int, pending: Collection[str]) -> bool:
-        """Complete, or nobody left to wait for, or timed out (sections 3.4 and 3.5)."""
+        """Complete, or no member is left to wait for, or timed out (sections 3.4 and 3.5)."""
         # A member at a later barrier has passed this one without delivering it.
         skipped = {m for b in self.open[1:] for m in b["arrivals"]}
         absent = self._absent_members(head)

@@ -62,7 +62,7 @@ def decide(spec: PipelineSpec, state: dict[str, Any], survey: Survey) -> Decisio
 
 
 class _StateBefore(NamedTuple):
-    """What stood before the epoch."""
+    """The state before the epoch."""
 
     time: PipelineTime | None
     frontier: int
@@ -210,7 +210,7 @@ class _EpochDecider:
     def advance_frontiers(self) -> None:
         """F moves by what was read, then by who ended with it.
 
-        It stands still during the start-up grace.
+        It does not move during the start-up grace.
         """
         newest = self.members.newest
         if newest is not None and self.spec.release.mode is not ReleaseMode.PASS_THROUGH:
@@ -318,7 +318,7 @@ class _EpochDecider:
     def _least_frontier_at_barriers(self) -> int:
         """F never passes a row held behind a barrier.
 
-        The least frontier of standing members that had rows left.
+        The least frontier of members at a barrier that had rows left.
         """
         # Members without rows left hold nothing behind their barrier.
         standing = self.world.barriers.members_at_barrier() & self.members.pending
@@ -396,7 +396,7 @@ class _EpochDecider:
     def _section_frontier(self, standing: set[str]) -> int:
         """The frontier of the section's rows.
 
-        Standing members as +inf, members that still catch up included.
+        Members at a barrier count as +inf; members that still catch up are included.
         """
         instead: dict[str, int | None] = {}
         for name, coalescer in self.world.sources.items():
@@ -417,7 +417,7 @@ class _EpochDecider:
     def _order_late_mark(self) -> tuple[ReleaseMark | None, bool]:
         """Section 3.3: below the largest released, or below F.
 
-        While a member stands at its barrier the section's frontier may be ahead of F. A row below
+        While a member waits at its barrier the section's frontier may be ahead of F. A row below
         it breaks its own member's promise and is late as well, or the output would not stay sorted.
         """
         mode, before = self.spec.release.mode, self.before

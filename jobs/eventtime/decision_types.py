@@ -212,14 +212,14 @@ class Decision:
         release_before: rows in the order buffer at or above this mark have not left yet.
         release_after: rows below this mark leave in this epoch, in order.
         barriers: barriers that closed in this epoch.
-        blocked: members standing at their open barrier: nothing more is read from them.
-        flagged: members whose rows of this epoch stood before a tardy barrier: they leave flagged
+        blocked: members that wait at their open barrier: nothing more is read from them.
+        flagged: members whose rows of this epoch came before a tardy barrier: they leave flagged
             (`_late`), section 3.5.
         statuses: member -> emitted status.
         emitted: signals in order: ("watermark", F), ("status", "idle") and so on; for conformance
             and metrics.
         recorded: outcomes that used the wall clock, in words that replay can compare.
-        holder: who holds the frontier back: {"member", "since", "why"}; None if nobody does.
+        holder: who holds the frontier back: {"member", "since", "why"}; None if no member does.
         changed: an epoch without rows is still worth sealing.
         after: the decider's state after this epoch, JSON-ready.
     """

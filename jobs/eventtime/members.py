@@ -203,7 +203,7 @@ class Members:
     def _apply_source(self, source: str, rules: SourceRules, entries: list[MemberSurvey]) -> None:
         """Members of one source.
 
-        The usual one is read here, by what `_apply_member` would say of it; any other there.
+        The usual one is read here, with the result that `_apply_member` has; any other there.
         """
         states, coalescer, times = self.world.members, rules.coalescer, []
         names = [f"{source}/{entry.member.partition}" for entry in entries]

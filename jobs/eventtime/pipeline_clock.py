@@ -1,7 +1,7 @@
 """The pipeline clock: which time counts for timers (semantics.md section 1, recorded decisions).
 
 A wall clock runs on while the store, a broker or the driver is away. Timers that ran on it would
-expire although nobody could read a row. So timers run on a clock that counts worked time only.
+expire although no row could be read. So timers run on a clock that counts worked time only.
 """
 
 from __future__ import annotations

@@ -177,8 +177,8 @@ class SlotFollower(ABC):
                 pipeline=self.spec.name, sink=self.name, **lineage.describe_mismatch(stored)
             )
         here = FollowerPosition(lineage.timeline, lineage.last_shared_slot(stored))
-        # Another timeline means a restore, even if no slot has to be taken back: receivers are
-        # told, and the ledger must name the timeline that it continues.
+        # Another timeline means a restore, even if no slot has to be taken back: receivers must
+        # know it, and the ledger must name the timeline that it continues.
         if here != stored:
             self._rewind_sink(stored, here, lineage)
         begin = here.upto

@@ -171,7 +171,8 @@ class StoreCatalog(NoopCatalog, MetastoreCatalog):
         """
         identifier = table.name()
         location, etag = self._read_entry(identifier)
-        # Usually nobody committed since the table was loaded; its metadata need not be read again.
+        # Usually no other publisher has committed since the table was loaded, so its metadata need
+        # not be read again.
         current = table if location == table.metadata_location else self.load_table(identifier)
         staged = self._update_and_stage_table(current, identifier, requirements, updates)
         if staged.metadata == current.metadata:

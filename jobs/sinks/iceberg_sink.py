@@ -208,14 +208,14 @@ class IcebergSink:
         # The pointer of a copied store names tables of the original pipeline.
         if cut is None or cut.uid != self.uid or table not in cut.tables:
             return False
-        # The tables stand where the pointer says; only the catalog has to learn it again.
+        # The tables are where the pointer says; only the catalog has to be filled again.
         catalog.register_table(identifier, cut.tables[table])
         return True
 
     def _refuse_rolled_back_checkpoints(self) -> None:
         """Check, after the other tables are loaded, that `checkpoints` has not gone back meanwhile.
 
-        `_rewind_tables` moves it back if somebody rolled back a table by hand. A table that was
+        `_rewind_tables` moves it back if a person rolled back a table by hand. A table that was
         loaded after another publisher repaired it holds less than the earlier `checkpoints` says,
         and would look as if it had no files in the slots that it lacks.
 
@@ -243,7 +243,7 @@ class IcebergSink:
     def _rewind_tables(self, lineage: CurrentLineage) -> None:
         """Bring every table onto this lineage by removing what was published after the fork.
 
-        A table that somebody rolled back by hand holds less than `checkpoints` says. Then
+        A table that a person rolled back by hand holds less than `checkpoints` says. Then
         `checkpoints` goes back as far, and goes first, so that the slots are applied to that table
         again even after a crash at any point of this method.
         """

@@ -302,7 +302,7 @@ def write_parquet_once(store: Store, key: str, table: Any) -> FileRef:
 
 
 def _barrier_to_row(barrier: BarrierHealth, behind: int) -> dict[str, Any]:
-    # People read these times beside others, so they are moved to the wall clock by as much as the
+    # People compare these times with others, so they are moved to the wall clock by as much as the
     # pipeline clock is behind. The time waited stays as it was counted.
     participants = {
         member: {"arrived": arrived + behind, "seq": seq, "event_time": time}

@@ -238,8 +238,8 @@ class PostgresSink(SlotFollower):
     def _claim_tables(self, cursor: psycopg.Cursor[Any]) -> None:
         """Note this sink as the owner of its tables.
 
-        A rewind and an upsert delete rows of the whole table, whoever wrote them. So a table may
-        have one owner only, also among the sinks of one pipeline.
+        A rewind and an upsert delete rows of the whole table, whichever sink wrote them. So a table
+        may have one owner only, also among the sinks of one pipeline.
 
         Raises:
             ConfigurationError: another sink owns one of the tables.

@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 SPLICE_COLUMN = "_splice"
-"""Column with the request that inserted a row, or had it written anew.
+"""Column with the request that inserted a row, or had it written again.
 
 A table has it from its first merge on.
 """
@@ -32,7 +32,7 @@ A table has it from its first merge on.
 ARRIVAL_SLOT_COLUMN = "_came"
 """Column of streams.
 
-The slot in which a row came that a merge wrote anew or inserted; `_epoch` is the merge's.
+The slot in which a row came that a merge inserted or wrote again; `_epoch` is the merge's.
 """
 
 

@@ -205,7 +205,7 @@ class TableFollower:
         that was prepared on the old main is refused. Files of single slots are dropped by their
         bounds; a file with more slots is rewritten.
 
-        The snapshots between carry the position of the fence as well. If somebody rolls main back
+        The snapshots between carry the position of the fence as well. If a person rolls main back
         to one of them by hand, the position before them would claim rows that were dropped.
 
         Tags behind `position` are removed: what they name is not part of the lineage any more.

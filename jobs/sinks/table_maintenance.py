@@ -1,4 +1,4 @@
-"""Maintains the tables: merges small files of older epochs, and deletes files nobody reads.
+"""Maintains the tables: merges small files of older epochs, and deletes files that are not read.
 
 Merging
 
@@ -438,7 +438,7 @@ def _open_versions(
     properties = build_io_properties(store)
     versions = {location: StaticTable.from_metadata(location, properties)}
     for noted in {note["tables"][table] for note in notes if table in note["tables"]} - {location}:
-        # A table that was rebuilt since then has lost its versions; nobody reads them any more.
+        # A table that was rebuilt since then has lost its versions; no reader opens them any more.
         with suppress(FileNotFoundError):
             versions[noted] = StaticTable.from_metadata(noted, properties)
     return versions

@@ -165,7 +165,7 @@ def read_typed_object(data: bytes, form: str) -> pa.Table:
 
 
 def _read_json_lines(data: bytes, spec: SourceSpec) -> pa.Table:
-    """Read one JSON object per line; empty lines are no rows and do not count."""
+    """Read one JSON object per line; empty lines are not rows and do not count."""
     texts = [line.decode("utf-8", "replace") for line in data.split(b"\n") if line.strip()]
     names = [*spec.columns, *spec.evolution.renamed]
     fields = ", ".join(
@@ -325,7 +325,7 @@ def _parse_csv(data: bytes, names: list[str], spec: SourceSpec) -> tuple[pa.Tabl
 
 
 def _insert_broken_rows(texts: pa.Table, broken: dict[int, str]) -> pa.Table:
-    """Put lines that are no rows back where they were, so that all rows keep their numbers."""
+    """Put lines that are not rows back where they were, so that all rows keep their numbers."""
     if not broken:
         return texts
     why = "the line has more or fewer values than there are columns"
@@ -360,7 +360,7 @@ def _cast_texts(texts: pa.Table, spec: SourceSpec) -> pa.Table:
     columns = ", ".join(f'CASE WHEN why IS NULL THEN typed."{n}" END AS "{n}"' for n in present)
     typed = ", ".join(f'{cast} AS "{name}"' for name, cast in casts.items())
     undeclared = [n for n in texts.column_names if n not in (*present, BAD_REASON, BAD_TEXT)]
-    # Nobody chose the names of undeclared columns: they may contain quotes.
+    # The names of undeclared columns come from the data: they may contain quotes.
     extra = "".join(', "' + name.replace('"', '""') + '"' for name in undeclared)
     with _connect_duckdb() as db:
         db.register("texts", texts.append_column("_n", pa.array(np.arange(texts.num_rows))))

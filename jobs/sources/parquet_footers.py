@@ -32,7 +32,7 @@ class BadObject:
     """Why an object cannot be read: the reason of its dead letter, with details.
 
     Attributes:
-        rows: its number of rows; None if it cannot be told.
+        rows: its number of rows; None if it is not known.
     """
 
     reason: DeadLetterReason

@@ -42,7 +42,7 @@ from tidegate.jobs.spec.source_options import (
     resolve_environment_value,
 )
 
-_REWRITE_PREFIX: Final = "_rewritten/"  # of placeholder names, which stand for a version
+_REWRITE_PREFIX: Final = "_rewritten/"  # of placeholder names, each of which records a version
 _COMMIT_NAME: Final = re.compile(r"(\d{20})\.json\Z")
 
 
@@ -131,7 +131,7 @@ class DeltaVersions(_VersionsBase):
             raise self._absent_table_error("its log is empty")
 
     def _list_commits(self, version: int) -> Iterator[tuple[int, str]]:
-        """Yield number and key of each commit after `version`; -1 stands for all."""
+        """Yield number and key of each commit after `version`; -1: all."""
         log = f"{self.folder}_delta_log/"
         start_after = f"{log}{version:020d}.json" if version >= 0 else None
         for entry in self.store.list_objects(log, start_after=start_after):

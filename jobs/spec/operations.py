@@ -66,7 +66,7 @@ class QualitySpec(SpecModel):
     severity: dict[str, Severity] = Field(default_factory=dict)
     """Check id and ``warn``, ``critical`` or ``off``; overrides the suite's severity."""
     suites: str | None = None
-    """Folder of your own suites (``*.yaml``), beside the file of the spec or relative to the
+    """Folder of your own suites (``*.yaml``), in the folder of the spec or relative to the
     working folder.
 
     A file with the name of a built-in suite replaces it.
@@ -87,7 +87,7 @@ class QualitySpec(SpecModel):
 
 
 class SpliceSpec(SpecModel):
-    """What `<p>.splice` does in Airflow; the command line needs none of it."""
+    """What `<p>.splice` does in Airflow; the command line does not use it."""
 
     offer_rows: Annotated[int, Field(gt=0)] | None = None
     """Number of late rows that makes a request and asks for an approval.

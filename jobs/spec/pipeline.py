@@ -118,7 +118,7 @@ ColumnType = Annotated[str, AfterValidator(_validate_column_type)]
 
 
 class BarrierColumns(SpecModel):
-    """Where barrier events and punctuation rows stand among a source's rows.
+    """How to distinguish barrier events and punctuation rows from a source's data rows.
 
     A row whose ``kind`` column equals ``data`` (or is null) is data; ``punctuation`` names the
     value of punctuation rows; any value listed in ``types`` is a barrier of that type.
@@ -270,7 +270,7 @@ class SourceSpec(FrontierOptions):
                 f"evolution.renamed: {', '.join(strangers)} is not in the schema"
                 f" ({', '.join(self.columns)})"
             )
-        # Outputs add provenance columns such as `_source` and `_seq` beside those of the user.
+        # Outputs add provenance columns such as `_source` and `_seq` to those of the user.
         reserved = [c for c in self.columns if c.startswith("_")]
         if reserved:
             raise ValueError(
@@ -312,7 +312,7 @@ class SourceSpec(FrontierOptions):
     def _require_kafka_columns(self, kafka: KafkaOptions) -> None:
         if kafka.timestamp is not None and self.columns[kafka.timestamp] != "timestamp":
             raise ValueError(f"kafka.timestamp: column {kafka.timestamp} must be a timestamp")
-        # A tombstone has no payload, so its event time must come from what Kafka delivers beside
+        # A tombstone has no payload, so its event time must come from what Kafka delivers with
         # it.
         if kafka.tombstones == "row" and self.event_time not in (
             kafka.timestamp,
@@ -321,7 +321,7 @@ class SourceSpec(FrontierOptions):
         ):
             raise ValueError(
                 f"kafka.tombstones: row: a message without a value has no {self.event_time}; "
-                "take the event time from beside it, as kafka.timestamp does"
+                "take the event time from outside the payload, as kafka.timestamp does"
             )
 
     @staticmethod
@@ -488,7 +488,7 @@ class SparkSpec(SpecModel):
 class SubmitSpec(SpecModel):
     """How spark-submit launches the driver.
 
-    Master and deploy mode stand in the Airflow connection.
+    Master and deploy mode are in the Airflow connection.
     """
 
     conn_id: str = "spark_default"
@@ -540,7 +540,7 @@ class SupervisionSpec(SpecModel):
     Without it the driver is a process on the worker's host.
     """
     standby: bool = False
-    """A second driver waits beside the first, with Spark warm, and takes over when it is lost.
+    """A second driver waits, with Spark warm, and takes over when the first is lost.
 
     It needs as much memory as the first.
     """
@@ -657,7 +657,7 @@ class PipelineSpec(SpecModel):
                 )
         for name, source in self.sources.items():
             # A source that imports its own frontier, or one that does not exist, would hold the
-            # output frontier for ever.
+            # output frontier without end.
             imported = source.punctuation.import_from if source.punctuation else None
             if imported is not None and (imported not in self.sources or imported == name):
                 raise ValueError(

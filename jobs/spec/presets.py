@@ -148,7 +148,7 @@ def _apply_to_source(preset: dict[str, Any], source: Any) -> Any:
     if has_punctuation and "punctuated" in preset:
         defaults["punctuation"] = preset["punctuated"]
     if not has_punctuation and _has_declared_frontier(source):
-        defaults.pop("punctuation", None)  # a lag needs no punctuation beside it
+        defaults.pop("punctuation", None)  # a lag needs no punctuation
     if all(source.get(name) is None for name in ("lag", "punctuation", "wall_clock")):
         defaults |= preset.get("undeclared", {})
     return _merge_defaults(defaults, source)

@@ -9,7 +9,7 @@ from tidegate.jobs.spec.pipeline import PipelineSpec
 
 _MASK: Final = "***"
 _PASSWORD_IN_ADDRESS: Final = re.compile(r"(://[^/@\s:]*:)(?!\$\{\w+\}@)[^/@\s]+@")
-# The end of an option's name: `sasl.oauthbearer.token.endpoint.url` is no secret.
+# The end of an option's name: `sasl.oauthbearer.token.endpoint.url` is not a secret.
 _SECRET_NAME: Final = re.compile(
     r"(password|passwd|secret|token|credential|login|access.?key|secret.?key|jaas.config)$",
     re.IGNORECASE,
@@ -19,8 +19,8 @@ _SECRET_NAME: Final = re.compile(
 def mask_secrets(spec: PipelineSpec) -> PipelineSpec:
     """Return the spec with ``***`` for passwords in addresses and for secret options.
 
-    What is written as ``env:NAME`` or ``${NAME}`` stays, because it is no secret. Who may read the
-    bucket may read the specs in it, so they must not hold the keys of other systems.
+    What is written as ``env:NAME`` or ``${NAME}`` stays, because it is not a secret. Users who may
+    read the bucket may read the specs in it, so these must not hold the keys of other systems.
     """
     data = spec.model_dump(mode="json", by_alias=True)
     masked = _mask_value("", data)

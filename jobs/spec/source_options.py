@@ -25,11 +25,11 @@ class ParseOptions(SpecModel):
     timestamps: Literal["iso", "s", "ms", "us"] = "iso"
     """ISO 8601 text, or a number of seconds, milliseconds or microseconds since 1970 in UTC."""
     delimiter: Annotated[str, Field(min_length=1, max_length=1)] = ","
-    """CSV: what stands between two values."""
+    """CSV: the separator between two values."""
     quote: Annotated[str, Field(min_length=1, max_length=1)] = '"'
     """CSV: what surrounds a value that holds a delimiter or a line break."""
     header: bool = True
-    """CSV: the first line names the columns; without it they stand in the order of the schema."""
+    """CSV: the first line names the columns; without it they are in the order of the schema."""
     null: str = ""
     """CSV: the text of an absent value."""
 
@@ -79,7 +79,7 @@ class DiscoveryOptions(SpecModel):
 class KafkaOptions(SpecModel):
     """A Kafka topic as a source.
 
-    Its partitions are the source's; offsets are the positions, and stand in the manifest only.
+    Its partitions are the source's; offsets are the positions, and only the manifest keeps them.
     """
 
     servers: str
@@ -296,10 +296,10 @@ def _list_edge_window_conflicts(window: WindowSpec) -> Iterator[str]:
     if window.kind is WindowKind.SESSION:
         yield "a session would never end: take a tumbling or sliding window"
     if window.lateness != 0 or window.late_unit != "event":
-        yield "results are final when they are told: lateness must be 0 and late_unit event"
+        yield "results are final when they are written: lateness must be 0 and late_unit event"
     if window.emit != "close" or window.fire_every is not None or window.zero_rows:
         yield (
-            "results are told when the window closes: emit must be close, without fire_every and"
+            "results are written when the window closes: emit must be close, without fire_every and"
             " zero_rows"
         )
     if window.on_late is LatePolicy.ADJUST:

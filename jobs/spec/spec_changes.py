@@ -19,7 +19,7 @@ from tidegate.jobs.spec.pipeline import NON_DATA_SECTIONS, PipelineSpec, SourceS
 from tidegate.jobs.spec.window_specs import WindowSpec
 
 _RESTART_ADVICE: Final = (
-    "start anew under another name, or let the driver finish with the old spec first"
+    "start again under another name, or let the driver finish with the old spec first"
 )
 
 
@@ -107,7 +107,7 @@ def _compare_sources(old: PipelineSpec, new: PipelineSpec, live: LiveState) -> I
         rows = (
             f"; up to {live.buffered:,} buffered rows still leave in order" if live.buffered else ""
         )
-        # An end edge of a removed source is never read, so its open edges would count for ever.
+        # An end edge of a removed source is never read, so its open edges would count without end.
         rows += "; its open edges count no more" if old.sources[name].edges else ""
         yield SpecChange(
             f"sources.{name} removed",
@@ -144,8 +144,8 @@ def _compare_source(where: str, old: SourceSpec, new: SourceSpec) -> Iterator[Sp
         elif field == "lag":
             yield _make_kept_change(
                 f"{where}.lag",
-                "a smaller one counts at once; with a larger one the frontier stands until the rows"
-                " caught up",
+                "a smaller one counts at once; with a larger one the frontier does not move until"
+                " the rows caught up",
             )
         else:
             yield _make_kept_change(f"{where}.{path}")

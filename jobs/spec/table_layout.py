@@ -79,7 +79,7 @@ _ALLOWED_TRANSFORMS: Final[dict[str, frozenset[PartitionTransform]]] = {
 
 _TABLE_ORIGIN_COLUMNS: Final = {"_source": "string", "_partition": "string", "_seq": "long"}
 WINDOW_COLUMNS: Final = {"window_start": "timestamp", "window_end": "timestamp", "revision": "int"}
-"""Columns of a window's table beside its keys.
+"""Columns of a window's table besides its keys.
 
 Aggregates are left out: their types are known with the first result only.
 """
@@ -89,7 +89,7 @@ STREAM_COLUMNS: Final = {
     "_via": "string",
     "_origin": "string",
 }
-"""Columns of a stream's table beside its own."""
+"""Columns of a stream's table besides its own."""
 SYSTEM_COLUMNS: Final[dict[str, dict[str, str]]] = {
     "events": {"position": "long", "section": "long", "_late": "boolean", **_TABLE_ORIGIN_COLUMNS},
     "late": {
@@ -130,7 +130,7 @@ SYSTEM_COLUMNS: Final[dict[str, dict[str, str]]] = {
 }
 """Table -> tidegate's own columns by which its files can be arranged.
 
-User columns come beside them.
+User columns are added to them.
 """
 
 
@@ -154,7 +154,7 @@ class PartitionBy:
         """
         match = _PARTITION_PATTERN.fullmatch(text.strip())
         if match is None:
-            raise ValueError(f"{text!r} is no partition; allowed: {_PARTITION_FORMS}")
+            raise ValueError(f"{text!r} is not a partition; allowed: {_PARTITION_FORMS}")
         identity, time, of_time, sized, width, of_sized = match.groups()
         if identity:
             return cls(identity)
@@ -177,7 +177,7 @@ class PartitionBy:
 
 @dataclass(frozen=True, slots=True)
 class SortBy:
-    """One sort key; nulls stand last in both directions."""
+    """One sort key; nulls are last in both directions."""
 
     column: str
     descending: bool = False
@@ -192,7 +192,7 @@ class SortBy:
         match = _SORT_PATTERN.fullmatch(text.strip())
         if match is None:
             raise ValueError(
-                f"{text!r} is no sort key; allowed: a column, 'column asc' or 'column desc'"
+                f"{text!r} is not a sort key; allowed: a column, 'column asc' or 'column desc'"
             )
         return cls(match[1], match[2] == "desc")
 

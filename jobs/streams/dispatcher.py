@@ -154,7 +154,7 @@ class StreamDispatcher:
                 old = self._history.read_rows(EVENTS_STREAM, {}, state.next, start)
                 last = old["stream_time"][-1].as_py()
             except RowsRetiredError:
-                last = state.last  # nobody can read those rows, so nothing depends on their times
+                last = state.last  # no reader can see those rows, so nothing depends on their times
             state = StreamState(start, last, shift)
         table = read_parquet_files(self._store, list(moved.files.get(EVENTS_STREAM, ())))
         epoch.before[EVENTS_STREAM] = start

@@ -142,14 +142,14 @@ def test_sketches_of_other_gammas_still_count() -> None:
     assert rows[bucket_upper_bound(703, 1.02)] == 1
 
 
-def test_curve_falls_from_no_lag_to_nobody_late() -> None:
+def test_curve_falls_from_no_lag_to_no_late_row() -> None:
     """The curve starts at lag 0 with all rows that are behind and ends with none."""
     assert LatenessCurve({0: 6, 10: 3, 50: 1}).points() == [(0, 0.4), (10, 0.1), (50, 0.0)]
     assert LatenessCurve({0: 6}).points() == [(0, 0.0)]
     assert LatenessCurve({}).lag_for(TARGET_SHARES[0]) is None
 
 
-def test_cost_is_told_against_the_present_lag() -> None:
+def test_cost_is_relative_to_the_present_lag() -> None:
     """A target says how much more or less delay it would be.
 
     Without a known lag it says nothing.

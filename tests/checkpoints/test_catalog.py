@@ -58,7 +58,7 @@ def test_checkpoints_are_listed_newest_first_on_every_store(store: Store, author
     )
 
 
-def test_timelines_are_told_apart(log: SlotLog, author: Author) -> None:
+def test_timelines_are_distinguished(log: SlotLog, author: Author) -> None:
     """The current lineage is the default; abandoned checkpoints are shown on request and marked."""
     old = author.extend(log, 6)
     log.fork(log.head(), old[1].id, request_id="r", who="ann", why="")

@@ -78,7 +78,7 @@ def test_a_held_up_swap_never_fits_again() -> None:
     assert read_desired_state(store, "p").state is DesiredState.RUN
 
 
-def test_nobody_started_means_stopped_and_foreign_moves_are_refused() -> None:
+def test_never_started_means_stopped_and_foreign_moves_are_refused() -> None:
     """The default wish is 'stopped'.
 
     With `only_from` a wish that moved meanwhile is not overwritten.
@@ -88,7 +88,7 @@ def test_nobody_started_means_stopped_and_foreign_moves_are_refused() -> None:
     set_desired_state(
         store, "p", DesiredState.RECOVERING, who="ann", only_from=DesiredState.STOPPED
     )
-    with pytest.raises(ConfigurationError, match=r"should be recovering \(said by ann\), not run"):
+    with pytest.raises(ConfigurationError, match=r"should be recovering \(set by ann\), not run"):
         set_desired_state(store, "p", DesiredState.STOPPED, who="bob", only_from=DesiredState.RUN)
 
 
@@ -103,7 +103,7 @@ def test_a_start_behind_a_stop_is_counted() -> None:
     assert b'"run":' not in DesiredDocument(state=run).to_bytes()
 
 
-def test_a_document_nobody_can_get_through_to_is_transient() -> None:
+def test_a_contended_document_is_a_transient_error() -> None:
     """When others are always faster, the change gives up instead of spinning."""
     bucket = MemoryBucket()
     number = iter(range(1000))

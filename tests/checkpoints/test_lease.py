@@ -241,7 +241,7 @@ def test_the_holders_time_counts_from_before_it_sent(clock: ManualClock) -> None
     assert lease.remaining_seconds == LEASE_TTL - 4
 
 
-def test_a_sleeper_that_nobody_replaced_goes_on(memory: MemoryStore, clock: ManualClock) -> None:
+def test_a_sleeper_without_a_successor_goes_on(memory: MemoryStore, clock: ManualClock) -> None:
     """After its time ran out, check renews; when nobody took the lease, it is simply kept."""
     lease = Lease.acquire(memory, "p", far_away("one"), clock=clock)
     clock.advance(60)

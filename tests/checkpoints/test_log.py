@@ -33,7 +33,7 @@ def script(*faults: Fault | None) -> MemoryStore:
     )
 
 
-def test_an_empty_log_stands_before_the_first_slot(log: SlotLog) -> None:
+def test_an_empty_log_is_before_the_first_slot(log: SlotLog) -> None:
     """The head of nothing is slot 0 of timeline 0, without a parent."""
     head = log.head()
     assert (head.timeline, head.slot, head.checkpoint, head.sha256) == (0, 0, None, None)

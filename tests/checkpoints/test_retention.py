@@ -462,7 +462,7 @@ def race_with_gc(script: bytes) -> None:
 
 @RACE
 @given(SCRIPT)
-def test_gc_beside_drivers_restores_and_pins_deletes_nothing_needed(script: bytes) -> None:
+def test_gc_during_drivers_restores_and_pins_deletes_nothing_needed(script: bytes) -> None:
     """Whatever the interleaving, faults and crashes.
 
     Every checkpoint that is left can be restored.

@@ -58,7 +58,7 @@ def test_only_the_newest_epochs(cli: Cli, sketched: SlotLog) -> None:
     assert (data["epochs"], data["sources"]["EWR"]["rows"]) == (1, 1000)
 
 
-def test_no_sketch_is_said(cli: Cli, log: SlotLog) -> None:
+def test_no_sketch_is_reported(cli: Cli, log: SlotLog) -> None:
     """Without sketches there is no advice, and no picture."""
     assert "no lateness sketch in 3 epochs" in cli("advise", "flights").out
     said = cli("advise", "flights", "--plot", "curve.svg")

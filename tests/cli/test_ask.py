@@ -19,7 +19,7 @@ from tidegate.errors import ConfigurationError
 from tidegate.jobs.cli.run_commands import _await_answer
 
 
-def test_nobody_answers(cli: Cli, log: SlotLog, spec_file: Path) -> None:
+def test_no_answer_arrives(cli: Cli, log: SlotLog, spec_file: Path) -> None:
     """Without a driver the request stays, and the error says so."""
     said = cli("abort-barrier", "flights", "7", "--wait", "0")
     assert said.exit_code == 3
@@ -28,7 +28,7 @@ def test_nobody_answers(cli: Cli, log: SlotLog, spec_file: Path) -> None:
     assert (request.kind, request.barrier) == (RequestKind.ABORT_BARRIER, 7)
 
 
-def test_a_refusal_is_told(cli: Cli, log: SlotLog, spec_file: Path) -> None:
+def test_a_refusal_is_reported(cli: Cli, log: SlotLog, spec_file: Path) -> None:
     """What the driver refuses ends with exit code 2 and its reason."""
     cli("savepoint", "flights", "before", "--wait", "0")
     (request,) = list_pending_requests(log.store, "flights")

@@ -108,7 +108,7 @@ def test_a_restore_alone_keeps_no_driver_away(cli: Cli, log: SlotLog) -> None:
     assert not read_desired_state(log.store, "flights").keeps_drivers_away
 
 
-def test_nobody_starts_a_pipeline_in_the_middle_of_a_restore(cli: Cli, log: SlotLog) -> None:
+def test_no_pipeline_starts_in_the_middle_of_a_restore(cli: Cli, log: SlotLog) -> None:
     """As long as the one who restores lives; what a dead one left behind may be started."""
     set_desired_state(log.store, "flights", DesiredState.RECOVERING, who="ann")
     lease = Lease.acquire(log.store, "flights", ProcessIdentity.this_process())

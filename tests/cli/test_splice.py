@@ -104,7 +104,7 @@ def test_few_late_rows_are_no_request(cli: Cli, shop: Shop) -> None:
     assert (said.exit_code, said.data) == (0, {"request": None, "rows": 2, "at_least": 3})
 
 
-def test_dead_letters_are_mended(cli: Cli, shop: Shop) -> None:
+def test_dead_letters_are_corrected(cli: Cli, shop: Shop) -> None:
     """A dead row that is mended is merged under its own identity.
 
     Unmended it is refused with the reason.
@@ -125,7 +125,7 @@ def test_dead_letters_are_mended(cli: Cli, shop: Shop) -> None:
     )
 
 
-def test_single_dead_letters_are_mended(cli: Cli, shop: Shop) -> None:
+def test_single_dead_letters_are_corrected(cli: Cli, shop: Shop) -> None:
     """A file of mended rows names each by its identity."""
     dead = shop.table("dead_letters")[0]
     line = {

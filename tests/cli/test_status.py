@@ -29,7 +29,7 @@ def say(log: SlotLog, lease: Lease, state: str, *, ago: float = 0.0, **body: obj
     )
 
 
-def test_stopped_pipeline_shows_where_it_stands(cli: Cli, log: SlotLog) -> None:
+def test_stopped_pipeline_shows_its_position(cli: Cli, log: SlotLog) -> None:
     """Without a driver, everything that was sealed is still told."""
     data = cli("status", "flights", "--json").data
     assert (data["state"], data["driver"], data["frontier"], data["unpublished"]) == (
@@ -71,7 +71,7 @@ def test_words_name_holder_and_rows(cli: Cli, log: SlotLog) -> None:
 @pytest.mark.parametrize(
     "why", ["no data", "idle timer running", "open barrier", "no punctuation", "buffered rows"]
 )
-def test_each_reason_is_told(cli: Cli, log: SlotLog, why: str) -> None:
+def test_each_reason_is_reported(cli: Cli, log: SlotLog, why: str) -> None:
     """Why the frontier is held, in words and for machines; since when, and by whom."""
     seal(log, why=why)
     assert f"EWR/0 since 2025-06-15T15:06:40Z: {why}" in cli("status", "flights").out
@@ -99,7 +99,7 @@ def test_silent_sources_are_named(cli: Cli, log: SlotLog) -> None:
     assert cli("status", "flights", "--json").data["silent"] == {"LGA": 4000}
 
 
-def test_what_waits_is_told(cli: Cli, log: SlotLog) -> None:
+def test_what_waits_is_reported(cli: Cli, log: SlotLog) -> None:
     """Messages by source and partition, and objects that came behind a greater name."""
     lease = Lease.acquire(log.store, "flights", ProcessIdentity.this_process())
     lag = {"web/0": 1200, "web/1": 34, "app/0": 0}
@@ -173,7 +173,7 @@ def test_foreign_words_are_ignored(cli: Cli, log: SlotLog) -> None:
     assert cli("status", "flights", "--json").data["state"] == "starting"
 
 
-def test_failure_is_told(cli: Cli, log: SlotLog) -> None:
+def test_failure_is_reported(cli: Cli, log: SlotLog) -> None:
     """How a driver ended, and why, outlives it."""
     lease = Lease.acquire(log.store, "flights", ProcessIdentity.this_process())
     error = {"class": "poison", "message": "row 7 has no time", "code": "x"}
@@ -272,7 +272,7 @@ sources:
     ("word", "ago", "state"),
     [("running", 5.0, "running"), ("running", 60.0, "silent"), ("failed", 60.0, "failed")],
 )
-def test_landings_are_told(
+def test_landings_are_reported(
     cli: Cli,
     log: SlotLog,
     tmp_path: Path,

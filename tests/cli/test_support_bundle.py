@@ -189,7 +189,7 @@ SHAPES = st.one_of(
 
 @given(SHAPES, st.lists(st.sampled_from(ENCODERS), max_size=3))
 @settings(deadline=None)
-def test_a_secret_is_known_by_where_it_stands(text: str, wraps: list[Callable[[str], str]]) -> None:
+def test_a_secret_is_known_by_its_place(text: str, wraps: list[Callable[[str], str]]) -> None:
     """Behind its name, in a header, an address, a signed address or a key.
 
     Also within JSON and addresses, to any part of it.

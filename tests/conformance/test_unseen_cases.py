@@ -332,7 +332,7 @@ def test_a_broken_file_is_one_clear_line(
     assert "Traceback" not in error
 
 
-def test_more_cases_of_a_suite_may_stand_in_a_file_of_their_own(tmp_path: Path) -> None:
+def test_more_cases_of_a_suite_may_be_in_a_file_of_their_own(tmp_path: Path) -> None:
     """The beginning of a file's name is the suite."""
     file = tmp_path / "hazelcast_window_more.json"
     file.write_text(json.dumps({"cases": [CASE]}))
@@ -355,7 +355,7 @@ def test_every_suite_has_a_vocabulary() -> None:
     assert KNOWN.keys() == suites().keys()
 
 
-def test_a_suite_that_nobody_knows_is_skipped_by_name(tmp_path: Path) -> None:
+def test_an_unknown_suite_is_skipped_by_name(tmp_path: Path) -> None:
     """Its cases are listed, and the other files are played."""
     strange, known = tmp_path / "samza.json", tmp_path / "hazelcast_window.json"
     strange.write_text(json.dumps({"cases": [{"id": "own.samza"}]}))

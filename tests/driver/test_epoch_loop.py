@@ -219,7 +219,7 @@ def test_an_epoch_sealed_without_an_answer_is_published() -> None:
     assert shell.sink.upto == 1
 
 
-def test_a_slot_of_somebody_else_is_published_on_a_quiet_stream() -> None:
+def test_a_slot_of_another_process_is_published_on_a_quiet_stream() -> None:
     """An idle driver looks at the head now and then, and its sinks follow."""
     shell = Shell(coalesce={"idle_timeout": "never"})
     shell.feed(1)

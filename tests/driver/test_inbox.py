@@ -90,7 +90,7 @@ def test_a_pin_is_made_up_for_by_the_successor(bench: Bench, kind: RequestKind) 
     assert ack.checkpoint == str(sealed)
 
 
-def test_a_refused_pin_is_said(bench: Bench) -> None:
+def test_a_refused_pin_is_reported(bench: Bench) -> None:
     """The name is taken by another checkpoint."""
     for _ in range(2):
         asked = submit_request(

@@ -92,7 +92,7 @@ def test_a_tardy_source_closes_no_further_barrier() -> None:
     provider.shutdown()
 
 
-def test_states_and_errors_that_are_over_are_told_as_over() -> None:
+def test_states_and_errors_that_are_over_are_shown_as_over() -> None:
     """A series that only ends looks the same for minutes.
 
     Of the states exactly one is 1, and an error that was is 0.
@@ -342,7 +342,7 @@ def _second_of(spec: PipelineSpec, store: Store) -> dict[str, Any]:
     return Serde.to_dict(events[1])
 
 
-def test_lineage_nobody_takes_changes_nothing() -> None:
+def test_lineage_that_is_not_taken_changes_nothing() -> None:
     """An address where nobody listens costs a line in the log."""
     bench, reports = sealed()
     lineage = create_lineage_sender(

@@ -83,7 +83,7 @@ def test_without_failed_checks_latest_healthy_is_latest(log: SlotLog) -> None:
     assert log.list_forks() == []
 
 
-def test_when_everything_failed_somebody_has_to_look(log: SlotLog) -> None:
+def test_when_everything_failed_a_person_has_to_look(log: SlotLog) -> None:
     """No checkpoint is healthy: the driver names the check instead of beginning from nothing."""
     name = str(log.head().checkpoint)
     critical = [{"check": "late_ratio_critical", "epochs": [1, 6]}]

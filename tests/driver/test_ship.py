@@ -30,7 +30,7 @@ def test_without_a_launcher_nothing_is_sent(tmp_path: Path) -> None:
     assert list_log_attempts(open_store(url), "p") == []
 
 
-def test_a_store_that_cannot_be_opened_harms_nobody(tmp_path: Path) -> None:
+def test_a_store_that_cannot_be_opened_harms_no_other_stream(tmp_path: Path) -> None:
     """The driver has other ways to say that its store is wrong."""
     with ship_log(
         "ftp://nowhere", "p", {LOG_VARIABLE: str(tmp_path / "none"), ATTEMPT_VARIABLE: "a"}

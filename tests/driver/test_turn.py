@@ -45,7 +45,7 @@ def want(store: MemoryStore, state: DesiredState) -> None:
     set_desired_state(store, "p", state, who="ann", why="upgrade")
 
 
-def test_nobody_said_anything(turn_of: NewTurn, store: MemoryStore) -> None:
+def test_no_desired_state_was_recorded(turn_of: NewTurn, store: MemoryStore) -> None:
     """Then whoever was started may drive."""
     for standby in (False, True):
         one = turn_of(standby)
@@ -57,12 +57,12 @@ def test_nobody_said_anything(turn_of: NewTurn, store: MemoryStore) -> None:
 
 
 @pytest.mark.parametrize("state", [DesiredState.STOPPED, DesiredState.RECOVERING])
-def test_one_that_does_not_stand_by_ends(
+def test_a_driver_without_standby_ends(
     turn_of: NewTurn, store: MemoryStore, state: DesiredState
 ) -> None:
     """With who said what, and what to do; the lease is as before."""
     want(store, state)
-    with pytest.raises(FencedError, match=rf"p should be {state} \(said by ann: upgrade\)") as said:
+    with pytest.raises(FencedError, match=rf"p should be {state} \(set by ann: upgrade\)") as said:
         turn_of(False).wait_until_wanted()
     assert said.value.advice == "when it should run again: tidegate start p"
     assert read_lease(store, "p") is None

@@ -43,7 +43,7 @@ def test_an_archive_fits_one_java_and_one_spark(machine: dict[str, str], tmp_pat
     assert locate_class_archive({**machine, "JAVA_HOME": str(tmp_path / "nowhere")}) is None
 
 
-def test_the_jvm_is_told_of_an_archive_only_if_it_is_there(machine: dict[str, str]) -> None:
+def test_the_jvm_gets_an_archive_only_if_it_exists(machine: dict[str, str]) -> None:
     """No archive, no option; with one it is shared, quietly; while one is made it is written."""
     archive = locate_class_archive(machine)
     assert archive is not None

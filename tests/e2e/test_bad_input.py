@@ -210,7 +210,7 @@ def test_dead_rows_are_kept(ended: Piped) -> None:
     assert "amount" in seven["detail"]
 
 
-def test_good_values_beside_bad_ones_go_on(ended: Piped) -> None:
+def test_good_values_next_to_bad_ones_go_on(ended: Piped) -> None:
     """Texts that are numbers are cast, a missing column reads as null."""
     events = (
         ended.table("events")

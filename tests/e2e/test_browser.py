@@ -196,7 +196,7 @@ def test_a_viewer_sees_and_may_not(cockpit: Cockpit, see_as: As) -> None:
     stranger.close()
 
 
-def test_another_site_cannot_act_for_somebody(cockpit: Cockpit, see_as: As) -> None:
+def test_another_site_cannot_act_for_a_user(cockpit: Cockpit, see_as: As) -> None:
     """A foreign page in admin's own browser, cookie and all, can neither start a restore nor read
     anything.
     """

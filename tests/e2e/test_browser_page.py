@@ -234,7 +234,7 @@ def test_everything_can_be_done_by_keyboard(show: Open) -> None:
     assert page.evaluate("document.activeElement.id") == button
 
 
-def test_whoever_listens_hears_names(show: Open) -> None:
+def test_listeners_get_names(show: Open) -> None:
     """Every control has a name, every table a heading, every chart a sentence.
 
     The outline begins with one heading.
@@ -246,7 +246,7 @@ def test_whoever_listens_hears_names(show: Open) -> None:
     assert page.evaluate(_TWICE) == []
 
 
-def test_a_table_somebody_chooses_in_stands_still(show: Open, site: Site) -> None:
+def test_a_table_does_not_move_while_a_person_chooses_in_it(show: Open, site: Site) -> None:
     """A row must not move under the pointer that is about to restore it.
 
     Newer checkpoints are announced instead.
@@ -382,7 +382,7 @@ def test_a_failed_stream_tells_all_in_one_place(show: Open, site: Site) -> None:
     expect(dialog.get_by_label("Log of attempt 20260101-a")).to_contain_text("last line")
 
 
-def test_broken_specs_stand_above_the_streams(show: Open, site: Site) -> None:
+def test_broken_specs_are_listed_above_the_streams(show: Open, site: Site) -> None:
     """File, line and field of each mistake, also of a file that is no YAML."""
     site.desk.broken = [
         "- /specs/shop.yaml:30: windows.w.latness: unknown field, did you mean 'lateness'?",

@@ -159,7 +159,7 @@ def test_a_connect_server_that_dies_is_not_blamed_on_rows(tmp_path: Path) -> Non
     assert steady.exact().problems == []
 
 
-def test_a_driver_over_connect_is_replaced_beside_its_jvm(tmp_path: Path) -> None:
+def test_a_driver_over_connect_is_replaced_while_its_jvm_runs(tmp_path: Path) -> None:
     """kill -9 of the driver.
 
     The next one goes on with the same server and its JVM, and the tables are exact.

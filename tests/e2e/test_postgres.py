@@ -357,7 +357,7 @@ def test_tables_grow_with_the_spec(world: World, pg: PostgresServer) -> None:
     assert pg.rows("select count(*), count(gate) from p.events") == [(4, 0)]
 
 
-def test_what_a_person_has_to_mend_is_said(
+def test_what_a_person_has_to_correct_is_reported(
     world: World, pg: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another pipeline's ledger, a table that does not fit, a missing database, a missing variable,

@@ -123,7 +123,7 @@ class Live(Piped):
         return merged
 
 
-def test_merges_beside_a_live_driver(tmp_path: Path, minio_environment: RealMinio) -> None:
+def test_merges_during_a_live_driver(tmp_path: Path, minio_environment: RealMinio) -> None:
     """Merges into events, windows and a stream while epochs are sealed.
 
     Their results stay, and all equals a batch at the end.

@@ -48,7 +48,7 @@ def test_a_standby_takes_over(tmp_path: Path) -> None:
     assert steady.exact().problems == []
 
 
-def test_a_stop_holds_until_somebody_starts(tmp_path: Path) -> None:
+def test_a_stop_holds_until_a_person_starts(tmp_path: Path) -> None:
     """`tidegate stop` is obeyed by a warm standby and by whoever a supervisor starts.
 
     A restore works; `start` ends it.
@@ -101,7 +101,7 @@ def until(true: Callable[[], object], seconds: float = 900.0) -> None:
 
 def kept_by_the_driver(steady: Steady, launch: int) -> bool:
     """Whether a launch waits because another one has finished."""
-    return any("said by driver" in line["why"] for line in steady.said("kept_waiting", launch))
+    return any("set by driver" in line["why"] for line in steady.said("kept_waiting", launch))
 
 
 def tidegate(steady: Steady, command: str, *rest: str) -> str:

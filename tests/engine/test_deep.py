@@ -92,7 +92,7 @@ def test_a_row_too_few_is_found() -> None:
     )
 
 
-def test_rows_nobody_counted_are_found() -> None:
+def test_uncounted_rows_are_found() -> None:
     """A file that fits its own description, but not the epoch's counters."""
     bench = sealed()
     epoch = next(e for e in reversed(bench.epochs()) if e.files.get("events"))

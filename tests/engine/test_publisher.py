@@ -51,7 +51,7 @@ def test_an_outage_is_waited_out(group: int) -> None:
     assert own.trouble is None
 
 
-def test_an_error_nobody_planned_is_seen() -> None:
+def test_an_unexpected_error_is_seen() -> None:
     """The thread ends, the driver is told by a sentence, and the cause is kept for the log."""
     own = publisher(Sink(ZeroDivisionError("oops")))
     with pytest.raises(

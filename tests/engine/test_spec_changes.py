@@ -164,7 +164,7 @@ def with_maximum(bench: Bench) -> Bench:
     return changed(bench, windows=windows)
 
 
-def test_an_aggregate_is_added_by_reading_anew_from_the_beginning(bench: Bench) -> None:
+def test_an_aggregate_is_added_by_reading_again_from_the_beginning(bench: Bench) -> None:
     """Open windows lack it, so it is refused.
 
     The message names the restore after which every window has it, whole.
@@ -174,7 +174,7 @@ def test_an_aggregate_is_added_by_reading_anew_from_the_beginning(bench: Bench) 
         ConfigurationError, match=r"windows\.w\.aggregates\.most added: .* new name"
     ) as refused:
         settle(wider)
-    assert "since the beginning anew: tidegate checkpoints restore SPEC.yaml beginning" in str(
+    assert "since the beginning again: tidegate checkpoints restore SPEC.yaml beginning" in str(
         refused.value.advice
     )
     restore(wider, None)
@@ -194,13 +194,13 @@ def test_an_aggregate_is_added_from_a_checkpoint_without_open_windows() -> None:
     wider, quiet = with_maximum(idle), idle.epochs()[0].id
     with pytest.raises(ConfigurationError) as refused:
         settle(wider)
-    assert f"since {quiet}, the newest checkpoint that it fits, anew" in str(refused.value.advice)
+    assert f"since {quiet}, the newest checkpoint that it fits, again" in str(refused.value.advice)
     settle(wider, str(quiet))
     finish(wider)
     assert [(r["n"], r["most"]) for r in wider.rows("w")] == [(3, 7)]
 
 
-def test_what_no_restore_mends_is_not_offered_one(bench: Bench) -> None:
+def test_what_no_restore_repairs_is_not_offered_one(bench: Bench) -> None:
     """Another key would put two kinds of results into one table, from wherever it is read."""
     windows = bench.spec.model_dump(mode="json", by_alias=True)["windows"]
     windows["w"]["keys"] = ["v"]
@@ -209,7 +209,7 @@ def test_what_no_restore_mends_is_not_offered_one(bench: Bench) -> None:
     assert "checkpoints restore" not in str(refused.value.advice)
 
 
-def test_a_spec_nobody_kept_is_not_judged(bench: Bench) -> None:
+def test_a_spec_that_was_not_kept_is_not_judged(bench: Bench) -> None:
     """State of older versions: said, and gone on."""
     other = changed(bench, windows={})
     manifest = bench.epochs()[-1]

@@ -127,7 +127,7 @@ def test_the_checkpoint_class_aborts_on_timeout() -> None:
     assert rig.tick(22) == [(2, ABORTED, ("a", "c"))]
 
 
-def test_nobody_times_out_while_the_awaited_has_rows() -> None:
+def test_no_barrier_times_out_while_the_awaited_has_rows() -> None:
     """A member with rows left may still deliver: the timer runs on but does not expire."""
     rig = Rig(timeout=10)
     rig.arrive("a")

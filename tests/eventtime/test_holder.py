@@ -74,7 +74,7 @@ def test_buffered_rows() -> None:
     assert held(feed, 1, {"a": 1, "b": 1}) == ("a/0", 1, "buffered rows")
 
 
-def test_nobody_holds_what_has_ended() -> None:
+def test_no_member_holds_what_has_ended() -> None:
     """All input has ended: F is at infinity and nobody is named."""
     feed = Feed(pipeline(("a",), {"lag": 0}, **NEVER))
     feed.end("a")

@@ -99,7 +99,7 @@ def test_the_build_window_lets_rows_go_without_the_silent_source() -> None:
     assert feed.buffered == [120]
 
 
-def test_a_barrier_holds_back_what_stands_behind_it() -> None:
+def test_a_barrier_holds_back_the_rows_behind_it() -> None:
     """O4: rows before the barrier leave, rows behind it wait until all sources have delivered
     theirs.
     """
@@ -192,7 +192,7 @@ def test_a_tardy_barrier_is_not_paired_with_the_next() -> None:
     assert (barrier.id, barrier.outcome, barrier.homogeneous) == (2, BarrierOutcome.COMPLETE, True)
 
 
-def test_an_open_barrier_starves_nobody_else() -> None:
+def test_an_open_barrier_starves_no_other_member() -> None:
     """O11: rows of the other source leave although one source stands at its barrier.
 
     What it held is not late.
@@ -223,7 +223,7 @@ def test_an_expired_residence_passes_no_row_behind_a_barrier() -> None:
     assert step.decision.frontier_after == 11  # not 31: row 20 of a is still to come
 
 
-def test_a_row_below_what_left_beside_an_open_barrier_is_late() -> None:
+def test_a_row_below_what_left_at_an_open_barrier_is_late() -> None:
     """While a stands at its barrier the section goes on ahead of F.
 
     A row that would break its order is late.

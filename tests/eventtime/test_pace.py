@@ -65,7 +65,7 @@ def test_rows_still_to_read_hold_the_frontier() -> None:
     }
 
 
-def test_nobody_holds_when_everybody_has_ended() -> None:
+def test_no_member_holds_when_all_have_ended() -> None:
     """All done: there is no holder."""
     feed = feed_of()
     feed.end("a")

@@ -168,7 +168,7 @@ def test_events_lost_at_the_end_are_missed(healthy: Evidence) -> None:
     assert summaries.summarize_release(empty).loc[0, "positions_missing"] == 100
 
 
-def test_flagged_late_rows_may_stand_out_of_order(healthy: Evidence) -> None:
+def test_flagged_late_rows_may_be_out_of_order(healthy: Evidence) -> None:
     """`emit_flagged` releases late rows at once; that is not disorder."""
     position, flags = (
         pa.array([1, 0, *range(2, 96)], pa.int64()),

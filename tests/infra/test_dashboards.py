@@ -66,7 +66,7 @@ def _airflow(collector: Collector) -> None:
     stats.initialize(factory=NoStatsLogger, export_legacy_names=True)
 
 
-def test_every_metric_is_told(told: set[str]) -> None:
+def test_every_metric_is_sent(told: set[str]) -> None:
     """What is promised to be measured comes to a collector."""
     promised = [*METRICS, *(f"airflow.{name}" for name in airflow_metrics.METRIC_DESCRIPTIONS)]
     assert [

@@ -154,7 +154,7 @@ def test_no_driver_can_shorten_the_log(
 
 
 @pytest.mark.minio
-def test_wrong_keys_are_told(real_minio: RealMinio, called: Called) -> None:
+def test_wrong_keys_are_reported(real_minio: RealMinio, called: Called) -> None:
     """A MinIO that refuses is a fault of configuration, in one line."""
     code, said = called(
         variables(
@@ -165,7 +165,7 @@ def test_wrong_keys_are_told(real_minio: RealMinio, called: Called) -> None:
     assert "refused" in said
 
 
-def test_what_is_missing_is_told(called: Called, tmp_path: Path) -> None:
+def test_what_is_missing_is_reported(called: Called, tmp_path: Path) -> None:
     """Variables that are not set, a store that is no bucket, a file that is no policy, a server
     that is away.
     """

@@ -128,7 +128,7 @@ def test_a_stack_that_never_ran(tmp_path: Path) -> None:
         _ = stack.airflow_url
 
 
-def test_a_missing_dags_folder_is_said_before_anything_starts(tmp_path: Path) -> None:
+def test_a_missing_dags_folder_is_reported_before_anything_starts(tmp_path: Path) -> None:
     """Nothing is started or written when the DAGs folder does not exist."""
     stack = Stack(StackSettings(home=tmp_path / "home", dags=tmp_path / "nowhere"))
     with pytest.raises(ConfigurationError, match="no DAGs folder"):

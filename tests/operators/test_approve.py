@@ -66,7 +66,7 @@ def test_an_approved_restore_names_both_people(log: SlotLog) -> None:
     ]
 
 
-def test_nobody_approves_his_own_restore(log: SlotLog) -> None:
+def test_no_one_approves_their_own_restore(log: SlotLog) -> None:
     """The answer of whoever asked does not count, nothing is changed, and the refusal stays in the
     trail.
     """
@@ -106,7 +106,7 @@ def test_approvers_are_known_by_name_or_id(log: SlotLog) -> None:
     assert len(log.list_forks()) == 1
 
 
-def test_a_run_without_a_person_asks_nobody(log: SlotLog) -> None:
+def test_a_run_without_a_person_asks_no_one(log: SlotLog) -> None:
     """Of a run that a program started nobody knows who must not approve it."""
     with pytest.raises(ConfigurationError, match="no person has started this run"):
         Asking(who=None).report(checkpoint_id(log, 3))
@@ -118,7 +118,7 @@ def test_a_forged_result_approves_nothing(log: SlotLog) -> None:
     asking.report(checkpoint_id(log, 3))
     olga = {"id": "olga", "name": "olga"}
     asking.results["approve"] = {"chosen_options": ["Approve"], "responded_by_user": olga}
-    with pytest.raises(ConfigurationError, match="nobody has answered"):
+    with pytest.raises(ConfigurationError, match="no one has answered"):
         asking.recover()
     assert log.list_forks() == []
 
@@ -190,7 +190,7 @@ def test_without_an_answer_nothing_is_restored(log: SlotLog) -> None:
     """Somebody marked the question as successful instead of answering it."""
     asking = Asking()
     asking.report(checkpoint_id(log, 3))
-    with pytest.raises(ConfigurationError, match="nobody has answered"):
+    with pytest.raises(ConfigurationError, match="no one has answered"):
         asking.recover()
     assert log.list_forks() == []
 
@@ -237,7 +237,7 @@ def test_a_rejection_is_kept(log: SlotLog) -> None:
     )
 
 
-def test_a_question_that_nobody_answers_is_in_the_trail(log: SlotLog) -> None:
+def test_an_unanswered_question_is_in_the_trail(log: SlotLog) -> None:
     """The page shows an expired request like a refused one."""
     asking = Asking()
     asking.report(checkpoint_id(log, 3))
@@ -248,12 +248,12 @@ def test_a_question_that_nobody_answers_is_in_the_trail(log: SlotLog) -> None:
     with pytest.raises(HITLTimeoutError):
         operator.execute_complete(asking.context(), event)
     step = read_restore_audits(log.store, "p")[0].steps[-1]
-    assert (step.what, step.detail) == ("refused", "nobody has answered within 1:00:00")
+    assert (step.what, step.detail) == ("refused", "no one has answered within 1:00:00")
 
 
-def test_a_dry_run_asks_nobody(log: SlotLog) -> None:
+def test_a_dry_run_asks_no_one(log: SlotLog) -> None:
     """It ends after the report, which stands in its log."""
-    with pytest.raises(AirflowSkipException, match="nobody is asked"):
+    with pytest.raises(AirflowSkipException, match="no one is asked"):
         Asking().report(checkpoint_id(log, 3), dry_run=True)
     assert read_restore_audits(log.store, "p") == []
 

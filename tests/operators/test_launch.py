@@ -45,7 +45,7 @@ def test_a_launched_driver_leads_a_group_and_leaves_its_exit_code(
     assert LaunchedDriver.from_dict(started.as_dict()) == started
 
 
-def test_a_killed_driver_is_told_from_a_failed_one(tmp_path: Path, wait_until: Wait) -> None:
+def test_a_killed_driver_differs_from_a_failed_one(tmp_path: Path, wait_until: Wait) -> None:
     """kill -9 shows as 137, which no driver chooses.
 
     A signal to a process that is no longer itself is refused.

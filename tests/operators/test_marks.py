@@ -168,7 +168,7 @@ def test_a_task_that_was_awake_is_looked_after() -> None:
     assert stage.clock.monotonic() >= 120
 
 
-def test_somebody_else_s_wish_after_the_mark_is_left_alone() -> None:
+def test_another_persons_wish_after_the_mark_is_left_alone() -> None:
     """While a task that was awake is looked after, a person may start the stream again."""
     stage = Stage()
 

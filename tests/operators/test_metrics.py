@@ -125,7 +125,7 @@ def test_a_watched_stream_and_its_loss(store: Store, noted: Noted) -> None:
     assert {name for name, _ in after} <= set(trigger.METRIC_DESCRIPTIONS)
 
 
-def test_looks_that_nobody_answers(
+def test_looks_without_an_answer(
     store: Store, noted: Noted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A bucket that is away is no loss; it is counted as what it is."""

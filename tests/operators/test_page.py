@@ -282,7 +282,7 @@ def test_trails_pins_and_requests_are_shown(store: MemoryStore) -> None:
     assert found["timeline"] == history.log.head().timeline == 1
 
 
-def test_every_state_is_told_with_its_reason(store: MemoryStore) -> None:
+def test_every_state_is_shown_with_its_reason(store: MemoryStore) -> None:
     """A glance at the list says which stream is well, and of the others why they are not."""
     gallery(store, 4)
     rows = {name: StreamView(store, name).summary(paused=name == "orders") for name in GALLERY}

@@ -207,7 +207,7 @@ def test_a_forged_answer_merges_nothing(asking: Asking) -> None:
     asking.report("s1")
     olga = {"id": "olga", "name": "olga"}
     asking.results["approve"] = {"chosen_options": ["Approve"], "responded_by_user": olga}
-    with pytest.raises(ConfigurationError, match="nobody has answered"):
+    with pytest.raises(ConfigurationError, match="no one has answered"):
         asking.merge()
 
 
@@ -254,7 +254,7 @@ def test_a_part_becomes_two_requests(asking: Asking) -> None:
         asking.merge()
 
 
-def test_few_late_rows_ask_nobody(asking: Asking) -> None:
+def test_few_late_rows_ask_no_one(asking: Asking) -> None:
     """Below the threshold, or without late rows, the run ends as skipped."""
     asking.answers["late"] = (0, "splice", {"request": None, "rows": 3, "at_least": 100})
     with pytest.raises(AirflowSkipException, match="fewer than 100"):
@@ -268,7 +268,7 @@ def test_few_late_rows_ask_nobody(asking: Asking) -> None:
         asking.report()
 
 
-def test_nothing_left_asks_nobody(asking: Asking) -> None:
+def test_nothing_left_asks_no_one(asking: Asking) -> None:
     """A request that was merged meanwhile is not asked about."""
     asking.answers["show"] = (0, "splice", {"request": {}, "checkpoint": "t0-000004-abcdef"})
     with pytest.raises(AirflowSkipException, match="was merged before, in t0-000004-abcdef"):

@@ -72,7 +72,7 @@ def test_a_live_driver_is_adopted(store: Store) -> None:
     assert (deferred.trigger.floor, deferred.trigger.launched) == (1, None)
 
 
-def test_nothing_is_launched_while_somebody_restores(store: Store) -> None:
+def test_nothing_is_launched_during_a_restore(store: Store) -> None:
     """A recovery under way is waited for by the trigger; the wish of the restorer stays."""
     set_desired_state(store, "p", DesiredState.RECOVERING, who="ann")
     execute_stream()

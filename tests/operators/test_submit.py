@@ -227,7 +227,7 @@ def test_kubernetes_needs_its_provider(submit: Submit, monkeypatch: pytest.Monke
         submit("k8s")
 
 
-def test_a_worker_without_spark_is_told(
+def test_a_worker_without_spark_is_reported(
     submit: Submit, spec: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A missing spark-submit is a configuration error."""

@@ -105,7 +105,7 @@ def test_a_run_that_waits_keeps_the_driver(
     assert read_desired_state(store, "p").state is DesiredState.RUN
 
 
-def test_a_driver_of_somebody_else_is_not_stopped(
+def test_a_driver_of_another_process_is_not_stopped(
     store: Store, stops: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lease has a higher token than this trigger ever saw: another task drives now."""
@@ -149,7 +149,7 @@ def test_only_the_driver_that_was_seen_is_stopped(
     assert [order.token for order in orders] == [lease.token]
 
 
-def test_nothing_is_reported_while_somebody_restores(store: Store) -> None:
+def test_nothing_is_reported_during_a_restore(store: Store) -> None:
     """The driver is gone because a recovery stopped it.
 
     The trigger waits until the recovery says what shall be.

@@ -155,7 +155,7 @@ def test_a_failure_keeps_its_class() -> None:
         (137, PipelineState.LOST, None),
     ],
 )
-def test_an_exit_code_stands_in_for_missing_words(
+def test_an_exit_code_replaces_a_missing_report(
     code: int, expected: PipelineState, kind: str | None
 ) -> None:
     """A driver that could not even write its status is classified by its exit code.
@@ -166,7 +166,7 @@ def test_an_exit_code_stands_in_for_missing_words(
     assert (found.state, found.error.get("class")) == (expected, kind)
 
 
-def test_a_timer_starts_anew_with_every_change() -> None:
+def test_a_timer_starts_again_with_every_change() -> None:
     """Standstill is counted from the last change, on the caller's clock."""
     timer = ChangeTimer()
     assert [

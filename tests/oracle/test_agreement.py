@@ -80,7 +80,7 @@ def test_every_row_has_one_disposition(world: World) -> None:
 
 @AGREE
 @given(worlds())
-def test_positions_are_contiguous_and_late_rows_are_told_once(world: World) -> None:
+def test_positions_are_contiguous_and_late_rows_are_counted_once(world: World) -> None:
     """Positions count from zero without a gap, and a row is at most once in the late table for each
     output.
     """

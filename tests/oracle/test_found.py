@@ -174,7 +174,7 @@ def test_a_barrier_may_have_the_number_zero() -> None:
     assert [(b.id, b.outcome) for o in pair.outcomes for b in o.barriers] == [(0, "complete")]
 
 
-def test_a_barrier_aborted_and_missed_in_one_epoch_is_told_as_it_was_and_as_it_is() -> None:
+def test_a_barrier_aborted_and_missed_in_one_epoch_is_listed_twice() -> None:
     """Two rows of health: without the member that came too late, and with it."""
     ticks = [Tick(0, {A: barriers(1)}, None), Tick(0, {B: barriers(1)}, None, aborts=(1,))]
     pair = played([A, B], ticks)

@@ -362,7 +362,7 @@ def test_zero_rows_fill_a_gap(engine: str) -> None:
         ),
     ],
 )
-def test_what_is_told_when(emit: str, told: list[Any], engine: str) -> None:
+def test_what_is_announced_when(emit: str, told: list[Any], engine: str) -> None:
     """A result when F passes the end.
 
     What has changed in every epoch; or all live windows in every epoch.

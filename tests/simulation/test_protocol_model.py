@@ -25,6 +25,6 @@ def test_nor_does_one_more_slot() -> None:
 
 
 @pytest.mark.parametrize(("name", "mends"), list(mutants()))
-def test_every_mend_is_needed(name: str, mends: Mends) -> None:
+def test_every_correction_is_needed(name: str, mends: Mends) -> None:
     """Without this mend some interleaving does harm."""
     assert check(mends).violation is not None

@@ -66,7 +66,7 @@ def test_known_killers_do_no_harm(killer: Killer) -> None:
 
 
 @pytest.mark.parametrize("killer", KILLERS, ids=lambda killer: killer.name)
-def test_their_mends_are_needed(killer: Killer) -> None:
+def test_their_corrections_are_needed(killer: Killer) -> None:
     """Without its mend the same script ends in a violation."""
     assert play(killer, mended=False).violation is not None
 

@@ -71,7 +71,7 @@ def test_nothing_writes_for_a_copy(original: World, tmp_path: Path) -> None:
     assert read_identity(copy.store, "p") == read_identity(original.store, "p")
 
 
-def test_an_adopted_copy_goes_on_beside_the_original(original: World, tmp_path: Path) -> None:
+def test_an_adopted_copy_does_not_affect_the_original(original: World, tmp_path: Path) -> None:
     """Its tables hold the same rows, at its own place, and go on.
 
     Not a byte of the original changes, and it goes on as well.

@@ -145,7 +145,7 @@ def test_partitions_stay_apart(tmp_path: Path) -> None:
         assert len(paths(table, row_filter=f"carrier = '{one}'")) < len(paths(table))
 
 
-def test_old_files_are_arranged_anew(tmp_path: Path) -> None:
+def test_old_files_are_arranged_again(tmp_path: Path) -> None:
     """Where the partitioning has changed, maintenance brings older files over, once."""
     world = filled(tmp_path, 6)
     world.spec = make_spec(COLUMNS, outputs={"layout": LAYOUT})
@@ -249,7 +249,7 @@ def test_a_crash_at_any_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, st
     assert world.exact(world.sink())
 
 
-def test_garbage_goes_when_nobody_can_bring_it_in_any_more(
+def test_garbage_goes_when_no_process_can_commit_it_any_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sleeper's files stay until the table has moved on past their bound.

@@ -149,7 +149,7 @@ def with_retry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("missing", ["no retry", "mark check"])
-def test_the_race_doubles_rows_without_the_mends(
+def test_the_race_doubles_rows_without_the_corrections(
     world: World, monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
     """The same race publishes an epoch twice with pyiceberg's retry on, or if the mark is not
@@ -227,7 +227,7 @@ def test_publish_that_straddles_a_rewind(world: World, monkeypatch: pytest.Monke
     assert world.rows(sleeper) == [(0, 1)] * 2 + [(0, 2)] * 2 + [(1, 3)] * 2
 
 
-def test_a_table_begun_by_another_is_judged_anew(
+def test_a_table_begun_by_another_is_judged_again(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """pyiceberg's SQL catalog loads what it has just created.
@@ -485,7 +485,7 @@ def test_missing_file_is_poison(world: World) -> None:
         world.sink().follow(world.log)
 
 
-def test_no_retry_property_stands_in_every_table(world: World) -> None:
+def test_no_retry_property_is_in_every_table(world: World) -> None:
     """The property that keeps pyiceberg from rebasing a commit is set on every table."""
     world.seal(1, ("events", "hourly"))
     sink = world.sink()
@@ -515,7 +515,7 @@ def test_restore_to_a_checkpoint_whose_predecessors_were_retired(world: World) -
     assert world.rows(sink, "checkpoints") == [(0, 1), (0, 2), (0, 3), (1, 4)]
 
 
-def test_rewind_of_a_table_that_somebody_compacted(world: World) -> None:
+def test_rewind_of_a_table_that_another_program_compacted(world: World) -> None:
     """Rows of several slots in one foreign file are rewritten, not lost and not kept."""
     target = world.seal(2).id
     world.seal(2)

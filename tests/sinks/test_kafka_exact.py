@@ -137,7 +137,7 @@ def test_two_publishers() -> None:
     assert delivered(broker) == sealed
 
 
-def test_a_restore_is_told_in_the_transaction_that_moves_the_ledger() -> None:
+def test_a_restore_is_announced_in_the_transaction_that_moves_the_ledger() -> None:
     """A notice of it, then the epochs of the new timeline."""
     of, broker = world(), Broker()
     first, second = of.seal(), of.seal()
@@ -180,7 +180,7 @@ def test_epochs_without_rows_are_only_marked() -> None:
     assert delivered(broker)[-1] == str(last.id)
 
 
-def test_to_ask_for_the_lag_fences_nobody() -> None:
+def test_asking_for_the_lag_fences_no_driver() -> None:
     """It is told by the copy."""
     of, broker = world(), Broker()
     of.seal()
@@ -191,7 +191,7 @@ def test_to_ask_for_the_lag_fences_nobody() -> None:
     assert broker.newest == 1
 
 
-def test_who_may_not_write_is_told_what_to_mend() -> None:
+def test_a_user_who_may_not_write_learns_what_to_correct() -> None:
     """Refused credentials are the user's to mend; nothing is marked."""
     of, broker = world(), Broker()
     of.seal()

@@ -174,7 +174,7 @@ def test_a_second_publisher_finds_the_first_ones_files(tmp_path: Path) -> None:
     assert world.exact(world.sink())
 
 
-def test_a_file_that_somebody_else_put_there_is_not_taken(tmp_path: Path) -> None:
+def test_a_file_from_another_process_is_not_taken(tmp_path: Path) -> None:
     """Other rows under the name of an arranged file stop the publisher, with advice."""
     world = make_world(tmp_path, layout=LAYOUT)
     epoch = world.seal(1, rows=20)

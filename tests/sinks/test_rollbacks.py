@@ -73,7 +73,7 @@ def test_one_table_and_then_the_table_of_checkpoints(world: World) -> None:
     assert world.exact(fresh)
 
 
-def test_while_one_publisher_loads_and_another_mends(
+def test_while_one_publisher_loads_and_another_repairs(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who loaded `checkpoints` before the table was rolled back and mended does not take the table

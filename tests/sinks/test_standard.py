@@ -232,7 +232,7 @@ def test_a_large_epoch_gets_past_a_receiver_that_often_fails(
     assert (failures, len(keys), len(set(keys))) == (6, 21, 21)
 
 
-def test_a_restore_is_told(tmp_path: Path, receiver: Receiver) -> None:
+def test_a_restore_is_announced(tmp_path: Path, receiver: Receiver) -> None:
     """Before the first epoch of the new timeline.
 
     A publisher that missed it delivers nothing more.

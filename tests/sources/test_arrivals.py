@@ -61,7 +61,7 @@ def found(log: ArrivalLog) -> list[str]:
     return [key.rpartition("/")[2] for key in log.read_keys(0, 1_000_000)]
 
 
-def test_late_uploads_stand_at_the_end() -> None:
+def test_late_uploads_are_at_the_end() -> None:
     """An object that sorts before known ones is found by the safety listing, counted as late, and
     read after them.
     """

@@ -120,7 +120,7 @@ def test_avro(tmp_path: Path, codec: str) -> None:
     assert part.parts[0]["columns"]["at"] == "timestamp[us, tz=UTC]"
 
 
-def test_bad_json_rows_stand_alone(tmp_path: Path) -> None:
+def test_bad_json_rows_do_not_affect_others(tmp_path: Path) -> None:
     """A line that is no JSON, a value that does not fit and a time without a zone are dead.
 
     Their neighbours are not.

@@ -88,7 +88,7 @@ def logical(name: str) -> dict[str, str]:
     return {"type": "long", "logicalType": name}
 
 
-def test_numbers_fit_or_are_told(avro: SparkSession) -> None:
+def test_numbers_fit_or_are_reported(avro: SparkSession) -> None:
     """The rule of objects (docs/decisions/0010) is the rule of messages.
 
     Nothing is rounded, cut or made null.
@@ -121,7 +121,7 @@ def test_numbers_fit_or_are_told(avro: SparkSession) -> None:
     ]
 
 
-def test_times_fit_or_are_told(avro: SparkSession) -> None:
+def test_times_fit_or_are_reported(avro: SparkSession) -> None:
     """A plain number is no time unless the source says its unit.
 
     A local one needs the source's zone.
@@ -152,7 +152,7 @@ def test_times_fit_or_are_told(avro: SparkSession) -> None:
     assert (value.astimezone(UTC), why) == (AT.replace(hour=15), None)
 
 
-def test_a_damaged_record_is_told(avro: SparkSession) -> None:
+def test_a_damaged_record_is_reported(avro: SparkSession) -> None:
     """Also where the event time comes from beside it."""
     found = rows(
         avro,

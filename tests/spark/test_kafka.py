@@ -302,7 +302,7 @@ def test_a_schema_without_the_message(session: SparkSession) -> None:
         ),
     ],
 )
-def test_a_job_that_fails_is_told_by_what_failed_it(
+def test_a_failed_job_is_reported_with_its_cause(
     session: SparkSession, tmp_path: Path, failure: str, code: str, words: str
 ) -> None:
     """Only what Kafka's client says is waited for as Kafka's."""

@@ -277,7 +277,7 @@ def test_rows_before_a_tardy_barrier_leave_in_order_and_flagged(
     ] == [2, 1, 1, 1]
 
 
-def test_a_session_that_grew_after_its_result_is_told_again(
+def test_a_session_that_grew_after_its_result_is_emitted_again(
     session: SparkSession, tmp_path: Path
 ) -> None:
     """A row joins a session that was told and moves its end past the frontier.

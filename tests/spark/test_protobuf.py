@@ -151,7 +151,7 @@ def test_values_that_have_no_text(name: str, values: dict[str, Any], complaint: 
     assert found[1][1:] == ["true", None]
 
 
-def test_a_mistake_is_told_before_spark_runs() -> None:
+def test_a_mistake_is_reported_before_spark_runs() -> None:
     """A message that the schema has not, a file that is not there."""
     with pytest.raises(ConfigurationError, match=r"no message shop\.Nothing"):
         make_payload_reader(SET, "shop.Nothing", ["numbers"], None)

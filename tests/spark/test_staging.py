@@ -173,7 +173,7 @@ def test_an_outage_of_the_store_is_not_blamed_on_rows(
     staging.discard(tmp_path)
 
 
-def test_s3a_is_told_what_the_store_is_told() -> None:
+def test_s3a_gets_the_settings_of_the_store() -> None:
     """Endpoint, region and keys; without keys S3A looks for them itself."""
     given = S3Settings(bucket="b", endpoint="https://minio.example.org", region="eu-west-1")
     assert "fs.s3a.access.key" not in build_s3a_settings(given)

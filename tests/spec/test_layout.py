@@ -88,7 +88,7 @@ def test_partitions_are_read() -> None:
         ({"events": {}}, "neither partition_by nor sort_by"),
         (
             {"events": {"partition_by": ["week(t)"]}},
-            "'week\\(t\\)' is no partition; allowed: a column, year",
+            "'week\\(t\\)' is not a partition; allowed: a column, year",
         ),
         (
             {"events": {"partition_by": ["t"]}},
@@ -110,7 +110,7 @@ def test_partitions_are_read() -> None:
             "no column 'c' to partition by; there are k, window_start",
         ),
         ({"late": {"sort_by": ["delay desc"]}}, "outputs.layout.late.sort_by: no column 'delay'"),
-        ({"late": {"sort_by": ["k down"]}}, "is no sort key"),
+        ({"late": {"sort_by": ["k down"]}}, "is not a sort key"),
         ({"late": {"sort_by": ["k", "k desc"]}}, "the same column twice"),
     ],
 )

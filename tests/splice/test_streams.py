@@ -516,7 +516,7 @@ def test_a_restore_takes_a_merge_into_streams_back() -> None:
     assert values(world, "sums") == [1, 4, 9, 18, 19]
 
 
-def test_an_attachment_made_after_a_merge_reads_the_rows_as_they_stand() -> None:
+def test_an_attachment_made_after_a_merge_reads_the_merged_rows() -> None:
     """Its backfill has the merged rows in their places, from the events and from a stream."""
     world = late_world()
     merge_request(world.bench.spec, world.bench.log, late_request(world), MergeDecision("ann"))
