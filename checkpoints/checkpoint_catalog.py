@@ -31,12 +31,9 @@ class CheckpointCatalog:
     def list_checkpoints(
         self, *, all_timelines: bool = False, kinds: Iterable[str] = ("epoch",)
     ) -> list[SlotSummary]:
-        """Return checkpoints, newest first.
+        """Return checkpoints of the current lineage, or of all timelines, newest first.
 
-        Args:
-            all_timelines: also those that restores have abandoned.
-            kinds: what may fill the slots: ``epoch``, ``fork`` (a restore), ``stub`` (a retired
-                epoch).
+        `kinds` of slots are ``epoch``, ``fork`` (a restore) and ``stub`` (a retired epoch).
         """
         roots = RootsFile(self.log.store, self.log.pipeline).read()
         head = self.log.head()
@@ -336,26 +333,25 @@ def diff_checkpoints(left: Manifest, right: Manifest) -> CheckpointDiff:
     counters = _subtract_counters(
         _flatten_counters(left.counters), _flatten_counters(right.counters)
     )
-    positions = _pair_differences(_extract_positions(left.cut), _extract_positions(right.cut))
-    decider = _pair_differences(_flatten_tree(left.decider), _flatten_tree(right.decider))
-    state = _pair_differences(_sum_rows_by_kind(left.segments), _sum_rows_by_kind(right.segments))
-    tables = _pair_differences(
-        *(
-            {table: _sum_file_rows(files) for table, files in side.files.items()}
-            for side in (left, right)
-        )
-    )
+    first, second = _list_comparable_facts(left), _list_comparable_facts(right)
+    pairs = {name: _pair_differences(first[name], second[name]) for name in first}
     return CheckpointDiff(
         left=str(left.id),
         right=str(right.id),
-        same=not (counters or positions or decider or state or tables),
+        same=not (counters or any(pairs.values())),
         spec_changed=left.spec_digest != right.spec_digest,
         counters=counters,
-        positions=positions,
-        decider=decider,
-        state=state,
-        tables=tables,
+        **pairs,
     )
+
+
+def _list_comparable_facts(manifest: Manifest) -> dict[str, dict[str, Any]]:
+    return {
+        "positions": _extract_positions(manifest.cut),
+        "decider": _flatten_tree(manifest.decider),
+        "state": _sum_rows_by_kind(manifest.segments),
+        "tables": {table: _sum_file_rows(files) for table, files in manifest.files.items()},
+    }
 
 
 def _flatten_counters(counters: Counters) -> dict[str, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from tidegate.checkpoints.store import FolderNames, ObjectInfo, Store, StoredObject, UploadedObject
+from tidegate.checkpoints.store import FolderNames, ObjectInfo, Store, StoredObject
 
 
 class ScratchStore:
@@ -14,6 +14,8 @@ class ScratchStore:
     def __init__(self, below: Store, scratch: Store) -> None:
         self._below, self._scratch = below, scratch
         self.url = f"{scratch.url} over {below.url}"
+        self.create, self.compare_and_swap = scratch.create, scratch.compare_and_swap
+        self.put, self.delete, self.upload = scratch.put, scratch.delete, scratch.upload
 
     def get(self, key: str) -> StoredObject:
         return self._store_holding(key).get(key)
@@ -23,16 +25,6 @@ class ScratchStore:
 
     def stat(self, key: str) -> ObjectInfo | None:
         return self._scratch.stat(key) or self._below.stat(key)
-
-    def create(self, key: str, data: bytes) -> str:
-        """Create in the scratch store, even if the other store has the object."""
-        return self._scratch.create(key, data)
-
-    def compare_and_swap(self, key: str, data: bytes, etag: str) -> str:
-        return self._scratch.compare_and_swap(key, data, etag)
-
-    def put(self, key: str, data: bytes) -> str:
-        return self._scratch.put(key, data)
 
     def list_objects(
         self, prefix: str, *, start_after: str | None = None, limit: int | None = None
@@ -46,12 +38,6 @@ class ScratchStore:
 
     def list_folders(self, prefix: str) -> FolderNames:
         return sorted({*self._below.list_folders(prefix), *self._scratch.list_folders(prefix)})
-
-    def delete(self, key: str) -> None:
-        self._scratch.delete(key)
-
-    def upload(self, path: Path, key: str) -> UploadedObject:
-        return self._scratch.upload(path, key)
 
     def download(self, key: str, path: Path) -> None:
         self._store_holding(key).download(key, path)

@@ -21,23 +21,24 @@ pytestmark = pytest.mark.skipif(
 
 # A new verb is welcome if no verb of this list says the same.
 _VERB_LIST = """
-    abort accept accepts acknowledge add address adjust adopt advance advise allow annotate append
-    apply archive assign audit average await bind bound build can cast change check choose classify
-    clean close closes collect combine commit compact compare compute concat conclude condemn
-    configure confirm conform connect convert copy count covers create cut decide declare decode
-    decompress delete derive describe detect diagnose diff digest divide download drain draw drive
-    drop dump emit encode end ensure escape estimate evict expand expire explain export extend
-    extract feed fetch fill finalize find flatten fold follow forget format forward fsync gather
-    generate get grant group grow has hash have holds identify import index infer inherits insert
-    install interpret is iter iterate join judge keep kill lacks land limit link list listen load
-    locate lock log maintain make map mask match matches may measure merge name narrow needs new
-    normalize note on open opens order pair parse passes pick pin plan poll prepare print probe
-    process propose provision publish put query quote rank read reap rebuild recompute record reduce
-    refuse register reject release remove render replace replay report request require resolve
-    respond restore rewrite round run runs sample saturate scan scrub seal select selects send serve
-    set ship shorten show signal sketch skip slice slugify sort spawn split stage start stop store
-    stream stringify strip submit subtract suggest sum summarize survey tail take takes terminate
-    touch trace translate truncate try unwrap update use uses validate verify wait watch wrap write
+    abort accept accepts acknowledge add address adjust adopt advance advise allow annotate answer
+    append apply archive assign audit average await bind bound build can cast change check choose
+    classify clean close closes collect combine commit compact compare compute concat conclude
+    condemn configure confirm conform connect convert copy count covers create cut decide declare
+    decode decompress delete derive describe detect diagnose diff digest divide download drain
+    draw drive drop dump emit encode end ensure escape estimate evict expand expire explain export
+    extend extract feed fetch fill finalize find flatten fold follow forget format forward fsync
+    gather generate get grant group grow has hash have holds identify import index infer inherits
+    insert install interpret is iter iterate join judge keep kill lacks land limit link list
+    listen load locate lock log maintain make map mask match matches may measure merge name narrow
+    needs new normalize note on open opens order pair parse passes pick pin plan poll prepare
+    print probe process propose provision publish put query quote rank read reap rebuild recompute
+    record reduce refuse register reject release remove render replace replay report request
+    require resolve respond restore rewrite round run runs sample saturate scan scrub seal select
+    selects send serve set ship shorten show signal sketch skip slice slugify sort spawn split
+    stage start stop store stream stringify strip submit subtract suggest sum summarize survey
+    tail take takes terminate touch trace translate truncate try unwrap update use uses validate
+    verify wait watch wrap write
 """
 VERBS = frozenset(_VERB_LIST.split())
 # Functions named after what they return: an SQL expression, an error, or the same value in another

@@ -62,9 +62,8 @@ def start_landing_query(
     except (AnalysisException, IllegalArgumentException) as error:
         text = str(error).strip().splitlines()[0][:400]
         raise LANDING_REFUSED(source=f"{spec.name}.{landing.name}", text=text) from error
-    writer = rows.writeStream.queryName(f"landing {spec.name}.{landing.name}").foreachBatch(
-        _make_batch_writer(landing)
-    )
+    writer = rows.writeStream.queryName(f"landing {spec.name}.{landing.name}")
+    writer = writer.foreachBatch(_make_batch_writer(landing))
     writer = writer.option("checkpointLocation", str(landing.spark_folder))
     return writer.trigger(processingTime=f"{options.every // 1000} milliseconds").start()
 

@@ -25,7 +25,6 @@ from tidegate.checkpoints.host_clock import Clock
 from tidegate.checkpoints.manifest import AttemptLifecycle, CheckpointState, FileRef, Manifest
 from tidegate.checkpoints.slot_log import SlotLog, SlotTaken
 from tidegate.errors import PoisonError, TransientError
-from tidegate.jobs.engine.cut_counts import add_cut_counts
 from tidegate.jobs.engine.errors import (
     EPOCH_BREAKS_RULE,
     EPOCH_HAS_CORRUPT_OBJECTS,
@@ -50,7 +49,7 @@ from tidegate.jobs.engine.interfaces import (
     skip_slice_record,
     split_seq,
 )
-from tidegate.jobs.engine.manifest_writer import ManifestAuthor, ManifestDraft
+from tidegate.jobs.engine.manifest_writer import ManifestAuthor, ManifestDraft, add_cut_counts
 from tidegate.jobs.engine.resume_state import DISPATCHER_KINDS, ResumeState
 from tidegate.jobs.eventtime.decider import decide, list_blocked_members, select_members_ahead
 from tidegate.jobs.eventtime.decision_types import Decision, Member, Survey

@@ -24,7 +24,6 @@ from tidegate.checkpoints.store import (
     ObjectInfo,
     Store,
     StoredObject,
-    UploadedObject,
 )
 from tidegate.errors import PoisonError
 from tidegate.jobs.sources.object_decoding import (
@@ -63,6 +62,9 @@ class InputView:
     def __init__(self, store: Store, spec: PipelineSpec, scratch: Path) -> None:
         self._store = store
         self.url = store.url
+        # Sources are never written to, so keys to write are the pipeline's own.
+        self.create, self.compare_and_swap = store.create, store.compare_and_swap
+        self.put, self.delete, self.upload = store.put, store.delete, store.upload
         self._cache_folder = scratch / "decoded"
         sources = {name: s for name, s in spec.sources.items() if s.kind == "objects"}
         self._folders = {name: resolve_source_folder(name, s) for name, s in sources.items()}
@@ -236,25 +238,3 @@ class InputView:
         """Close the stores that this view opened."""
         for store in self._other_stores.values():
             store.close()
-
-    # Writing: nothing is written to sources, so all keys are the pipeline's own.
-
-    def create(self, key: str, data: bytes) -> str:
-        """See `Store.create`."""
-        return self._store.create(key, data)
-
-    def compare_and_swap(self, key: str, data: bytes, etag: str) -> str:
-        """See `Store.compare_and_swap`."""
-        return self._store.compare_and_swap(key, data, etag)
-
-    def put(self, key: str, data: bytes) -> str:
-        """See `Store.put`."""
-        return self._store.put(key, data)
-
-    def delete(self, key: str) -> None:
-        """See `Store.delete`."""
-        self._store.delete(key)
-
-    def upload(self, path: Path, key: str) -> UploadedObject:
-        """See `Store.upload`."""
-        return self._store.upload(path, key)

@@ -299,11 +299,8 @@ def to_event_rows(
     )
     time = compute_running_max(convert_to_ticks(table[event_time]), last)
     values = {name: table[name].cast(to_arrow_type(kind)) for name, kind in columns.items()}
-    places = pc.add(table["position"], shift)
-    return pa.table(
-        {**values, "position": places, "stream_time": time, "_id": identity},
-        schema=_build_row_schema(columns),
-    )
+    values |= {"position": pc.add(table["position"], shift), "stream_time": time, "_id": identity}
+    return pa.table(values, schema=_build_row_schema(columns))
 
 
 def to_stream_rows(table: Any, columns: Mapping[str, str]) -> Any:
