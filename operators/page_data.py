@@ -140,6 +140,9 @@ def _find_problems(row: Mapping[str, Any], now: int) -> Iterator[tuple[str, str]
     silent = sorted((row.get("silent") or {}).items(), key=lambda item: -item[1])
     for source, seconds in silent[:_SILENT_SOURCES_SHOWN]:
         yield "warn", f"{source} has said nothing for {_format_duration(seconds)}"
+    for source, seconds in sorted((row.get("stale") or {}).items()):
+        wait = _format_duration(round(seconds))
+        yield "warn", f"rows of {source} are seen {wait} after their arrival (p95), beyond the goal"
     if row.get("trouble"):
         yield "warn", str(row["trouble"])
     yield from _find_quality_problems(row.get("quality"))

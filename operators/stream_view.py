@@ -296,6 +296,8 @@ class StreamView:
             "silent": {
                 name: ticks // 1_000_000 for name, ticks in (live_facts.get("silent") or {}).items()
             },
+            "freshness": live_facts.get("freshness") or {},
+            "stale": live_facts.get("stale") or {},
             "lag": count_waiting_messages(live_facts),
             "late_uploads": live_facts.get("late_uploads") or {},
             "holder": _describe_frontier_holder(driver, newest),

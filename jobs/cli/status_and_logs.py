@@ -87,6 +87,8 @@ def describe_pipeline(log: SlotLog) -> dict[str, Any]:
         "error": facts.get("error"),
         "trouble": facts.get("trouble"),
         "silent": {name: ticks // 1_000_000 for name, ticks in (facts.get("silent") or {}).items()},
+        "freshness": facts.get("freshness") or {},
+        "stale": facts.get("stale") or {},
         "lag": facts.get("lag") or {},
         "late_uploads": facts.get("late_uploads") or {},
         "held_back": facts.get("held_back") or [],
@@ -298,6 +300,11 @@ def _print_pipeline_status(report: dict[str, Any]) -> None:
                 ),
             )
         )
+    for name, stages in report["freshness"].items():
+        sealed, visible = (" / ".join(f"{s:,.1f}" for s in stages[k]) for k in stages)
+        missed = ", beyond its goal" if name in report["stale"] else ""
+        times = f"sealed {sealed} s, visible {visible} s after arrival (p50 / p95 / p99){missed}"
+        facts.append(("freshness", f"{name}: {times}"))
     # Only Kafka sources know how many messages wait.
     if waiting := count_waiting_messages(report):
         facts.append(

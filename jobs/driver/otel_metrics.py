@@ -51,6 +51,10 @@ METRICS: Final = {
         "how long a source has been without a row, once that is longer than"
         " supervision.silent_after"
     ),
+    "tidegate.source.stale": (
+        "from arrival to visible, 95th percentile of a source, once that is longer than"
+        " supervision.freshness"
+    ),
     "tidegate.publish.duration": "the last publishing of a sink, waiting for it included",
     "tidegate.trouble": "1 while publishing, the lease or housekeeping is in trouble",
     "tidegate.loop.age": (
@@ -195,6 +199,7 @@ class DriverMetrics:
                 _SECONDS,
                 read_fact("silent", "source", 1 / _TICKS_PER_SECOND),
             ),
+            "tidegate.source.stale": (_SECONDS, read_fact("stale", "source")),
             "tidegate.late_uploads": (_ITEMS, read_fact("late_uploads", "source")),
             "tidegate.trouble": (
                 _ITEMS,

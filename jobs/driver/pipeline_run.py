@@ -49,6 +49,7 @@ from tidegate.errors import TidegateError, TransientError
 from tidegate.jobs.driver.epoch_listeners import EpochListeners
 from tidegate.jobs.driver.epoch_loop import EndConditions, EpochLoop, LoopRuntime, RunOutcome
 from tidegate.jobs.driver.error_classification import classify_error
+from tidegate.jobs.driver.freshness import FreshnessMeter
 from tidegate.jobs.driver.housekeeping import Housekeeper
 from tidegate.jobs.driver.operator_requests import RequestInbox
 from tidegate.jobs.driver.spec_checks import SqlField, judge_with_spark, require_no_mistakes
@@ -291,6 +292,9 @@ class DriverSession:
             store, self._steps, facts, silent_after=spec.supervision.silent_after
         )
         self._listeners = EpochListeners(spec, store, self._status.snapshot, run.options.on_epoch)
+        self._freshness = FreshnessMeter(
+            spec.supervision.freshness, lambda: self._publisher.unpublished_count
+        )
 
     def run_to_end(self, wait_for_mover: Callable[[], Mover]) -> RunOutcome:
         """Select the start checkpoint, run the loop, drain, and write how it ended."""
@@ -346,8 +350,14 @@ class DriverSession:
             "sinks": self._publisher.lags,
             "published_in": self._publisher.publish_seconds,
             "trouble": trouble.as_dict() if trouble else None,
+            **self._freshness.read_facts(),
             **self._sources.collect_status(),
         }
+
+    def _note_epoch(self, report: EpochReport, seconds: float) -> None:
+        if report.manifest is not None:
+            self._freshness.note_sealed(report.manifest)
+        self._listeners.on_epoch(report, seconds)
 
     def _make_loop(self, mover: Mover) -> EpochLoop:
         run, spec, lease = self._run, self._run.spec, self._steps.lease
@@ -382,7 +392,7 @@ class DriverSession:
             inbox,
             run.stop,
             self._faults,
-            self._listeners.on_epoch,
+            self._note_epoch,
         )
         return EpochLoop(engine, self._publisher, runtime, run.options.until)
 

@@ -84,6 +84,8 @@ class Slice:
         dead: objects in the slice that could not be read.
         begins: the source chose `start` just now and would choose another one next time, so the
             slice is sealed even if there is nothing to read.
+        arrived: when the oldest object in the slice arrived, in ticks by the store's clock; None if
+            the source does not know.
     """
 
     member: Member
@@ -95,6 +97,7 @@ class Slice:
     done: bool = False
     dead: tuple[DeadObject, ...] = ()
     begins: bool = False
+    arrived: int | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -111,6 +114,7 @@ class Slice:
             "pending": self.pending,
             "done": self.done,
             "dead": [dead.to_record() for dead in self.dead],
+            **({} if self.arrived is None else {"arrived": self.arrived}),
         }
 
     @classmethod
@@ -125,12 +129,14 @@ class Slice:
             pending=record["pending"],
             done=record["done"],
             dead=tuple(DeadObject(**{**dead, "member": member}) for dead in record["dead"]),
+            arrived=record.get("arrived"),
         )
 
 
 def skip_slice_record(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the record of a slice that reads nothing and begins where `record` ended."""
-    return {**record, "start": record["end"], "parts": [], "dead": []}
+    kept = {name: value for name, value in record.items() if name != "arrived"}
+    return {**kept, "start": record["end"], "parts": [], "dead": []}
 
 
 @dataclass(frozen=True, slots=True)

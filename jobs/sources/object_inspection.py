@@ -32,12 +32,13 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class InspectedObject:
-    """An object as it was when it was inspected."""
+    """An object as it was when it was inspected; `modified` as in `ObjectInfo`."""
 
     key: str
     etag: str
     size: int
     content: Footer | BadObject
+    modified: float | None = None
 
 
 class ObjectInspector:
@@ -102,7 +103,7 @@ class ObjectInspector:
             raise OBJECT_VANISHED(uri=self._store.uri(entry.key), source=self._source) from error
         if isinstance(content, Footer):
             content = self._find_column_fault(content) or content
-        return InspectedObject(entry.key, etag, size, content)
+        return InspectedObject(entry.key, etag, size, content, entry.modified)
 
     def _read_footer(self, entry: ObjectInfo) -> tuple[str, int, Footer | BadObject]:
         """Return ETag, size and footer of an object as it is now."""

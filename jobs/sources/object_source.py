@@ -370,6 +370,7 @@ class _SliceBuilder:
         self._rows_left, self._bytes_left = limits.rows, limits.bytes
         self._parts: list[dict[str, Any]] = []
         self._dead: list[DeadObject] = []
+        self._arrived: int | None = None
 
     def add_object(self, inspected: InspectedObject) -> bool:
         """Consume an object, whole or up to the row limit. Return False if the slice is full."""
@@ -378,6 +379,9 @@ class _SliceBuilder:
         if self._bytes_left is not None:
             self._bytes_left -= inspected.size
         self.consumed_entries += self.at.open is None
+        if inspected.modified is not None:
+            arrived = int(inspected.modified * 1e6)
+            self._arrived = min(arrived, self._arrived or arrived)
         if isinstance(inspected.content, BadObject):
             self._add_dead_object(inspected, inspected.content)
         else:
@@ -425,6 +429,7 @@ class _SliceBuilder:
             pending,
             done,
             tuple(self._dead),
+            arrived=self._arrived,
         )
 
 

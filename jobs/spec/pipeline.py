@@ -520,6 +520,10 @@ class SupervisionSpec(SpecModel):
 
     ``never`` for sources that may be silent.
     """
+    freshness: Annotated[Duration, Field(gt=0)] | None = None
+    """Goal: 95 of 100 epochs show their rows in all sinks this long after the rows' objects
+    arrived. Sources that miss it are named on the page, in `tidegate status` and by an alert.
+    """
     rotate_after: OptionalDuration = 86_400_000_000
     """After this time a new Airflow run follows the stream's run and adopts the driver.
 

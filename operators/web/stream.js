@@ -103,11 +103,11 @@ export function streamPage(pipeline, {framed, open, refresh}) {
     const steps = ["move", "survey"].filter(name => points.some(p => p.steps[name]));
     epoch.update(points, [{name: "whole", colour: "var(--s0)", value: p => p.seconds}, ...steps.map((name, i) => ({name, colour: colour(i + 1), value: p => p.steps[name]}))]);
     const held = s.holder?.member?.split("/")[0], names = Object.keys(s.latest?.sources || {});
-    const lag = s.lag || {}, late = s.late_uploads || {}, topics = Object.keys(lag).length > 0, uploads = Object.keys(late).length > 0;
-    const extra = [...(topics ? [">Messages behind"] : []), ...(uploads ? [">Late uploads"] : [])];
-    fill(sources, [s.latest?.id, held, lag, late], () => names.length ? table("Sources", ["Source", "Status", "Frontier (UTC)", ">Read", ">Late", ...extra], names.map(name => {
+    const lag = s.lag || {}, fresh = s.freshness || {}, measured = Object.keys(fresh).length > 0, late = s.late_uploads || {}, topics = Object.keys(lag).length > 0, uploads = Object.keys(late).length > 0;
+    const extra = [...(measured ? [">Visible after (p50 / p95 / p99)"] : []), ...(topics ? [">Messages behind"] : []), ...(uploads ? [">Late uploads"] : [])];
+    fill(sources, [s.latest?.id, held, lag, late, fresh], () => names.length ? table("Sources", ["Source", "Status", "Frontier (UTC)", ">Read", ">Late", ...extra], names.map(name => {
       const c = s.latest.sources[name];
-      return {cells: [h("span", {}, h("i", {class: "key", css: {background: colourOf(name)}}), name, held === name ? h("span", {class: "tag"}, "holds") : null), s.latest.statuses[name] || "–", h("span", {class: "num nowrap"}, when(s.latest.members[name])), count(c.read || 0), share(c.late || 0, c.read), ...(topics ? [count(lag[name] || 0)] : []), ...(uploads ? [count(late[name] || 0)] : [])]};
+      return {cells: [h("span", {}, h("i", {class: "key", css: {background: colourOf(name)}}), name, held === name ? h("span", {class: "tag"}, "holds") : null), s.latest.statuses[name] || "–", h("span", {class: "num nowrap"}, when(s.latest.members[name])), count(c.read || 0), share(c.late || 0, c.read), ...(measured ? [fresh[name] ? h("span", {class: s.stale[name] ? "nowrap warn" : "nowrap", title: `sealed after ${fresh[name].sealed.map(span).join(" / ")}`}, s.stale[name] ? mark("warn") : null, fresh[name].visible.map(span).join(" / ")) : "–"] : []), ...(topics ? [count(lag[name] || 0)] : []), ...(uploads ? [count(late[name] || 0)] : [])]};
     })) : empty("No row was read yet."));
     behind.update(s.lateness);
     const wanted = Object.entries(s.lateness.sources).filter(([, found]) => found.rows);

@@ -320,6 +320,7 @@ def test_a_stream_that_stopped_sealing_needs_attention(store: MemoryStore) -> No
         unpublished=40,
         trouble={"message": "the catalog is away"},
         silent={"LGA": 7_500_000_000},
+        stale={"EWR": 95.2},
         **waits,
     )
     found = StreamView(store, "p").summary()
@@ -329,6 +330,7 @@ def test_a_stream_that_stopped_sealing_needs_attention(store: MemoryStore) -> No
         "the newest checkpoint is 10 min old",
         "40 sealed epochs are not in the tables yet",
         "LGA has said nothing for 2 h",
+        "rows of EWR are seen 95 s after their arrival (p95), beyond the goal",
         "the catalog is away",
     ]
     history.says("failed", token=99, error={"message": "of somebody else"})

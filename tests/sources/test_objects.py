@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -11,8 +13,9 @@ import pytest
 from tests.servers.memory_store import Fault, MemoryBucket, MemoryStore
 from tests.sources.object_inputs import ME, all_slices, inbox, parquet, rows_of, spec
 
+from tidegate.checkpoints.local_store import LocalStore
 from tidegate.checkpoints.store import ObjectInfo, StoredObject, StoreUnavailableError
-from tidegate.jobs.engine.interfaces import join_seq
+from tidegate.jobs.engine.interfaces import Slice, join_seq, skip_slice_record
 from tidegate.jobs.eventtime.decision_types import Member
 from tidegate.jobs.sources.object_source import DONE_MARKER, ObjectSource
 from tidegate.jobs.spec.pipeline import ReadLimits
@@ -41,6 +44,18 @@ def test_part_says_what_to_read() -> None:
     assert part["size"] == len(parquet(2))
     assert part["columns"] == {"t": "timestamp[us, tz=UTC]", "n": "int64"}
     assert (part["ordinal"], part["rows"], part["row_start"], part["row_end"]) == (0, 2, 0, 2)
+
+
+def test_a_slice_says_when_its_oldest_object_arrived(tmp_path: Path) -> None:
+    """As the store stamps it; in the manifest too, and not in the record of a skipped slice."""
+    store = LocalStore(tmp_path)
+    for number, (key, data) in enumerate(inbox(2, 2).items()):
+        store.put(key, data)
+        os.utime(tmp_path / key, (1_000 - number, 1_000 - number))
+    part = ObjectSource("a", spec(), store).plan(ME, None, ReadLimits())
+    assert part.arrived == 999_000_000
+    assert Slice.from_record(ME, part.to_record()) == part
+    assert "arrived" not in skip_slice_record(part.to_record())
 
 
 @pytest.mark.parametrize("objects", [1, 2, 3])
