@@ -6,7 +6,9 @@ Bugs put in on purpose; the simulation must find each of them.
 from __future__ import annotations
 
 import argparse
+import inspect
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -20,6 +22,7 @@ from tests.simulation.actors import Stage
 from tests.simulation.cheap import cheap
 from tests.simulation.schedule import run_seed
 
+from tidegate.checkpoints import store as store_module
 from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
 from tidegate.checkpoints.manifest import ForkRecord, Manifest
 from tidegate.checkpoints.pins import RootsFile
@@ -30,10 +33,14 @@ from tidegate.checkpoints.store import (
     PreconditionFailedError,
     StoreUnavailableError,
 )
+from tidegate.jobs.driver.epoch_loop import EpochLoop
+from tidegate.jobs.driver.operator_requests import RequestInbox
+from tidegate.jobs.driver.status_reporter import StatusReporter
 from tidegate.jobs.engine.epoch_engine import Engine
 from tidegate.jobs.engine.interfaces import Slice
 from tidegate.jobs.sinks import table_maintenance
 from tidegate.jobs.sinks.files_webhook import AtLeastOnceSink, FilesSink
+from tidegate.jobs.sinks.iceberg_sink import IcebergSink
 from tidegate.jobs.sinks.lineage_position import (
     FollowerPosition,
     read_published_cut,
@@ -41,8 +48,11 @@ from tidegate.jobs.sinks.lineage_position import (
 )
 from tidegate.jobs.sinks.postgres_sink import PostgresSink
 from tidegate.jobs.sinks.table_maintenance import _FileGroup, _TableCompactor
+from tidegate.operators import liveness
 
 Patches = list[Any]
+_DRAINS = "while not self._publisher.drain(_SINK_POLL_INTERVAL):"
+_SLOT_BEFORE = '"slot": max(1, manifest.slot - 1),'
 
 
 @dataclass(frozen=True)
@@ -233,7 +243,64 @@ def _no_claim(roots: RootsFile, *_: Any, **__: Any) -> Any:
     return roots.read()
 
 
+def _reword(owner: Any, name: str, text: str, instead: str) -> Any:
+    """The function as it is, with a piece of its text replaced: a repair taken out, or a bug put in.
+
+    Raises:
+        AssertionError: the text is not there once; then the repair looks different by now.
+    """
+    there = inspect.getattr_static(owner, name)
+    function = there.fget if isinstance(there, property) else there
+    source = textwrap.dedent(inspect.getsource(function))
+    assert source.count(text) == 1, f"{name} does not have {text!r} once"
+    scope: dict[str, Any] = {}
+    code = compile(
+        f"from __future__ import annotations\n{source.replace(text, instead)}", name, "exec"
+    )
+    exec(code, function.__globals__, scope)
+    return patch.object(owner, name, scope[name])
+
+
 MUTANTS = (
+    Mutant(
+        "finished before the sinks have drained",
+        lambda: [_reword(EpochLoop, "_finish", _DRAINS, "while False:")],
+        rate=0.2,
+        fault="A4",
+    ),
+    Mutant(
+        "readers learn of a restore with the next epoch",
+        lambda: [
+            _reword(
+                IcebergSink,
+                "_follow_once",
+                "self._publish_cut(lineage)\n        return 0",
+                "return 0",
+            )
+        ],
+        sink="postgres",
+        fault="F5",
+    ),
+    Mutant(
+        "one probe decides about a store",
+        lambda: [patch.object(store_module, "_PROBES", 1)],
+        focus=("retried", "probe"),
+        fault="F7",
+    ),
+    Mutant(
+        "savepoints are not acknowledged",
+        lambda: [patch.object(RequestInbox, "acknowledge_applied", lambda inbox, report: None)],
+        focus=("sleep", "ask"),
+    ),
+    Mutant(
+        "the trigger takes a silent lease for a driver",
+        lambda: [patch.object(liveness, "_is_lease_held", lambda lease, *_: not lease.is_free)],
+        focus=("sleep", "lease"),
+    ),
+    Mutant(
+        "the status counts another epoch",
+        lambda: [_reword(StatusReporter, "record_epoch", '"slot": manifest.slot,', _SLOT_BEFORE)],
+    ),
     Mutant("seal without condition", lambda: [patch.object(SlotLog, "_send_record", _send_anyway)]),
     Mutant("a 412 taken as a loss without reading back", lambda: [_seal(_believe_412)], 0.1),
     Mutant(
