@@ -250,7 +250,7 @@ def _reword(owner: Any, name: str, text: str, instead: str) -> Any:
         AssertionError: the text is not there once; then the repair looks different by now.
     """
     there = inspect.getattr_static(owner, name)
-    function = there.fget if isinstance(there, property) else there
+    function: Any = there.fget if isinstance(there, property) else there
     source = textwrap.dedent(inspect.getsource(function))
     assert source.count(text) == 1, f"{name} does not have {text!r} once"
     scope: dict[str, Any] = {}
