@@ -57,8 +57,8 @@ class CheckpointCatalog:
         """Return the id of the checkpoint that a person named.
 
         Args:
-            text: `latest`, `latest_healthy`, the name of a pin, a full id, or a prefix of an id
-                that fits only one checkpoint.
+            text: `latest`, `latest_healthy`, the name of a pin, a slot of the current lineage, a
+                full id, or a prefix of an id that fits only one checkpoint.
             find_illness: says why a checkpoint is unhealthy; `latest_healthy` takes the newest for
                 which it returns None and which is not condemned. By default the results of the
                 quality runs decide.
@@ -146,6 +146,10 @@ class CheckpointCatalog:
         )
 
     def _find_by_prefix(self, text: str) -> CheckpointId:
+        if text.isdigit():  # a slot of the current lineage
+            parts = self.log.lineage(self.log.head().timeline)
+            part = next((one for one in parts if one.contains(int(text))), parts[-1])
+            text = f"t{part.timeline}-{int(text):06d}-"
         try:
             checkpoint = CheckpointId.parse(text)
             self.log.open_checkpoint(checkpoint)  # a whole id needs no search

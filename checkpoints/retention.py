@@ -393,8 +393,4 @@ class Retention:
         parts = key.split("/")
         # Below a timeline the kind is the third folder, elsewhere the first.
         kind = parts[3] if len(parts) > 4 and parts[1] == "timelines" else parts[1]
-        return (
-            kind
-            if kind in {"slots", "state", "tables", "index", "requests", "acks", "quality"}
-            else "other"
-        )
+        return kind if len(parts) > 2 else "control documents"

@@ -15,6 +15,7 @@ from tidegate.jobs.cli.errors import (
     BAD_TIME,
     NO_PIPELINE_YET,
     NO_STORE,
+    STACK_DOWN,
     UNKNOWN_PIPELINE,
     UNKNOWN_SPEC,
 )
@@ -80,7 +81,10 @@ def resolve_store_url(given: str | None) -> str:
     ):
         from tidegate.infra.local_stack import Stack
 
-        environment = Stack().environment()
+        stack = Stack()
+        environment = stack.environment()
+        if not stack.minio_server().alive:
+            raise STACK_DOWN(home=stack.home)
         # The S3 client reads MinIO's address and keys from the environment.
         os.environ.update(environment)
         return environment["TIDEGATE_STORE"]
@@ -144,6 +148,17 @@ def open_log(pipeline: str, given: str | None) -> SlotLog:
             name=name, store=store.url, suggestion=suggestion, known=", ".join(known)
         )
     return SlotLog(store, name)
+
+
+def resolve_slot(log: SlotLog, text: str) -> int:
+    """Return the slot of a checkpoint: a number is one, anything else is resolved as everywhere.
+
+    Raises:
+        ConfigurationError: no checkpoint fits, or several do.
+    """
+    from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
+
+    return int(text) if text.isdigit() else CheckpointCatalog(log).resolve(text).slot
 
 
 def open_spec_and_log(pipeline: str, store: str | None) -> tuple[PipelineSpec, SlotLog]:

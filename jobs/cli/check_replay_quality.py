@@ -95,7 +95,8 @@ def _print_exactness(report: ExactnessReport) -> None:
 def replay_sealed_epoch(
     pipeline: SpecArgument,
     epoch: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Slot of the epoch. Default: the newest.")
+        str | None,
+        typer.Option(metavar="CHECKPOINT", help="A checkpoint or slot. Default: the newest."),
     ] = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
@@ -106,7 +107,8 @@ def replay_sealed_epoch(
     code 1 if the decision or a table comes out differently.
     """
     spec, log = arguments.open_spec_and_log(pipeline, store)
-    sealed, parent = _read_epoch_and_parent(log, epoch)
+    slot = None if epoch is None else arguments.resolve_slot(log, epoch)
+    sealed, parent = _read_epoch_and_parent(log, slot)
     # The spec may have changed since; the epoch can only be repeated by its own.
     spec = _find_own_spec(spec, sealed, log.store)
     result = _replay_in_scratch_store(spec, sealed, parent, log.store)

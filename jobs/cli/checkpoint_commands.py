@@ -44,7 +44,8 @@ _TIMING_STEPS = ["plan", "survey", "decide", "move", "seal_before"]
 CheckpointArgument = Annotated[
     str,
     typer.Argument(
-        metavar="CHECKPOINT", help="latest, latest_healthy, a pin's name, an id or its prefix."
+        metavar="CHECKPOINT",
+        help="latest, latest_healthy, a pin's name, a slot, an id or its prefix.",
     ),
 ]
 
@@ -211,7 +212,7 @@ def restore_checkpoint(
         str,
         typer.Argument(
             metavar="CHECKPOINT",
-            help=f"latest, latest_healthy, {BEGINNING}, a pin's name, an id or its prefix.",
+            help=f"latest, latest_healthy, {BEGINNING}, a pin's name, a slot, an id or its prefix.",
         ),
     ],
     store: StoreOption = None,
@@ -296,6 +297,9 @@ def compare_checkpoints(
     left: CheckpointArgument,
     right: CheckpointArgument,
     store: StoreOption = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Also the state of the decider, and plain positions.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Compare two checkpoints: rows, positions, frontiers, state, tables."""
@@ -310,15 +314,20 @@ def compare_checkpoints(
         exception = ", except for the spec" if diff.spec_changed else ""
         output.print_line(f"{diff.left} and {diff.right} are equal{exception}")
     else:
-        _print_diff(diff)
+        _print_diff(diff, first, second, raw=raw)
 
 
-def _print_diff(diff: CheckpointDiff) -> None:
+def _print_diff(diff: CheckpointDiff, first: Manifest, second: Manifest, *, raw: bool) -> None:
     rows: list[tuple[object, ...]] = [
         ("rows", name, "", f"{change:+,}") for name, change in diff.counters.items()
     ]
+    frontiers = [output.format_short_instant(one.frontier_after) for one in (first, second)]
+    rows += [("frontier", "output", *frontiers)] if frontiers[0] != frontiers[1] else []
+    for member in () if raw else diff.positions:
+        parts = [_format_position(one.cut.get(member, {})) for one in (first, second)]
+        rows.append(("read up to", member, *parts))
     # In the order of the data flow: input, decisions, state, output.
-    for what in ("positions", "decider", "state", "tables"):
+    for what in ("positions", "decider", "state", "tables") if raw else ("state", "tables"):
         rows += [(what, name, pair.left, pair.right) for name, pair in getattr(diff, what).items()]
     rows += [("spec", "digest", "", "changed")] if diff.spec_changed else []
     cells = [[_shorten_cell(value) for value in row] for row in rows]

@@ -20,6 +20,13 @@ NO_STORE: Final = ErrorDefinition(
     advice="name one with --store or TIDEGATE_STORE, or run a pipeline here first: tidegate run"
     " SPEC.yaml",
 )
+STACK_DOWN: Final = ErrorDefinition(
+    "cli.stack_down",
+    TransientError,
+    "the stack in {home} is down",
+    kept="its data and addresses",
+    advice="tidegate up",
+)
 UNKNOWN_PIPELINE: Final = ErrorDefinition(
     "cli.unknown_pipeline",
     ConfigurationError,

@@ -46,8 +46,10 @@ class ErrorReportingGroup(TyperGroup):
                 raise
             print_error(error)
             raise typer.Exit(error.failure_class.exit_code) from None
-        except (typer.Exit, typer.Abort, KeyboardInterrupt):
+        except (typer.Exit, typer.Abort):
             raise
+        except KeyboardInterrupt:
+            raise typer.Exit(130) from None  # 128 and the number of SIGINT, as shells report it
         # The reader has closed the pipe. Closing stderr keeps Python from reporting that at its
         # end.
         except BrokenPipeError:  # `tidegate ... | head`

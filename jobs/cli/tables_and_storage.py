@@ -40,8 +40,10 @@ def show_tables(
         bool, typer.Option(help="Only the newest revision of each window result.")
     ] = False,
     at: Annotated[
-        int | None,
-        typer.Option(metavar="SLOT", help="The table after this slot, for example before a merge."),
+        str | None,
+        typer.Option(
+            metavar="CHECKPOINT", help="The table after this checkpoint or slot, such as a merge's."
+        ),
     ] = None,
     where: Annotated[
         str | None,
@@ -57,7 +59,8 @@ def show_tables(
     if name is None:
         _list_tables(spec, log, as_json)
         return
-    table = read_table(spec, log.store, name, current_only=current, at=at)
+    slot = None if at is None else arguments.resolve_slot(log, at)
+    table = read_table(spec, log.store, name, current_only=current, at=slot)
     if where is not None:
         table = _select_rows(name, table, where)
     if out is not None:
@@ -92,23 +95,33 @@ def _select_rows(name: str, table: pa.Table, where: str) -> pa.Table:
 
 
 def _list_tables(spec: PipelineSpec, log: SlotLog, as_json: bool) -> None:
-    from tidegate.jobs.sinks.published_tables import read_table
+    from tidegate.jobs.sinks.published_tables import describe_table, read_table
 
-    counts = [
-        (table, read_table(spec, log.store, table, columns=("_epoch",)).num_rows)
-        for table in spec.table_names
-    ]
+    found = {table: describe_table(spec, log.store, table) for table in spec.table_names}
+    # A merge leaves rows in a stream's files that readers do not see.
+    for table in spec.streams:
+        found[table]["rows"] = read_table(spec, log.store, table, columns=("_epoch",)).num_rows
     if as_json:
-        data = [{"table": table, "rows": rows} for table, rows in counts]
-        output.print_envelope("tables", data)
+        output.print_envelope("tables", [{"table": table, **one} for table, one in found.items()])
     else:
-        output.print_table(["table", "rows"], counts)
+        rows = [(table, one["rows"], one["address"]) for table, one in found.items()]
+        output.print_table(["table", "rows", "Iceberg metadata"], rows)
 
 
 def _print_newest_rows(name: str, table: pa.Table, limit: int) -> None:
+    from tidegate.jobs.spec.pipeline import DEAD_LETTERS
+
     newest = table.slice(max(0, table.num_rows - limit))
-    rows = [[_format_value(v, ", ") for v in row.values()] for row in newest.to_pylist()]
-    output.print_table(newest.column_names, rows, grouped=False)
+    if name == DEAD_LETTERS:
+        for row in newest.to_pylist():
+            place = f"{row['_source']}/{row['_partition']}/{row['_seq']} of {row['object']}"
+            output.print_line(f"{row['reason']}  {place}\n  {row['detail']}\n  {row['row'] or ''}")
+    else:
+        if "window_start" in newest.column_names:
+            order = ("window_start", "window_end", "revision")
+            newest = newest.sort_by([(column, "ascending") for column in order])
+        rows = [[_format_value(v, ", ") for v in row.values()] for row in newest.to_pylist()]
+        output.print_table(newest.column_names, rows, grouped=False)
     output.print_line(f"{newest.num_rows:,} of {table.num_rows:,} rows of {name}")
 
 

@@ -340,7 +340,7 @@ def test_storage_is_reported_by_kind(log: SlotLog, author: Author) -> None:
     author.extend(log, 2, with_files=True)
     RootsFile(log.store, "p").condemn_damaged(CheckpointId(0, 1, "abcdef"), "x")
     report = retention(log).storage_report()
-    assert report.objects == {"slots": 2, "state": 2, "tables": 2, "other": 1}
+    assert report.objects == {"slots": 2, "state": 2, "tables": 2, "control documents": 1}
     assert report.bytes["state"] > 0
 
 

@@ -151,6 +151,8 @@ def test_diff_counts_the_difference(cli: Cli, log: SlotLog) -> None:
     assert (data["counters"]["read"], data["positions"]["EWR/0"]) == (30, {"left": 1, "right": 4})
     assert "+30" in cli("checkpoints", "diff", "flights", "t0-000001", "latest").out
     assert "are equal" in cli("checkpoints", "diff", "flights", "latest", "latest").out
+    plain, raw = (cli("checkpoints", "diff", "flights", "1", "3", *o).out for o in ((), ("--raw",)))
+    assert ("decider" in plain, "t0-000003" in plain, "+20" in raw) == (False, True, True)
 
 
 def test_everything_shows_restores(cli: Cli, log: SlotLog) -> None:

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from ruamel.yaml import YAML
@@ -235,6 +236,8 @@ def test_store_of_the_stack_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.setattr(
         local_stack.Stack, "environment", lambda self: {"TIDEGATE_STORE": "s3://bucket"}
     )
+    server = SimpleNamespace(alive=True)
+    monkeypatch.setattr(local_stack.Stack, "minio_server", lambda self: server)
     (tmp_path / ".tidegate").mkdir()
     (tmp_path / ".tidegate" / "stack.json").write_text("{}")
     assert arguments.resolve_store_url("stack") == "s3://bucket"
@@ -243,6 +246,9 @@ def test_store_of_the_stack_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.delenv("TIDEGATE_STORE")
     LocalStore(tmp_path / ".tidegate" / "store")
     assert arguments.resolve_store_url(None) == ".tidegate/store"
+    server.alive = False
+    with pytest.raises(TransientError, match="is down"):
+        arguments.resolve_store_url("stack")
 
 
 def test_a_schema_is_proposed_from_an_object(cli: Cli, tmp_path: Path) -> None:

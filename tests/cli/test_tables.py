@@ -11,6 +11,7 @@ import pytest
 from tests.cli.conftest import Cli
 
 from tidegate.checkpoints.slot_log import SlotLog
+from tidegate.jobs.cli.tables_and_storage import _print_newest_rows
 from tidegate.jobs.sinks import published_tables as sink
 
 
@@ -140,3 +141,16 @@ def test_quality_docs_are_copied(
         1,
         "release.release",
     )
+
+
+def test_dead_letters_and_windows_are_readable(capsys: pytest.CaptureFixture[str]) -> None:
+    """A dead letter is three lines; the results of a window are in order of time."""
+    dead = {"reason": "bad_value", "detail": "v is no long: x", "object": "in/1.csv", "row": "{}"}
+    place = {"_source": "a", "_partition": "0", "_seq": 7}
+    _print_newest_rows("dead_letters", pa.Table.from_pylist([dead | place]), 20)
+    said = capsys.readouterr().out
+    assert said.startswith("bad_value  a/0/7 of in/1.csv\n  v is no long: x\n  {}\n")
+    results = [{"window_start": n, "window_end": n + 1, "revision": 0} for n in (3, 1, 2)]
+    _print_newest_rows("hourly", pa.Table.from_pylist(results), 20)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[1:4]] == ["1", "2", "3"]
