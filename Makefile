@@ -86,6 +86,11 @@ search: venv ## new random worlds for the properties of event time, at low prior
 conformance: venv ## cases of other systems' tests (FILES="a.json b.json" ENGINE=decider|oracle|spark), ends with "N passed, N failed, N skipped"
 	$(BIN)/python -m tests.conformance $(or $(FILES),tests/conformance/cases/*.json) --engine $(or $(ENGINE),decider) $(ARGS)
 
+.PHONY: agreement
+agreement: venv java ## DuckDB, Spark SQL and the oracle against each other, ends with "N functions proven, M on Spark SQL, 0 differ"
+	$(BIN)/python -m pytest -n0 -q tests/spark/test_native.py tests/spark/test_agreement.py
+	$(BIN)/python -m tests.spark.engine_agreement
+
 .PHONY: matrices
 matrices: venv ## features against each other, such as restore x retention or streams x retention, ends with "N cells, N failed"
 	$(BIN)/python -m tests.matrices

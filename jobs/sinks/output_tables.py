@@ -20,6 +20,7 @@ from tidegate.checkpoints.store import PreconditionFailedError, Store
 from tidegate.jobs.engine.column_types import TIMESTAMP_UTC, to_arrow_type
 from tidegate.jobs.engine.interfaces import DeadObject, MoveOrder
 from tidegate.jobs.eventtime.decision_types import BarrierHealth, Decision
+from tidegate.jobs.rules.aggregates import infer_result_type
 from tidegate.jobs.spec.pipeline import (
     BARRIERS,
     BUILT,
@@ -30,7 +31,7 @@ from tidegate.jobs.spec.pipeline import (
     PipelineSpec,
 )
 from tidegate.jobs.spec.stream_specs import REJECTIONS
-from tidegate.jobs.spec.window_specs import Aggregate, AggregateFunction, WindowSpec
+from tidegate.jobs.spec.window_specs import WindowSpec
 from tidegate.time_units import TICK_MAX, TICK_MIN
 
 _STRING_LIST: Final = pa.list_(pa.string())
@@ -171,7 +172,7 @@ def _build_window_columns(spec: PipelineSpec, window: WindowSpec) -> dict[str, A
         "revision": pa.int32(),
         "replaces": _STRING_LIST,
         **{
-            name: _infer_aggregate_type(spec, aggregate)
+            name: infer_result_type(aggregate, _infer_column_type(spec, aggregate.expression))
             for name, aggregate in window.aggregates.items()
         },
         **_EPOCH_COLUMNS,
@@ -184,28 +185,6 @@ def _infer_column_type(spec: PipelineSpec, name: str) -> Any:
         if name in ("_source", "_partition")
         else to_arrow_type(spec.columns.get(name, "double"))
     )
-
-
-def _infer_aggregate_type(spec: PipelineSpec, aggregate: Aggregate) -> Any:
-    kind = _infer_column_type(spec, aggregate.expression)
-    match aggregate.function:
-        case (
-            AggregateFunction.COUNT | AggregateFunction.DISTINCT | AggregateFunction.APPROX_DISTINCT
-        ):
-            return pa.int64()
-        case AggregateFunction.AVG | AggregateFunction.APPROX_QUANTILE:
-            return pa.float64()
-        case AggregateFunction.COLLECT:
-            return pa.list_(kind)
-        case AggregateFunction.SUM if pa.types.is_integer(kind):
-            return pa.int64()
-        case AggregateFunction.SUM if pa.types.is_decimal(kind):
-            # Spark's rule for sums of decimals.
-            return pa.decimal128(min(38, kind.precision + 10), kind.scale)
-        case AggregateFunction.SUM:
-            return pa.float64()
-        case _:
-            return kind
 
 
 # The small tables that the driver writes itself, without Spark: barriers, dead objects,

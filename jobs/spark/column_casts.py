@@ -12,6 +12,7 @@ from typing import Final
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
+from tidegate.jobs.rules.row_conditions import quote_name, quote_text
 from tidegate.jobs.sources.object_decoding import BAD_REASON
 from tidegate.jobs.spec.cast_rules import EXACT_BITS, accepts_family, build_text_pattern
 from tidegate.jobs.spec.pipeline import BarrierColumns, SourceSpec
@@ -57,11 +58,6 @@ _WIDENING: Final = {
 _TIMESTAMP: Final = re.compile(r"timestamp\[(s|ms|us|ns)(?:, tz=([^\]]+))?\]\Z")
 _DECIMAL: Final = re.compile(r"decimal(?:32|64|128|256)\((\d+), ?(-?\d+)\)\Z")
 _DICTIONARY: Final = re.compile(r"dictionary<values=(.+), indices=\w+, ordered=\d>\Z")
-
-
-def quote_name(name: str) -> str:
-    """A column name in Spark SQL."""
-    return "`" + name.replace("`", "``") + "`"
 
 
 def unwrap_dictionary(arrow: str) -> str:
@@ -303,11 +299,6 @@ def _row_kind_sql(barriers: BarrierColumns | None, casts: dict[str, str]) -> str
     if types:
         cases.append(f"WHEN {column} IN ({types}) THEN 'barrier'")
     return f"CASE {' '.join(cases)} END"
-
-
-def quote_text(value: str) -> str:
-    """A string literal."""
-    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def _list_bad_columns(

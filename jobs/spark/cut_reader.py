@@ -16,8 +16,7 @@ a third of the time of a scan that has to open every file anyway.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, reduce
@@ -34,31 +33,24 @@ from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 from tidegate.checkpoints.store import Store
 from tidegate.errors import TransientError
 from tidegate.jobs.engine.errors import CorruptObjectsError
-from tidegate.jobs.engine.interfaces import Cut, join_seq
+from tidegate.jobs.engine.interfaces import Cut
+from tidegate.jobs.rules.row_conditions import quote_name, quote_text
 from tidegate.jobs.sources.input_view import STAGED_PREFIX
 from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN
 from tidegate.jobs.sources.parquet_footers import open_parquet_file
 from tidegate.jobs.spark.column_casts import (
     cast_to_declared,
-    declared_to_spark_type,
     is_nanosecond_timestamp,
-    quote_name,
-    quote_text,
     select_readable_columns,
 )
 from tidegate.jobs.spark.errors import COPY_UNREADABLE
+from tidegate.jobs.spark.spark_session import SparkSessions
 from tidegate.jobs.spark.staging import Staging
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 Ints = NDArray[np.int64]
 _PartReader = Callable[[Any, list[tuple[int, "CutPart"]]], DataFrame]
 
-SMALL_ROWS: Final = 20_000
-"""Up to this many rows the driver reads objects itself.
-
-`createDataFrame` wins below, a parallel scan above.
-"""
-_BATCH_ROWS: Final = 250_000
 _POSITION_COLUMNS: Final = (
     ("_m", "int", pa.int32()),
     ("_p", "int", pa.int32()),
@@ -118,14 +110,12 @@ class CutFrame:
     Attributes:
         build: describes its rows to Spark; None when there are none.
         rows: rows of all kinds in it.
-        in_driver: the driver reads them; else tasks will.
     """
 
     cut: Cut
     parts: tuple[CutPart, ...]
     build: Callable[[], DataFrame | None]
     rows: int
-    in_driver: bool
 
     @cached_property
     def frame(self) -> DataFrame | None:
@@ -139,18 +129,6 @@ class CutFrame:
         """
         bad = [part.key for part in self.parts if not _is_readable(part)]
         return unreadable_objects_error(bad) if bad else None
-
-
-@dataclass(frozen=True, slots=True)
-class SparkSessions:
-    """Two sessions of one Spark: interpreted for few rows, compiling for many."""
-
-    quick: SparkSession
-    full: SparkSession
-
-    def session_for(self, rows: int) -> SparkSession:
-        """The session for so many rows."""
-        return self.quick if rows <= SMALL_ROWS else self.full
 
 
 def open_cut(
@@ -172,9 +150,10 @@ def open_cut(
         stage_kafka_ranges(sessions.full, spec, cut, scratch / "objects", staging)
     parts = _download_parts(store, cut, scratch)
     rows = sum(part.row_end - part.row_start for part in parts)
-    session, small = sessions.session_for(rows), rows <= SMALL_ROWS
+    small = sessions.is_small(rows)
 
     def build_frame() -> DataFrame | None:
+        session = sessions.session_for(rows)
         frame = _read_similar_parts(
             spec,
             cut,
@@ -188,127 +167,7 @@ def open_cut(
         # One task, and no shuffle anywhere behind it.
         return frame.coalesce(1) if frame is not None and small else frame
 
-    return CutFrame(cut, parts, build_frame, rows, small)
-
-
-def read_rows_at(
-    sessions: SparkSessions, spec: PipelineSpec, staged: CutFrame, places: Mapping[int, Ints]
-) -> DataFrame | None:
-    """Some rows of a staged cut, read by the driver.
-
-    `places` counts the rows of each slice, ascending.
-    """
-    wanted = _map_wanted_rows(staged, places)
-    session = sessions.session_for(sum(found.size for found in wanted.values()))
-    frame = _read_similar_parts(
-        spec,
-        staged.cut,
-        [(index, staged.parts[index]) for index in wanted],
-        lambda columns, chosen: _read_in_driver(session, columns, chosen, wanted),
-    )
-    return None if frame is None else frame.coalesce(1)
-
-
-def _map_wanted_rows(staged: CutFrame, places: Mapping[int, Ints]) -> dict[int, Ints]:
-    """Index of the part -> rows of its object, where there are any."""
-    wanted: dict[int, Ints] = {}
-    passed: dict[int, int] = {}
-    for index, part in enumerate(staged.parts):
-        # `places` counts the rows of a slice on over all its objects.
-        first, size = passed.get(part.member, 0), part.row_end - part.row_start
-        passed[part.member] = first + size
-        found = places.get(part.member, np.zeros(0, dtype=np.int64))
-        inside = found[np.searchsorted(found, first) : np.searchsorted(found, first + size)]
-        if inside.size:
-            wanted[index] = (
-                inside - first + (0 if part.has_row_numbers else part.row_start)
-            )  # a staged range begins with its first row
-    return wanted
-
-
-def get_arrow_types(spec: PipelineSpec) -> dict[str, pa.DataType]:
-    """The declared columns as Arrow has them."""
-    return {
-        name: _choose_arrow_type(declared_to_spark_type(own).replace(" ", ""), own)
-        for name, own in spec.columns.items()
-    }
-
-
-def needs_no_cast(spec: PipelineSpec, staged: CutFrame) -> bool:
-    """Return whether every object has all declared columns with their types, zone names aside."""
-    types = {name: str(kind) for name, kind in get_arrow_types(spec).items()}
-    for columns in {part.columns for part in staged.parts}:
-        # An instant is the same in every zone.
-        found = {
-            name: re.sub(r"^timestamp\[us, tz=.*\]$", "timestamp[us, tz=UTC]", own)
-            for name, own in columns
-        }
-        if any(found.get(name) != kind for name, kind in types.items()):
-            return False
-    return True
-
-
-def read_table_at(
-    spec: PipelineSpec, staged: CutFrame, places: Mapping[int, Ints], limit: int
-) -> tuple[pa.Table, Ints, Ints]:
-    """Some rows of a staged cut that need no cast, in order of its slices.
-
-    Declared columns, index of the slice, position.
-
-    Args:
-        spec: the pipeline.
-        staged: the cut.
-        places: as for `read_rows_at`.
-        limit: beyond so many bytes the remaining rows are not read.
-    """
-    types = get_arrow_types(spec)
-    # Without any row there is still a table with the columns.
-    tables = [pa.schema(types).empty_table()]
-    place: list[tuple[Ints, Ints]] = [(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))]
-    size = 0
-    for index, wanted in _iterate_row_batches(staged, _map_wanted_rows(staged, places)):
-        part = staged.parts[index]
-        fields = {
-            **types,
-            **({OFFSET_COLUMN: pa.int64()} if part.has_row_numbers else {}),
-            **{name: arrow for name, _, arrow in _POSITION_COLUMNS},
-        }
-        rows = _read_part(index, part, pa.schema(fields), wanted)
-        tables.append(rows.select(list(types)))
-        place.append(
-            (
-                np.full(rows.num_rows, part.member),
-                join_seq(part.ordinal, 0) + rows["_row"].to_numpy(),
-            )
-        )
-        size += tables[-1].nbytes
-        if size > limit:
-            break
-    return (
-        pa.concat_tables(tables),
-        np.concatenate([m for m, _ in place]),
-        np.concatenate([seqs for _, seqs in place]),
-    )
-
-
-def _iterate_row_batches(
-    staged: CutFrame, wanted: Mapping[int, Ints]
-) -> Iterator[tuple[int, Ints]]:
-    """Rows of objects, some row groups at a time."""
-    for index, rows in wanted.items():
-        part = staged.parts[index]
-        try:
-            footer = pq.read_metadata(part.path)
-        except (pa.ArrowException, OSError) as error:
-            raise unreadable_objects_error([part.key]) from error
-        first, end = 0, 0
-        for group in range(footer.num_row_groups):
-            end += footer.row_group(group).num_rows
-            if end - first >= _BATCH_ROWS or group == footer.num_row_groups - 1:
-                inside = rows[np.searchsorted(rows, first) : np.searchsorted(rows, end)]
-                first = end
-                if inside.size:
-                    yield index, inside
+    return CutFrame(cut, parts, build_frame, rows)
 
 
 def _read_similar_parts(
@@ -428,22 +287,14 @@ def _link_object(base: Path, index: int, part: CutPart) -> Path:
 
 
 def _read_in_driver(
-    session: SparkSession,
-    columns: Any,
-    parts: list[tuple[int, CutPart]],
-    wanted: Mapping[int, Ints] | None = None,
+    session: SparkSession, columns: Any, parts: list[tuple[int, CutPart]]
 ) -> DataFrame:
     physical = select_readable_columns(columns)
     fields = [
         pa.field(name, _choose_arrow_type(own, dict(columns)[name])) for name, own in physical
     ]
     schema = pa.schema([*fields, *(pa.field(name, arrow) for name, _, arrow in _POSITION_COLUMNS)])
-    table = pa.concat_tables(
-        [
-            _read_part(index, part, schema, None if wanted is None else wanted[index])
-            for index, part in parts
-        ]
-    )
+    table = pa.concat_tables([_read_part(index, part, schema) for index, part in parts])
     return arrow_to_frame(
         session,
         table,
@@ -490,19 +341,13 @@ def _choose_arrow_type(own: str, arrow: str) -> pa.DataType:
     return {**kinds, **rest}[own]
 
 
-def _read_part(index: int, part: CutPart, schema: pa.Schema, wanted: Ints | None) -> pa.Table:
+def _read_part(index: int, part: CutPart, schema: pa.Schema) -> pa.Table:
     names = schema.names[: -len(_POSITION_COLUMNS)]
     try:
-        file = open_parquet_file(part.path)
-        rows = (
-            part.slice_rows(file.read(columns=names))
-            if wanted is None
-            else _take_rows(file, names, wanted)
-        )
+        rows = part.slice_rows(open_parquet_file(part.path).read(columns=names))
     except (pa.ArrowException, OSError) as error:
         raise unreadable_objects_error([part.key]) from error
-    size = rows.num_rows
-    numbers = part.row_numbers(rows) if wanted is None or part.has_row_numbers else pa.array(wanted)
+    size, numbers = rows.num_rows, part.row_numbers(rows)
     # The columns that a scan by tasks takes from the folders' names.
     place = [
         pa.repeat(pa.scalar(v, t), size)
@@ -516,41 +361,23 @@ def _read_part(index: int, part: CutPart, schema: pa.Schema, wanted: Ints | None
     )
 
 
-def _take_rows(file: pq.ParquetFile, names: list[str], wanted: Ints) -> pa.Table:
-    """Rows of an object; row groups without any are skipped."""
-    pieces, first = [], 0
-    for group in range(file.num_row_groups):
-        size = file.metadata.row_group(group).num_rows
-        inside = wanted[np.searchsorted(wanted, first) : np.searchsorted(wanted, first + size)]
-        if inside.size:
-            pieces.append(file.read_row_group(group, columns=names).take(pa.array(inside - first)))
-        first += size
-    return pa.concat_tables(pieces)
-
-
 def _add_positions(frame: DataFrame, spec: PipelineSpec, cut: Cut) -> DataFrame:
-    """Add provenance: the member's names from literals, the position from ordinal and row."""
+    """Add provenance and position; the latter from ordinal and row."""
+    columns = [*select_provenance(spec, cut), "shiftleft(_o, 32) + _row AS _seq"]
+    more = ["_time", "_end", "_kind", "_dead", "_detail", "_json", "_rule", "_warned", "_m", "_p"]
+    return frame.selectExpr(*columns, "unix_micros(_time) AS _et", *more)
+
+
+def select_provenance(spec: PipelineSpec, cut: Cut) -> list[str]:
+    """The user's columns, and the member's names from literals, of rows with `_m`."""
     order = {name: place for place, name in enumerate(spec.sources)}
     members = [piece.member for piece in cut.slices]
     sources = ", ".join(quote_text(m.source) for m in members)
     partitions = ", ".join(quote_text(m.partition) for m in members)
     places = ", ".join(str(order[m.source]) for m in members)
-    columns = [quote_name(name) for name in spec.columns]
-    return frame.selectExpr(
-        *columns,
+    return [
+        *map(quote_name, spec.columns),
         f"array({sources})[_m] AS _source",
         f"array({partitions})[_m] AS _partition",
-        "shiftleft(_o, 32) + _row AS _seq",
         f"array({places})[_m] AS _so",
-        "unix_micros(_time) AS _et",
-        "_time",
-        "_end",
-        "_kind",
-        "_dead",
-        "_detail",
-        "_json",
-        "_rule",
-        "_warned",
-        "_m",
-        "_p",
-    )
+    ]

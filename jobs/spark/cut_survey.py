@@ -10,30 +10,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame
 
 from tidegate.errors import PoisonError
 from tidegate.jobs.advise.lag_advice import GAMMA
 from tidegate.jobs.engine.errors import RULE_FAILED as BROKEN_RULE
+from tidegate.jobs.engine.column_types import to_arrow_type
 from tidegate.jobs.engine.interfaces import join_seq, split_seq
 from tidegate.jobs.eventtime.decision_types import MemberSurvey, Survey
+from tidegate.jobs.rules.row_conditions import quote_name
 from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN
 from tidegate.jobs.sources.parquet_footers import read_parquet_table
-from tidegate.jobs.spark.column_casts import cast_never_fails, quote_name
+from tidegate.jobs.spark.column_casts import cast_never_fails
 from tidegate.jobs.spark.cut_reader import (
     CutFrame,
     CutPart,
-    Ints,
-    SparkSessions,
-    read_rows_at,
     unreadable_objects_error,
 )
-from tidegate.jobs.spark.file_writer import FETCH_ROWS, collect_to_driver
+from tidegate.jobs.spark.file_writer import collect_to_driver
 from tidegate.jobs.spark.member_scan import (
     BARRIER,
     DATA,
@@ -44,10 +42,14 @@ from tidegate.jobs.spark.member_scan import (
     RowVerdict,
     scan_member,
 )
-from tidegate.jobs.spark.native_windows import FoldedSlice, WindowFold, fold_slice
 from tidegate.jobs.spec.pipeline import BarrierColumns, PipelineSpec, SourceSpec
 from tidegate.jobs.spec.row_rules import RULE_FAILED
-from tidegate.time_units import TICK_MAX, TICK_MIN
+from tidegate.time_units import TICK_MIN
+
+NATIVE_CELLS: Final = 64_000_000
+"""Values of a cut, rows times columns, up to which the driver holds its rows: about 1 GB."""
+_NATIVE_TIMES: Final = (-30_610_224_000_000_000, 253_402_300_800_000_000)
+"""Years 1000 to 9999 in ticks: there both engines write times alike, and no sum leaves int64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,57 +59,29 @@ class MemberScans:
     Attributes:
         verdicts: index of the slice -> its rows that are not plain data.
         sketches: source -> lateness sketch of these rows.
-        times: index of the slice -> event times of its rows, TICK_MAX for what is no data row;
-            empty if only Spark knows them.
-        folded: index of the slice -> its rows folded into windows; None where Spark SQL has to.
-        frontier: what they were judged by.
+        rows: the data rows with declared types, `_m`, `_seq`, `_et`, `_end`, and, if any has one,
+            `_verdict` and `_mark`; None where Spark has to read them.
     """
 
     survey: Survey
     verdicts: dict[int, list[RowVerdict]] = field(default_factory=dict)
     sketches: dict[str, Any] = field(default_factory=dict)
-    times: dict[int, Any] = field(default_factory=dict)
-    folded: dict[int, FoldedSlice] | None = None
-    frontier: int = TICK_MIN
-
-
-@dataclass(frozen=True, slots=True)
-class _ScannedCut:
-    """The slices with rows: what was found in each, and their columns if no cast was needed."""
-
-    scans: dict[int, MemberScan]
-    columns: dict[int, MemberColumns] = field(default_factory=dict)
-    folded: dict[int, FoldedSlice] | None = None
-
-    def list_times(self) -> dict[int, Any]:
-        """Index of the slice -> event times, TICK_MAX for what is no data row."""
-        # A data row of that time hides which rows are known.
-        if any(scan.survey.max_time == TICK_MAX for scan in self.scans.values()):
-            return {}
-        return {
-            i: np.where(rows.kinds == DATA, rows.times, TICK_MAX)
-            for i, rows in self.columns.items()
-        }
+    rows: pa.Table | None = None
 
 
 def survey_cut(
-    staged: CutFrame,
-    spec: PipelineSpec,
-    state: Mapping[str, Any],
-    folds: Mapping[str, WindowFold] | None = None,
+    staged: CutFrame, spec: PipelineSpec, state: Mapping[str, Any], *, native: bool = False
 ) -> MemberScans:
-    """Summarise a staged cut, and fold its rows into windows in the same pass.
+    """Summarise a staged cut, and keep its rows for the move if `native`.
 
-    `now` and the like are the engine's to fill in. `folds` are of the window outputs that need no
-    Spark SQL.
+    `now` and the like are the engine's to fill in.
 
     Raises:
         PoisonError: a dead row of a source whose `on_bad` is ``fail``, or one that breaks a rule
             of severity ``fail``.
     """
-    frontier = state.get("output", {}).get("value", TICK_MIN)
-    found_rows = _scan_members(staged, spec, state, folds or {}, frontier)
-    scans = found_rows.scans
+    native = native and staged.rows * len(spec.columns) <= NATIVE_CELLS
+    scans, tables = _scan_members(staged, spec, state, native=native)
     members = tuple(
         replace(
             scans[i].survey if i in scans else _survey_empty_member(spec, piece.member, state),
@@ -120,14 +94,11 @@ def survey_cut(
         if found.dead:
             _refuse_bad_rows(staged, spec, found)
     verdicts = {i: scan.verdicts for i, scan in scans.items() if scan.verdicts}
-    return MemberScans(
-        Survey(now=0, members=members),
-        verdicts,
-        _merge_sketches(scans),
-        found_rows.list_times(),
-        found_rows.folded if folds else None,
-        frontier,
-    )
+    low, high = _NATIVE_TIMES
+    times = [t for m in members for t in (m.min_time, m.max_time) if t is not None]
+    safe = tables is not None and all(low <= time < high for time in times)
+    rows = pa.concat_tables(tables, promote_options="default") if safe else None
+    return MemberScans(Survey(now=0, members=members), verdicts, _merge_sketches(scans), rows)
 
 
 def _survey_empty_member(spec: PipelineSpec, member: Any, state: Mapping[str, Any]) -> MemberSurvey:
@@ -160,75 +131,58 @@ def _is_cast_safe(part: CutPart, source: SourceSpec) -> bool:
 
 
 def _scan_members(
-    staged: CutFrame,
-    spec: PipelineSpec,
-    state: Mapping[str, Any],
-    folds: Mapping[str, WindowFold],
-    frontier: int,
-) -> _ScannedCut:
-    if not staged.parts:
-        return _ScannedCut({}, folded={})
+    staged: CutFrame, spec: PipelineSpec, state: Mapping[str, Any], *, native: bool
+) -> tuple[dict[int, MemberScan], list[pa.Table] | None]:
+    """Index of each slice with rows -> what it holds; and the rows, None if Spark reads them."""
     sources = {i: spec.sources[piece.member.source] for i, piece in enumerate(staged.cut.slices)}
+    indexes = sorted({part.member for part in staged.parts})
+
+    def scan(index: int, rows: MemberColumns) -> MemberScan:
+        """Scan one slice."""
+        return scan_member(sources[index], staged.cut.slices[index].member, rows, state)
+
     if not all(_is_cast_safe(part, sources[part.member]) for part in staged.parts):
-        columns = _read_cast_columns(staged, sources)
-        return _ScannedCut(
-            {i: _scan_slice(staged, sources, i, rows, state) for i, rows in columns.items()}
-        )
-    types = {name: kind for fold in folds.values() for name, kind in fold.inputs.items()}
+        columns = _read_cast_columns(staged, sources, indexes)
+        return {i: scan(i, rows) for i, rows in columns.items()}, None
+    types = pa.schema({c: to_arrow_type(t) for c, t in spec.columns.items()} if native else {})
 
-    def scan_and_fold(index: int) -> tuple[MemberColumns, MemberScan, FoldedSlice | None]:
+    def read_and_scan(index: int) -> tuple[MemberScan, pa.Table | None]:
+        """Read one slice and scan it."""
         own = [part for part in staged.parts if part.member == index]
-        rows, inputs = _read_plain_columns(own, sources[index], types)
-        found = _scan_slice(staged, sources, index, rows, state)
-        if (
-            found.verdicts or not folds or inputs is None
-        ):  # rows that are set aside are moved by Spark SQL
-            return rows, found, None
-        data = rows.kinds == DATA
-        source = staged.cut.slices[index].member.source
-        return (
-            rows,
-            found,
-            fold_slice(
-                folds,
-                source,
-                inputs.filter(pa.array(data)) if inputs.num_columns and not data.all() else inputs,
-                rows.times[data],
-                frontier,
-            ),
-        )
+        rows, table = _read_plain_columns(own, sources[index], types)
+        found = scan(index, rows)
+        return found, None if table is None else _mark_rows(index, table, rows, found)
 
-    with ThreadPoolExecutor(4) as pool:  # Arrow, NumPy and DuckDB leave the other cores to others
-        indexes = _list_slice_indexes(staged)
-        found = dict(zip(indexes, pool.map(scan_and_fold, indexes), strict=True))
-    folded = {i: own for i, (_, _, own) in found.items() if own is not None}
-    return _ScannedCut(
-        {i: own for i, (_, own, _) in found.items()},
-        {i: own for i, (own, _, _) in found.items()},
-        folded if len(folded) == len(found) else None,
-    )
+    with ThreadPoolExecutor(4) as pool:  # Arrow and NumPy leave the other cores to others
+        found = list(pool.map(read_and_scan, indexes))
+    tables = [table for _, table in found if table is not None]
+    scans = {i: own for i, (own, _) in zip(indexes, found, strict=True)}
+    whole = native and len(tables) == len(found)
+    return scans, [types.empty_table(), *tables] if whole else None
 
 
-def _scan_slice(
-    staged: CutFrame,
-    sources: dict[int, SourceSpec],
-    index: int,
-    rows: MemberColumns,
-    state: Mapping[str, Any],
-) -> MemberScan:
-    return scan_member(sources[index], staged.cut.slices[index].member, rows, state)
-
-
-def _list_slice_indexes(staged: CutFrame) -> list[int]:
-    return sorted({part.member for part in staged.parts})
+def _mark_rows(index: int, table: pa.Table, rows: MemberColumns, scan: MemberScan) -> pa.Table:
+    """The data rows of a slice with their places, times and verdicts."""
+    numbers = {"_seq": rows.seqs, "_et": rows.times, "_end": rows.ends}
+    columns = {name: pa.array(values, pa.int64()) for name, values in numbers.items()}
+    columns["_m"] = pa.repeat(pa.scalar(index, pa.int32()), table.num_rows)
+    if scan.verdicts:
+        known = {verdict.seq: verdict for verdict in scan.verdicts}
+        found = [known.get(seq) for seq in rows.seqs.tolist()]
+        columns["_verdict"] = pa.array([v and v.what for v in found], pa.string())
+        columns["_mark"] = pa.array([v and v.mark for v in found], pa.int64())
+    marked = pa.table({**{name: table[name] for name in table.column_names}, **columns})
+    data = rows.kinds == DATA
+    return marked if data.all() else marked.filter(pa.array(data))
 
 
 def _read_plain_columns(
-    parts: list[CutPart], source: SourceSpec, more: Mapping[str, pa.DataType]
+    parts: list[CutPart], source: SourceSpec, types: pa.Schema
 ) -> tuple[MemberColumns, pa.Table | None]:
-    """Return times and kinds as the objects have them, and the columns `more` in these types.
+    """Return times and kinds as the objects have them, and the rows with columns of these types.
 
-    All of them fit the declared types; the columns are None where Arrow cannot cast a value.
+    All of them fit the declared types; there are no rows without types, or where Arrow cannot cast
+    a value.
     """
     marks = source.barriers
     wanted = [
@@ -242,7 +196,7 @@ def _read_plain_columns(
         try:
             places = [OFFSET_COLUMN] if part.has_row_numbers else []
             table = part.slice_rows(
-                read_parquet_table(part.path, [*dict.fromkeys((*wanted, *more)), *places])
+                read_parquet_table(part.path, [*dict.fromkeys((*wanted, *types.names)), *places])
             )
         except (pa.ArrowException, OSError) as error:
             raise unreadable_objects_error([part.key]) from error
@@ -268,14 +222,16 @@ def _read_plain_columns(
     members = MemberColumns(
         np.concatenate(seqs), times, ends, kinds, _find_first_barrier(rows, kinds, marks)
     )
-    return members, _cast_inputs(tables, more)
+    return members, _cast_rows(tables, types)
 
 
-def _cast_inputs(tables: list[pa.Table], types: Mapping[str, pa.DataType]) -> pa.Table | None:
-    """These columns of all objects in these types; None where Arrow cannot cast a value."""
+def _cast_rows(tables: list[pa.Table], types: pa.Schema) -> pa.Table | None:
+    """The columns of all objects in these types; None where there are none to read or to cast."""
+    if not types.names:
+        return None
     try:
         # Object by object: what one of them holds as a dictionary the next may hold as text.
-        return pa.concat_tables(t.select(list(types)).cast(pa.schema(types)) for t in tables)
+        return pa.concat_tables(table.select(types.names).cast(types) for table in tables)
     except pa.ArrowException:
         return None
 
@@ -314,7 +270,7 @@ def _find_first_barrier(
 
 
 def _read_cast_columns(
-    staged: CutFrame, sources: dict[int, SourceSpec]
+    staged: CutFrame, sources: dict[int, SourceSpec], indexes: list[int]
 ) -> dict[int, MemberColumns]:
     """Times and kinds after the casts: one Spark job."""
     assert staged.frame is not None  # noqa: S101 - there are parts
@@ -332,8 +288,7 @@ def _read_cast_columns(
     )
     rows = rows.sort_by([("_m", "ascending"), ("_seq", "ascending")])
     return {
-        index: _build_member_columns(rows.filter(pc.equal(rows["_m"], index)))
-        for index in _list_slice_indexes(staged)
+        index: _build_member_columns(rows.filter(pc.equal(rows["_m"], index))) for index in indexes
     }
 
 
@@ -395,53 +350,3 @@ def _refuse_bad_rows(staged: CutFrame, spec: PipelineSpec, found: MemberSurvey) 
             kept="everything sealed so far",
             advice="correct the row at its origin, or set on_bad: dead_letter",
         )
-
-
-# The few rows of a cut between two times, read by the driver. What can be late stands below the
-# frontier, what waits for it above, and the survey has seen the time of every row. So it is known
-# which rows these are, and only their row groups are read again, without a Spark job over the cut.
-# Their columns are cast and judged by the same Spark SQL.
-
-
-class SurveyedRows:
-    """Rows of one cut, by their times.
-
-    Attributes:
-        times: index of the slice -> event times of its rows in order, TICK_MAX for what is no data
-            row; empty if not known.
-    """
-
-    def __init__(
-        self,
-        sessions: SparkSessions,
-        spec: PipelineSpec,
-        staged: CutFrame,
-        times: Mapping[int, Ints],
-    ) -> None:
-        self._sessions, self._spec, self._staged, self.times = sessions, spec, staged, times
-        self._found: dict[tuple[int, int], DataFrame | None] = {}
-
-    @property
-    def row_count(self) -> int:
-        """Rows of the cut whose times are known."""
-        return sum(times.size for times in self.times.values())
-
-    def fits_in_driver(self, low: int, high: int) -> bool:
-        """Return whether the driver may read the rows with ``low <= time < high`` without a job."""
-        if self._staged.in_driver or not self.times:
-            return False
-        return sum(found.size for found in self._find_positions(low, high).values()) <= FETCH_ROWS
-
-    def read_rows(self, low: int, high: int) -> DataFrame | None:
-        """The rows; None when there are none."""
-        if (low, high) not in self._found:
-            self._found[low, high] = read_rows_at(
-                self._sessions, self._spec, self._staged, self._find_positions(low, high)
-            )
-        return self._found[low, high]
-
-    def _find_positions(self, low: int, high: int) -> dict[int, Ints]:
-        return {
-            index: np.flatnonzero((times >= low) & (times < high))
-            for index, times in self.times.items()
-        }

@@ -24,18 +24,20 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyspark.sql import DataFrame
 
 from tidegate.checkpoints.manifest import FileRef
-from tidegate.jobs.spark.column_casts import quote_name, quote_text
-from tidegate.jobs.spark.epoch_context import EpochContext
-from tidegate.jobs.spark.file_writer import FETCH_ROWS, WrittenFiles
-from tidegate.jobs.spark.sql_conditions import (
+from tidegate.jobs.rules.duck_frame import Frame
+from tidegate.jobs.rules.row_conditions import (
     add_window_span,
     end_reached_sql,
     opaque_literal,
+    quote_name,
+    quote_text,
     time_below_sql,
 )
+from tidegate.jobs.spark.column_casts import declared_to_spark_type
+from tidegate.jobs.spark.epoch_context import EpochContext
+from tidegate.jobs.spark.file_writer import FETCH_ROWS, WrittenFiles
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.source_options import EdgeColumns
 from tidegate.jobs.spec.window_specs import WindowSpec
@@ -83,7 +85,7 @@ def _is_edge_sql(spec: PipelineSpec, *ends: str) -> str:
     return f"coalesce({' OR '.join(cases)}, false)"
 
 
-def drop_edges(spec: PipelineSpec, frame: DataFrame) -> DataFrame:
+def drop_edges(spec: PipelineSpec, frame: Frame) -> Frame:
     """The rows that are no edges."""
     return (
         frame.where(f"NOT {_is_edge_sql(spec, 'start', 'end')}")
@@ -112,7 +114,7 @@ def pair_edges(epoch: EpochContext) -> EpochEdges:
     if isinstance(paired, pa.Table):
         is_open = pc.is_null(paired["_until"])
         ended = epoch.writer.write_scratch_files(paired.filter(pc.invert(is_open)))
-        left: pa.Table | DataFrame = paired.filter(is_open).drop_columns(["_until"])
+        left: pa.Table | Frame = paired.filter(is_open).drop_columns(["_until"])
     else:
         # Once: both what is open and what has ended is read from there.
         ended = epoch.writer.write_scratch_files(paired)
@@ -121,7 +123,7 @@ def pair_edges(epoch: EpochContext) -> EpochEdges:
     return EpochEdges(written.refs, written, written.paths, ended)
 
 
-def _select_punctual_edges(epoch: EpochContext, data: DataFrame) -> DataFrame:
+def _select_punctual_edges(epoch: EpochContext, data: Frame) -> Frame:
     late = time_below_sql("_et", epoch.order.decision.frontier_before)
     edges = data.where(f"{_is_edge_sql(epoch.spec, 'start', 'end')} AND NOT ({late})")
     return edges.selectExpr(
@@ -133,7 +135,7 @@ def _select_punctual_edges(epoch: EpochContext, data: DataFrame) -> DataFrame:
 
 def _match_starts_to_ends(
     epoch: EpochContext, live: Sequence[Path], came: Sequence[Path], rows: int
-) -> DataFrame:
+) -> Frame:
     """All starts with `_until`, when they end: null while they are open.
 
     One that would end before it began says nothing.
@@ -159,7 +161,7 @@ def _match_starts_to_ends(
     return frame.where("NOT _ends AND (_until IS NULL OR _until > _et)").drop("_ends")
 
 
-def _load_edges(epoch: EpochContext, files: Sequence[Path], mark: str) -> DataFrame:
+def _load_edges(epoch: EpochContext, files: Sequence[Path], mark: str) -> Frame:
     """Edges that one epoch wrote, under today's spec.
 
     A column it did not have is null, a source that is gone has no edges.
@@ -177,7 +179,7 @@ def _load_edges(epoch: EpochContext, files: Sequence[Path], mark: str) -> DataFr
 
 def assign_intervals(
     epoch: EpochContext, window: WindowSpec, edges: EpochEdges
-) -> tuple[DataFrame, int] | None:
+) -> tuple[Frame, int] | None:
     """Return the (edge, window) pairs of the epoch with `_ws`, `_we`, and a bound on the count."""
     before, after = epoch.order.decision.frontier_before, epoch.order.decision.frontier_after
     frames, rows, until = [], 0, epoch.order.decision.open_edges_until
@@ -198,11 +200,13 @@ def assign_intervals(
     order = " ".join(
         f"WHEN {quote_text(name)} THEN {places[name]}" for name in _collect_edge_columns(epoch.spec)
     )
-    pairs = reduce(DataFrame.unionAll, frames).selectExpr("*", f"CASE _source {order} END AS _so")
+    pairs = reduce(lambda a, b: a.unionAll(b), frames).selectExpr(
+        "*", f"CASE _source {order} END AS _so"
+    )
     return pairs, rows * _bound_windows_per_edge(epoch, window, edges, before, until)
 
 
-def _expand_to_windows(window: WindowSpec, frame: DataFrame, before: int) -> DataFrame:
+def _expand_to_windows(window: WindowSpec, frame: Frame, before: int) -> Frame:
     """A row for each window that ``[_et, _end)`` overlaps and that is not closed yet.
 
     The closed ones were told with it.

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyspark.sql import DataFrame
 
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.interfaces import MoveOrder
 from tidegate.jobs.engine.resume_state import ORDER_KIND
 from tidegate.jobs.eventtime.decision_types import ReleaseMark
-from tidegate.jobs.spark.column_casts import declared_to_spark_type, quote_name
+from tidegate.jobs.rules.duck_frame import DuckFrame, Frame
+from tidegate.jobs.rules.row_conditions import opaque_literal, quote_name
+from tidegate.jobs.spark.column_casts import declared_to_spark_type
 from tidegate.jobs.spark.cut_reader import (
     CutFrame,
-    SparkSessions,
     arrow_to_frame,
     ensure_local_file,
 )
-from tidegate.jobs.spark.cut_survey import SurveyedRows
 from tidegate.jobs.spark.file_writer import FETCH_ROWS, FileWriter, WrittenFiles, collect_to_driver
-from tidegate.jobs.spark.sql_conditions import opaque_literal
+from tidegate.jobs.spark.spark_session import SparkSessions
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 _MANY_SEGMENTS = 16  # more small live segments of one kind are merged
@@ -40,14 +40,10 @@ class EpochContext:
         staged: its cut.
         data: the cut's data rows that are not set aside; None when there are none.
         aside: the rows that are set aside, with `_verdict` and `_mark`; None when there are none.
-        surveyed_rows: reads the rows of `data` between two times that the caller gives. It knows
-            none if rows are set aside, or if only Spark knows the times.
         low: least event time in `data`; None when there are none.
         high: greatest event time in `data`; None when there are none.
         segment_folder: of local copies of state segments.
-        partials: window output -> partial rows of the epoch, where no Spark SQL was needed for
-            them.
-        native: nothing but dead letters needs the rows as a DataFrame; `data` is None.
+        native: `data`, `aside` and state are rows in the driver (`DuckFrame`), not in Spark.
     """
 
     sessions: SparkSessions
@@ -56,21 +52,18 @@ class EpochContext:
     order: MoveOrder
     writer: FileWriter
     staged: CutFrame
-    data: DataFrame | None
-    aside: DataFrame | None
-    surveyed_rows: SurveyedRows
+    data: Frame | None
+    aside: Frame | None
     low: int | None
     high: int | None
     segment_folder: Path
-    partials: Mapping[str, pa.Table] = field(default_factory=dict)
     native: bool = False
 
     @property
     def fits_in_driver(self) -> bool:
         """Whether results as large as the cut, and the order buffer, may come to the driver."""
-        return (
-            self.staged.rows + sum(ref.rows for ref in self.live_segments(ORDER_KIND)) <= FETCH_ROWS
-        )
+        waiting = sum(ref.rows for ref in self.live_segments(ORDER_KIND))
+        return self.native or self.staged.rows + waiting <= FETCH_ROWS
 
     def live_segments(self, kind: str) -> list[FileRef]:
         """Live segments of one kind before this epoch."""
@@ -87,20 +80,20 @@ class EpochContext:
             and ReleaseMark(ref.extra["section_min"], ref.min_time or 0) < after
         ]
 
-    def collect_if_small(self, frame: DataFrame, rows: int) -> pa.Table | DataFrame:
+    def collect_if_small(self, frame: Frame, rows: int) -> Any:
         """A result of at most `rows` rows as the writer takes it: fetched when small."""
-        return collect_to_driver(frame) if rows <= FETCH_ROWS else frame
+        return collect_to_driver(frame) if self.native or rows <= FETCH_ROWS else frame
 
-    def load_segments(
-        self, refs: list[FileRef], fresh: list[Path] | None = None
-    ) -> DataFrame | None:
-        """State segments (and files just written) as one DataFrame; None when there are none."""
+    def load_segments(self, refs: list[FileRef], fresh: list[Path] | None = None) -> Frame | None:
+        """State segments (and files just written) as one frame; None when there are none."""
         files = dict(
             zip(self.locate_segments(refs), (ref.key for ref in refs), strict=True)
         ) | dict.fromkeys(fresh or [])
         paths = list(files)
         if not paths:
             return None
+        if self.native:
+            return DuckFrame.from_table(self.read_segments(paths))
         footers = [pq.read_metadata(path) for path in paths]
         rows = sum(footer.num_rows for footer in footers)
         # Few rows are read in the driver: a scan that opens every file in a task takes longer.
@@ -113,7 +106,7 @@ class EpochContext:
             *(self.writer.staging.expose_file(path, key) for path, key in files.items())
         )
 
-    def columns_of_segment(self, frame: DataFrame) -> list[str]:
+    def columns_of_segment(self, frame: Frame) -> list[str]:
         """The declared columns of rows in segments; null where a segment is older than a column."""
         return [
             quote_name(name)
@@ -135,8 +128,7 @@ class EpochContext:
         kind: str,
         live: list[FileRef],
         column: str,
-        select: Callable[[DataFrame], DataFrame],
-        merge: Callable[[pa.Table], pa.Table | None] = lambda _: None,
+        select: Callable[[Frame], Frame],
     ) -> tuple[FileRef, ...]:
         """Merge small state segments of one kind if there are many, so that an epoch opens few.
 
@@ -147,7 +139,6 @@ class EpochContext:
             live: all of them.
             column: the time by which the new segment has bounds.
             select: drops the rows that have left, and merges those that belong together.
-            merge: does the same to rows that the driver has; None where Spark SQL has to.
 
         Returns:
             The segments that are live then.
@@ -157,14 +148,8 @@ class EpochContext:
             return tuple(live)
         ends = [("section_min", min), ("section_max", max)] if kind == ORDER_KIND else []
         extra = {name: choose(ref.extra[name] for ref in small) for name, choose in ends}
-        count = sum(ref.rows for ref in small)
-        rows: pa.Table | DataFrame | None = None
-        if count <= FETCH_ROWS:
-            rows = merge(self.read_segments(self.locate_segments(small)))
-        if rows is None:
-            frame = self.load_segments(small)
-            assert frame is not None  # noqa: S101 - there are many
-            rows = self.collect_if_small(select(frame), count)
+        frame, count = self.load_segments(small), sum(ref.rows for ref in small)
+        rows = self.collect_if_small(select(frame), count)
         large = [ref for ref in live if ref.rows > _SMALL_SEGMENT_ROWS]
         return (*large, *self.writer.write_segment(kind, rows, column, extra).refs)
 

@@ -101,9 +101,10 @@ def build_events(epoch: EpochContext, released: ReleasedRows) -> BuiltEvents:
 
 
 def _load_open_group(epoch: EpochContext, segments: list[FileRef]) -> _EventGroup:
-    frame = epoch.load_segments(segments)
-    rows = [] if frame is None else frame.select(*_GROUP_COLUMNS).toArrow().to_pylist()
-    return _EventGroup(**rows[0]) if rows else _EventGroup()
+    if not segments:
+        return _EventGroup()
+    rows = epoch.read_segments(epoch.locate_segments(segments)).select(_GROUP_COLUMNS)
+    return _EventGroup(**rows.to_pylist()[0])
 
 
 def _read_released_times(epoch: EpochContext, released: ReleasedRows) -> tuple[Ints, Ints, int]:

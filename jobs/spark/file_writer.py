@@ -7,7 +7,7 @@ cannot disagree with it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import count
@@ -23,6 +23,7 @@ from pyspark.sql import DataFrame
 from tidegate.checkpoints.bucket_layout import AttemptFolders
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.store import Store
+from tidegate.jobs.rules.duck_frame import Frame
 from tidegate.jobs.spark.staging import Staging
 
 FETCH_ROWS: Final = 100_000
@@ -32,7 +33,7 @@ Below a second of Arrow, and one file instead of several.
 """
 
 
-def collect_to_driver(frame: DataFrame) -> pa.Table:
+def collect_to_driver(frame: Frame) -> pa.Table:
     """The rows of a small result, from one task.
 
     For few rows a shuffle costs more than all the work.
@@ -99,10 +100,8 @@ class FileWriter:
             f"{self._folders.table_prefix(name)}part", f"table:{name}", rows, time, {}
         )
 
-    def write_pieces(
-        self, name: str, pieces: Sequence[Callable[[], pa.Table]], time: str | None
-    ) -> WrittenFiles:
-        """Write the pieces that the driver makes of an output table, one file each, in order."""
+    def write_pieces(self, name: str, pieces: Sequence[pa.Table], time: str | None) -> WrittenFiles:
+        """Write pieces of an output table, one file each, in order."""
         return self._write_and_upload(
             f"{self._folders.table_prefix(name)}part", f"table:{name}", pieces, time, {}
         )
@@ -141,18 +140,12 @@ class FileWriter:
         ]
         return WrittenFiles(tuple(refs), tuple(files))
 
-    def _write_local_files(
-        self, rows: pa.Table | DataFrame | Sequence[Callable[[], pa.Table]]
-    ) -> list[Path]:
+    def _write_local_files(self, rows: pa.Table | DataFrame | Sequence[pa.Table]) -> list[Path]:
         if isinstance(rows, pa.Table):
             return self._write_by_driver(rows)
         if isinstance(rows, Sequence):
-            with ThreadPoolExecutor(2) as pool:  # two at a time in memory
-                return [
-                    path
-                    for paths in pool.map(lambda piece: self._write_by_driver(piece()), rows)
-                    for path in paths
-                ]
+            with ThreadPoolExecutor(2) as pool:
+                return [path for paths in pool.map(self._write_by_driver, rows) for path in paths]
         return self._write_by_tasks(rows)
 
     def _write_by_driver(self, rows: pa.Table) -> list[Path]:

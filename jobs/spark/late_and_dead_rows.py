@@ -3,38 +3,33 @@
 Rows late for the events output and for each window, each with the frontier it missed.
 
 Late rows have an event time below F whatever the rules, so with no row below F there is nothing to
-look for. Where the survey knows these rows, and they are few, the driver reads them alone
-(`known`); else the filter on the event time lets Parquet skip most row groups. In a small epoch the
-release has fetched all rows with their verdicts already, and no job is needed at all.
+look for. The filter on the event time lets Parquet skip most row groups.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812
 
 from tidegate.errors import PoisonError
-from tidegate.jobs.engine.column_types import TIMESTAMP_UTC
-from tidegate.jobs.spark.column_casts import quote_text
-from tidegate.jobs.spark.epoch_context import EpochContext
-from tidegate.jobs.spark.errors import LATE_ROW
-from tidegate.jobs.spark.file_writer import FETCH_ROWS, WrittenFiles, collect_to_driver
-from tidegate.jobs.spark.ordered_release import list_late_columns
-from tidegate.jobs.spark.session_windows import select_late_for_sessions
-from tidegate.jobs.spark.sql_conditions import (
+from tidegate.jobs.rules.duck_frame import DuckFrame, Frame, group_rows
+from tidegate.jobs.rules.row_conditions import (
     compute_late_bound,
     expired_pairs_sql,
     late_for_window_sql,
+    quote_text,
     time_below_sql,
 )
+from tidegate.jobs.spark.epoch_context import EpochContext
+from tidegate.jobs.spark.errors import LATE_ROW
+from tidegate.jobs.spark.file_writer import FETCH_ROWS, WrittenFiles, collect_to_driver
+from tidegate.jobs.spark.session_windows import select_late_for_sessions
 from tidegate.jobs.spec.event_time_options import LatePolicy
 from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENTS, LATE
 from tidegate.jobs.spec.row_rules import RULE_DROPPED, RULE_QUARANTINED
@@ -76,69 +71,10 @@ def _get_late_reason(epoch: EpochContext, output: str) -> LateReason:
     return "flagged" if policy is LatePolicy.EMIT_FLAGGED else "late_order"
 
 
-# From rows that the driver has
+def write_late_rows(epoch: EpochContext, context_for: Callable[[str], EpochContext]) -> LateRows:
+    """Write the late table of an epoch.
 
-
-def write_judged_late_rows(epoch: EpochContext, judged: pa.Table) -> LateRows:
-    """Write the late table from the rows that `release` fetched.
-
-    Raises:
-        PoisonError: a late row under ``on_late: error``, named.
-    """
-    outputs = [EVENTS, *epoch.spec.windows]
-    pieces = [
-        _build_late_piece(epoch, judged.filter(judged[column]), o)
-        for o, column in zip(outputs, list_late_columns(epoch), strict=True)
-    ]
-    return _count_expired_pairs(epoch, _write_late_in_driver(epoch, pa.concat_tables(pieces)))
-
-
-def write_known_late_rows(
-    epoch: EpochContext, rows: Mapping[str, pa.Table], expired: Counter[tuple[str, str]]
-) -> LateRows:
-    """Write the late table from the rows of each output that were found while folding windows.
-
-    Raises:
-        PoisonError: a late row under ``on_late: error``, named.
-    """
-    pieces = [_build_late_piece(epoch, table, output) for output, table in rows.items()]
-    late = _write_late_in_driver(epoch, pa.concat_tables(pieces)) if pieces else None
-    return replace(late or LateRows(WrittenFiles()), expired=expired)
-
-
-def _build_late_piece(epoch: EpochContext, rows: pa.Table, output: str) -> pa.Table:
-    policy, frontier, size = (
-        _get_late_policy(epoch, output),
-        _get_missed_frontier(epoch, output),
-        rows.num_rows,
-    )
-    if policy is LatePolicy.ERROR and size:
-        raise _late_row_error(epoch, rows.slice(0, 1).to_pylist()[0], output)
-    missed = [None] * size
-    if frontier != TICK_MIN:
-        missed = [min(frontier - time, TICK_MAX) for time in rows["_et"].to_pylist()]
-    columns = {name: rows[name] for name in epoch.spec.row_columns}
-    columns |= {
-        "output": pa.repeat(pa.scalar(output), size),
-        "reason": pa.repeat(pa.scalar(_get_late_reason(epoch, output)), size),
-        "lateness_us": pa.array(missed, pa.int64()),
-        "frontier": (
-            pa.array([None if frontier == TICK_MIN else frontier] * size, pa.int64()).cast(
-                TIMESTAMP_UTC
-            )
-        ),
-    }
-    columns |= {
-        name: rows[name] for name in ("_source", "_partition", "_seq", "_timeline", "_epoch")
-    }
-    return pa.table({**columns, "_dropped": pa.repeat(pa.scalar(policy is LatePolicy.DROP), size)})
-
-
-# From the cut
-
-
-def write_late_rows(epoch: EpochContext) -> LateRows:
-    """Write the late table of an epoch by queries of its own.
+    `context_for` gives the context in which an output's rows are judged.
 
     Raises:
         PoisonError: a late row under ``on_late: error``, named.
@@ -146,35 +82,23 @@ def write_late_rows(epoch: EpochContext) -> LateRows:
     frames = [
         _select_set_aside(epoch),
         _select_late_events(epoch),
-        *(_select_late_for_window(epoch, name) for name in epoch.spec.windows),
+        *(_select_late_for_window(context_for(name), name) for name in epoch.spec.windows),
     ]
     present = [frame for frame in frames if frame is not None]
     if not present:
         return LateRows(WrittenFiles())
-    rows = reduce(DataFrame.unionAll, present)
-    return _count_expired_pairs(
-        epoch,
-        (
-            _write_late_in_driver(epoch, collect_to_driver(rows))
-            if _may_collect_late(epoch)
-            else _write_late_in_tasks(epoch, rows)
-        ),
-    )
+    here = [frame for frame in present if isinstance(frame, DuckFrame)]
+    there = [frame for frame in present if not isinstance(frame, DuckFrame)]
+    rows = [reduce(lambda a, b: a.unionAll(b), frames) for frames in (here, there) if frames]
+    if here or epoch.staged.rows <= FETCH_ROWS:
+        tables = [collect_to_driver(frame) for frame in rows]
+        late = _write_late_in_driver(epoch, pa.concat_tables(tables, promote_options="permissive"))
+    else:
+        late = _write_late_in_tasks(epoch, rows[0])
+    return _count_expired_pairs(epoch, late)
 
 
-def _may_collect_late(epoch: EpochContext) -> bool:
-    """Whether whatever can be late may come to the driver.
-
-    What is late for sessions depends on all rows.
-    """
-    if epoch.staged.rows <= FETCH_ROWS:
-        return True
-    sessions = any(window.kind is WindowKind.SESSION for window in epoch.spec.windows.values())
-    bound = max(compute_late_bound(epoch.order.decision), epoch.order.decision.frontier_before)
-    return not sessions and epoch.surveyed_rows.fits_in_driver(TICK_MIN, bound)
-
-
-def _select_set_aside(epoch: EpochContext) -> DataFrame | None:
+def _select_set_aside(epoch: EpochContext) -> Frame | None:
     """Rows that the survey set aside: quarantined, or before their own member's punctuation."""
     if epoch.aside is None:
         return None
@@ -198,17 +122,17 @@ def _select_set_aside(epoch: EpochContext) -> DataFrame | None:
     )
 
 
-def _select_late_events(epoch: EpochContext) -> DataFrame | None:
+def _select_late_events(epoch: EpochContext) -> Frame | None:
     bound, policy = compute_late_bound(epoch.order.decision), epoch.spec.release.on_late
     if epoch.data is None or epoch.low is None or epoch.low >= bound:
         return None
     late = time_below_sql("_et", bound)
     if policy is LatePolicy.ADJUST:
         late = f"{late} AND _end <= {max(epoch.order.decision.frontier_before, bound)}L"
-    return _add_late_columns(epoch, _narrow_to_bound(epoch, epoch.data, bound).where(late), EVENTS)
+    return _add_late_columns(epoch, _narrow_to_bound(epoch.data, bound).where(late), EVENTS)
 
 
-def _select_late_for_window(epoch: EpochContext, name: str) -> DataFrame | None:
+def _select_late_for_window(epoch: EpochContext, name: str) -> Frame | None:
     frontier, window = epoch.order.decision.frontier_before, epoch.spec.windows[name]
     if epoch.data is None or epoch.low is None or epoch.low >= frontier:
         return None
@@ -217,7 +141,7 @@ def _select_late_for_window(epoch: EpochContext, name: str) -> DataFrame | None:
     late = late_for_window_sql(window, frontier)
     if window.on_late is LatePolicy.ADJUST:
         late = f"{late} AND _end <= {frontier}L"
-    return _add_late_columns(epoch, _narrow_to_bound(epoch, epoch.data, frontier).where(late), name)
+    return _add_late_columns(epoch, _narrow_to_bound(epoch.data, frontier).where(late), name)
 
 
 def _count_expired_pairs(epoch: EpochContext, late: LateRows) -> LateRows:
@@ -241,30 +165,22 @@ def _count_expired_pairs(epoch: EpochContext, late: LateRows) -> LateRows:
         elif window.kind is not WindowKind.SESSION:
             asked[name] = expired_pairs_sql(window, before)
     if any(pairs != "0L" for pairs in asked.values()):
-        sums = [F.expr(f"sum({pairs})").alias(name) for name, pairs in asked.items()]
-        for row in collect_to_driver(
-            _narrow_to_bound(epoch, epoch.data, before).groupBy("_source").agg(*sums)
-        ).to_pylist():
-            found += Counter({(row["_source"], name): row[name] or 0 for name in asked})
+        sums = {f"_p{i}": f"CAST(sum({sql}) AS bigint)" for i, sql in enumerate(asked.values())}
+        grouped = group_rows(_narrow_to_bound(epoch.data, before), ["_source"], sums)
+        for row in collect_to_driver(grouped).to_pylist():
+            counts = zip(asked, sums, strict=True)
+            found += Counter({(row["_source"], name): row[pairs] or 0 for name, pairs in counts})
     return replace(late, expired=found)
 
 
-def _narrow_to_bound(epoch: EpochContext, data: DataFrame, bound: int) -> DataFrame:
-    """The rows below the bound.
-
-    The few that are known, or with a filter that lets Parquet skip the others.
-    """
+def _narrow_to_bound(data: Frame, bound: int) -> Frame:
+    """The rows below the bound, by a filter that lets Parquet skip the others."""
     if bound in (TICK_MIN, TICK_MAX):
         return data
-    found = (
-        epoch.surveyed_rows.read_rows(TICK_MIN, bound)
-        if epoch.surveyed_rows.fits_in_driver(TICK_MIN, bound)
-        else None
-    )
-    return data.where(f"_time < timestamp_micros({bound}L)") if found is None else found
+    return data.where(f"_time < timestamp_micros({bound}L)")
 
 
-def _add_late_columns(epoch: EpochContext, rows: DataFrame, output: str) -> DataFrame:
+def _add_late_columns(epoch: EpochContext, rows: Frame, output: str) -> Frame:
     policy = _get_late_policy(epoch, output)
     if policy is LatePolicy.ERROR:
         _refuse_late_rows(epoch, rows, output)
@@ -293,9 +209,9 @@ def _missed_frontier_sql(frontier: int) -> list[str]:
     return [lateness, f"timestamp_micros({frontier}L) AS frontier"]
 
 
-def _refuse_late_rows(epoch: EpochContext, rows: DataFrame, output: str) -> None:
+def _refuse_late_rows(epoch: EpochContext, rows: Frame, output: str) -> None:
     found = collect_to_driver(
-        rows.select("_source", "_partition", "_seq", "_et").limit(1)
+        rows.selectExpr("_source", "_partition", "_seq", "_et").limit(1)
     ).to_pylist()
     if found:
         raise _late_row_error(epoch, found[0], output)
@@ -343,7 +259,7 @@ def _write_late_in_driver(epoch: EpochContext, table: pa.Table) -> LateRows:
     )
 
 
-def _write_late_in_tasks(epoch: EpochContext, rows: DataFrame) -> LateRows:
+def _write_late_in_tasks(epoch: EpochContext, rows: Frame) -> LateRows:
     written = epoch.writer.write_table(
         LATE, rows.where("NOT _dropped").drop("_dropped"), epoch.spec.event_time_column
     )

@@ -18,31 +18,22 @@ from tempfile import mkdtemp
 from typing import Any, TypeVar
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+import structlog
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.interfaces import Cut, MoveOrder, MoveResult, SurveyedCut
-from tidegate.jobs.spark.cut_reader import CutFrame, SparkSessions, open_cut
-from tidegate.jobs.spark.cut_survey import MemberScans, SurveyedRows, survey_cut
+from tidegate.jobs.rules.duck_frame import ENGINE_ERRORS, DuckFrame, Frame
+from tidegate.jobs.rules.native_support import explain_spark_rows, explain_spark_window
+from tidegate.jobs.spark.cut_reader import CutFrame, open_cut, select_provenance
+from tidegate.jobs.spark.cut_survey import MemberScans, survey_cut
 from tidegate.jobs.spark.edge_events import EpochEdges, pair_edges
 from tidegate.jobs.spark.epoch_context import EpochContext, WindowOutput
 from tidegate.jobs.spark.epoch_outputs import EpochOutputs
 from tidegate.jobs.spark.errors import SPARK_FAILED
 from tidegate.jobs.spark.file_writer import FileWriter
-from tidegate.jobs.spark.late_and_dead_rows import (
-    DeadRows,
-    LateRows,
-    write_dead_letters,
-    write_judged_late_rows,
-    write_late_rows,
-)
-from tidegate.jobs.spark.native_epoch import (
-    is_fully_native,
-    merge_folded_slices,
-    write_folded_late_rows,
-)
-from tidegate.jobs.spark.native_windows import plan_window_folds
+from tidegate.jobs.spark.late_and_dead_rows import DeadRows, write_dead_letters, write_late_rows
 from tidegate.jobs.spark.ordered_release import (
     ReleasedRows,
     adjust_start_times,
@@ -53,9 +44,9 @@ from tidegate.jobs.spark.reducer_tasks import SparkReducerRunner
 from tidegate.jobs.spark.session_windows import process_sessions
 from tidegate.jobs.spark.spark_session import (
     SPARK_ERRORS,
+    SparkSessions,
     detect_lost_executors,
     extract_cause,
-    open_quick_session,
     open_session,
     runs_on_one_host,
 )
@@ -66,6 +57,7 @@ from tidegate.jobs.spec.window_specs import WindowKind
 from tidegate.jobs.streams.reducers import ReducerRunner, fold_batch
 
 _T = TypeVar("_T")
+_log = structlog.get_logger("tidegate.driver")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +79,8 @@ class SparkMover:
             see it.
         session: a running session to use; by default one is started from ``spec.spark`` and stopped
             by `close`.
-        native: fold windows without Spark SQL where `explain_spark_window` gives no reason against
-            it. Tests compare both ways.
-
-    Attributes:
-        session: the session that was given or started.
+        native: compute outputs in the driver where `jobs.rules.native_support` gives no reason
+            against it. Tests compare both ways.
     """
 
     def __init__(
@@ -109,14 +98,19 @@ class SparkMover:
         self._workdir = Path(mkdtemp(prefix="spark-", dir=workdir))
         # A session that was given belongs to the caller, who stops it.
         self._own = session is None
-        self.session = open_session(spec) if session is None else session
-        self._sessions = SparkSessions(open_quick_session(self.session), self.session)
-        self._staging = open_staging(
-            (self.session, self._sessions.quick), spec, store, self._workdir
-        )
-        # The driver folds beside its tasks: with a cluster the rows belong on the executors.
-        self._folds = plan_window_folds(spec) if native and runs_on_one_host(spec.spark) else {}
+        self._sessions = SparkSessions(lambda: open_session(spec) if session is None else session)
+        self._staging = open_staging(self._sessions, spec, store, self._workdir)
+        # The driver computes beside its tasks: with a cluster the rows belong on the executors.
+        self._native = native and runs_on_one_host(spec.spark) and explain_spark_rows(spec) is None
+        # A pipeline that needs no Spark SQL does not wait for a JVM; rare epochs start one.
+        if not self._native or self._list_spark_windows():
+            _ = self._sessions.full
         self._cut_folder: Path | None = None  # scratch files of the newest survey
+
+    @property
+    def session(self) -> SparkSession:
+        """The session that was given, or an own one, which is started at the first use."""
+        return self._sessions.full
 
     def survey(self, cut: Cut, state: Mapping[str, Any]) -> SurveyedCut:
         """Summarise the cut and keep its rows for `move`; removes the rows of the last survey."""
@@ -124,7 +118,7 @@ class SparkMover:
         folder = self._cut_folder = Path(mkdtemp(prefix="epoch-", dir=self._workdir))
         frame = open_cut(self._sessions, self._spec, self._store, cut, folder, self._staging)
         scans = self._run_reporting_errors(
-            frame, lambda: survey_cut(frame, self._spec, state, self._folds)
+            frame, lambda: survey_cut(frame, self._spec, state, native=self._native)
         )
         return SurveyedCut(cut, scans.survey, _StagedCut(frame, scans, folder))
 
@@ -142,14 +136,14 @@ class SparkMover:
         """Run keyed reducers in tasks, if a batch is large and tasks see the scratch folder."""
         # With staging in the bucket, tasks on other hosts cannot see the files of the driver.
         shared = isinstance(self._staging, DiskStaging)
-        return SparkReducerRunner(self.session, self._workdir) if shared else fold_batch
+        return SparkReducerRunner(self._sessions, self._workdir) if shared else fold_batch
 
     def close(self) -> None:
         """Stop an own session and remove scratch files."""
         self._staging.discard(self._workdir)
         shutil.rmtree(self._workdir, ignore_errors=True)
-        if self._own:
-            self.session.stop()
+        if self._own and self._sessions.is_started:
+            self._sessions.full.stop()
 
     def _discard_cut_folder(self) -> None:
         if self._cut_folder is not None:
@@ -170,102 +164,131 @@ class SparkMover:
             ) from error
 
     def _move_staged(self, order: MoveOrder, staged: _StagedCut) -> MoveResult:
-        epoch = self._make_epoch_context(order, staged)
+        if staged.scans.rows is not None:
+            try:
+                return self._move_outputs(order, staged, native=True)
+            except ENGINE_ERRORS as error:
+                # Spark SQL computes it, or says what is wrong with the rows.
+                _log.info("native_epoch_left_to_spark", cause=str(error).splitlines()[0])
+        return self._move_outputs(order, staged, native=False)
+
+    def _move_outputs(self, order: MoveOrder, staged: _StagedCut, *, native: bool) -> MoveResult:
         any_dead = any(member.dead for member in staged.scans.survey.members) or any(
             source.rules for source in self._spec.sources.values()
         )
+        epochs = _EpochContexts(self._make_context(order, staged, native=native))
+        if native:
+            epochs.spark = self._find_spark_context(order, staged)
+        epoch = epochs.first
         with ThreadPoolExecutor(4) as pool:  # the jobs are small: one alone would leave a core idle
-            released = pool.submit(_release_and_write_late, epoch, staged.scans)
+            released = pool.submit(_release_rows, epoch, staged.scans)
+            late = pool.submit(write_late_rows, epoch, epochs.for_window)
             dead = pool.submit(write_dead_letters, epoch) if any_dead else None
             # In this thread, because every window needs it, while the pool already works on the
             # rest.
-            edges = pair_edges(epoch)
+            edges = pair_edges(epochs.spark or epoch)
             windows = {
-                name: pool.submit(_process_window_output, epoch, name, edges)
+                name: pool.submit(_process_window_output, epochs.for_window(name), name, edges)
                 for name in self._spec.windows
             }
-        rows, late = released.result()
         return EpochOutputs(
             self._spec,
             staged.scans,
-            rows,
-            late,
+            released.result(),
+            late.result(),
             DeadRows() if dead is None else dead.result(),
             edges,
             {name: work.result() for name, work in windows.items()},
         ).to_result(epoch)
 
-    def _make_epoch_context(self, order: MoveOrder, staged: _StagedCut) -> EpochContext:
+    def _list_spark_windows(self) -> list[str]:
+        return [n for n in self._spec.windows if explain_spark_window(self._spec, n) is not None]
+
+    def _find_spark_context(self, order: MoveOrder, staged: _StagedCut) -> EpochContext | None:
+        """The context of the outputs that need Spark SQL; None if there are none."""
+        needed = self._list_spark_windows()
+        return self._make_context(order, staged, native=False) if needed else None
+
+    def _make_context(self, order: MoveOrder, staged: _StagedCut, *, native: bool) -> EpochContext:
         members = staged.scans.survey.members
-        partials = merge_folded_slices(self._folds, staged.scans, order.decision, order.epoch)
-        native = is_fully_native(self._spec, staged.scans, partials)
-        data, aside = (
-            _apply_verdicts(staged, self._spec)
-            if not native and any(member.rows + member.quarantined for member in members)
-            else (None, None)
-        )
-        low = min(
-            (member.min_time for member in members if member.min_time is not None), default=None
-        )
-        high = max(
-            (member.max_time for member in members if member.max_time is not None), default=None
-        )
-        writer = FileWriter(self._store, order.folders, staged.folder, self._staging)
-        kept = self._workdir / "segments"
-        known = SurveyedRows(
-            self._sessions, self._spec, staged.frame, staged.scans.times if aside is None else {}
-        )
+        frame = None
+        if any(member.rows + member.quarantined for member in members):
+            frame = _read_judged_rows(staged, self._spec, native=native)
+        data, aside = _apply_verdicts(frame, self._spec)
+        times = [(m.min_time, m.max_time) for m in members]
         return EpochContext(
             self._sessions,
             self._spec,
             self._store,
             order,
-            writer,
+            FileWriter(self._store, order.folders, staged.folder, self._staging),
             staged.frame,
             data,
             aside,
-            known,
-            low,
-            high,
-            kept,
-            partials,
+            min((low for low, _ in times if low is not None), default=None),
+            max((high for _, high in times if high is not None), default=None),
+            self._workdir / "segments",
             native,
         )
 
 
-def _apply_verdicts(
-    staged: _StagedCut, spec: PipelineSpec
-) -> tuple[DataFrame | None, DataFrame | None]:
-    """The data rows that go on, and those that the survey set aside (None when there are none)."""
-    frame, scans = staged.frame.frame, staged.scans
-    if frame is None:
-        return None, None
+@dataclass(slots=True)
+class _EpochContexts:
+    """Where the outputs of an epoch are computed.
+
+    Attributes:
+        first: the context of all outputs that do not need another one.
+        spark: of the windows that need Spark SQL, if `first` is native.
+    """
+
+    first: EpochContext
+    spark: EpochContext | None = None
+
+    def for_window(self, name: str) -> EpochContext:
+        """Return the context of a window output."""
+        needs_spark = self.spark and explain_spark_window(self.first.spec, name) is not None
+        return self.spark if self.spark and needs_spark else self.first
+
+
+def _read_judged_rows(staged: _StagedCut, spec: PipelineSpec, *, native: bool) -> Frame | None:
+    """The data rows of a cut, with `_verdict` and `_mark` if the survey judged any of them."""
+    frame, scans = staged.frame, staged.scans
+    if native:
+        assert scans.rows is not None  # noqa: S101 - asked for by the caller
+        places = ["_seq", "_et", "timestamp_micros(_et) AS _time", "_end", "-1 AS _p"]
+        own = [name for name in ("_verdict", "_mark") if name in scans.rows.column_names]
+        held = DuckFrame.from_table(scans.rows)
+        return held.selectExpr(*select_provenance(spec, frame.cut), *places, *own)
+    found = frame.frame
+    if found is None:
+        return None
     if any(
         member.dead or member.barrier or member.punctuation is not None
         for member in scans.survey.members
     ):
-        frame = frame.where("_dead IS NULL AND _kind = 'data'")
+        found = found.where("_dead IS NULL AND _kind = 'data'")
     rows = [(i, v.seq, v.what, v.mark) for i, verdicts in scans.verdicts.items() for v in verdicts]
     if not rows:
-        return frame, None
-    columns = list(zip(*rows, strict=True))
+        return found
     kinds = {"_vm": pa.int32(), "_vseq": pa.int64(), "_verdict": pa.string(), "_mark": pa.int64()}
-    table = pa.table(
-        {
-            name: pa.array(values, kind)
-            for (name, kind), values in zip(kinds.items(), columns, strict=True)
-        }
-    )
+    columns = zip(kinds.items(), zip(*rows, strict=True), strict=True)
+    table = pa.table({name: pa.array(values, kind) for (name, kind), values in columns})
     # One partition: a broadcast collects it anyway, and each further one would cost a task.
-    verdicts = frame.sparkSession.createDataFrame(table).coalesce(1)
-    judged = frame.join(F.broadcast(verdicts), F.expr("_m = _vm AND _seq = _vseq"), "left").drop(
+    verdicts = found.sparkSession.createDataFrame(table).coalesce(1)
+    return found.join(F.broadcast(verdicts), F.expr("_m = _vm AND _seq = _vseq"), "left").drop(
         "_vm", "_vseq"
     )
-    going = judged.where("_verdict IS NULL OR _verdict = 'adjust'")
+
+
+def _apply_verdicts(frame: Frame | None, spec: PipelineSpec) -> tuple[Frame | None, Frame | None]:
+    """The rows that go on, and those that the survey set aside (None when there are none)."""
+    if frame is None or "_verdict" not in frame.columns:
+        return frame, None
+    going = frame.where("_verdict IS NULL OR _verdict = 'adjust'")
     going = adjust_start_times(going, spec, "_verdict IS NOT NULL", "_mark").drop(
         "_moved", "_verdict", "_mark"
     )
-    return going, judged.where("_verdict IS NOT NULL AND _verdict <> 'adjust'")
+    return going, frame.where("_verdict IS NOT NULL AND _verdict <> 'adjust'")
 
 
 def _process_window_output(epoch: EpochContext, name: str, edges: EpochEdges) -> WindowOutput:
@@ -276,13 +299,5 @@ def _process_window_output(epoch: EpochContext, name: str, edges: EpochEdges) ->
     return process_sessions(epoch, name) if merging else process_window(epoch, name, edges)
 
 
-def _release_and_write_late(
-    epoch: EpochContext, scans: MemberScans
-) -> tuple[ReleasedRows, LateRows]:
-    if not epoch.spec.outputs.events:
-        late = write_folded_late_rows(epoch, scans) if epoch.native else write_late_rows(epoch)
-        return count_released_rows(scans), late
-    released, judged = release_rows(epoch)
-    return released, (
-        write_late_rows(epoch) if judged is None else write_judged_late_rows(epoch, judged)
-    )
+def _release_rows(epoch: EpochContext, scans: MemberScans) -> ReleasedRows:
+    return release_rows(epoch) if epoch.spec.outputs.events else count_released_rows(scans)

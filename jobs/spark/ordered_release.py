@@ -3,8 +3,8 @@
 Rows leave sorted, with contiguous positions; the others wait in immutable segments.
 
 A segment is never rewritten because part of it left: rows below `release_before` count as gone, and
-the segment is dropped when all of them are. A large release is sorted in ranges (see
-`release_sorting`), a small one by a single task.
+the segment is dropped when all of them are. DuckDB sorts in the driver what fits there; a larger
+release is sorted by Spark in ranges (see `release_sorting`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from functools import reduce
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -24,7 +25,17 @@ from pyspark.sql import functions as F  # noqa: N812
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.jobs.engine.resume_state import ORDER_KIND
 from tidegate.jobs.eventtime.decision_types import Decision, ReleaseMark
-from tidegate.jobs.spark.column_casts import quote_name, quote_text
+from tidegate.jobs.rules.duck_frame import DuckFrame, Frame
+from tidegate.jobs.rules.row_conditions import (
+    ROW_ORDER,
+    below_mark_sql,
+    compute_late_bound,
+    compute_release_bound,
+    opaque_literal,
+    quote_name,
+    quote_text,
+    time_below_sql,
+)
 from tidegate.jobs.spark.cut_reader import ensure_local_file
 from tidegate.jobs.spark.cut_survey import MemberScans
 from tidegate.jobs.spark.epoch_context import EpochContext, has_rows_from_mark
@@ -33,21 +44,10 @@ from tidegate.jobs.spark.release_sorting import (
     plan_ranges_by_arrival,
     plan_ranges_by_time,
     range_number_sql,
-    sort_release,
-)
-from tidegate.jobs.spark.sql_conditions import (
-    ROW_ORDER,
-    below_mark_sql,
-    compute_late_bound,
-    compute_release_bound,
-    late_for_window_sql,
-    opaque_literal,
-    time_below_sql,
+    split_evenly,
 )
 from tidegate.jobs.spec.event_time_options import LatePolicy, ReleaseMode
 from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec
-from tidegate.jobs.spec.window_specs import WindowKind
-from tidegate.time_units import TICK_MAX
 
 _RELEASE_SORT = ["_section", *ROW_ORDER]
 _WAITING_COLUMNS = ("_section", "_tardy", "_et", "_so", "_source", "_partition", "_seq")
@@ -73,9 +73,7 @@ class ReleasedRows:
     flagged: int = 0
 
 
-def select_accepted_rows(
-    epoch: EpochContext, frame: DataFrame, *, keep_late: bool = False
-) -> DataFrame:
+def _select_accepted_rows(epoch: EpochContext, frame: Frame) -> Frame:
     """Return the rows that join the events output, with `_late`, `_tardy` and `_section`.
 
     Rows are adjusted where the late policy says so.
@@ -90,7 +88,7 @@ def select_accepted_rows(
         frame = adjust_start_times(frame, epoch.spec, f"({late}) AND _end > {start}L", f"{start}L")
         frame = frame.where(f"_moved OR NOT ({late})").drop("_moved")
     flagged = policy is LatePolicy.EMIT_FLAGGED
-    if not flagged and policy is not LatePolicy.ADJUST and late != "false" and not keep_late:
+    if policy not in (LatePolicy.EMIT_FLAGGED, LatePolicy.ADJUST) and late != "false":
         frame = frame.where(f"NOT ({late})")
     own = [f"{late if flagged else 'false'} AS _late", f"{_tardy_sql(decision)} AS _tardy"]
     return frame.selectExpr("*", *own, f"{opaque_literal(decision.section, '_seq')} AS _section")
@@ -105,9 +103,7 @@ def _tardy_sql(decision: Decision) -> str:
     return f"concat(_source, '/', _partition) IN ({names})" if names else "false"
 
 
-def adjust_start_times(
-    frame: DataFrame, spec: PipelineSpec, condition: str, start: str
-) -> DataFrame:
+def adjust_start_times(frame: Frame, spec: PipelineSpec, condition: str, start: str) -> Frame:
     """Move the start of rows that meet the condition; `_moved` tells which."""
     columns = list(spec.columns)
     times: dict[str, list[str]] = {}
@@ -134,45 +130,24 @@ def adjust_start_times(
     )
 
 
-def release_rows(epoch: EpochContext) -> tuple[ReleasedRows, pa.Table | None]:
-    """Write the rows that leave, and the new segment of those that wait.
-
-    Where the cut is small and no row has to be adjusted or set aside, all its rows come to the
-    driver with their verdicts: the second result, from which the late table follows without another
-    job.
-    """
+def release_rows(epoch: EpochContext) -> ReleasedRows:
+    """Write the rows that leave, and the new segment of those that wait."""
     live, after = epoch.live_segments(ORDER_KIND), epoch.order.decision.release_after
     # Segments of which every row has left are dropped; the others stay as they are.
     kept = tuple(ref for ref in live if has_rows_from_mark(ref, after))
     if epoch.data is None and not epoch.releasable_segments():
-        return ReleasedRows(WrittenFiles(), kept, WrittenFiles(), 0, None, {}), None
-    # A small cut takes one query for release and late rows together. A large one is sorted here if
-    # its rows need no cast, else by Spark.
-    found, judged = None if epoch.fits_in_driver else sort_release(epoch), None
-    if found is not None:
-        waiting, flagged = _write_order_segment(epoch, found.waiting), found.flagged
-        events = epoch.writer.write_pieces(EVENTS, found.events, epoch.spec.event_time_column)
-    else:
-        together = can_share_query(epoch)
-        frames = [
-            frame
-            for frame in (_select_cut_rows(epoch, together), _select_buffered_rows(epoch, together))
-            if frame is not None
-        ]
-        rows = reduce(DataFrame.unionAll, frames)
-        if epoch.fits_in_driver:
-            events, waiting, flagged, judged = _release_in_driver(
-                epoch, rows, list_late_columns(epoch) if together else []
-            )
-        else:
-            events, waiting, flagged = _release_in_tasks(epoch, rows)
+        return ReleasedRows(WrittenFiles(), kept, WrittenFiles(), 0, None, {})
+    frames = [f for f in (_select_cut_rows(epoch), _select_buffered_rows(epoch)) if f is not None]
+    rows = reduce(lambda a, b: a.unionAll(b), frames)
+    release = _release_in_driver if epoch.fits_in_driver else _release_in_tasks
+    events, waiting, flagged = release(epoch, rows)
     segments = epoch.merge_small_segments(
         ORDER_KIND,
         [*kept, *waiting.refs],
         "_et",
         lambda rows: rows.where(f"NOT {below_mark_sql(after)}"),
     )
-    released = ReleasedRows(
+    return ReleasedRows(
         events,
         segments,
         waiting,
@@ -181,7 +156,6 @@ def release_rows(epoch: EpochContext) -> tuple[ReleasedRows, pa.Table | None]:
         _count_per_source(events),
         flagged,
     )
-    return released, judged
 
 
 def count_released_rows(surveyed: MemberScans) -> ReleasedRows:
@@ -197,26 +171,6 @@ def count_released_rows(surveyed: MemberScans) -> ReleasedRows:
         )
         leaving[member.member.source] += member.rows - aside
     return ReleasedRows(WrittenFiles(), (), WrittenFiles(), leaving.total(), None, dict(leaving))
-
-
-def can_share_query(epoch: EpochContext) -> bool:
-    """Whether release and late rows can come from one query."""
-    policies = [
-        epoch.spec.release.on_late,
-        *(window.on_late for window in epoch.spec.windows.values()),
-    ]
-    sessions = any(window.kind is WindowKind.SESSION for window in epoch.spec.windows.values())
-    return (
-        epoch.fits_in_driver
-        and epoch.aside is None
-        and LatePolicy.ADJUST not in policies
-        and not sessions
-    )
-
-
-def list_late_columns(epoch: EpochContext) -> list[str]:
-    """Verdict columns, one for the events output and one for each window."""
-    return ["_late_events", *(f"_late_{name}" for name in epoch.spec.windows)]
 
 
 def count_buffered_rows(
@@ -252,51 +206,23 @@ def _mask_at_or_above(table: pa.Table, mark: ReleaseMark) -> Any:
     return pc.or_(pc.greater(section, mark.section), same)
 
 
-def _list_release_columns(epoch: EpochContext, together: bool) -> list[str]:
-    place = [
-        "_late",
-        "_tardy",
-        "_section",
-        "_et",
-        "_so",
-        "_source",
-        "_partition",
-        "_seq",
-        "_leaves",
-        "_p",
-    ]
-    return [
-        *(quote_name(c) for c in epoch.spec.columns),
-        *place,
-        *(list_late_columns(epoch) if together else []),
-    ]
+def _list_release_columns(epoch: EpochContext) -> list[str]:
+    """What a release is made of: the columns of events, and beside them what they are sorted by."""
+    own = ("_late", "_tardy", "_section", "_et", "_so", "_source", "_partition", "_seq", "_leaves")
+    return [*epoch.row_columns, *own, "_p"]
 
 
-def _select_cut_rows(epoch: EpochContext, together: bool) -> DataFrame | None:
+def _select_cut_rows(epoch: EpochContext) -> Frame | None:
     if epoch.data is None:
         return None
-    frame = select_accepted_rows(epoch, epoch.data, keep_late=together)
-    decision = epoch.order.decision
+    frame = _select_accepted_rows(epoch, epoch.data)
     at_once = epoch.spec.release.mode is ReleaseMode.PASS_THROUGH
-    leaves = (
-        "true" if at_once else f"_late OR {time_below_sql('_et', compute_release_bound(decision))}"
-    )
-    verdicts: list[str] = []
-    if together:
-        verdicts = [f"{time_below_sql('_et', compute_late_bound(decision))} AS _late_events"]
-        for name, window in epoch.spec.windows.items():
-            # Where no row can be late, a constant makes a smaller plan.
-            possible = epoch.low is not None and epoch.low < decision.frontier_before
-            verdicts.append(
-                f"{late_for_window_sql(window, decision.frontier_before) if possible else 'false'}"
-                f" AS {quote_name('_late_' + name)}"
-            )
-    return frame.selectExpr("*", f"{leaves} AS _leaves", *verdicts).selectExpr(
-        *_list_release_columns(epoch, together)
-    )
+    bound = compute_release_bound(epoch.order.decision)
+    leaves = "true" if at_once else f"_late OR {time_below_sql('_et', bound)}"
+    return frame.selectExpr("*", f"{leaves} AS _leaves").selectExpr(*_list_release_columns(epoch))
 
 
-def _select_buffered_rows(epoch: EpochContext, together: bool) -> DataFrame | None:
+def _select_buffered_rows(epoch: EpochContext) -> Frame | None:
     """Rows that waited and leave now."""
     before, after = epoch.order.decision.release_before, epoch.order.decision.release_after
     frame = epoch.load_segments(epoch.releasable_segments())
@@ -306,74 +232,51 @@ def _select_buffered_rows(epoch: EpochContext, together: bool) -> DataFrame | No
     rows = frame.where(f"NOT {below_mark_sql(before)} AND {below_mark_sql(after)}")
     # Segments of older versions do not have the column.
     tardy = "coalesce(_tardy, false)" if "_tardy" in frame.columns else "false"
-    rows = rows.selectExpr(
-        *epoch.columns_of_segment(frame),
-        *(c for c in _WAITING_COLUMNS if c != "_tardy"),
-        f"{tardy} AS _tardy",
-    )
-    verdicts = [f"false AS {quote_name(c)}" for c in list_late_columns(epoch)] if together else []
-    return rows.selectExpr(
-        "*", "false AS _late", "true AS _leaves", "-1 AS _p", *verdicts
-    ).selectExpr(*_list_release_columns(epoch, together))
+    own = [*epoch.columns_of_segment(frame), *(c for c in _WAITING_COLUMNS if c != "_tardy")]
+    more = [f"{tardy} AS _tardy", "false AS _late", "true AS _leaves", "-1 AS _p"]
+    return rows.selectExpr(*own, *more).selectExpr(*_list_release_columns(epoch))
 
 
-def _build_sort_keys(epoch: EpochContext) -> list[Any]:
+def _build_sort_keys(epoch: EpochContext) -> list[str]:
     """Flagged late rows leave first; without ordering the others follow in order of arrival."""
-    flagged = (
-        [F.col("_late").desc()] if epoch.spec.release.on_late is LatePolicy.EMIT_FLAGGED else []
-    )
+    flagged = ["NOT _late"] if epoch.spec.release.on_late is LatePolicy.EMIT_FLAGGED else []
     if epoch.spec.release.mode is ReleaseMode.PASS_THROUGH:
-        arrival = [F.expr(f"IF(_late, {c}, NULL)") for c in ("_section", "_et")] if flagged else []
-        return [*flagged, *arrival, *(F.col(c) for c in ("_so", "_partition", "_seq"))]
-    return [*flagged, *(F.col(c) for c in _RELEASE_SORT)]
+        arrival = [f"IF(_late, {c}, NULL)" for c in ("_section", "_et")] if flagged else []
+        return [*flagged, *arrival, "_so", "_partition", "_seq"]
+    return [*flagged, *_RELEASE_SORT]
 
 
 def _list_event_columns(epoch: EpochContext, position: str) -> list[str]:
     own = [f"{position} AS position", "_section AS section", "(_late OR _tardy) AS _late"]
-    return [*epoch.row_columns, *own, *epoch.provenance_columns()]
+    return [*map(quote_name, epoch.spec.row_columns), *own, *epoch.provenance_columns()]
 
 
 def _list_waiting_columns(epoch: EpochContext) -> list[str]:
     return [*(quote_name(c) for c in epoch.spec.columns), *_WAITING_COLUMNS]
 
 
-def _release_in_driver(
-    epoch: EpochContext, rows: DataFrame, verdicts: list[str]
-) -> tuple[WrittenFiles, WrittenFiles, int, pa.Table | None]:
-    """One task sorts everything; the driver splits it."""
-    # Late rows stay behind, unless they leave flagged.
-    flags = epoch.spec.release.on_late is LatePolicy.EMIT_FLAGGED
-    late = quote_name(verdicts[0]) if verdicts and not flags else "false"
-    rows = rows.selectExpr("*", f"_leaves AND NOT {late} AS _goes")
-    one = rows.coalesce(1).sortWithinPartitions(F.col("_goes").desc(), *_build_sort_keys(epoch))
-    position = (  # one partition, those that leave first: 0, 1, 2, ...
-        f"{epoch.order.next_position}L + monotonically_increasing_id()"
-    )
-    own = [
-        *_list_event_columns(epoch, position),
-        "_leaves",
-        "_goes",
-        "_late AS _first",
-        "_tardy",
-        "_section",
-        "_et",
-        "_so",
-    ]
-    own += [quote_name(c) for c in verdicts]
-    table = one.selectExpr(*own).toArrow()
-    events = table.filter(table["_goes"]).select(
-        [c.rpartition(" AS ")[2].strip("`") for c in _list_event_columns(epoch, position)]
-    )
-    stays = pc.invert(table["_leaves"])
-    if verdicts:
-        stays = pc.and_(stays, pc.invert(table[verdicts[0]]))
-    waiting = table.filter(stays).select([c.strip("`") for c in _list_waiting_columns(epoch)])
-    written = epoch.writer.write_table(EVENTS, events, epoch.spec.event_time_column)
-    flagged = pc.sum(pc.and_(table["_goes"], table["_first"])).as_py() or 0
-    return written, _write_order_segment(epoch, waiting), flagged, table if verdicts else None
+def _release_in_driver(epoch: EpochContext, rows: Frame) -> tuple[WrittenFiles, WrittenFiles, int]:
+    """DuckDB sorts what leaves."""
+    if not isinstance(rows, DuckFrame):
+        rows = DuckFrame.from_table(collect_to_driver(rows))
+    stays = rows.where("NOT _leaves").selectExpr(*_list_waiting_columns(epoch))
+    waiting = _write_order_segment(epoch, stays.toArrow())
+    columns, keys = _list_event_columns(epoch, "0L"), _build_sort_keys(epoch)
+    order = [f"_key{i}" for i in range(len(keys))]
+    named = [f"{sql} AS {name}" for sql, name in zip(keys, order, strict=True)]
+    chosen = rows.where("_leaves").selectExpr(*columns, *named, "_late AS _first")
+    leaving = chosen.sort(*order).toArrow()
+    flagged = pc.sum(leaving["_first"]).as_py() or 0
+    leaving = leaving.drop_columns([*order, "_first"])
+    begin = epoch.order.next_position
+    numbers = pa.array(np.arange(begin, begin + leaving.num_rows, dtype=np.int64))
+    leaving = leaving.set_column(leaving.column_names.index("position"), "position", numbers)
+    pieces = [leaving.slice(first, end - first) for first, end in split_evenly(leaving.num_rows)]
+    events = epoch.writer.write_pieces(EVENTS, pieces, epoch.spec.event_time_column)
+    return events, waiting, flagged
 
 
-def _write_order_segment(epoch: EpochContext, waiting: pa.Table | DataFrame) -> WrittenFiles:
+def _write_order_segment(epoch: EpochContext, waiting: Any) -> WrittenFiles:
     section = epoch.order.decision.section  # rows of one epoch have one section
     return epoch.writer.write_segment(
         ORDER_KIND, waiting, "_et", {"section_min": section, "section_max": section}
@@ -388,7 +291,8 @@ def _release_in_tasks(
     if epoch.spec.release.mode is ReleaseMode.PASS_THROUGH:
         ranges = plan_ranges_by_arrival(leaving)
     else:
-        waiting = _write_order_segment(epoch, _collect_waiting_rows(epoch, rows))
+        stays = rows.where("NOT _leaves").selectExpr(*_list_waiting_columns(epoch))
+        waiting = _write_order_segment(epoch, stays)
         ranges = plan_ranges_by_time(leaving, *_find_time_extent(epoch))
     if not ranges:
         return WrittenFiles(), waiting, 0
@@ -398,30 +302,11 @@ def _release_in_tasks(
     )
     in_range = f"(monotonically_increasing_id() & {_ROW_NUMBER_BITS}L)"
     position = f"array({', '.join(f'{start}L' for start in starts)})[_range] + {in_range}"
-    events = apart.sortWithinPartitions(*_build_sort_keys(epoch)).selectExpr(
+    events = apart.sortWithinPartitions(*map(F.expr, _build_sort_keys(epoch))).selectExpr(
         *_list_event_columns(epoch, position)
     )
     written = epoch.writer.write_table(EVENTS, events, epoch.spec.event_time_column)
     return written, waiting, sum(piece.rows for piece in ranges if piece.late)
-
-
-def _collect_waiting_rows(epoch: EpochContext, rows: DataFrame) -> pa.Table | DataFrame:
-    """The rows that stay, the newest: by the driver, where they are known and few."""
-    bound, moved = (
-        compute_release_bound(epoch.order.decision),
-        epoch.spec.release.on_late is LatePolicy.ADJUST,
-    )
-    if (
-        moved
-        or bound < compute_late_bound(epoch.order.decision)
-        or not epoch.surveyed_rows.fits_in_driver(bound, TICK_MAX)
-    ):
-        return rows.where("NOT _leaves").selectExpr(*_list_waiting_columns(epoch))
-    newest = epoch.surveyed_rows.read_rows(bound, TICK_MAX)
-    stays = None if newest is None else select_accepted_rows(epoch, newest)
-    if stays is None:
-        return pa.table({})
-    return collect_to_driver(stays.selectExpr(*_list_waiting_columns(epoch)))
 
 
 def _find_time_extent(epoch: EpochContext) -> tuple[int, int]:

@@ -33,7 +33,7 @@ import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
 from tidegate.jobs.spark.errors import REDUCER_FAILED
-from tidegate.jobs.spark.spark_session import SPARK_ERRORS
+from tidegate.jobs.spark.spark_session import SPARK_ERRORS, SparkSessions
 from tidegate.jobs.streams.reducers import (
     FoldedBatch,
     FoldFailure,
@@ -60,22 +60,23 @@ class SparkReducerRunner:
     driver, and so is a batch that is too small for a job.
 
     Args:
-        session: where the tasks run.
+        sessions: where the tasks run.
         workdir: a folder on a disk that driver and executors share.
         least: rows of a batch from which it is given to tasks.
         groups: tasks of a job; 0: as many as the session runs at a time.
     """
 
     def __init__(
-        self, session: SparkSession, workdir: Path, *, least: int = MIN_JOB_ROWS, groups: int = 0
+        self, sessions: SparkSessions, workdir: Path, *, least: int = MIN_JOB_ROWS, groups: int = 0
     ) -> None:
-        self._session, self._workdir, self._least = session, workdir, least
-        self._groups = groups or _count_parallel_tasks(session)
+        self._sessions, self._workdir, self._least = sessions, workdir, least
+        self._groups = groups
 
     def __call__(self, reducer: Reducer, rows: Any, states: ReducerStates) -> FoldedBatch:
         """Fold a batch."""
         if not reducer.keys or rows.num_rows < self._least:
             return fold_batch(reducer, rows, states)
+        self._groups = self._groups or _count_parallel_tasks(self._sessions.full)
         ready = prepare_arguments(reducer, rows)
         if isinstance(ready, FoldedBatch):
             return ready
@@ -99,7 +100,7 @@ class SparkReducerRunner:
         try:
             _write_group_files(folder, reducer, rows, states, self._groups)
             work = _make_fold_task(str(folder), reducer)
-            tasks = self._session.range(0, self._groups, 1, self._groups)
+            tasks = self._sessions.full.range(0, self._groups, 1, self._groups)
             done = tasks.mapInArrow(
                 work, "file string, position long, id string, error string"
             ).collect()

@@ -11,27 +11,26 @@ from __future__ import annotations
 
 from functools import reduce
 
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812
-
 from tidegate.checkpoints.manifest import FileRef
-from tidegate.jobs.spark.aggregates import Aggregation
-from tidegate.jobs.spark.column_casts import quote_name
-from tidegate.jobs.spark.epoch_context import EpochContext, WindowOutput
-from tidegate.jobs.spark.file_writer import WrittenFiles
-from tidegate.jobs.spark.ordered_release import adjust_start_times
-from tidegate.jobs.spark.sql_conditions import (
+from tidegate.jobs.rules.aggregates import Aggregation
+from tidegate.jobs.rules.duck_frame import Frame, get_column_types, group_rows
+from tidegate.jobs.rules.row_conditions import (
     end_reached_sql,
     is_window_closed,
     is_window_purged,
+    quote_name,
     window_purged_sql,
 )
+from tidegate.jobs.spark.epoch_context import EpochContext, WindowOutput
+from tidegate.jobs.spark.file_writer import WrittenFiles
+from tidegate.jobs.spark.ordered_release import adjust_start_times
 from tidegate.jobs.spark.tumbling_sliding_windows import assign_rows_to_windows
 from tidegate.jobs.spec.event_time_options import LatePolicy
 from tidegate.jobs.spec.window_specs import WindowKind, WindowSpec
 from tidegate.time_units import TICK_MIN
 
 _BOUNDS_TYPE = "array<struct<s:bigint,e:bigint>>"
+_BOUNDS_SQL = "named_struct('s', _ws, 'e', _we)"
 
 
 def process_sessions(epoch: EpochContext, name: str) -> WindowOutput:
@@ -74,7 +73,7 @@ def process_sessions(epoch: EpochContext, name: str) -> WindowOutput:
     )
 
 
-def select_late_for_sessions(epoch: EpochContext, name: str) -> DataFrame:
+def select_late_for_sessions(epoch: EpochContext, name: str) -> Frame:
     """Rows that are late alone, or whose session, with all that it meets, is purged already."""
     window, before = epoch.spec.windows[name], epoch.order.decision.frontier_before
     aggregation = Aggregation(epoch.spec, name)
@@ -109,7 +108,7 @@ def _late_alone_sql(window: WindowSpec, before: int) -> str:
 
 def _select_row_items(
     epoch: EpochContext, aggregation: Aggregation, window: WindowSpec
-) -> DataFrame | None:
+) -> Frame | None:
     """The epoch's rows as items of one row each."""
     if epoch.data is None:
         return None
@@ -135,7 +134,7 @@ def _select_row_items(
 
 def _select_live_sessions(
     epoch: EpochContext, aggregation: Aggregation, window: WindowSpec, live: list[FileRef]
-) -> DataFrame | None:
+) -> Frame | None:
     frame = epoch.load_segments(live)
     if frame is None:
         return None
@@ -155,7 +154,7 @@ def _select_live_sessions(
 
 def _assign_islands(
     epoch: EpochContext, aggregation: Aggregation, window: WindowSpec, live: list[FileRef]
-) -> DataFrame:
+) -> Frame:
     """Number the session that each row or live session ends up in (`_island`, its end `_until`)."""
     found = [
         frame
@@ -180,7 +179,7 @@ def _assign_islands(
 
 def _merge_sessions(
     epoch: EpochContext, aggregation: Aggregation, window: WindowSpec, live: list[FileRef]
-) -> DataFrame | None:
+) -> Frame | None:
     """All live sessions after the epoch's rows joined them, with what is due."""
     if epoch.data is None and not live:
         return None
@@ -191,16 +190,11 @@ def _merge_sessions(
     )
     parts = []
     if epoch.data is not None:
-        bounds = [
-            F.expr(v).alias(k)
-            for k, v in (("_ws", "min(_ws)"), ("_we", "max(_we)"), ("_opened", "min(_et)"))
-        ]
-        states = [F.expr(v).alias(k) for k, v in aggregation.partials.items()]
+        bounds = {"_ws": "min(_ws)", "_we": "max(_we)", "_opened": "min(_et)"}
         # Revision -1: never shown. To show a session adds one.
         own = ["true AS _changed", "-1 AS _rev", f"CAST(NULL AS {_BOUNDS_TYPE}) AS _standing"]
-        parts.append(
-            items.where("_row").groupBy(*group).agg(*bounds, *states).selectExpr("*", *own)
-        )
+        rows = group_rows(items.where("_row"), group, {**bounds, **aggregation.partials})
+        parts.append(rows.selectExpr("*", *own))
     if live:
         kept = [
             *group,
@@ -214,18 +208,18 @@ def _merge_sessions(
         ]
         parts.append(items.where("NOT _row").selectExpr(*kept))
     # Spark widens a decimal with every sum; the state keeps the type of the first partial.
-    types = {field.name: field.dataType.simpleString() for field in parts[0].schema}
+    types = get_column_types(parts[0])
     marks = {
         "_ws": "min(_ws)",
         "_we": "max(_we)",
         "_changed": "max(_changed)",
         "_rev": "max(_rev)",
-        "_standing": "flatten(collect_list(_standing))",
+        "_standing": "coalesce(flatten(collect_list(_standing)), array())",
         # A session that grows backwards keeps the time from which its early results are counted.
         "_opened": "coalesce(min(_opened) FILTER (WHERE NOT _changed), min(_opened))",
     }
-    merged = reduce(DataFrame.unionByName, parts).groupBy(*group)
-    frame = merged.agg(*(F.expr(v).alias(k) for k, v in {**marks, **aggregation.merges}.items()))
+    merged = reduce(lambda a, b: a.unionByName(b), parts)
+    frame = group_rows(merged, group, {**marks, **aggregation.merges})
     frame = frame.selectExpr(*aggregation.keys, *marks, *aggregation.cast_states(types))
     due = {
         "each_epoch": "_changed",
@@ -239,7 +233,7 @@ def _merge_sessions(
         *aggregation.partials,
         "_due",
         "_rev + CAST(_due AS int) AS _rev",
-        "IF(_due, array(named_struct('s', _ws, 'e', _we)), _standing) AS _standing",
+        f"IF(_due, array({_BOUNDS_SQL}), _standing) AS _standing",
         "_opened",
         f"IF({'_due' if window.kind is WindowKind.SESSION else 'false'}, {_REPLACED_WINDOWS_SQL},"
         " NULL) AS _replaces",
@@ -252,7 +246,8 @@ def _closing_due_sql(window: WindowSpec, before: int, after: int) -> str:
     Or open, and F passes a multiple of `fire_every`.
     """
     over = end_reached_sql("_we", after, after_end=window.closes_after_end)
-    closed = f"({over}) AND (_changed OR NOT exists(_standing, b -> b.s = _ws AND b.e = _we))"
+    shown = f"coalesce(array_contains(_standing, {_BOUNDS_SQL}), false)"
+    closed = f"({over}) AND (_changed OR NOT {shown})"
     if window.fire_every is None or after <= TICK_MIN + window.fire_every:
         return closed
     every, was = (
@@ -276,10 +271,11 @@ def _passes_early_firing(epoch: EpochContext, window: WindowSpec) -> bool:
 def _format_instant_sql(ticks: str) -> str:
     """`format_instant` in Spark SQL."""
     fraction = (
-        f"IF(pmod({ticks}, 1000000L) = 0, '', concat('.', lpad(pmod({ticks}, 1000000L), 6, '0')))"
+        f"IF(pmod({ticks}, 1000000L) = 0, '', concat('.', lpad(CAST(pmod({ticks}, 1000000L) AS"
+        " string), 6, '0')))"
     )
     return (
-        f"concat(date_format(timestamp_micros({ticks}), \"yyyy-MM-dd'T'HH:mm:ss\"), {fraction},"
+        f"concat(date_format(timestamp_micros({ticks}), 'yyyy-MM-dd\\'T\\'HH:mm:ss'), {fraction},"
         " 'Z')"
     )
 

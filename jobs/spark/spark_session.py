@@ -7,8 +7,9 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from threading import Lock
 from typing import Any, Final, cast
 
 import pyspark
@@ -89,6 +90,13 @@ The default is ten minutes.
 """
 
 
+SMALL_ROWS: Final = 20_000
+"""Up to this many rows the driver reads objects itself.
+
+`createDataFrame` wins below, a parallel scan above.
+"""
+
+
 def open_session(spec: PipelineSpec) -> SparkSession:
     """Start (or join) the session the spec asks for.
 
@@ -157,6 +165,46 @@ def open_quick_session(session: SparkSession) -> SparkSession:
     for key, value in INTERPRETED_SETTINGS.items():  # the rest it has from the same process
         quick.conf.set(key, value)
     return quick
+
+
+class SparkSessions:
+    """Two sessions of one Spark: interpreted for few rows, compiling for many.
+
+    Args:
+        start: starts Spark, or joins it. Called at the first use, which may never come.
+    """
+
+    def __init__(self, start: Callable[[], SparkSession]) -> None:
+        self._start, self._lock = start, Lock()
+        self._found: list[SparkSession] = []
+
+    @property
+    def full(self) -> SparkSession:
+        """The session that compiles."""
+        with self._lock:
+            if not self._found:
+                self._found.append(self._start())
+                self._found.append(open_quick_session(self._found[0]))
+            return self._found[0]
+
+    @property
+    def quick(self) -> SparkSession:
+        """The session that interprets."""
+        _ = self.full
+        return self._found[1]
+
+    @property
+    def is_started(self) -> bool:
+        """Whether Spark runs."""
+        return bool(self._found)
+
+    def is_small(self, rows: int) -> bool:
+        """Whether so many rows are few, for the driver to read and a session to interpret."""
+        return rows <= SMALL_ROWS
+
+    def session_for(self, rows: int) -> SparkSession:
+        """The session for so many rows."""
+        return self.quick if self.is_small(rows) else self.full
 
 
 # An archive of the JVM's loaded classes, made once per machine, that lets every later driver start

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, Protocol
@@ -25,7 +25,12 @@ from tidegate.checkpoints.s3_store import S3Settings
 from tidegate.checkpoints.store import Store
 from tidegate.errors import TidegateError, TransientError
 from tidegate.jobs.spark.errors import BUCKET_UNREADABLE, NO_SHARED_DISK, STAGING_NEEDS_S3
-from tidegate.jobs.spark.spark_session import SPARK_ERRORS, extract_cause, runs_on_one_host
+from tidegate.jobs.spark.spark_session import (
+    SPARK_ERRORS,
+    SparkSessions,
+    extract_cause,
+    runs_on_one_host,
+)
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 _PROBE_FILE: Final = "probe.txt"
@@ -188,7 +193,7 @@ class BucketStaging:
 
 
 def open_staging(
-    sessions: Sequence[SparkSession], spec: PipelineSpec, store: Store, workdir: Path
+    sessions: SparkSessions, spec: PipelineSpec, store: Store, workdir: Path
 ) -> Staging:
     """The staging that the spec asks for, proven to work with this Spark, for all of its sessions.
 
@@ -198,16 +203,16 @@ def open_staging(
     if runs_on_one_host(spec.spark):
         return DiskStaging()
     if spec.spark.staging == "disk":
-        _require_shared_disk(sessions[0], spec, workdir)
+        _require_shared_disk(sessions.full, spec, workdir)
         return DiskStaging()
     if not store.url.startswith("s3://"):
         raise STAGING_NEEDS_S3(pipeline=spec.name, url=store.url)
     for key, value in build_s3a_settings(S3Settings.from_environment("")).items():
-        for session in sessions:
+        for session in (sessions.full, sessions.quick):
             session.conf.set(key, value)
     staging = BucketStaging(store, spec.name, workdir)
     try:
-        staging.verify_access(sessions[0])
+        staging.verify_access(sessions.full)
     except SPARK_ERRORS as error:
         raise staging.find_outage() or BUCKET_UNREADABLE(
             pipeline=spec.name, cause=extract_cause(error)

@@ -11,54 +11,49 @@ every window in it is purged.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import reduce
+from typing import Final
 
-import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
-from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from tidegate.checkpoints.manifest import FileRef
-from tidegate.jobs.spark.aggregates import Aggregation
-from tidegate.jobs.spark.column_casts import quote_name
-from tidegate.jobs.spark.edge_events import EpochEdges, assign_intervals, drop_edges
-from tidegate.jobs.spark.epoch_context import EpochContext, WindowOutput
-from tidegate.jobs.spark.file_writer import WrittenFiles, combine_written_files
-from tidegate.jobs.spark.merge_in_driver import (
-    MERGE_ROWS,
-    MERGED_FLAGS,
-    can_merge_in_driver,
-    merge_due_results,
-    merge_partial_rows,
-)
-from tidegate.jobs.spark.ordered_release import adjust_start_times
-from tidegate.jobs.spark.sql_conditions import (
+from tidegate.jobs.rules.aggregates import Aggregation
+from tidegate.jobs.rules.duck_frame import Frame
+from tidegate.jobs.rules.native_support import explain_spark_window
+from tidegate.jobs.rules.row_conditions import (
     add_window_span,
     end_reached_sql,
     is_window_closed,
     is_window_purged,
     late_for_window_sql,
-    mask_reached_ends,
     opaque_literal,
+    quote_name,
     window_purged_sql,
 )
+from tidegate.jobs.spark.edge_events import EpochEdges, assign_intervals, drop_edges
+from tidegate.jobs.spark.epoch_context import EpochContext, WindowOutput
+from tidegate.jobs.spark.file_writer import WrittenFiles, combine_written_files
+from tidegate.jobs.spark.ordered_release import adjust_start_times
 from tidegate.jobs.spec.event_time_options import LatePolicy
 from tidegate.jobs.spec.window_specs import WindowSpec
 from tidegate.time_units import TICK_MAX, TICK_MIN
 
+MERGE_ROWS: Final = 500_000
+"""Partial rows of a window that the driver merges, in a few tenths of a second."""
+
 # Which rows join
 
 
-def assign_rows_to_windows(epoch: EpochContext, window: WindowSpec) -> DataFrame:
+def assign_rows_to_windows(epoch: EpochContext, window: WindowSpec) -> Frame:
     """(row, window) pairs that join, with `_ws` and `_we`."""
     assert epoch.data is not None  # noqa: S101 - called with rows only
     frontier, frame = epoch.order.decision.frontier_before, epoch.data
     late = late_for_window_sql(window, frontier)
     if window.on_late is not LatePolicy.ADJUST:
-        frame = frame.where(
-            f"NOT ({late})"
-        )  # also where no row is late: the code is the same in every epoch
+        # Also where no row is late: the code is the same in every epoch.
+        frame = frame.where(f"NOT ({late})")
     elif epoch.low is not None and epoch.low < frontier:
         start = opaque_literal(frontier, "_et")
         moved = adjust_start_times(
@@ -77,7 +72,7 @@ def assign_rows_to_windows(epoch: EpochContext, window: WindowSpec) -> DataFrame
 
 def _combine_joining_pairs(
     epoch: EpochContext, window: WindowSpec, edges: EpochEdges
-) -> tuple[DataFrame | None, int]:
+) -> tuple[Frame | None, int]:
     """All pairs that join, of rows and of what lasts.
 
     And a number of results that they do not exceed.
@@ -103,16 +98,12 @@ def process_window(epoch: EpochContext, name: str, edges: EpochEdges) -> WindowO
     kind, aggregation = f"window:{name}", Aggregation(epoch.spec, name)
     live = [ref for ref in epoch.live_segments(kind) if not holds_gaps(ref)]
     gaps: tuple[FileRef, ...] = tuple(ref for ref in epoch.live_segments(kind) if holds_gaps(ref))
-    fresh: pa.Table | DataFrame | None
     written = WrittenFiles()
-    fresh = epoch.partials.get(name)
-    joining, most = (None, 0) if fresh is not None else _combine_joining_pairs(epoch, window, edges)
+    joining, most = _combine_joining_pairs(epoch, window, edges)
     if joining is not None:
-        fresh = epoch.collect_if_small(
-            aggregation.aggregate_rows(joining, decision.frontier_before, epoch.order.epoch), most
-        )
-    if fresh is not None:
-        written = _write_window_segment(epoch, kind, fresh)
+        fresh = aggregation.aggregate_rows(joining, decision.frontier_before, epoch.order.epoch)
+        written = epoch.writer.write_segment(kind, epoch.collect_if_small(fresh, most), "_we")
+    epoch = _choose_state_engine(epoch, name, live, written)
     if window.zero_rows:
         zero, gaps = fill_gaps(epoch, aggregation, live, list(gaps), written)
         written = combine_written_files((written, zero))
@@ -128,28 +119,17 @@ def process_window(epoch: EpochContext, name: str, edges: EpochEdges) -> WindowO
         segments,
         "_we",
         lambda rows: aggregation.merge_partials(rows.where(f"NOT ({purged})"), flags={}),
-        lambda rows: _merge_standing_rows(aggregation, rows, decision.frontier_after),
     )
     return WindowOutput(results, (*merged, *gaps), written)
 
 
-def _merge_standing_rows(
-    aggregation: Aggregation, rows: pa.Table, frontier: int
-) -> pa.Table | None:
-    """Partial rows of windows that are not purged, one per window and key.
-
-    None where this is Spark's.
-    """
-    if not can_merge_in_driver(aggregation, rows.schema):
-        return None
-    purged = mask_reached_ends(rows["_we"].to_numpy(), frontier, aggregation.window.lateness)
-    return merge_partial_rows(aggregation, rows.filter(pa.array(~purged)), MERGED_FLAGS)
-
-
-def _write_window_segment(
-    epoch: EpochContext, kind: str, rows: pa.Table | DataFrame
-) -> WrittenFiles:
-    return epoch.writer.write_segment(kind, rows, "_we")
+def _choose_state_engine(
+    epoch: EpochContext, name: str, live: list[FileRef], fresh: WrittenFiles
+) -> EpochContext:
+    """Few partial rows are merged in the driver, whoever made them; a Spark job takes longer."""
+    rows = sum(ref.rows for ref in (*live, *fresh.refs))
+    here = rows <= MERGE_ROWS and explain_spark_window(epoch.spec, name) is None
+    return replace(epoch, native=True) if here else epoch
 
 
 def _is_window_segment_purged(window: WindowSpec, ref: FileRef, frontier: int) -> bool:
@@ -175,11 +155,6 @@ def _emit_results(
     if not needed and not _is_any_due(window, ends, after):
         return WrittenFiles()
     size = sum(ref.rows for ref in (*needed, *fresh.refs))
-    if (
-        size <= MERGE_ROWS
-        and (few := _merge_in_driver(epoch, aggregation, needed, fresh)) is not None
-    ):
-        return epoch.writer.write_table(name, few, "window_end")
     rows = _load_window_state(epoch, needed, fresh)
     if rows is None:
         return WrittenFiles()
@@ -205,34 +180,9 @@ def _emit_results(
     return epoch.writer.write_table(name, epoch.collect_if_small(results, size), "window_end")
 
 
-def _merge_in_driver(
-    epoch: EpochContext, aggregation: Aggregation, needed: list[FileRef], fresh: WrittenFiles
-) -> pa.Table | None:
-    """The results by the driver; None where this is Spark's."""
-    order, decision = epoch.order, epoch.order.decision
-    old, new = epoch.locate_segments(needed), list(fresh.paths)
-    if not all(can_merge_in_driver(aggregation, pq.read_schema(path)) for path in (*old, *new)):
-        return None
-    known = [(pq.read_table(path, partitioning=None), path in new) for path in (*old, *new)]
-    if not known:
-        return None
-    marked = [
-        table.append_column("_new", pa.repeat(is_new, table.num_rows)) for table, is_new in known
-    ]
-    rows = pa.concat_tables(marked, promote_options="permissive")
-    return merge_due_results(
-        aggregation,
-        rows,
-        decision.frontier_before,
-        decision.frontier_after,
-        order.timeline,
-        order.epoch,
-    )
-
-
 def _load_window_state(
     epoch: EpochContext, needed: list[FileRef], fresh: WrittenFiles
-) -> DataFrame | None:
+) -> Frame | None:
     frames = []
     old = epoch.load_segments(needed)
     if old is not None:
@@ -241,7 +191,7 @@ def _load_window_state(
     new = epoch.load_segments([], list(fresh.paths))
     if new is not None:
         frames.append(new.selectExpr("*", "true AS _new"))
-    return reduce(DataFrame.unionByName, frames) if frames else None
+    return reduce(lambda a, b: a.unionByName(b), frames) if frames else None
 
 
 def _due_and_revision_sql(
@@ -349,7 +299,7 @@ def fill_gaps(
 
 def _update_gaps(
     epoch: EpochContext, aggregation: Aggregation, gaps: list[FileRef], fresh: WrittenFiles
-) -> DataFrame:
+) -> Frame:
     """Per key what is known after this epoch's windows.
 
     First and last window, gaps left, and gaps that F passes now.
@@ -406,9 +356,7 @@ def _ranges_or_empty_sql(column: str) -> str:
     return f"coalesce({column}, CAST(array() AS {_RANGES_TYPE}))"
 
 
-def _split_passed_gaps(
-    frame: DataFrame, epoch: EpochContext, aggregation: Aggregation
-) -> DataFrame:
+def _split_passed_gaps(frame: Frame, epoch: EpochContext, aggregation: Aggregation) -> Frame:
     """Divide the gaps at the last window that is closed."""
     period, size, after = (
         aggregation.window.period or 1,
@@ -435,7 +383,7 @@ def _split_passed_gaps(
 
 def _build_zero_partials(
     epoch: EpochContext, aggregation: Aggregation, left: WrittenFiles
-) -> DataFrame:
+) -> Frame:
     """Partial aggregates of no rows, one for each window passed."""
     window, frame = aggregation.window, epoch.load_segments([], list(left.paths))
     assert frame is not None  # noqa: S101 - it was just written
@@ -458,10 +406,10 @@ def _build_zero_partials(
 def _drop_windows_with_rows(
     epoch: EpochContext,
     aggregation: Aggregation,
-    zero: DataFrame,
+    zero: Frame,
     live: list[FileRef],
     fresh: WrittenFiles,
-) -> DataFrame:
+) -> Frame:
     """Only windows that have no rows, with the columns of the others."""
     standing = epoch.load_segments(live, list(fresh.paths))
     assert standing is not None  # noqa: S101 - the last window of a key outlives the gaps before it

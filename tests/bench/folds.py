@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from tests.spark.agreement import spec_of
 from tidegate.jobs.spark.reducer_tasks import SparkReducerRunner
-from tidegate.jobs.spark.spark_session import open_session
+from tidegate.jobs.spark.spark_session import SparkSessions, open_session
 from tidegate.jobs.streams.reducers import Reducer, ReducerRunner, fold_batch
 
 REDUCERS = {
@@ -71,7 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
     session = open_session(spec_of())
     cores = min(os.cpu_count() or 1, session.sparkContext.defaultParallelism)
     with TemporaryDirectory(prefix="tidegate-folds-") as folder:
-        tasks = SparkReducerRunner(session, Path(folder), least=1)
+        tasks = SparkReducerRunner(SparkSessions(lambda: session), Path(folder), least=1)
         tasks(next(iter(REDUCERS.values())), stream(1000, 10), {})  # the first tasks start Python
         print(
             "| reducer | rows | driver s | rows/s | tasks s | rows/s | rows/s and core |\n|---|"

@@ -70,7 +70,7 @@ class Pair:
     """Both movers over one store, epoch by epoch."""
 
     def __init__(
-        self, spec: PipelineSpec, session: SparkSession, folder: Path, *, native: bool = True
+        self, spec: PipelineSpec, session: SparkSession | None, folder: Path, *, native: bool = True
     ) -> None:
         from tidegate.jobs.spark.mover import SparkMover
 

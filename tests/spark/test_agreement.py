@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.spark
 
-CASES = int(os.environ.get("TIDEGATE_SOAK", "3"))
+CASES = int(os.environ.get("TIDEGATE_SOAK", "4"))
 AGGREGATES = {
     "rows": "count(*)",
     "filled": "count(v)",
@@ -91,24 +91,30 @@ def test_movers_agree(session: SparkSession, tmp_path: Path, seed: int) -> None:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("arranged_by", ["driver", "tasks"])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_movers_agree_on_spark_sql(session: SparkSession, tmp_path: Path, seed: int) -> None:
+    """Spark SQL computes the outputs that the driver computes by itself elsewhere."""
+    run_case(session, tmp_path, seed, epochs=2, native=False)
+
+
+@pytest.mark.timeout(900)
 def test_movers_agree_on_the_way_of_many_rows(
-    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arranged_by: str
+    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The plans for many rows (scans, sorted ranges, files written by tasks) give what those for
     few rows give.
     """
-    if arranged_by == "tasks":
-        monkeypatch.setattr("tidegate.jobs.spark.release_sorting.DRIVER_SORT_ROWS", -1)
-    monkeypatch.setattr("tidegate.jobs.spark.cut_reader.SMALL_ROWS", 0)
+    monkeypatch.setattr("tidegate.jobs.spark.spark_session.SMALL_ROWS", 0)
     monkeypatch.setattr("tidegate.jobs.spark.release_sorting.RANGE_ROWS", 3)
-    for module in ("file_writer", "epoch_context", "late_and_dead_rows", "cut_survey"):
+    for module in ("file_writer", "epoch_context", "late_and_dead_rows"):
         monkeypatch.setattr(f"tidegate.jobs.spark.{module}.FETCH_ROWS", 0)
     monkeypatch.setattr("tidegate.jobs.spark.tumbling_sliding_windows.MERGE_ROWS", 0)
-    run_case(session, tmp_path, seed=1, epochs=2)
+    run_case(session, tmp_path, seed=1, epochs=2, native=False)
 
 
-def run_case(session: SparkSession, tmp_path: Path, seed: int, epochs: int = 4) -> None:
+def run_case(
+    session: SparkSession, tmp_path: Path, seed: int, epochs: int = 4, *, native: bool = True
+) -> None:
     """One random pipeline, epoch by epoch."""
     draw = random.Random(seed)
     marks = {"kind": "kind", "types": ["stop"]}
@@ -130,6 +136,7 @@ def run_case(session: SparkSession, tmp_path: Path, seed: int, epochs: int = 4) 
         spec_of(sources, windows=windows_of(draw), release=release, barriers={"timeout": "5s"}),
         session,
         tmp_path,
+        native=native,
     )
     around = draw.choice([0, -50])
     for epoch in range(epochs):

@@ -34,8 +34,8 @@ AGGREGATES = {
     "all_of": "collect(n)",
 }
 MANY = {
-    "cut_reader": ["SMALL_ROWS"],
-    "release_sorting": ["DRIVER_SORT_ROWS", "RANGE_ROWS"],
+    "spark_session": ["SMALL_ROWS"],
+    "release_sorting": ["RANGE_ROWS"],
     "tumbling_sliding_windows": ["MERGE_ROWS"],
 }
 MANY |= {
@@ -44,7 +44,6 @@ MANY |= {
         "file_writer",
         "epoch_context",
         "late_and_dead_rows",
-        "cut_survey",
         "edge_events",
     )
 }

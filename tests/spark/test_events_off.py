@@ -29,7 +29,7 @@ TASKS = ("epoch_context", "late_and_dead_rows", "file_writer")
 
 @pytest.mark.parametrize(
     ("many", "native"),
-    [((), True), ((), False), (TASKS, False), ((*TASKS, "cut_survey"), False)],
+    [((), True), ((), False), (TASKS, False)],
 )
 def test_windows_and_late_rows_without_events(
     session: SparkSession,
@@ -40,14 +40,13 @@ def test_windows_and_late_rows_without_events(
 ) -> None:
     """Both movers count what left, write windows and late rows, and no event.
 
-    Few rows, many of which few are late, and many.
+    By the driver, and by Spark few and many.
     """
     if many:
-        monkeypatch.setattr("tidegate.jobs.spark.cut_reader.SMALL_ROWS", 0)
+        monkeypatch.setattr("tidegate.jobs.spark.spark_session.SMALL_ROWS", 0)
+        monkeypatch.setattr("tidegate.jobs.spark.tumbling_sliding_windows.MERGE_ROWS", 0)
     for module in many:
         monkeypatch.setattr(f"tidegate.jobs.spark.{module}.FETCH_ROWS", 0)
-    if "cut_survey" in many:
-        monkeypatch.setattr("tidegate.jobs.spark.tumbling_sliding_windows.MERGE_ROWS", 0)
     spec = spec_of(release={"mode": "pass_through"}, outputs={"events": False}, windows=WINDOWS)
     pair = Pair(spec, session, tmp_path, native=native)
     for epoch, times in enumerate(([1, 2, 14], [15, 31, 3], [4, 40])):
@@ -72,7 +71,7 @@ def test_a_warm_epoch_compiles_no_code(
     Three epochs in a row run what was there.
     """
     monkeypatch.setattr(
-        "tidegate.jobs.spark.cut_reader.SMALL_ROWS", 4
+        "tidegate.jobs.spark.spark_session.SMALL_ROWS", 4
     )  # the eight rows of a cut are many, its late ones few
     for module in TASKS:
         monkeypatch.setattr(f"tidegate.jobs.spark.{module}.FETCH_ROWS", 0)

@@ -31,8 +31,11 @@ def spark_folds(
     session: SparkSession, tmp_path_factory: pytest.TempPathFactory
 ) -> SparkReducerRunner:
     from tidegate.jobs.spark.reducer_tasks import SparkReducerRunner
+    from tidegate.jobs.spark.spark_session import SparkSessions
 
-    return SparkReducerRunner(session, tmp_path_factory.mktemp("folds"), least=1, groups=3)
+    return SparkReducerRunner(
+        SparkSessions(lambda: session), tmp_path_factory.mktemp("folds"), least=1, groups=3
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -178,8 +181,9 @@ def test_what_is_not_worth_a_job_stays_in_the_driver(session: SparkSession, tmp_
     No job runs for them.
     """
     from tidegate.jobs.spark.reducer_tasks import MIN_JOB_ROWS, SparkReducerRunner
+    from tidegate.jobs.spark.spark_session import SparkSessions
 
-    chosen = SparkReducerRunner(session, tmp_path / "nowhere")
+    chosen = SparkReducerRunner(SparkSessions(lambda: session), tmp_path / "nowhere")
     few = table([("a", 0.0, 1)] * 10)
     assert chosen(keyed("totals", "k"), few, {}) == fold_batch(keyed("totals", "k"), few, {})
     many = table([("a", 0.0, 1)] * MIN_JOB_ROWS)

@@ -97,7 +97,7 @@ def test_times_of_twelve_bytes_are_instants(
     """INT96, as older Spark writes it, is UTC, also in years that nanoseconds do not reach, whoever
     reads it.
     """
-    monkeypatch.setattr("tidegate.jobs.spark.cut_reader.SMALL_ROWS", small)
+    monkeypatch.setattr("tidegate.jobs.spark.spark_session.SMALL_ROWS", small)
     pair = Pair(spec_of({"a": {"lag": "0"}}, release={"mode": "pass_through"}), session, tmp_path)
     far = datetime(2900, 1, 1, tzinfo=UTC)
     rows = table_of([{"t": s * SECOND + 1, "k": "x"} for s in (1, 3, int(far.timestamp()))])
@@ -108,17 +108,15 @@ def test_times_of_twelve_bytes_are_instants(
     assert sorted(row["t"] for row in pair.table("events"))[-1] == far.replace(microsecond=1)
 
 
-@pytest.mark.parametrize("rows_in", ["driver", "sorted_in_driver", "tasks"])
+@pytest.mark.parametrize("rows_in", ["driver", "spark", "tasks"])
 def test_sources_may_keep_the_event_time_in_different_columns(
     session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows_in: str
 ) -> None:
     """Events and late rows carry `_event_time`, and files name its extent, on every path."""
-    if rows_in != "driver":
-        monkeypatch.setattr("tidegate.jobs.spark.cut_reader.SMALL_ROWS", 0)
-        for module in ("file_writer", "epoch_context", "late_and_dead_rows", "cut_survey"):
-            monkeypatch.setattr(f"tidegate.jobs.spark.{module}.FETCH_ROWS", 0)
     if rows_in == "tasks":
-        monkeypatch.setattr("tidegate.jobs.spark.release_sorting.DRIVER_SORT_ROWS", -1)
+        monkeypatch.setattr("tidegate.jobs.spark.spark_session.SMALL_ROWS", 0)
+        for module in ("file_writer", "epoch_context", "late_and_dead_rows"):
+            monkeypatch.setattr(f"tidegate.jobs.spark.{module}.FETCH_ROWS", 0)
     schema = {"t": "timestamp", "u": "timestamp", "v": "long"}
     sources = {
         name: {"schema": schema, "event_time": column, "lag": "0"}
@@ -126,7 +124,8 @@ def test_sources_may_keep_the_event_time_in_different_columns(
     }
     window = {**TUMBLING, "keys": [], "aggregates": {"rows": "count(*)", "top": "max(u)"}}
     adjusted = {**window, "on_late": "adjust"}
-    pair = Pair(spec_of(sources, windows={"w": window, "x": adjusted}), session, tmp_path)
+    spec = spec_of(sources, windows={"w": window, "x": adjusted})
+    pair = Pair(spec, session, tmp_path, native=rows_in == "driver")
     for number, seconds in enumerate(((1, 5), (40, 41), (3, 42))):
         for source, (own, other) in {"a": ("t", "u"), "b": ("u", "t")}.items():
             times = {own: list(seconds), other: [-s for s in seconds]}

@@ -16,6 +16,7 @@ from tests.spark.agreement import spec_of
 from tidegate.checkpoints.errors import STORE_UNAVAILABLE
 from tidegate.checkpoints.s3_store import S3Settings
 from tidegate.errors import ConfigurationError
+from tidegate.jobs.spark.spark_session import SparkSessions
 from tidegate.jobs.spark.staging import BucketStaging, build_s3a_settings, open_staging
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.spark_packages import add_connector_jars
@@ -97,17 +98,17 @@ def test_a_spark_without_the_scratch_folder_is_refused(
     A cluster that sees the folder goes on, and a local Spark is not asked.
     """
     store = Aging()
-    open_staging([session], far(), store, tmp_path)
+    open_staging(SparkSessions(lambda: session), far(), store, tmp_path)
     blind: SparkSession = Elsewhere(session, tmp_path / "there")  # type: ignore[assignment]
     with pytest.raises(ConfigurationError, match="does not see the driver's scratch folder"):
-        open_staging([blind], far(), store, tmp_path)
-    open_staging([blind], spec_of(), store, tmp_path)
+        open_staging(SparkSessions(lambda: blind), far(), store, tmp_path)
+    open_staging(SparkSessions(lambda: blind), spec_of(), store, tmp_path)
 
 
 def test_the_bucket_needs_a_bucket(session: SparkSession, tmp_path: Path) -> None:
     """A store that is a folder cannot be what tasks elsewhere read from."""
     with pytest.raises(ConfigurationError, match="needs a store in S3"):
-        open_staging([session], far(staging="bucket"), Aging(), tmp_path)
+        open_staging(SparkSessions(lambda: session), far(staging="bucket"), Aging(), tmp_path)
 
 
 def test_a_file_is_uploaded_once_and_goes_with_its_folder(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""Marks and frontiers as Spark SQL conditions.
+"""What decides about a row: marks, frontiers and windows, as Spark SQL.
+
+`duck_frame` renders the same text for DuckDB.
 
 Spark writes numbers into the Java code it generates, so a frontier in a plan would have that code
 compiled anew in every epoch, by Janino and then by the own compilers of the JVM: for a big epoch
@@ -10,16 +12,23 @@ from __future__ import annotations
 
 from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
-from pyspark.sql import DataFrame
-
 from tidegate.jobs.eventtime.decision_types import Decision, ReleaseMark
+from tidegate.jobs.rules.duck_frame import Frame
 from tidegate.jobs.spec.window_specs import WindowSpec
 from tidegate.time_units import TICK_MAX, TICK_MIN, saturate_ticks
 
 ROW_ORDER: Final = ("_et", "_so", "_partition", "_seq")
 """The fixed order of ties: event time, source order, partition, position."""
+
+
+def quote_name(name: str) -> str:
+    """A column name in Spark SQL."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def quote_text(value: str) -> str:
+    """A string literal in Spark SQL."""
+    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def time_below_sql(column: str, bound: int) -> str:
@@ -67,15 +76,6 @@ def end_reached_sql(
     )
 
 
-def mask_reached_ends(
-    ends: NDArray[np.int64], frontier: int, lateness: int | None = 0
-) -> NDArray[np.bool_]:
-    """`end_reached_sql`, of values that the driver has."""
-    if lateness is None or frontier >= TICK_MAX:
-        return np.full(ends.size, lateness is not None)
-    return ends <= saturate_ticks(frontier - lateness)
-
-
 def below_mark_sql(mark: ReleaseMark) -> str:
     """Whether a buffered row is below a mark."""
     section = opaque_literal(mark.section, "_et")
@@ -106,8 +106,7 @@ def compute_section_bound(mark: ReleaseMark, section: int) -> int:
     return TICK_MAX if section < mark.section else TICK_MIN
 
 
-# Which tumbling and sliding windows a row belongs to, and whether it is late for them, as Spark
-# SQL.
+# Which tumbling and sliding windows a row belongs to, and whether it is late for them.
 
 
 def first_window_start_sql(window: WindowSpec) -> str:
@@ -138,7 +137,7 @@ def _floor_to_period_sql(value: str, period: int) -> str:
     return f"({value} - pmod({value}, {period}L))"
 
 
-def add_window_span(window: WindowSpec, frame: DataFrame) -> DataFrame:
+def add_window_span(window: WindowSpec, frame: Frame) -> Frame:
     """Add `_w0` and `_w1`, the starts of a row's first and last window.
 
     Rows that no window covers are gone.

@@ -1,0 +1,370 @@
+"""Aggregates of windows, one `AggregateRule` each: every engine takes its expressions from there.
+
+Partial over rows, merge over partials, final over the merged. Partials merge in any order to the
+same result (first, last and collect carry the row's place), so epochs, segments and compaction may
+group them as they like. Nulls are ignored as in SQL, except by ``count(*)``, first and last.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial, reduce
+from typing import Any, Final
+
+import pyarrow as pa
+
+from tidegate.jobs.engine.column_types import to_arrow_type
+from tidegate.jobs.rules.duck_frame import Frame, get_column_types, group_rows
+from tidegate.jobs.rules.row_conditions import (
+    ROW_ORDER,
+    end_reached_sql,
+    opaque_literal,
+    quote_name,
+)
+from tidegate.jobs.spec.pipeline import PipelineSpec
+from tidegate.jobs.spec.window_specs import Aggregate, AggregateFunction
+
+_PLACE_SQL: Final = f"named_struct({', '.join(repr(c) + ', ' + c for c in ROW_ORDER)})"
+_KEPT_ROWS_COLUMN: Final = "_rows"
+"""State column with the rows themselves, shared by all ``sql(...)`` aggregates of a window."""
+_WHOLE: Final = ("int", "long")
+_FLOATS: Final = ("float", "double")
+_COMPARABLE: Final = (*_WHOLE, "string", "date", "timestamp", "decimal")
+_ANY: Final = (*_COMPARABLE, *_FLOATS, "boolean", "binary")
+_NAME: Final = re.compile(r"`([^`]+)`|([A-Za-z]\w*)")
+_ARITHMETIC: Final = re.compile(r"(?:`[^`]+`|[A-Za-z]\w*|\d{1,9}|[\s+*()-])+")
+
+
+@dataclass(frozen=True, slots=True)
+class AggregatePlan:
+    """How one aggregate is computed; the names of its state columns stand for its partial state.
+
+    Attributes:
+        partial: state column -> expression over rows.
+        merge: state column -> expression over state columns.
+        final: expression over merged state columns.
+        same_type: the merged sums are cast back to the types of their partials (they grow with
+            every sum).
+    """
+
+    partial: dict[str, str]
+    merge: dict[str, str]
+    final: str
+    same_type: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AggregateRule:
+    """One aggregate function.
+
+    Attributes:
+        plan: its expressions, of a prefix for state columns, the argument and the aggregate.
+        result_type: the Arrow type of its column, of the type of its argument.
+        recompute: Spark SQL over all rows of a window at once; None if that is not exact. ``{x}``
+            is the argument.
+        native_types: declared types for which tests show that DuckDB gives Spark's results. The
+            others are computed by Spark SQL.
+    """
+
+    plan: Callable[[str, str, Aggregate], AggregatePlan]
+    result_type: Callable[[Any], Any]
+    recompute: str | None = None
+    native_types: tuple[str, ...] = ()
+
+
+def _plan_sum(state: str, x: str, what: Aggregate) -> AggregatePlan:
+    name, final = what.function.value, state
+    if what.function is AggregateFunction.COUNT:
+        final = f"coalesce({state}, 0L)"
+    return AggregatePlan({state: f"{name}({x})"}, {state: f"sum({state})"}, final, same_type=True)
+
+
+def _plan_extreme(state: str, x: str, what: Aggregate) -> AggregatePlan:
+    name = what.function.value
+    return AggregatePlan({state: f"{name}({x})"}, {state: f"{name}({state})"}, state)
+
+
+def _plan_average(state: str, x: str, _: Aggregate) -> AggregatePlan:
+    # Averages cannot be merged; a sum and a count can.
+    first = {f"{state}_sum": f"sum(CAST({x} AS double))", f"{state}_n": f"count({x})"}
+    merge = {name: f"sum({name})" for name in first}
+    final = f"IF({state}_n > 0, {state}_sum / {state}_n, NULL)"
+    return AggregatePlan(first, merge, final, same_type=True)
+
+
+def _plan_first_or_last(side: str, state: str, x: str, _: Aggregate) -> AggregatePlan:
+    value, place = f"{state}_v", f"{state}_at"
+    first = {
+        # The struct keeps a null value apart from no value.
+        value: f"{side}_by(named_struct('v', {x}), {_PLACE_SQL})",
+        place: f"{side}({_PLACE_SQL})",
+    }
+    merge = {value: f"{side}_by({value}, {place})", place: f"{side}({place})"}
+    return AggregatePlan(first, merge, f"{value}.v")
+
+
+def _plan_approx_distinct(state: str, x: str, _: Aggregate) -> AggregatePlan:
+    sketch = {state: f"hll_sketch_agg(CAST({x} AS string))"}
+    final = f"coalesce(hll_sketch_estimate({state}), 0L)"
+    return AggregatePlan(sketch, {state: f"hll_union_agg({state})"}, final)
+
+
+def _plan_approx_quantile(state: str, x: str, what: Aggregate) -> AggregatePlan:
+    # An empty sketch has no quantile.
+    empty = f"coalesce(kll_sketch_get_n_double({state}), 0L) = 0"
+    return AggregatePlan(
+        {state: f"kll_sketch_agg_double(CAST({x} AS double))"},
+        {state: f"kll_merge_agg_double({state})"},
+        f"IF({empty}, NULL, kll_sketch_get_quantile_double({state}, {what.argument!r}D))",
+    )
+
+
+def _plan_distinct(state: str, x: str, _: Aggregate) -> AggregatePlan:
+    merge = {state: f"array_distinct(flatten(collect_list({state})))"}
+    final = f"CAST(coalesce(array_size({state}), 0) AS bigint)"
+    return AggregatePlan({state: f"collect_set({x})"}, merge, final)
+
+
+def _plan_collect(state: str, x: str, what: Aggregate) -> AggregatePlan:
+    # ``sql(...)`` is computed over the rows themselves, which `Aggregation` names as `x`.
+    keep = "true" if what.function is AggregateFunction.SQL else f"({x}) IS NOT NULL"
+    item = _PLACE_SQL.replace(")", f", 'v', {x})")
+    return AggregatePlan(
+        {state: f"coalesce(collect_list({item}) FILTER (WHERE {keep}), array())"},
+        {state: f"coalesce(flatten(collect_list({state})), array())"},
+        f"transform(array_sort({state}), r -> r.v)",
+    )
+
+
+def _infer_sum_type(kind: Any) -> Any:
+    if pa.types.is_decimal(kind):
+        # Spark's rule for sums of decimals.
+        return pa.decimal128(min(38, kind.precision + 10), kind.scale)
+    return pa.int64() if pa.types.is_integer(kind) else pa.float64()
+
+
+def _keep_type(kind: Any) -> Any:
+    return kind
+
+
+_ORDERED: Final = "({x} order by _et, _so, _partition, _seq) filter (where _seq is not null)"
+_RULES: Final[dict[AggregateFunction, AggregateRule]] = {
+    # `_seq` is null only where a recomputation finds no row.
+    AggregateFunction.COUNT: AggregateRule(_plan_sum, lambda _: pa.int64(), "count({x})", _ANY),
+    AggregateFunction.SUM: AggregateRule(
+        _plan_sum, _infer_sum_type, "sum({x})", (*_WHOLE, *_FLOATS, "decimal")
+    ),
+    AggregateFunction.AVG: AggregateRule(
+        _plan_average, lambda _: pa.float64(), "avg(cast({x} as double))", (*_WHOLE, *_FLOATS)
+    ),
+    AggregateFunction.MIN: AggregateRule(_plan_extreme, _keep_type, "min({x})", _COMPARABLE),
+    AggregateFunction.MAX: AggregateRule(_plan_extreme, _keep_type, "max({x})", _COMPARABLE),
+    AggregateFunction.FIRST: AggregateRule(
+        partial(_plan_first_or_last, "min"), _keep_type, f"first{_ORDERED}", _ANY
+    ),
+    AggregateFunction.LAST: AggregateRule(
+        partial(_plan_first_or_last, "max"), _keep_type, f"last{_ORDERED}", _ANY
+    ),
+    AggregateFunction.DISTINCT: AggregateRule(
+        _plan_distinct, lambda _: pa.int64(), "count(distinct {x})", _COMPARABLE
+    ),
+    AggregateFunction.COLLECT: AggregateRule(
+        _plan_collect,
+        pa.list_,
+        f"coalesce(list{_ORDERED.replace('_seq is', '({x}) is')}, [])",
+        _ANY,
+    ),
+    # The states of these are Spark's own, and so is the language of the last.
+    AggregateFunction.APPROX_DISTINCT: AggregateRule(_plan_approx_distinct, lambda _: pa.int64()),
+    AggregateFunction.APPROX_QUANTILE: AggregateRule(_plan_approx_quantile, lambda _: pa.float64()),
+    AggregateFunction.SQL: AggregateRule(_plan_collect, _keep_type),
+}
+
+
+def infer_result_type(aggregate: Aggregate, kind: Any) -> Any:
+    """Return the Arrow type of an aggregate over values of a type."""
+    return _RULES[aggregate.function].result_type(kind)
+
+
+def build_recompute_sql(aggregate: Aggregate) -> str | None:
+    """Return Spark SQL that computes an aggregate from all rows of a window at once.
+
+    None if it is no exact function of the rows, or of another language.
+    """
+    text = _RULES[aggregate.function].recompute
+    x = "_seq" if aggregate.expression == "*" else aggregate.expression
+    return None if text is None else text.format(x=x)
+
+
+def infer_argument_type(aggregate: Aggregate, columns: Mapping[str, str]) -> str | None:
+    """Return the declared type of an aggregate's argument; None if only Spark SQL knows it.
+
+    Known are columns, and sums and products of numeric columns and whole numbers. Their results,
+    and the errors of those that overflow, are the same in both engines.
+    """
+    match = _NAME.fullmatch(aggregate.expression)
+    if match:
+        return columns.get(match[1] or match[2])
+    if not _ARITHMETIC.fullmatch(aggregate.expression):
+        return None
+    kinds = {columns.get(a or b) for a, b in _NAME.findall(aggregate.expression)}
+    if not kinds or not kinds <= {"int", "long", "double"}:
+        return None
+    return next(kind for kind in ("double", "long", "int") if kind in kinds)
+
+
+def explain_spark_aggregate(aggregate: Aggregate, columns: Mapping[str, str]) -> str | None:
+    """Why an aggregate needs Spark SQL; None if DuckDB is proven to give the same."""
+    rule = _RULES[aggregate.function]
+    if not rule.native_types:
+        return f"{aggregate.function.value} is Spark's own"
+    if aggregate.expression == "*":
+        return None
+    kind = infer_argument_type(aggregate, columns)
+    if kind is None:
+        return f"{aggregate}: an expression that is not proven equal in DuckDB"
+    return None if kind.partition("(")[0] in rule.native_types else f"{aggregate} over {kind}"
+
+
+def plan_aggregate(what: Aggregate, index: int, columns: Mapping[str, str]) -> AggregatePlan:
+    """The expressions of the `index`-th aggregate of a window.
+
+    Args:
+        what: the aggregate.
+        index: its place; names its state columns.
+        columns: the row's columns with their declared types.
+    """
+    state, x = f"_s{index}", what.expression
+    if what.function is AggregateFunction.SQL:
+        state = _KEPT_ROWS_COLUMN
+        x = f"struct({', '.join(quote_name(c) for c in (*columns, '_source'))})"
+    elif (match := _NAME.fullmatch(x)) and (match[1] or match[2]) in columns:
+        x = quote_name(match[1] or match[2])
+    plan = _RULES[what.function].plan(state, x, what)
+    kind = infer_argument_type(what, columns) if what.function is AggregateFunction.SUM else None
+    if kind is not None and (exact := infer_result_type(what, to_arrow_type(kind))):
+        # DuckDB's sum of whole numbers is wider than Spark's; the cast fails where Spark's sum
+        # overflows.
+        target = {pa.int64(): "bigint", pa.float64(): "double"}.get(exact)
+        target = target or f"decimal({exact.precision},{exact.scale})"
+        plan.partial[state] = f"CAST({plan.partial[state]} AS {target})"
+    return plan
+
+
+class Aggregation:
+    """The expressions of one window's aggregates, and what they make of rows."""
+
+    def __init__(self, spec: PipelineSpec, name: str) -> None:
+        self.window = spec.windows[name]
+        self.keys = [f"_k{i}" for i in range(len(self.window.keys))]
+        self.plans: dict[str, AggregatePlan] = {
+            output: plan_aggregate(what, i, spec.columns)
+            for i, (output, what) in enumerate(self.window.aggregates.items())
+        }
+        self.partials = {k: v for plan in self.plans.values() for k, v in plan.partial.items()}
+        self.merges = {k: v for plan in self.plans.values() for k, v in plan.merge.items()}
+
+    @property
+    def group_columns(self) -> list[str]:
+        """What identifies a window's result."""
+        return ["_ws", "_we", *self.keys]
+
+    @property
+    def key_columns(self) -> list[str]:
+        """The key columns of a row under the names they have in state."""
+        return [
+            f"{quote_name(key)} AS {name}"
+            for name, key in zip(self.keys, self.window.keys, strict=True)
+        ]
+
+    def cast_states(self, types: dict[str, str]) -> list[str]:
+        """Return the SQL of the state columns after a merge.
+
+        The states of `sum` and `count` are cast to `types`, the types of the partials, because
+        Spark widens a decimal with every sum. Other states are selected as they are.
+        """
+        casts = {name for plan in self.plans.values() if plan.same_type for name in plan.partial}
+        return [
+            f"CAST({name} AS {types[name]}) AS {name}" if name in casts else name
+            for name in self.partials
+        ]
+
+    def aggregate_rows(self, rows: Frame, before: int, slot: int) -> Frame:
+        """One row per window and key of these rows."""
+        touched = group_rows(
+            rows.selectExpr("*", *self.key_columns), self.group_columns, self.partials
+        )
+        update = f"CAST({end_reached_sql('_we', before)} AS int)"
+        marks = [
+            f"1 - {update} AS _on",
+            f"{update} AS _up",
+            "1 AS _n",
+            f"{opaque_literal(slot, '_we')} AS _epoch",
+        ]
+        return touched.selectExpr(*self.group_columns, *marks, *self.partials)
+
+    def merge_partials(
+        self, rows: Frame, *, flags: dict[str, str], use: str | None = None
+    ) -> Frame:
+        """Merge partial rows.
+
+        Only those that `use` selects count for the aggregates, all count for the flags.
+        """
+        types = get_column_types(rows)
+        # Aggregates ignore nulls, so a partial that does not count is a null.
+        if use is not None:
+            state = [f"IF({use}, {name}, NULL) AS {name}" for name in self.partials]
+            rows = rows.selectExpr(*(c for c in rows.columns if c not in self.partials), *state)
+        marks = {
+            "_on": "max(_on)",
+            "_up": "CAST(sum(_up) AS int)",
+            "_n": "CAST(sum(_n) AS int)",
+            # The epoch of the window's first row: `complete` counts its revisions from there.
+            "_epoch": "min(_epoch)",
+            **flags,
+        }
+        merged = group_rows(rows, self.group_columns, {**marks, **self.merges})
+        return merged.selectExpr(*self.group_columns, *marks, *self.cast_states(types))
+
+    def build_results(self, merged: Frame, revision: str, provenance: list[str]) -> Frame:
+        """Result rows as readers see them."""
+        sql = {
+            o: a for o, a in self.window.aggregates.items() if a.function is AggregateFunction.SQL
+        }
+        if sql:
+            merged = self._add_sql_aggregates(merged, sql)
+        values = [
+            f"{'_sql_' + output if output in sql else plan.final} AS {quote_name(output)}"
+            for output, plan in self.plans.items()
+        ]
+        own = [
+            "timestamp_micros(_ws) AS window_start",
+            "timestamp_micros(_we) AS window_end",
+            f"CAST({revision} AS int) AS revision",
+        ]
+        keys = [
+            f"{name} AS {quote_name(key)}"
+            for name, key in zip(self.keys, self.window.keys, strict=True)
+        ]
+        replaces = (
+            "_replaces AS replaces"
+            if "_replaces" in merged.columns
+            else "CAST(NULL AS array<string>) AS replaces"
+        )
+        return merged.selectExpr(*keys, *own, replaces, *values, *provenance)
+
+    def _add_sql_aggregates(self, merged: Frame, sql: dict[str, Any]) -> Frame:
+        """Any SQL aggregate: over the kept rows, laid out again."""
+        rows = merged.selectExpr(
+            *self.group_columns, f"explode(array_sort({_KEPT_ROWS_COLUMN})) AS _row"
+        ).selectExpr(*self.group_columns, "_row.v.*")
+        values = {f"_sql_{output}": a.expression for output, a in sql.items()}
+        found = group_rows(rows, self.group_columns, values)
+        renamed = found.selectExpr(*(f"{c} AS _j{c}" for c in self.group_columns), *values)
+        # `<=>` joins null keys as well.
+        from pyspark.sql import functions as F  # noqa: N812
+
+        same = reduce(lambda a, b: a & b, (F.expr(f"{c} <=> _j{c}") for c in self.group_columns))
+        return merged.join(renamed, same, "left")

@@ -1,0 +1,223 @@
+"""Rows in the driver with the methods of a Spark DataFrame that the row rules use.
+
+The rules are written once, in Spark SQL. A `DuckFrame` runs them in DuckDB, in the driver's
+process and without a JVM. It renders the few forms in which the two dialects differ. A frame
+computes nothing until `toArrow`.
+
+An error of DuckDB (a sum that overflows, a name that it does not know) is no verdict on the rows:
+Spark SQL then computes the epoch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from contextlib import closing
+from functools import cache, cached_property, lru_cache
+from itertools import count
+from typing import Any, Final, Self
+
+import duckdb
+
+Frame = Any
+"""A DataFrame of Spark or a `DuckFrame`."""
+
+ENGINE_ERRORS: Final = (duckdb.Error,)
+"""What DuckDB raises for rows or expressions that it cannot compute."""
+
+_QUOTED: Final = re.compile(r"'(?:[^'\\]|\\.)*'|`(?:[^`]|``)*`")
+_HELD: Final = re.compile("\0(\\d+)\0")
+_REWRITES: Final = [
+    (re.compile(pattern), text)
+    for pattern, text in (
+        # A number that Spark keeps out of generated code (`opaque_literal`).
+        (r"array\(([^()]+)\)\[CAST\(\w+ & 0L AS int\)\]", r"(\1)"),
+        # Lists count from 1.
+        (r"array\(([^()]+)\)\[(\w+)\]", r"list_value(\1)[\2 + 1]"),
+        (r"\barray\(", "list_value("),
+        (r"\b(\d+)L\b", r"\1::BIGINT"),
+        (r"\bdiv\b", "//"),
+        (r"\bexplode\(sequence\(", "unnest(generate_series("),
+        (r"\bcollect_list\((\w+)\)", r"list(\1) FILTER (WHERE \1 IS NOT NULL)"),
+        (r"\bcollect_list\(", "list("),
+        (r"\btimestamp_micros\(", "make_timestamptz("),
+        (r"\bunix_micros\(", "epoch_us("),
+        (r"\bAS timestamp\)", "AS timestamptz)"),
+        (r"\bAS binary\)", "AS blob)"),
+        (r"array<string>", "VARCHAR[]"),
+        (r"array<struct<s:bigint,e:bigint>>", "STRUCT(s BIGINT, e BIGINT)[]"),
+        (r"\bfilter\((?=_)", "list_filter("),
+        (r"\btransform\(", "list_transform("),
+        (r"\barray_sort\(", "list_sort("),
+        (r"\b([a-z]+) -> ", r"lambda \1: "),
+        (r"<=>", "IS NOT DISTINCT FROM"),
+    )
+]
+_MACROS: Final = (
+    "pmod(a, b) AS ((a % b) + b) % b",
+    "array_size(a) AS len(a)",
+    "collect_set(a) AS list(DISTINCT a) FILTER (WHERE a IS NOT NULL)",
+    # The only format that the rules use; years of four digits.
+    "date_format(t, f) AS strftime(t, '%Y-%m-%dT%H:%M:%S')",
+)
+
+
+@lru_cache(4096)
+def to_duckdb(sql: str) -> str:
+    r"""Render Spark SQL of the row rules in DuckDB's dialect.
+
+    >>> to_duckdb("array(5L)[CAST(_et & 0L AS int)] - `a b` div 2L")
+    '(5::BIGINT) - "a b" // 2::BIGINT'
+    >>> to_duckdb(r"array('x', 'it\'s')[_m]")
+    "list_value('x', 'it''s')[_m + 1]"
+    """
+    held: list[str] = []
+
+    def hold(match: re.Match[str]) -> str:
+        """Put a quoted text aside, in DuckDB's quotes."""
+        inner, quote = match[0][1:-1], '"' if match[0][0] == "`" else "'"
+        plain = inner.replace("``", "`") if quote == '"' else re.sub(r"\\(.)", r"\1", inner)
+        held.append(quote + plain.replace(quote, quote * 2) + quote)
+        return f"\0{len(held) - 1}\0"
+
+    sql = _QUOTED.sub(hold, sql)
+    if "struct(" in sql:
+        sql = _render_structs(sql, held)
+    for pattern, text in _REWRITES:
+        sql = pattern.sub(text, sql)
+    return _HELD.sub(lambda match: held[int(match[1])], sql)
+
+
+def _render_structs(sql: str, held: list[str]) -> str:
+    """``named_struct('a', x)`` as ``struct_pack(a := x)``; no other texts may stand beside it."""
+    named = re.sub(
+        "\0(\\d+)\0, ",
+        lambda match: (
+            f'"{name[1:-1]}" := ' if (name := held[int(match[1])]).startswith("'") else match[0]
+        ),
+        sql,
+    )
+    return named.replace("named_struct(", "struct_pack(")
+
+
+@cache
+def _start_engine() -> duckdb.DuckDBPyConnection:
+    # One thread: sums of doubles depend on their order, and a replay must find the same. Outputs
+    # run beside each other.
+    engine = duckdb.connect(config={"threads": 1, "enable_external_access": "false"})
+    for macro in _MACROS:
+        engine.execute(f"CREATE MACRO {macro}")
+    return engine
+
+
+def open_database() -> Any:
+    """Return a session of DuckDB in memory, on UTC, with tables and relations of its own.
+
+    The caller closes it.
+    """
+    session = _start_engine().cursor()
+    # DuckDB shows and casts times in the session's zone, by default the host's.
+    session.execute("SET timezone = 'UTC'")
+    return session
+
+
+_NUMBERS = count()
+
+
+class DuckFrame:
+    """Rows of Arrow tables; see the module. Not changed by any method.
+
+    Args:
+        query: DuckDB SQL.
+        tables: name in the query -> Arrow table or dataset.
+    """
+
+    def __init__(self, query: str, tables: Mapping[str, Any]) -> None:
+        self._query, self._tables = query, dict(tables)
+
+    @classmethod
+    def from_table(cls, table: Any) -> Self:
+        """Return the rows of an Arrow table or dataset."""
+        name = f"rows_{next(_NUMBERS)}"
+        return cls(f"SELECT * FROM {name}", {name: table})
+
+    def selectExpr(self, *columns: str) -> Self:  # noqa: N802 - Spark's name
+        """Return these columns, given as Spark SQL."""
+        return self._select(", ".join(map(to_duckdb, columns)))
+
+    def where(self, condition: str) -> Self:
+        """Return the rows that meet a condition in Spark SQL."""
+        return self._select("*", f"WHERE {to_duckdb(condition)}")
+
+    def drop(self, *names: str) -> Self:
+        """Return the rows without some columns."""
+        return self._select(f"* EXCLUDE ({', '.join(names)})")
+
+    def group(self, keys: list[str], values: Mapping[str, str]) -> Self:
+        """Return a row per group of `keys`; see `group_rows`."""
+        columns = [*keys, *(f"{to_duckdb(sql)} AS {name}" for name, sql in values.items())]
+        return self._select(", ".join(columns), f"GROUP BY {', '.join(keys)}" if keys else "")
+
+    def sort(self, *keys: str) -> Self:
+        """Return the rows in order of these keys."""
+        return self._select("*", f"ORDER BY {', '.join(map(to_duckdb, keys))}")
+
+    def limit(self, rows: int) -> Self:
+        """Return at most so many rows."""
+        return self._select("*", f"LIMIT {rows}")
+
+    def coalesce(self, _: int) -> Self:
+        """Return the rows: they are in one place already."""
+        return self
+
+    def unionByName(self, other: Self, **_: bool) -> Self:  # noqa: N802 - Spark's name
+        """Return the rows of both; a column that one lacks is null."""
+        both = f"({self._query}) UNION ALL BY NAME ({other._query})"
+        return type(self)(both, {**self._tables, **other._tables})
+
+    unionAll = unionByName  # noqa: N815 - Spark's name
+
+    def toArrow(self) -> Any:  # noqa: N802 - Spark's name
+        """Compute the rows.
+
+        Raises:
+            duckdb.Error: DuckDB cannot compute them.
+        """
+        return self._run(self._query)
+
+    @cached_property
+    def types(self) -> dict[str, str]:
+        """Column -> its type in DuckDB's words."""
+        described = self._run(f"DESCRIBE {self._query}")
+        names, kinds = (described[c].to_pylist() for c in ("column_name", "column_type"))
+        return dict(zip(names, kinds, strict=True))
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of the columns."""
+        return list(self.types)
+
+    def _select(self, columns: str, rest: str = "") -> Self:
+        return type(self)(f"SELECT {columns} FROM ({self._query}) {rest}", self._tables)
+
+    def _run(self, query: str) -> Any:
+        with closing(open_database()) as session:
+            for name, table in self._tables.items():
+                session.register(name, table)
+            return session.sql(query).to_arrow_table()
+
+
+def group_rows(frame: Frame, keys: list[str], values: Mapping[str, str]) -> Frame:
+    """Return a row per group of `keys` with `values`: column -> aggregates in Spark SQL."""
+    if isinstance(frame, DuckFrame):
+        return frame.group(keys, values)
+    from pyspark.sql import functions as F  # noqa: N812
+
+    return frame.groupBy(*keys).agg(*(F.expr(sql).alias(name) for name, sql in values.items()))
+
+
+def get_column_types(frame: Frame) -> dict[str, str]:
+    """Column -> type in the words of the frame's engine."""
+    if isinstance(frame, DuckFrame):
+        return frame.types
+    return {field.name: field.dataType.simpleString() for field in frame.schema}

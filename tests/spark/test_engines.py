@@ -1,0 +1,63 @@
+"""DuckDB and Spark SQL compute the row rules alike."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+import pyarrow as pa
+import pytest
+
+from tests.spark.engine_agreement import prove
+from tests.spark.agreement import spec_of
+from tidegate.jobs.rules.aggregates import Aggregation
+from tidegate.jobs.rules.duck_frame import DuckFrame
+from tidegate.jobs.rules.native_support import explain_spark_rows, explain_spark_window
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.mark.spark
+def test_no_native_aggregate_and_no_condition_differs(session: SparkSession) -> None:
+    """Null, NaN, -0.0, decimals, times before 1970, unicode and bytes have equal results."""
+    line, wrong = prove(session)
+    assert wrong == []
+    assert line.endswith("0 differ")
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(
+    ("window", "reason"),
+    [
+        ({}, None),
+        ({"revisions": "delta", "lateness": "5s"}, None),
+        ({"kind": "session", "size": None, "gap": "5s"}, None),
+        ({"aggregates": {"twice": "sum(n * 2)"}}, None),
+        ({"zero_rows": True, "keys": ["k"]}, "zero_rows"),
+        ({"keys": ["v"]}, "a key of type double"),
+        ({"aggregates": {"top": "max(v)"}}, "max(v) over double"),
+        ({"aggregates": {"about": "approx_distinct(k)"}}, "approx_distinct is Spark's own"),
+        (
+            {"aggregates": {"h": "max(hour(t))"}},
+            "max(hour(t)): an expression that is not proven equal in DuckDB",
+        ),
+    ],
+)
+def test_the_reason_for_spark_sql_is_named(window: dict[str, Any], reason: str | None) -> None:
+    """What is not proven equal is left to Spark SQL, with one sentence."""
+    base = {"kind": "tumbling", "size": "10s", "aggregates": {"n": "count(*)"}}
+    spec = spec_of(windows={"w": {**base, **window}})
+    assert explain_spark_window(spec, "w") == reason
+    assert explain_spark_rows(spec) is None
+
+
+@pytest.mark.unit
+def test_a_sum_that_overflows_is_an_error_and_not_a_number() -> None:
+    """Spark SQL then raises its own error, which names the overflow."""
+    window = {"kind": "tumbling", "size": "10s", "aggregates": {"s": "sum(n)"}}
+    aggregation = Aggregation(spec_of(windows={"w": window}), "w")
+    rows = pa.table({"n": [2**62, 2**62], "_ws": [0, 0], "_we": [10, 10]})
+    frame = aggregation.aggregate_rows(DuckFrame.from_table(rows), 0, 1)
+    with pytest.raises(duckdb.Error):
+        frame.toArrow()
