@@ -31,6 +31,10 @@ def validate_specs(
         typer.Argument(metavar="SPEC...", help="Paths of pipeline specs, or pipelines' names."),
     ],
     as_json: JsonOption = False,
+    verbose: Annotated[
+        bool,
+        typer.Option("--verbose", "-v", help="Say where each output is computed, and why."),
+    ] = False,
 ) -> None:
     """Check specs of pipelines and jobs.
 
@@ -62,6 +66,8 @@ def validate_specs(
             reports.append({"spec": name, "valid": True, "warnings": warnings, **facts})
             if not as_json:
                 _print_valid_spec(name, pipeline, warnings)
+                if verbose:
+                    _print_engines(pipeline)
     if as_json:
         output.print_envelope("validation", reports)
     if not all(report["valid"] for report in reports):
@@ -149,6 +155,17 @@ def _print_valid_spec(name: str, pipeline: PipelineSpec, warnings: list[str]) ->
     output.print_line(f"{name}: valid; pipeline {pipeline.name}, sources {sources}{windows}")
     for warning in warnings:
         output.print_line(f"{name}: warning: {warning}")
+
+
+def _print_engines(pipeline: PipelineSpec) -> None:
+    from tidegate.jobs.rules.native_support import explain_spark_rows, explain_spark_window
+
+    rows = explain_spark_rows(pipeline)
+    reasons = {"released and late rows": rows}
+    reasons |= {f"window {w}": rows or explain_spark_window(pipeline, w) for w in pipeline.windows}
+    for name, reason in reasons.items():
+        engine = "DuckDB, in the driver" if reason is None else f"Spark SQL: {reason}"
+        output.print_line(f"  {name}: {engine}")
 
 
 def show_lag_advice(

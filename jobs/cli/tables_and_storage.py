@@ -78,7 +78,7 @@ def _select_rows(name: str, table: pa.Table, where: str) -> pa.Table:
     import duckdb
     import numpy as np
 
-    from tidegate.jobs.splice.window_recompute import open_database
+    from tidegate.jobs.rules.duck_frame import open_database
 
     # Only row numbers come out of DuckDB, so that all values keep their types.
     numbered = table.append_column("_row_number", [np.arange(table.num_rows)])

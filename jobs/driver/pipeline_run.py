@@ -226,7 +226,8 @@ def _start_mover(
         with contextlib.ExitStack() as on_error:
             mover = SparkMover(view, run.spec, run.work)
             on_error.callback(mover.close)
-            judge_with_spark(mover.session, run.spec, unjudged)
+            if unjudged:
+                judge_with_spark(mover.session, run.spec, unjudged)
             on_error.pop_all()
         return mover
 

@@ -11,8 +11,8 @@ Spark SQL then computes the epoch.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from functools import cache, cached_property, lru_cache
 from itertools import count
 from typing import Any, Final, Self
@@ -101,24 +101,28 @@ def _render_structs(sql: str, held: list[str]) -> str:
 
 
 @cache
-def _start_engine() -> duckdb.DuckDBPyConnection:
+def _start_engine(*, for_frames: bool) -> duckdb.DuckDBPyConnection:
     # One thread: sums of doubles depend on their order, and a replay must find the same. Outputs
     # run beside each other.
-    engine = duckdb.connect(config={"threads": 1, "enable_external_access": "false"})
+    engine = duckdb.connect()
+    if for_frames:
+        engine.execute("SET threads = 1; SET enable_external_access = false")
     for macro in _MACROS:
         engine.execute(f"CREATE MACRO {macro}")
     return engine
 
 
-def open_database() -> Any:
-    """Return a session of DuckDB in memory, on UTC, with tables and relations of its own.
+@contextmanager
+def open_database(*, for_frames: bool = False) -> Iterator[duckdb.DuckDBPyConnection]:
+    """Yield a session of a DuckDB in memory, on UTC, with tables and relations of its own.
 
-    The caller closes it.
+    Starting an engine costs as much as a small query, so there is one for a process, and another
+    one with a single thread for frames.
     """
-    session = _start_engine().cursor()
-    # DuckDB shows and casts times in the session's zone, by default the host's.
-    session.execute("SET timezone = 'UTC'")
-    return session
+    with closing(_start_engine(for_frames=for_frames).cursor()) as session:
+        # DuckDB shows and casts times in the session's zone, by default the host's.
+        session.execute("SET timezone = 'UTC'")
+        yield session
 
 
 _NUMBERS = count()
@@ -201,7 +205,7 @@ class DuckFrame:
         return type(self)(f"SELECT {columns} FROM ({self._query}) {rest}", self._tables)
 
     def _run(self, query: str) -> Any:
-        with closing(open_database()) as session:
+        with open_database(for_frames=True) as session:
             for name, table in self._tables.items():
                 session.register(name, table)
             return session.sql(query).to_arrow_table()

@@ -29,19 +29,16 @@ from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.interfaces import join_seq
 from tidegate.jobs.engine.replay import FLOAT_TOLERANCE
 from tidegate.jobs.engine.resume_state import SPLICE_KIND
+from tidegate.jobs.rules.duck_frame import open_database
+from tidegate.jobs.rules.recomputation import build_recompute_columns, build_starts_sql
 from tidegate.jobs.sinks.output_tables import build_table_schema
 from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENTS, LATE, PipelineSpec, SourceSpec
 from tidegate.jobs.spec.row_rules import RULE_QUARANTINED
 from tidegate.jobs.spec.window_specs import Aggregate, AggregateFunction, WindowKind, WindowSpec
 from tidegate.time_units import TICK_MAX, TICK_MIN
 
-_AGGREGATE_SQL = {
-    AggregateFunction.COUNT: "count({0})",
-    AggregateFunction.SUM: "sum({0})",
-    AggregateFunction.AVG: "avg({0})",
-    AggregateFunction.MIN: "min({0})",
-    AggregateFunction.MAX: "max({0})",
-}
+# Others are recomputed by splices only: their cost grows with the rows.
+_CHECKED_FUNCTIONS = ("count", "sum", "avg", "min", "max")
 _DUCKDB_TYPES = {"long": "bigint", "timestamp": "timestamptz"}  # where the names differ
 
 
@@ -105,9 +102,7 @@ def audit_exactness(
     if not epochs:
         return found
     found.set_aside = _count_set_aside(epochs[-1])
-    with duckdb.connect() as db:
-        # DuckDB shows and casts times in the session's zone, by default the host's.
-        db.execute("set timezone = 'UTC'")
+    with open_database() as db:
         db.register("input", _read_input_rows(spec, store, epochs))
         for name in (EVENTS, LATE, DEAD_LETTERS):
             db.register(name, table(name))
@@ -195,8 +190,7 @@ def _cast_to_declared_types(spec: SourceSpec, chunk: pa.Table) -> pa.Table:
         f'try_cast("{n}" as {_DUCKDB_TYPES.get(spec.columns[n], spec.columns[n])}) as "{n}"'
         for n in texts
     )
-    with duckdb.connect() as db:
-        db.execute("set timezone = 'UTC'")
+    with open_database() as db:
         db.register("chunk", chunk)
         return db.sql(f"select * replace ({casts}) from chunk").to_arrow_table()
 
@@ -371,7 +365,7 @@ def _check_window_results(
         found.skipped[name] = "it counts messages, and topics are not read again"
         return
     if window.kind is not WindowKind.TUMBLING or any(
-        a.function not in _AGGREGATE_SQL for a in window.aggregates.values()
+        a.function.value not in _CHECKED_FUNCTIONS for a in window.aggregates.values()
     ):
         found.skipped[name] = (
             "only tumbling windows with count, sum, avg, min and max are recomputed here"
@@ -383,9 +377,7 @@ def _check_window_results(
     newest = max(base.newest_times.values(), default=TICK_MIN) if base else TICK_MIN
     later = f"window_start > {newest}"
     keys = "".join(f'"{key}", ' for key in window.keys)
-    aggregates = ", ".join(
-        f'{_build_aggregate_sql(a)} as "{column}"' for column, a in window.aggregates.items()
-    )
+    aggregates = ", ".join(build_recompute_columns(window))
     db.register("actual_window", actual)
     provenance = "(_source, _partition, _seq)"
     db.execute(
@@ -422,28 +414,18 @@ def _build_window_assignment_sql(spec: PipelineSpec, window: WindowSpec, frontie
 
     Only rows that last (with an end time or edges) can be in several windows.
     """
+    starts = build_starts_sql(window)
     if all(source.end_time is None and source.edges is None for source in spec.sources.values()):
-        return f"select *, {_build_window_start_sql('_time', window)} as window_start from accepted"
+        return f"""select *, {starts} as window_start
+            from (select *, _time as _et, _time + 1 as _end from accepted)"""
     stops = " ".join(
         f"when '{name}' then {_build_row_end_sql(source)}" for name, source in spec.sources.items()
     )
     until = str(frontier) if frontier < TICK_MAX else "(select max(_time) + 1 from accepted)"
-    starts = (
-        f"generate_series({_build_window_start_sql('_time', window)},"
-        f" {_build_window_start_sql('_until - 1', window)}, {window.size})"
-    )
     return f"""with paired as (select *, case _source {stops} end as _stop from accepted)
-        select *, unnest({starts}) as window_start from (
-            select *, least(coalesce(_stop, {until}), {TICK_MAX}) as _until from paired)
-        where _time < _until"""
-
-
-def _build_window_start_sql(ticks: str, window: WindowSpec) -> str:
-    """Return the start of the window that contains an instant."""
-    return (
-        f"{window.offset} + cast(floor(({ticks} - {window.offset}) / {window.size}::double) as"
-        f" bigint) * {window.size}"
-    )
+        select *, {starts} as window_start from (
+            select *, _time as _et, least(coalesce(_stop, {until}), {TICK_MAX}) as _end from paired)
+        where _time < _end"""
 
 
 def _build_row_end_sql(source: SourceSpec) -> str:
@@ -486,10 +468,6 @@ def _build_inequality_sql(column: str, aggregate: Aggregate) -> str:
             f"abs(e.{column} - p.{column}) > {FLOAT_TOLERANCE} * greatest(1, abs(e.{column}))"
         )
     return f"e.{column} is distinct from p.{column}"
-
-
-def _build_aggregate_sql(aggregate: Aggregate) -> str:
-    return _AGGREGATE_SQL[aggregate.function].format(aggregate.expression)
 
 
 def _query_count(db: duckdb.DuckDBPyConnection, sql: str) -> int:

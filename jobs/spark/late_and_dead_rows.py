@@ -3,7 +3,7 @@
 Rows late for the events output and for each window, each with the frontier it missed.
 
 Late rows have an event time below F whatever the rules, so with no row below F there is nothing to
-look for. The filter on the event time lets Parquet skip most row groups.
+look for. No condition names F in the code that Spark generates (see `opaque_literal`).
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def _select_late_events(epoch: EpochContext) -> Frame | None:
     late = time_below_sql("_et", bound)
     if policy is LatePolicy.ADJUST:
         late = f"{late} AND _end <= {max(epoch.order.decision.frontier_before, bound)}L"
-    return _add_late_columns(epoch, _narrow_to_bound(epoch.data, bound).where(late), EVENTS)
+    return _add_late_columns(epoch, epoch.data.where(late), EVENTS)
 
 
 def _select_late_for_window(epoch: EpochContext, name: str) -> Frame | None:
@@ -141,7 +141,7 @@ def _select_late_for_window(epoch: EpochContext, name: str) -> Frame | None:
     late = late_for_window_sql(window, frontier)
     if window.on_late is LatePolicy.ADJUST:
         late = f"{late} AND _end <= {frontier}L"
-    return _add_late_columns(epoch, _narrow_to_bound(epoch.data, frontier).where(late), name)
+    return _add_late_columns(epoch, epoch.data.where(late), name)
 
 
 def _count_expired_pairs(epoch: EpochContext, late: LateRows) -> LateRows:
@@ -166,18 +166,11 @@ def _count_expired_pairs(epoch: EpochContext, late: LateRows) -> LateRows:
             asked[name] = expired_pairs_sql(window, before)
     if any(pairs != "0L" for pairs in asked.values()):
         sums = {f"_p{i}": f"CAST(sum({sql}) AS bigint)" for i, sql in enumerate(asked.values())}
-        grouped = group_rows(_narrow_to_bound(epoch.data, before), ["_source"], sums)
+        grouped = group_rows(epoch.data, ["_source"], sums)
         for row in collect_to_driver(grouped).to_pylist():
             counts = zip(asked, sums, strict=True)
             found += Counter({(row["_source"], name): row[pairs] or 0 for name, pairs in counts})
     return replace(late, expired=found)
-
-
-def _narrow_to_bound(data: Frame, bound: int) -> Frame:
-    """The rows below the bound, by a filter that lets Parquet skip the others."""
-    if bound in (TICK_MIN, TICK_MAX):
-        return data
-    return data.where(f"_time < timestamp_micros({bound}L)")
 
 
 def _add_late_columns(epoch: EpochContext, rows: Frame, output: str) -> Frame:

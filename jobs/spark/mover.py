@@ -206,8 +206,10 @@ class SparkMover:
 
     def _find_spark_context(self, order: MoveOrder, staged: _StagedCut) -> EpochContext | None:
         """The context of the outputs that need Spark SQL; None if there are none."""
-        needed = self._list_spark_windows()
-        return self._make_context(order, staged, native=False) if needed else None
+        edges = any(source.edges is not None for source in self._spec.sources.values())
+        if not edges and not self._list_spark_windows():
+            return None
+        return self._make_context(order, staged, native=False)
 
     def _make_context(self, order: MoveOrder, staged: _StagedCut, *, native: bool) -> EpochContext:
         members = staged.scans.survey.members

@@ -29,6 +29,7 @@ from tidegate.checkpoints.splice_requests import (
     generate_splice_request_id,
     list_splice_requests,
 )
+from tidegate.jobs.rules.duck_frame import open_database
 from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENT_TIME, EVENTS, LATE, PipelineSpec
 from tidegate.jobs.splice.errors import (
     BAD_FILE,
@@ -51,7 +52,7 @@ from tidegate.jobs.splice.tables_at_head import (
     read_merged_rows,
 )
 from tidegate.jobs.splice.window_merge import SET_ASIDE_REASONS
-from tidegate.jobs.splice.window_recompute import build_time_expression, open_database
+from tidegate.jobs.splice.window_recompute import build_time_expression
 from tidegate.time_units import format_instant
 
 _DAYS = 24 * 3600 * 1_000_000

@@ -18,6 +18,7 @@ from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.splice_requests import SpliceRequest, list_splice_requests
 from tidegate.jobs.engine.resume_state import ORDER_KIND
+from tidegate.jobs.rules.duck_frame import open_database
 from tidegate.jobs.sinks.published_tables import scan_table
 from tidegate.jobs.sinks.row_positions import SPLICE_COLUMN
 from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENTS, LATE, PipelineSpec
@@ -34,8 +35,8 @@ from tidegate.jobs.splice.tables_at_head import (
     read_data_file,
     read_merged_rows,
 )
-from tidegate.jobs.splice.window_merge import SET_ASIDE_REASONS, TouchingRow, assign_windows
-from tidegate.jobs.splice.window_recompute import build_time_expression, open_database
+from tidegate.jobs.splice.window_merge import SET_ASIDE_REASONS, list_touching_rows
+from tidegate.jobs.splice.window_recompute import build_time_expression
 from tidegate.time_units import format_instant
 
 _MAX_ROWS = 20  # rows traced at a time; whoever looks for more wants a query
@@ -340,7 +341,8 @@ class _RowTracer:
         window = self._spec.windows[name]
         is_session = window.kind is WindowKind.SESSION
         key = tuple(row.identity[0] if k == "_source" else row.values.get(k) for k in window.keys)
-        spans = assign_windows(window, TouchingRow(key, *interval))
+        one = pa.Table.from_pylist([{**row.values, "_source": row.identity[0]}])
+        spans = list_touching_rows(self._spec, name, one)[0].spans
         # A session may extend far beyond the row, so all sessions are read.
         wanted = [(spans[0][0], spans[-1][1] + 1)] if spans and not is_session else []
         table = self._tables.read_rows(name, time="window_end", spans=wanted)

@@ -15,6 +15,7 @@ from tidegate.checkpoints.splice_requests import (
     read_splice_request,
 )
 from tidegate.errors import ConfigurationError
+from tidegate.jobs.rules.duck_frame import open_database
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.splice.errors import INDIVISIBLE, NO_PART
 from tidegate.jobs.splice.request_creation import (
@@ -25,7 +26,7 @@ from tidegate.jobs.splice.request_creation import (
     resolve_request_state,
 )
 from tidegate.jobs.splice.tables_at_head import read_data_file, set_outputs
-from tidegate.jobs.splice.window_recompute import build_time_expression, open_database
+from tidegate.jobs.splice.window_recompute import build_time_expression
 
 _PART_NAMES = ("part", "rest")
 

@@ -17,6 +17,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.jobs.engine.replay import values_differ
+from tidegate.jobs.rules.duck_frame import open_database, to_duckdb
+from tidegate.jobs.rules.row_conditions import (
+    first_window_start_sql,
+    is_window_purged,
+    last_window_start_sql,
+)
 from tidegate.jobs.sinks.published_tables import select_current_revisions
 from tidegate.jobs.sinks.row_positions import SPLICE_COLUMN
 from tidegate.jobs.spec.pipeline import EVENTS, LATE, PipelineSpec
@@ -32,12 +38,11 @@ from tidegate.jobs.splice.tables_at_head import (
 from tidegate.jobs.splice.window_recompute import (
     WindowBounds,
     build_time_expression,
-    open_database,
     recompute_results,
     refuse_edge_windows,
     require_exact_aggregates,
 )
-from tidegate.time_units import TICK_MAX, TICK_MIN, format_instant, saturate_ticks
+from tidegate.time_units import TICK_MAX, TICK_MIN, format_instant
 
 SET_ASIDE_REASONS = ("max_jump", "cti_violation")
 """Reasons of rows that went to no output, whichever output the late table names."""
@@ -152,13 +157,13 @@ class WindowMerge:
         if not chosen.num_rows and not is_session:
             return []
         refuse_edge_windows(self._spec, name)
-        touching = self._to_touching_rows(name, chosen)
-        counted = self._to_touching_rows(name, rows) if is_session else []
-        spans = [span for row in (*touching, *counted) for span in assign_windows(window, row)]
+        touching = list_touching_rows(self._spec, name, chosen)
+        counted = list_touching_rows(self._spec, name, rows) if is_session else []
+        spans = [span for row in (*touching, *counted) for span in row.spans]
         if not spans:
             return []
         affected = [
-            (target, is_purged(window, target.bounds.end, self._frontier))
+            (target, is_window_purged(window, target.bounds.end, self._frontier))
             for target in find_affected_windows(
                 window, touching, self._read_published_results(name, spans), counted
             )
@@ -178,16 +183,6 @@ class WindowMerge:
 
     def _is_session(self, name: str) -> bool:
         return self._spec.windows[name].kind is WindowKind.SESSION
-
-    def _to_touching_rows(self, name: str, rows: Any) -> list[TouchingRow]:
-        start, end = (build_time_expression(self._spec, f) for f in ("event_time", "end_time"))
-        with open_database() as db:
-            db.register("rows", rows)
-            query = f"select {start}, coalesce({end}, {start} + 1) from rows"
-            intervals = db.execute(query).fetchall()
-        columns = [rows[key].to_pylist() for key in self._spec.windows[name].keys]
-        keys = zip(*columns, strict=True) if columns else (() for _ in intervals)
-        return [TouchingRow(key, *times) for key, times in zip(keys, intervals, strict=True)]
 
     def _read_published_results(self, name: str, spans: Sequence[Span]) -> list[dict[str, Any]]:
         """Return the current results around these spans, with their bounds in ticks."""
@@ -351,11 +346,35 @@ _SessionPart = tuple[int, int, dict[str, Any] | str]
 
 @dataclass(frozen=True, slots=True)
 class TouchingRow:
-    """What decides to which windows a row belongs: its key and its interval in ticks."""
+    """The key of a row, and the windows it belongs to, in ticks."""
 
     key: tuple[Any, ...]
-    start: int
-    end: int
+    spans: tuple[Span, ...]
+
+
+def list_touching_rows(spec: PipelineSpec, name: str, rows: Any) -> list[TouchingRow]:
+    """Return the keys of rows, and the windows they belong to, earliest first.
+
+    Of sessions it is the one that the row alone makes.
+    """
+    window = spec.windows[name]
+    start, end = (build_time_expression(spec, f) for f in ("event_time", "end_time"))
+    if window.kind is WindowKind.SESSION:
+        first, last, size = "_et", "_et", f"_end - 1L + {window.gap}L - _et"
+    else:
+        first, last = first_window_start_sql(window), last_window_start_sql(window)
+        size = f"{window.size}L"
+    query = f"""select {", ".join(map(to_duckdb, (first, last, size)))} from
+        (select {start} as _et, coalesce({end}, {start} + 1) as _end from rows)"""
+    with open_database() as db:
+        db.register("rows", rows)
+        found = db.execute(query).fetchall()
+    columns = [rows[key].to_pylist() for key in window.keys]
+    keys = zip(*columns, strict=True) if columns else (() for _ in found)
+    return [
+        TouchingRow(key, tuple((s, s + size) for s in range(first, last + 1, window.period or 1)))
+        for key, (first, last, size) in zip(keys, found, strict=True)
+    ]
 
 
 @dataclass
@@ -401,42 +420,6 @@ class AffectedWindow:
         return [f"{format_instant(start)}/{format_instant(end)}" for start, end in spans]
 
 
-def assign_windows(window: WindowSpec, row: TouchingRow) -> list[tuple[int, int]]:
-    """Return the windows that a row belongs to; of sessions, the one that the row alone makes."""
-    if window.kind is WindowKind.SESSION:
-        return [(row.start, saturate_ticks(row.end - 1 + (window.gap or 0)))]
-    return _list_window_spans(window, row.start, row.end)
-
-
-def _list_window_spans(window: WindowSpec, start: int, end: int) -> list[tuple[int, int]]:
-    """Return the tumbling or sliding windows that ``[start, end)`` overlaps, earliest first."""
-    size, slide = window.size or 0, window.period or 1
-    # The least n with n * slide + offset + size > start.
-    first = (start - size - window.offset) // slide + 1
-    last = (end - 1 - window.offset) // slide
-    starts = (n * slide + window.offset for n in range(first, last + 1))
-    least = window.min_window_start
-    return [
-        (saturate_ticks(s), saturate_ticks(s + size)) for s in starts if least is None or s >= least
-    ]
-
-
-def is_purged(window: WindowSpec, end: int, frontier: int) -> bool:
-    """Return whether the frontier has passed a window's end and its lateness.
-
-    From then on no driver computes the window, so a merge may write it.
-    """
-    # Windows that are never purged stay with the driver.
-    if window.lateness is None:
-        return False
-    # All sources are done. `saturate_ticks` below would make the comparison false for a window at
-    # the end of time.
-    if frontier == TICK_MAX:
-        return True
-    limit = saturate_ticks(end + window.lateness)
-    return limit < frontier if window.closes_after_end else limit <= frontier
-
-
 def find_affected_windows(
     window: WindowSpec,
     rows: Iterable[TouchingRow],
@@ -472,7 +455,7 @@ def _find_affected_spans(
     for key, results in published.items():
         for result in results:
             by_bounds.setdefault((key, result["_ws"], result["_we"]), []).append(result)
-    affected = {(row.key, *span) for row in rows for span in assign_windows(window, row)}
+    affected = {(row.key, *span) for row in rows for span in row.spans}
     return [AffectedWindow(WindowBounds(*bounds), by_bounds.get(bounds, [])) for bounds in affected]
 
 
@@ -486,7 +469,7 @@ def _find_affected_sessions(
     by_key: dict[tuple[Any, ...], list[_SessionPart]] = {}
     for what, touching in ((_NEW, rows), (_COUNTED, counted)):
         for row in touching:
-            spans = assign_windows(window, row)
+            spans = row.spans
             by_key.setdefault(row.key, []).extend((*span, what) for span in spans)
     affected = []
     for key, spans_of_rows in by_key.items():

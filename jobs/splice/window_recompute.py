@@ -7,25 +7,18 @@ window can be recomputed however long ago it was purged. Aggregates without an e
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import duckdb
 import pyarrow as pa
 
+from tidegate.jobs.rules.aggregates import build_recompute_sql
+from tidegate.jobs.rules.recomputation import build_recompute_columns, build_starts_sql
 from tidegate.jobs.spec.pipeline import PipelineSpec
-from tidegate.jobs.spec.window_specs import Aggregate, AggregateFunction, WindowKind, WindowSpec
+from tidegate.jobs.spec.window_specs import WindowKind, WindowSpec
 from tidegate.jobs.splice.errors import EDGE_WINDOW, FOREIGN_EXPRESSION, INEXACT_AGGREGATE
-
-_INEXACT_FUNCTIONS = (
-    AggregateFunction.APPROX_DISTINCT,
-    AggregateFunction.APPROX_QUANTILE,
-    AggregateFunction.SQL,
-)
-_ROW_ORDER = "_et, _so, _partition, _seq"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,19 +30,6 @@ class WindowBounds:
     end: int
 
 
-@cache
-def _connect_once() -> duckdb.DuckDBPyConnection:
-    return duckdb.connect()  # once a process: starting one costs as much as a small merge
-
-
-@contextmanager
-def open_database() -> Iterator[duckdb.DuckDBPyConnection]:
-    """Yield a session of a DuckDB in memory, on UTC, with tables and relations of its own."""
-    with closing(_connect_once().cursor()) as db:
-        db.execute("set timezone = 'UTC'")
-        yield db
-
-
 def require_exact_aggregates(spec: PipelineSpec, name: str) -> None:
     """Refuse a window whose results cannot be computed exactly here.
 
@@ -57,7 +37,7 @@ def require_exact_aggregates(spec: PipelineSpec, name: str) -> None:
         ConfigurationError: naming the aggregate.
     """
     for column, aggregate in spec.windows[name].aggregates.items():
-        if aggregate.function in _INEXACT_FUNCTIONS:
+        if build_recompute_sql(aggregate) is None:
             raise INEXACT_AGGREGATE(
                 pipeline=spec.name, window=name, column=column, aggregate=aggregate
             )
@@ -126,10 +106,7 @@ def recompute_results(
         "_te": pa.array([t.end for t in targets], pa.int64()),
     }
     db.register("targets", pa.table(arrays))
-    values = ", ".join(
-        f'{_build_aggregate_expression(aggregate)} as "{column}"'
-        for column, aggregate in window.aggregates.items()
-    )
+    values = ", ".join(build_recompute_columns(window))
     query = f"""
         with goals as (select *, {_build_key_expression(keys)} as _key from targets),
         pairs as ({_build_pairs_query(window, rows)})
@@ -153,48 +130,13 @@ def _build_pairs_query(window: WindowSpec, rows: str) -> str:
     if window.kind is WindowKind.SESSION:
         return f"""select r.*, g._ts from (select *, {key} as _key from {rows}) r
             asof join goals g on r._key = g._key and r._et >= g._ts where r._et < g._te"""
-    # A row belongs to the windows from the first that ends after its start to the last that starts
-    # before its end.
-    size, period = window.size, window.period
-    first = f"{_build_floor_expression(f'_et - {size}', window)} + {period}"
-    last = _build_floor_expression("_end - 1", window)
-    starts = f"unnest(generate_series({first}, {last}, {period}))"
-    return f"select *, {key} as _key, {starts} as _ts from {rows}"
-
-
-def _build_floor_expression(ticks: str, window: WindowSpec) -> str:
-    """Return SQL for the last window start at or before an instant, also for negative instants."""
-    x = f"({ticks} - {window.offset})"
-    return (
-        f"({x} - (({x} % {window.period}) + {window.period}) % {window.period} + {window.offset})"
-    )
+    return f"select *, {key} as _key, {build_starts_sql(window)} as _ts from {rows}"
 
 
 def _build_key_expression(columns: Sequence[str]) -> str:
     """Return SQL for one text of all key columns; null is a key like any other."""
     parts = [f"coalesce('v' || cast({column} as varchar), 'n')" for column in columns]
     return " || chr(31) || ".join(parts) or "''"
-
-
-def _build_aggregate_expression(aggregate: Aggregate) -> str:
-    x = aggregate.expression
-    match aggregate.function:
-        case AggregateFunction.COUNT:
-            # The left join makes a row of nulls for a target without rows; `_seq` is null only
-            # there.
-            return "count(_seq)" if x == "*" else f"count({x})"
-        case AggregateFunction.AVG:
-            return f"avg(cast({x} as double))"
-        case AggregateFunction.DISTINCT:
-            return f"count(distinct {x})"
-        case AggregateFunction.FIRST:
-            return f"first({x} order by {_ROW_ORDER}) filter (where _seq is not null)"
-        case AggregateFunction.LAST:
-            return f"last({x} order by {_ROW_ORDER}) filter (where _seq is not null)"
-        case AggregateFunction.COLLECT:
-            return f"coalesce(list({x} order by {_ROW_ORDER}) filter (where ({x}) is not null), [])"
-        case _:
-            return f"{aggregate.function.value}({x})"
 
 
 def _cast_aggregates(results: Any, window: WindowSpec, schema: Any) -> Any:

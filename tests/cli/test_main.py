@@ -159,6 +159,15 @@ def test_validate_names_line_and_field(cli: Cli, spec_file: Path) -> None:
     assert "bad.yaml:4" in said.data[1]["error"]["message"]
 
 
+def test_validate_says_where_outputs_are_computed(cli: Cli, spec_file: Path) -> None:
+    """``-v`` names the engine of each output, and the reason where it is Spark SQL."""
+    said = cli("validate", "-v", str(spec_file)).out
+    assert "released and late rows: DuckDB, in the driver" in said
+    spec_file.write_text(spec_file.read_text() + "spark: {master: 'spark://far:7077'}\n")
+    said = cli("validate", "-v", str(spec_file)).out
+    assert "Spark SQL: rows are computed on the executors of a cluster" in said
+
+
 def test_validate_takes_edge_events(cli: Cli, spec_file: Path) -> None:
     """A window beside them says that its results are final when they are told."""
     window = (

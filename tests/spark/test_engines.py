@@ -8,8 +8,8 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from tests.spark.engine_agreement import prove
 from tests.spark.agreement import spec_of
+from tests.spark.engine_agreement import prove
 from tidegate.jobs.rules.aggregates import Aggregation
 from tidegate.jobs.rules.duck_frame import DuckFrame
 from tidegate.jobs.rules.native_support import explain_spark_rows, explain_spark_window
