@@ -65,9 +65,7 @@ def validate_specs(
             facts = _summarize_spec(pipeline)
             reports.append({"spec": name, "valid": True, "warnings": warnings, **facts})
             if not as_json:
-                _print_valid_spec(name, pipeline, warnings)
-                if verbose:
-                    _print_engines(pipeline)
+                _print_valid_spec(name, pipeline, warnings, verbose=verbose)
     if as_json:
         output.print_envelope("validation", reports)
     if not all(report["valid"] for report in reports):
@@ -149,12 +147,16 @@ def _summarize_spec(pipeline: PipelineSpec) -> dict[str, Any]:
     }
 
 
-def _print_valid_spec(name: str, pipeline: PipelineSpec, warnings: list[str]) -> None:
+def _print_valid_spec(
+    name: str, pipeline: PipelineSpec, warnings: list[str], *, verbose: bool
+) -> None:
     windows = f", windows {', '.join(pipeline.windows)}" if pipeline.windows else ""
     sources = ", ".join(pipeline.sources)
     output.print_line(f"{name}: valid; pipeline {pipeline.name}, sources {sources}{windows}")
     for warning in warnings:
         output.print_line(f"{name}: warning: {warning}")
+    if verbose:
+        _print_engines(pipeline)
 
 
 def _print_engines(pipeline: PipelineSpec) -> None:

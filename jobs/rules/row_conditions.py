@@ -178,8 +178,8 @@ def expired_pairs_sql(window: WindowSpec, frontier: int) -> str:
     bound = TICK_MAX if frontier == TICK_MAX else frontier - (window.size or 0) - window.lateness
     first, slide = first_window_start_sql(window), window.period or 1
     return (
-        f"greatest((least({last_window_start_sql(window)}, {bound}L) - {first} + {slide}L) div"
-        f" {slide}L, 0L)"
+        f"greatest((least({last_window_start_sql(window)}, {opaque_literal(bound, '_et')}) -"
+        f" {first} + {slide}L) div {slide}L, 0L)"
     )
 
 

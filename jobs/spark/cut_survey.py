@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 
 from tidegate.errors import PoisonError
 from tidegate.jobs.advise.lag_advice import GAMMA
-from tidegate.jobs.engine.errors import RULE_FAILED as BROKEN_RULE
 from tidegate.jobs.engine.column_types import to_arrow_type
+from tidegate.jobs.engine.errors import RULE_FAILED as BROKEN_RULE
 from tidegate.jobs.engine.interfaces import join_seq, split_seq
 from tidegate.jobs.eventtime.decision_types import MemberSurvey, Survey
 from tidegate.jobs.rules.row_conditions import quote_name
@@ -151,7 +151,7 @@ def _scan_members(
         own = [part for part in staged.parts if part.member == index]
         rows, table = _read_plain_columns(own, sources[index], types)
         found = scan(index, rows)
-        return found, None if table is None else _mark_rows(index, table, rows, found)
+        return found, None if table is None else _add_row_places(index, table, rows, found)
 
     with ThreadPoolExecutor(4) as pool:  # Arrow and NumPy leave the other cores to others
         found = list(pool.map(read_and_scan, indexes))
@@ -161,7 +161,7 @@ def _scan_members(
     return scans, [types.empty_table(), *tables] if whole else None
 
 
-def _mark_rows(index: int, table: pa.Table, rows: MemberColumns, scan: MemberScan) -> pa.Table:
+def _add_row_places(index: int, table: pa.Table, rows: MemberColumns, scan: MemberScan) -> pa.Table:
     """The data rows of a slice with their places, times and verdicts."""
     numbers = {"_seq": rows.seqs, "_et": rows.times, "_end": rows.ends}
     columns = {name: pa.array(values, pa.int64()) for name, values in numbers.items()}

@@ -23,6 +23,7 @@ from tidegate.jobs.rules.row_conditions import (
     compute_late_bound,
     expired_pairs_sql,
     late_for_window_sql,
+    opaque_literal,
     quote_text,
     time_below_sql,
 )
@@ -196,10 +197,9 @@ def _get_missed_frontier(epoch: EpochContext, output: str) -> int:
 def _missed_frontier_sql(frontier: int) -> list[str]:
     if frontier == TICK_MIN:
         return ["CAST(NULL AS bigint) AS lateness_us", "CAST(NULL AS timestamp) AS frontier"]
-    lateness = (
-        f"CAST(least(CAST({frontier} AS decimal(20,0)) - _et, {TICK_MAX}) AS bigint) AS lateness_us"
-    )
-    return [lateness, f"timestamp_micros({frontier}L) AS frontier"]
+    mark = opaque_literal(frontier, "_et")
+    lateness = f"least(CAST({mark} AS decimal(20,0)) - _et, {TICK_MAX})"
+    return [f"CAST({lateness} AS bigint) AS lateness_us", f"timestamp_micros({mark}) AS frontier"]
 
 
 def _refuse_late_rows(epoch: EpochContext, rows: Frame, output: str) -> None:
@@ -331,7 +331,7 @@ def write_dead_letters(epoch: EpochContext) -> DeadRows:
     return dead
 
 
-def _count_broken_rules(frame: DataFrame, dead: DeadRows) -> None:
+def _count_broken_rules(frame: Frame, dead: DeadRows) -> None:
     broken = frame.where("_rule IS NOT NULL OR _warned <> ''")
     for row in collect_to_driver(broken.groupBy("_source", "_rule", "_warned").count()).to_pylist():
         if row["_rule"] is not None:
