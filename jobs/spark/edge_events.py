@@ -35,7 +35,6 @@ from tidegate.jobs.rules.row_conditions import (
     quote_text,
     time_below_sql,
 )
-from tidegate.jobs.spark.column_casts import declared_to_spark_type
 from tidegate.jobs.spark.epoch_context import EpochContext
 from tidegate.jobs.spark.file_writer import FETCH_ROWS, WrittenFiles
 from tidegate.jobs.spec.pipeline import PipelineSpec

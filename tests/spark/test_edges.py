@@ -134,7 +134,7 @@ def test_movers_agree_on_many_edges(
         for limit in limits:
             monkeypatch.setattr(
                 f"tidegate.jobs.spark.{module}.{limit}",
-                {"RANGE_ROWS": 3, "DRIVER_SORT_ROWS": -1}.get(limit, 0),
+                3 if limit == "RANGE_ROWS" else 0,
             )
     run_case(session, tmp_path, seed=1, epochs=2)
 

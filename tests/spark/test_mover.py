@@ -51,22 +51,21 @@ def test_ordered_release_late_rows_and_revisions(session: SparkSession, tmp_path
     assert any(row["revision"] == 1 for row in pair.table("w"))
 
 
-@pytest.mark.parametrize("rows_in", ["driver", "sorted_in_driver", "tasks"])
+@pytest.mark.parametrize("rows_in", ["driver", "spark", "tasks"])
 def test_rows_that_waited_leave_without_a_column_added_since(
     session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows_in: str
 ) -> None:
     """Segments from before and after the change leave together, on every path."""
-    if rows_in != "driver":
-        for module in ("file_writer", "epoch_context", "late_and_dead_rows", "cut_survey"):
-            monkeypatch.setattr(f"tidegate.jobs.spark.{module}.FETCH_ROWS", 0)
     if rows_in == "tasks":
-        monkeypatch.setattr("tidegate.jobs.spark.release_sorting.DRIVER_SORT_ROWS", -1)
+        for module in ("file_writer", "epoch_context", "late_and_dead_rows"):
+            monkeypatch.setattr(f"tidegate.jobs.spark.{module}.FETCH_ROWS", 0)
+    native = rows_in == "driver"
     source = {"schema": {"t": "timestamp", "k": "string"}, "lag": "20s"}
-    pair = Pair(spec_of({"a": source}), session, tmp_path)
+    pair = Pair(spec_of({"a": source}), session, tmp_path, native=native)
     pair.put("a", [{"t": s * SECOND, "k": "x"} for s in (3, 1)])
     pair.run(0)
     source["schema"] = {"t": "timestamp", "k": "string", "v": "double"}
-    wider = Pair(spec_of({"a": source}), session, tmp_path)
+    wider = Pair(spec_of({"a": source}), session, tmp_path, native=native)
     wider.ordinals, wider.state, wider.epoch = pair.ordinals, pair.state, pair.epoch
     for name, side in wider.sides.items():
         side.segments = pair.sides[name].segments

@@ -47,8 +47,8 @@ def test_both_movers_judge_alike(
 ) -> None:
     """Rows, counts and surveys are equal; a source without rules stays as it is."""
     if many:
-        monkeypatch.setattr("tidegate.jobs.spark.cut_reader.SMALL_ROWS", 0)
-        for module in ("file_writer", "epoch_context", "late_and_dead_rows", "cut_survey"):
+        monkeypatch.setattr("tidegate.jobs.spark.spark_session.SMALL_ROWS", 0)
+        for module in ("file_writer", "epoch_context", "late_and_dead_rows"):
             monkeypatch.setattr(f"tidegate.jobs.spark.{module}.FETCH_ROWS", 0)
     draw = random.Random(7)
     marks = {"kind": "kind", "types": ["stop"]}
