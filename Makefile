@@ -185,6 +185,10 @@ bench-quality: venv ## time and memory of the quality checks over 10,000 epochs,
 bench-decider: venv ## time of one decision at 1,000 and 10,000 partitions
 	$(BIN)/python -m tests.bench.decider
 
+.PHONY: bench-whatif
+bench-whatif: venv ## `tidegate whatif` over 40,000 epochs, and the bytes of surveys
+	$(BIN)/python -m tests.bench.what_if
+
 .PHONY: bench-jvm
 bench-jvm: venv java ## spark.jvm: quick against throughput on small epochs, interleaved (ROUNDS=3)
 	$(BIN)/python -m tests.bench.jvm --rounds $(or $(ROUNDS),3) $(ARGS)

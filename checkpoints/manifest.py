@@ -24,7 +24,8 @@ from tidegate.checkpoints.errors import (
 )
 from tidegate.time_units import TICK_MIN
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""Of epochs. Version 2 added `Manifest.survey` and `Counters.rule_quarantined`."""
 
 
 class _RecordModel(BaseModel):
@@ -118,7 +119,8 @@ def _add_counts(left: dict[str, int], right: dict[str, int]) -> dict[str, int]:
 
 
 class _SlotRecordModel(_RecordModel):
-    format_version: int = FORMAT_VERSION
+    # Forks and stubs are as they were: a version that knows no format 2 can go on after a fork.
+    format_version: int = 1
     timeline: int
     slot: int
 
@@ -152,6 +154,8 @@ class Manifest(_SlotRecordModel):
         parent_sha256: SHA-256 of the record before it (`LogHead.sha256`); None for the first.
         recorded_now: the recorded wall clock of this epoch, microseconds UTC.
         cut: source partition -> slice that the epoch read.
+        survey: what the decider was told about the rows (`Survey.to_record`); None in merges and
+            in manifests of format 1.
         decider: the decider's state after the epoch.
         decision: what the decider decided.
         segments: the whole live state after the epoch.
@@ -160,6 +164,7 @@ class Manifest(_SlotRecordModel):
     """
 
     kind: Literal["epoch"] = "epoch"
+    format_version: int = FORMAT_VERSION
     pipeline: str
     uid: str
     spec_digest: str
@@ -171,6 +176,7 @@ class Manifest(_SlotRecordModel):
     driver: str
     recorded_now: int
     cut: dict[str, Any] = Field(default_factory=dict)
+    survey: dict[str, Any] | None = Field(default=None, exclude_if=lambda survey: survey is None)
     decider: dict[str, Any] = Field(default_factory=dict)
     decision: dict[str, Any] = Field(default_factory=dict)
     barriers: list[dict[str, Any]] = Field(default_factory=list)

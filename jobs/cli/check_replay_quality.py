@@ -12,7 +12,7 @@ import typer
 
 from tidegate.jobs.cli import arguments, output
 from tidegate.jobs.cli.arguments import JsonOption, SpecArgument, StoreOption
-from tidegate.jobs.cli.errors import NO_EPOCH, NO_OWN_SPEC, SLOT_IS_MERGE
+from tidegate.jobs.cli.errors import NO_EPOCH, SLOT_IS_MERGE
 
 if TYPE_CHECKING:
     from tidegate.checkpoints.manifest import Manifest
@@ -106,11 +106,13 @@ def replay_sealed_epoch(
     Uses the spec that sealed the epoch and its recorded cut, decides again, and seals nothing. Exit
     code 1 if the decision or a table comes out differently.
     """
+    from tidegate.jobs.engine.recorded_epochs import find_own_spec
+
     spec, log = arguments.open_spec_and_log(pipeline, store)
     slot = None if epoch is None else arguments.resolve_slot(log, epoch)
     sealed, parent = _read_epoch_and_parent(log, slot)
     # The spec may have changed since; the epoch can only be repeated by its own.
-    spec = _find_own_spec(spec, sealed, log.store)
+    spec = find_own_spec(spec, sealed, log.store)
     result = _replay_in_scratch_store(spec, sealed, parent, log.store)
     if as_json:
         data = {
@@ -148,22 +150,6 @@ def _read_epoch_and_parent(log: SlotLog, epoch: int | None) -> tuple[Manifest, M
     if sealed.is_merge:
         raise SLOT_IS_MERGE(pipeline=log.pipeline, slot=sealed.slot)
     return sealed, slots[0].epoch if len(slots) == 2 else None
-
-
-def _find_own_spec(given: PipelineSpec, epoch: Manifest, store: Store) -> PipelineSpec:
-    """Return the spec that sealed an epoch.
-
-    Raises:
-        ConfigurationError: it was not kept, and the given one is another.
-    """
-    from tidegate.checkpoints.checkpoint_specs import read_spec
-
-    if given.digest() == epoch.spec_digest:
-        return given
-    own = read_spec(store, given.name, epoch.spec_digest)
-    if own is None:
-        raise NO_OWN_SPEC(pipeline=given.name, checkpoint=epoch.id, digest=epoch.spec_digest[:12])
-    return own
 
 
 def _replay_in_scratch_store(

@@ -158,13 +158,6 @@ NO_EPOCH: Final = ErrorDefinition(
     "{pipeline} has no epoch {epoch}; the newest is {newest}",
     advice="see: tidegate checkpoints list {pipeline}",
 )
-NO_OWN_SPEC: Final = ErrorDefinition(
-    "replay.no_spec",
-    ConfigurationError,
-    "the spec that sealed {checkpoint} of {pipeline} (digest {digest}) was not kept, or this"
-    " version cannot read it",
-    advice="give the file of that spec instead of the present one, or replay a newer epoch",
-)
 SLOT_IS_MERGE: Final = ErrorDefinition(
     "replay.merge",
     ConfigurationError,

@@ -58,6 +58,7 @@ app.command("quality", rich_help_panel=_LOOK)(check_replay_quality.run_quality_c
 app.command("check", rich_help_panel=_LOOK)(check_replay_quality.check_exactness)
 app.command("replay", rich_help_panel=_LOOK)(check_replay_quality.replay_sealed_epoch)
 app.command("advise", rich_help_panel=_LOOK)(spec_commands.show_lag_advice)
+app.command("whatif", rich_help_panel=_LOOK)(spec_commands.show_what_if)
 app.command("storage", rich_help_panel=_LOOK)(tables_and_storage.show_storage)
 app.command("support-bundle", rich_help_panel=_LOOK)(support_bundle.write_support_bundle)
 app.command("gc", rich_help_panel=_RUN)(tables_and_storage.collect_garbage)

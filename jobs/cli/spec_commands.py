@@ -1,6 +1,7 @@
-"""`tidegate validate`, `schema`, `infer` and `advise`: commands that help to write a spec.
+"""`tidegate validate`, `schema`, `infer`, `advise` and `whatif`: help to write a spec.
 
-`advise` shows the lag that each source needs, and what its present lag costs.
+`advise` shows the lag that each source needs, and what its present lag costs. `whatif` decides the
+sealed epochs again with other options.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from tidegate.jobs.cli.errors import CANNOT_WRITE
 
 if TYPE_CHECKING:
     from tidegate.checkpoints.manifest import Manifest
-    from tidegate.checkpoints.slot_log import SlotLog
     from tidegate.jobs.advise.lag_advice import LagAdvice
+    from tidegate.jobs.engine.what_if import WhatIfReport
     from tidegate.jobs.spec.pipeline import PipelineSpec
 
 _TICKS_PER_SECOND, _TEN_MINUTES = 1_000_000, 600_000_000
@@ -190,9 +191,12 @@ def show_lag_advice(
     window closes before its source has shown a row that much newer.
     """
     from tidegate.jobs.advise import lag_advice
+    from tidegate.jobs.engine.recorded_epochs import read_kept_manifests
 
     log = arguments.open_log(pipeline, store)
-    manifests = read_kept_manifests(log, epochs)
+    # Slots count epochs and merges.
+    first = 1 if epochs is None else log.head().slot - epochs + 1
+    manifests = list(read_kept_manifests(log, first))
     per_source = manifests[-1].counters.per_source if manifests else {}
     counts = {source: RowCounts.of_source(own) for source, own in per_source.items()}
     counters = {s: {"read": own["read"], "late": own.late_rows} for s, own in counts.items()}
@@ -205,17 +209,6 @@ def show_lag_advice(
         output.print_envelope("advice", _build_advice_report(log.pipeline, manifests, advice, plot))
     else:
         _print_advice(log.pipeline, manifests, advice, plot)
-
-
-def read_kept_manifests(log: SlotLog, newest: int | None = None) -> list[Manifest]:
-    """Return the sealed epochs of the current lineage that are not retired, oldest first."""
-    from tidegate.checkpoints.manifest import Manifest
-
-    head = log.head()
-    # Slots count epochs and merges; retired ones are left out below.
-    first = 1 if newest is None else max(1, head.slot - newest + 1)
-    records = (filled.record for filled in log.epochs_between(head.timeline, first, head.slot))
-    return [record for record in records if isinstance(record, Manifest)]
 
 
 def read_present_lags(pipeline: str) -> dict[str, int | None]:
@@ -308,3 +301,84 @@ def _format_lag(ticks: int) -> str:
     if ticks >= _TEN_MINUTES:
         unit = _TICKS_PER_SECOND
     return format_duration(-(-ticks // unit) * unit)
+
+
+def show_what_if(
+    pipeline: PipelineArgument,
+    lag: Annotated[
+        list[str] | None, typer.Option(metavar="SOURCE=DURATION", help="Lag of a source.")
+    ] = None,
+    idle: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[SOURCE=]DURATION",
+            help="Idle timeout of the output, or of a source's members.",
+        ),
+    ] = None,
+    since: Annotated[
+        int | None,
+        typer.Option(metavar="SLOT", min=1, help="First epoch. Default: the oldest that is kept."),
+    ] = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what other lags and idle timeouts would have decided about the sealed epochs.
+
+    Decides every kept epoch again from its recorded survey: frontiers, idleness, barriers and
+    delay, beside what happened. Late rows have a lower and an upper bound. Exit code 1 if the
+    recorded options do not give the recorded decisions.
+    """
+    from tidegate.jobs.engine.recorded_epochs import read_recorded_epochs
+    from tidegate.jobs.engine.what_if import WhatIfOptions, run_what_if
+
+    spec, log = arguments.open_spec_and_log(pipeline, store)
+    options = WhatIfOptions.parse(spec, lag or (), idle or ())
+    report = run_what_if(spec.name, read_recorded_epochs(log, spec, since or 1), options, since)
+    if as_json:
+        output.print_envelope("whatif", {"pipeline": spec.name, **report.to_record()})
+    else:
+        _print_what_if(spec.name, report)
+    raise typer.Exit(0 if report.is_exact else 1)
+
+
+def _print_what_if(pipeline: str, report: WhatIfReport) -> None:
+    found = report.to_record()
+    courses = happened, other = found["happened"], found["other"]
+    title = f"{pipeline}: {report.epochs:,} epochs, {report.first} to {report.last}"
+    rows = [
+        ["delay, half of the epochs", *(_format_ticks(one["delay_p50_us"]) for one in courses)],
+        ["delay, 99 %", *(_format_ticks(one["delay_p99_us"]) for one in courses)],
+    ]
+    rows += [
+        [f"{source} idle", *(_describe_idleness(one, source) for one in courses)]
+        for source in sorted({*happened["idle"], *other["idle"]})
+    ]
+    rows += [
+        [f"barriers {outcome}", *(str(one["barriers"].get(outcome, 0)) for one in courses)]
+        for outcome in sorted({*happened["barriers"], *other["barriers"]})
+    ]
+    if happened["barriers"] or other["barriers"]:
+        waits = (_format_ticks(one["barrier_wait_p99_us"]) for one in courses)
+        rows.append(["barriers waited, 99 %", *waits])
+    for source, late in other["late"].items():
+        read = report.read[source]
+        so_far = _format_share(report.late[source] / read) if read else ""
+        bounds = [_format_share(share) for share in late["share"] if share is not None]
+        rows.append([f"{source} late", so_far, " to ".join(dict.fromkeys(bounds))])
+    output.print_table(["", "as it was", "with these options"], rows, title=title)
+    if report.is_exact:
+        output.print_line("the recorded options give every recorded decision")
+    for slot, fields in list(report.not_reproduced.items())[:5]:
+        output.print_line(
+            f"epoch {slot} comes out differently with its own options: {', '.join(fields)}; this is"
+            " a defect of tidegate, please report it"
+        )
+
+
+def _describe_idleness(course: dict[str, Any], source: str) -> str:
+    times, ticks = course["idle"].get(source, 0), course["idle_us"].get(source, 0)
+    return f"{times} times, {_format_ticks(ticks)}" if times or ticks else "never"
+
+
+def _format_ticks(ticks: int | None) -> str:
+    return "" if ticks is None else _format_lag(ticks)

@@ -565,6 +565,7 @@ class Engine:
             head=state.head,
             attempt=attempt.checkpoint,
             cut={**_keep_gone_members(state), **order.cut.to_record()},
+            survey=attempt.surveyed.survey.to_record(),
             decision=order.decision,
             requests=asked.ids,
             counters=state.counters.add_epoch(moved.counters),

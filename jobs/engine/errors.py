@@ -77,6 +77,38 @@ ROWS_NOT_CONSERVED = ErrorDefinition(
     kept="the previous checkpoint; this epoch was not sealed",
     advice="report this message; it is a defect of tidegate",
 )
+NO_OWN_SPEC = ErrorDefinition(
+    "replay.no_spec",
+    ConfigurationError,
+    "the spec that sealed {checkpoint} of {pipeline} (digest {digest}) was not kept, or this"
+    " version cannot read it",
+    advice="give the file of that spec instead of the present one, or replay a newer epoch",
+)
+WHATIF_UNKNOWN_SOURCE = ErrorDefinition(
+    "whatif.unknown_source",
+    ConfigurationError,
+    "{pipeline} has no source {source!r}",
+    advice="its sources: {sources}",
+)
+WHATIF_BAD_OPTION = ErrorDefinition(
+    "whatif.bad_option",
+    ConfigurationError,
+    "{option} {text!r} cannot be read",
+    advice="write --lag SOURCE=2m, --idle 5m, --idle SOURCE=5m or --idle never",
+)
+WHATIF_NO_SURVEY = ErrorDefinition(
+    "whatif.no_survey",
+    ConfigurationError,
+    "{pipeline} has no epoch that can be decided again: manifests have the survey that this needs"
+    " since format 2, and retired epochs have nothing",
+    advice="let the pipeline seal some epochs with this version, then ask again",
+)
+WHATIF_RETIRED = ErrorDefinition(
+    "whatif.retired",
+    ConfigurationError,
+    "epoch {slot} of {pipeline} is retired, or an older version sealed it without the survey",
+    advice="the oldest epoch that can be decided again is {oldest}: --since {oldest}",
+)
 SINK_UNEXPECTED = ErrorDefinition(
     "sink.unexpected",
     PoisonError,

@@ -47,6 +47,7 @@ class ManifestDraft:
         head: the head of the log that the manifest continues.
         attempt: the slot to fill and the attempt that fills it.
         cut: member -> record of its slice (`Slice.to_record`).
+        survey: what the decider was told (`Survey.to_record`); None for a merge.
         requests: ids of the operators' requests that are applied.
         counters: rows by disposition, cumulative along the lineage.
         timings: step -> seconds.
@@ -60,6 +61,7 @@ class ManifestDraft:
     head: LogHead
     attempt: CheckpointId
     cut: dict[str, Any]
+    survey: dict[str, Any] | None
     decision: Decision
     requests: Sequence[str]
     counters: Counters
@@ -88,6 +90,7 @@ class ManifestDraft:
             driver=self.author.driver,
             recorded_now=self.decision.wall,
             cut=self.cut,
+            survey=self.survey,
             decider=self.decision.after,
             decision=decision,
             barriers=decision["barriers"],

@@ -10,23 +10,19 @@ replayed files go to a scratch store.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tidegate.checkpoints.bucket_layout import AttemptFolders, BucketLayout
-from tidegate.checkpoints.canonical_json import canonical_bytes, parse_json
 from tidegate.checkpoints.manifest import FileRef, Manifest
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.epoch_engine import EpochPorts
-from tidegate.jobs.engine.interfaces import Cut, MoveOrder, MoveResult, RowDispatcher, Slice
+from tidegate.jobs.engine.interfaces import MoveOrder, MoveResult, RowDispatcher
+from tidegate.jobs.engine.recorded_epochs import RecordedEpoch
 from tidegate.jobs.engine.resume_state import SPLICE_KIND
-from tidegate.jobs.eventtime.decider import create_initial_state, decide
-from tidegate.jobs.eventtime.decision_types import BarrierOutcome, Decision, ReleaseMark, Survey
-from tidegate.jobs.eventtime.pipeline_clock import read_pipeline_time
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 
@@ -71,12 +67,12 @@ def replay_epoch(
         sealed: where the pipeline lies.
         scratch: where rows are written.
     """
-    order = rebuild_move_order(spec, epoch, parent)
-    state = parent.decider if parent else create_initial_state(spec)
-    surveyed = ports.mover.survey(order.cut, state)
+    recorded = RecordedEpoch(spec, epoch, parent)
+    order = rebuild_move_order(recorded)
+    surveyed = ports.mover.survey(order.cut, recorded.state_before)
     # Rows are moved by the sealed decision, not by the new one: if the two differ, the tables still
     # tell whether the mover is right.
-    decided = decide(spec, state, _rebuild_survey(surveyed.survey, epoch, parent))
+    _, differences = recorded.decide_again(recorded.complete_survey(surveyed.survey))
     moved = ports.mover.move(order, surveyed)
     written = [moved.files, ports.driver_tables(order)]
     if ports.dispatcher is not None:
@@ -90,52 +86,7 @@ def replay_epoch(
         before = _read_rows_as_text(sealed, epoch.files.get(table, ()))
         after = _read_rows_as_text(scratch, files.get(table, ()))
         tables[table] = (len(before), len(after), len(before ^ after))
-    return ReplayResult(str(epoch.id), tables, _compare_decisions(decided, order.decision))
-
-
-def _rebuild_survey(survey: Survey, epoch: Manifest, parent: Manifest | None) -> Survey:
-    """Complete a survey with what the epoch knew besides its rows, as the engine did."""
-    time = read_pipeline_time(epoch.decider)
-    before = read_pipeline_time(parent.decider) if parent else None
-    released = parent.epoch_notes.released_max if parent else None
-    decision = Decision.from_record(epoch.decision, epoch.decider)
-    cancels = [entry["id"] for entry in decision.recorded if entry["kind"] == "cancel_barriers"]
-    ctis = [entry for entry in decision.recorded if entry["kind"] == "cti"]
-    return replace(
-        survey,
-        # The wall clock as far as it was recorded. If it had gone back, it decided nothing.
-        now=time.wall if time else epoch.recorded_now,
-        worked=time.clock - before.clock if time and before else None,
-        buffered_rows=parent.counters.retained if parent else 0,
-        released_max=ReleaseMark(*released) if released else None,
-        # The manifest names requests by id only. An abort that changed anything shows here.
-        aborts=tuple(
-            one.id
-            for one in decision.barriers
-            if one.outcome is BarrierOutcome.ABORTED and one.id > max(cancels, default=one.id - 1)
-        ),
-        cancels=tuple(cancels),
-        ctis=tuple((entry["source"], entry["time"]) for entry in ctis),
-        run_start=parent is None or epoch.epoch_notes.run > parent.epoch_notes.run,
-    )
-
-
-def _compare_decisions(decided: Decision, sealed: Decision) -> tuple[str, ...]:
-    """Return the fields that differ, in the form that the manifest has."""
-    one, other = (
-        parse_json(
-            canonical_bytes(
-                {
-                    **found.to_record(),
-                    "after": found.after,
-                    # Members are judged one after the other; their order says nothing.
-                    "recorded": sorted(found.recorded, key=canonical_bytes),
-                }
-            )
-        )
-        for found in (decided, sealed)
-    )
-    return tuple(sorted(name for name in one if one[name] != other.get(name)))
+    return ReplayResult(str(epoch.id), tables, differences)
 
 
 def _replay_dispatch(
@@ -150,28 +101,16 @@ def _replay_dispatch(
     return dispatch.dispatch_rows(order, moved, before, asked).files
 
 
-def rebuild_move_order(spec: PipelineSpec, epoch: Manifest, parent: Manifest | None) -> MoveOrder:
-    """Return the order that the mover was given for a sealed epoch.
-
-    The cut of a manifest is unordered and also names members that are gone. Here it has the members
-    that the epoch read, in the order in which they were planned.
-    """
-    live = epoch.decider["members"]
-    cut = Cut.from_record({name: part for name, part in epoch.cut.items() if name in live})
+def rebuild_move_order(epoch: RecordedEpoch) -> MoveOrder:
+    """Return the order that the mover was given."""
+    parent, manifest = epoch.parent, epoch.manifest
     return MoveOrder(
-        cut=Cut(tuple(sorted(cut.slices, key=partial(_rank_slice, list(spec.sources))))),
-        decision=Decision.from_record(epoch.decision, epoch.decider),
+        cut=epoch.rebuild_cut(),
+        decision=epoch.sealed_decision,
         segments=tuple(s for s in parent.segments if s.kind != SPLICE_KIND) if parent else (),
-        folders=AttemptFolders(BucketLayout(epoch.pipeline), epoch.id),
+        folders=AttemptFolders(BucketLayout(manifest.pipeline), manifest.id),
         next_position=parent.next_position if parent else 0,
     )
-
-
-def _rank_slice(sources: list[str], part: Slice) -> tuple[int, int, str]:
-    """Sort by source as in the spec, then by partition; numbers by value."""
-    partition = part.member.partition
-    number = int(partition) if partition.isdigit() else -1
-    return sources.index(part.member.source), number, partition
 
 
 def _read_rows_as_text(store: Store, files: Any) -> set[str]:

@@ -6,8 +6,8 @@ half-open.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass, field
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
@@ -113,6 +113,32 @@ class MemberSurvey:
     disorder: int = 0
     duplicates: int = 0
 
+    def to_record(self) -> list[Any]:
+        """Return what the manifest keeps: rows, their times, and the rest if there is any.
+
+        Short, because a manifest may hold ten thousand. The slice and the decider's state hold the
+        other fields, as far as the decider reads them.
+        """
+        barrier = None if self.barrier is None else list(astuple(self.barrier))
+        rest = {"barrier": barrier, **{name: getattr(self, name) for name in _RARE_COUNTS}}
+        rare = {name: value for name, value in rest.items() if value}
+        times = [self.rows, self.min_time, self.max_time] if self.rows or rare else []
+        return [*times, rare] if rare else times
+
+    @classmethod
+    def from_record(cls, member: Member, record: Sequence[Any]) -> MemberSurvey:
+        """Inverse of `to_record`; a member that is not in the manifest brought nothing."""
+        if not record:
+            return cls(member)
+        rare = dict(record[3]) if len(record) > 3 else {}
+        barrier = rare.pop("barrier", None)
+        marker = None if barrier is None else BarrierRow(*barrier)
+        rows, least, greatest = record[:3]
+        return cls(member, rows, least, greatest, barrier=marker, **rare)
+
+
+_RARE_COUNTS: Final = ("quarantined", "dead", "violations", "regressions")
+
 
 @dataclass(frozen=True, slots=True)
 class Survey:
@@ -141,6 +167,11 @@ class Survey:
     ctis: tuple[tuple[str, int], ...] = ()
     run_start: bool = False
     worked: int | None = None
+
+    def to_record(self) -> dict[str, Any]:
+        """Return what the manifest keeps, beside what it holds anyway."""
+        members = {str(one.member): record for one in self.members if (record := one.to_record())}
+        return {"members": members, **({"aborts": list(self.aborts)} if self.aborts else {})}
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,10 +307,8 @@ class Decision:
 
     def to_record(self) -> dict[str, Any]:
         """Return the form in the manifest, without `after`, which has its own field there."""
-        # Without `after` before `asdict`: it would copy the state of every member.
-        record = asdict(replace(self, after={}))
-        del record["after"]
-        return {name: _to_plain_json(value) for name, value in record.items()}
+        names = (name for name in self.__dataclass_fields__ if name != "after")
+        return {name: _to_plain_json(getattr(self, name)) for name in names}
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any], after: dict[str, Any]) -> Decision:
@@ -303,4 +332,6 @@ def _to_plain_json(value: Any) -> Any:
         return {str(key): _to_plain_json(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_to_plain_json(inner) for inner in value]
+    if isinstance(value, BarrierHealth):
+        return _to_plain_json(asdict(value))
     return value.value if isinstance(value, StrEnum) else value

@@ -482,6 +482,7 @@ class _MergeAttempt:
             head=self._plan.head,
             attempt=self._id,
             cut={member: skip_slice_record(part) for member, part in parent.cut.items()},
+            survey=None,
             decision=replace(
                 before,
                 frontier_before=before.frontier_after,

@@ -7,7 +7,7 @@ from tests.engine.harness import Bench, row, spec_of
 
 from tidegate.checkpoints.checkpoint_specs import write_spec
 from tidegate.errors import ConfigurationError
-from tidegate.jobs.cli.check_replay_quality import _find_own_spec
+from tidegate.jobs.engine.recorded_epochs import find_own_spec
 
 
 def test_replay_takes_the_spec_that_sealed_the_epoch() -> None:
@@ -18,8 +18,8 @@ def test_replay_takes_the_spec_that_sealed_the_epoch() -> None:
     bench.engine().run_epoch()
     epoch = bench.epochs()[0]
     with pytest.raises(ConfigurationError, match="was not kept") as caught:
-        _find_own_spec(new, epoch, bench.store)
+        find_own_spec(new, epoch, bench.store)
     assert caught.value.code == "replay.no_spec"
-    assert _find_own_spec(old, epoch, bench.store) is old
+    assert find_own_spec(old, epoch, bench.store) is old
     write_spec(bench.store, old)
-    assert _find_own_spec(new, epoch, bench.store).digest() == old.digest()
+    assert find_own_spec(new, epoch, bench.store).digest() == old.digest()
