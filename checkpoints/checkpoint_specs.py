@@ -26,6 +26,7 @@ _MAX_CHECKPOINTS_SEARCHED = (
 
 def write_spec(store: Store, spec: PipelineSpec) -> None:
     """Store a spec under its digest, without its secrets, unless it is stored already."""
+    # The digest is the name, so a spec that is there already is the same one.
     with suppress(PreconditionFailedError):
         key = BucketLayout(spec.name).spec_key(spec.digest())
         store.create(key, mask_secrets(spec).canonical_json().encode())

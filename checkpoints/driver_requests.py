@@ -192,8 +192,10 @@ class RequestQueue:
         pending = []
         for entry in list(self._store.list_objects(self._layout.requests_prefix)):
             name = self._layout.parse_request_key(entry.key)
+            # Not asked again: a request that this version cannot read stays unreadable for it.
             if name in self.unreadable:
                 continue
+            # An acknowledgement is final, so an answered request is not read again.
             if name not in self._answered:
                 try:
                     ack = read_ack(self._store, self._layout.pipeline, name)

@@ -334,11 +334,7 @@ _RECORD_TYPES: dict[str, type[Manifest] | type[ForkRecord] | type[RetiredEpoch]]
 
 
 def parse_record(data: bytes, where: str = "a slot") -> SlotRecord:
-    """Read the bytes of a slot.
-
-    Args:
-        data: the bytes in the bucket.
-        where: what errors call the place.
+    """Read the bytes of a slot; errors call the place `where`.
 
     Raises:
         ConfigurationError: a newer tidegate wrote it.

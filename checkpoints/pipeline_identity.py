@@ -101,6 +101,8 @@ def _read_identity_record(store: Store, pipeline: str) -> _IdentityRecord | None
         said = parse_json(found.data)
         return _IdentityRecord(str(said["uid"]), said.get("address"))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
+        # Never guessed: with a wrong uid a driver would write into the tables of another
+        # pipeline.
         raise PoisonError(
             f"{store.uri(found.key)} is not an identity",
             code="identity.malformed",

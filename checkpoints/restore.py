@@ -135,6 +135,7 @@ def commit_restore(
             plan. What fills the slot decides.
     """
     plan.require_sinks_follow()
+    # Without the lease, a driver could seal between the check of the head and the fork record.
     lease.ensure_held()
     done = _find_earlier_commit(log, plan, request_id)
     if done is not None:

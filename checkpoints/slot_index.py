@@ -188,6 +188,7 @@ class SlotIndex:
         only_stubs_upto, so_far = first, True
         for row in self.iterate_summaries(timeline, first=first + 1):
             so_far = so_far and row.kind == "stub"
+            # Only whole pages can be left out later, so the bound is the end of a page.
             if so_far and row.slot % SLOTS_PER_PAGE == 0:
                 only_stubs_upto = row.slot
             yield row

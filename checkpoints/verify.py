@@ -112,9 +112,10 @@ def verify_checkpoint(
     except (TransientError, StoreDeniedError) as error:
         return _build_verification(
             checkpoint,
-            [VerificationFinding(key=key, problem=ObjectProblem.UNKNOWN, detail=error.message)],
+            [_make_finding(key, ObjectProblem.UNKNOWN, error.message)],
         )
     except PoisonError as error:
+        # Either of the two records may be the one that cannot be parsed.
         return _judge_unreadable_record(log, checkpoint, key, error)
     if filled is None:
         return _build_verification(checkpoint, [_confirm_missing(log.store, key)])
@@ -227,9 +228,10 @@ def _verify_epoch(
         detail = f"holds {manifest.id if isinstance(manifest, Manifest) else 'a fork'}"
         return _build_verification(
             checkpoint,
-            [VerificationFinding(key=filled.key, problem=ObjectProblem.CHAIN, detail=detail)],
+            [_make_finding(filled.key, ObjectProblem.CHAIN, detail)],
         )
     findings = [*_check_chain(filled, successor)]
+    # A file may be named more than once, and is read once.
     files = [*{file.key: file for file in manifest.all_files()}.values()]
     unread = [file for file in files if file.key not in known_good]
     doubtful = unread if checksums else _select_doubtful_files(log.store, unread)
@@ -239,7 +241,9 @@ def _verify_epoch(
             for found in pool.map(lambda file: _check_file(log.store, file, checksums), doubtful)
             if found
         ]
+    # Shared by a scrub: the next checkpoints name most of the same files.
     known_good |= {file.key for file in unread} - {finding.key for finding in findings}
+    # Rows of files that are damaged or missing cannot be counted.
     if deep is not None and not findings:
         findings += deep(manifest)
     size = sum(file.bytes for file in files)
@@ -251,6 +255,10 @@ def _verify_epoch(
         checksums=checksums,
         deep=deep is not None,
     )
+
+
+def _make_finding(key: str, problem: ObjectProblem, detail: str) -> VerificationFinding:
+    return VerificationFinding(key=key, problem=problem, detail=detail)
 
 
 def _judge_unreadable_record(
@@ -265,15 +273,11 @@ def _judge_unreadable_record(
     except PoisonError:
         return _build_verification(
             checkpoint,
-            [VerificationFinding(key=key, problem=ObjectProblem.UNREADABLE, detail=error.message)],
+            [_make_finding(key, ObjectProblem.UNREADABLE, error.message)],
         )
     return _build_verification(
         checkpoint,
-        [
-            VerificationFinding(
-                key=key, problem=ObjectProblem.UNKNOWN, detail=f"its successor: {error.message}"
-            )
-        ],
+        [_make_finding(key, ObjectProblem.UNKNOWN, f"its successor: {error.message}")],
     )
 
 
@@ -285,7 +289,7 @@ def _check_chain(
             f"has {filled.sha256}, but slot {successor.record.slot} names"
             f" {successor.record.parent_sha256}"
         )
-        yield VerificationFinding(key=filled.key, problem=ObjectProblem.CHAIN, detail=detail)
+        yield _make_finding(filled.key, ObjectProblem.CHAIN, detail)
 
 
 def _select_doubtful_files(store: Store, files: list[FileRef]) -> list[FileRef]:
@@ -301,27 +305,22 @@ def _select_doubtful_files(store: Store, files: list[FileRef]) -> list[FileRef]:
 
 def _check_file(store: Store, file: FileRef, checksums: bool) -> VerificationFinding | None:
     try:
+        # The size first: it costs one request, while the checksum reads the whole file.
         size = _read_object_size(store, file.key)
         if size is None:
             return _confirm_missing(store, file.key)
         if size != file.bytes:
-            return VerificationFinding(
-                key=file.key,
-                problem=ObjectProblem.SIZE,
-                detail=f"has {size} bytes instead of {file.bytes}",
+            return _make_finding(
+                file.key, ObjectProblem.SIZE, f"has {size} bytes instead of {file.bytes}"
             )
         digest = _compute_object_digest(store, file.key) if checksums else file.sha256
     except NotFoundError:
         return _confirm_missing(store, file.key)
     except (TransientError, StoreDeniedError) as error:
-        return VerificationFinding(
-            key=file.key, problem=ObjectProblem.UNKNOWN, detail=error.message
-        )
+        return _make_finding(file.key, ObjectProblem.UNKNOWN, error.message)
     if digest != file.sha256:
-        return VerificationFinding(
-            key=file.key,
-            problem=ObjectProblem.CHECKSUM,
-            detail=f"is {digest} instead of {file.sha256}",
+        return _make_finding(
+            file.key, ObjectProblem.CHECKSUM, f"is {digest} instead of {file.sha256}"
         )
     return None
 
@@ -349,16 +348,12 @@ def _confirm_missing(store: Store, key: str) -> VerificationFinding:
     try:
         listed = any(entry.key == key for entry in store.list_objects(key, limit=1))
     except (TransientError, StoreDeniedError) as error:
-        return VerificationFinding(
-            key=key,
-            problem=ObjectProblem.UNKNOWN,
-            detail=f"not found, but listing fails: {error.message}",
+        return _make_finding(
+            key, ObjectProblem.UNKNOWN, f"not found, but listing fails: {error.message}"
         )
     if listed:
-        return VerificationFinding(
-            key=key, problem=ObjectProblem.UNKNOWN, detail="not found, but listed"
-        )
-    return VerificationFinding(key=key, problem=ObjectProblem.MISSING, detail="does not exist")
+        return _make_finding(key, ObjectProblem.UNKNOWN, "not found, but listed")
+    return _make_finding(key, ObjectProblem.MISSING, "does not exist")
 
 
 def _build_verification(
@@ -426,6 +421,7 @@ def _scan_listing_pages(store: Store, prefix: str, wanted: list[str]) -> Iterato
     Stops when pages show so few of them that they are not worth it.
     """
     while len(wanted) >= _MIN_WANTED_KEYS:
+        # A listing starts after the key it is given, so it is given the key just before.
         page = {
             entry.key: entry.size
             for entry in store.list_objects(
@@ -434,6 +430,8 @@ def _scan_listing_pages(store: Store, prefix: str, wanted: list[str]) -> Iterato
         }
         shown = {key: page[key] for key in wanted if key in page}
         yield shown
+        # The listing has ended, or most of the page was not wanted: then single requests are
+        # cheaper.
         if len(page) < _KEYS_PER_PAGE or len(shown) < _MIN_WANTED_KEYS:
             return
         end = max(page)

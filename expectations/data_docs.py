@@ -70,6 +70,7 @@ def publish_data_docs(store: Store, result: Mapping[str, Any], run: RunResult) -
     key = f"{quality}results/{result['id']}.json"
     data = canonical_bytes(dict(result))
     store.put(key, data)
+    # After the result: history and index name only runs whose pages are there.
     runs = _add_run_to_history(store, quality, result, run)
     store.put(f"{quality}docs/index.html", _render_runs_index(result["pipeline"], runs).encode())
     store.put(f"{quality}results/latest.json", data)
@@ -137,6 +138,7 @@ def _add_run_to_history(
     try:
         before = parse_json(store.get(key).data)["runs"]
     except (NotFoundError, ValueError, KeyError, TypeError):
+        # The history is a cache, so a damaged one starts again without runs.
         before = []
     entry = {k: result.get(k) for k in ("id", "at", "verdict", "checkpoint", "recent_since")}
     failed = result["failed"]

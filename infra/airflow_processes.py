@@ -232,6 +232,7 @@ class AirflowProcesses:
         if done.returncode != 0:
             what = "Airflow's database could not be prepared"
             raise AIRFLOW_NOT_STARTED(what=what, log=log)
+        # Only after success, so that an interrupted migration is run again.
         self._state.migrated = wanted
         self._save()
 

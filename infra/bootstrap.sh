@@ -39,7 +39,7 @@ install_everything() {
         say "no uv for this machine; pip does the same, slower"
         set -- "$venv/bin/python" -m pip install --disable-pip-version-check
     fi
-    say "installing the locked packages with hashes (1.3 GB on disk; 1 to 4 minutes the first time)"
+    say "installing the locked packages with hashes (2 GB on disk; 1 to 4 minutes the first time)"
     "$@" --require-hashes -r "$root/requirements.lock"
     # The build tool is in the lock as well: nothing outside it is fetched.
     "$@" --quiet --no-deps --no-build-isolation -e "$root"

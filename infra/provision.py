@@ -181,6 +181,7 @@ def main(
 def _provision_from_environment(
     given: Mapping[str, str], policy: Path | None, only: bool
 ) -> tuple[str, str, int]:
+    # All at once, so that a person corrects the environment in one go.
     missing = [name for name in _REQUIRED_VARIABLES if not given.get(name)]
     if missing:
         raise VARIABLES_MISSING(names=", ".join(missing))

@@ -106,6 +106,7 @@ def run_child(
         try:
             stdout, stderr = child.communicate(timeout=timeout)
         except BaseException:
+            # Also a time-out and the end of the task: the child must not outlive them.
             _kill_group(child)
             raise
         finally:

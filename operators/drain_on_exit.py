@@ -53,6 +53,7 @@ def drain_drivers(folder: Path, timeout: float = _DRAIN_TIMEOUT) -> list[Launche
         The drivers that did not end in time.
     """
     records = (read_launch_record(path) for path in folder.glob("*/*.json"))
+    # Records of other hosts and earlier boots name pids that are other processes here.
     living = [
         driver
         for driver in records

@@ -168,6 +168,7 @@ def start_detached(
     leader = _identify_process(child.pid, attempt)
     launched = LaunchedDriver(attempt, str(log), leader, str(exit_file))
     (folder / f"{attempt}.json").write_text(json.dumps(launched.as_dict()), encoding="utf-8")
+    # After the record: the new attempt counts as one of those that are kept.
     delete_old_attempts(folder)
     return launched
 

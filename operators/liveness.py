@@ -315,8 +315,10 @@ class StreamObserver:
         launched = self._launched
         if launched is None or is_on_this_host(launched.leader):
             return None
+        # A driver that took the lease reports its end itself.
         if lease is not None and (lease.token >= self.floor or not lease.is_free):
             return None
+        # Drivers send their log at this interval; looking more often shows nothing new.
         if now - self._log_read_at < LOG_SEND_SECONDS:
             return None
         self._log_read_at = now

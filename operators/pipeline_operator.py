@@ -50,12 +50,7 @@ def start_dag_run(
 ) -> DagRunTriggerException:
     """Return the exception by which a task ends successfully and has Airflow start a run.
 
-    Args:
-        dag_id: of the DAG to run.
-        run_id: of the new run.
-        note: shown with the run.
-        conf: its configuration.
-        once: a run with this id may exist already.
+    With `once`, a run with this id may exist already. The `note` is shown with the run.
     """
     return DagRunTriggerException(
         trigger_dag_id=dag_id,

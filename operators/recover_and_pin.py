@@ -316,6 +316,7 @@ class RecoverOperator(ReportRestoreOperator):
         begun = SYSTEM_CLOCK.monotonic()
         while (seconds := SYSTEM_CLOCK.monotonic() - begun) < self.first_epoch_timeout:
             head = log.head()
+            # A later timeline counts as well: then another restore has followed this one.
             if head.timeline > timeline or (head.timeline == timeline and head.fork is None):
                 self.log.info(
                     "first epoch of timeline %s sealed after %.1f s: %s",
@@ -511,6 +512,7 @@ class AbortBarrierOperator(PipelineOperator):
             who=get_requester(context),
             why=self.reason,
             barrier=int(self.barrier),
+            # One request per run, so that a task that is tried again asks once.
             request_id=f"abort-{context['run_id']}"[:200],
         )
         deadline = SYSTEM_CLOCK.monotonic() + self.timeout

@@ -285,6 +285,7 @@ def remove_pin(
     roots = RootsFile(log.store, log.pipeline)
     pins = roots.read().pins
     # A misspelt name must not look like success: retention would keep the checkpoint.
+    # `unpin` itself is silent, so a mistyped name would seem to have worked.
     if name not in pins:
         raise UNKNOWN_PIN(pipeline=log.pipeline, name=name, pins=", ".join(sorted(pins)) or "none")
     roots.unpin(name)
@@ -474,6 +475,7 @@ def _commit_under_lease(log: SlotLog, plan: RestorePlan, why: str) -> None:
                 why=why or "asked for on the command line",
             )
     finally:
+        # Released at once, so that the next driver does not wait for the TTL.
         lease.release()
 
 

@@ -126,6 +126,7 @@ def run_in_terminal(spec: PipelineSpec, options: RunOptions, *, quiet: bool) -> 
                     spec, replace(options, on_epoch=display.on_epoch)
                 )
         except Exception:
+            # The file stays after an error, because the store may be what failed.
             print(f"log: {path}", file=sys.stderr)
             raise
         display.show_end(spec, options.store_url, outcome)

@@ -165,6 +165,7 @@ def stop_pipeline(
 
     log, who = arguments.open_log(pipeline, store), arguments.get_user_name()
     # First the desired state: otherwise a standby driver would take over from the ended one.
+    # First what people want: a driver that ends before this would be started again.
     set_desired_state(log.store, log.pipeline, DesiredState.STOPPED, who=who, why=why)
     lease = read_lease(log.store, log.pipeline)
     if lease is None or lease.is_free:

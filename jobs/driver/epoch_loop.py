@@ -114,6 +114,7 @@ class EpochLoop:
                 return outcome
             begun = self._monotonic()
             try:
+                # The end conditions are checked again while the publisher catches up.
                 if not self._wait_for_publisher():
                     continue
                 report = self._run_epoch()
@@ -121,6 +122,7 @@ class EpochLoop:
                 if report.ended and not report.pending:
                     return self._finish()
             except Exception as error:
+                # Another driver may have sealed meanwhile, so the head is read again.
                 self._wait_and_reload(self._require_passing(error))
                 continue
             self._pause_between_epochs(report, begun)

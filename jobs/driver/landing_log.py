@@ -185,6 +185,7 @@ class LandingLog:
         try:
             self._store.put(self._folder + _STATUS_KEY, json.dumps(body).encode())
         except TransientError as error:
+            # The document is for people only: no batch depends on it.
             _log.warning("status_not_written", source=self.name, why=error.message)
 
     @contextmanager

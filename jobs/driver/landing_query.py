@@ -136,6 +136,7 @@ def run_landing_query(
         if failure is None:
             return None
         error = classify_query_failure(landing, failure)
+        # A query that fails without progress would fail again in the same way.
         finished_batch = landing.newest_committed_batch() != batch_before
         if stop.is_set() or not finished_batch or not isinstance(error, TransientError):
             return error

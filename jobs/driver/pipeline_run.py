@@ -415,12 +415,14 @@ class DriverSession:
 @contextlib.contextmanager
 def stop_on_signals(stop: threading.Event) -> Iterator[None]:
     """Turn SIGTERM and SIGINT into a drain; a second SIGINT ends the process at once."""
+    # Python lets only the main thread install handlers.
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def request_stop(number: int, _frame: object) -> None:
         """Handle a signal."""
+        # Only SIGINT: a supervisor may repeat SIGTERM, which must not cut the drain short.
         if number == signal.SIGINT and stop.is_set():
             raise KeyboardInterrupt
         stop.set()
@@ -443,12 +445,8 @@ def make_dispatcher(
 ) -> RowDispatcher | None:
     """Return the dispatcher of the spec's streams; None if the spec has no streams.
 
-    Args:
-        spec: the pipeline.
-        store: its store.
-        log: its log.
-        mover: runs the reducers, if it can.
-        after: the epoch to continue from; the newest unless given.
+    `mover` runs the reducers, if it can. The dispatcher continues from the epoch `after`, by
+    default from the newest one.
 
     Raises:
         ConfigurationError: a reducer's function or a pipe's predicate is missing or cannot be read.

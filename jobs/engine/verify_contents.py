@@ -69,6 +69,7 @@ class _ContentCheck:
         except NotFoundError:
             problem, detail = ObjectProblem.MISSING, "does not exist"
         except (TransientError, StoreDeniedError) as error:
+            # Evidence of nothing: the file may be whole.
             problem, detail = ObjectProblem.UNKNOWN, error.message
         except (pa.ArrowException, OSError) as error:
             problem = ObjectProblem.CONTENT

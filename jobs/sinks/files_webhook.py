@@ -177,6 +177,7 @@ class WebhookSink(AtLeastOnceSink):
         Raises:
             TransientError: there was no whole answer, or the receiver did not take the request.
         """
+        # Large epochs take many requests: after a failure only the missing ones are sent.
         if identity in self._taken[1]:
             return
         key = f"{self.uid}/{self.name}/{identity}"

@@ -350,6 +350,7 @@ class ConfluentProducer:
                 "isolation.level": "read_committed",
             }
             consumer = kafka.Consumer({**settings, **group})
+            # The group's offset is in the transaction of the messages; its metadata is the ledger.
             (committed,) = consumer.committed(
                 [kafka.TopicPartition(self._topic, 0)], timeout=_ANSWER_SECONDS
             )

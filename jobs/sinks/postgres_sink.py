@@ -152,6 +152,7 @@ class PostgresSink(SlotFollower):
             or not before.upto < current.upto <= lineage.slot
         ):
             raise self._not_published_error(slot)
+        # In one transaction, so that readers see the old tables or the cut and never a part of it.
         after = FollowerPosition(lineage.timeline, current.upto)
         with self._transaction_cursor() as cursor:
             self._move_ledger(cursor, before, after)

@@ -263,6 +263,7 @@ class TableFollower:
             ]
         except ValueError:
             return False
+        # Files that other programs wrote are not rewritten here; the caller decides about them.
         if not all(one.is_merged and one.last is not None for one in beyond):
             return False
         new: dict[str, PartitionValues] = {}

@@ -95,6 +95,7 @@ def _read_container(stream: io.BytesIO, size: int) -> pa.Table:
     rows: list[dict[str, Any]] = []
     while stream.tell() < size:
         block: Any = fastavro.schemaless_reader(stream, _BLOCK, None)
+        # The marker is random per file, so a block of a cut or joined file is noticed.
         if block["sync"] != header["sync"]:
             raise AvroError("a block does not end with the file's sync marker")
         rows += record.read_rows(block["rows"], decompress(block["data"]))

@@ -102,6 +102,7 @@ class InputView:
             content, _ = self._cache.get((key, head.etag), (None, 0))
         if isinstance(content, BadObject) or (content is not None and content.exists()):
             return head.etag, head.size, content
+        # Read with its own ETag: the object may have been replaced since `stat`.
         original = store.get(original_key)
         return original.etag, len(original.data), self._decode_into_cache(key, original, source)
 

@@ -188,6 +188,7 @@ def _read_json_lines(data: bytes, spec: SourceSpec) -> pa.Table:
             params={"names": names},
         ).to_arrow_table()
     strange: list[str] = []
+    # Fields that the spec does not declare are not a fault then; malformed lines still are.
     if spec.evolution.added == "ignore":
         reasons = rows[BAD_REASON]
         malformed = pa.compute.equal(reasons, _NOT_AN_OBJECT)

@@ -88,6 +88,7 @@ class ObjectInspector:
                 detail = "the object is gone; it was there when it was found"
                 return InspectedObject(entry.key, "", 0, BadObject("changed_object", detail))
             entry = head
+        # Not the key alone: an object of the same name may have been replaced.
         identity = (entry.key, entry.etag, entry.size, entry.modified)
         inspected = self._cache.get(identity)
         if inspected is None:

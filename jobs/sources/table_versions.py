@@ -201,6 +201,8 @@ class DeltaVersions(_VersionsBase):
         files: list[str] = []
         for name in names or [f"{version:020d}.checkpoint.parquet"]:
             table = self._read_checkpoint_part(log + name)
+            # With column mapping, files have other column names than the table; that is not
+            # supported.
             for body in filter(None, table["metaData"].to_pylist()):
                 self._require_plain_names(dict(body.get("configuration") or ()))
             files += map(self._check_file_name, filter(None, table["add"].to_pylist()))
