@@ -99,6 +99,10 @@ matrices: venv ## features against each other, such as restore x retention or st
 presets: venv java warm ## the example of each preset on Spark, epoch by epoch against the oracle, ends with "6 of 6 exact on Spark"
 	$(BIN)/python -m tests.conformance.presets_on_spark
 
+.PHONY: a11y
+a11y: venv ## axe-core over every state of the Streams page, light, dark and phone, ends with "0 serious in N states" (npm, chromium)
+	$(BIN)/python -m tests.e2e.a11y
+
 .PHONY: costs
 costs: venv ## requests, bytes, memory as history, members and rows grow (ARGS="--slots 100000"), ends with "N of N bounded"
 	$(BIN)/python -m tests.bench.costs $(ARGS)

@@ -53,7 +53,7 @@ async function refresh(now = false) {
 }
 function trouble(error) {
   fill(BANNER, [error.message, good], () => h("p", {class: "note bad"}, mark("bad"), h("span", {}, error.message, error.advice ? ` ${error.advice}` : "", good ? h("span", {class: "soft"}, " What you see is from ", ago(good), ".") : "")));
-  if (good === null) MAIN.replaceChildren(h("div", {class: "card empty"}, h("p", {}, error.status === 404 ? "There is no such stream." : "Nothing to show yet."), h("p", {}, framed ? "" : h("a", {href: "#/"}, "All streams"))));
+  if (good === null) MAIN.replaceChildren(h("div", {class: "card empty"}, h("h1", {}, error.status === 404 ? "There is no such stream." : "Nothing to show yet."), h("p", {}, framed ? "" : h("a", {href: "#/"}, "All streams"))));
 }
 addEventListener("hashchange", go);
 document.addEventListener("visibilitychange", () => { if (!document.hidden) refresh(true); });

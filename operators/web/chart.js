@@ -1,9 +1,8 @@
 // Plots without a library: drawn at the width they have, readable with a pointer, by keyboard and as a table.
 import {count, h, span, when} from "./dom.js";
 
-export const COLOURS = 6;
-export const colour = i => `var(--s${i % COLOURS})`;
-const DASHES = [null, "6 3", "2 3", "9 3 2 3", null, "6 3"];
+const COLOURS = 8, DASHES = [null, "7 4", "2 3"]; // colours that differ in every kind of colour vision; then other lines
+export const look = i => ({colour: `var(--s${i % COLOURS})`, dash: DASHES[Math.floor(i / COLOURS) % DASHES.length]});
 const day = 86_400_000;
 
 function clock(ms, range) {
@@ -27,7 +26,7 @@ function timeTicks(low, high, wanted) {
   return found;
 }
 
-const L = 62, LONG = 84, R = 14, T = 10, B = 24; // margins; LONG for instants
+const L = 62, LONG = 84, T = 10, B = 24; // margins; LONG for instants
 
 /** Anything that is drawn anew when it gets other data or another width. */
 function canvas(className, draw) {
@@ -43,7 +42,7 @@ export function lines(label, {height = 200, zero = false, time = false, duration
   let points = [], series = [], at = null;
   const readout = h("div", {class: time ? "readout long num" : "readout num", "aria-live": "off"});
   const {node: plot, again} = canvas("plot", draw);
-  const numbers = h("details", {class: "numbers", toggle: () => list()}, h("summary", {}, "As a table"), h("div", {class: "scroll"}));
+  const numbers = h("details", {class: "numbers", toggle: () => list()}, h("summary", {}, "As a table"), h("div", {class: "scroll", tabindex: 0}));
   const node = h("div", {class: "chart"}, plot, readout, numbers);
   plot.addEventListener("pointerleave", () => { at = null; pointer(); });
   plot.addEventListener("pointermove", event => { at = nearest(event.clientX - plot.getBoundingClientRect().left); pointer(); });
@@ -65,6 +64,7 @@ export function lines(label, {height = 200, zero = false, time = false, duration
     return best;
   }
   function draw(box, W) {
+    const named = series.length > 1 && W > 380, R = named ? Math.min(120, 16 + 7 * Math.max(...series.map(s => s.name.length))) : 14;
     const L = time ? LONG : 62, H = height, strip = held ? 12 : 0, floor = H - B - strip;
     const values = series.flatMap(s => points.map(s.value)).filter(v => v !== null && v !== undefined);
     if (points.length < 2 || !values.length) { x = null; box.replaceChildren(h("p", {class: "empty"}, "Nothing to draw yet: two points make a line.")); return; }
@@ -82,7 +82,12 @@ export function lines(label, {height = 200, zero = false, time = false, duration
     points.forEach((p, i) => { if (i && p.timeline !== points[i - 1].timeline) svg.append(
       h("line", {x1: x(p.at), x2: x(p.at), y1: T, y2: floor, class: "fork"}), h("text", {x: x(p.at) - 5, y: T + 9, "text-anchor": "end"}, "restored")); });
     if (held) strips(svg, floor + 4);
-    for (const s of series) svg.append(h("path", {d: path(s, y), class: s.wide ? "line wide" : "line", stroke: s.colour}), ...points.filter((p, i) => windows && has(s, p) && !has(s, points[i - 1]) && !has(s, points[i + 1])).map(p => h("circle", {cx: x(p.at), cy: y(s.value(p)), r: 2.5, fill: s.colour})));
+    for (const s of series) svg.append(h("path", {d: path(s, y), class: s.wide ? "line wide" : "line", stroke: s.colour, "stroke-dasharray": s.dash}), ...points.filter((p, i) => windows && has(s, p) && !has(s, points[i - 1]) && !has(s, points[i + 1])).map(p => h("circle", {cx: x(p.at), cy: y(s.value(p)), r: 2.5, fill: s.colour})));
+    let free = T;
+    if (named) for (const [s, v] of series.map(s => [s, s.value(points.findLast(p => has(s, p)))]).filter(([, v]) => v !== null && v !== undefined).sort((a, b) => b[1] - a[1])) {
+      free = Math.max(free, Math.min(y(v), floor - 4)) + 12; // names below each other, each as near to its line as the others allow
+      if (free < H) svg.append(h("text", {x: W - R + 6, y: free - 8, class: "name"}, s.name.length > 14 ? s.name.slice(0, 13) + "…" : s.name));
+    }
     cross = h("line", {y1: T, y2: floor + strip, class: "cross", visibility: "hidden"});
     dots = series.map(s => h("circle", {r: 3.5, fill: s.colour, visibility: "hidden"}));
     svg.append(cross, ...dots);
@@ -149,7 +154,7 @@ export function lines(label, {height = 200, zero = false, time = false, duration
 
 /** Bars of lateness, stacked by source, with the advisor's curve over them: the share of rows that a lag would leave late. */
 export function histogram(label) {
-  let data = null, seen = null;
+  let data = null, seen = null, lookOf = null;
   const names = h("ul", {class: "legend"});
   const {node: plot, again} = canvas("plot", draw);
   const node = h("div", {class: "chart"}, plot, names);
@@ -168,7 +173,7 @@ export function histogram(label) {
     const every = Math.ceil(46 / step);
     sums.forEach((total, i) => {
       let base = 0;
-      sources.forEach(([name, s], k) => { const v = s.bars[i]; if (v) svg.append(h("rect", {x: L + i * step + 1, width: Math.max(1, step - 2), y: y(base + v), height: y(base) - y(base + v), fill: colour(k), class: "bar"}, h("title", {}, `${name}: ${count(v)} rows up to ${i < data.bars.length ? short(data.bars[i]) : "more"} behind`))); base += v; });
+      sources.forEach(([name, s]) => { const v = s.bars[i]; if (v) svg.append(h("rect", {x: L + i * step + 1, width: Math.max(1, step - 2), y: y(base + v), height: y(base) - y(base + v), fill: lookOf(name).colour, class: "bar"}, h("title", {}, `${name}: ${count(v)} rows up to ${i < data.bars.length ? short(data.bars[i]) : "more"} behind`))); base += v; });
       if (i % every === 0 && i < data.bars.length) svg.append(h("text", {x: L + (i + 1) * step, y: floor + 16, "text-anchor": "middle"}, short(data.bars[i])));
     });
     svg.append(h("text", {x: (L + W - right) / 2, y: H - 6, "text-anchor": "middle"}, "behind the newest row of its partition; as a lag"));
@@ -177,14 +182,15 @@ export function histogram(label) {
       for (let i = 0; i < data.bars.length; i++) { if (lag <= data.bars[i]) return L + step * (i + (lag - low) / (data.bars[i] - low)); low = data.bars[i]; }
       return W - right;
     };
-    sources.forEach(([, s], k) => svg.append(h("path", {class: "line curve", stroke: colour(k), "stroke-dasharray": DASHES[k % DASHES.length], d: s.curve.map(([lag, left], i) => `${i ? "L" : "M"}${x(lag).toFixed(1)},${yShare(left).toFixed(1)}`).join("")})));
+    sources.forEach(([name, s]) => svg.append(h("path", {class: "line curve", stroke: lookOf(name).colour, "stroke-dasharray": lookOf(name).dash, d: s.curve.map(([lag, left], i) => `${i ? "L" : "M"}${x(lag).toFixed(1)},${yShare(left).toFixed(1)}`).join("")})));
     box.replaceChildren(svg);
   }
-  return {node, update(next) {
+  return {node, update(next, looks) {
+    lookOf = looks;
     const text = JSON.stringify(next);
     if (text === seen) return;
     seen = text; data = next;
-    names.replaceChildren(...Object.keys(next.sources).map((name, k) => h("li", {}, h("i", {css: {background: colour(k)}}), name)), h("li", {class: "soft"}, "bars: rows; lines: share that would be late at that lag"));
+    names.replaceChildren(...Object.keys(next.sources).map(name => h("li", {}, h("i", {css: {background: lookOf(name).colour}}), name)), h("li", {class: "soft"}, "bars: rows; lines: share that would be late at that lag"));
     again();
   }};
 }

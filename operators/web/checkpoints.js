@@ -53,7 +53,7 @@ export function checkpointPanel(pipeline, stream) {
       r.kind !== "epoch" ? null : h("span", {class: "acts"},
         r.restorable && may.includes("recover") ? h("button", {id: `restore-${r.id}`, "aria-label": `Restore ${r.id}`, click: () => restore(s, r.id)}, "Restore…") : null,
         r.restorable && may.includes("pin") ? h("button", {id: `pin-${r.id}`, "aria-label": `Pin ${r.id}`, click: () => pin(s, r)}, r.pins.length ? "Unpin…" : "Pin…") : null,
-        h("button", {id: `diff-${r.id}`, "aria-label": `Compare ${r.id}`, click: () => compare(s, r.id, shown.rows)}, "Diff…"))]};
+        h("button", {id: `diff-${r.id}`, "aria-label": `Diff ${r.id}`, click: () => compare(s, r.id, shown.rows)}, "Diff…"))]};
   }
   function draw() {
     const s = stream();

@@ -121,11 +121,11 @@ export function compare(s, id, rows) {
   const others = rows.filter(r => r.kind === "epoch" && r.id !== id);
   const same = others.find(r => r.slot < rows.find(x => x.id === id)?.slot);
   const choices = [...(same ? [[same.id, "the one before it"]] : []), ["latest", "the newest"], ...s.pins.filter(p => p.checkpoint !== id).map(p => [p.name, `pin ${p.name}`]), ...others.map(r => [r.id, r.id])];
-  const other = h("select", {id: "other", autofocus: true, change: () => read()}, choices.map(([value, name]) => h("option", {value}, name)));
+  const other = h("select", {id: "other", "aria-label": "The other checkpoint", autofocus: true, change: () => read()}, choices.map(([value, name]) => h("option", {value}, name)));
   const out = h("div", {class: "report", "aria-live": "polite"});
   show("What differs", h("p", {}, checkpoint(id), " compared with ", other), out, h("div", {class: "buttons"}, cancel("Close")));
   const text = (v, name) => v === null || v === undefined ? "–" : typeof v === "number" ? /frontier|since|time|opened|clock|latest|newest/.test(name) && v > 1e14 ? when(v / 1000) : count(v) : typeof v === "string" ? v : JSON.stringify(v);
-  const part = (title, pairs) => { const found = Object.entries(pairs); return found.length ? [h("h3", {}, title), h("div", {class: "scroll"}, table(title, ["Name", "There", "Here"], found.slice(0, 60).map(([name, pair]) => ({cells: [code(name), text(pair.left, name), text(pair.right, name)]})))), found.length > 60 ? h("p", {class: "soft"}, `and ${found.length - 60} more`) : null] : null; };
+  const part = (title, pairs) => { const found = Object.entries(pairs); return found.length ? [h("h3", {}, title), h("div", {class: "scroll", tabindex: 0}, table(title, ["Name", "There", "Here"], found.slice(0, 60).map(([name, pair]) => ({cells: [code(name), text(pair.left, name), text(pair.right, name)]})))), found.length > 60 ? h("p", {class: "soft"}, `and ${found.length - 60} more`) : null] : null; };
   async function read() {
     out.replaceChildren(h("p", {class: "soft"}, "Reading both…"));
     try {

@@ -1,5 +1,5 @@
 // What the stream has written: a sample of each table, late rows and dead letters by reason, and where a row is.
-import {colour, lines} from "./chart.js";
+import {lines, look} from "./chart.js";
 import {card, code, count, empty, fill, h, insist, mark, span, table, when} from "./dom.js";
 
 const EVERY = 10_000; // milliseconds between two looks at the tables
@@ -8,11 +8,11 @@ const NAMES = {reason: "Reason", output: "Output", _source: "Source"};
 export function resultsPanel(pipeline) {
   const base = `api/streams/${pipeline}.stream/results/`, get = (what, asked = {}) => insist(`${base}${what}?${new URLSearchParams(asked)}`, "GET");
   let tables = [], chosen = null, filters = {}, slot = null, at = 0, busy = false;
-  const pick = h("select", {id: "results-table", "aria-label": "Table", change: () => { choose(pick.value); }});
-  const tools = h("div", {class: "tools"}), about = h("p", {class: "soft"}), sample = h("div", {class: "scroll"}), drawn = h("div", {}), answer = h("div", {"aria-live": "polite"});
+  const pick = h("select", {id: "results-table", "aria-label": "Table", change: () => choose(pick.value)});
+  const tools = h("div", {class: "tools"}), about = h("p", {class: "soft"}), sample = h("div", {class: "scroll", tabindex: 0}), drawn = h("div", {}), answer = h("div", {"aria-live": "polite"});
   const chart = lines("Newest window results", {zero: true, height: 180, windows: true});
   const column = h("select", {id: "row-column", "aria-label": "Column"}), value = h("input", {id: "row-value", "aria-label": "Value", required: true, autocomplete: "off", placeholder: "value"});
-  const find = h("form", {class: "tools", submit: event => { event.preventDefault(); look(); }}, h("span", {}, "Find the row whose"), column, "is", value, h("button", {id: "row-find"}, "Find"));
+  const find = h("form", {class: "tools", submit: event => { event.preventDefault(); trace(); }}, h("span", {}, "Find the row whose"), column, "is", value, h("button", {id: "row-find"}, "Find"));
   const node = card("results", "Results", h("label", {class: "choice"}, "Show ", pick), tools, about, drawn, sample, h("h3", {}, "Where is my row, and why is it late?"), find, answer);
 
   function choose(name) { chosen = name; filters = {}; pick.value = name; load(); }
@@ -41,15 +41,15 @@ export function resultsPanel(pipeline) {
     fill(about, [one, found.matching, found.searched], () => [one.rows > found.searched ? `The newest ${count(found.searched)} of ${count(one.rows)} rows were searched. ` : "", one.address ? ["Address of the table, for any reader of Iceberg: ", code(one.address)] : "It has no row yet."]);
     plot(found.chart);
     const shown = found.columns.filter(name => found.rows.some(row => row[name] !== null));
-    fill(sample, found.rows, () => found.rows.length ? h("div", {class: "tall"}, table(`Newest rows of ${chosen}`, shown.map(name => typeof found.rows[0][name] === "number" ? `>${name}` : name), found.rows.map(row => ({cells: shown.map(name => text(row[name]))})))) : empty("No row."));
+    fill(sample, found.rows, () => found.rows.length ? h("div", {class: "tall", tabindex: 0}, table(`Newest rows of ${chosen}`, shown.map(name => typeof found.rows[0][name] === "number" ? `>${name}` : name), found.rows.map(row => ({cells: shown.map(name => text(row[name]))})))) : one.rows ? empty("No row matches.") : []);
   }
   function plot(data) {
     const name = data && (document.getElementById("aggregate")?.value || data.aggregates[0]);
     fill(drawn, Boolean(name && data.points.length > 1), () => name && data.points.length > 1 ? [chart.node] : []);
-    if (name) chart.update(data.points, data.keys.map((key, i) => ({name: key, colour: colour(i), value: p => p.results[key]?.[name]})));
+    if (name) chart.update(data.points, data.keys.map((key, i) => ({name: key, ...look(i), value: p => p.results[key]?.[name]})));
   }
   const text = v => v === null || v === undefined ? "–" : typeof v === "string" ? v.replace(/(\d\d:\d\d:\d\d)(\.000000)?\+00:00$/, "$1Z") : typeof v === "number" ? String(v) : JSON.stringify(v);
-  async function look() {
+  async function trace() {
     answer.replaceChildren(h("p", {class: "soft"}, "Looking…"));
     try {
       const {rows} = await get("row", {[column.value]: value.value});

@@ -1,5 +1,5 @@
 // One pipeline: a panel for each question somebody has about it.
-import {barrierLanes, colour, histogram, lines, shape, toneOf} from "./chart.js";
+import {barrierLanes, histogram, lines, look, shape, toneOf} from "./chart.js";
 import {checkpointPanel} from "./checkpoints.js";
 import {abortBarrier, explain, questions, restore, startStream, stopStream} from "./dialogs.js";
 import {resultsPanel} from "./results.js";
@@ -8,6 +8,22 @@ import {ago, airflow, announce, card, checkpoint, count, empty, fill, h, mark, p
 
 const KEPT = 120;
 const SECTIONS = [["sources", "Frontier"], ["throughput", "Throughput"], ["results", "Results"], ["lateness", "Lateness"], ["barriers", "Barriers"], ["checkpoints", "Checkpoints"], ["trail", "Timeline"]];
+
+const WORDS = {
+  Epoch: "One micro-batch. It reads a part of every source, decides, writes and commits.",
+  Checkpoint: "A committed epoch. You can go back to each of them with Restore.",
+  Frontier: "The watermark: no further row is expected to have an earlier event time.",
+  "Held by": "The source whose frontier is the lowest. The output cannot pass it.",
+  Lag: "How far a source's frontier stays behind its newest row: how much disorder you allow.",
+  Late: "Rows that came when the frontier had passed them. They are kept in the table late, with the reason.",
+  "Dead letters": "Rows and objects that cannot be read as declared. They are kept, with the reason.",
+  "Wait for their order": "Rows that were read and leave as soon as the frontier has passed them.",
+  "Visible after": "From the arrival of an object until every sink shows its rows: for 50, 95 and 99 of 100 epochs.",
+  Barrier: "A row in the data at which sources wait for each other.",
+  "Not in the tables yet": "Committed epochs that the tables do not show. They are safe, and readers see them soon.",
+  Timeline: "The number before the first dash of a checkpoint. Each restore begins a new one; the old one stays readable.",
+};
+const legend = () => h("details", {class: "card", id: "words"}, h("summary", {}, "What the words mean"), h("dl", {class: "pairs"}, Object.entries(WORDS).map(([word, text]) => h("div", {}, h("dt", {}, word), h("dd", {}, text)))));
 
 export function streamPage(pipeline, {framed, open, refresh}) {
   const dag = `${pipeline}.stream`;
@@ -21,6 +37,7 @@ export function streamPage(pipeline, {framed, open, refresh}) {
   const behind = histogram("Lateness of the rows read"), lanes = barrierLanes("Barriers");
   const sources = h("div", {}), targets = h("div", {}), barriers = h("div", {}), waiting = h("div", {}), requests = h("div", {}), runs = h("div", {});
   const results = resultsPanel(pipeline), past = timelinePanel(pipeline), shelf = checkpointPanel(pipeline, () => last);
+  const barrierCard = card("barriers", "Barriers", lanes.node, waiting, barriers), requestCard = card("requests", "Open requests and runs", requests, runs);
   const spans = h("select", {id: "span", change: () => { reach = Number(spans.value); points = []; refresh(); }}, [[KEPT, "last 120 epochs"], [1000, "last 1,000"], [10000, "last 10,000"], [0, "all epochs"]].map(([v, name]) => h("option", {value: v}, name)));
   const node = h("div", {}, head, jump, notes, asked, h("div", {class: "card"}, facts),
     h("div", {class: "grid"},
@@ -29,9 +46,9 @@ export function streamPage(pipeline, {framed, open, refresh}) {
     results.node,
     h("div", {class: "grid"},
       card("lateness", "Lateness and the lag it asks for", behind.node, targets),
-      card("barriers", "Barriers", lanes.node, waiting, barriers)),
+      barrierCard),
     shelf.node,
-    past.node, card("requests", "Open requests and runs", requests, runs));
+    past.node, requestCard, legend());
 
   function scrollTo(id) {
     const target = document.getElementById(id);
@@ -41,7 +58,7 @@ export function streamPage(pipeline, {framed, open, refresh}) {
     if (!framed) history.replaceState(null, "", `#/${pipeline}/${id}`);
   }
   const members = () => [...new Set(points.flatMap(p => Object.keys(p.members)))].sort();
-  const colourOf = name => colour(Math.max(0, members().indexOf(name)));
+  const lookOf = name => look(Math.max(0, members().indexOf(name))), colourOf = name => lookOf(name).colour;
   function holderOf(p) { const name = p.holder?.split("/")[0]; return name ? {name: p.holder, colour: colourOf(name)} : null; }
   const rated = field => p => p.before && p.before.timeline === p.timeline && p.at > p.before.at ? Math.max(0, p[field] - p.before[field]) / ((p.at - p.before.at) / 1000) : null;
 
@@ -97,32 +114,34 @@ export function streamPage(pipeline, {framed, open, refresh}) {
   }
   function charts(s) {
     const all = points.map((p, i) => ({...p, before: points[i - 1]}));
-    frontier.update(points, [...members().map(m => ({name: m, colour: colourOf(m), value: p => p.members[m]})), {name: "output", colour: "var(--ink)", wide: true, value: p => p.frontier}]);
-    ahead.update(points, members().map(m => ({name: m, colour: colourOf(m), value: p => p.members[m] === null || p.members[m] === undefined || p.frontier === null ? null : Math.max(0, p.members[m] - p.frontier) / 1000})));
+    frontier.update(points, [...members().map(m => ({name: m, ...lookOf(m), value: p => p.members[m]})), {name: "output", colour: "var(--ink)", wide: true, value: p => p.frontier}]);
+    ahead.update(points, members().map(m => ({name: m, ...lookOf(m), value: p => p.members[m] === null || p.members[m] === undefined || p.frontier === null ? null : Math.max(0, p.members[m] - p.frontier) / 1000})));
     rate.update(all, [{name: "read", colour: "var(--s0)", value: rated("read")}, {name: "late", colour: "var(--s1)", value: rated("late")}]);
     const steps = ["move", "survey"].filter(name => points.some(p => p.steps[name]));
-    epoch.update(points, [{name: "whole", colour: "var(--s0)", value: p => p.seconds}, ...steps.map((name, i) => ({name, colour: colour(i + 1), value: p => p.steps[name]}))]);
+    epoch.update(points, [{name: "whole", colour: "var(--s0)", value: p => p.seconds}, ...steps.map((name, i) => ({name, ...look(i + 1), value: p => p.steps[name]}))]);
     const held = s.holder?.member?.split("/")[0], names = Object.keys(s.latest?.sources || {});
     const lag = s.lag || {}, fresh = s.freshness || {}, measured = Object.keys(fresh).length > 0, late = s.late_uploads || {}, topics = Object.keys(lag).length > 0, uploads = Object.keys(late).length > 0;
-    const extra = [...(measured ? [">Visible after (p50 / p95 / p99)"] : []), ...(topics ? [">Messages behind"] : []), ...(uploads ? [">Late uploads"] : [])];
-    fill(sources, [s.latest?.id, held, lag, late, fresh], () => names.length ? table("Sources", ["Source", "Status", "Frontier (UTC)", ">Read", ">Late", ...extra], names.map(name => {
+    const extra = [...(measured ? [">Visible after"] : []), ...(topics ? [">Messages behind"] : []), ...(uploads ? [">Late uploads"] : [])];
+    fill(sources, [s.latest?.id, held, lag, late, fresh], () => names.length ? h("div", {class: "scroll", tabindex: 0}, table("Sources", ["Source", "Status", "Frontier (UTC)", ">Read", ">Late", ...extra], names.map(name => {
       const c = s.latest.sources[name];
-      return {cells: [h("span", {}, h("i", {class: "key", css: {background: colourOf(name)}}), name, held === name ? h("span", {class: "tag"}, "holds") : null), s.latest.statuses[name] || "–", h("span", {class: "num nowrap"}, when(s.latest.members[name])), count(c.read || 0), share(c.late || 0, c.read), ...(measured ? [fresh[name] ? h("span", {class: s.stale[name] ? "nowrap warn" : "nowrap", title: `sealed after ${fresh[name].sealed.map(span).join(" / ")}`}, s.stale[name] ? mark("warn") : null, fresh[name].visible.map(span).join(" / ")) : "–"] : []), ...(topics ? [count(lag[name] || 0)] : []), ...(uploads ? [count(late[name] || 0)] : [])]};
-    })) : empty("No row was read yet."));
-    behind.update(s.lateness);
+      return {cells: [h("span", {}, h("i", {class: "key", css: {background: colourOf(name)}}), name, held === name ? h("span", {class: "tag"}, "holds") : null), s.latest.statuses[name] || "–", h("span", {class: "num nowrap"}, when(s.latest.members[name])), count(c.read || 0), share(c.late || 0, c.read), ...(measured ? [fresh[name] ? h("span", {class: s.stale[name] ? "nowrap warn" : "nowrap", title: `from arrival to visible: p50, p95, p99; sealed after ${fresh[name].sealed.map(span).join(" / ")}`}, s.stale[name] ? mark("warn") : null, fresh[name].visible.map(span).join(" / ")) : "–"] : []), ...(topics ? [count(lag[name] || 0)] : []), ...(uploads ? [count(late[name] || 0)] : [])]};
+    }))) : empty("No row was read yet."));
+    behind.update(s.lateness, lookOf);
     const wanted = Object.entries(s.lateness.sources).filter(([, found]) => found.rows);
     fill(targets, wanted, () => wanted.length ? table("Advice", ["Source", ">Rows", ">In order", ">Lag for 1 % late", ">for 0.1 %"], wanted.map(([name, found]) => ({cells: [name, count(found.rows), share(found.in_order, found.rows), ...found.targets.map(t => span(t.lag))]}))) : []);
   }
   function waits(s) {
+    barrierCard.hidden = !s.barriers.length && !s.open_barriers.length;
     lanes.update(s.barriers, s.open_barriers);
     const may = s.may.includes("abort_barrier");
     fill(waiting, [s.open_barriers, may], () => s.open_barriers.length ? [h("h3", {}, "Open barriers"), table("Open barriers", ["Barrier", "Open for", "Closes in", "Missing", ""], s.open_barriers.map(b => ({cells: [
       `#${b.id}`, ago(b.opened, ""), b.closes === null ? "–" : until(b.closes), b.missing.join(", ") || "–",
       may ? h("button", {id: `abort-${b.id}`, "aria-label": `Abort barrier ${b.id}`, click: () => abortBarrier(s, b)}, "Abort…") : null]})))] : []);
-    fill(barriers, [s.barriers, s.open_barriers], () => s.barriers.length ? h("div", {class: "tall"}, table("Closed barriers", ["Barrier", "Outcome", "Closed", ">Waited", "Missing", "Tardy"], s.barriers.map(b => ({cells: [
+    fill(barriers, [s.barriers, s.open_barriers], () => s.barriers.length ? h("div", {class: "tall", tabindex: 0}, table("Closed barriers", ["Barrier", "Outcome", "Closed", ">Waited", "Missing", "Tardy"], s.barriers.map(b => ({cells: [
       `#${b.id} ${[...new Set(b.types)].join(", ")}`, h("span", {class: toneOf(b.outcome)}, shape(toneOf(b.outcome)), b.outcome, b.homogeneous === false ? ", mixed types" : ""), ago(b.at), span(b.waited), b.missing.join(", ") || "–", b.tardy.join(", ") || "–"]})))) : empty(s.open_barriers.length ? "The first barrier is open." : "No barrier has closed yet. Barriers are rows in the data that all sources wait for."));
   }
   function open_(s) {
+    requestCard.hidden = !s.requests.length && !s.actions.length;
     fill(requests, s.requests, () => s.requests.length ? table("Open requests", ["Request", "Who", "Asked", "Why~"], s.requests.map(r => ({cells: [[r.kind, r.name, r.barrier === null || r.barrier === undefined ? null : `#${r.barrier}`].filter(Boolean).join(" "), r.who, ago(Math.floor(r.at / 1000)), r.why || "–"]}))) : empty("No request is open."));
     fill(runs, s.actions, () => s.actions.length ? [h("h3", {}, "Runs in Airflow"), table("Runs", ["Run", "State", "Who", "Started", "What~"], s.actions.map(r => ({cells: [
       airflow(`/dags/${r.dag_id}/runs/${encodeURIComponent(r.run_id)}`, r.kind), runState(r), r.who || "–", ago(r.at), Object.entries(r.conf).filter(([k, v]) => v !== "" && v !== false && k !== "reason").map(([k, v]) => v === true ? k.replace("_", " ") : v).join(", ") || "–"]})))] : []);

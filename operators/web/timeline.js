@@ -7,7 +7,7 @@ const TONES = {restored: "good", failed: "bad", refused: "bad", rejected: "warn"
 
 export function timelinePanel(pipeline) {
   let more = {events: [], runs: []}, at = 0, slot = null, last = null;
-  const body = h("div", {class: "tall"}), word = h("input", {id: "timeline-word", type: "search", placeholder: "word, person, checkpoint", "aria-label": "Only events with this word", input: () => draw()});
+  const body = h("div", {class: "tall", tabindex: 0}), word = h("input", {id: "timeline-word", type: "search", placeholder: "word, person, checkpoint", "aria-label": "Only events with this word", input: () => draw()});
   const kind = h("select", {id: "timeline-kind", "aria-label": "Kind of event", change: () => draw()}, h("option", {value: ""}, "everything"), Object.entries(KINDS).map(([value, name]) => h("option", {value}, name)));
   const node = card("trail", "Timeline", h("div", {class: "tools"}, kind, word, h("button", {id: "timeline-save", click: save}, "Save as HTML")), body);
 
