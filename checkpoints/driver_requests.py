@@ -201,6 +201,8 @@ class RequestQueue:
                     ack = read_ack(self._store, self._layout.pipeline, name)
                     request = None if ack else _read_request(self._store, self._layout, name)
                 except PoisonError as error:
+                    # During an upgrade a newer version may have written it, for
+                    # a newer driver.
                     self.unreadable[name] = error
                     continue
                 if ack is None:

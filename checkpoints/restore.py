@@ -309,6 +309,7 @@ def record_restore_event(
 
 def read_restore_audits(store: Store, pipeline: str, most: int = 50) -> list[RestoreAudit]:
     """Return the newest `most` histories of restores, newest first."""
+    # Ids of runs sort by time only roughly, so more histories are read than are asked for.
     keys = [entry.key for entry in store.list_objects(BucketLayout(pipeline).restore_audit_prefix)]
     found = [
         trail

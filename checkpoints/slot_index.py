@@ -193,6 +193,7 @@ class SlotIndex:
                 only_stubs_upto = row.slot
             yield row
         if only_stubs_upto > first:
+            # Only a cache: if another reader was faster, its bound serves as well.
             data = canonical_bytes(only_stubs_upto)
             with suppress(PreconditionFailedError, OutcomeUnknownError):
                 _ = (

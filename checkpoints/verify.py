@@ -346,6 +346,8 @@ def _compute_object_digest(store: Store, key: str) -> str:
 def _confirm_missing(store: Store, key: str) -> VerificationFinding:
     """A 404 counts only while the store lists well and does not list the object either."""
     try:
+        # A wrong answer of one server must not condemn a checkpoint, so a second request confirms
+        # it.
         listed = any(entry.key == key for entry in store.list_objects(key, limit=1))
     except (TransientError, StoreDeniedError) as error:
         return _make_finding(

@@ -73,6 +73,7 @@ def publish_data_docs(store: Store, result: Mapping[str, Any], run: RunResult) -
     # After the result: history and index name only runs whose pages are there.
     runs = _add_run_to_history(store, quality, result, run)
     store.put(f"{quality}docs/index.html", _render_runs_index(result["pipeline"], runs).encode())
+    # Last, because programs that read the newest result begin here.
     store.put(f"{quality}results/latest.json", data)
     return key
 

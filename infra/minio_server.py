@@ -137,6 +137,7 @@ class MinioServer:
 
         `start()` brings it back with the same port, keys and objects.
         """
+        # Data and credentials stay, so that a later start finds them.
         if self.mark is not None:
             kill_processes([self.mark])
 

@@ -165,6 +165,7 @@ def start_detached(
         )
     # Nothing waits for the child, because it outlives this process; Popen would warn about that.
     child.returncode = 0
+    # With its start time, because the kernel uses pids again.
     leader = _identify_process(child.pid, attempt)
     launched = LaunchedDriver(attempt, str(log), leader, str(exit_file))
     (folder / f"{attempt}.json").write_text(json.dumps(launched.as_dict()), encoding="utf-8")

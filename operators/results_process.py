@@ -1,4 +1,7 @@
-"""Asks a process that stays for tables and rows: Airflow must not import the table libraries."""
+"""Keeps a process that reads tables and rows for the Streams page.
+
+Airflow's own processes must not import the table libraries.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happened to a stream, as its bucket keeps it: drivers, specs, merges and verdicts.
+"""Events in the life of a stream, read from its bucket: drivers, specs, merges and verdicts.
 
 Restores and pins are part of what the page asks for every few seconds (`StreamView.detail`), and
 runs of DAGs are in Airflow's database.
@@ -17,7 +17,7 @@ _DRIVERS_SHOWN: Final = 20
 
 
 class EpochFacts(NamedTuple):
-    """What an epoch says about the driver that sealed it; `at` in milliseconds since 1970."""
+    """What an epoch records about the driver that sealed it; `at` in milliseconds since 1970."""
 
     checkpoint: str
     slot: int
@@ -27,7 +27,7 @@ class EpochFacts(NamedTuple):
 
     @classmethod
     def from_manifest(cls, manifest: Manifest) -> EpochFacts:
-        """The facts of one epoch."""
+        """Read the facts of one epoch."""
         at, token = manifest.created_at // 1000, manifest.lease_token
         return cls(str(manifest.id), manifest.slot, at, token, manifest.spec_digest)
 

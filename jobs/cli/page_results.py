@@ -47,13 +47,13 @@ _FILTERS: Final = ("reason", "output", "_source")
 
 
 class PipelineResults:
-    """What one pipeline has written."""
+    """Answers questions about the tables and rows of one pipeline."""
 
     def __init__(self, spec: PipelineSpec, log: SlotLog) -> None:
         self._spec, self._log = spec, log
 
     def list_tables(self) -> dict[str, Any]:
-        """Each table with its rows and address, and the columns by which a row can be found."""
+        """Return each table with its rows and address, and the columns that can identify a row."""
         names = self._spec.table_names
         return {
             "tables": [
@@ -65,7 +65,7 @@ class PipelineResults:
         }
 
     def sample_rows(self, table: str, **equal: str) -> dict[str, Any]:
-        """The newest rows whose columns have these values, and what can be chosen among."""
+        """Return the newest rows whose columns have the given values, and the values to offer."""
         newest = self._read_newest(table)
         filters = [name for name in _FILTERS if name in newest.column_names]
         choices = {
@@ -84,13 +84,13 @@ class PipelineResults:
         }
 
     def export_rows(self, table: str, **equal: str) -> dict[str, Any]:
-        """The same rows, all of them, as CSV."""
+        """Return all rows whose columns have the given values, as CSV."""
         text = io.BytesIO()
         pyarrow.csv.write_csv(flatten_for_csv(_select_equal(self._read_newest(table), equal)), text)
         return {"csv": text.getvalue().decode()}
 
     def find_rows(self, /, **fields: str) -> dict[str, Any]:
-        """Where the rows with these values are (`tidegate row`)."""
+        """Return where the rows with the given values are (`tidegate row`)."""
         traces = trace_rows(self._spec, self._log, fields)
         return {"rows": [trace.model_dump(mode="json") for trace in traces]}
 

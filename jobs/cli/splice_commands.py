@@ -236,6 +236,7 @@ def merge_request(
     # again.
     if digest is None and merge.find_merge_checkpoint(log, request_id) is None:
         digest = _confirm_impact(spec, log, request_id, ask=not yes)
+    # A request that is merged already has no effect to confirm: the call then only reports it.
     decision = MergeDecision(who or arguments.get_user_name(), why=why, digest=digest)
     outcome = merge.merge_request(spec, log, request_id, decision)
     # The command returns when readers see the merge.

@@ -1,7 +1,10 @@
-"""What a spec names that only its use would show: columns and types of expressions, functions.
+"""Finds mistakes of a spec that only its use would show.
 
-DuckDB judges expressions on a table without rows, Spark SQL after a translation by sqlglot. Nothing
-that the translation does not cover counts as a mistake: Spark judges it before the lease is taken.
+Columns, types and functions in expressions.
+
+DuckDB judges expressions on a table without rows, and judges Spark SQL after a translation by
+sqlglot. What the translation does not cover is not a mistake: Spark judges it before the lease is
+taken.
 """
 
 from __future__ import annotations

@@ -129,12 +129,12 @@ class RecordedEpoch:
         # The usual case, without the way through canonical JSON.
         if decided.after == self.manifest.decider and record == sealed:
             return ()
-        one = _normalize({**record, "after": decided.after})
-        other = _normalize({**sealed, "after": self.manifest.decider})
+        one = _normalize_decision({**record, "after": decided.after})
+        other = _normalize_decision({**sealed, "after": self.manifest.decider})
         return tuple(sorted(name for name in one if one[name] != other.get(name)))
 
 
-def _normalize(decision: dict[str, Any]) -> Any:
+def _normalize_decision(decision: dict[str, Any]) -> Any:
     # Members are judged one after the other; their order says nothing.
     recorded = sorted(decision["recorded"], key=canonical_bytes)
     return parse_json(canonical_bytes({**decision, "recorded": recorded}))

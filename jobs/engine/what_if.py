@@ -1,6 +1,6 @@
-"""What would other options have decided? The decider runs again over recorded surveys.
+"""Decides sealed epochs again with other options, to show what these would have changed.
 
-What a survey says does not depend on lags and idle timeouts, so the cuts are the recorded ones:
+The recorded surveys do not depend on lags and idle timeouts, so the cuts are the recorded ones:
 what an epoch read, its clock, its requests. Three things may differ from a run with these options:
 which rows an epoch would have read (members that wait at a barrier or are far ahead are not read),
 when an epoch without rows would have been sealed, and which rows of a member are late, of which a
@@ -52,9 +52,14 @@ class WhatIfOptions:
             ConfigurationError: the pipeline has no such source, or a duration cannot be read.
         """
         return cls(
-            {_require_source(spec, text, "--lag"): _parse("--lag", text) or 0 for text in lags},
             {
-                _require_source(spec, text, "--idle") if "=" in text else "": _parse("--idle", text)
+                _require_source(spec, text, "--lag"): _parse_option("--lag", text) or 0
+                for text in lags
+            },
+            {
+                _require_source(spec, text, "--idle") if "=" in text else "": _parse_option(
+                    "--idle", text
+                )
                 for text in idle
             },
         )
@@ -85,7 +90,7 @@ def _require_source(spec: PipelineSpec, text: str, option: str) -> str:
     return name
 
 
-def _parse(option: str, text: str) -> int | None:
+def _parse_option(option: str, text: str) -> int | None:
     duration = text.rpartition("=")[2]
     if option == "--idle" and duration == "never":
         return None
@@ -193,7 +198,7 @@ class WhatIfReport:
 
     @property
     def is_exact(self) -> bool:
-        """With the recorded options every decision came out as it was sealed."""
+        """Whether every decision came out as it was sealed when the recorded options were used."""
         return not self.not_reproduced
 
     def to_record(self) -> dict[str, Any]:

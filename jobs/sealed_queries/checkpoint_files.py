@@ -1,4 +1,4 @@
-"""Which files of a Spark checkpoint restore one batch of a query.
+"""Selects the files of a Spark checkpoint that restore one batch of a query.
 
 A checkpoint of Spark holds ``metadata``, ``offsets/N`` (the plan of batch N), ``commits/N``,
 ``sources/S/`` (the file source's own log) and ``state/``. Batch N leaves state of version N + 1:

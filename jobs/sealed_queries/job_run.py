@@ -158,7 +158,7 @@ def run_job_until_end(spec: JobSpec, options: JobOptions) -> RunOutcome:
 
 
 class JobSession:
-    """What lives while the lease of a job is held."""
+    """The parts and threads of a job that exist while its lease is held."""
 
     def __init__(
         self,

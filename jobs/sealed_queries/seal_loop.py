@@ -56,11 +56,11 @@ class SparkReports:
         self.arrived = threading.Event()
 
     def note_start(self, run: str, name: str | None) -> None:
-        """Note that a query has started."""
+        """Record that a query has started."""
         self._names[run] = name or ""
 
     def note_progress(self, text: str) -> None:
-        """Note a report of Spark about a batch."""
+        """Record a report of Spark about a batch; `text` is its JSON."""
         report = json.loads(text)
         name = report.get("name") or ""
         self._batches[name, int(report["batchId"])] = self.latest[name] = report
@@ -68,7 +68,7 @@ class SparkReports:
         self.arrived.set()
 
     def note_end(self, run: str, error: str | None) -> None:
-        """Note that a query has ended, by an error or not."""
+        """Record that a query has ended, with or without an error."""
         if error:
             self.failures[self._names.get(run, run)] = error
         self.arrived.set()

@@ -195,6 +195,7 @@ class WebhookSink(AtLeastOnceSink):
             raise self._receiver_error(SINK_UNAVAILABLE, str(error)) from error
         if answer.status >= 500 or answer.status in _RETRY_STATUS_CODES:
             raise self._receiver_error(SINK_UNAVAILABLE, f"answered {answer.status}")
+        # Also redirects: only an answer of 2xx says that the receiver has the rows.
         if not 200 <= answer.status < 300:
             target = answer.headers.get("Location")
             redirect = f" (a redirect to {target}, which is not followed)" if target else ""

@@ -98,27 +98,19 @@ def _parse_time(text: str) -> datetime:
     return datetime.fromisoformat(text.upper())
 
 
-def infer_columns(key: str, data: bytes, form: str) -> dict[str, str]:
-    """Return column -> declared type; a type that a spec cannot declare becomes ``string``.
-
-    Args:
-        key: the object's name, whose ending announces its compression.
-        data: the object's bytes.
-        form: a `format` of a source.
-
-    Raises:
-        ValueError: the bytes are not an object of this format, or it has no rows.
-    """
-    return {name: one.kind or "string" for name, one in sample_columns(key, data, form).items()}
-
-
 def sample_columns(
     key: str, data: bytes, form: str, delimiter: str = ","
 ) -> dict[str, ColumnSample]:
     """Return the columns of an object, with the values of at most 10,000 rows.
 
+    Args:
+        key: the object's name, whose ending announces its compression.
+        data: the object's bytes.
+        form: a `format` of a source.
+        delimiter: of a CSV object.
+
     Raises:
-        ValueError: as `infer_columns`.
+        ValueError: the bytes are not an object of this format, or it has no rows.
     """
     data = decompress_object(key, data)
     if form == "json":
