@@ -16,11 +16,23 @@ _KEY_TYPES: Final = ("int", "long", "string", "boolean", "date", "timestamp", "d
 """Floats are no such keys: 0.0 and -0.0, and the many kinds of NaN, compare by own rules."""
 
 
+_TABLE_COLUMNS: Final = (
+    *("position", "section", "output", "reason", "lateness_us", "frontier"),
+    *("window_start", "window_end", "revision", "replaces"),
+)
+
+
+def can_name_columns(*names: str) -> bool:
+    """Whether DuckDB tells these columns apart, and from those of the tables, without case."""
+    lower = [name.lower() for name in (*names, *_TABLE_COLUMNS)]
+    return len(set(lower)) == len(lower)
+
+
 def explain_spark_rows(spec: PipelineSpec) -> str | None:
     """Why Spark SQL has to compute all outputs of a pipeline; None if it has not."""
     if not spec.spark.master.startswith("local"):
         return "rows are computed on the executors of a cluster"
-    if len({name.lower() for name in spec.row_columns}) < len(spec.row_columns):
+    if not can_name_columns(*spec.row_columns):
         return "names of columns differ in upper and lower case only"
     return None
 
@@ -30,6 +42,8 @@ def explain_spark_window(spec: PipelineSpec, name: str) -> str | None:
     window = spec.windows[name]
     if window.zero_rows:
         return "zero_rows"
+    if not can_name_columns(*window.keys, *window.aggregates):
+        return "names of columns differ in upper and lower case only"
     if any(source.edges is not None for source in spec.sources.values()):
         return "edge events"
     spans = (window.size, window.period, window.gap, window.offset, window.min_window_start)

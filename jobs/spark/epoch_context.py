@@ -16,6 +16,7 @@ from tidegate.jobs.engine.interfaces import MoveOrder
 from tidegate.jobs.engine.resume_state import ORDER_KIND
 from tidegate.jobs.eventtime.decision_types import ReleaseMark
 from tidegate.jobs.rules.duck_frame import DuckFrame, Frame
+from tidegate.jobs.rules.native_support import can_name_columns
 from tidegate.jobs.rules.row_conditions import opaque_literal, quote_name
 from tidegate.jobs.spark.column_casts import declared_to_spark_type
 from tidegate.jobs.spark.cut_reader import (
@@ -62,8 +63,12 @@ class EpochContext:
     @property
     def fits_in_driver(self) -> bool:
         """Whether results as large as the cut, and the order buffer, may come to the driver."""
+        if self.native:
+            return True
         waiting = sum(ref.rows for ref in self.live_segments(ORDER_KIND))
-        return self.native or self.staged.rows + waiting <= FETCH_ROWS
+        # DuckDB sorts them.
+        named = can_name_columns(*self.spec.row_columns)
+        return named and self.staged.rows + waiting <= FETCH_ROWS
 
     def live_segments(self, kind: str) -> list[FileRef]:
         """Live segments of one kind before this epoch."""
