@@ -10,7 +10,8 @@ through Python objects.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,10 +25,11 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.interfaces import Cut, MoveOrder, MoveResult, SurveyedCut
+from tidegate.jobs.engine.resume_state import ORDER_KIND
 from tidegate.jobs.rules.duck_frame import ENGINE_ERRORS, DuckFrame, Frame
 from tidegate.jobs.rules.native_support import explain_spark_rows, explain_spark_window
 from tidegate.jobs.spark.cut_reader import CutFrame, open_cut, select_provenance
-from tidegate.jobs.spark.cut_survey import MemberScans, survey_cut
+from tidegate.jobs.spark.cut_survey import NATIVE_CELLS, MemberScans, survey_cut
 from tidegate.jobs.spark.edge_events import EpochEdges, pair_edges
 from tidegate.jobs.spark.epoch_context import EpochContext, WindowOutput
 from tidegate.jobs.spark.epoch_outputs import EpochOutputs
@@ -52,7 +54,7 @@ from tidegate.jobs.spark.spark_session import (
 )
 from tidegate.jobs.spark.staging import DiskStaging, open_staging
 from tidegate.jobs.spark.tumbling_sliding_windows import process_window
-from tidegate.jobs.spec.pipeline import PipelineSpec
+from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec
 from tidegate.jobs.spec.window_specs import WindowKind
 from tidegate.jobs.streams.reducers import ReducerRunner, fold_batch
 
@@ -178,17 +180,19 @@ class SparkMover:
         )
         epochs = _EpochContexts(self._make_context(order, staged, native=native))
         if native:
-            epochs.spark = self._find_spark_context(order, staged)
+            epochs.on_spark = self._list_spark_outputs(order)
+            if epochs.on_spark or any(s.edges is not None for s in self._spec.sources.values()):
+                epochs.spark = self._make_context(order, staged, native=False)
         epoch = epochs.first
         with ThreadPoolExecutor(4) as pool:  # the jobs are small: one alone would leave a core idle
-            released = pool.submit(_release_rows, epoch, staged.scans)
-            late = pool.submit(write_late_rows, epoch, epochs.for_window)
+            released = pool.submit(_release_rows, epochs.for_output(EVENTS), staged.scans)
+            late = pool.submit(write_late_rows, epoch, epochs.for_output)
             dead = pool.submit(write_dead_letters, epoch) if any_dead else None
             # In this thread, because every window needs it, while the pool already works on the
             # rest.
             edges = pair_edges(epochs.spark or epoch)
             windows = {
-                name: pool.submit(_process_window_output, epochs.for_window(name), name, edges)
+                name: pool.submit(_process_window_output, epochs.for_output(name), name, edges)
                 for name in self._spec.windows
             }
         return EpochOutputs(
@@ -204,12 +208,15 @@ class SparkMover:
     def _list_spark_windows(self) -> list[str]:
         return [n for n in self._spec.windows if explain_spark_window(self._spec, n) is not None]
 
-    def _find_spark_context(self, order: MoveOrder, staged: _StagedCut) -> EpochContext | None:
-        """The context of the outputs that need Spark SQL; None if there are none."""
-        edges = any(source.edges is not None for source in self._spec.sources.values())
-        if not edges and not self._list_spark_windows():
-            return None
-        return self._make_context(order, staged, native=False)
+    def _list_spark_outputs(self, order: MoveOrder) -> set[str]:
+        """The outputs of a native epoch that need Spark SQL: by the rules, or for their state."""
+        rows: Counter[str] = Counter()
+        for ref in order.segments:
+            rows[ref.kind] += ref.rows
+        most = NATIVE_CELLS // len(self._spec.columns)
+        large = {kind.removeprefix("window:") for kind, size in rows.items() if size > most}
+        waiting = {EVENTS} if ORDER_KIND in large else set()
+        return waiting | set(self._list_spark_windows()) | (large & self._spec.windows.keys())
 
     def _make_context(self, order: MoveOrder, staged: _StagedCut, *, native: bool) -> EpochContext:
         members = staged.scans.survey.members
@@ -240,16 +247,16 @@ class _EpochContexts:
 
     Attributes:
         first: the context of all outputs that do not need another one.
-        spark: of the windows that need Spark SQL, if `first` is native.
+        spark: of the outputs `on_spark`, if `first` is native.
     """
 
     first: EpochContext
     spark: EpochContext | None = None
+    on_spark: Collection[str] = ()
 
-    def for_window(self, name: str) -> EpochContext:
-        """Return the context of a window output."""
-        needs_spark = self.spark and explain_spark_window(self.first.spec, name) is not None
-        return self.spark if self.spark and needs_spark else self.first
+    def for_output(self, name: str) -> EpochContext:
+        """Return the context of an output."""
+        return self.spark if self.spark is not None and name in self.on_spark else self.first
 
 
 def _read_judged_rows(staged: _StagedCut, spec: PipelineSpec, *, native: bool) -> Frame | None:

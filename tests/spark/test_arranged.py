@@ -70,6 +70,21 @@ def kinds(pair: Pair, name: str) -> set[tuple[str, str]]:
     return {(field.name, str(field.type)) for schema in schemas for field in schema}
 
 
+def test_state_that_is_too_large_for_the_driver_is_left_to_spark(
+    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that wait and live windows beyond the limit are released and merged by Spark."""
+    window = {"kind": "session", "gap": "60s", "aggregates": {"n": "count(*)"}}
+    pair = Pair(spec_of({"a": {}}, windows={"w": window}), session, tmp_path)
+    pair.put("a", [{"t": s * SECOND} for s in (20, 21, 22, 23)])
+    pair.run(0)
+    monkeypatch.setattr("tidegate.jobs.spark.mover.NATIVE_CELLS", 0)
+    pair.put("a", [{"t": 24 * SECOND}])
+    pair.run(SECOND)
+    pair.run(2 * SECOND, done=True)
+    assert len(pair.table("events")) == 5
+
+
 @pytest.mark.unit
 def test_pieces_are_even() -> None:
     """No piece is larger than a range, and none is much smaller than the others."""
