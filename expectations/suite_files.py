@@ -15,13 +15,15 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from tidegate.errors import ConfigurationError
-from tidegate.expectations.summaries import SUMMARIES, TABLE_PREFIX
+from tidegate.expectations.summaries import SUMMARIES, TABLE_PREFIX, list_frame_columns
 from tidegate.jobs.spec.event_time_options import SpecModel
+from tidegate.jobs.spec.loader import Location, format_findings, to_plain_value
 from tidegate.jobs.spec.operations import QualityLimits, QualitySpec, Severity
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 _DURATION_LIMITS = {"lateness_p99", "barrier_waited_p99", "checkpoint_age", "seal_p95"}
 _TICKS_PER_SECOND = 1_000_000
+_COLUMN_ARGUMENTS = ("column", "column_A", "column_B", "column_list")
 
 
 Need = Literal["barriers", "streams", "windows", "events", "rules"]
@@ -106,27 +108,25 @@ def load_suites(spec: PipelineSpec) -> list[Suite]:
     """
     quality = spec.quality
     # Through importlib.resources, because the package may be read from a zip file.
-    files: dict[str, Traversable] = {
-        f.name: f for f in _list_suite_files(resources.files("tidegate.expectations") / "suites")
-    }
+    folder: Traversable = resources.files("tidegate.expectations") / "suites"
+    suites = {f.name: _load_suite(f) for f in _list_suite_files(folder)}
     if quality.suites is not None:
-        folder = Path(quality.suites)
-        if not folder.is_dir():
+        own = Path(quality.suites)
+        if not own.is_dir():
             raise ConfigurationError(
-                f"quality.suites: no folder {folder.absolute()}",
+                f"quality.suites: no folder {own.absolute()}",
                 code="quality.no_folder",
                 pipeline=spec.name,
                 advice="give a folder of *.yaml suites, relative to the folder you run in",
             )
-        files |= {f.name: f for f in _list_suite_files(folder)}
-    # All files are loaded before checks are selected: a wrong file must not hide behind a pipeline
-    # that does not need it.
-    suites = [_load_suite(file) for _, file in sorted(files.items())]
-    _refuse_unknown_ids(spec, suites)
-    _refuse_unknown_tables(spec, suites)
+        # All files are loaded before checks are selected: a wrong file must not hide behind a
+        # pipeline that does not need it.
+        suites |= {f.name: _load_suite(f, spec) for f in _list_suite_files(own)}
+    loaded = [suite for _, suite in sorted(suites.items())]
+    _refuse_unknown_ids(spec, loaded)
     had = _list_parts(spec)
-    suites = [suite for suite in suites if suite.needs is None or suite.needs in had]
-    return [s for s in (_select_checks(suite, quality, had) for suite in suites) if s is not None]
+    needed = [suite for suite in loaded if suite.needs is None or suite.needs in had]
+    return [s for s in (_select_checks(suite, quality, had) for suite in needed) if s is not None]
 
 
 def _list_parts(spec: PipelineSpec) -> set[Need]:
@@ -145,21 +145,22 @@ def _list_suite_files(folder: Traversable) -> list[Traversable]:
     return [f for f in folder.iterdir() if f.name.endswith((".yaml", ".yml"))]
 
 
-def _load_suite(file: Traversable) -> Suite:
+def _load_suite(file: Traversable, spec: PipelineSpec | None = None) -> Suite:
+    """Load one file; with a spec, its tables and columns have to exist in the pipeline."""
     try:
-        suite = Suite.model_validate(YAML(typ="safe").load(file.read_text(encoding="utf-8")))
+        raw = YAML(typ="rt").load(file.read_text(encoding="utf-8"))
+        suite = Suite.model_validate(to_plain_value(raw))
+        mistakes = _list_unknown_names(spec, suite) if spec else []
         for check in suite.checks:
             # Formatted once now: an unknown limit in the sentence would otherwise fail in the
             # night.
             check.says.format(**limit_values(QualityLimits()))
     except ValidationError as error:
-        lines = [
-            f"{file}: {'.'.join(map(str, e['loc']))}: {e['msg'].removeprefix('Value error, ')}"
-            for e in error.errors()
-        ]
-        raise _make_suite_error("\n".join(lines)) from error
+        mistakes = [(e["loc"], e["msg"].removeprefix("Value error, ")) for e in error.errors()]
     except (YAMLError, KeyError, ValueError) as error:
         raise _make_suite_error(f"{file}: {error}") from error
+    if mistakes:
+        raise _make_suite_error("\n".join(format_findings(str(file), raw, mistakes)))
     return suite
 
 
@@ -193,13 +194,22 @@ def list_checked_tables(suites: list[Suite]) -> list[str]:
     return sorted(s.removeprefix(TABLE_PREFIX) for s in summaries if s.startswith(TABLE_PREFIX))
 
 
-def _refuse_unknown_tables(spec: PipelineSpec, suites: list[Suite]) -> None:
-    for suite in suites:
-        for unknown in set(list_checked_tables([suite])) - set(spec.table_names):
-            raise _make_suite_error(
-                f"suite {suite.suite}: {spec.name} has no table {unknown!r}; there are:"
-                f" {', '.join(spec.table_names)}"
-            )
+def _list_unknown_names(spec: PipelineSpec, suite: Suite) -> list[tuple[Location, str]]:
+    """Tables and columns that checks name and the pipeline does not have."""
+    mistakes: list[tuple[Location, str]] = []
+    for place, check in enumerate(suite.checks):
+        table = check.summary.removeprefix(TABLE_PREFIX)
+        if table != check.summary and table not in spec.table_names:
+            says = f"{spec.name} has no table {table!r}; there are: {', '.join(spec.table_names)}"
+            mistakes.append((("checks", place, "summary"), says))
+            continue
+        named = {key: check.kwargs[key] for key in _COLUMN_ARGUMENTS if key in check.kwargs}
+        columns = list_frame_columns(spec, check.summary) if named else []
+        for key, names in named.items():
+            for name in {*([names] if isinstance(names, str) else names)} - {*columns}:
+                says = f"no column {name!r} in {check.summary}; there are: {', '.join(columns)}"
+                mistakes.append((("checks", place, "kwargs", key), says))
+    return mistakes
 
 
 def _select_checks(suite: Suite, quality: QualitySpec, had: set[Need]) -> Suite | None:

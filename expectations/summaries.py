@@ -450,6 +450,22 @@ def build_frame(evidence: Evidence, summary: str) -> pd.DataFrame:
     return frame
 
 
+def list_frame_columns(spec: PipelineSpec, summary: str) -> list[str]:
+    """List the columns of a summary or of a table's frame, from tables without rows."""
+    from tidegate.jobs.sinks.output_tables import build_table_schema
+
+    names = (LATE, BARRIERS, CHECKPOINTS, DEAD_LETTERS, EVENTS)
+    empty = {name: build_table_schema(spec, name).empty_table() for name in names}
+    if summary.startswith(TABLE_PREFIX):
+        return ["_row", *build_table_schema(spec, summary.removeprefix(TABLE_PREFIX)).names]
+    nothing: Any = {"events_since": 0, "head": None, "past": None, "sealed": 0, "now": 0}
+    rejections = build_table_schema(spec, REJECTIONS).empty_table() if spec.streams else None
+    evidence = Evidence(
+        spec, **empty, **nothing, wanted=False, verified="none", rejections=rejections
+    )
+    return list(SUMMARIES[summary](evidence).columns)
+
+
 def _name_rows(table: pa.Table) -> list[str]:
     """The origin of each row; its epoch and its number where it has none."""
     if {*_ORIGIN} <= {*table.column_names}:

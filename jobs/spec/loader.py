@@ -96,12 +96,12 @@ def _read_mapping(text: str, where: str) -> dict[str, Any]:
 
 def _validate_spec(model: type[S], raw: dict[str, Any], where: str) -> S:
     try:
-        return model.model_validate(_to_plain_value(raw), context={"yaml": True})
+        return model.model_validate(to_plain_value(raw), context={"yaml": True})
     except ValidationError as error:
         items = error.errors(include_url=False, include_context=True)
         mistakes = [(item["loc"], _describe_item(model, item)) for item in items]
         name = str(raw.get("name", "")) or None
-        findings = _format_findings(where, raw, mistakes)
+        findings = format_findings(where, raw, mistakes)
         raise _invalid_spec_error(where, findings, pipeline=name) from error
 
 
@@ -114,7 +114,7 @@ def _invalid_spec_error(
 def locate_mistakes(path: Path, mistakes: Sequence[tuple[Location, str]]) -> ConfigurationError:
     """Return the error for mistakes that were found in a spec after it was read."""
     raw = YAML(typ="rt").load(path.read_text(encoding="utf-8"))
-    findings = _format_findings(str(path), raw, mistakes)
+    findings = format_findings(str(path), raw, mistakes)
     return _invalid_spec_error(str(path), findings, pipeline=raw["name"])
 
 
@@ -125,8 +125,16 @@ def _describe_syntax_error(error: MarkedYAMLError) -> str:
     return problem.partition(" with value ")[0]  # of a key that is there twice
 
 
-def _format_findings(where: str, raw: Any, mistakes: Iterable[tuple[Location, str]]) -> list[str]:
-    """Return a line per mistake; a mistake that sources share through an anchor is listed once."""
+def format_findings(where: str, raw: Any, mistakes: Iterable[tuple[Location, str]]) -> list[str]:
+    """Return a line per mistake, with file, line and field.
+
+    A mistake that is shared through an anchor is listed once.
+
+    Args:
+        where: the file.
+        raw: its YAML, as ruamel's round-trip loader gives it.
+        mistakes: place in the YAML, and what is wrong there.
+    """
     findings: dict[tuple[int, str], str] = {}
     for location, message in mistakes:
         # Rules over several fields name the field at the beginning of their message.
@@ -218,11 +226,12 @@ def _find_owner(node: CommentedMap, key: object) -> CommentedMap:
     return next(_find_owner(merged, key) for merged in node.merge if key in merged)
 
 
-def _to_plain_value(value: Any) -> Any:
+def to_plain_value(value: Any) -> Any:
+    """Return YAML of ruamel's round-trip loader as plain values."""
     if isinstance(value, dict):
-        return {str(k): _to_plain_value(v) for k, v in value.items()}
+        return {str(k): to_plain_value(v) for k, v in value.items()}
     if isinstance(value, list):
-        return [_to_plain_value(v) for v in value]
+        return [to_plain_value(v) for v in value]
     # ruamel's scalars remember their style and place; pydantic's strict checks and JSON want plain
     # values. bool first, because it is an int.
     for kind in (bool, int, float, str):

@@ -164,3 +164,26 @@ print(len((resources.files("tidegate.expectations") / "templates" / "run.html").
     )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.split()[0]) == 4  # it has neither barriers nor streams
+
+
+@pytest.mark.parametrize(
+    ("summary", "column", "says"),
+    [
+        ("table.lates", "reason", "mine.yaml:5: checks.0.summary: flights has no table 'lates'"),
+        ("table.late", "reasons", "mine.yaml:7: checks.0.kwargs.column: no column 'reasons' in"),
+        ("dropped", "rows", "mine.yaml:7: checks.0.kwargs.column: no column 'rows' in dropped"),
+        ("droppd", "rows", "mine.yaml:4: checks.0: no summary 'droppd'"),
+    ],
+)
+def test_unknown_names_in_a_suite_are_named_at_their_line(
+    spec: PipelineSpec, tmp_path: Path, summary: str, column: str, says: str
+) -> None:
+    """A table, column or summary that does not exist is an error with file, line and field."""
+    (tmp_path / "mine.yaml").write_text(
+        "suite: mine\ntitle: Mine\nchecks:\n  - id: own\n"
+        f"    summary: {summary}\n    expect: expect_column_values_to_not_be_null\n"
+        f"    kwargs: {{column: {column}}}\n    says: fine\n"
+    )
+    with pytest.raises(ConfigurationError) as error:
+        load_suites(with_quality(spec, suites=str(tmp_path)))
+    assert says in error.value.message

@@ -116,7 +116,7 @@ def test_own_suites_look_at_any_table(tmp_path: Path) -> None:
     ("old", "new", "says"),
     [
         ("table.w", "table.x", "no table 'x'; there are: events, late, w"),
-        ("column: n", "column: nn", "counted cannot run"),
+        ("column: n", "column: nn", "no column 'nn' in table.w"),
         ("says: Windows", "scope: all, says: Windows", "recent rows"),
     ],
 )
