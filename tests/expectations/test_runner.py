@@ -85,7 +85,7 @@ def test_check_on_a_column_that_is_not_there_is_a_configuration_error(
     spec = PipelineSpec.model_validate(
         healthy.spec.model_dump(by_alias=True) | {"quality": {"suites": str(tmp_path)}}
     )
-    with pytest.raises(ConfigurationError, match="no column .nope. in release"):
+    with pytest.raises(ConfigurationError, match=r"no column .nope. in release"):
         gx_runner.run_suites(changed(healthy, spec=spec))
 
 
