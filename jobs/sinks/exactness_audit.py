@@ -32,6 +32,7 @@ from tidegate.jobs.engine.resume_state import SPLICE_KIND
 from tidegate.jobs.rules.duck_frame import open_database
 from tidegate.jobs.rules.recomputation import build_recompute_columns, build_starts_sql
 from tidegate.jobs.sinks.output_tables import build_table_schema
+from tidegate.jobs.spec.event_time_options import LatePolicy
 from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENTS, LATE, PipelineSpec, SourceSpec
 from tidegate.jobs.spec.row_rules import RULE_QUARANTINED
 from tidegate.jobs.spec.window_specs import Aggregate, AggregateFunction, WindowKind, WindowSpec
@@ -360,6 +361,15 @@ def _check_window_results(
         return
     if sum(own.get(RULE_DROPPED, 0) for own in head.counters.per_source.values()):
         found.skipped[name] = "rules have dropped rows, which no table has"
+        return
+    violations = {s.punctuation.on_violation for s in spec.sources.values() if s.punctuation}
+    dropped = (f"dropped:{name}", "dropped:events:cti_violation")
+    if (
+        "adjust" in violations
+        or window.on_late is LatePolicy.ADJUST
+        or any(own.get(count) for own in head.counters.per_source.values() for count in dropped)
+    ):
+        found.skipped[name] = "rows were dropped or adjusted, which no table says"
         return
     if found.topics:
         found.skipped[name] = "it counts messages, and topics are not read again"

@@ -4,19 +4,24 @@ A real driver runs `docs/examples/presets/<preset>.yaml` over its input until th
 each sealed epoch is decided and moved again from its manifest, by the decider and by the oracle in
 plain Python, which carries its own state from epoch to epoch. The decision, the rows of every
 table and the counters must be the same. At last `audit_exactness` reads the input again and finds
-each row in one place. Ends with `N of 6 exact on Spark`; the exit code is 1 below six.
+each row in one place. A second run of each example has an injected clock: its sources stall, fall
+silent for longer than the idle timers, resume and end. Further cases (`spark_cases.CASES`) have what
+no example has. Ends with `N of 6 exact on Spark`; the exit code is 1 below six, or if a case differs.
 """
 
 from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from tests.conformance.spark_cases import CASES, EXAMPLES, play_silences
+from tests.conformance.stepped_run import SteppedRun
 from tests.e2e.drivers import Piped
 from tests.oracle.mover import OracleMover
 from tidegate.checkpoints.epoch_notes import EpochCounters
@@ -32,10 +37,11 @@ from tidegate.jobs.sinks.exactness_audit import audit_exactness
 from tidegate.jobs.sinks.output_tables import DriverTables
 from tidegate.jobs.sinks.published_tables import read_table
 from tidegate.jobs.sources.input_view import InputView
+from tidegate.jobs.spark.spark_session import open_session
+from tidegate.jobs.spec.loader import parse_spec
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.presets import PRESETS
 
-EXAMPLES = Path(__file__).parents[2] / "docs" / "examples" / "presets"
 NAMES = sorted(PRESETS.keys() - {"tidegate"})
 
 
@@ -73,7 +79,9 @@ def run_example(preset: str, folder: Path) -> Piped:
     return pipeline
 
 
-def compare_with_oracle(pipeline: Piped, spec: PipelineSpec, folder: Path) -> list[str]:
+def compare_with_oracle(
+    pipeline: Piped | SteppedRun, spec: PipelineSpec, folder: Path
+) -> list[str]:
     """Return what the epochs of a pipeline and an oracle with `spec` differ in, a line each."""
     sealed, log = pipeline.store(), pipeline.log()
     scratch = LocalStore(folder / "scratch")
@@ -101,7 +109,7 @@ def compare_with_oracle(pipeline: Piped, spec: PipelineSpec, folder: Path) -> li
     return found
 
 
-def audit_input(pipeline: Piped, folder: Path) -> list[str]:
+def audit_input(pipeline: Piped | SteppedRun, folder: Path) -> list[str]:
     """Return what the independent check of the input finds wrong, a line each."""
     spec, store = pipeline.spec, pipeline.store()
     folder.mkdir(parents=True)
@@ -114,21 +122,46 @@ def audit_input(pipeline: Piped, folder: Path) -> list[str]:
     return report.problems
 
 
+def run_with_silences(preset: str, folder: Path, session: Any) -> SteppedRun:
+    """Run the example of a preset while its sources stall and fall silent."""
+    run = SteppedRun((EXAMPLES / f"{preset}.yaml").read_text(), folder, session)
+    play_silences(run, preset)
+    return run
+
+
+def run_case(name: str, folder: Path, session: Any) -> SteppedRun:
+    """Run one of the further cases."""
+    text, play = CASES[name]
+    run = SteppedRun(text, folder, session)
+    play(run)
+    return run
+
+
+def report_differences(name: str, run: Callable[[Path], Piped | SteppedRun]) -> bool:
+    """Run a pipeline, print what it differs in, and return whether it is exact."""
+    with TemporaryDirectory(prefix="tidegate-presets-") as folder:
+        pipeline = run(Path(folder) / "pipeline")
+        differences = compare_with_oracle(pipeline, pipeline.spec, Path(folder) / "oracle")
+        differences += audit_input(pipeline, Path(folder) / "audit")
+        epochs = pipeline.log().head().slot
+    sys.stdout.write(f"{name}: {epochs} epochs, {len(differences)} differences\n")
+    sys.stdout.writelines(f"    {line}\n" for line in differences)
+    sys.stdout.flush()
+    return not differences
+
+
 def main() -> int:
-    """Run and compare each preset."""
-    exact = 0
-    for preset in NAMES:
-        with TemporaryDirectory(prefix=f"tidegate-{preset}-") as folder:
-            pipeline = run_example(preset, Path(folder) / "pipeline")
-            differences = compare_with_oracle(pipeline, pipeline.spec, Path(folder) / "oracle")
-            differences += audit_input(pipeline, Path(folder) / "audit")
-            epochs = pipeline.log().head().slot
-        sys.stdout.write(f"{preset}: {epochs} epochs, {len(differences)} differences\n")
-        sys.stdout.writelines(f"    {line}\n" for line in differences)
-        sys.stdout.flush()
-        exact += not differences
-    sys.stdout.write(f"{exact} of {len(NAMES)} exact on Spark\n")
-    return 0 if exact == len(NAMES) else 1
+    """Run and compare each preset, twice, and the further cases."""
+    exact = {name: report_differences(name, partial(run_example, name)) for name in NAMES}
+    session = open_session(parse_spec((EXAMPLES / "flink.yaml").read_text()))
+    for name in NAMES:
+        run = partial(run_with_silences, name, session=session)
+        exact[name] &= report_differences(f"{name}, with silences", run)
+    cases = [report_differences(name, partial(run_case, name, session=session)) for name in CASES]
+    session.stop()
+    sys.stdout.write(f"{sum(cases)} of {len(cases)} further cases exact on Spark\n")
+    sys.stdout.write(f"{sum(exact.values())} of {len(NAMES)} exact on Spark\n")
+    return 0 if all(exact.values()) and all(cases) else 1
 
 
 if __name__ == "__main__":

@@ -13,10 +13,15 @@ from tests.conformance.presets_on_spark import (
     NAMES,
     audit_input,
     compare_with_oracle,
+    run_case,
     run_example,
+    run_with_silences,
 )
+from tests.conformance.spark_cases import CASES
+from tests.conformance.stepped_run import START
 from tests.e2e.drivers import Piped
 
+from tidegate.jobs.sinks.published_tables import read_table
 from tidegate.jobs.spec.loader import load_spec, parse_spec
 from tidegate.jobs.spec.presets import PRESETS
 
@@ -149,3 +154,49 @@ def test_an_oracle_of_another_pipeline_differs(ended_run: Piped, tmp_path: Path)
     assert other.digest() != ended_run.spec.digest()
     found = " ".join(compare_with_oracle(ended_run, other, tmp_path / "oracle"))
     assert "decided" in found
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[Any]:
+    """One Spark session for the runs with an injected clock."""
+    from tidegate.jobs.spark.spark_session import open_session
+
+    started = open_session(load_spec(EXAMPLES / "flink.yaml"))
+    yield started
+    started.stop()
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", [*NAMES, *CASES])
+def test_a_run_with_silences_equals_the_oracle(session: Any, tmp_path: Path, name: str) -> None:
+    """Sources stall, fall silent, resume and end; a further case has what no example has."""
+    play = run_with_silences if name in NAMES else run_case
+    run = play(name, tmp_path / "pipeline", session)
+    assert compare_with_oracle(run, run.spec, tmp_path / "oracle") == []
+    assert audit_input(run, tmp_path / "audit") == []
+    idle = [
+        entry
+        for filled in run.log().epochs_between(0, 1, run.log().head().slot)
+        for entry in filled.epoch.decision["recorded"]
+        if entry["kind"] in ("idle", "residence_expired", "cti")
+    ]
+    # The others of the presets have no timer: their sources wait for ever.
+    assert bool(idle) == (name in ("hazelcast", "nscldaq", "pipet", "streaminsight", "wire"))
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_six_minutes_of_streaminsight(session: Any, tmp_path: Path) -> None:
+    """Windows of three minutes are reported at the CTIs of every sixth; the last one is open until
+    the end.
+    """
+    run = run_case("six_minutes", tmp_path / "pipeline", session)
+    rows = read_table(run.spec, run.store(), "w").to_pylist()
+    found = [
+        (row["_epoch"], round(row["window_start"].timestamp() / 60) - START // 60_000_000, row["n"])
+        for row in rows
+    ]
+    assert sorted(found) == [(2, 0, 2), (2, 3, 1), (3, 6, 1), (3, 9, 2), (4, 12, 1)]
