@@ -9,7 +9,6 @@ from typing import Any, Final
 
 import pytest
 from tests.conformance.presets_on_spark import (
-    EXAMPLES,
     NAMES,
     audit_input,
     compare_with_oracle,
@@ -17,7 +16,7 @@ from tests.conformance.presets_on_spark import (
     run_example,
     run_with_silences,
 )
-from tests.conformance.spark_cases import CASES
+from tests.conformance.spark_cases import CASES, EXAMPLES
 from tests.conformance.stepped_run import START
 from tests.e2e.drivers import Piped
 
