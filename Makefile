@@ -111,6 +111,10 @@ costs: venv ## requests, bytes, memory as history, members and rows grow (ARGS="
 bench-seal: venv ## how long a seal takes against a local MinIO (p50, p95), and how many PUTs an epoch makes
 	$(BIN)/python -m tests.checkpoints.bench_seal $(ARGS)
 
+.PHONY: bench-cli
+bench-cli: venv java ## how long status, tables, row, list and validate take, median of five, with the load
+	$(BIN)/python -m tests.bench.cli $(ARGS)
+
 .PHONY: bench-recovery
 bench-recovery: venv ## from a driver's start to its first survey, against 10 MB to 1 GB of state and 10 to 10,000 epochs
 	$(BIN)/python -m tests.checkpoints.bench_recovery $(ARGS)

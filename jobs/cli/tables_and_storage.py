@@ -53,12 +53,12 @@ def show_tables(
     as_json: JsonOption = False,
 ) -> None:
     """List the tables of a pipeline, show one, or write it to a file."""
-    from tidegate.jobs.sinks.published_tables import export_table, read_table
-
     spec, log = arguments.open_spec_and_log(pipeline, store)
     if name is None:
         _list_tables(spec, log, as_json)
         return
+    from tidegate.jobs.sinks.published_tables import export_table, read_table
+
     slot = None if at is None else arguments.resolve_slot(log, at)
     table = read_table(spec, log.store, name, current_only=current, at=slot)
     if where is not None:
@@ -95,17 +95,24 @@ def _select_rows(name: str, table: pa.Table, where: str) -> pa.Table:
 
 
 def _list_tables(spec: PipelineSpec, log: SlotLog, as_json: bool) -> None:
-    from tidegate.jobs.sinks.published_tables import describe_table, read_table
+    from tidegate.jobs.sinks.lineage_position import count_table_rows, read_published_cut
 
-    found = {table: describe_table(spec, log.store, table) for table in spec.table_names}
-    # A merge leaves rows in a stream's files that readers do not see.
-    for table in spec.streams:
-        found[table]["rows"] = read_table(spec, log.store, table, columns=("_epoch",)).num_rows
+    cut, found = read_published_cut(log.store, spec.name), []
+    for table in spec.table_names:
+        address = cut.tables.get(table) if cut else None
+        rows = count_table_rows(log.store, spec.name, address) if address else 0
+        # A merge leaves rows in a stream's files that readers do not see.
+        if rows is None or (rows and table in spec.streams):
+            # Seconds of imports, which the list needs for these tables only.
+            from tidegate.jobs.sinks.published_tables import read_table
+
+            rows = read_table(spec, log.store, table, columns=("_epoch",)).num_rows
+        found.append({"table": table, "rows": rows, "address": address})
     if as_json:
-        output.print_envelope("tables", [{"table": table, **one} for table, one in found.items()])
+        output.print_envelope("tables", found)
     else:
-        rows = [(table, one["rows"], one["address"]) for table, one in found.items()]
-        output.print_table(["table", "rows", "Iceberg metadata"], rows)
+        columns = ["table", "rows", "Iceberg metadata"]
+        output.print_table(columns, [[*one.values()] for one in found])
 
 
 def _print_newest_rows(name: str, table: pa.Table, limit: int) -> None:

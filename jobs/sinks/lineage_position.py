@@ -122,6 +122,21 @@ def read_published_cut(store: Store, pipeline: str) -> PublishedCut | None:
     return found[0] if found else None
 
 
+def count_table_rows(store: Store, pipeline: str, address: str) -> int | None:
+    """Return the rows of the table whose metadata are at `address`, without pyiceberg.
+
+    None if the metadata are not in the store, as with a catalog that has its own place.
+    """
+    _, inside, name = address.rpartition(f"/{pipeline}/iceberg/")
+    try:
+        metadata = parse_json(store.get(f"{inside[1:]}{name}").data)
+    except (NotFoundError, ValueError):
+        return None
+    snapshots = {one["snapshot-id"]: one["summary"] for one in metadata.get("snapshots", [])}
+    current = snapshots.get(metadata.get("current-snapshot-id"), {})
+    return int(current.get("total-records", 0))
+
+
 def advance_published_cut(store: Store, pipeline: str, new: PublishedCut) -> None:
     """Move the pointer forward, unless another publisher has moved it at least as far."""
     while True:
