@@ -214,6 +214,7 @@ class AirflowProcesses:
             TransientError: it failed; the message names the log.
         """
         wanted = version("apache-airflow")
+        # Once per version of Airflow, because the command takes about 10 s.
         if self._state.migrated == wanted:
             return
         self._say("preparing Airflow's database (about 10 s)")

@@ -516,6 +516,7 @@ class AbortBarrierOperator(PipelineOperator):
             request_id=f"abort-{context['run_id']}"[:200],
         )
         deadline = SYSTEM_CLOCK.monotonic() + self.timeout
+        # Polled, because the acknowledgement is an object that the driver writes.
         while (answer := read_ack(store, self.pipeline, request.id)) is None:
             if SYSTEM_CLOCK.monotonic() >= deadline:
                 raise ABORT_UNANSWERED(

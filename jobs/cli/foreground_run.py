@@ -111,6 +111,7 @@ def run_in_terminal(spec: PipelineSpec, options: RunOptions, *, quiet: bool) -> 
         ship_log,
     )
 
+    # The name of a launch, as under Airflow, so that `tidegate logs` finds this run too.
     attempt = make_attempt_name()
     path = Path(tempfile.gettempdir()) / f"tidegate-{spec.name}-{attempt}.log"
     display = RunDisplay(quiet=quiet)

@@ -166,6 +166,7 @@ def run_until_end(spec: PipelineSpec, options: RunOptions) -> RunOutcome:
             outcome = _run_when_wanted(RunContext(spec, options, store, work, stop, retry))
     except Exception as error:
         reported = classify_error(spec.name, error)
+        # As it is, so that its traceback does not name a second exception.
         if reported is error:
             raise
         raise reported from error

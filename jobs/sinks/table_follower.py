@@ -262,6 +262,8 @@ class TableFollower:
                 if one.last is None or one.last > position
             ]
         except ValueError:
+            # Another engine has deleted single rows, so the files do not show what is
+            # in the table.
             return False
         # Files that other programs wrote are not rewritten here; the caller decides about them.
         if not all(one.is_merged and one.last is not None for one in beyond):

@@ -90,6 +90,7 @@ def _read_container(stream: io.BytesIO, size: int) -> pa.Table:
     meta = header["meta"]
     if "avro.schema" not in meta:
         raise AvroError("the header has no schema")
+    # Chosen before any block is read: an unsupported codec makes the object a dead letter.
     decompress = _select_codec(meta.get("avro.codec", b"null").decode("utf-8", "replace"))
     record = _RecordSchema(json.loads(meta["avro.schema"], object_hook=_drop_ignored))
     rows: list[dict[str, Any]] = []
