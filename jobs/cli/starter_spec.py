@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 _FORMATS = {
     **{form: form for form in ("parquet", "json", "csv", "avro", "orc")},
     "ndjson": "json",
+    "jsonl": "json",
     "tsv": "csv",
 }
 _MOST_SAMPLES = 10  # objects per folder

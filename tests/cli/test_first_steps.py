@@ -32,7 +32,7 @@ def shops(tmp_path: Path) -> Path:
     (web / "0002.csv").write_text("\n".join([head, *lines[20:], ""]))
     (web / "readme.txt").write_text("not a format")
     row = {"event_ms": FIRST, "Shop Name": "c", "amount": 1, "_id": 7, 'odd"name': 1}
-    (store / "a.ndjson").write_text(json.dumps(row) + "\n")
+    (store / "a.jsonl").write_text(json.dumps(row) + "\n")
     return tmp_path / "shops"
 
 
