@@ -20,6 +20,9 @@ from typing import Any, Final
 
 from tidegate.checkpoints.driver_reports import make_attempt_name
 from tidegate.checkpoints.process_identity import ProcessIdentity
+from tidegate.errors import ConfigurationError
+from tidegate.jobs.spec.job_spec import JobSpec
+from tidegate.jobs.spec.loader import load_any_spec
 from tidegate.jobs.spec.pipeline import SubmitSpec
 from tidegate.operators.store_access import StoreAccess, build_child_environment, get_tidegate_home
 
@@ -89,14 +92,14 @@ class LocalLauncher:
 
     Args:
         folder: of logs and exit codes; default `$TIDEGATE_HOME/drivers`.
-        command: what to run; default `$TIDEGATE_DRIVER`, else `python -m tidegate.jobs.driver` of
-            this Python.
+        command: what to run; default `$TIDEGATE_DRIVER`, else the driver of pipelines or that of
+            jobs in this Python.
     """
 
     def __init__(self, folder: Path | None = None, command: list[str] | None = None) -> None:
         self._folder = folder
         configured = shlex.split(os.environ.get("TIDEGATE_DRIVER", ""))
-        self._command = command or configured or [sys.executable, "-m", "tidegate.jobs.driver"]
+        self._command = command or configured
 
     def launch(
         self,
@@ -126,7 +129,16 @@ class LocalLauncher:
         self, stem: Path, access: StoreAccess, arguments: Sequence[str]
     ) -> tuple[list[str], dict[str, str]]:
         """The command and its environment, in which alone secrets travel."""
-        return [*self._command, *arguments], build_child_environment(access)
+        command = self._command or [sys.executable, "-m", _choose_module(arguments[0])]
+        return [*command, *arguments], build_child_environment(access)
+
+
+def _choose_module(spec: str) -> str:
+    """Return the program that runs a spec. A broken spec is reported by the driver, in its log."""
+    with suppress(ConfigurationError):
+        if isinstance(load_any_spec(spec), JobSpec):
+            return "tidegate.jobs.sealed_queries"
+    return "tidegate.jobs.driver"
 
 
 def make_launcher(submit: Mapping[str, Any] | None) -> LocalLauncher:

@@ -14,6 +14,8 @@ Parsing reads YAML and nothing else: no store, no Spark, no expectations.
     <p>.windows     announces closed periods, if the spec says so
     tidegate.sweep  starts what should run and does not
 
+A job has the DAGs `stream`, `stop`, `recover`, `pin` and `maintain`.
+
 One broken spec does not stop the others. What is wrong with it becomes a separate DAG, which fails
 and names the mistakes, and an import error of a file that asks for it (`check_specs`); see
 docs/decisions/0065-a-broken-spec-gets-a-failing-dag.md.
@@ -33,7 +35,9 @@ from airflow.sdk import DAG, BaseOperator, CronDataIntervalTimetable, Param
 
 from tidegate.checkpoints.verify import count_scrub_shares
 from tidegate.errors import ConfigurationError
-from tidegate.jobs.spec.loader import load_spec
+from tidegate.jobs.spec.job_spec import JobSpec, SupervisedSpec
+from tidegate.jobs.spec.loader import load_any_spec
+from tidegate.jobs.spec.operations import SpliceSpec
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.operators.assets import ClosedWindowsOperator, stream_asset
 from tidegate.operators.child_operators import BackfillOperator, MaintainOperator, QualityOperator
@@ -78,7 +82,7 @@ def build_dags(
     """Return all DAGs for the specs in a folder, by id.
 
     Args:
-        folder: holds one `*.yaml` file per pipeline.
+        folder: holds one `*.yaml` file per pipeline or job.
         conn_id: Airflow connection of the store; None for the environment (`TIDEGATE_STORE`).
         quality_every: at most one check per pipeline in so many seconds.
         on_failure: Airflow's notifiers, or functions of a context, called when a task of any of
@@ -116,13 +120,15 @@ def check_specs(folder: str | Path) -> None:
         raise _build_spec_error(findings)
 
 
-def _read_specs(folder: str | Path) -> tuple[dict[str, tuple[PipelineSpec, Path]], list[str]]:
+def _read_specs(
+    folder: str | Path,
+) -> tuple[dict[str, tuple[PipelineSpec | JobSpec, Path]], list[str]]:
     """The valid specs by name, and what is wrong with the others."""
-    specs: dict[str, tuple[PipelineSpec, Path]] = {}
+    specs: dict[str, tuple[PipelineSpec | JobSpec, Path]] = {}
     findings = []
     for path in sorted(Path(folder).glob("*.yaml")):
         try:
-            spec = load_spec(path)
+            spec = load_any_spec(path)
             if spec.name in specs:
                 taken_by = specs[spec.name][1]
                 raise SPEC_NAME_TAKEN(path=path, name=spec.name, taken_by=taken_by)
@@ -146,9 +152,9 @@ def _flag(title: str, description: str = "") -> Param:
 
 
 class _PipelineDags:
-    """Builds the DAGs of one pipeline."""
+    """Builds the DAGs of one pipeline or job."""
 
-    def __init__(self, spec: PipelineSpec, path: str, conn_id: str | None) -> None:
+    def __init__(self, spec: PipelineSpec | JobSpec, path: str, conn_id: str | None) -> None:
         self._spec, self._conn_id = spec, conn_id
         self._about: dict[str, Any] = {"pipeline": spec.name, "spec": path, "conn_id": conn_id}
         submit = spec.supervision.submit
@@ -169,26 +175,31 @@ class _PipelineDags:
         yield dag
         yield self._build_recover_dag()
         yield self._build_pin_dag()
-        if any(source.barriers is not None for source in self._spec.sources.values()):
-            yield self._build_abort_barrier_dag()
-        # One asset, so that there is one throttle: late rows and troubled barriers come with a
-        # sealed checkpoint anyway.
-        what = "Checks late rows, barriers and checkpoints."
-        sealed = stream_asset(self._spec.name, "sealed", quality_every, self._conn_id)
-        with self._make_dag("quality", what, schedule=[sealed]) as dag:
-            QualityOperator(task_id="quality", **self._about)
-        yield dag
         what = "Retires old checkpoints, reads a share of the others, keeps the index fresh."
         with self._make_dag("maintain", what, schedule=self._spec.supervision.maintain) as dag:
             shares = count_scrub_shares(self._spec.checkpoint.retain_for)
             MaintainOperator(task_id="maintain", scrub_shares=shares, **self._about)
         yield dag
-        if self._spec.windows:
-            yield self._build_backfill_dag()
-        if self._spec.windows or self._spec.streams or self._spec.splice.offer_rows is not None:
-            yield self._build_splice_dag()
-        if self._spec.supervision.announce is not None and self._spec.windows:
-            yield self._build_windows_dag(self._spec.supervision.announce)
+        if isinstance(self._spec, PipelineSpec):
+            yield from self._build_event_time_dags(self._spec, quality_every)
+
+    def _build_event_time_dags(self, spec: PipelineSpec, quality_every: float) -> Iterator[DAG]:
+        """The DAGs about rows, which a job does not have."""
+        if any(source.barriers is not None for source in spec.sources.values()):
+            yield self._build_abort_barrier_dag()
+        # One asset, so that there is one throttle: late rows and troubled barriers come with a
+        # sealed checkpoint anyway.
+        what = "Checks late rows, barriers and checkpoints."
+        sealed = stream_asset(spec.name, "sealed", quality_every, self._conn_id)
+        with self._make_dag("quality", what, schedule=[sealed]) as dag:
+            QualityOperator(task_id="quality", **self._about)
+        yield dag
+        if spec.windows:
+            yield self._build_backfill_dag(spec.supervision.backfill)
+        if spec.windows or spec.streams or spec.splice.offer_rows is not None:
+            yield self._build_splice_dag(spec.splice)
+        if spec.supervision.announce is not None and spec.windows:
+            yield self._build_windows_dag(list(spec.windows), spec.supervision.announce)
 
     def _make_dag(self, kind: str, what: str, *, tags: Sequence[str] = (), **kwargs: Any) -> DAG:
         spec = self._spec
@@ -287,7 +298,7 @@ class _PipelineDags:
             )
         return dag
 
-    def _build_backfill_dag(self) -> DAG:
+    def _build_backfill_dag(self, cron: str | None) -> DAG:
         instant = "An instant with its offset, 2026-01-31T00:00:00Z; empty in a scheduled run: its"
         params = {
             "start": _text("First window start", f"{instant} data interval."),
@@ -295,7 +306,6 @@ class _PipelineDags:
             "fail_on_difference": _flag("Fail on a difference"),
             "replace": _flag("Replace", "Ask for the late rows of the range to be merged."),
         }
-        cron = self._spec.supervision.backfill
         schedule = None if cron is None else CronDataIntervalTimetable(cron, timezone="UTC")
         what = (
             "Runs the pipeline over a past range as a batch and compares its windows with the"
@@ -305,11 +315,10 @@ class _PipelineDags:
             BackfillOperator(task_id="backfill", **self._about)
         return dag
 
-    def _build_splice_dag(self) -> DAG:
+    def _build_splice_dag(self, splice: SpliceSpec) -> DAG:
         # Imported here as in `_add_approval_tasks`.
         from tidegate.operators.splice_operators import add_splice_tasks
 
-        splice = self._spec.splice
         what = "Merges late rows and dead letters back, after a person has seen the exact effect."
         params = {
             "request": _text("Splice request", "Its id; empty: the late rows are offered as one.")
@@ -319,12 +328,11 @@ class _PipelineDags:
             add_splice_tasks(splice, self._about)
         return dag
 
-    def _build_windows_dag(self, period: int) -> DAG:
+    def _build_windows_dag(self, windows: list[str], period: int) -> DAG:
         # A tenth of the period: a DAG per hour need not start within a second of the hour's end.
         every = max(ANNOUNCE_EVERY_SECONDS, period / 1e7)
         frontier = stream_asset(self._spec.name, "frontier", every, self._conn_id)
         what = "Announces closed periods as partitions of the windows' assets."
-        windows = list(self._spec.windows)
         with self._make_dag("windows", what, schedule=[frontier]) as dag:
             ClosedWindowsOperator(
                 task_id="windows", windows=windows, period=period, retries=2, **self._about
@@ -332,12 +340,12 @@ class _PipelineDags:
         return dag
 
 
-def _build_sweep_dags(specs: Sequence[PipelineSpec], conn_id: str | None) -> list[DAG]:
+def _build_sweep_dags(specs: Sequence[SupervisedSpec], conn_id: str | None) -> list[DAG]:
     """One sweep for all pipelines with the same cron.
 
     A process per pipeline would cost more than the streams that it guards.
     """
-    groups: dict[str, list[PipelineSpec]] = defaultdict(list)
+    groups: dict[str, list[SupervisedSpec]] = defaultdict(list)
     for spec in specs:
         groups[spec.supervision.sweep].append(spec)
     # The sweep of the most pipelines has the plain id, so that a usual site has only that one.
@@ -354,7 +362,7 @@ def _build_sweep_dags(specs: Sequence[PipelineSpec], conn_id: str | None) -> lis
 
 
 def _build_sweep_dag(
-    dag_id: str, cron: str, specs: Sequence[PipelineSpec], conn_id: str | None
+    dag_id: str, cron: str, specs: Sequence[SupervisedSpec], conn_id: str | None
 ) -> DAG:
     with DAG(
         dag_id=dag_id,

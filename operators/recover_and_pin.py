@@ -188,7 +188,11 @@ class RecoverOperator(ReportRestoreOperator):
         else:
             plan = self._restore(context, log, request)
             if plan is not None:
-                return {"pipeline": self.pipeline, "dry_run": True, "plan": plan.model_dump()}
+                return {
+                    "pipeline": self.pipeline,
+                    "dry_run": True,
+                    "plan": plan.model_dump(mode="json"),
+                }
             fork = _find_fork_of_run(log, request)
         head = log.head()
         self._launch_if_unwatched(context)
@@ -213,6 +217,7 @@ class RecoverOperator(ReportRestoreOperator):
         if self.dry_run_only == "True":
             self.log.info("dry run: nothing was changed")
             return plan
+        plan.require_sinks_follow()  # before the driver is stopped for nothing
         before = read_desired_state(log.store, self.pipeline).state
         # A try that was killed left `recovering`. What was desired before it is in the trail.
         recovering = before is DesiredState.RECOVERING
@@ -368,6 +373,11 @@ def format_impact_report(plan: RestorePlan) -> str:
         f"  rows taken back  {_format_counts(plan.rows)}",
         f"  per table        {_format_counts(plan.tables)}",
         f"  window results   {_format_counts(plan.windows)}",
+    ]
+    lines += [
+        f"  query            {one.query}: from batch {one.newest} to {one.batch}, sink {one.sink}:"
+        f" {one.rewind}"
+        for one in plan.sinks
     ]
     if plan.spec_changed:
         lines.append("  note             the spec has changed since that checkpoint")

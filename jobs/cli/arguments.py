@@ -171,6 +171,22 @@ def open_spec_and_log(pipeline: str, store: str | None) -> tuple[PipelineSpec, S
     return spec, open_log(spec.name, store)
 
 
+def open_any_spec_and_log(
+    pipeline: str, store: str | None
+) -> tuple[PipelineSpec | JobSpec, SlotLog]:
+    """Do the same for a job as well, whose YAML file is always needed."""
+    from tidegate.errors import ConfigurationError
+    from tidegate.jobs.spec.errors import SPEC_IS_JOB
+
+    try:
+        return open_spec_and_log(pipeline, store)
+    except ConfigurationError as error:
+        if error.code != SPEC_IS_JOB.code:
+            raise
+    spec = find_any_spec(pipeline)
+    return spec, open_log(spec.name, store)
+
+
 def find_or_read_spec(pipeline: str, store: str | None) -> PipelineSpec:
     """Load a pipeline's spec; if no file has the name, the one that sealed the newest epoch.
 

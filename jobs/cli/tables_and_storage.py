@@ -254,7 +254,7 @@ def collect_garbage(
 
     from tidegate.jobs.driver.housekeeping import maintain_bucket
 
-    spec, log = arguments.open_spec_and_log(pipeline, store)
+    spec, log = arguments.open_any_spec_and_log(pipeline, store)
     # None leaves the decision to the spec; 0 keeps only what `checkpoint.retain` counts.
     keep_for = None if keep_hours is None else keep_hours * 3600
     done = maintain_bucket(spec, log, keep_for, dry_run=dry_run)

@@ -33,6 +33,13 @@ def list_committed_batches(folder: Path) -> list[int]:
     return sorted(number for number, _, _ in _list_log(folder / "commits"))
 
 
+def find_running_batch(folder: Path) -> int | None:
+    """Return the batch that is planned and not committed; None between two batches."""
+    planned = max((number for number, _, _ in _list_log(folder / "offsets")), default=None)
+    done = planned is None or (folder / "commits" / str(planned)).exists()
+    return None if done else planned
+
+
 def select_restoring_files(
     folder: Path, batch: int, sink_log: Path | None = None
 ) -> dict[str, Path]:

@@ -99,6 +99,21 @@ SLOT_TAKEN: Final = ErrorDefinition(
     advice="the next launch goes on from the newest sealed batch",
     retry_after=1.0,
 )
+BATCH_STALLED: Final = ErrorDefinition(
+    "job.batch_stalled",
+    TransientError,
+    "{pipeline}: batch {batch} of query {query} has run for {seconds:.0f} s",
+    kept=_SEALED + "; this batch is repeated",
+    advice="look at its sink and at Spark's tasks; the supervisor starts the job again",
+)
+SINK_RACED: Final = ErrorDefinition(
+    "job.sink_raced",
+    TransientError,
+    "{pipeline}: another process wrote the same batch of query {query} into its file sink: {text}",
+    kept=_SEALED,
+    advice="a driver that was taken over is still ending; the next launch repeats the batch",
+    retry_after=5.0,
+)
 SCRIPT_FAILED: Final = ErrorDefinition(
     "job.script_failed",
     PoisonError,

@@ -74,6 +74,7 @@ _log = structlog.get_logger("tidegate.job")
 
 _POLL_INTERVAL: Final = 0.2  # seconds
 _BATCH_ENDS_WITHIN: Final = 30.0  # seconds; then a query is stopped inside its batch
+_QUERIES_END_WITHIN: Final = 90.0  # seconds
 _SCRIPT_ENDS_WITHIN: Final = 20.0  # seconds after its queries; then the process ends without it
 _ADOPTED_FILE: Final = "_tidegate_adopted"
 
@@ -281,7 +282,10 @@ class JobSession:
         while not self._stop.wait(_POLL_INTERVAL):
             loop.check_queries()
         self._status.set_state("draining", error=loop.error)
-        self._stop_queries()
+        # In a thread: Spark waits without an end for a batch that does not react.
+        stopping = threading.Thread(target=self._stop_queries, name="tidegate-stop", daemon=True)
+        stopping.start()
+        stopping.join(_QUERIES_END_WITHIN)
         if not self._script_ended.wait(_SCRIPT_ENDS_WITHIN):
             self._leave_script(loop)
 
@@ -296,9 +300,10 @@ class JobSession:
         os._exit(error.failure_class.exit_code if error else 0)
 
     def _stop_queries(self) -> None:
-        """Stop each query between two batches if it gets there in time."""
+        """Stop each query between two batches if it gets there in time; at once without a lease."""
+        patience = 0.0 if self._steps.lost.is_set() else _BATCH_ENDS_WITHIN
         for query in self._list_active():
-            deadline, ended = time.monotonic() + _BATCH_ENDS_WITHIN, self._reports.ended
+            deadline, ended = time.monotonic() + patience, self._reports.ended
             with contextlib.suppress(Exception):  # the session may be stopped, or the JVM gone
                 while (
                     query.isActive

@@ -24,15 +24,16 @@ from tidegate.checkpoints.pins import pin_checkpoint
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.errors import ConfigurationError, PoisonError, TidegateError, TransientError
 from tidegate.jobs.driver.error_classification import classify_error
-from tidegate.jobs.driver.status_reporter import DriverSteps, StatusReporter
+from tidegate.jobs.driver.status_reporter import STEP_DEADLINES, DriverSteps, StatusReporter
 from tidegate.jobs.sealed_queries.batch_sealer import BatchReport, BatchSealer, SealedQuery
-from tidegate.jobs.sealed_queries.checkpoint_files import list_committed_batches
-from tidegate.jobs.sealed_queries.errors import SCRIPT_FAILED, SLOT_TAKEN
+from tidegate.jobs.sealed_queries.checkpoint_files import find_running_batch, list_committed_batches
+from tidegate.jobs.sealed_queries.errors import BATCH_STALLED, SCRIPT_FAILED, SINK_RACED, SLOT_TAKEN
 
 _LOOK_EVERY: Final = 0.2  # seconds
 _REQUESTS_EVERY: Final = 1.0  # seconds; each look costs a LIST
 # Seconds for which a committed batch waits for Spark's report of it, which comes a little later.
 _REPORT_PATIENCE: Final = 3.0
+_LOST_RACE: Final = "Race while writing batch"  # Spark's file sink, about its log
 _RETRY_AFTER: Final = 2.0  # seconds, when the store does not answer
 
 _log = structlog.get_logger("tidegate.job")
@@ -131,6 +132,8 @@ class SealLoop:
         self._steps, self._status, self._stop = steps, status, stop
         self._requests = RequestQueue(log.store, log.pipeline)
         self._requests_read_at = 0.0
+        # query -> the batch that runs, and since when this loop has seen it
+        self._running: dict[str, tuple[int | None, float]] = {}
         self.queries: dict[str, SealedQuery] = {}
         self.error: TidegateError | None = None
         self._closing = threading.Event()
@@ -177,6 +180,7 @@ class SealLoop:
         if self._steps.lost.is_set():
             raise self._steps.error or RuntimeError("lease lost without an error")
         self.seal_committed()
+        self._refuse_stalled_batch()
         self._steps.enter("wait")
         if self._status.state == "waiting":
             self._status.set_state("running")
@@ -185,6 +189,16 @@ class SealLoop:
             for request in self._requests.list_pending():
                 self._answer(request)
         return False
+
+    def _refuse_stalled_batch(self) -> None:
+        """End the job if a batch takes longer than an epoch of a pipeline may."""
+        for name, query in list(self.queries.items()):
+            batch, now = find_running_batch(query.folder), time.monotonic()
+            if (known := self._running.get(name)) is None or known[0] != batch:
+                self._running[name] = (batch, now)
+            elif batch is not None and now - known[1] > STEP_DEADLINES["move"]:
+                fields = {"query": name, "batch": batch, "seconds": now - known[1]}
+                raise BATCH_STALLED(pipeline=self._slot_log.pipeline, **fields)
 
     def _seal_rest(self) -> bool:
         self.seal_committed()
@@ -202,7 +216,7 @@ class SealLoop:
         try:
             return step()
         except TransientError as error:
-            if error.code == SLOT_TAKEN.code:
+            if error.code in (SLOT_TAKEN.code, BATCH_STALLED.code):
                 self.fail(error)
                 return False
             _log.warning("transient", code=error.code, error=error.message)
@@ -221,13 +235,11 @@ class SealLoop:
     def check_queries(self) -> None:
         """End the job if a sealed query has failed, also if the script does not look."""
         for name, text in list(self._reports.failures.items()):
-            if name in self.queries:
-                what = f"query {name}"
-                self.fail(
-                    SCRIPT_FAILED(
-                        pipeline=self._slot_log.pipeline, what=what, text=_extract_cause(text)
-                    )
-                )
+            cause, pipeline = _extract_cause(text), self._slot_log.pipeline
+            if name in self.queries and _LOST_RACE in text:
+                self.fail(SINK_RACED(pipeline=pipeline, query=name, text=cause))
+            elif name in self.queries:
+                self.fail(SCRIPT_FAILED(pipeline=pipeline, what=f"query {name}", text=cause))
 
     def _answer(self, request: DriverRequest) -> None:
         refusal = request.refusal_outcome(self._steps.lease.token, SYSTEM_CLOCK.wall_ticks())

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import argparse
 import random
-import signal
 import tempfile
 import time
+from contextlib import closing
 from pathlib import Path
+
+import psutil
 
 from tests.sealed_queries.rig import COMBINATIONS, ClicksJob
 from tidegate.checkpoints.bucket_layout import CheckpointId
@@ -24,22 +26,31 @@ def prove_combination(
     folder: Path, name: str, kills: int, restores: int, dice: random.Random, files: int = 8
 ) -> tuple[int, int, int]:
     """Kills, restores and differences of one combination."""
-    whole = ClicksJob(folder / f"{name}-whole", COMBINATIONS[name], files)
-    whole.run_to_end_of_input()
-    # The same folders in both runs: paths are part of the rows of the outputs nowhere.
-    expected, differences = whole.outputs(), 0
+    with closing(ClicksJob(folder / f"{name}-whole", COMBINATIONS[name], files)) as whole:
+        whole.run_to_end_of_input()
+        expected, differences = whole.outputs(), 0
     job = ClicksJob(folder / f"{name}-killed", COMBINATIONS[name], files)
-    for number in range(kills):
-        _disturb(job, dice, files * (number + 1) // (kills + 1))
-    job.run_to_end_of_input()
-    differences += _compare(f"{name} after {kills} kills", expected, job.outputs())
+    with closing(job):
+        for number in range(kills):
+            _disturb(job, dice, files * (number + 1) // (kills + 1))
+        job.run_to_end_of_input()
+        differences += _compare(f"{name} after {kills} kills", expected, job.outputs())
+        differences += _restore_often(name, job, restores, dice, expected)
+    return kills, restores, differences
+
+
+def _restore_often(
+    name: str, job: ClicksJob, restores: int, dice: random.Random, expected: dict[str, object]
+) -> int:
+    """Go back to random slots, and run to the end of the input again; differences."""
+    differences = 0
     for _ in range(restores):
         rows = CheckpointCatalog(job.log).list_checkpoints()
         target = dice.choice([row.id for row in rows if row.id is not None])
         job.restore(CheckpointId.parse(target))
         job.run_to_end_of_input()
         differences += _compare(f"{name} after a restore of {target}", expected, job.outputs())
-    return kills, restores, differences
+    return differences
 
 
 def _disturb(job: ClicksJob, dice: random.Random, batch: int) -> None:
@@ -51,10 +62,15 @@ def _disturb(job: ClicksJob, dice: random.Random, batch: int) -> None:
     if kind != "pause":
         job.kill(kind)
     else:
-        process.send_signal(signal.SIGSTOP)
+        both = [psutil.Process(process.pid)]
+        both += both[0].children(recursive=True)
+        for one in both:
+            one.suspend()
+        token = job.token()
         job.launch()  # takes the lease over, in a folder of its own
-        job.wait(lambda: job.positions().get("per_minute", -1) > batch or job.is_complete())
-        process.send_signal(signal.SIGCONT)
+        job.wait(lambda: job.token() > token)
+        for one in both:
+            one.resume()
         print(f"  the paused driver ended with {process.wait(timeout=300)}", flush=True)
         job.kill()
     print(f"  {kind} at {job.positions()}", flush=True)

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from tidegate.checkpoints.batch_notes import BatchNotes
 from tidegate.checkpoints.bucket_layout import CheckpointId
-from tidegate.checkpoints.lease import Lease
+from tidegate.checkpoints.lease import Lease, read_lease
 from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.process_identity import ProcessIdentity
 from tidegate.checkpoints.restore import RestorePlan, commit_restore, plan_restore
@@ -75,6 +75,19 @@ class ClicksJob:
         (folder / "clicks.yaml").write_text(self.spec.model_dump_json(by_alias=True))
         self.log = SlotLog(open_store(self.store_url), "clicks")
         self.process: subprocess.Popen[bytes] | None = None
+        self._started: list[subprocess.Popen[bytes]] = []
+
+    def close(self) -> None:
+        """Kill every driver that is left."""
+        for process in self._started:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+    def token(self) -> int:
+        """The fencing token of the lease; 0 before the first."""
+        lease = read_lease(self.log.store, "clicks")
+        return lease.token if lease else 0
 
     def launch(self) -> subprocess.Popen[bytes]:
         """Start a driver."""
@@ -87,6 +100,7 @@ class ClicksJob:
                 stderr=log,
                 cwd=self.folder,
             )
+        self._started.append(self.process)
         return self.process
 
     def kill(self, victim: str = "driver") -> None:
