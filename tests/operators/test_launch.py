@@ -135,3 +135,24 @@ def test_without_a_store_the_error_says_what_to_set(monkeypatch: pytest.MonkeyPa
     monkeypatch.delenv("TIDEGATE_STORE", raising=False)
     with pytest.raises(ConfigurationError, match="TIDEGATE_STORE"):
         StoreAccess.resolve()
+
+
+@pytest.mark.parametrize(
+    ("text", "module"),
+    [
+        ("{kind: job, name: p, app: clicks.py}", "tidegate.jobs.sealed_queries"),
+        ("name: p", "tidegate.jobs.driver"),  # the driver reports what is wrong with it
+    ],
+)
+def test_a_job_has_a_driver_of_its_own(
+    tmp_path: Path, text: str, module: str, wait_until: Wait, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kind of the spec decides which program is launched."""
+    monkeypatch.delenv("TIDEGATE_DRIVER", raising=False)
+    monkeypatch.setattr(sys, "executable", "/bin/echo")
+    spec = tmp_path / "p.yaml"
+    spec.write_text(text)
+    launcher = LocalLauncher(tmp_path / "drivers")
+    started = launcher.launch("p", str(spec), StoreAccess(str(tmp_path)), "latest")
+    wait_until(lambda: started.read_exit_code() is not None)
+    assert tail_log_file(started.log)[0].startswith(f"-m {module} {spec} --store")

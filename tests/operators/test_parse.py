@@ -11,6 +11,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 from pkgutil import resolve_name
+from typing import Any
 
 import pytest
 from airflow.sdk import DAG
@@ -217,3 +218,13 @@ def test_names_in_a_live_airflow_database_stay() -> None:
         resolve_name("tidegate.operators.stream_operator.StreamOperator.resume")
     )
     assert list(resume.parameters) == ["self", "context", "event", "launched", "budget", "past"]
+
+
+def test_a_job_gets_the_dags_that_are_not_about_rows(tmp_path: Path) -> None:
+    """It is supervised and swept like a pipeline."""
+    (tmp_path / "clicks.yaml").write_text("{kind: job, name: clicks, app: clicks.py}")
+    dags = build_dags(tmp_path)
+    kinds = ("stream", "stop", "recover", "pin", "maintain")
+    assert set(dags) == {*(f"clicks.{kind}" for kind in kinds), "tidegate.sweep"}
+    look: Any = dags["tidegate.sweep"].get_task("look")
+    assert look.pipelines == {"clicks": "clicks.stream"}
