@@ -9,27 +9,37 @@ batch by batch.
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import tempfile
 import time
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import psutil
 
 from tests.sealed_queries.rig import COMBINATIONS, ClicksJob
+from tests.servers.minio import running
 from tidegate.checkpoints.bucket_layout import CheckpointId
 from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
 
 
 def prove_combination(
-    folder: Path, name: str, kills: int, restores: int, dice: random.Random, files: int = 8
+    folder: Path,
+    name: str,
+    kills: int,
+    restores: int,
+    dice: random.Random,
+    *,
+    files: int = 8,
+    bucket: str | None = None,
 ) -> tuple[int, int, int]:
-    """Kills, restores and differences of one combination."""
+    """Kills, restores and differences of one combination; `bucket` instead of a local store."""
     with closing(ClicksJob(folder / f"{name}-whole", COMBINATIONS[name], files)) as whole:
         whole.run_to_end_of_input()
         expected, differences = whole.outputs(), 0
-    job = ClicksJob(folder / f"{name}-killed", COMBINATIONS[name], files)
+    store_url = bucket and f"s3://{bucket}/{name}"
+    job = ClicksJob(folder / f"{name}-killed", COMBINATIONS[name], files, store_url)
     with closing(job):
         for number in range(kills):
             _disturb(job, dice, files * (number + 1) // (kills + 1))
@@ -91,12 +101,21 @@ def main() -> None:
     parser.add_argument("--restores", type=int, default=3, help="per combination")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", choices=COMBINATIONS, help="one combination")
+    parser.add_argument("--minio", action="store_true", help="keep the sealed batches in MinIO")
     options = parser.parse_args()
     totals = [0, 0, 0]
-    with tempfile.TemporaryDirectory(prefix="jobs-proof-") as folder:
+    with ExitStack() as resources:
+        folder = resources.enter_context(tempfile.TemporaryDirectory(prefix="jobs-proof-"))
+        bucket = None
+        if options.minio:
+            minio = resources.enter_context(running(Path(folder)))
+            os.environ.update(minio.environment())
+            bucket = minio.bucket
         for name in [options.only] if options.only else COMBINATIONS:
             dice = random.Random(f"{options.seed} {name}")
-            counts = prove_combination(Path(folder), name, options.kills, options.restores, dice)
+            counts = prove_combination(
+                Path(folder), name, options.kills, options.restores, dice, bucket=bucket
+            )
             totals = [total + count for total, count in zip(totals, counts, strict=True)]
     print(f"{totals[0]} kills, {totals[1]} restores, {totals[2]} differences")
     raise SystemExit(1 if totals[2] else 0)
