@@ -239,6 +239,8 @@ class JobSession:
             with install_hooks(self._prepare_builder, self._adopt_session, self._start_query):
                 self._run_script()
                 self._wait_for_queries(loop)
+        except KeyboardInterrupt:  # PySpark has its own handler of Ctrl-C
+            self._stop.set()
         finally:
             self._script_ended.set()
             self._stop_queries()
@@ -365,10 +367,10 @@ class JobSession:
         folder, batch = location.folder / name, location.get_sealed_batch(name)
         objects = location.prepare_query(self._store, name)
         rewind = choose_rewind(facts, repeatable=name in spec.repeatable)
-        if location.is_new and not location.is_first:
+        if location.is_new and (batch is not None or self._was_sealed(name)):
             restore_sink(spec.name, facts, folder, batch, rewind)
         if facts.location is not None:
-            self._replace_location(name, facts.location, folder, is_begun=batch is not None)
+            self._replace_location(name, facts.location, folder)
         loop.queries[name] = SealedQuery(
             name,
             folder,
@@ -389,14 +391,25 @@ class JobSession:
         if facts.trigger in ("continuous", "realTime"):
             raise CONTINUOUS_QUERY(pipeline=spec.name, query=name, trigger=facts.trigger)
 
-    def _replace_location(self, name: str, given: str, folder: Path, *, is_begun: bool) -> None:
-        """Adopt the checkpoint that the script names if the query has no sealed batch yet.
+    def _was_sealed(self, query: str) -> bool:
+        """Return whether a timeline that a restore has left holds batches of the query."""
+        for fork in self._slot_log.list_forks():
+            filled = self._slot_log.read_slot(fork.timeline, fork.slot - 1)
+            if filled is not None and isinstance(filled.record, Manifest):
+                notes = BatchNotes.from_manifest(filled.record)
+                if notes is not None and query in notes.queries:
+                    return True
+        return False
+
+    def _replace_location(self, name: str, given: str, folder: Path) -> None:
+        """Adopt the checkpoint that the script names if the job has never sealed a batch.
 
         Raises:
             ConfigurationError: it cannot be read here, or another job has adopted it.
         """
         _log.info("checkpoint_replaced", query=name, given=given, used=str(folder))
-        if is_begun:
+        assert self._location is not None  # noqa: S101 - the script runs after that
+        if not self._location.is_first:
             return
         old = find_local_folder(given)
         if old is None:

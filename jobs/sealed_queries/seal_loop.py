@@ -33,6 +33,7 @@ _LOOK_EVERY: Final = 0.2  # seconds
 _REQUESTS_EVERY: Final = 1.0  # seconds; each look costs a LIST
 # Seconds for which a committed batch waits for Spark's report of it, which comes a little later.
 _REPORT_PATIENCE: Final = 3.0
+_MOST_REPORTS: Final = 1000
 _LOST_RACE: Final = "Race while writing batch"  # Spark's file sink, about its log
 _RETRY_AFTER: Final = 2.0  # seconds, when the store does not answer
 
@@ -65,6 +66,8 @@ class SparkReports:
         report = json.loads(text)
         name = report.get("name") or ""
         self._batches[name, int(report["batchId"])] = self.latest[name] = report
+        while len(self._batches) > _MOST_REPORTS:  # of queries that are not sealed
+            self._batches.pop(next(iter(self._batches)))
         self.ended += 1
         self.arrived.set()
 

@@ -16,6 +16,7 @@ from tidegate import job
 from tidegate.checkpoints.batch_notes import SinkRewind
 from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.process_identity import ProcessIdentity
+from tidegate.checkpoints.restore import commit_restore, plan_restore
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.errors import ConfigurationError, FailureClass, TidegateError
 from tidegate.jobs.cli.main import app
@@ -112,6 +113,31 @@ def test_a_checkpoint_is_adopted_by_one_job(tmp_path: Path) -> None:
     for made in _open(tmp_path, SPEC, "others"):
         with pytest.raises(ConfigurationError, match="adopted by clicks uid of clicks already"):
             made._start_query(facts)
+
+
+def test_only_a_query_that_was_sealed_has_its_sink_emptied(
+    session: JobSession, tmp_path: Path
+) -> None:
+    """A query that is new in a job may have a sink that other programs have filled."""
+    facts = WriterFacts(name="q", format="json", path=str(tmp_path / "out"))
+    log = find_sink_log(facts)
+    assert log is not None
+    log.mkdir(parents=True)
+    (log / "0").write_text("v1")
+    session._location = JobLocation(tmp_path / "new", None, is_new=True, is_first=False)
+    session._start_query(facts)
+    assert (log / "0").exists()
+    assert session._loop is not None
+    own = FakeCheckpoint(tmp_path / "new" / "q")
+    own.commit(0)
+    assert session._loop.seal_committed(patience=0) == 1
+    lease, slots = session._steps.lease, session._slot_log
+    plan = plan_restore(slots, None)
+    commit_restore(slots, lease, plan, request_id="r", who="w", why="y")
+    session._loop.queries.clear()
+    session._location = JobLocation(tmp_path / "newer", None, is_new=True, is_first=False)
+    session._start_query(facts)
+    assert not (log / "0").exists()
 
 
 @pytest.mark.parametrize(
