@@ -137,7 +137,7 @@ class Model:
         section, self.stood = self.barriers.section, self.barriers.standing()
         slices, arrivals, active = self._read(offers, last_wall, outcome)
         for source, time in ctis:
-            self._promise(source, time, active)
+            self._promise(source, time, active, dict(arrivals))
         data = [row for rows in slices for row in rows.data]
         self._statuses(offers, active)
         self._barriers(arrivals, aborts)
@@ -220,8 +220,13 @@ class Model:
         one.done = offer.done and taken == len(offer.rows)
         return rows
 
-    def _promise(self, source: str, time: int, active: set[str]) -> None:
-        """A CTI that a person sent: punctuation behind what was read of each member."""
+    def _promise(
+        self, source: str, time: int, active: set[str], arrivals: Mapping[str, Any]
+    ) -> None:
+        """A CTI that a person sent: punctuation behind the rows that were read of each member.
+
+        It stands in front of a barrier row that ends them.
+        """
         mark = time + (1 if self.spec.sources[source].frontier == "inclusive" else 0)
         for member, one in self.members.items():
             name = str(member)
@@ -231,6 +236,9 @@ class Model:
                 one.memory = {**one.memory, "current": mark}
                 one.active_at = self.clock or 0
                 active.add(name)
+                if name in arrivals and name not in self.stood:
+                    seq = arrivals[name].seq
+                    one.before_barrier[seq] = (one.before_barrier[seq][0], mark)
         if self.in_grace and self.run_began is None and active:
             self.run_began = self.clock
 

@@ -197,7 +197,8 @@ class RowMoves:
         for bad in rows.dead:
             quarantined = bad.reason == "rule_quarantined"
             self.count(bad, bad.reason if quarantined else "dead_lettered")
-        self.dropped["rule"] += rows.rule_dropped
+        if rows.rule_dropped:
+            self.dropped["rule"] += rows.rule_dropped
         tally = Counter({"dropped": rows.rule_dropped, "dropped:events:rule": rows.rule_dropped})
         tally = +(tally + rows.broken)
         if tally:
