@@ -19,7 +19,7 @@ import threading
 import time
 from typing import Any
 
-from tidegate.checkpoints.bucket_layout import generate_attempt_id
+from tidegate.checkpoints.bucket_layout import BucketLayout, generate_attempt_id
 from tidegate.checkpoints.driver_reports import DriverStatus, write_status
 from tidegate.checkpoints.driver_requests import (
     Ack,
@@ -44,6 +44,7 @@ from tidegate.errors import (
     TransientError,
 )
 from tidegate.jobs.spec.loader import load_spec
+from tidegate.jobs.spec.secret_values import mask_secrets
 
 BEAT = 0.5
 ERRORS: dict[str, type[TidegateError]] = {
@@ -207,7 +208,11 @@ def main() -> int:
     parser.add_argument("--store", required=True)
     parser.add_argument("--recover-to", default="latest")
     chosen = parser.parse_args()
-    driver = FakeDriver(open_store(chosen.store), load_spec(chosen.spec).name)
+    store, spec = open_store(chosen.store), load_spec(chosen.spec)
+    # As a driver does, so that the page finds the spec of the tables; by the digest of its epochs.
+    key = BucketLayout(spec.name).spec_key("fake")
+    store.put(key, mask_secrets(spec).canonical_json().encode())
+    driver = FakeDriver(store, spec.name)
     signal.signal(signal.SIGTERM, lambda *_: driver.stop.set())
     sys.stdout.write("fake driver started\n")
     try:
