@@ -178,8 +178,14 @@ def _read_similar_parts(
     for index, part in parts:
         source = spec.sources[cut.slices[part.member].member.source]
         # What decides about casts and verdicts. Parts that agree in it share one plan.
-        rules = tuple(source.rules.items())
-        traits = (source.event_time, source.timezone, source.min_event_time, source.barriers, rules)
+        traits = (
+            source.event_time,
+            source.end_time,
+            source.timezone,
+            source.min_event_time,
+            source.barriers,
+            tuple(source.rules.items()),
+        )
         groups.setdefault((part.columns, *traits), []).append((index, part))
     frames = []
     for (columns, *_), chosen in groups.items():

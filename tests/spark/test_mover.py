@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from tests.spark.agreement import SECOND, TIMESTAMP, Pair, spec_of, table_of
+from tests.spark.agreement import COLUMNS, SECOND, TIMESTAMP, Pair, spec_of, table_of
 from tidegate.jobs.engine.interfaces import Cut
 from tidegate.jobs.eventtime.decider import decide
 from tidegate.jobs.eventtime.decision_types import Member
@@ -355,6 +355,22 @@ def test_what_the_driver_merges_is_what_spark_merges(
     pair.run(9 * SECOND, done=True)
     assert pair.table("w")
     assert pair.table("late")
+
+
+def test_only_the_source_with_an_end_column_judges_ends(
+    session: SparkSession, tmp_path: Path
+) -> None:
+    """An end before the begin is a dead letter where `end_time` names the column, and only there."""
+    columns = {"schema": {**COLUMNS, "until": "timestamp"}}
+    pair = Pair(spec_of({"a": columns, "b": {**columns, "end_time": "until"}}), session, tmp_path)
+    rows = table_of([{"t": 2 * SECOND, "k": "x", "n": 1, "v": 1.0}])
+    # Not every value is a double, so there is a cast.
+    rows = rows.set_column(rows.column_names.index("v"), "v", pa.array([1], pa.int64()))
+    rows = rows.append_column("until", pa.array([SECOND], pa.int64()).cast(TIMESTAMP))
+    for source in ("a", "b"):
+        pair.put(source, rows)
+    moved, _ = pair.run(SECOND)
+    assert moved.counters.dead_lettered == 1
 
 
 def test_sources_name_their_barrier_columns_differently(
