@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from tidegate.jobs.driver.errors import CLASS_ARCHIVE_FAILED, NO_JAVA
 
 _BUILD_TIMEOUT = 600.0  # seconds
+# Without the row rule DuckDB would compute everything, and no JVM would start.
 _WARMUP_SPEC = """\
 apiVersion: tidegate/v1
 name: warm
@@ -30,6 +31,7 @@ sources:
     limits: {objects: 1}
     bounded: true
     barriers: {kind: kind, types: [shift]}
+    rules: {positive: {predicate: amount > 0}}
   two: {<<: *source, path: inbox/two}
 coalesce: {idle_timeout: never}
 release: {mode: ordered}

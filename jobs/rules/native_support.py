@@ -34,7 +34,8 @@ def explain_spark_rows(spec: PipelineSpec) -> str | None:
         return "rows are computed on the executors of a cluster"
     if not can_name_columns(*spec.row_columns):
         return "names of columns differ in upper and lower case only"
-    return None
+    ruled = [name for name, source in spec.sources.items() if source.rules]
+    return f"row rules of {', '.join(ruled)}" if ruled else None
 
 
 def explain_spark_window(spec: PipelineSpec, name: str) -> str | None:

@@ -57,6 +57,13 @@ def test_the_reason_for_spark_sql_is_named(window: dict[str, Any], reason: str |
 
 
 @pytest.mark.unit
+def test_row_rules_leave_a_pipeline_to_spark_sql() -> None:
+    """Only Spark SQL knows the predicates of rules."""
+    spec = spec_of({"a": {"rules": {"positive": {"predicate": "n > 0"}}}, "b": {}})
+    assert explain_spark_rows(spec) == "row rules of a"
+
+
+@pytest.mark.unit
 def test_a_sum_that_overflows_is_an_error_and_not_a_number() -> None:
     """Spark SQL then raises its own error, which names the overflow."""
     window = {"kind": "tumbling", "size": "10s", "aggregates": {"s": "sum(n)"}}
