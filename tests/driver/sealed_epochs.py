@@ -18,6 +18,7 @@ FACTS: dict[str, Any] = {
     "trouble": {"class": "transient", "code": "sink.away"},
     "lag": {"a/0": 7},
     "backlog": {"b/": 3},
+    "stale": {"b": 90.0},
     "silent": {"b": 5 * SECOND},
     "late_uploads": {"b": 1},
 }

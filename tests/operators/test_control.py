@@ -66,7 +66,7 @@ def test_a_deaf_driver_elsewhere_loses_its_lease() -> None:
     )
     view = read_lease(store, "p")
     assert "taken away" in said
-    assert "runs beside the next driver" in said  # two Spark applications until then
+    assert "runs next to the next driver" in said  # two Spark applications until then
     assert view is not None
     assert (view.holder, view.token) == (None, lease.token + 1)
 
