@@ -36,6 +36,7 @@ class QueryPosition(_NotesModel):
     Attributes:
         batch: its newest sealed batch.
         sink: Spark's description of the sink.
+        rewind: how the sink follows a restore.
         watermark: in ticks; None without one.
         rows: rows that the batch read.
         dropped: rows that Spark reports as dropped by the watermark. Spark counts them after
@@ -84,8 +85,11 @@ class SinkPlan(BaseModel):
     """What a restore does to the sink of one query.
 
     Attributes:
+        query: name of the query.
         newest: newest sealed batch of the current lineage.
         batch: batch to return to; None for the beginning.
+        sink: Spark's description of the sink.
+        rewind: how the sink follows.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -98,7 +102,10 @@ class SinkPlan(BaseModel):
 
 
 def plan_sinks(head: Manifest | None, target: Manifest | None) -> tuple[SinkPlan, ...]:
-    """Return what going back from `head` to `target` does to each sink; empty for a pipeline."""
+    """Return what going back from `head` to `target` does to the sink of each query of `head`.
+
+    Empty for a pipeline, or without a head.
+    """
     now, then = BatchNotes.from_manifest(head), BatchNotes.from_manifest(target)
     before = then.queries if then else {}
     return tuple(

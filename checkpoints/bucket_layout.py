@@ -1,4 +1,6 @@
-"""All key names in the bucket, and the public name of a checkpoint. No other module builds keys.
+"""All keys and prefixes in the bucket, and the public name of a checkpoint.
+
+Other modules only add names below these prefixes.
 
     <pipeline>/identity.json lease.json desired.json roots.json status.json announced.json
     <pipeline>/timelines/<t>/slots/<inverted number>.json
@@ -69,7 +71,13 @@ class CheckpointId:
 
 @dataclass(frozen=True, slots=True)
 class BucketLayout:
-    """The keys of one pipeline."""
+    """The keys of one pipeline.
+
+    Names of tables, requests, attempts and index pages are checked, other names are not.
+
+    Raises:
+        ConfigurationError: the pipeline's name, or a name that is checked, cannot be part of a key.
+    """
 
     pipeline: str
 
@@ -80,7 +88,7 @@ class BucketLayout:
 
     @property
     def identity_key(self) -> str:
-        """The pipeline's random uid; put if absent."""
+        """The pipeline's random uid and the store's address; swapped only if a copy is adopted."""
         return f"{self.pipeline}/identity.json"
 
     @property
@@ -132,7 +140,7 @@ class BucketLayout:
 
     @property
     def index_prefix(self) -> str:
-        """Prefix of the pages of the slot index, a cache that can be rebuilt."""
+        """Prefix of the slot index, a cache that can be rebuilt, and the note of the last scrub."""
         return f"{self.pipeline}/index/"
 
     @property
@@ -149,7 +157,7 @@ class BucketLayout:
     def staging_prefix(self) -> str:
         """Prefix of the files that a driver and Spark's tasks exchange if they share no disk.
 
-        The driver deletes them at the end of the epoch.
+        The driver deletes them at the end of the epoch or of its run.
         """
         return f"{self.pipeline}/staging/"
 
@@ -180,7 +188,11 @@ class BucketLayout:
         return f"{self.timelines_prefix}{timeline}/slots/"
 
     def slot_key(self, timeline: int, slot: int) -> str:
-        """Key of one slot; the newest sorts first."""
+        """Key of one slot; the newest sorts first.
+
+        Raises:
+            ValueError: there is no slot with this number.
+        """
         if not 0 < slot <= LAST_SLOT:
             raise ValueError(f"slots are 1 to {LAST_SLOT}; got {slot}")
         return f"{self.slots_prefix(timeline)}{LAST_SLOT - slot:010d}.json"
@@ -213,7 +225,7 @@ class BucketLayout:
         return f"{self.requests_prefix}{require_name(request_id, 'request id')}.json"
 
     def parse_request_key(self, key: str) -> str:
-        """Return the request id in the key of a request or of an acknowledgement."""
+        """Return the request id in the key of a request or of an acknowledgement, unchecked."""
         return key.rpartition("/")[2].removesuffix(".json")
 
     def ack_key(self, request_id: str) -> str:
@@ -296,7 +308,11 @@ class AttemptFolders:
 
 
 def require_name(text: str, what: str) -> str:
-    """Return `text` if it can be a part of a key and of a command; `what` names it in the error."""
+    """Return `text` if it can be a part of a key and of a command.
+
+    Raises:
+        ConfigurationError: it cannot; the error calls it `what`.
+    """
     return _require_match(_NAME_PATTERN, text, what)
 
 

@@ -19,6 +19,7 @@ def canonical_bytes(value: Any) -> bytes:
     Raises:
         ValueError: a key is not a string (JSON would change it silently), or a number is NaN or
             infinite.
+        TypeError: a value has a type that JSON does not have.
     """
     _refuse_foreign_keys(value)
     return json.dumps(

@@ -31,9 +31,14 @@ class CheckpointCatalog:
     def list_checkpoints(
         self, *, all_timelines: bool = False, kinds: Iterable[str] = ("epoch",)
     ) -> list[SlotSummary]:
-        """Return checkpoints of the current lineage, or of all timelines, newest first.
+        """Return checkpoints of the current lineage, or of all timelines, highest slot first.
 
-        `kinds` of slots are ``epoch``, ``fork`` (a restore) and ``stub`` (a retired epoch).
+        Condemned ones are included. Only with `all_timelines` is `SlotSummary.gap` filled in.
+
+        Args:
+            all_timelines: also list the slots that are not on the current lineage.
+            kinds: of slots: ``epoch`` (also a merge), ``fork`` (a restore), ``stub`` (a retired
+                epoch) and ``missing`` (damage).
         """
         roots = RootsFile(self.log.store, self.log.pipeline).read()
         head = self.log.head()
@@ -56,9 +61,11 @@ class CheckpointCatalog:
     def resolve(self, text: str, *, find_illness: IllnessFinder | None = None) -> CheckpointId:
         """Return the id of the checkpoint that a person named.
 
+        Except for `latest_healthy` it may be condemned; by a pin or a full id also retired.
+
         Args:
             text: `latest`, `latest_healthy`, the name of a pin, a slot of the current lineage, a
-                full id, or a prefix of an id that fits only one checkpoint.
+                full id, or a prefix of an id that fits only one retained checkpoint.
             find_illness: says why a checkpoint is unhealthy; `latest_healthy` takes the newest for
                 which it returns None and which is not condemned. By default the results of the
                 quality runs decide.
@@ -115,7 +122,12 @@ class CheckpointCatalog:
         return [mark(row) for row in rows]
 
     def read_manifest(self, checkpoint: CheckpointId) -> Manifest:
-        """Return the manifest of a checkpoint. Raises PoisonError if it was retired."""
+        """Return the manifest of a checkpoint.
+
+        Raises:
+            ConfigurationError: no such checkpoint was ever completed.
+            PoisonError: it was retired.
+        """
         return self.log.open_checkpoint(checkpoint).epoch
 
     def _find_latest_healthy(self, find_illness: IllnessFinder) -> CheckpointId:
@@ -242,6 +254,8 @@ class _QualityRun:
 def build_illness_finder(store: Store, pipeline: str) -> IllnessFinder:
     """Return a function that says why the quality runs find a checkpoint unhealthy; None: healthy.
 
+    The runs are read now; the function does not see later ones.
+
     The newest run of its timeline whose recent epochs include the checkpoint or begin before it
     judges it, by the critical checks that failed for its epoch. A checkpoint after the newest run
     counts as that run's last epoch, because it continues the same state. Warnings and checks over
@@ -308,13 +322,15 @@ class DifferingPair(BaseModel):
 class CheckpointDiff(BaseModel):
     """What differs between two checkpoints, `left` and `right`.
 
-    Dictionaries leave out what is equal.
+    Dictionaries leave out what is equal. Rows of state and tables are counted, not compared.
 
     Attributes:
-        same: neither rows, positions, decider, tables nor state differ.
-        counters: rows by disposition, right minus left.
+        left, right: the checkpoint ids.
+        same: all dictionaries are empty; the specs may still differ.
+        counters: rows by disposition, right minus left; drops as ``dropped.<reason>``.
         positions: source partition -> position up to which each side has read.
-        decider: top-level entries of the decider's state (frontiers, statuses, open barriers).
+        decider: entries of the decider's state (frontiers, statuses, open barriers), by their
+            dotted path.
         state: kind of segment -> live rows.
         tables: table -> rows that each of the two epochs wrote.
     """

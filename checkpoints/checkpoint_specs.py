@@ -33,7 +33,10 @@ def write_spec(store: Store, spec: PipelineSpec) -> None:
 
 
 def read_spec(store: Store, pipeline: str, digest: str) -> PipelineSpec | None:
-    """Return the spec with this digest; None if it is not stored or this version cannot read it."""
+    """Return the spec with this digest, its secrets masked.
+
+    None if it is not stored or this version cannot read it.
+    """
     try:
         data = store.get(BucketLayout(pipeline).spec_key(digest)).data
         return PipelineSpec.model_validate_json(data)
@@ -42,7 +45,7 @@ def read_spec(store: Store, pipeline: str, digest: str) -> PipelineSpec | None:
 
 
 def read_newest_spec(log: SlotLog) -> PipelineSpec | None:
-    """The spec that sealed the newest epoch; None before the first, or as `read_spec`."""
+    """The spec that sealed the newest epoch or merge; None before the first, or as `read_spec`."""
     newest = log.head().record
     return read_spec(log.store, log.pipeline, newest.spec_digest) if newest else None
 
@@ -76,9 +79,12 @@ def require_compatible_spec(
 ) -> list[SpecChange]:
     """Return the changes of the spec since a checkpoint if a driver can continue from it with them.
 
+    If the spec of the checkpoint cannot be read, nothing is compared and the result is empty.
+
     Raises:
-        ConfigurationError: a change is refused. The message names the newest earlier checkpoint
-            that fits the spec; a restore to it reads the rows since then again.
+        ConfigurationError: a change is refused. The advice names the newest of up to 200 earlier
+            checkpoints that fits the spec, or the beginning if it helps; a restore to it reads the
+            rows since then again.
     """
     found = compare_spec_with_checkpoint(log.store, spec, manifest) or []
     refused = _select_refused(found)

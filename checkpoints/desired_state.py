@@ -32,6 +32,8 @@ class DesiredDocument(SharedDocument):
     """The content of `desired.json`. A pipeline that was never started counts as stopped.
 
     Attributes:
+        who: who wants it; empty before anything was wanted.
+        at: wall clock of the host that recorded it, microseconds UTC.
         run: how often a stopped pipeline was started again.
     """
 
@@ -63,7 +65,9 @@ def set_desired_state(
     only_from: DesiredState | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> DesiredDocument:
-    """Record what people want of a pipeline, by compare-and-swap.
+    """Record what people want of a pipeline, by compare-and-swap, and return the document.
+
+    The same state, person and reason again change nothing, whatever `only_from` is.
 
     Args:
         store: the bucket.
@@ -107,7 +111,8 @@ def end_abandoned_recovery(
 ) -> DesiredDocument:
     """End a recovery whose process was killed, and return what people want then.
 
-    A recovery counts as abandoned after 15 minutes; the pipeline is then wanted running. The
+    A recovery counts as abandoned 15 minutes after its begin (or after this call, if its begin is
+    in the future of this host); the pipeline is then wanted running. Otherwise nothing ends. The
     restore is one PUT, so it either happened or did not; the next driver finds in the log where to
     continue.
     """

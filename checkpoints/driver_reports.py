@@ -44,9 +44,12 @@ class DriverLog:
         self._sent = 0
 
     def send_new_pieces(self) -> int:
-        """Send what was written since the last call.
+        """Send the pieces that have grown since the last call; the first call sends the whole log.
 
-        Return the bytes sent, 0 if the file is missing.
+        Of a log longer than `MAX_PIECES` the middle is deleted in the bucket, or not sent.
+
+        Return the bytes sent, with those of a grown piece that were sent before; 0 if the file is
+        missing or has not grown.
         """
         try:
             size = self._file.stat().st_size
@@ -81,7 +84,7 @@ class DriverLog:
 
 
 def make_attempt_name() -> str:
-    """Return a unique name for a driver's start; names sort by time."""
+    """Return a unique name for a driver's start; names sort by time, to the second."""
     return f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
 
 
@@ -91,7 +94,16 @@ def list_log_attempts(store: Store, pipeline: str) -> list[str]:
 
 
 def read_log_tail(store: Store, pipeline: str, attempt: str, lines: int = 200) -> list[str]:
-    """Return the last lines of an attempt's log; reads at most the two newest pieces."""
+    """Return the last lines of an attempt's log; reads at most the two newest pieces.
+
+    Empty if there is no log.
+
+    Args:
+        store: the bucket.
+        pipeline: its name.
+        attempt: the launch's unique name.
+        lines: at most this many; at least 1.
+    """
     keys = [
         entry.key
         for entry in store.list_objects(BucketLayout(pipeline).attempt_logs_prefix(attempt))
@@ -123,9 +135,10 @@ class DriverStatus(BaseModel):
     Attributes:
         token: lease token of the driver. If it is not the token of the lease, the report is by an
             earlier driver.
+        driver: name of the driver, as in its `ProcessIdentity`.
         step: the step of the epoch that the driver is in.
         at: the driver's wall clock, microseconds UTC, for display.
-        body: everything else: frontiers, lag, error, probe result, rates.
+        body: everything else: state, frontiers, lag, error, probe result, rates.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -144,7 +157,10 @@ def write_status(store: Store, pipeline: str, status: DriverStatus) -> None:
 
 
 def count_waiting_messages(body: Mapping[str, Any]) -> dict[str, int]:
-    """Return source -> messages that a driver has not yet planned to read; sources with any."""
+    """Return source -> messages that a driver has not yet planned to read; sources with any.
+
+    Only Kafka sources count messages. Empty as well if the report does not say.
+    """
     found: dict[str, int] = {}
     for member, count in (body.get("lag") or {}).items():
         source = member.partition("/")[0]

@@ -1,8 +1,9 @@
 """Requests of operators and of Airflow to a running driver, and the driver's acknowledgements.
 
 A request names its target (a lease token, a barrier id) and an expiry, so that a successor never
-obeys a request that was meant for its predecessor. The driver applies the request, writes its id
-into the manifest, and then acknowledges it. An acknowledgement is written once and never changed.
+obeys a request that was meant for its predecessor. The driver of a pipeline applies requests in an
+epoch, whose manifest names their ids, and then acknowledges them. Stops, holds and refusals need no
+epoch. An acknowledgement is written once and never changed.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ answer. A late PUT cannot bring a deleted request back: S3 refuses signatures ol
 class RequestKind(StrEnum):
     """What a driver can be asked to do."""
 
-    STOP = "stop"  # seal nothing more, end now
+    STOP = "stop"  # drivers treat it as DRAIN
     DRAIN = "drain"  # finish what was read, seal, end
     ABORT_BARRIER = "abort-barrier"  # close the barrier with this id as aborted
     CANCEL_BARRIERS = "cancel-barriers"  # close this barrier and all before it as aborted
@@ -95,6 +96,13 @@ class DriverRequest(_RequestMessage):
 
     `at` and `expires_at` are wall-clock microseconds of the asking host. The expiry is a courtesy;
     the lease token is what protects a successor. `time` is an event time in ticks.
+
+    Attributes:
+        token: only the driver with this lease token may apply it; None: any driver.
+        name: what the kind needs: a pin, a source, or a pipe or reducer.
+
+    Raises:
+        ValueError: the field that the kind needs is missing: `token`, `barrier`, `time` or `name`.
     """
 
     kind: RequestKind
@@ -116,14 +124,20 @@ class DriverRequest(_RequestMessage):
         return self
 
     def refusal_outcome(self, token: int, now: int) -> AckOutcome | None:
-        """Return why the driver with `token` must not apply it at `now`; None if it may."""
+        """Return why the driver with `token` must not apply it at `now` (ticks); None if it may."""
         if self.token is not None and self.token != token:
             return AckOutcome.REFUSED
         return AckOutcome.EXPIRED if now >= self.expires_at else None
 
 
 class Ack(_RequestMessage):
-    """How the request with the same id ended."""
+    """How the request with the same id ended.
+
+    Attributes:
+        checkpoint: the checkpoint that applied it; of a job, its newest. None without one.
+        token: lease token of the driver; 0 if the merge that asked for a hold ended it.
+        at: wall-clock microseconds of the host that acknowledged.
+    """
 
     outcome: AckOutcome
     detail: str = ""
@@ -144,9 +158,21 @@ def submit_request(
 ) -> DriverRequest:
     """Write a request and return it.
 
-    Submitting the same `request_id` again is harmless and returns the first request.
+    Submitting the same `request_id` again is harmless and returns the first request, until that is
+    deleted (`ANSWER_RETENTION`).
+
+    Args:
+        store: the bucket.
+        pipeline: its name.
+        kind: what to ask for.
+        ttl: seconds until the request expires.
+        request_id: default: a new random id.
+        clock: gives the time of the request.
+        **fields: the fields of the kind, see `DriverRequest`.
 
     Raises:
+        ValueError: a field that the kind needs is missing.
+        ConfigurationError: `request_id` cannot be part of a key.
         TransientError: the store gave no answer.
     """
     now = clock.wall_ticks()
@@ -161,7 +187,13 @@ def submit_request(
 
 
 def list_pending_requests(store: Store, pipeline: str) -> list[DriverRequest]:
-    """Return the requests without an acknowledgement, oldest first, for display."""
+    """Return the requests without an acknowledgement, oldest first, for display.
+
+    Expired ones are included, because only a driver answers them.
+
+    Raises:
+        PoisonError: this version cannot read a request.
+    """
     layout = BucketLayout(pipeline)
     asked = [layout.parse_request_key(e.key) for e in store.list_objects(layout.requests_prefix)]
     if not asked:
@@ -172,7 +204,9 @@ def list_pending_requests(store: Store, pipeline: str) -> list[DriverRequest]:
 
 
 class RequestQueue:
-    """The requests as a driver reads them, at each turn of its loop: one LIST.
+    """The requests as a driver reads them, at each turn of its loop.
+
+    A turn costs one LIST, and two GETs for each open request.
 
     It remembers which requests are answered, and deletes them with their acknowledgements when
     `ANSWER_RETENTION` is over, so that the LIST does not grow.
@@ -188,7 +222,10 @@ class RequestQueue:
         self.unreadable: dict[str, PoisonError] = {}
 
     def list_pending(self) -> list[DriverRequest]:
-        """Return the requests without an acknowledgement, oldest first."""
+        """Return the requests without an acknowledgement, oldest first, expired ones included.
+
+        Requests that this version cannot read are left out (`unreadable`).
+        """
         pending = []
         for entry in list(self._store.list_objects(self._layout.requests_prefix)):
             name = self._layout.parse_request_key(entry.key)
@@ -227,7 +264,13 @@ def acknowledge_request(store: Store, pipeline: str, ack: Ack) -> Ack:
 
 
 def read_ack(store: Store, pipeline: str, request_id: str) -> Ack | None:
-    """Return how a request ended, or None while it is open."""
+    """Return how a request ended.
+
+    None while it is open, if it is unknown, or once its answer is deleted (`ANSWER_RETENTION`).
+
+    Raises:
+        PoisonError: this version cannot read the acknowledgement.
+    """
     return _read_message(store, BucketLayout(pipeline).ack_key(request_id), Ack)
 
 

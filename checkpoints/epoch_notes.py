@@ -19,14 +19,19 @@ class EpochCounters:
     over a lineage, `retained_before` cancels out.
 
     Attributes:
+        read: rows read, dead ones included.
+        released: rows written to the events output.
         late: rows late for the events output; `late_by_output` counts lateness per window too.
+        rejected: late rows that the `reject` policy set aside.
+        dead_lettered: rows that could not be read or decoded.
         retained_before: rows in the order buffer before the epoch.
         retained: rows in the order buffer after the epoch.
-        dropped: reason -> rows dropped under the `drop` policy, counted only.
-        late_by_output: output ("events" or a window) -> rows written to the late table for it.
+        dropped: reason -> rows that the events dropped, by the `drop` policy or a row rule;
+            counted only.
+        late_by_output: output ("events" or a window) -> rows that were late for it; those that the
+            events dropped are left out.
         windows: window -> results emitted (first emissions and revisions).
-        per_source: source -> disposition ("read", "released", "late", "dropped", "rejected",
-            "dead_lettered") -> rows.
+        per_source: source -> name of a count (`row_counts`) -> rows.
         rule_quarantined: rows that a row rule sent to the dead letters.
         dead_objects: objects that could not be read; counted apart, as their rows are unknown.
     """
@@ -47,7 +52,7 @@ class EpochCounters:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Self:
-        """Read the counters of a manifest; counters that it does not have are zero."""
+        """Read the counters of a manifest; those it lacks are zero, unknown ones are ignored."""
         return cls(**{name: record[name] for name in cls.__dataclass_fields__ if name in record})
 
     def is_conserved(self) -> bool:
@@ -72,7 +77,7 @@ class MergeSummary:
         request: id of the splice request.
         rows: rows of the request.
         digest: digest of the impact report.
-        tables: table -> rows added, changed and removed.
+        tables: table -> "added", "changed" and "removed" -> rows.
         who: who merged it.
         why: the reason this person gave.
     """
@@ -94,8 +99,9 @@ class EpochNotes:
     Attributes:
         counters: rows of this epoch.
         next_position: position of the next released event.
-        released_max: greatest (section, event time) released so far on the lineage.
-        sketches: lateness sketches, for `tidegate advise`.
+        released_max: greatest (section, event time in ticks) released so far on the lineage; None
+            before the first event.
+        sketches: source -> lateness sketch of this epoch's rows, for `tidegate advise`.
         bytes_written: bytes of the files that the epoch wrote.
         streams: state of the streams and attachments; `DispatchState` reads it.
         savepoints: names under which the checkpoint has to be pinned.
@@ -117,7 +123,7 @@ class EpochNotes:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Self:
-        """Read `Manifest.notes`; what was not noted is zero or empty."""
+        """Read `Manifest.notes`; what was not noted is zero, empty or None."""
         # Manifests of earlier versions lack some of the notes.
         released, merge = record.get("released_max"), record.get("splice")
         return cls(

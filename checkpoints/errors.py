@@ -23,7 +23,10 @@ class NotFoundError(PoisonError):
 
 
 class PreconditionFailedError(TransientError):
-    """A conditional write did not happen: another version is there. Read again before deciding."""
+    """A conditional write did not happen: another version or no object is there.
+
+    Read again before deciding.
+    """
 
 
 class OutcomeUnknownError(TransientError):
@@ -35,7 +38,7 @@ class StoreUnavailableError(TransientError):
 
 
 class StoreDeniedError(ConfigurationError):
-    """The store refuses these credentials, or the bucket is missing.
+    """The bucket is missing, refuses the request or its credentials, or the clocks differ too much.
 
     This says nothing about any object.
     """
@@ -219,11 +222,11 @@ SEAL_UNDECIDED: Final = ErrorDefinition(
 
 
 class LeaseHeldError(FencedError):
-    """Another process drives the pipeline and renews the lease."""
+    """Another process drives the pipeline and renews the lease, or the wait for it was ended."""
 
 
 class LeaseLostError(FencedError):
-    """This process held the lease and no longer does. It stops; the stream goes on elsewhere."""
+    """This process held the lease and no longer does: it was taken, is gone, or was released."""
 
 
 LEASE_HELD: Final = ErrorDefinition(

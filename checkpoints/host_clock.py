@@ -1,6 +1,8 @@
-"""Time as an argument: every wait and every age in this package goes through a `Clock`.
+"""Time as an argument: protocols of this package wait and measure through a `Clock`.
 
-Tests and the simulation pass a `ManualClock`. No code compares the clocks of two hosts.
+Tests and the simulation pass a `ManualClock`. The safety of data never depends on comparing the
+clocks of two hosts. Courtesies compare them: ages of reports, expiries, abandoned restores, and
+retention by age.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ class Clock(Protocol):
         ...
 
     def wall_ticks(self) -> int:
-        """Return microseconds UTC, for display; never for a decision between hosts."""
+        """Return microseconds since 1970 UTC, for display and courtesies between hosts only."""
         ...
 
     def sleep(self, seconds: float) -> None:

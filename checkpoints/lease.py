@@ -58,7 +58,13 @@ _TRIES = 8  # lost answers in a row before the store is reported
 
 
 class LeaseRecord(BaseModel):
-    """The content of `lease.json`; `holder` is None if the lease is free."""
+    """The content of `lease.json`; `holder` is None if the lease is free.
+
+    Attributes:
+        uid: identity of the pipeline; None if the holder gave none.
+        nonce: random, new in each write.
+        ttl: seconds for which an observer has to see no renewal.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -99,7 +105,11 @@ class LeaseView:
 
 
 def read_lease(store: Store, pipeline: str) -> LeaseView | None:
-    """Read the lease; None if the pipeline never had one."""
+    """Read the lease; None if the pipeline never had one.
+
+    Raises:
+        PoisonError: the object is not a lease.
+    """
     key = BucketLayout(pipeline).lease_key
     try:
         stored = store.get(key)
@@ -112,7 +122,12 @@ def read_lease(store: Store, pipeline: str) -> LeaseView | None:
 
 
 class LeaseObserver:
-    """Measures on the observer's clock for how long a lease has not been renewed."""
+    """Measures on the observer's clock for how long a lease has not been renewed.
+
+    Attributes:
+        renewals_seen: how often a look found another version than the look before; a takeover and
+            a release count as well.
+    """
 
     def __init__(self, store: Store, pipeline: str, clock: Clock = SYSTEM_CLOCK) -> None:
         self._store, self._pipeline, self._clock = store, pipeline, clock
@@ -140,7 +155,10 @@ class LeaseObserver:
         return max(0.0, self._asked - self._since)
 
     def is_expired(self, view: LeaseView | None) -> bool:
-        """Return whether the lease may be taken: absent, free, or not renewed for its TTL."""
+        """Return whether the lease may be taken: absent, free, or not renewed for its TTL.
+
+        A lease whose holder is proven dead is free. `view` is what `observe` returned last.
+        """
         return view is None or view.is_free or self.silent_seconds > view.record.ttl
 
 
@@ -188,10 +206,19 @@ class Lease:
 
         A lease that is absent, free, or held by a process that is proven dead is taken at once.
 
+        Args:
+            store: the bucket.
+            pipeline: its name.
+            holder: this process.
+            clock: measures the waits.
+            uid: the pipeline's identity; None: do not compare it.
+            wait: how to wait; default: until the holder has renewed the lease once.
+
         Raises:
             ConfigurationError: the lease in the bucket belongs to another pipeline uid.
             LeaseHeldError: the holder renewed the lease (not with `wait.standby`), or `wait.stop`
                 ended the wait.
+            OutcomeUnknownError: the store left several writes without an answer.
         """
         wait = wait or LeaseWait()
         observer = LeaseObserver(store, pipeline, clock)
@@ -230,7 +257,7 @@ class Lease:
 
     @property
     def is_lost(self) -> bool:
-        """Whether another process is known to have taken the lease."""
+        """Whether the lease is known to be taken or gone, or was released here."""
         return self._lost is not None
 
     @property
@@ -241,10 +268,11 @@ class Lease:
     def ensure_held(self) -> None:
         """Check that this process still holds the lease.
 
-        If its time is over, because the host slept or the store was slow, renew it.
+        If its time is over, because the host slept or the store was slow, renew it. While its time
+        runs, no request is sent, and an eviction that no renewal has met yet is not noticed.
 
         Raises:
-            LeaseLostError: another process took it.
+            LeaseLostError: another process took it, or it was released.
             OutcomeUnknownError: the store did not answer.
             StoreUnavailableError: the store cannot be reached.
         """
@@ -258,7 +286,7 @@ class Lease:
         """Swap in a new nonce, also on top of a renewal whose answer was lost.
 
         Raises:
-            LeaseLostError: another process took it.
+            LeaseLostError: another process took it, or it was released.
             OutcomeUnknownError: no answer; the lease stays valid until its time is over.
             StoreUnavailableError: likewise.
         """
@@ -333,16 +361,20 @@ class Lease:
 def evict_lease_holder(store: Store, pipeline: str, *, expected_token: int | None = None) -> int:
     """Take the lease away from its holder: swap in a free one with a higher token.
 
+    The holder learns this from its next renewal, and may work until then. A free lease gets a
+    higher token too.
+
     Args:
         store: the store.
         pipeline: its name.
         expected_token: evict only the holder with this token, not a successor.
 
     Returns:
-        The token of the lease now; 0 if the pipeline never had a lease.
+        The token of the lease now, also if it was not `expected_token`; 0 if the pipeline never had
+        a lease.
 
     Raises:
-        PreconditionFailedError: the lease changed at each try.
+        PreconditionFailedError: at each try the lease changed or the store did not answer.
     """
     key = BucketLayout(pipeline).lease_key
     for _ in range(_TRIES):

@@ -22,8 +22,9 @@ class LeaseRenewer:
     lease expires. A later step starts the renewals again, unless another process has the lease.
 
     Attributes:
-        lost: set once another process is known to have taken the lease.
+        lost: set once a renewal found the lease lost.
         error: why `lost` is set.
+        step_name: the step that was announced last.
         trouble: why the last renewal failed although the lease is not lost, for the status.
     """
 
@@ -66,7 +67,7 @@ class LeaseRenewer:
             self.trouble = None
 
     def start(self) -> LeaseRenewer:
-        """Start the thread."""
+        """Start the thread, and return this renewer. The first renewal comes after one interval."""
         self._thread.start()
         return self
 

@@ -50,7 +50,12 @@ _FolderPaths = list[Path]
 class LocalStore:
     """Objects are plain files below `root`; the ETag is the SHA-256 of the content.
 
-    Listings leave `ObjectInfo.etag` empty, because they would have to read every file.
+    Listings leave `ObjectInfo.etag` empty, because they would have to read every file. A missing
+    folder is made.
+
+    Raises:
+        ConfigurationError: the folder cannot be used, or lies on a network file system.
+        StoreUnavailableError: its disk is full or does not answer.
     """
 
     def __init__(self, root: Path | str) -> None:
@@ -176,7 +181,7 @@ class LocalStore:
             part.replace(path)
 
     def local_path(self, key: str) -> Path | None:
-        """Return the path of the file itself."""
+        """Return the path of the file itself, also if there is none."""
         return self._resolve_key_path(key)
 
     def uri(self, key: str) -> str:
@@ -268,7 +273,13 @@ class LocalStore:
 
 
 def refuse_network_file_system(path: Path, mounts: str | None = None) -> None:
-    """Refuse a folder on a network file system, where link and flock are not reliable.
+    """Refuse a folder on a network or FUSE file system, where link and flock are not reliable.
+
+    Where there is no mount table (not on Linux), nothing is refused.
+
+    Args:
+        path: the folder, absolute and without symbolic links.
+        mounts: content of a mount table; default: this process's.
 
     Raises:
         ConfigurationError: the folder is on such a file system.

@@ -45,7 +45,8 @@ class FileRef(_RecordModel):
 
     Attributes:
         key: key in the store of the pipeline.
-        min_time: smallest event time in the file; None if it has no rows or no time.
+        min_time, max_time: smallest and largest event time in the file, in ticks; None if it has no
+            rows or no time.
         kind: what the file holds, for example ``order``, ``window:per_hour``, ``sessions:visits``,
             ``table:late``.
         extra: fields of the writer.
@@ -66,6 +67,10 @@ class Counters(_RecordModel):
 
     Cumulative counts let any two checkpoints of a lineage be subtracted, and a wrong epoch stays
     visible in all later ones. `retained` counts the rows that wait in buffers after the epoch.
+
+    Attributes:
+        dropped: reason -> rows.
+        per_source: source -> name of a count (`row_counts`) -> rows.
     """
 
     read: int = 0
@@ -80,7 +85,7 @@ class Counters(_RecordModel):
     per_source: dict[str, dict[str, int]] = Field(default_factory=dict)
 
     def accounted_rows(self) -> int:
-        """Return the number of rows with a disposition."""
+        """Return the number of rows with a disposition, `retained` included."""
         return (
             self.released
             + self.late
@@ -143,23 +148,29 @@ class OpenBarrierState:
 
 
 class Manifest(_SlotRecordModel):
-    """A sealed epoch: everything that is needed to go on after it, and to check it.
+    """A sealed epoch, merge or batch of a job: what is needed to go on after it and to check it.
 
-    `cut`, `decider`, `decision` and `notes` are written and read elsewhere (`Slice`, `Decision`,
-    `EpochNotes`); this package reads them only through the properties below.
+    `cut`, `decider`, `decision` and `notes` are written and defined elsewhere (`Slice`, `Decision`,
+    `EpochNotes`, `BatchNotes`); the properties below read parts of them.
 
     Attributes:
         uid: the pipeline's identity.
+        spec_digest: digest of the spec that wrote it.
+        code_version: version of tidegate that wrote it.
         parent: checkpoint id of the epoch that this one continues; None for the first.
         parent_sha256: SHA-256 of the record before it (`LogHead.sha256`); None for the first.
         recorded_now: the recorded wall clock of this epoch, microseconds UTC.
         cut: source partition -> slice that the epoch read.
-        survey: what the decider was told about the rows (`Survey.to_record`); None in merges and
-            in manifests of format 1.
+        survey: what the decider was told about the rows (`Survey.to_record`); None in merges, in
+            batches of jobs, and in manifests of format 1.
         decider: the decider's state after the epoch.
         decision: what the decider decided.
+        barriers: the barriers that closed in this epoch.
+        requests: ids of the requests to the driver that it applied; a merge repeats its parent's.
+        counters: rows since the beginning of the lineage.
         segments: the whole live state after the epoch.
         files: table -> files that this epoch wrote.
+        timings: step -> seconds.
         created_at: wall clock of the writer in microseconds UTC, for display and retention by age.
     """
 
@@ -253,7 +264,7 @@ class Manifest(_SlotRecordModel):
 
     @property
     def newest_times(self) -> dict[str, int]:
-        """Member -> largest event time it has shown, in ticks."""
+        """Member -> largest event time it has shown, in ticks; members that have shown any."""
         members = self.decider.get("members") or {}
         return {name: one["seen"] for name, one in members.items() if one["seen"] is not None}
 
@@ -283,7 +294,10 @@ class Manifest(_SlotRecordModel):
         return "splice" in self.notes
 
     def all_files(self) -> list[FileRef]:
-        """Return every object that the checkpoint needs: live segments, then table files."""
+        """Return the live segments, then the table files that this epoch wrote.
+
+        Table files of earlier epochs are in their own manifests.
+        """
         return [*self.segments, *(file for files in self.files.values() for file in files)]
 
 
@@ -292,6 +306,7 @@ class ForkRecord(_SlotRecordModel):
 
     Attributes:
         parent_sha256: SHA-256 of the head that this record ends; None if the timeline was empty.
+        at: when it was restored, wall-clock microseconds UTC.
         recover_to: the restored checkpoint; None for the beginning (`fork_slot` 0).
         recover_to_sha256: SHA-256 of that epoch, so that the restored state is part of the chain.
     """
@@ -309,7 +324,12 @@ class ForkRecord(_SlotRecordModel):
 
 
 class RetiredEpoch(_SlotRecordModel):
-    """What remains of a retired epoch: enough to decide an attempt and to follow the chain."""
+    """What remains of a retired epoch: enough to decide an attempt and to follow the chain.
+
+    Attributes:
+        original_sha256: SHA-256 of the manifest that it replaced.
+        created_at, retired_at: wall-clock microseconds UTC.
+    """
 
     kind: Literal["stub"] = "stub"
     attempt: str

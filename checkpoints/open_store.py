@@ -13,6 +13,8 @@ from tidegate.checkpoints.store import Store
 def open_store(url: str) -> Store:
     """Open `s3://bucket/prefix`, `file:///path` or a plain path, without a request to the server.
 
+    A missing folder is made. Settings of S3 come from the environment.
+
     Raises:
         ConfigurationError: the address is none of these, or its folder cannot be used.
     """

@@ -32,7 +32,7 @@ class _RootsModel(BaseModel):
 
 
 class Pin(_RootsModel):
-    """A name that a person gave to a checkpoint, so that it is kept."""
+    """A name that a person gave to a checkpoint, so that it is kept; `at` in microseconds UTC."""
 
     checkpoint: str
     who: str
@@ -41,7 +41,10 @@ class Pin(_RootsModel):
 
 
 class RestoreClaim(_RootsModel):
-    """A restore under way: its fork record goes into `slot` of `timeline`."""
+    """A restore under way: its fork record goes into `slot` of `timeline`.
+
+    Void once that slot is filled. `at` is wall-clock microseconds UTC.
+    """
 
     checkpoint: str
     timeline: int
@@ -58,7 +61,7 @@ class CondemnReason(StrEnum):
 
 
 class CondemnedCheckpoint(_RootsModel):
-    """A checkpoint that must not be restored or pinned."""
+    """A checkpoint that must not be restored or pinned; `at` in microseconds UTC."""
 
     reason: CondemnReason
     detail: str
@@ -66,7 +69,13 @@ class CondemnedCheckpoint(_RootsModel):
 
 
 class Roots(SharedDocument):
-    """The content of `roots.json`."""
+    """The content of `roots.json`.
+
+    Attributes:
+        pins: name -> pin.
+        claims: request id -> claim, void ones included until retention removes them.
+        condemned: checkpoint id -> why it is condemned.
+    """
 
     pins: dict[str, Pin] = Field(default_factory=dict)
     claims: dict[str, RestoreClaim] = Field(default_factory=dict)
@@ -74,14 +83,14 @@ class Roots(SharedDocument):
 
     @property
     def protected_checkpoints(self) -> set[str]:
-        """Checkpoints that retention must leave alone."""
+        """Ids of all checkpoints with a pin or a claim, void claims included."""
         return {pin.checkpoint for pin in self.pins.values()} | {
             claim.checkpoint for claim in self.claims.values()
         }
 
     @property
     def retiring_checkpoints(self) -> set[str]:
-        """Checkpoints condemned by retention whose stub may not be in place yet."""
+        """Ids of checkpoints condemned by retention whose stub may not be in place yet."""
         return {
             name for name, entry in self.condemned.items() if entry.reason is CondemnReason.RETIRED
         }
@@ -109,10 +118,12 @@ class RootsFile:
     def pin(self, name: str, checkpoint: CheckpointId, *, who: str, why: str = "") -> Roots:
         """Keep a checkpoint under a name.
 
-        The caller has checked that it is complete and not retired.
+        The caller has checked that it is complete and not retired. The same pin again changes
+        nothing.
 
         Raises:
-            ConfigurationError: the checkpoint is condemned, or another one has the name.
+            ConfigurationError: the checkpoint is condemned, another one has the name, or the name
+                is not allowed.
         """
         require_name(name, "name of a pin")
         pin = Pin(checkpoint=str(checkpoint), who=who, why=why, at=self._clock.wall_ticks())
@@ -168,7 +179,7 @@ class RootsFile:
         return self._change_roots(add_claim)
 
     def condemn_damaged(self, checkpoint: CheckpointId, detail: str) -> Roots:
-        """Record definite evidence against a checkpoint.
+        """Record definite evidence against a checkpoint, unless it is condemned already.
 
         Its pins stay, so that people can look at it.
         """
@@ -249,8 +260,9 @@ def pin_checkpoint(
     """Pin a complete checkpoint: put the pin first, then check that it was not retired before.
 
     Raises:
-        ConfigurationError: it was never completed or is condemned, or another one has the name.
-        PoisonError: it was retired.
+        ConfigurationError: it was never completed or is condemned, another one has the name, or
+            the name is not allowed.
+        PoisonError: it was retired; the pin is removed again.
     """
     log.open_checkpoint(checkpoint)
     roots = RootsFile(log.store, log.pipeline)

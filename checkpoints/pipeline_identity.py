@@ -25,7 +25,11 @@ _TRIES = 5  # lost answers in a row before giving the store up as ill
 
 
 def read_identity(store: Store, pipeline: str) -> str | None:
-    """Return the pipeline's uid, also in a copy of its store; None if it has never run."""
+    """Return the pipeline's uid, also in a copy of its store; None if it has never run.
+
+    Raises:
+        PoisonError: the object is not an identity.
+    """
     found = _read_identity_record(store, pipeline)
     return found.uid if found else None
 
@@ -54,7 +58,12 @@ def refuse_copied_store(store: Store, pipeline: str) -> None:
 def rewrite_identity(store: Store, pipeline: str) -> str:
     """Make a copied store a pipeline of its own: write a new uid and this address; return the uid.
 
-    Processes that expect the old uid refuse the store from then on.
+    Processes that expect the old uid refuse the store from then on. The caller has checked that it
+    is a copy.
+
+    Raises:
+        NotFoundError: the pipeline has no identity here.
+        PreconditionFailedError: another process changed it meanwhile.
     """
     found, uid = store.get(BucketLayout(pipeline).identity_key), secrets.token_hex(16)
     store.compare_and_swap(found.key, _encode_identity(store, pipeline, uid), found.etag)
@@ -68,6 +77,8 @@ def ensure_identity(store: Store, pipeline: str) -> str:
 
     Raises:
         ConfigurationError: the store is a copy of another one.
+        PoisonError: the object is not an identity.
+        OutcomeUnknownError: the store gave no answer several times in a row.
     """
     refuse_copied_store(store, pipeline)
     wanted = secrets.token_hex(16)

@@ -1,9 +1,10 @@
 """One typed overview of a pipeline for every surface that shows or judges it.
 
-`read_overview` needs five requests at most: lease, report, desired state, and the head of the log
-with its newest epoch. The command line, the Streams page, the trigger and the sweep all derive one
-`PipelineState` from it, and `PipelineState.word_for` gives the word that each surface shows. The
-states name nothing that only pipelines with sources or windows have.
+`read_overview` needs at most five requests (lease, report, desired state, and the head of the log
+with its newest epoch), and two more for each restore that the `SlotLog` has not read yet. The
+command line, the Streams page, the trigger and the sweep all derive one `PipelineState` from it,
+and `PipelineState.word_for` gives the word that each surface shows. The states name nothing that
+only pipelines with sources or windows have.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class PipelineState(StrEnum):
     DRAINING = "draining"
     SILENT = "silent"  # a driver holds the lease, and its newest report is old
     STALLED = "stalled"  # a driver holds the lease or runs, and makes no progress
-    LOST = "lost"  # the driver ended without a final report
+    LOST = "lost"  # the driver died, or none runs although people want one
     FINISHED = "finished"  # this and the next two: the final report of the last driver
     FAILED = "failed"
     STOPPED = "stopped"
@@ -75,11 +76,13 @@ class DriverOverview:
 
     Attributes:
         lease: as it lies in the bucket; None if no driver ever held it.
-        last_report: the newest report, whichever driver wrote it.
+        last_report: the newest report, whichever driver wrote it; None if there is none that this
+            version can read.
         lease_expired: the lease is absent or free, its holder is proven dead, or an observer has
             seen no renewal for longer than the TTL.
-        report_is_old: the holder has not reported for 15 s. Always False for an observer, which
-            times the lease itself and need not compare the clocks of two hosts.
+        report_is_old: the last report of the driver that took the lease last is older than 15 s.
+            False without such a report. Always False for an observer, which times the lease itself
+            and need not compare the clocks of two hosts.
         read_at: ticks of this host's wall clock.
     """
 
@@ -174,7 +177,8 @@ class PipelineOverview:
         """The one state of the pipeline.
 
         A restore under way comes first. A driver that holds the lease counts as running even if it
-        has reported its end, because no other driver can start yet.
+        has reported its end, because no other driver can start yet. Without a driver the state is
+        FINISHED or FAILED if reported, else LOST if people want it to run, else STOPPED or NEW.
         """
         reported = self.driver.reported_state
         if self.desired.state is DesiredState.RECOVERING:
@@ -190,12 +194,18 @@ class PipelineOverview:
 
     @property
     def newest(self) -> Manifest | None:
-        """The newest epoch: its counters, decision and cut."""
+        """The manifest of the newest epoch or merge; None before the first.
+
+        The cut of a merge reads no rows.
+        """
         return self.head.record
 
     @property
     def frontier(self) -> int | None:
-        """The output's frontier after the newest epoch, in ticks."""
+        """The output's frontier after the newest epoch, in ticks; None before the first.
+
+        TICK_MIN: none yet; TICK_MAX: the end.
+        """
         return self.newest.frontier_after if self.newest else None
 
     @property
@@ -226,7 +236,10 @@ class PipelineOverview:
 
     @property
     def checkpoint_age(self) -> float | None:
-        """Seconds since the newest epoch was sealed, by the wall clocks of driver and reader."""
+        """Seconds since the newest epoch or merge, by the wall clocks of its writer and this host.
+
+        None before the first.
+        """
         newest = self.newest
         return (self.driver.read_at - newest.created_at) / 1_000_000 if newest else None
 
@@ -234,11 +247,12 @@ class PipelineOverview:
 def read_overview(
     log: SlotLog, observer: LeaseObserver | None = None, head: LogHead | None = None
 ) -> PipelineOverview:
-    """Read the overview of a pipeline.
+    """Read the overview of a pipeline: lease, newest report, desired state, and head.
 
     Args:
         log: the pipeline's log.
-        observer: as for `read_driver`.
+        observer: has timed the lease over several looks. None: one look, which shows a driver as
+            gone only if its lease is free or its process on this host is dead.
         head: the head of the log if the caller has read it already.
     """
     return PipelineOverview(

@@ -14,9 +14,11 @@ class ProcessIdentity(BaseModel):
     """One process of one boot of one host.
 
     Attributes:
+        driver: name of the driver, random unless given.
         boot: the kernel's boot id; after a reboot a pid means nothing.
         namespace: the pid namespace; containers share the boot id, but not the pids.
-        start_ticks: start of the process in clock ticks since boot; the kernel reuses pids.
+        start_ticks: start of the process in clock ticks since boot; the kernel reuses pids. 0 if it
+            cannot be read.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -46,7 +48,10 @@ class ProcessIdentity(BaseModel):
         )
 
     def is_proven_dead(self) -> bool:
-        """Return whether this process certainly no longer runs; False if that is not known."""
+        """Return whether this process certainly no longer runs; False if that is not known.
+
+        Only a process of this host, boot and pid namespace can be proven dead; a zombie is dead.
+        """
         here = (self.host, self.boot, self.namespace) == (
             socket.gethostname(),
             _read_boot_id(),

@@ -44,12 +44,15 @@ class RestorePlan(BaseModel):
     Attributes:
         target: checkpoint to return to; None for the very beginning.
         timeline, slot, sha256: the head this plan is bound to.
-        epochs_rewound: epochs of the current lineage that leave it.
+        head: newest checkpoint of that head; None without one.
+        epochs_rewound: epochs and merges of the current lineage that leave it, retired ones too.
         epochs_regained: epochs of an abandoned timeline that come back.
-        rows: rows by disposition taken back (cumulative counters, head minus target).
-        tables: rows that leave each table; those of `epochs_rewound`.
-        windows: emitted results that are taken back, per window.
-        since: creation time of the target, microseconds UTC.
+        rows: rows by disposition taken back (cumulative counters, head minus target); negative
+            where the target has more.
+        tables: rows that leave each table; those of `epochs_rewound`, without retired ones.
+        windows: emitted results that are taken back, per window, without retired epochs.
+        since: creation time of the target, microseconds UTC; None for the beginning.
+        spec_changed: head and target were written by different specs; False without one of them.
         sinks: what happens to the sinks of a job's queries; empty for a pipeline.
     """
 
@@ -74,7 +77,8 @@ class RestorePlan(BaseModel):
         """Refuse a restore that a sink cannot follow.
 
         Raises:
-            ConfigurationError: the script has no callback for it.
+            ConfigurationError: nothing takes later batches out of the sink, and it may not get them
+                twice.
         """
         for one in self.sinks:
             if one.rewind is SinkRewind.REFUSED:
@@ -88,11 +92,13 @@ def plan_restore(
 ) -> RestorePlan:
     """Return what a restore of `target` (None: the beginning) would take back.
 
-    Writes nothing except pages of the slot index.
+    Writes nothing except pages of the slot index. Does not refuse a condemned target, or a sink
+    that cannot follow; `commit_restore` does.
 
     Raises:
-        ConfigurationError: `target` was never completed.
-        PoisonError: `target` was retired, or an epoch was that the restore would apply again.
+        ConfigurationError: `target` was never completed, or an epoch that the restore would apply
+            again was retired.
+        PoisonError: `target` was retired.
     """
     catalog = catalog or CheckpointCatalog(log)
     head = log.head()
@@ -129,8 +135,10 @@ def commit_restore(
 
     Raises:
         HeadMovedError: the head of the log is not the one of the plan.
-        ConfigurationError, PoisonError: the target is condemned, or was retired meanwhile; or a
+        ConfigurationError: the target is condemned, an epoch on the way to it was retired, or a
             sink of a job cannot follow.
+        PoisonError: the target was retired meanwhile.
+        LeaseLostError: another process took the lease.
         SealUndecidedError: the store did not answer; call again with the same `request_id` and
             plan. What fills the slot decides.
     """
@@ -252,6 +260,7 @@ class RestoreAudit(SharedDocument):
         head: newest checkpoint when the restore was asked for.
         bound: timeline and slot of the head for which an approval is valid; None without approval.
         desired: state that was desired before the restore, for a second try of the task.
+        steps: oldest first.
     """
 
     request: str
@@ -280,8 +289,9 @@ def record_restore_event(
 ) -> RestoreAudit:
     """Add a step to the history of a restore, and return the history.
 
-    A step that is there already, because a task was tried again, is not added twice. Facts that the
-    history has already (`target` excepted) stay as they are; `RestoreAudit` explains them.
+    A step by the same person is added once, however often a task is tried. Of the facts, which
+    `RestoreAudit` explains, a given `target` and `desired` replace the earlier one; `head`, `why`
+    and `bound` stay as they were first given.
     """
 
     def add_entry(before: RestoreAudit) -> RestoreAudit:
@@ -308,7 +318,7 @@ def record_restore_event(
 
 
 def read_restore_audits(store: Store, pipeline: str, most: int = 50) -> list[RestoreAudit]:
-    """Return the newest `most` histories of restores, newest first."""
+    """Return the newest `most` histories of restores, newest first by their first step."""
     # Ids of runs sort by time only roughly, so more histories are read than are asked for.
     keys = [entry.key for entry in store.list_objects(BucketLayout(pipeline).restore_audit_prefix)]
     found = [

@@ -49,7 +49,7 @@ class RetentionPolicy(BaseModel):
     Attributes:
         keep_last: newest checkpoints of the current lineage that always stay.
         keep_for: seconds for which every checkpoint, on any timeline, stays.
-        grace: seconds for which an unreferenced file stays.
+        grace: seconds for which an unreferenced file stays after it was written.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -60,7 +60,13 @@ class RetentionPolicy(BaseModel):
 
 
 class SweepReport(BaseModel):
-    """What a run did, or with `dry_run` would do."""
+    """What a run did, or with `dry_run` would do.
+
+    Attributes:
+        retired: checkpoint ids, with those that an earlier run had only condemned.
+        deleted: keys of the files.
+        kept_by_grace: number of unneeded files that are too young to be deleted.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -72,7 +78,12 @@ class SweepReport(BaseModel):
 
 
 class StorageReport(BaseModel):
-    """What the bucket holds by kind, such as slots, state, tables, requests and acks."""
+    """What the bucket holds of a pipeline by kind, such as slots, state, tables, requests and acks.
+
+    Attributes:
+        objects: kind -> number of objects.
+        bytes: kind -> bytes.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -105,6 +116,8 @@ class Retention:
         rewound: returns whether every follower is on the current timeline. Until then the slots of
             abandoned timelines stay, because a publisher that has not read the restore yet may
             apply one of them. None if the pipeline has no followers.
+        clock: gives the time that ages are measured against.
+        workers: slots that are read at the same time.
     """
 
     def __init__(
@@ -129,7 +142,13 @@ class Retention:
         self._roots = RootsFile(log.store, log.pipeline, clock)
 
     def run(self, *, dry_run: bool = False) -> SweepReport:
-        """Run steps 1 to 5; with `dry_run`, only report what they would do."""
+        """Run steps 1 to 5; with `dry_run`, only report what they would do.
+
+        A dry run writes pages of the slot index, and deletes nothing.
+
+        Raises:
+            PoisonError: a slot is missing or cannot be read. No file was deleted.
+        """
         if dry_run:
             roots = self._roots.read()
             going = self._select_expired(roots)[0] - roots.protected_checkpoints
@@ -150,7 +169,7 @@ class Retention:
         return report
 
     def storage_report(self) -> StorageReport:
-        """Count what lies in the bucket."""
+        """Count all objects of the pipeline in the bucket; lists them all."""
         objects: dict[str, int] = {}
         size: dict[str, int] = {}
         for entry in self._store.list_objects(self._log.layout.pipeline_prefix):

@@ -90,6 +90,8 @@ def merge_counts(*parts: PerSource) -> dict[str, dict[str, int]]:
 class RowCounts:
     """Rows of one or several sources, of one epoch or of all epochs of a lineage.
 
+    Indexing with the name of a count gives its rows, 0 if there are none.
+
     Attributes:
         counts: name of a count -> rows.
     """
@@ -146,7 +148,7 @@ class RowCounts:
 
     @property
     def late_by_reason(self) -> dict[tuple[str, str, str], int]:
-        """(output, disposition, reason) -> rows that were late for the output."""
+        """(output, disposition, reason) -> rows that missed the output; drops by a row rule too."""
         found: Counter[tuple[str, str, str]] = Counter()
         for name, rows in self.counts.items():
             disposition, output, reason = [*name.split(":"), "", ""][:3]
@@ -176,7 +178,7 @@ class RowCounts:
         return self["read"] - sum(self[name] for name in stopped) - aside
 
     def late_share(self, output: str) -> float | None:
-        """Share of the rows offered to an output that were late for it; None without rows."""
+        """Share of the rows offered to an output that were late for it; None if none was."""
         offered = self.count_offered(output)
         return self.late_by_output.get(output, 0) / offered if offered else None
 

@@ -77,7 +77,9 @@ class S3Settings(BaseModel):
     Attributes:
         endpoint: None for AWS itself.
         access_key: None: boto3 looks for credentials (environment, profile, instance role).
-        budget: seconds that one operation may take with all its repetitions.
+        connect_timeout, read_timeout: seconds, for one request.
+        budget: seconds after which an operation is not repeated again; a listing has them for each
+            page.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -94,7 +96,11 @@ class S3Settings(BaseModel):
 
     @classmethod
     def from_environment(cls, bucket: str, prefix: str = "") -> S3Settings:
-        """Read TIDEGATE_S3_ENDPOINT, _ACCESS_KEY, _SECRET_KEY and _REGION; no other code does."""
+        """Read TIDEGATE_S3_ENDPOINT, _ACCESS_KEY, _SECRET_KEY and _REGION.
+
+        Without an endpoint or region, AWS_ENDPOINT_URL_S3 and AWS_REGION count; then AWS itself and
+        us-east-1.
+        """
         given = os.environ.get
         secret = given("TIDEGATE_S3_SECRET_KEY")
         return cls(
@@ -205,7 +211,14 @@ class S3Store:
         return f"s3://{self.settings.bucket}/{self._full_key(key)}"
 
     def read_bucket_rules(self, call: str, section: str | None = None) -> list[dict[str, Any]]:
-        """Return the rules that a call of boto3 answers; none where it is refused or unknown."""
+        """Return the rules that a call of boto3 answers.
+
+        Empty where it is refused, unknown or not answered.
+
+        Args:
+            call: name of the client's method.
+            section: where in the answer the rules are; None: at its top.
+        """
 
         def ask() -> dict[str, Any]:
             return dict(getattr(self._get_client(), call)(Bucket=self.settings.bucket))

@@ -9,7 +9,11 @@ from tidegate.checkpoints.store import FolderNames, ObjectInfo, Store, StoredObj
 
 
 class ScratchStore:
-    """Objects of the scratch store hide those of the other store, which is never changed."""
+    """Objects of the scratch store hide those of the other store, which is never changed.
+
+    Conditions of writes see the scratch store only: `create` also succeeds where the other store
+    has an object, and `compare_and_swap` of that object fails. A delete lets it appear again.
+    """
 
     def __init__(self, below: Store, scratch: Store) -> None:
         self._below, self._scratch = below, scratch

@@ -41,7 +41,11 @@ D = TypeVar("D", bound=SharedDocument)
 
 
 def read_document(store: Store, key: str, kind: type[D]) -> tuple[D | None, str]:
-    """Return a document and its ETag; (None, "") if there is none."""
+    """Return a document and its ETag; (None, "") if there is none.
+
+    Raises:
+        PoisonError: this version cannot read the object.
+    """
     try:
         stored = store.get(key)
     except NotFoundError:
@@ -55,6 +59,8 @@ def read_document(store: Store, key: str, kind: type[D]) -> tuple[D | None, str]
 def change_document(store: Store, key: str, empty: D, step: Callable[[D], D]) -> D:
     """Apply `step` to the document until the result is in the bucket, and return the result.
 
+    Nothing is written if `step` returns an equal document.
+
     Args:
         store: the store.
         key: key of the document.
@@ -64,6 +70,7 @@ def change_document(store: Store, key: str, empty: D, step: Callable[[D], D]) ->
 
     Raises:
         TransientError: other processes were faster each time, or the store did not answer.
+        PoisonError: this version cannot read the document.
     """
     for _ in range(_TRIES):
         before, etag = read_document(store, key, type(empty))

@@ -36,9 +36,14 @@ B = TypeVar("B")
 class SlotSummary(BaseModel):
     """One filled slot, in short.
 
-    `read`, `released` and `retained` are cumulative, as in the manifest's counters. `late` counts
-    the rows late for at least one output; on pages of older versions only those late for the
-    events.
+    `kind` is ``epoch`` (also a merge), ``fork``, ``stub``, or ``missing`` for a slot that is lost;
+    only epochs have counts. `id` is None for forks and lost slots. The `parent` of a fork is the
+    checkpoint restored. Times are microseconds UTC. `files` and `bytes` count the live segments and
+    what the epoch wrote.
+
+    `read`, `released` and `late` are cumulative, as in the manifest's counters; `retained` are the
+    rows that wait after the epoch. `late` counts the rows late for at least one output; on pages of
+    older versions only those late for the events.
 
     The last four fields are not on the pages: the catalog fills them in from `roots.json` and the
     lineage. `gap` is the slot of the first retired epoch between the current lineage and an
@@ -152,7 +157,11 @@ class SlotIndex:
     ) -> Iterator[SlotSummary]:
         """Yield the filled slots of one timeline from `first` to `last`, oldest first.
 
-        Only a few pages are in memory at a time, however long the history is.
+        Both ends are included; `last` None is the newest. A lost slot is yielded with the kind
+        ``missing``. Only a few pages are in memory at a time, however long the history is.
+
+        Raises:
+            PoisonError: a slot cannot be read.
         """
         whole = self._timeline_segment(timeline)
         until = whole.last or 0
@@ -179,6 +188,8 @@ class SlotIndex:
 
     def iterate_retained(self, timeline: int) -> Iterator[SlotSummary]:
         """Yield the slots of one timeline without its oldest pages that hold only stubs.
+
+        Stubs on other pages, forks and lost slots are yielded too.
 
         A stub never changes. So those pages are read once, and an object next to them records where
         the other pages begin.
@@ -214,7 +225,7 @@ class SlotIndex:
                     return
 
     def rebuild(self) -> None:
-        """Delete the index and read every manifest again."""
+        """Delete the index and read every manifest again; the note of the last scrub goes too."""
         for entry in [*self._store.list_objects(self._log.layout.index_prefix)]:
             self._store.delete(entry.key)
         for timeline in range(self._log.head().timeline + 1):
@@ -222,7 +233,11 @@ class SlotIndex:
                 pass
 
     def note_retired(self, stubs: Iterable[CheckpointId]) -> None:
-        """Correct the pages after a retirement: read the rows of these slots again."""
+        """Correct the pages after a retirement: read the rows of these slots again.
+
+        Args:
+            stubs: ids of the retired checkpoints; a collection, because it is read twice.
+        """
         slots = {(stub.timeline, (stub.slot - 1) // SLOTS_PER_PAGE) for stub in stubs}
         gone = {(stub.timeline, stub.slot) for stub in stubs}
         for timeline, page in sorted(slots):

@@ -57,6 +57,7 @@ class SlotContents:
     """One filled slot.
 
     Attributes:
+        record: a manifest, a fork, or the stub of a retired epoch.
         sha256: the hash that the next record of the chain names: of the bytes, or, for a stub, of
             the bytes that it replaced.
     """
@@ -85,8 +86,8 @@ class LogHead:
     Attributes:
         timeline: the current timeline.
         slot: the last slot on its lineage; 0 before the first epoch.
-        record: the epoch in that slot; None before the first. After a restore it is in an older
-            timeline.
+        record: the epoch or merge in that slot; None before the first. After a restore it is in an
+            older timeline.
         sha256: what the next record has to name as `parent_sha256`.
         etag: of the object from which `sha256` was taken.
         fork: the restore that opened this timeline, while no epoch has followed it.
@@ -149,7 +150,15 @@ _OpenedFork = tuple[ForkRecord, SlotContents]
 
 
 class SlotLog:
-    """Reads and extends the log of one pipeline. Safe to use from several threads."""
+    """Reads and extends the log of one pipeline. Safe to use from several threads.
+
+    Args:
+        store: the bucket.
+        pipeline: its name.
+        clock: measures the waits of `seal` and gives the time of a restore.
+        seal_budget: seconds for which `seal` tries.
+        jitter: returns a number from 0 to 1, by which pauses vary.
+    """
 
     def __init__(
         self,
@@ -172,7 +181,15 @@ class SlotLog:
         self._newest: SlotContents | None = None
 
     def head(self) -> LogHead:
-        """Read the end of the log: one LIST of one key, and one GET if the record is new."""
+        """Read the end of the log: one LIST of one key, and one GET if the record is new.
+
+        Each restore that this object has not read yet costs two more requests; while no epoch has
+        followed a restore, the restored checkpoint is read each time.
+
+        Raises:
+            PoisonError: the record cannot be read.
+            ConfigurationError: a newer tidegate wrote it.
+        """
         while True:
             # The number of forks is the number of the newest timeline that is known here; a fork in
             # its newest slot opens the next one.
@@ -186,7 +203,10 @@ class SlotLog:
             self._forks = (*self._forks[:timeline], (newest.record, newest))
 
     def newest_record(self, timeline: int) -> SlotContents | None:
-        """Return the newest record of one timeline; None while it is empty."""
+        """Return the newest record of one timeline; None while it is empty.
+
+        Raises as `read_slot`.
+        """
         entry = next(self.store.list_objects(self.layout.slots_prefix(timeline), limit=1), None)
         if entry is None:
             return None
@@ -198,14 +218,20 @@ class SlotLog:
         return newest
 
     def read_slot(self, timeline: int, slot: int) -> SlotContents | None:
-        """Return the contents of one slot; None while it is empty."""
+        """Return the contents of one slot; None while it is empty.
+
+        Raises:
+            PoisonError: the object is not a record, or is that of another slot.
+            ConfigurationError: a newer tidegate wrote it.
+            ValueError: there is no slot with this number.
+        """
         try:
             return self._parse_slot(self.store.get(self.layout.slot_key(timeline, slot)))
         except NotFoundError:
             return None
 
     def open_checkpoint(self, checkpoint: CheckpointId) -> SlotContents:
-        """Return the slot of one complete checkpoint.
+        """Return the slot of one complete checkpoint, or of the stub if it was retired.
 
         Raises:
             ConfigurationError: no such checkpoint was ever completed.
@@ -268,6 +294,9 @@ class SlotLog:
     ) -> Sealed | SlotTaken:
         """Restore: end the current timeline after `head`, and open the next after `recover_to`.
 
+        Returns and raises as `seal`, and raises besides as below. Condemned checkpoints are not
+        refused; `commit_restore` refuses them.
+
         Args:
             head: the head of the log; another head loses the slot.
             recover_to: the checkpoint to return to; None for the beginning.
@@ -327,7 +356,10 @@ class SlotLog:
         return shared
 
     def epochs_between(self, timeline: int, first: int, last: int) -> Iterator[SlotContents]:
-        """Yield the slots `first` to `last` on the lineage of a timeline; ends at an empty slot."""
+        """Yield the slots `first` to `last` on the lineage of a timeline; ends at an empty slot.
+
+        Of a retired epoch it yields the stub.
+        """
         segments = self.lineage(timeline)
         for slot in range(first, last + 1):
             owner = next((s.timeline for s in segments if s.contains(slot)), None)
@@ -337,7 +369,13 @@ class SlotLog:
             yield filled
 
     def iterate_ancestors(self, start: CheckpointId | None) -> Iterator[SlotContents]:
-        """Yield epochs and stubs from `start` back to the first, across forks; one GET each."""
+        """Yield epochs and stubs from `start` back to the first, across forks; one GET each.
+
+        Nothing for None.
+
+        Raises:
+            ConfigurationError: an epoch on the way, or `start`, was never completed.
+        """
         while start is not None:
             filled = self.open_checkpoint(start)
             yield filled

@@ -37,11 +37,15 @@ class SpliceRequest(SharedDocument):
         origin: where the rows come from; `origin_detail` adds a filter, a file name or an
             attachment.
         rows: the Parquet files that hold the rows, as `FileRef` fields.
-        min_time: least event time, ticks; None without rows.
-        at_slot: head of the log when the request was made.
+        min_time, max_time: least and greatest event time, ticks; None without rows.
+        state: what was decided. ``merged`` outlives a restore to before the merge; the log alone
+            says whether the request is merged. An open request past `expires_at` stays open here
+            until someone decides or merges it (`is_expired`).
+        created_at, expires_at, decided_at: wall clock in ticks; `expires_at` None: never.
+        at_slot: "timeline" and "slot" of the log's head when the request was made.
         approved_digest: digest of the approved impact report; a merge with another effect is
             refused.
-        trail: what happened to the request, oldest first: at, who, what, and more.
+        trail: what happened to the request, oldest first: at, who, what, and more; the newest 200.
     """
 
     id: str
@@ -70,7 +74,7 @@ class SpliceRequest(SharedDocument):
         return [FileRef.model_validate(raw) for raw in self.rows]
 
     def is_expired(self, now: int) -> bool:
-        """Return whether the request is expired, or its expiry passed before `now` (ticks)."""
+        """Return whether it is marked as expired, or open with `expires_at` not after `now`."""
         return self.state == "expired" or (
             self.state in OPEN_STATES and self.expires_at is not None and now >= self.expires_at
         )
@@ -144,8 +148,11 @@ def note_splice_event(
 ) -> SpliceRequest:
     """Add one entry to the trail of a request, and set those of its fields that `more` names.
 
-    An entry that is there already, because a step was tried again after a crash, is not added
-    twice.
+    The rest of `more` goes into the entry. An entry that equals the last one but for its time,
+    because a step was tried again after a crash, is not added twice. `at` is in ticks.
+
+    Raises:
+        ConfigurationError: there is no such request.
     """
 
     def add_trail_line(request: SpliceRequest) -> SpliceRequest:
@@ -179,12 +186,13 @@ def decide_splice_request(
     at: int,
     digest: str | None = None,
 ) -> SpliceRequest:
-    """Approve, reject or expire an open request; record who did it, why and when.
+    """Approve, reject or expire an open request; record who did it, why and when (`at`, ticks).
 
-    The same decision a second time changes nothing.
+    The same decision a second time changes nothing. An approved request is still open: a later
+    decision replaces the approval. The expiry is not checked.
 
     Raises:
-        ConfigurationError: the request is not open any more.
+        ConfigurationError: the request is not open any more, or there is none.
     """
 
     def apply_decision(request: SpliceRequest) -> SpliceRequest:

@@ -71,8 +71,10 @@ class UploadedObject:
 class Store(Protocol):
     """A flat space of keys, relative to `url`.
 
-    Every method may raise `StoreUnavailableError` (try again later) or `StoreDeniedError` (a person
-    has to act). Implementations are safe to use from several threads.
+    Every method that reads or writes may raise `StoreUnavailableError` (try again later) or a
+    `ConfigurationError` (a person has to act; a bucket raises `StoreDeniedError`), and a
+    `ValueError` for what is not a key. `put`, `delete` and `upload` may raise
+    `OutcomeUnknownError`. Implementations are safe to use from several threads.
     """
 
     url: str
@@ -83,6 +85,8 @@ class Store(Protocol):
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         """Read a part of one object, shorter if the object ends first.
+
+        `start` lies in the object and `length` is at least 1; a bucket refuses other ranges.
 
         Raises:
             NotFoundError: there is no such object.
@@ -119,7 +123,13 @@ class Store(Protocol):
     def list_objects(
         self, prefix: str, *, start_after: str | None = None, limit: int | None = None
     ) -> Iterator[ObjectInfo]:
-        """List objects in key order (by code point), from the first one after `start_after`."""
+        """List objects whose keys begin with `prefix`, in key order (by code point).
+
+        Args:
+            prefix: any beginning of keys, or empty.
+            start_after: a key; only later ones are listed.
+            limit: list at most this many.
+        """
         ...
 
     def list_folders(self, prefix: str) -> FolderNames:
@@ -146,7 +156,10 @@ class Store(Protocol):
         ...
 
     def local_path(self, key: str) -> Path | None:
-        """Return the path of the object as a plain file; None where a copy is needed."""
+        """Return the path of the object as a plain file, also if it does not exist.
+
+        None where a copy is needed.
+        """
         ...
 
     def uri(self, key: str) -> str:
@@ -238,7 +251,7 @@ def probe_store(store: Store) -> ProbeResult:
 
 
 def require_honest_store(store: Store) -> ProbeResult:
-    """Probe the store, again if a probe fails: a repeated or late request may have disturbed it.
+    """Probe the store, up to three times: a repeated or late request may have disturbed a probe.
 
     Raises:
         ConfigurationError: it does not keep every promise.

@@ -43,7 +43,8 @@ class ObjectProblem(StrEnum):
     MISSING = "missing"
     SIZE = "size"
     CHECKSUM = "checksum"
-    CHAIN = "chain"  # the next record names other bytes than lie in this slot
+    # The next record names other bytes than lie in this slot, or the slot holds another checkpoint.
+    CHAIN = "chain"
     UNREADABLE = "unreadable"  # the record in the slot cannot be read
     CONTENT = "content"  # found by the deep check
     UNKNOWN = "unknown"  # the store did not answer, or refused: evidence of nothing
@@ -69,7 +70,14 @@ class VerificationFinding(BaseModel):
 
 
 class Verification(BaseModel):
-    """The result for one checkpoint."""
+    """The result for one checkpoint.
+
+    Attributes:
+        objects: objects that it needs, the record in the slot included; those not read too.
+        bytes: of its files, as recorded.
+        checksums: whether checksums were compared.
+        deep: whether a deep check was asked for; it is left out if the files are not good.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -91,7 +99,7 @@ def verify_checkpoint(
     workers: int = VERIFY_WORKERS,
     known_good: set[str] | None = None,
 ) -> Verification:
-    """Check one checkpoint. Never raises for the state of the bucket.
+    """Check one checkpoint; change nothing. Missing, damaged and unreachable objects are findings.
 
     Listings show presence and size of many objects in a few requests. An object that a listing does
     not show as expected is asked for by itself, and only that answer condemns. What could not be
@@ -104,6 +112,10 @@ def verify_checkpoint(
         deep: also checks the rows in the files (`make_content_check`).
         workers: files that are read at the same time.
         known_good: keys of files that need not be read again; files found to be good are added.
+
+    Raises:
+        ConfigurationError: a newer tidegate wrote the record or its successor.
+        OSError: this user may not read a file of a local store.
     """
     key = log.layout.slot_key(checkpoint.timeline, checkpoint.slot)
     try:
@@ -135,7 +147,8 @@ def scrub_checkpoints(
 ) -> Iterator[Verification]:
     """Verify checkpoints one at a time, so that the caller can show progress, stop and continue.
 
-    A file that several checkpoints name is read once.
+    A file that several checkpoints name is read once if it is good. Condemns nothing, see
+    `condemn_if_damaged`. Raises as `verify_checkpoint`.
     """
     known_good: set[str] = set()
     for checkpoint in checkpoints:
@@ -155,7 +168,7 @@ def scrub_checkpoints(
 
 
 def count_scrub_shares(retain_for: int) -> int:
-    """Return in how many daily scrubs every checkpoint is read once.
+    """Return in how many daily scrubs every checkpoint is read once: 1 to 7.
 
     Args:
         retain_for: ticks for which every checkpoint is kept. None may retire unread.
@@ -164,9 +177,14 @@ def count_scrub_shares(retain_for: int) -> int:
 
 
 def select_for_scrub(log: SlotLog, shares: int, day: int) -> Iterator[CheckpointId]:
-    """Yield the newest checkpoint, the pinned ones, and those of the others that are due on `day`.
+    """Yield the newest checkpoint, those pinned or claimed, and a share of the others.
 
-    Condemned and retired checkpoints are left out.
+    Condemned and retired checkpoints are left out; abandoned timelines are not.
+
+    Args:
+        log: the pipeline's log.
+        shares: in how many days every checkpoint comes once, see `count_scrub_shares`.
+        day: number of the day; slots that leave the same rest when divided by `shares` are due.
     """
     roots, head = RootsFile(log.store, log.pipeline).read(), log.head()
     always = roots.protected_checkpoints | {str(head.checkpoint)}
@@ -180,7 +198,7 @@ def select_for_scrub(log: SlotLog, shares: int, day: int) -> Iterator[Checkpoint
 
 
 def is_scrub_due(log: SlotLog, now: int) -> bool:
-    """Return whether the last scrub of the pipeline ended more than a day ago; `now` in ticks."""
+    """Return whether the last scrub was noted a day or more ago, or never; `now` in ticks."""
     try:
         return now - int(log.store.get(_scrub_key(log)).data) >= SCRUB_EVERY
     except (NotFoundError, ValueError):
@@ -188,7 +206,7 @@ def is_scrub_due(log: SlotLog, now: int) -> bool:
 
 
 def note_scrub(log: SlotLog, now: int) -> None:
-    """Note that a scrub has ended, so that driver and Airflow do not both read everything."""
+    """Note that a scrub ended at `now` (ticks), so that driver and Airflow do not both scrub."""
     log.store.put(_scrub_key(log), str(now).encode())
 
 
@@ -199,9 +217,7 @@ def _scrub_key(log: SlotLog) -> str:
 def condemn_if_damaged(log: SlotLog, result: Verification) -> bool:
     """Record a damaged checkpoint in `roots.json`, so that it cannot be restored.
 
-    Return whether it is.
-
-    Every other verdict changes nothing.
+    Return whether it is damaged. Every other verdict changes nothing.
     """
     if result.verdict is not CheckpointVerdict.DAMAGED:
         return False
