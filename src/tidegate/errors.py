@@ -39,6 +39,7 @@ class TidegateError(Exception):
         kept: what was kept safe in spite of the failure.
         advice: what to do next, preferably a command.
         retry_after: seconds to wait before trying again, for transient failures.
+        failure_class: who has to act, the same for all errors of a class.
     """
 
     failure_class: FailureClass = FailureClass.POISON
@@ -128,7 +129,10 @@ class PoisonError(TidegateError):
 
 
 class ConfigurationError(TidegateError):
-    """The user's spec, names or credentials are wrong. Nothing was started or changed."""
+    """The user's spec, names, credentials or version are wrong. A person has to act.
+
+    Mostly nothing was started or changed, but credentials can also fail during a run.
+    """
 
     failure_class = FailureClass.CONFIGURATION
 
@@ -162,7 +166,11 @@ class ErrorDefinition(Generic[E]):
     retry_after: float | None = None
 
     def __call__(self, *, pipeline: str | None = None, **fields: object) -> E:
-        """Return the error with `fields` filled in; `pipeline` may be used in the texts too."""
+        """Return the error with `fields` filled in; `pipeline` may be used in the texts too.
+
+        Raises:
+            KeyError: a text names a field that is not given.
+        """
         values = {"pipeline": pipeline, **fields}
         return self.error(
             self.message.format(**values),

@@ -26,7 +26,8 @@ def on_restore(*queries: str) -> Callable[[C], C]:
     none. It may be called again with the same batch, and has no effect without tidegate.
 
     Args:
-        queries: names of the queries; none for all that have no function of their own.
+        queries: names of the queries; none for all that have no function of their own. A later
+            function for the same query replaces the earlier one.
     """
 
     def register(function: C) -> C:
@@ -37,5 +38,5 @@ def on_restore(*queries: str) -> Callable[[C], C]:
 
 
 def find_restore_callback(query: str) -> RestoreCallback | None:
-    """Return the function for a query; None if the script has registered none."""
+    """Return the function for a query, or the one for all queries; None if there is neither."""
     return _callbacks.get(query, _callbacks.get("*"))

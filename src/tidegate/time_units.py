@@ -29,10 +29,13 @@ _TICK_ZERO_INSTANT: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def parse_duration(text: str | float | timedelta) -> int:
-    """Parse ``10s``, ``1h30m``, ``250ms``, ``-1tick`` or a bare ``0`` into ticks.
+    """Parse ``10s``, ``1.5h``, ``1h30m``, ``-1tick``, a bare ``0`` or a timedelta into whole ticks.
+
+    Exact up to 2**53 ticks, which is 285 years.
 
     Raises:
-        ValueError: the text is not a duration; the message lists what is allowed.
+        ValueError: it is not a duration, or another number than 0 without a unit; the message
+            lists what is allowed.
     """
     if isinstance(text, timedelta):
         return round(text / timedelta(microseconds=1))
@@ -58,7 +61,7 @@ def parse_duration(text: str | float | timedelta) -> int:
 
 
 def format_duration(ticks: int) -> str:
-    """Return the shortest text that `parse_duration` reads as these ticks.
+    """Return the ticks in whole units, the largest first; `parse_duration` reads them back.
 
     >>> format_duration(5_400_000_000)
     '1h30m'
@@ -77,7 +80,8 @@ def format_duration(ticks: int) -> str:
 def format_instant(ticks: int | None) -> str:
     """Return an instant as ISO 8601 in UTC.
 
-    The ends of time are ``-inf`` and ``+inf``; None is ``none``.
+    The ends of time are ``-inf`` and ``+inf``; None is ``none``. An instant outside the years 1 to
+    9999 is shown as a number of ticks.
     """
     if ticks is None:
         return "none"
