@@ -54,9 +54,10 @@ def accepts_family(declared: str, family: str) -> bool:
 
 
 def build_text_pattern(declared: str) -> str | None:
-    """Return the regular expression that a text must match to be read as the declared type.
+    """Return the regular expression that a whole text must match to be read as the declared type.
 
-    None means that every text is accepted.
+    None means that no pattern decides: `string` takes every text; for `binary` and `timestamp` the
+    caller has rules of its own.
 
     >>> build_text_pattern("decimal(6,2)"), build_text_pattern("string")
     ('-?[0-9]+([.][0-9]{1,2})?', None)

@@ -17,7 +17,10 @@ QueryName = Annotated[str, Field(pattern=rf"^{_QUERY_NAME}$")]
 
 
 def is_query_name(text: str) -> bool:
-    """Return whether a query of this name can be sealed: its name is a part of keys."""
+    """Return whether a query of this name can be sealed: its name is a part of keys.
+
+    It has 1 to 100 letters, digits, `_` and `-`, and begins with a letter or digit.
+    """
     return re.fullmatch(_QUERY_NAME, text) is not None
 
 
@@ -38,7 +41,10 @@ class SupervisedSpec(Protocol):
 
 
 class JobSpec(SpecModel):
-    """One job: the script stays as it is, and Spark's own rules of event time apply."""
+    """One job: the script stays as it is, and Spark's own rules of event time apply.
+
+    `supervision.submit` and `supervision.standby` are refused.
+    """
 
     api_version: Literal["tidegate/v1"] = Field(default=API_VERSION, alias="apiVersion")
     """Version of this format."""
@@ -89,6 +95,6 @@ class JobSpec(SpecModel):
         return not self.queries or query in self.queries
 
     def digest(self, script: bytes) -> str:
-        """Return the SHA-256 of the script and of what it is given."""
+        """Return the SHA-256, in hex, of the script and of name, `args`, `queries` and `conf`."""
         given = json.dumps([self.name, self.args, self.queries, self.conf], sort_keys=True)
         return hashlib.sha256(given.encode() + b"\n" + script).hexdigest()

@@ -36,8 +36,9 @@ def load_spec(path: str | Path) -> PipelineSpec:
     """Read and validate one pipeline spec.
 
     Raises:
-        ConfigurationError: no such file, not YAML, a field is wrong, or it is a job; the message
-            lists every finding with its line.
+        ConfigurationError: no such file, not YAML, a field is wrong, or it is a job. The message
+            lists all wrong fields with their lines. Rules over several fields of a section are
+            checked once these are right, one at a time.
     """
     spec = load_any_spec(path)
     if isinstance(spec, JobSpec):
@@ -46,10 +47,10 @@ def load_spec(path: str | Path) -> PipelineSpec:
 
 
 def load_any_spec(path: str | Path) -> PipelineSpec | JobSpec:
-    """Read and validate the spec of a pipeline or of a job.
+    """Read and validate the spec of a pipeline, or of a job if it says `kind: job`.
 
     Raises:
-        ConfigurationError: as in `load_spec`, except that a job is as good.
+        ConfigurationError: as in `load_spec`, but a job is no error.
     """
     path = Path(path)
     try:
@@ -65,10 +66,10 @@ def load_any_spec(path: str | Path) -> PipelineSpec | JobSpec:
 
 
 def parse_spec(text: str, *, where: str = "<spec>") -> PipelineSpec:
-    """Validate YAML text; `where` names it in errors.
+    """Validate the YAML text of a pipeline; `where` names it in errors.
 
     Raises:
-        ConfigurationError: as in `load_spec`.
+        ConfigurationError: not YAML, or a field is wrong; also for the text of a job.
     """
     return _validate_spec(PipelineSpec, _read_mapping(text, where), where)
 
@@ -112,7 +113,10 @@ def _invalid_spec_error(
 
 
 def locate_mistakes(path: Path, mistakes: Sequence[tuple[Location, str]]) -> ConfigurationError:
-    """Return the error for mistakes that were found in a spec after it was read."""
+    """Return the error for mistakes that were found in a spec after it was read.
+
+    The file is read again, to find the lines. `mistakes` are those of `format_findings`.
+    """
     raw = YAML(typ="rt").load(path.read_text(encoding="utf-8"))
     findings = format_findings(str(path), raw, mistakes)
     return _invalid_spec_error(str(path), findings, pipeline=raw["name"])
@@ -128,7 +132,8 @@ def _describe_syntax_error(error: MarkedYAMLError) -> str:
 def format_findings(where: str, raw: Any, mistakes: Iterable[tuple[Location, str]]) -> list[str]:
     """Return a line per mistake, with file, line and field.
 
-    A mistake that is shared through an anchor is listed once.
+    A mistake that is shared through an anchor is listed once. A message that begins with
+    ``FIELD: `` gets the line of that field below its place.
 
     Args:
         where: the file.
@@ -227,7 +232,10 @@ def _find_owner(node: CommentedMap, key: object) -> CommentedMap:
 
 
 def to_plain_value(value: Any) -> Any:
-    """Return YAML of ruamel's round-trip loader as plain values."""
+    """Return YAML of ruamel's round-trip loader as plain values.
+
+    Keys become texts. Null, dates and times stay as they are.
+    """
     if isinstance(value, dict):
         return {str(k): to_plain_value(v) for k, v in value.items()}
     if isinstance(value, list):

@@ -121,7 +121,8 @@ class BarrierColumns(SpecModel):
     """How to distinguish barrier events and punctuation rows from a source's data rows.
 
     A row whose ``kind`` column equals ``data`` (or is null) is data; ``punctuation`` names the
-    value of punctuation rows; any value listed in ``types`` is a barrier of that type.
+    value of punctuation rows; any value listed in ``types`` is a barrier of that type. A row with
+    another value is a dead letter.
     """
 
     kind: str
@@ -478,7 +479,7 @@ class SparkSpec(SpecModel):
 
     @property
     def jvm_options(self) -> str:
-        """Options of the driver's JVM for `jvm`.
+        """Options of the driver's JVM for `jvm`; empty for ``throughput``.
 
         A new JVM spends most of its first minute compiling what a small epoch runs a few times.
         """
@@ -757,7 +758,10 @@ class PipelineSpec(SpecModel):
 
     @property
     def barrier_timeout(self) -> int | None:
-        """Ticks until an open barrier times out: its own, else four build windows, else never."""
+        """Ticks until an open barrier times out; None for never.
+
+        It is `barriers.timeout`, and without that four times `release.build_window`.
+        """
         if self.barriers.timeout is not None:
             return self.barriers.timeout
         # The factor is NSCLDAQ's (docs/semantics.md, section 2).
@@ -766,15 +770,16 @@ class PipelineSpec(SpecModel):
 
     @property
     def table_names(self) -> tuple[str, ...]:
-        """Names of all output tables."""
+        """Names of all output tables; `events` is one even if `outputs.events` is off."""
         streams = (*self.streams, REJECTIONS) if self.streams else ()
         built = (BUILT,) if self.release.glom is not None else ()
         return (EVENTS, LATE, *built, *self.windows, *streams, BARRIERS, CHECKPOINTS, DEAD_LETTERS)
 
     def digest(self) -> str:
-        """Return the SHA-256 of all options on which rows depend; every manifest names it.
+        """Return the SHA-256, in hex, of all options on which rows depend; every manifest names it.
 
-        Limits, supervision and Spark's settings do not count.
+        `NON_DATA_SECTIONS` and the arrangement of table files do not count. All others do, also
+        those that change no row, such as `checkpoint` and the read limits of sources.
         """
         # Sections that no row depends on are left out: otherwise raising a limit or a timeout would
         # look like a change of the data, and would be checked against the state.
@@ -785,7 +790,10 @@ class PipelineSpec(SpecModel):
         ).hexdigest()
 
     def canonical_json(self) -> str:
-        """Return the canonical JSON of the spec with the preset applied."""
+        """Return the canonical JSON of the spec with preset and defaults applied.
+
+        Secrets in it are not masked (`mask_secrets`).
+        """
         return json.dumps(
             self.model_dump(mode="json", by_alias=True), sort_keys=True, separators=(",", ":")
         )

@@ -99,7 +99,7 @@ about their frontier.
 def apply_preset(raw: dict[str, Any]) -> dict[str, Any]:
     """Return the raw spec with its preset's defaults in the fields that the spec leaves out.
 
-    The argument is not changed.
+    The argument is not changed. It is returned itself if its preset has no defaults or is unknown.
     """
     preset = PRESETS.get(raw.get("preset", "tidegate"))
     if not preset:

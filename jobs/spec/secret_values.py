@@ -19,6 +19,9 @@ _SECRET_NAME: Final = re.compile(
 def mask_secrets(spec: PipelineSpec) -> PipelineSpec:
     """Return the spec with ``***`` for passwords in addresses and for secret options.
 
+    Secret are texts whose name ends with a word such as password, secret, token, credential or
+    login. Without any, the spec itself is returned.
+
     What is written as ``env:NAME`` or ``${NAME}`` stays, because it is not a secret. Users who may
     read the bucket may read the specs in it, so these must not hold the keys of other systems.
     """
@@ -28,7 +31,7 @@ def mask_secrets(spec: PipelineSpec) -> PipelineSpec:
 
 
 def mask_address(address: str) -> str:
-    """Return an address without the password that it may hold."""
+    """Return an address with ``***`` for the password that it may hold; ``${NAME}`` stays."""
     return _PASSWORD_IN_ADDRESS.sub(rf"\1{_MASK}@", address)
 
 

@@ -42,7 +42,8 @@ class PostgresSinkSpec(_SinkSpec):
 class FilesSinkSpec(_StandardSinkSpec):
     """At least once.
 
-    A file per epoch and table, named after the epoch, so that a repetition overwrites itself.
+    One or more files per epoch and table, named after the epoch, so that a repetition overwrites
+    itself. Only files that an object in ``_epochs/`` names count.
     """
 
     kind: Literal["files"]
@@ -59,7 +60,8 @@ class FilesSinkSpec(_StandardSinkSpec):
 class WebhookSinkSpec(_StandardSinkSpec):
     """At least once.
 
-    POST requests whose id names pipeline, epoch, table and part; repetitions carry the same id.
+    POST requests whose id names pipeline, sink, epoch, table and part; repetitions carry the same
+    id, in the header ``Idempotency-Key``.
     """
 
     kind: Literal["webhook"]

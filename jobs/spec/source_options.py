@@ -190,7 +190,7 @@ class LandingOptions(SpecModel):
 def resolve_environment_value(field: str, value: str, environment: Mapping[str, str]) -> str:
     """Return a setting; for ``env:NAME`` return that variable of the environment.
 
-    A spec never contains secrets.
+    So a spec need not contain secrets. `field` names the setting in the error.
 
     Raises:
         ConfigurationError: the variable is not set.
@@ -242,10 +242,11 @@ class EdgeColumns(SpecModel):
     """Columns in which a start edge and its end edge agree."""
 
     def named_columns(self, schema: Mapping[str, str]) -> dict[str, str]:
-        """Return the columns that are named here, by field.
+        """Return field -> column for the columns that are named here.
 
         Raises:
-            ValueError: the column that distinguishes starts from ends is not text.
+            ValueError: the column that distinguishes starts from ends is not text. A column that
+                `schema` lacks is no error here.
         """
         # A missing column is reported with all others by the caller; here it counts as text.
         if schema.get(self.kind, "string") != "string":
@@ -263,7 +264,7 @@ def list_edge_conflicts(
 ) -> Iterator[str]:
     """Return which options cannot be combined with edge events, a sentence each.
 
-    `edges` are those of the sources that have any.
+    `edges` are those of the sources that have any; `punctuations` has the same keys.
     """
     if not edges:
         return

@@ -4,7 +4,8 @@ It is kept, dropped, or the change is refused.
 
 State is laid out by the spec that wrote it: partial aggregates by their place in a window, buffered
 rows by their columns, positions by the order of a source's objects. A change that would read one as
-the other is refused while there is such state. Everything else is kept and applies from the next
+the other is refused; if only open windows or buffered rows matter, only while there are any. What
+belongs to a removed source or window is dropped. Everything else is kept and applies from the next
 epoch on; frontiers never move back. docs/recovery.md has the table.
 """
 
@@ -37,7 +38,7 @@ _POSITION_OPTIONS: Final = {
 
 
 class ChangeEffect(StrEnum):
-    """The effect of a change on the state that it concerns."""
+    """What a change of the spec does: it keeps the state it concerns, drops it, or is refused."""
 
     KEPT = "kept"
     DROPPED = "dropped"
@@ -46,7 +47,13 @@ class ChangeEffect(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SpecChange:
-    """One difference between two specs, and its effect."""
+    """One difference between two specs, and its effect.
+
+    Attributes:
+        what: the dotted field, and how it changed if it was added, removed or replaced.
+        verdict: the effect.
+        why: what follows from it; for a refused change also what to do instead.
+    """
 
     what: str
     verdict: ChangeEffect
@@ -58,7 +65,7 @@ class LiveState:
     """The state that a checkpoint holds.
 
     Attributes:
-        windows: windows with open results.
+        windows: names of the windows with open results.
         buffered: rows in the order buffer.
     """
 
@@ -67,7 +74,10 @@ class LiveState:
 
 
 def compare_specs(old: PipelineSpec, new: PipelineSpec, live: LiveState) -> list[SpecChange]:
-    """Return every difference on which state or results depend; refused ones first."""
+    """Return every difference outside `NON_DATA_SECTIONS`: refused ones first, then dropped, kept.
+
+    The names of the pipelines are not compared.
+    """
     found = [
         *_compare_sources(old, new, live),
         *_compare_columns(old, new, live),

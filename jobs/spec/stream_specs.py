@@ -90,7 +90,7 @@ class AttachmentSpec(SpecModel, ABC):
 
 
 class PipeSpec(AttachmentSpec):
-    """Copies selected rows of one stream to another."""
+    """Copies selected rows of one stream to another: those that all its conditions select."""
 
     to: str
     """Stream that receives the rows."""
@@ -193,7 +193,7 @@ class StreamGraph:
 
     Attributes:
         order: stream names; `events` first.
-        columns: stream -> column -> type.
+        columns: stream -> column -> type, without tidegate's own columns.
         attachments: name -> pipe or reducer, in the order of the spec, pipes first.
     """
 
@@ -232,11 +232,11 @@ class StreamGraph:
         return cls(tuple(columns), columns, attachments)
 
     def readers_of(self, stream: str) -> list[str]:
-        """Return the attachments that read this stream."""
+        """Return the names of the attachments that read this stream, in their order."""
         return [name for name, one in self.attachments.items() if one.origin == stream]
 
     def writers_of(self, stream: str) -> list[str]:
-        """Return the attachments that write to this stream."""
+        """Return the names of the attachments that may write to this stream, in their order."""
         return [name for name, one in self.attachments.items() if stream in one.destinations]
 
 

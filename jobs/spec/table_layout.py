@@ -138,7 +138,8 @@ User columns are added to them.
 class PartitionBy:
     """One part of a partition: a column and the transform of its values.
 
-    `width` is the number of buckets, or the length after truncation.
+    `width` is the number of buckets, or the width of truncation (of numbers: values are rounded
+    down to a multiple of it); 0 for other transforms.
     """
 
     column: str
@@ -150,7 +151,7 @@ class PartitionBy:
         """Read the written form.
 
         Raises:
-            ValueError: it is none of the forms.
+            ValueError: it is none of the forms, or its number is 0.
         """
         match = _PARTITION_PATTERN.fullmatch(text.strip())
         if match is None:
