@@ -20,7 +20,7 @@ The files of a table (`table_versions`) are entered commit by commit; a page the
 version up to which it brings the log.
 
 A page grows by conditional swaps. If two drivers append at the same time, one of them fails and
-reads the page again. See docs/decisions/0071-unordered-objects-are-read-by-arrival-log.md.
+reads all pages again. See docs/decisions/0071-unordered-objects-are-read-by-arrival-log.md.
 """
 
 from __future__ import annotations
@@ -94,7 +94,10 @@ class _SeenKeys:
 
 
 class ArrivalLog:
-    """The arrivals of one member.
+    """The objects of one member in the order in which they were found, kept in the store.
+
+    Each object is entered once and keeps its index; a restore changes nothing here. The constructor
+    reads the whole log.
 
     Args:
         store: the store of the log and, as the pipeline sees it, of the objects.
@@ -134,7 +137,7 @@ class ArrivalLog:
         return 0 if self._last is None else self._last.first + len(self._last.keys)
 
     def read_keys(self, start: int, count: int) -> list[str]:
-        """Return the arrivals from index `start` on, at most `count`."""
+        """Return the keys from index `start` on, at most `count`; empty behind the end."""
         keys: list[str] = []
         while len(keys) < count and start + len(keys) < len(self):
             page = self._find_page(start + len(keys))
@@ -145,8 +148,12 @@ class ArrivalLog:
     def discover(self, notices: Iterable[str] = (), *, everything: bool = False) -> None:
         """Look for objects that are not in the log yet, and enter them.
 
+        Without `everything` one call lists at most 10,000 names after the greatest known one, and
+        as many of a safety listing that is due.
+
         Args:
-            notices: keys that notifications named.
+            notices: keys that notifications named; those that are not the member's data are left
+                out.
             everything: list the whole folder from its beginning, before a bounded source may end.
         """
         self._enter_new_keys(self._list_after(self._greatest))
@@ -166,7 +173,10 @@ class ArrivalLog:
         return None if self._last is None else self._last.version
 
     def enter_version(self, keys: Iterable[str], version: int) -> None:
-        """Enter the files of a table's version in this order, and the version with the last one."""
+        """Enter the files of a table's version in this order, and the version with the last one.
+
+        Files that are in the log already are left out.
+        """
         while fresh := [key for key in keys if key not in self._seen]:
             page_keys = fresh[: self._room_in_page()]
             complete = len(page_keys) == len(fresh)
@@ -283,7 +293,11 @@ OpenKeyStream = Callable[[], Iterator[str]]
 
 
 class BucketNotifications:
-    """Collects, in a thread, the names of new objects below a prefix of a bucket."""
+    """Collects the names of new objects below a prefix of a bucket, in a thread that it starts.
+
+    It keeps the newest 100,000 names that were not taken, and connects again after a failure. If
+    the store refuses to send notifications, the thread ends and no name comes.
+    """
 
     def __init__(self, open_stream: OpenKeyStream) -> None:
         self._open_stream = open_stream
@@ -295,14 +309,14 @@ class BucketNotifications:
         self._thread.start()
 
     def take_keys(self) -> list[str]:
-        """Return the names that came since the last call."""
+        """Return the names, below the prefix, that came since the last call, oldest first."""
         keys = []
         while self._keys:
             keys.append(self._keys.popleft())
         return keys
 
     def close(self) -> None:
-        """Stop listening; a blocked read ends with the connection, the thread with the process."""
+        """Ask the thread to end, and return at once; its next name or lost connection ends it."""
         self._stop.set()
 
     def _collect_keys(self) -> None:
@@ -333,7 +347,11 @@ def listen_for_objects(store: Store, prefix: str) -> BucketNotifications | None:
 
 
 def stream_minio_keys(settings: S3Settings, prefix: str) -> Iterator[str]:
-    """Yield the name below `prefix` of each object when it is written."""
+    """Yield the name below `prefix` of each object when it is written.
+
+    It waits for names until the connection is lost (300 s without a sign of it) or fails; then it
+    ends, or raises the SDK's exception.
+    """
     from minio import Minio
     from urllib3 import PoolManager, Timeout
 

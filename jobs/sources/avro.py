@@ -271,6 +271,6 @@ def _decompress_snappy(data: bytes) -> bytes:
 
 
 def decompress_stream(codec: str, data: bytes) -> bytes:
-    """Return the bytes inside a compressed stream, by a codec of Arrow's."""
+    """Return the bytes inside a compressed stream; `codec` is Arrow's name, such as ``zstd``."""
     with pa.CompressedInputStream(pa.BufferReader(data), codec) as stream:
         return bytes(stream.read())

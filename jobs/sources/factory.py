@@ -16,6 +16,8 @@ from tidegate.jobs.spec.pipeline import PipelineSpec
 class PipelineSources:
     """The sources of a running pipeline, in `all`, and their figures for the status.
 
+    Sources that use notifications start to listen at once.
+
     Args:
         spec: the pipeline.
         view: the pipeline's store, as sources and movers see it.
@@ -46,7 +48,11 @@ class PipelineSources:
                 source.open_logs()
 
     def collect_status(self) -> Mapping[str, Any]:
-        """Return waiting messages and objects by member, and late uploads by source."""
+        """Return `lag` (messages) and `backlog` (objects) by member, and `late_uploads` by source.
+
+        The first two are those behind the last planned slice. Sources without late uploads are left
+        out of the third.
+        """
         lag: dict[str, int] = {}
         backlog: dict[str, int] = {}
         late_uploads: dict[str, int] = {}

@@ -46,7 +46,10 @@ def resolve_source_folder(name: str, spec: SourceSpec) -> str:
 
 
 def locate_source(name: str, spec: SourceSpec, store: Store) -> tuple[Store, str]:
-    """Return the store in which a source's objects are and their key prefix, to write there."""
+    """Return the store in which a source's objects are and their key prefix, to write there.
+
+    For a source with a full address the store is a new one, which the caller closes.
+    """
     if _has_own_address(spec):
         return open_store(spec.path), ""
     return store, resolve_source_folder(name, spec)
@@ -84,9 +87,9 @@ class InputView:
         self._cached_bytes = 0
 
     def inspect_object(self, key: str) -> tuple[str, int, Path | BadObject] | None:
-        """Return ETag, size and decoded copy of an object, or why it cannot be decoded.
+        """Return ETag and size of the original, and its decoded copy or why it cannot be decoded.
 
-        None if the object needs no decoding.
+        None if the object needs no decoding. The cache may remove the copy later.
 
         Raises:
             NotFoundError: there is no such object.
@@ -107,7 +110,7 @@ class InputView:
         return original.etag, len(original.data), self._decode_into_cache(key, original, source)
 
     def locate_source(self, name: str) -> tuple[Store, str]:
-        """Return the store in which a source's objects are, and their key prefix in it."""
+        """Return the store in which the objects of a source are, and their key prefix in it."""
         return self._resolve_key(self._folders[name])
 
     def _decode_into_cache(
@@ -172,7 +175,11 @@ class InputView:
     # Reading
 
     def get(self, key: str) -> StoredObject:
-        """Return the object, decoded if need be."""
+        """Return the object, decoded if need be, under the ETag of the original.
+
+        Raises:
+            PoisonError: it cannot be decoded; `get_range` and `download` raise it as well.
+        """
         if copy := self._get_decoded_copy(key):
             return StoredObject(key, copy[1].read_bytes(), copy[0])
         store, original_key = self._resolve_key(key)
@@ -188,7 +195,7 @@ class InputView:
         return store.get_range(original_key, start, length)
 
     def stat(self, key: str) -> ObjectInfo | None:
-        """Describe the original, whose ETag is what a cut pins."""
+        """Describe the original, whose ETag a cut pins; a decoded object has another size."""
         store, original_key = self._resolve_key(key)
         info = store.stat(original_key)
         return None if info is None else replace(info, key=key)

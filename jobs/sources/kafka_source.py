@@ -61,6 +61,8 @@ class TopicOffsets(Protocol):
 
         Raises:
             TransientError: no broker answers, or there is no such topic.
+            ConfigurationError: the brokers refuse this client, a variable that `options` name is
+                not set, or the session has no Kafka client.
         """
         ...
 
@@ -70,13 +72,13 @@ class TopicOffsets(Protocol):
         None from brokers that have no such ids.
 
         Raises:
-            TransientError: as for `read_offsets`.
+            TransientError, ConfigurationError: as for `read_offsets`.
         """
         ...
 
 
 def build_range_key(source: str, topic: str, partition: int, start: int, end: int) -> str:
-    """Return the name of an offset range; it takes the place of an object's key."""
+    """Return the name of the offsets `start` to `end` (exclusive), in place of an object's key."""
     return f"{STAGED_PREFIX}{source}/{topic}/{partition}/{start}-{end}"
 
 
@@ -98,7 +100,13 @@ class KafkaSource:
         self.lag: dict[str, int] = {}
 
     def list_members(self) -> Sequence[Member]:
-        """Return one member for each partition that the topic has now."""
+        """Return one member for each partition that the topic has now.
+
+        The broker is asked here; `plan` works with its answers.
+
+        Raises:
+            TransientError, ConfigurationError: as for `TopicOffsets.read_offsets`.
+        """
         self._topic_id, self._bounds = self._offsets.read_topic_id(), self._offsets.read_offsets()
         self._has_been_read = bool(self._first_positions)
         self._checked.clear()
@@ -114,8 +122,11 @@ class KafkaSource:
     ) -> Slice:
         """Return the next range.
 
+        Of `limits` only `rows` counts, as a number of offsets; without it 1,000,000.
+
         Raises:
-            PoisonError: the next offsets are gone, or the topic is not the one that was read.
+            PoisonError: the next offsets are gone and `on_gap` is ``fail``, or the topic is not the
+                one that was read.
         """
         first, end_of_topic = self._bounds[int(member.partition)]
         self._has_been_read = self._has_been_read or resume is not None

@@ -55,7 +55,10 @@ _DECODE_ERRORS: Final = (
 
 
 def needs_decoding(spec: SourceSpec) -> bool:
-    """Return whether objects of this source are read through a decoded copy."""
+    """Return whether objects of this source are read through a decoded copy.
+
+    Of a Delta table without renamed columns only those in `column=value` folders are.
+    """
     return (
         spec.format != "parquet"
         or bool(spec.evolution.renamed)
@@ -64,10 +67,19 @@ def needs_decoding(spec: SourceSpec) -> bool:
 
 
 def decode_to_parquet(key: str, data: bytes, spec: SourceSpec, out: Path) -> BadObject | None:
-    """Write an object as one Parquet file.
+    """Write an object as one Parquet file; times are cut to microseconds.
+
+    Args:
+        key: its ending tells the compression; for a table, its folders tell partition columns.
+        data: the object's bytes.
+        spec: the source.
+        out: the file.
 
     Returns:
         Why the object cannot be read, and then there is no file; None if it was written.
+
+    Raises:
+        OSError: the file cannot be written.
     """
     if not data:
         return BadObject("empty_object", "the object has no bytes")
@@ -114,6 +126,8 @@ def _describe_unreadable(spec: SourceSpec, error: Exception) -> BadObject:
 def parse_folder_values(key: str) -> dict[str, str | None]:
     """Return the values in folder names ``column=value``: the partition columns of a table.
 
+    Hive's folder name for null gives None.
+
     >>> parse_folder_values("@lake/day=2026-01-01/shop=a%20b/part-0.parquet")
     {'day': '2026-01-01', 'shop': 'a b'}
     """
@@ -154,7 +168,10 @@ def _read_object(data: bytes, spec: SourceSpec) -> pa.Table:
 
 
 def read_typed_object(data: bytes, form: str) -> pa.Table:
-    """Return the rows of an object whose format (parquet, avro, orc) has types of its own."""
+    """Return the rows of an object whose format (parquet, avro, orc) has types of its own.
+
+    Broken data raises one of `_DECODE_ERRORS`.
+    """
     if form == "avro":
         return read_avro_file(data)
     if form == "parquet":
@@ -396,7 +413,7 @@ _MICROS_PER_UNIT: Final = {"s": 1_000_000, "ms": 1_000, "us": 1}
 
 
 def build_cast_sql(column: str, kind: str, spec: SourceSpec) -> str:
-    """Return an expression of type `kind` over a quoted column; null if its text does not fit."""
+    """Return DuckDB SQL of type `kind` over a quoted column; null if its text does not fit."""
     if kind == "string":
         return column
     if kind == "binary":
@@ -407,7 +424,7 @@ def build_cast_sql(column: str, kind: str, spec: SourceSpec) -> str:
 
 
 def build_complaint_sql(name: str, kind: str, spec: SourceSpec) -> str:
-    """Return an expression that says why the text of a column does not fit its type."""
+    """Return DuckDB SQL that says why a text does not fit; `name` is the column without quotes."""
     complaint = f"""'{name} is no {kind}: ' || "{name}" """
     if kind != "timestamp" or spec.parse.timestamps != "iso" or spec.timezone is not None:
         return complaint

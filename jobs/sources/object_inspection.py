@@ -32,7 +32,10 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class InspectedObject:
-    """An object as it was when it was inspected; `modified` as in `ObjectInfo`."""
+    """An object as it was when it was inspected; `modified` as in `ObjectInfo`.
+
+    `etag` is empty if there was none to inspect: it was gone, or its name records a table rewrite.
+    """
 
     key: str
     etag: str
@@ -60,17 +63,21 @@ class ObjectInspector:
     def inspect_entries(self, entries: Sequence[ObjectInfo]) -> Iterator[InspectedObject]:
         """Yield the inspected objects in order.
 
-        At most one batch is read ahead, because a row limit may end the cut early.
+        At most one batch is read ahead, because a row limit may end the cut early. An object of
+        which only the key was known (`UNKNOWN_SIZE`) and that is gone has a `BadObject`.
 
         Raises:
-            TransientError: the store cannot be reached, or an object vanished meanwhile.
+            TransientError: the store cannot be reached, or another object vanished meanwhile.
         """
         remaining = iter(entries)
         while batch := list(islice(remaining, 4 * _READ_THREADS)):
             yield from map_in_threads(self._inspect_entry, batch)
 
     def reopen_pinned_object(self, pinned: Mapping[str, Any]) -> InspectedObject:
-        """Return the object whose beginning was consumed; it must still be the pinned one."""
+        """Return the object whose beginning was consumed, as it was pinned.
+
+        If it is gone or has another ETag, its content is a `BadObject`.
+        """
         content: Footer | BadObject = Footer(pinned["rows"], pinned["columns"])
         head = self._store.stat(pinned["key"])
         if head is None or head.etag != pinned["etag"]:
@@ -146,7 +153,7 @@ class ObjectInspector:
 
 
 def map_in_threads(task: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-    """Return the results of a task that waits for the store, in the order of the items."""
+    """Return the results of a task that waits for the store, in the items' order; 4 at a time."""
     if len(items) < 2:
         return [task(item) for item in items]
     with ThreadPoolExecutor(_READ_THREADS) as pool:

@@ -87,7 +87,10 @@ class ObjectSource:
         self.ends_input = False
 
     def list_members(self) -> Sequence[Member]:
-        """Return one member for the source, or one per folder directly below its path."""
+        """Return one member for the source, or one per folder directly below its path.
+
+        Folders whose names begin with ``_`` or a dot are left out.
+        """
         if self.spec.partition_by == "source":
             return [Member(self.name)]
         folders = self.store.list_folders(self.prefix)
@@ -107,7 +110,7 @@ class ObjectSource:
         *,
         blocked: bool = False,
     ) -> Slice:
-        """Return the next slice after `resume`, within `limits`.
+        """Return the next slice after `resume`, within `limits`; by default at most 1,000 objects.
 
         1. Look for the end marker first: the listing then has what a producer wrote before it.
         2. List one object more than needed, which says whether more is pending.
@@ -115,6 +118,7 @@ class ObjectSource:
 
         Raises:
             TransientError: the store cannot be reached, or an object vanished while it was read.
+            PoisonError, ConfigurationError: of a table, as for `TableVersions`.
         """
         at = _ResumePoint.from_json(resume)
         if blocked:

@@ -59,7 +59,7 @@ def read_parquet_table(source: Path | io.BytesIO, columns: Sequence[str] | None 
     """Return the rows of an object in the types that `Footer.columns` names.
 
     INT96 does not say whether it is an instant. Its writers (older Spark, Hive, Impala) mean one,
-    in UTC.
+    in UTC. `columns` are those to read; by default all.
     """
     import pyarrow as pa
 
@@ -95,7 +95,7 @@ def read_footer(size: int, read_range: ReadRange) -> Footer | BadObject:
 
 
 def parse_footer(data: bytes, size: int) -> Footer | BadObject:
-    """Return the footer of an object whose bytes are all here."""
+    """Return the footer of an object whose bytes are all here, `size` in number."""
     if not data:
         return BadObject("empty_object", "the object has no bytes")
     if data[:4] != _MAGIC or len(data) < _MIN_FILE_BYTES or data[-4:] != _MAGIC:

@@ -44,15 +44,16 @@ class ColumnSample:
     """What some objects show of one column.
 
     Attributes:
-        kind: its declared type; empty if all values are null.
-        texts: its values that are not null, in reading order.
+        kind: its declared type; empty if text formats show nulls only.
+        texts: its values that are not null, as texts in reading order; a JSON string that is no
+            time ends with ``~``.
     """
 
     kind: str
     texts: list[str]
 
     def join(self, later: ColumnSample) -> ColumnSample:
-        """Return the sample with that of later objects; its type takes the values of both."""
+        """Return the sample with that of later objects; its type takes both, at worst `string`."""
         kinds = {self.kind, later.kind} - {""}
         if len(kinds) > 1:
             numbers = ("int", "long"), ("int", "long", "float", "double")
@@ -61,7 +62,10 @@ class ColumnSample:
 
     @property
     def epoch_unit(self) -> str | None:
-        """Return the unit in which all values can be times since 1970: `s`, `ms` or `us`."""
+        """The unit in which all values can be times of 2001 to 2099, counted since 1970.
+
+        `s`, `ms` or `us`; None if there is none, or the column is neither `long` nor `double`.
+        """
         if self.kind not in ("long", "double") or not self.texts:
             return None
         low, high = min(map(float, self.texts)), max(map(float, self.texts))
@@ -74,13 +78,17 @@ class ColumnSample:
 
     @property
     def lacks_zone(self) -> bool:
-        """Whether a time in the sample names no time zone."""
+        """Whether a time in the sample names no time zone; a date never does."""
         return self.kind in ("timestamp", "date") and any(
             _parse_time(text).tzinfo is None for text in self.texts
         )
 
     def list_instants(self) -> list[int]:
-        """Return the times in ticks, in reading order; a time without a zone counts as UTC."""
+        """Return the times in ticks, in reading order; a time without a zone counts as UTC.
+
+        Raises:
+            ValueError: the values are not times.
+        """
         if unit := self.epoch_unit:
             return [round(float(text) * _TICKS_PER_UNIT[unit]) for text in self.texts]
         times = map(_parse_time, self.texts)
@@ -88,7 +96,11 @@ class ColumnSample:
         return [round(time.timestamp() * 1e6) for time in aware]
 
     def measure_disorder(self) -> int:
-        """Return by how many ticks a row was behind the newest row before it, at most."""
+        """Return by how many ticks a row was behind the newest row before it, at most.
+
+        Raises:
+            ValueError: the values are not times, or there are none.
+        """
         instants = self.list_instants()
         newest = accumulate(instants, max)
         return max(before - instant for before, instant in zip(newest, instants, strict=True))
@@ -110,7 +122,9 @@ def sample_columns(
         delimiter: of a CSV object.
 
     Raises:
-        ValueError: the bytes are not an object of this format, or it has no rows.
+        ValueError: the bytes are not an object of this format, or they are a text without
+            rows (of CSV: without a header).
+        OSError, EOFError, zlib.error, lzma.LZMAError, csv.Error: they are damaged.
     """
     data = decompress_object(key, data)
     if form == "json":
@@ -122,7 +136,7 @@ def sample_columns(
 
 
 def choose_delimiter(key: str, data: bytes) -> str:
-    """Return what most likely stands between two values of a CSV object."""
+    """Return what most likely stands between two values of a CSV object: a comma, ; | or tab."""
     header = decompress_object(key, data)[:10_000].decode("utf-8", "replace").partition("\n")[0]
     return max(",;\t|", key=header.count)
 

@@ -47,7 +47,11 @@ class SchemaCache:
         self.known: dict[int, bytes | UnusableSchema] = {}
 
     def fetch_missing(self, numbers: set[int]) -> bool:
-        """Fetch the schemas that are not in the cache; return whether any of them exists."""
+        """Fetch the schemas that are not in the cache; return whether any of them exists.
+
+        An `UnusableSchema` exists. False if all are in the cache already. Raises what the reader
+        raises.
+        """
         missing = numbers - set(self.known)
         for number in missing:
             schema = self._fetch(number)
@@ -58,7 +62,16 @@ class SchemaCache:
 
 @cache
 def open_schemas(address: str, payload: str, login: str | None = None) -> SchemaCache:
-    """Return the process's cache of the schemas at `address`, a URL or a folder."""
+    """Return the process's cache of the schemas at `address`, a URL or a folder.
+
+    Args:
+        address: where the schemas are.
+        payload: ``avro`` or ``protobuf``.
+        login: ``user:password`` for a URL.
+
+    Raises:
+        ConfigurationError: there is no such folder.
+    """
     if address.startswith(("http://", "https://")):
         return SchemaCache(make_registry_reader(address, payload, login))
     return SchemaCache(make_folder_reader(Path(address), payload))
@@ -84,7 +97,12 @@ def make_folder_reader(folder: Path, payload: str) -> Callable[[int], bytes | No
 # urllib3, not confluent_kafka.schema_registry: that one retries for seconds inside the call where
 # the driver waits and reports by itself, and needs more packages (docs/dependencies.md, Kafka).
 def make_registry_reader(address: str, payload: str, login: str | None = None) -> FetchSchema:
-    """Return a client of ``GET /schemas/ids/<number>``; `login` is ``user:password``."""
+    """Return a client of ``GET /schemas/ids/<number>``; `login` is ``user:password``.
+
+    It returns an `UnusableSchema` for a schema of another type or with references. It raises
+    TransientError if the registry does not answer within 10 s or answers with an error, and
+    ConfigurationError if it refuses the login.
+    """
     query = "?format=serialized" if payload == "protobuf" else ""
 
     def fetch_schema(number: int) -> bytes | UnusableSchema | None:

@@ -52,13 +52,17 @@ class TableVersions(Protocol):
     def list_versions_after(self, version: int | None) -> Iterator[tuple[int, Sequence[str]]]:
         """Yield each newer version with the files it added, as names below the table's folder.
 
+        A new source begins with all files of its first version. A version that rewrote rows has
+        a placeholder name instead (`rewrite_reason`) if `on_rewrite` is ``skip``.
+
         Args:
             version: the last version that was read; None for a new source.
 
         Raises:
             PoisonError: versions are gone before they were read, or one rewrote rows and
                 `on_rewrite` is ``fail``.
-            ConfigurationError: the table uses a feature that is not supported.
+            ConfigurationError: the table uses a feature that is not supported, its catalog refuses
+                access, or a variable that the spec names is not set.
             TransientError: there is no such table (yet), or its catalog does not answer.
         """
         ...
@@ -67,7 +71,7 @@ class TableVersions(Protocol):
 def open_table_versions(
     source: str, options: TableOptions, store: Store, folder: str
 ) -> TableVersions:
-    """Return the versions of the table in a folder of a store."""
+    """Return the versions of the table in a folder of a store, without a request."""
     kind = DeltaVersions if options.format == "delta" else IcebergVersions
     return kind(source, options, store, folder)
 
@@ -112,7 +116,10 @@ class DeltaVersions(_VersionsBase):
     """Implements `TableVersions` with the commits of a Delta table's log."""
 
     def list_versions_after(self, version: int | None) -> Iterator[tuple[int, Sequence[str]]]:
-        """See `TableVersions`. Without the first commit it begins with the newest checkpoint."""
+        """See `TableVersions`.
+
+        A new source of a table that has lost its first commit begins with the newest checkpoint.
+        """
         if version is None and self.options.start == "current":
             yield self._read_current_files()
             return
@@ -243,7 +250,11 @@ class IcebergVersions(_VersionsBase):
     _catalog: Any = None
 
     def list_versions_after(self, version: int | None) -> Iterator[tuple[int, Sequence[str]]]:
-        """See `TableVersions`. A new source begins with the oldest snapshot the table still has."""
+        """See `TableVersions`; versions are ids of snapshots.
+
+        Unless `start` is ``current``, a new source begins with the oldest snapshot the table still
+        has.
+        """
         with self._translate_catalog_errors():
             yield from self._walk_snapshots(version)
 
