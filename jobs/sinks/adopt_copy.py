@@ -19,7 +19,8 @@ def adopt_copied_store(spec: PipelineSpec, log: SlotLog) -> str:
     """Give the copied pipeline a new uid and drop its reference to the original's tables.
 
     The next driver creates new tables next to the copy. Because of the new uid, this pipeline
-    cannot write to tables of a shared catalog or to sinks that the original filled.
+    cannot write to tables of a shared catalog or to sinks that the original filled: its driver is
+    refused until the spec names others.
 
     Returns:
         The new uid.

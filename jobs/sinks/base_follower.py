@@ -46,7 +46,11 @@ _MAX_CONFLICTS = 20
 
 
 class StoredPosition(SharedDocument):
-    """The position of a sink: it has slots 1 to `upto` of the lineage of `timeline`."""
+    """The position of a sink: it is done with slots 1 to `upto` of the lineage of `timeline`.
+
+    `uid` is that of the pipeline; empty if no pipeline has filled the sink. A sink with
+    ``start: head`` skipped the first slots.
+    """
 
     uid: str = ""
     timeline: int = 0
@@ -64,7 +68,7 @@ def read_stored_position(store: Store, pipeline: str, sink: str) -> StoredPositi
 
 
 def expand_variables(text: str, sink: str) -> str:
-    """Replace ``${NAME}`` by environment variables.
+    """Replace ``${NAME}`` by environment variables; `sink` is named in the error.
 
     Raises:
         ConfigurationError: one of them is not set.
@@ -113,7 +117,8 @@ class SlotFollower(ABC):
             FencedError: the sink is on a timeline outside this log's lineage, or ahead of it.
             TransientError: it cannot be reached now, or other publishers were faster each time.
                 Call again.
-            ConfigurationError: it belongs to another pipeline, or refuses these credentials.
+            ConfigurationError: it belongs to another pipeline or refuses these credentials, or a
+                variable or client library is missing.
             PoisonError: an epoch that it needs was retired, or a row does not fit.
         """
         for _ in range(_MAX_CONFLICTS):
@@ -124,7 +129,7 @@ class SlotFollower(ABC):
         raise CONTENDED(pipeline=self.spec.name, what=self.name)
 
     def lag(self, log: SlotLog) -> int:
-        """Return the number of sealed slots that the sink has not applied yet."""
+        """Return the number of sealed slots that the sink lacks; it reads the ledger for that."""
         position = self._load_position()
         return CurrentLineage(log, log.head()).count_missing_slots(position)
 
@@ -234,10 +239,11 @@ class SlotFollower(ABC):
         """Swap the position in the store.
 
         Without `before` it is a copy of a ledger elsewhere, and is written unless the store has a
-        newer copy.
+        newer copy. Nothing happens if the position is `after` already.
 
         Raises:
             LedgerMovedError: the position is not `before`.
+            ConfigurationError: another pipeline filled the sink.
         """
         key = BucketLayout(self.spec.name).sink_position_key(self.name)
 

@@ -49,7 +49,7 @@ class ExactnessReport:
 
     Attributes:
         rows: source -> disposition -> rows, counted in the tables; `read` is counted in the input
-            objects, for topics in the epochs.
+            objects, for topics in the epochs. `rule_quarantined` is there only with such rows.
         problems: sentences; empty if the tables are exact.
         windows: window -> number of results compared.
         skipped: windows that DuckDB cannot recompute, with the reason.
@@ -70,12 +70,16 @@ class ExactnessReport:
 
     @property
     def is_exact(self) -> bool:
-        """Whether no problem was found."""
+        """Whether no problem was found; what is in `skipped` or `topics` was not compared."""
         return not self.problems
 
 
 def list_sealed_epochs(log: SlotLog) -> list[Manifest]:
-    """Return all epochs on the current lineage, oldest first."""
+    """Return all epochs on the current lineage, oldest first.
+
+    Raises:
+        PoisonError: one of them was retired.
+    """
     head = log.head()
     return [filled.epoch for filled in log.epochs_between(head.timeline, 1, head.slot)]
 
@@ -91,9 +95,13 @@ def audit_exactness(
 
     Args:
         spec: the pipeline.
-        store: the store with its input objects.
+        store: the store with its input objects, as an `InputView` unless all are plain Parquet.
         log: its log.
-        table: reads one published table (late rows, events, windows in their current revision).
+        table: reads one published table (events, late rows, dead letters, windows in their current
+            revision).
+
+    Raises:
+        NotFoundError: an input object is gone.
     """
     base, epochs = _list_comparable_epochs(log)
     found = ExactnessReport(

@@ -16,6 +16,10 @@ def make_sinks(spec: PipelineSpec, store: Store, uid: str) -> list[Sink]:
     """Return every follower of a pipeline, without opening a connection.
 
     The Iceberg tables come first, because another sink may have to be filled from them.
+
+    Raises:
+        ConfigurationError: the path of a files sink names a variable that is not set, or cannot be
+            used.
     """
     return [
         IcebergSink(spec, store, uid),

@@ -94,7 +94,8 @@ class FilesSink(AtLeastOnceSink):
     """Writes each epoch's rows as files, then one object that names them.
 
     A file `<path>/<table>/t<timeline>-<epoch>-<attempt>.<format>` counts once the object
-    `<path>/_epochs/<checkpoint>.json` names it. A restore is announced in
+    `<path>/_epochs/<checkpoint>.json` names it; further files of the same epoch and table have
+    `-<number>` before the dot. A restore is announced in
     `<path>/_restores/t<timeline>.json`. A relative path is a folder of the pipeline's store, as the
     paths of sources are.
     """
@@ -135,7 +136,7 @@ class WebhookSink(AtLeastOnceSink):
     """Posts the rows of each epoch as JSON.
 
     Requests of kind `rows` carry `{"kind": "rows", ..., "rows": [...]}`; one request of kind
-    `epoch` ends each epoch.
+    `epoch` ends each epoch. One of kind `restore` announces a restore.
     """
 
     given: WebhookSinkSpec

@@ -1,7 +1,7 @@
 """Opens the Iceberg catalog in which the tables are registered, and the files of the tables.
 
 The catalog provides the compare-and-swap of a table commit, and all publishers share it: objects in
-the bucket, a SQLite file next to a local store, any SQL database, or an Iceberg REST catalog.
+the bucket, a SQLite file in a local store, any SQL database, or an Iceberg REST catalog.
 Readers do not need it, and it may be lost: the pointer `current.json` names every table's metadata
 file (see `lineage_position`).
 """
@@ -51,14 +51,17 @@ def build_table_location(spec: PipelineSpec, store: Store, table: str) -> str:
 def open_catalog(spec: PipelineSpec, store: Store, *, durable: bool = False) -> Catalog:
     """Open the catalog of `outputs.catalog`; by default one that needs no server.
 
-    For a local store that is a SQLite file next to it, which Spark can open as well. For any other
-    store it is a `StoreCatalog`.
+    For a local store that is a SQLite file in it, which Spark can open as well. For any other store
+    it is a `StoreCatalog`. The pipeline's namespace is created if it is missing.
 
     Args:
         spec: the pipeline.
         store: its store.
-        durable: whether commits must survive a power failure. Needed by callers that delete files
-            because of a commit.
+        durable: whether commits to a SQLite file must survive a power failure. Needed by callers
+            that delete files because of a commit.
+
+    Raises:
+        ConfigurationError: a variable that the spec names is not set.
     """
     catalog = _connect_catalog(spec, store, durable)
     catalog.create_namespace_if_not_exists(resolve_namespace(spec))
@@ -105,7 +108,7 @@ class StoreCatalog(NoopCatalog, MetastoreCatalog):
         """Do nothing: the pipeline's folder is the only namespace."""
 
     def list_tables(self, namespace: Any) -> list[Any]:
-        """Return the identifiers of all registered tables."""
+        """Return the identifiers of all registered tables, also of those that the spec dropped."""
         # Also tables that the spec does not have any more.
         folders = self._store.list_folders(f"{self._layout.iceberg_folder}/")
         return [one for name in folders if self.table_exists(one := (namespace, name))]
@@ -129,7 +132,7 @@ class StoreCatalog(NoopCatalog, MetastoreCatalog):
         """Write the first metadata file of a table, and register it.
 
         Raises:
-            TableAlreadyExistsError: another publisher was faster.
+            TableAlreadyExistsError: the table is registered, perhaps by a faster publisher.
         """
         # The file first: an entry never names a file that is not there.
         staged = self._create_staged_table(identifier, schema, *args, **more)
@@ -139,7 +142,7 @@ class StoreCatalog(NoopCatalog, MetastoreCatalog):
     def register_table(
         self, identifier: Any, metadata_location: str, overwrite: bool = False
     ) -> Table:
-        """Register a table by its metadata file; `overwrite` is not supported.
+        """Register a table by its metadata file; `overwrite` is ignored.
 
         Raises:
             TableAlreadyExistsError: the table is registered already.
@@ -242,7 +245,7 @@ def _set_sqlite_pragmas(connection: Any, synchronous: str) -> None:
 
 
 def build_io_properties(store: Store) -> dict[str, str]:
-    """Return the properties with which pyiceberg opens the store's files."""
+    """Return the properties with which pyiceberg opens the store's files; for S3 with its keys."""
     properties = {"py-io-impl": f"{StoreFileIO.__module__}.{StoreFileIO.__name__}"}
     if isinstance(store, S3Store):
         settings = store.settings

@@ -117,7 +117,8 @@ class IcebergSink:
 
         Args:
             log: the pipeline's log.
-            flush: if False, fewer than `outputs.publish_every` new epochs wait for the next call.
+            flush: if False, fewer than `outputs.publish_every` new epochs wait for the next call,
+                unless one of them completes a barrier.
 
         Returns:
             The number of slots applied.
@@ -126,7 +127,10 @@ class IcebergSink:
             FencedError: the tables are on a timeline outside this log's lineage, or ahead of it.
             TransientError: the catalog or the store cannot be reached now, or other publishers were
                 faster each time. Call again.
-            PoisonError: an epoch that the tables still need was retired, or its files are missing.
+            PoisonError: an epoch that the tables still need was retired, its files are missing, or
+                they do not fit the tables.
+            ConfigurationError: another pipeline publishes into a table, the catalog refuses access,
+                or a variable that the spec names is not set.
         """
         for _ in range(_MAX_CONFLICTS):
             try:
@@ -137,17 +141,22 @@ class IcebergSink:
         raise CONTENDED(pipeline=self.spec.name, what="the tables")
 
     def lag(self, log: SlotLog) -> int:
-        """Return the number of sealed slots that the tables do not show yet."""
+        """Return the number of sealed slots that the tables do not show yet.
+
+        It opens the catalog, and registers tables again that the catalog lost. It raises
+        TransientError and ConfigurationError as `follow` does.
+        """
         with self._translate_sink_errors():
             self._load_tables()
             lineage = CurrentLineage(log, log.head())
             return lineage.slot - min(lineage.slot, self._published_slot(lineage))
 
     def open_table(self, table: str) -> Table:
-        """Load a table from the catalog.
+        """Load a table from the catalog, whose errors are not translated.
 
         Raises:
-            NoSuchTableError: it never had a row, or is not a table of this pipeline.
+            NoSuchTableError: nothing was published yet, no result of this window was, or it is not
+                a table of this pipeline.
         """
         return self._get_catalog().load_table(self._table_identifier(table))
 

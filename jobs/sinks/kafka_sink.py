@@ -123,7 +123,11 @@ def resolve_topic(given: KafkaSinkSpec, table: str) -> str:
 
 
 def build_sink_client_settings(given: KafkaSinkSpec, sink: str) -> dict[str, str]:
-    """Return the client's settings, with ``env:NAME`` values read from the environment."""
+    """Return the client's settings, with ``env:NAME`` values read from the environment.
+
+    Raises:
+        ConfigurationError: a variable is not set.
+    """
     options = {
         name: resolve_environment_value(f"sinks.{sink}.options.{name}", value, os.environ)
         for name, value in given.options.items()
@@ -150,7 +154,7 @@ def message_too_large_error(sink: SlotFollower, cause: str) -> ConfigurationErro
 
 
 def build_restore_messages(sink: SlotFollower, notice: dict[str, Any]) -> Iterator[KafkaMessage]:
-    """Yield a message for each topic that announces a restore."""
+    """Yield a message for each table that announces a restore in the table's topic."""
     headers = _build_headers(sink, {"tidegate-restore": json.dumps(notice)})
     for table in sink.tables:
         yield KafkaMessage(resolve_topic(sink.given, table), None, None, headers)

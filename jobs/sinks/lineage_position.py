@@ -22,14 +22,17 @@ _OPEN_END = 1 << 62  # the last slot of an open segment: more slots than any tim
 
 @dataclass(frozen=True, slots=True, order=True)
 class FollowerPosition:
-    """A follower holds slots 1 to `upto` of the lineage of `timeline`, each once."""
+    """A follower is done with slots 1 to `upto` of the lineage of `timeline`, each once.
+
+    A sink with ``start: head`` skipped the first of them.
+    """
 
     timeline: int
     upto: int
 
 
 class CurrentLineage:
-    """The lineage of the current timeline, up to the head of the log."""
+    """The lineage of the timeline of `head`, up to that head of the log."""
 
     def __init__(self, log: SlotLog, head: LogHead) -> None:
         self.timeline = head.timeline
@@ -87,7 +90,7 @@ class CurrentLineage:
 
 
 def count_shared_slots(left: Sequence[LineageSegment], right: Sequence[LineageSegment]) -> int:
-    """Return the number of leading slots that two lineages have in common."""
+    """Return the number of leading slots that two lineages share; 1 << 62 if they share all."""
     shared = 0
     for one, other in zip(left, right, strict=False):
         if one.timeline != other.timeline:
@@ -105,6 +108,8 @@ class PublishedCut:
     """One cut over all tables.
 
     Attributes:
+        uid: of the pipeline that published it; another one if the store was copied.
+        timeline: the timeline of `upto`.
         upto: every table holds exactly slots 1 to `upto` of the lineage of `timeline`.
         tables: table -> address of its Iceberg metadata file. Tables that never had a row may be
             missing.
@@ -138,7 +143,10 @@ def count_table_rows(store: Store, pipeline: str, address: str) -> int | None:
 
 
 def advance_published_cut(store: Store, pipeline: str, new: PublishedCut) -> None:
-    """Move the pointer forward, unless another publisher has moved it at least as far."""
+    """Move the pointer to `new`, unless another publisher has moved it further.
+
+    A pointer with another uid is replaced in any case.
+    """
     while True:
         found = _read_cut_with_etag(store, pipeline)
         key, content = BucketLayout(pipeline).published_cut_key, canonical_bytes(asdict(new))

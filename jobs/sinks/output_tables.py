@@ -134,7 +134,7 @@ _SYSTEM_COLUMNS: Final[dict[str, dict[str, Any]]] = {
 
 
 def build_table_schema(spec: PipelineSpec, table: str) -> Any:
-    """Return the Arrow schema of one output table.
+    """Return the Arrow schema of one output table, without the columns that merges add.
 
     For a window's aggregates over expressions it holds only the likely type.
     """
@@ -160,7 +160,7 @@ def build_table_schema(spec: PipelineSpec, table: str) -> Any:
 
 
 def build_system_schema(table: str) -> Any:
-    """Return tidegate's columns of a table that is not a window."""
+    """Return tidegate's columns of a table that is neither a window nor a stream."""
     return pa.schema(_SYSTEM_COLUMNS[table])
 
 
@@ -220,7 +220,7 @@ class DriverTables:
 
 
 def build_barrier_rows(decision: Decision, timeline: int, epoch: int) -> Any:
-    """Return one row per barrier that closed in the epoch."""
+    """Return one row per barrier that closed in the epoch; `opened`, `closed` are by wall clock."""
     return _build_system_table(
         BARRIERS,
         [
@@ -256,7 +256,7 @@ def build_dead_object_rows(dead: Iterable[DeadObject], timeline: int, epoch: int
 def build_checkpoint_rows(manifests: Sequence[Manifest]) -> Any:
     """Return one row per sealed epoch, from its manifest alone.
 
-    The columns `rows_…` count this epoch only.
+    The columns `rows_…` count this epoch only, but `rows_retained` all rows that wait after it.
     """
     return _build_system_table(CHECKPOINTS, [_checkpoint_to_row(m) for m in manifests])
 
@@ -264,7 +264,8 @@ def build_checkpoint_rows(manifests: Sequence[Manifest]) -> Any:
 def write_parquet_once(store: Store, key: str, table: Any) -> FileRef:
     """Write rows as one Parquet object under a key whose content is always the same.
 
-    If the key exists already, the existing object is kept.
+    If the key exists already, the existing object is kept and described. The folder above the
+    attempt's names the table.
     """
     # In memory: these tables have a few rows per epoch.
     buffer = io.BytesIO()

@@ -81,7 +81,8 @@ _POSTGRES_TYPES = {
 class PostgresSink(SlotFollower):
     """Fills the tables `<namespace>.<table>`, each slot exactly once.
 
-    It opens one connection per transaction and holds none between epochs.
+    It opens one connection per transaction and holds none between epochs. The first transaction,
+    also of `lag`, creates schema and ledger and claims the tables.
     """
 
     given: PostgresSinkSpec

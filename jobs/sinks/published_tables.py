@@ -109,8 +109,8 @@ def read_table(
         name: a table of the pipeline.
         current_only: return only the newest revision of each window result, without replaced
             sessions.
-        at: the cut after this slot of the current lineage; by default the newest that every table
-            shows.
+        at: the cut after this slot of the lineage that the tables show; by default the newest that
+            every table shows.
         columns: only these; by default all.
 
     Raises:
@@ -178,7 +178,11 @@ def read_positions(
 
 
 def describe_table(spec: PipelineSpec, store: Store, name: str) -> dict[str, Any]:
-    """Return address and rows of a table; no data file is read."""
+    """Return `address` and `rows` of a table; no data file is read.
+
+    The rows are all that it stores: every revision, and rows that a merge replaced. The address is
+    None, and there are 0 rows, before the table exists.
+    """
     current = read_published_cut(store, spec.name) or PublishedCut("", 0, 0)
     address = current.tables.get(name)
     if address is None:
@@ -193,7 +197,7 @@ def describe_table(spec: PipelineSpec, store: Store, name: str) -> dict[str, Any
 def find_published_slot(spec: PipelineSpec, log: SlotLog) -> int:
     """Return the newest slot of the current lineage that the tables and every sink show.
 
-    Slots after it must not be retired.
+    It is 0 while one of them has not stored a position. Slots after it must not be retired.
     """
     positions = _read_follower_positions(spec, log.store)
     lineage = CurrentLineage(log, log.head())
@@ -201,7 +205,7 @@ def find_published_slot(spec: PipelineSpec, log: SlotLog) -> int:
 
 
 def have_followers_rewound(spec: PipelineSpec, log: SlotLog) -> bool:
-    """Return whether the tables and all sinks are on the current timeline.
+    """Return whether the tables and all sinks have stored a position on the current timeline.
 
     Then no publisher can apply a slot of an abandoned timeline any more.
     """
@@ -248,7 +252,7 @@ def select_current_revisions(table: Any, window: WindowSpec) -> Any:
 def export_table(table: Any, path: Path) -> None:
     """Write rows to a .parquet, .csv or .json file (one JSON object per line).
 
-    CSV holds lists as JSON texts.
+    An existing file is replaced. CSV holds lists as JSON texts, and bytes in hexadecimal.
 
     Raises:
         ConfigurationError: the ending is not supported, or the file cannot be written.
@@ -277,7 +281,7 @@ def to_json_lines(table: Any) -> str:
 
 
 def to_json_line(row: dict[str, Any]) -> str:
-    """Return one value of `to_json_lines`, without the end of the line."""
+    """Return one row as in `to_json_lines`, without the end of the line."""
     try:
         return json.dumps(row, default=_to_json_text, allow_nan=False)
     except ValueError:  # JSON has no NaN and no infinity
@@ -389,7 +393,7 @@ def _to_tick_list(column: Any) -> list[int]:
 
 
 def flatten_for_csv(table: Any, *, hex_prefix: str = "") -> Any:
-    """Convert lists and bytes to texts, because CSV has neither."""
+    """Convert lists to JSON texts and bytes to hexadecimal ones, because CSV has neither."""
     for i, field in enumerate(table.schema):
         if pa.types.is_list(field.type) or pa.types.is_large_list(field.type):
             texts = [

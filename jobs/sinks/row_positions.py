@@ -40,7 +40,8 @@ def compute_current_positions(events: Any, inserted: Any, time: str) -> Any:
     """Return the events with their current positions, in order.
 
     Args:
-        events: any rows of the table, with their stored positions and `_splice`.
+        events: any rows of the table, with stored `position`, `_splice`, `_source`, `_partition`
+            and `_seq`.
         inserted: *all* inserted rows of the cut that is read, with the columns that order them.
         time: the event time column.
     """
@@ -76,7 +77,7 @@ def find_rewrite_starts(written: Any) -> dict[int, int]:
 def select_current_rows(rows: Any, starts: Mapping[int, int]) -> Any:
     """Return the rows of a stream that no later merge replaced, in order.
 
-    The rows need `_id`, `_epoch` and `position`.
+    The rows need `_id`, `_epoch` and `position`; `starts` is that of `find_rewrite_starts`.
     """
     # A row without an id only marks the end of the stream.
     keep = pc.is_valid(rows["_id"])

@@ -61,7 +61,7 @@ _NUMPY_TIME_UNITS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class PhysicalLayout:
-    """How a table's files are partitioned and their rows sorted."""
+    """How a table's files are partitioned and their rows sorted; false if they are neither."""
 
     partitions: tuple[PartitionBy, ...] = ()
     order: tuple[SortBy, ...] = ()
@@ -112,7 +112,7 @@ def _parse_partition(column: str, transform: str) -> PartitionBy:
 def split_by_partition(
     rows: pa.Table, by: PhysicalLayout
 ) -> Iterator[tuple[PartitionValues, pa.Table]]:
-    """Yield (partition, sorted rows) for each partition.
+    """Yield (partition, sorted rows) for each partition that has rows.
 
     Equal rows keep their order, so that a repetition gives the same files.
     """

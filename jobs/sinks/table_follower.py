@@ -73,14 +73,18 @@ def build_tag_name(timeline: int, slot: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TagChange:
-    """The tags that a commit gives to its snapshot, and the older ones that it keeps."""
+    """The tags that a commit gives to its snapshot; of the older ones it keeps only `kept`."""
 
     new: tuple[str, ...]
     kept: frozenset[str]
 
 
 class TableFollower:
-    """A table whose snapshots carry positions in the log."""
+    """A table whose snapshots carry positions in the log.
+
+    Each change is one commit. It raises CommitFailedException if another publisher committed first;
+    then nothing was changed, and the table must be loaded again.
+    """
 
     def __init__(self, table: Table, uid: str) -> None:
         self.table = table
@@ -192,6 +196,9 @@ class TableFollower:
             first: the slot after the table's position.
             upto: the new position.
             tags: the change of tags where `upto` gets one; None elsewhere.
+
+        Raises:
+            PoisonError: a file does not fit the table.
         """
         with _CachedTransaction(self.table) as commit:
             _append_files(commit, files, self._position_properties(timeline, first, upto))
@@ -199,7 +206,7 @@ class TableFollower:
                 self._tag_and_expire(commit, tags)
 
     def rewind(self, timeline: int, position: int) -> None:
-        """Remove the slots after `position`, and set main's position to it on another timeline.
+        """Remove the slots after `position`, and set main's position to it on `timeline`.
 
         This is one commit with a new snapshot: main is never an old snapshot again, so a commit
         that was prepared on the old main is refused. Files of single slots are dropped by their

@@ -105,7 +105,7 @@ _log = structlog.get_logger("tidegate.compaction")
 
 @dataclass(frozen=True, slots=True)
 class CompactionResult:
-    """The number of data files of main before and after, and why nothing was done, if so."""
+    """Data files of main before and after; both are 0 if `skipped` says why nothing was done."""
 
     before: int
     after: int
@@ -115,7 +115,7 @@ class CompactionResult:
 def compact_tables(spec: PipelineSpec, store: Store) -> dict[str, CompactionResult]:
     """Merge small files of every published table; rows, positions and restores are unaffected.
 
-    Publishers may run at the same time.
+    Publishers may run at the same time. One run merges at most 256 groups of files per table.
 
     Returns:
         Table -> result; tables that need nothing have equal numbers. Empty if the spec switches
@@ -369,12 +369,12 @@ def delete_orphan_files(
     Args:
         spec: the pipeline.
         store: its store.
-        grace: seconds for which such a file is kept; see `note_table_versions`.
+        grace: seconds for which such a file is kept: what `note_table_versions` returned.
         dry_run: only list them.
         clock: gives the age of a file.
 
     Returns:
-        The deleted files, at most `_MAX_FILES_PER_RUN`.
+        The deleted files, with `dry_run` those to delete; at most 100,000.
 
     Raises:
         TransientError: a version could not be read; nothing was deleted.
