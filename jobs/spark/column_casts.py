@@ -73,9 +73,10 @@ def is_naive_timestamp(arrow: str) -> bool:
 
 
 def arrow_to_spark_type(arrow: str) -> str | None:
-    """The Spark SQL type that reads this physical column.
+    """The Spark SQL type with the values of this physical column.
 
-    None when no declared type can come from it.
+    None if no declared type can come from it. Spark reads it with this type, but nanosecond
+    timestamps as bigint (`select_readable_columns`).
 
     >>> [arrow_to_spark_type(kind) for kind in ("timestamp[us]", "uint16", "list<item: int64>")]
     ['timestamp_ntz', 'int', None]
@@ -91,6 +92,8 @@ def arrow_to_spark_type(arrow: str) -> str | None:
 def spark_to_arrow_type(own: str) -> str:
     """The physical type that Spark reads as this one: the way back of `arrow_to_spark_type`.
 
+    For the types that Avro gives; any other is returned as it is, also tinyint and smallint.
+
     >>> [spark_to_arrow_type(kind) for kind in ("bigint", "decimal(6,2)", "timestamp_ntz")]
     ['int64', 'decimal128(6,2)', 'timestamp[us]']
     """
@@ -102,7 +105,7 @@ def spark_to_arrow_type(own: str) -> str:
 
 
 def classify_arrow_type(arrow: str) -> str:
-    """The family of a physical type, as `tidegate.jobs.spec.cast_rules.accepts` names it.
+    """The family of a physical type, as `tidegate.jobs.spec.cast_rules.accepts_family` has it.
 
     >>> [classify_arrow_type(kind) for kind in ("uint64", "decimal128(6, 2)", "list<item: int64>")]
     ['int', 'decimal', 'other']
@@ -131,9 +134,9 @@ def declared_to_spark_type(declared: str) -> str:
 
 
 def cast_never_fails(arrow: str, declared: str) -> bool:
-    """Whether every value of the physical type fits the declared one.
+    """Whether every value of the physical type is sure to fit the declared one.
 
-    No row can be bad by its types.
+    Then no row can be bad by its types. False does not say that a value does not fit.
     """
     arrow = unwrap_dictionary(arrow)
     if declared == "timestamp":
@@ -151,9 +154,10 @@ def cast_never_fails(arrow: str, declared: str) -> bool:
 
 
 def select_readable_columns(columns: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Column -> Spark type to read.
+    """(column, Spark type to read), in order, of (column, Arrow type text).
 
-    Columns that no declared type can come from are left out (their rows are dead).
+    Columns that no declared type can come from are left out; rows are dead if the spec declares
+    such a column.
     """
     known = [(name, arrow_to_spark_type(arrow), arrow) for name, arrow in columns]
     return [
@@ -164,7 +168,17 @@ def select_readable_columns(columns: Iterable[tuple[str, str]]) -> list[tuple[st
 
 
 def cast_to_declared(raw: DataFrame, source: SourceSpec, physical: dict[str, str]) -> DataFrame:
-    """Cast to the declared schema and judge each row: by the schema, the rules, and the rest."""
+    """Cast to the declared schema and judge each row: by the schema, its time, and the rules.
+
+    Args:
+        raw: rows with the columns of `select_readable_columns`, `_m`, `_p`, `_o` and `_row`.
+        source: whose rows they are.
+        physical: column -> Arrow type text.
+
+    Returns:
+        The declared columns, `_time`, `_end` (exclusive, in ticks), `_kind` (null if unknown),
+        `_dead`, `_detail`, `_json` (the columns read), `_rule`, `_warned` and the four places.
+    """
     casts = {
         name: _cast_column_sql(quote_name(name), declared, physical.get(name), source.timezone)
         for name, declared in source.columns.items()

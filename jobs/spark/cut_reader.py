@@ -2,11 +2,13 @@
 
 Each row carries its position and the reason why it is bad, if it is.
 
-Columns besides the user's: ``_m`` (index of the member's slice in the cut), ``_object`` (index into
+Columns besides the user's: ``_m`` (index of the member's slice in the cut), ``_p`` (index into
 `CutFrame.parts`), ``_source``, ``_partition``, ``_seq``, ``_so`` (place of the source in the spec),
-``_et`` (event time in ticks), ``_kind`` (data, barrier, punctuation), ``_dead`` (reason of a dead
-letter, else null), ``_detail``, ``_rule`` (the rule that removed the row) and ``_warned`` (other
-rules that it breaks). Spark computes only those that a plan asks for.
+``_time`` and ``_et`` (event time as a timestamp and in ticks), ``_end`` (exclusive end in ticks),
+``_kind`` (data, barrier, punctuation; null if unknown), ``_dead`` (reason of a dead letter, else
+null), ``_detail``, ``_json`` (the row as read), ``_rule`` (the rule that removed the row) and
+``_warned`` (other rules that it breaks, with commas). Spark computes only those that a plan asks
+for.
 
 Objects are read in place where the store has them as files, else from copies in the scratch folder;
 either way Spark's tasks see them under folders ``_m=../_p=../_o=..``, so that their place arrives
@@ -61,11 +63,14 @@ _POSITION_COLUMNS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class CutPart:
-    """One object of a cut.
+    """The rows of one object that are in a cut.
 
     Attributes:
         member: index of its slice in the cut.
-        path: the object as a file.
+        ordinal: place of the object in its member.
+        rows: of the whole object.
+        row_start, row_end: the rows in the cut, the end exclusive; all if `has_row_numbers`.
+        path: the whole object as a local file.
         columns: physical column -> Arrow type text, as planned.
     """
 
@@ -93,11 +98,11 @@ class CutPart:
         return self.has_row_numbers or (self.row_start == 0 and self.row_end == self.rows)
 
     def slice_rows(self, rows: pa.Table) -> pa.Table:
-        """The rows of the object that are in the cut."""
+        """The rows that are in the cut, of all rows of the object."""
         return rows if self.is_whole else rows.slice(self.row_start, self.row_end - self.row_start)
 
     def row_numbers(self, rows: pa.Table) -> Any:
-        """The places of the cut's rows in the object."""
+        """The places in the object, from 0, of the rows that `slice_rows` gave."""
         if self.has_row_numbers:
             return rows[OFFSET_COLUMN].combine_chunks()
         return pa.array(np.arange(self.row_start, self.row_start + rows.num_rows, dtype=np.int64))
@@ -108,8 +113,8 @@ class CutFrame:
     """A cut, staged and readable.
 
     Attributes:
-        build: describes its rows to Spark; None when there are none.
-        rows: rows of all kinds in it.
+        build: describes its rows to Spark; None when it has no parts.
+        rows: rows of all kinds in it, as planned; ranges of Kafka may hold fewer.
     """
 
     cut: Cut
@@ -119,13 +124,13 @@ class CutFrame:
 
     @cached_property
     def frame(self) -> DataFrame | None:
-        """Its rows; None when there are none. Spark is not asked before they are."""
+        """Its rows; None when it has no parts. The first access starts Spark."""
         return self.build()
 
     def find_corruption(self) -> CorruptObjectsError | TransientError | None:
         """The error that names the objects whose pages cannot be read; None when all can.
 
-        Reads every part.
+        Reads every part. A copy of a Kafka range that cannot be read gives a TransientError.
         """
         bad = [part.key for part in self.parts if not _is_readable(part)]
         return unreadable_objects_error(bad) if bad else None
@@ -141,7 +146,12 @@ def open_cut(
 ) -> CutFrame:
     """Stage the objects of a cut below `scratch` and describe their rows.
 
-    Runs Spark jobs only to fetch ranges of Kafka.
+    Runs Spark jobs only to fetch ranges of Kafka. It copies objects that the store does not have as
+    files.
+
+    Raises:
+        TidegateError: ranges of Kafka cannot be fetched (see `stage_kafka_ranges`), or the store
+            does not give an object.
     """
     if any(spec.sources[piece.member.source].kafka is not None for piece in cut.slices):
         # Imported late: few pipelines need it.
@@ -239,9 +249,10 @@ def _is_readable(part: CutPart) -> bool:
 
 
 def unreadable_objects_error(keys: Sequence[str]) -> CorruptObjectsError | TransientError:
-    """The error for objects whose pages are corrupt.
+    """The error for objects whose pages are corrupt; it is returned, not raised.
 
-    A copy of offsets is not the topic: it is fetched anew, never given up.
+    A copy of offsets is not the topic: it is fetched anew, never given up. So with a copy among
+    them the error is transient, and names the first copy only.
     """
     staged = [key for key in keys if key.startswith(STAGED_PREFIX)]
     if not staged:
@@ -375,7 +386,7 @@ def _add_positions(frame: DataFrame, spec: PipelineSpec, cut: Cut) -> DataFrame:
 
 
 def select_provenance(spec: PipelineSpec, cut: Cut) -> list[str]:
-    """The user's columns, and the member's names from literals, of rows with `_m`."""
+    """The user's columns, `_source`, `_partition` and `_so`, as Spark SQL over rows with `_m`."""
     order = {name: place for place, name in enumerate(spec.sources)}
     members = [piece.member for piece in cut.slices]
     sources = ", ".join(quote_text(m.source) for m in members)

@@ -74,11 +74,14 @@ def survey_cut(
 ) -> MemberScans:
     """Summarise a staged cut, and keep its rows for the move if `native`.
 
-    `now` and the like are the engine's to fill in.
+    `now` and the like are the engine's to fill in. It keeps no rows of more than `NATIVE_CELLS`
+    values, none that need Spark's casts or have rules, and none of a cut with times outside the
+    years 1000 to 9999.
 
     Raises:
-        PoisonError: a dead row of a source whose `on_bad` is ``fail``, or one that breaks a rule
-            of severity ``fail``.
+        PoisonError: a dead row of a source whose `on_bad` is ``fail``, one that breaks a rule of
+            severity ``fail``, or punctuation that goes back under ``regress: error``.
+        CorruptObjectsError: an object cannot be read; a TransientError for a copy of offsets.
     """
     native = native and staged.rows * len(spec.columns) <= NATIVE_CELLS
     scans, tables = _scan_members(staged, spec, state, native=native)

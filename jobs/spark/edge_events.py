@@ -59,7 +59,8 @@ class EpochEdges:
         segments: starts that are open after it.
         written: those of them that it wrote.
         open: where they lie here.
-        ended: files with the starts whose end came in it, as `_until`.
+        ended: files with the starts whose end came in it, as `_until`; starts that are still open
+            may be in them too, with a null there.
     """
 
     segments: tuple[FileRef, ...]
@@ -97,7 +98,10 @@ def drop_edges(spec: PipelineSpec, frame: Frame) -> Frame:
 
 
 def pair_edges(epoch: EpochContext) -> EpochEdges:
-    """Pair the starts and ends that are on time; a late one changes nothing."""
+    """Pair the starts and ends that are on time, and write what stays open as the new segment.
+
+    A late edge changes nothing.
+    """
     live = epoch.live_segments(EDGES_KIND) if _collect_edge_columns(epoch.spec) else []
     standing = EpochEdges(tuple(live), WrittenFiles(), tuple(epoch.locate_segments(live)))
     if epoch.data is None or not _collect_edge_columns(epoch.spec):
@@ -179,7 +183,10 @@ def _load_edges(epoch: EpochContext, files: Sequence[Path], mark: str) -> Frame:
 def assign_intervals(
     epoch: EpochContext, window: WindowSpec, edges: EpochEdges
 ) -> tuple[Frame, int] | None:
-    """Return the (edge, window) pairs of the epoch with `_ws`, `_we`, and a bound on the count."""
+    """Return the (edge, window) pairs of the epoch with `_ws`, `_we`, and a bound on the count.
+
+    None if no interval has ended and no window closes over an open one.
+    """
     before, after = epoch.order.decision.frontier_before, epoch.order.decision.frontier_after
     frames, rows, until = [], 0, epoch.order.decision.open_edges_until
     # What is open is counted when a window closes, and not before: its end may still come.

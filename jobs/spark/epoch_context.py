@@ -39,10 +39,12 @@ class EpochContext:
 
     Attributes:
         staged: its cut.
-        data: the cut's data rows that are not set aside; None when there are none.
-        aside: the rows that are set aside, with `_verdict` and `_mark`; None when there are none.
-        low: least event time in `data`; None when there are none.
-        high: greatest event time in `data`; None when there are none.
+        data: the cut's data rows that are not set aside; None if the cut has no data rows. May be
+            empty if all are set aside.
+        aside: the rows that are set aside, with `_verdict` and `_mark`. None if the survey judged
+            no row; it may be empty.
+        low, high: least and greatest event time that the survey found, in ticks, before rows are
+            set aside or adjusted; rows of `max_jump` do not count. None if it found none.
         segment_folder: of local copies of state segments.
         native: `data`, `aside` and state are rows in the driver (`DuckFrame`), not in Spark.
     """
@@ -62,7 +64,11 @@ class EpochContext:
 
     @property
     def fits_in_driver(self) -> bool:
-        """Whether results as large as the cut, and the order buffer, may come to the driver."""
+        """Whether results as large as the cut, and the order buffer, may come to the driver.
+
+        If `native` always; else if both have at most `FETCH_ROWS` rows together, under column
+        names that DuckDB tells apart.
+        """
         if self.native:
             return True
         waiting = sum(ref.rows for ref in self.live_segments(ORDER_KIND))
@@ -86,11 +92,14 @@ class EpochContext:
         ]
 
     def collect_if_small(self, frame: Frame, rows: int) -> Any:
-        """A result of at most `rows` rows as the writer takes it: fetched when small."""
+        """A result of at most `rows` rows as the writer takes it.
+
+        An Arrow table if `native` or if `rows` is at most `FETCH_ROWS`, else the frame itself.
+        """
         return collect_to_driver(frame) if self.native or rows <= FETCH_ROWS else frame
 
     def load_segments(self, refs: list[FileRef], fresh: list[Path] | None = None) -> Frame | None:
-        """State segments (and files just written) as one frame; None when there are none."""
+        """State segments (and `fresh`, local files just written) as one frame; None without any."""
         files = dict(
             zip(self.locate_segments(refs), (ref.key for ref in refs), strict=True)
         ) | dict.fromkeys(fresh or [])
@@ -112,7 +121,10 @@ class EpochContext:
         )
 
     def columns_of_segment(self, frame: Frame) -> list[str]:
-        """The declared columns of rows in segments; null where a segment is older than a column."""
+        """The declared columns of rows in segments, as Spark SQL.
+
+        Null where a segment is older than a column.
+        """
         return [
             quote_name(name)
             if name in frame.columns
@@ -122,7 +134,7 @@ class EpochContext:
 
     @staticmethod
     def read_segments(paths: Iterable[Path]) -> pa.Table:
-        """The rows of state segments."""
+        """The rows of at least one local file of state segments."""
         return pa.concat_tables(
             (pq.read_table(path, partitioning=None) for path in paths),
             promote_options="permissive",
@@ -136,6 +148,8 @@ class EpochContext:
         select: Callable[[Frame], Frame],
     ) -> tuple[FileRef, ...]:
         """Merge small state segments of one kind if there are many, so that an epoch opens few.
+
+        Small is one of at most 200,000 rows, and many are more than 16 of these.
 
         Sessions need this not: their segment is written anew in every epoch.
 
@@ -159,7 +173,7 @@ class EpochContext:
         return (*large, *self.writer.write_segment(kind, rows, column, extra).refs)
 
     def locate_segments(self, refs: list[FileRef]) -> list[Path]:
-        """State segments as files."""
+        """Local files of state segments, in the order of `refs`; fetched if the store has none."""
         return [ensure_local_file(self.store, ref.key, self.segment_folder) for ref in refs]
 
     @property
@@ -170,7 +184,7 @@ class EpochContext:
         return [*(quote_name(name) for name in self.spec.columns), *times]
 
     def provenance_columns(self, beside: str = "_seq") -> list[str]:
-        """The provenance columns of an output row, as Spark SQL.
+        """`_source`, `_partition`, `_seq`, `_timeline` and `_epoch` of an output row, as Spark SQL.
 
         `beside` is a bigint of it that is never null.
         """
@@ -182,13 +196,22 @@ class EpochContext:
 
 
 def has_rows_from_mark(ref: FileRef, mark: ReleaseMark) -> bool:
-    """Whether an order segment has rows at or above the mark."""
+    """Whether an order segment may have rows at or above the mark.
+
+    It has some for certain if its rows are of one section.
+    """
     return ref.max_time is not None and ReleaseMark(ref.extra["section_max"], ref.max_time) >= mark
 
 
 @dataclass(frozen=True, slots=True)
 class WindowOutput:
-    """What one window output did in an epoch."""
+    """What one window output did in an epoch.
+
+    Attributes:
+        results: files of the output's table.
+        segments: the state that is live after the epoch.
+        written: files of state from this epoch's rows.
+    """
 
     results: WrittenFiles
     segments: tuple[FileRef, ...]

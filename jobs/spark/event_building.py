@@ -43,7 +43,13 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class BuiltEvents:
-    """The built events of an epoch, and the state of the group that still grows."""
+    """The built events of an epoch, and the state of the group that still grows.
+
+    Attributes:
+        built: files of the table ``built``.
+        state: the segment of state that was written; no file if nothing changed.
+        segments: the state that is live after the epoch.
+    """
 
     built: WrittenFiles
     state: WrittenFiles
@@ -75,7 +81,10 @@ class _EventGroup:
 
 
 def build_events(epoch: EpochContext, released: ReleasedRows) -> BuiltEvents:
-    """Group what this epoch released in order; late rows, which leave at once, are in no group."""
+    """Group what this epoch released in order; late rows, which leave at once, are in no group.
+
+    Without ``release.glom`` nothing is written, and no state stays.
+    """
     options, before = epoch.spec.release.glom, epoch.live_segments(GLOM_KIND)
     nothing = WrittenFiles()
     if options is None:

@@ -43,7 +43,7 @@ def collect_to_driver(frame: Frame) -> pa.Table:
 
 @dataclass(frozen=True, slots=True)
 class WrittenFiles:
-    """One table's or segment's files: where they lie here, and in the store."""
+    """One table's or segment's files: `paths` here, and `refs` in the store, in one order."""
 
     refs: tuple[FileRef, ...] = ()
     paths: tuple[Path, ...] = ()
@@ -92,16 +92,16 @@ class FileWriter:
         self._numbers = count()
 
     def write_table(self, name: str, rows: pa.Table | DataFrame, time: str | None) -> WrittenFiles:
-        """Write rows of an output table.
+        """Write rows of an output table; no file without rows.
 
-        `time` is the column whose least and greatest values the reference carries.
+        `time` is the column whose least and greatest values, in ticks, each reference carries.
         """
         return self._write_and_upload(
             f"{self._folders.table_prefix(name)}part", f"table:{name}", rows, time, {}
         )
 
     def write_pieces(self, name: str, pieces: Sequence[pa.Table], time: str | None) -> WrittenFiles:
-        """Write pieces of an output table, one file each, in order."""
+        """Write pieces of an output table in order, one file each; none for an empty one."""
         return self._write_and_upload(
             f"{self._folders.table_prefix(name)}part", f"table:{name}", pieces, time, {}
         )
@@ -113,7 +113,10 @@ class FileWriter:
         time: str | None,
         extra: dict[str, Any] | None = None,
     ) -> WrittenFiles:
-        """Write a state segment."""
+        """Write rows of state as segments: none without rows, several if tasks write many.
+
+        Each reference carries `extra`, and the least and greatest values of the column `time`.
+        """
         return self._write_and_upload(
             self._folders.segment_stem(kind), kind, rows, time, extra or {}
         )

@@ -90,12 +90,19 @@ def decode_messages(
     source: SourceSpec,
     known: Mapping[int, bytes | UnusableSchema] | None = None,
 ) -> DataFrame:
-    """The rows.
+    """Decode messages into rows with the source's columns, `BAD_REASON` and `BAD_TEXT`.
+
+    A row with a reason has nulls in all columns of the source. Beside these each row has its offset
+    modulo `ROWS_PER_ORDINAL` (`OFFSET_COLUMN`), `PARTITION` and, with a registry, `UNKNOWN_SCHEMA`.
 
     Args:
         messages: as Spark's Kafka source gives them.
         source: its spec.
-        known: schemas by number, for a topic with a registry.
+        known: schemas by number, for a topic with a registry. Of one that cannot be used, messages
+            are bad.
+
+    Raises:
+        ConfigurationError: the schema file of the spec cannot be read or used.
     """
     kafka = _get_kafka_options(source)
     taken, beside = _select_envelope_columns(source)

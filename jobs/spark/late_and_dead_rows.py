@@ -1,9 +1,10 @@
-"""The late table.
+"""The late table, and the dead-letter table.
 
-Rows late for the events output and for each window, each with the frontier it missed.
+Rows late for the events output and for each window, each with the frontier it missed, and rows that
+the survey set aside.
 
-Late rows have an event time below F whatever the rules, so with no row below F there is nothing to
-look for. No condition names F in the code that Spark generates (see `opaque_literal`).
+Late rows have an event time below F whatever the rules, so with no row below F there is nothing
+else to look for. No condition names F in the code that Spark generates (see `opaque_literal`).
 """
 
 from __future__ import annotations
@@ -47,10 +48,12 @@ class LateRows:
     """What was late.
 
     Attributes:
+        written: files of the late table; dropped rows are in none.
         counts: (source, output, reason, dropped) -> rows.
-        rows: source -> rows that are late for at least one output; each counts once.
+        rows: source -> rows that are late for at least one output or set aside; each counts once,
+            dropped ones too.
         expired: (source, window output) -> pairs of a row and a window that was purged before the
-            row came.
+            row came; sessions are not counted.
     """
 
     written: WrittenFiles
@@ -73,12 +76,13 @@ def _get_late_reason(epoch: EpochContext, output: str) -> LateReason:
 
 
 def write_late_rows(epoch: EpochContext, context_for: Callable[[str], EpochContext]) -> LateRows:
-    """Write the late table of an epoch.
+    """Write the late table of an epoch: late rows, and those of ``max_jump`` and ``cti_violation``.
 
     `context_for` gives the context in which an output's rows are judged.
 
     Raises:
-        PoisonError: a late row under ``on_late: error``, named.
+        PoisonError: a late row under ``on_late: error``, named; for events also a row before its
+            member's punctuation.
     """
     frames = [
         _select_set_aside(epoch),
@@ -302,7 +306,10 @@ class DeadRows:
 
 
 def write_dead_letters(epoch: EpochContext) -> DeadRows:
-    """Write the dead rows of an epoch to their table, and count what rules say of its rows."""
+    """Write the dead rows of an epoch to their table, and count what rules say of its rows.
+
+    Rows that a rule drops are counted only.
+    """
     frame = epoch.staged.frame
     if frame is None:
         return DeadRows()

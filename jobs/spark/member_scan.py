@@ -30,9 +30,11 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class MemberColumns:
-    """Rows of one slice in order; `times` and `ends` count only where `kinds` says there is one.
+    """Rows of one slice in order.
 
     Attributes:
+        times, ends: event time and exclusive end in ticks; `TICK_MIN` as a time: there is none.
+        kinds: DATA, BARRIER, PUNCTUATION or DEAD.
         barrier: (type, id) of the first barrier row, if there is one.
     """
 
@@ -47,7 +49,8 @@ class MemberColumns:
 class RowVerdict:
     """A row that is not plain data.
 
-    `what` is max_jump, cti_violation, dropped or adjust; `mark` the punctuation it missed.
+    `what` is max_jump, cti_violation, dropped or adjust; `mark` the punctuation that it missed, in
+    ticks, None for max_jump.
     """
 
     seq: int
@@ -83,7 +86,7 @@ def scan_member(
 
 
 def get_carried_state(state: Mapping[str, Any], member: Member) -> dict[str, int]:
-    """What the rows of earlier cuts left behind for this member."""
+    """A copy of what the rows of earlier cuts left behind for this member; empty for a new one."""
     return dict((state.get("members", {}).get(str(member)) or {}).get("generator") or {})
 
 

@@ -77,12 +77,15 @@ class SparkMover:
     Args:
         store: where objects, segments and table files lie.
         spec: the pipeline.
-        workdir: folder for scratch files and local copies of segments; see staging.py for how tasks
-            see it.
+        workdir: below it the mover makes a folder for scratch files and local copies of segments,
+            which `close` removes; see staging.py for how tasks see it.
         session: a running session to use; by default one is started from ``spec.spark`` and stopped
             by `close`.
         native: compute outputs in the driver where `jobs.rules.native_support` gives no reason
             against it. Tests compare both ways.
+
+    Raises:
+        ConfigurationError: Spark's tasks do not see the folder, or cannot read the bucket.
     """
 
     def __init__(
@@ -115,7 +118,10 @@ class SparkMover:
         return self._sessions.full
 
     def survey(self, cut: Cut, state: Mapping[str, Any]) -> SurveyedCut:
-        """Summarise the cut and keep its rows for `move`; removes the rows of the last survey."""
+        """Summarise the cut and keep its rows for `move`; removes the rows of the last survey.
+
+        Raises as `Mover.survey` does, and a TransientError if the store, brokers or executors fail.
+        """
         self._discard_cut_folder()
         folder = self._cut_folder = Path(mkdtemp(prefix="epoch-", dir=self._workdir))
         frame = open_cut(self._sessions, self._spec, self._store, cut, folder, self._staging)
@@ -125,7 +131,10 @@ class SparkMover:
         return SurveyedCut(cut, scans.survey, _StagedCut(frame, scans, folder))
 
     def move(self, order: MoveOrder, surveyed: SurveyedCut) -> MoveResult:
-        """Write released rows, late rows, window results, dead letters and new state segments."""
+        """Write released rows, late rows, window results, dead letters and new state segments.
+
+        It removes the rows of the survey, also if it fails: each survey can be moved once.
+        """
         staged: _StagedCut = surveyed.staged
         try:
             return self._run_reporting_errors(
@@ -135,7 +144,10 @@ class SparkMover:
             self._discard_cut_folder()
 
     def fold_runner(self) -> ReducerRunner:
-        """Run keyed reducers in tasks, if a batch is large and tasks see the scratch folder."""
+        """Return what runs reducers: tasks, if they see the scratch folder, else this process.
+
+        Tasks get only large batches of reducers with keys.
+        """
         # With staging in the bucket, tasks on other hosts cannot see the files of the driver.
         shared = isinstance(self._staging, DiskStaging)
         return SparkReducerRunner(self._sessions, self._workdir) if shared else fold_batch

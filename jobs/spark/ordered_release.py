@@ -60,6 +60,11 @@ class ReleasedRows:
     """What left and what waits.
 
     Attributes:
+        events: files of the rows that left; none if no events table is kept.
+        segments: order segments that are live after the epoch.
+        written: files with this epoch's rows that wait.
+        rows: how many left.
+        maximum: greatest (section, event time) that left in order; None if none did.
         per_source: source -> rows that left.
         flagged: how many of them, the first ones, are late rows that left at once.
     """
@@ -104,7 +109,11 @@ def _tardy_sql(decision: Decision) -> str:
 
 
 def adjust_start_times(frame: Frame, spec: PipelineSpec, condition: str, start: str) -> Frame:
-    """Move the start of rows that meet the condition; `_moved` tells which."""
+    """Move the start of rows that meet the condition; `_moved` tells which.
+
+    It changes `_et`, `_time` and the event-time column of the row's source. `condition` and `start`
+    (ticks) are Spark SQL.
+    """
     columns = list(spec.columns)
     times: dict[str, list[str]] = {}
     for name, source in spec.sources.items():
@@ -159,9 +168,9 @@ def release_rows(epoch: EpochContext) -> ReleasedRows:
 
 
 def count_released_rows(surveyed: MemberScans) -> ReleasedRows:
-    """The rows that would leave, where no events table is kept.
+    """Count the rows that would leave, where no events table is kept: no file is written.
 
-    With ``pass_through`` all data rows that were not set aside.
+    These are all data rows that were not set aside, as the spec then has ``pass_through``.
     """
     leaving: Counter[str] = Counter()
     for index, member in enumerate(surveyed.survey.members):

@@ -57,7 +57,7 @@ def find_message_index(schema: bytes, message: str) -> bytes:
 
 
 def require_message(schema: bytes, message: str) -> None:
-    """Refuse a schema without the message, or one that the library cannot use.
+    """Refuse a schema that the library cannot use, or without the message at its top level.
 
     Raises:
         ConfigurationError: it is one of these.
@@ -80,14 +80,16 @@ def make_payload_reader(
 ) -> Callable[..., Any]:
     """A function of Spark's: bytes -> a struct of texts, with ``_bad`` saying what is wrong.
 
+    If ``_bad`` is not null, all texts are null. See `decode_to_texts`.
+
     Args:
         schema: a descriptor set.
         message: full name of the message.
         names: fields to take; those the message has not are null.
-        index: bytes that must stand before the payload.
+        index: bytes that must stand before the payload, and are taken off; None: none do.
 
     Raises:
-        ConfigurationError: the schema has no such message.
+        ConfigurationError: the schema cannot be used, or has no such message.
     """
     _load_message_class(schema, message)  # so that a mistake is told before Spark wraps it
     kind = ", ".join(f"`{name}` string" for name in [*names, _FAULT_COLUMN])
@@ -111,10 +113,11 @@ def decode_to_texts(
     index: bytes | None,
     values: Iterable[bytes | None],
 ) -> list[list[str | None]]:
-    """The texts of the fields, and what is wrong, of each message.
+    """For each message the texts of its fields, and last what is wrong with it, else None.
 
-    A payload that is cut or damaged is told by the library; one of another message mostly is not,
-    so fields must not be unknown.
+    A null payload gives nulls only. The library tells a payload that is cut or damaged. One of
+    another message it mostly does not: its fields are passed over, and the wanted ones have their
+    defaults.
     """
     from google.protobuf.message import DecodeError
 

@@ -63,7 +63,8 @@ class SparkReducerRunner:
         sessions: where the tasks run.
         workdir: a folder on a disk that driver and executors share.
         least: rows of a batch from which it is given to tasks.
-        groups: tasks of a job; 0: as many as the session runs at a time.
+        groups: tasks of a job; 0: as many as the session runs at a time, at least 2 (4 with Spark
+            Connect).
     """
 
     def __init__(
@@ -73,7 +74,11 @@ class SparkReducerRunner:
         self._groups = groups
 
     def __call__(self, reducer: Reducer, rows: Any, states: ReducerStates) -> FoldedBatch:
-        """Fold a batch."""
+        """Fold a batch, with the result of `fold_batch`.
+
+        Raises:
+            PoisonError: Spark could not run the job.
+        """
         if not reducer.keys or rows.num_rows < self._least:
             return fold_batch(reducer, rows, states)
         self._groups = self._groups or _count_parallel_tasks(self._sessions.full)

@@ -1,10 +1,9 @@
 """Cuts a large release into ranges of about equal size, for Spark's tasks to sort.
 
-One task sorts each
-range, and the range's first position is known beforehand. One pass over the times alone counts
-the rows per narrow bucket, and neighbouring buckets are joined to ranges. A second pass sends
-each row to the task of its range. Both passes run the same code in every epoch (see
-`opaque_literal`). A job per range, with bounds in its code that let Parquet skip row groups,
+One task sorts each range, and the range's first position is known beforehand. One pass over the
+times alone counts the rows per narrow bucket, and neighbouring buckets are joined to ranges. A
+second pass sends each row to the task of its range. Both passes run the same code in every epoch
+(see `opaque_literal`). A job per range, with bounds in its code that let Parquet skip row groups,
 would be compiled anew.
 """
 
@@ -43,7 +42,7 @@ class SortRange:
 
 
 def range_number_sql(ranges: Sequence[SortRange]) -> str:
-    """The number of a row's range, as Spark SQL."""
+    """The number of a row's range, from 0, as Spark SQL; null for a row in none."""
     spare = [_MATCHES_NOTHING] * (
         -len(ranges) % _RANGE_COUNT_STEP
     )  # a few ranges more or less are the same code
@@ -55,18 +54,21 @@ def range_number_sql(ranges: Sequence[SortRange]) -> str:
 
 
 def split_evenly(rows: int) -> list[tuple[int, int]]:
-    """Return the bounds of the fewest pieces of about equal size, none larger than a range."""
+    """Return (first, end) of the fewest pieces of about equal size, none above `RANGE_ROWS`."""
     pieces = -(-rows // RANGE_ROWS)
     return [(rows * piece // pieces, rows * (piece + 1) // pieces) for piece in range(pieces)]
 
 
 def plan_ranges_by_time(leaving: DataFrame, low: int, high: int) -> list[SortRange]:
-    """Ranges by (flagged late first, section, event time).
+    """Ranges by (flagged late first, section, event time); a Spark job counts their rows.
+
+    A range has more than `RANGE_ROWS` if a single bucket, one of 4096 between the times, has more.
 
     Args:
         leaving: the rows, with `_late`, `_section` and `_et`.
-        low: no row is below; rows at or above `high` fall into the last bucket.
-        high: see `low`.
+        low: event time in ticks from which the rows are divided; earlier ones are in the first
+            bucket.
+        high: event time in ticks up to which; later ones are in the last bucket.
     """
     width = (high - low) // _TIME_BUCKETS + 1
     bucket = (
@@ -89,7 +91,11 @@ def plan_ranges_by_time(leaving: DataFrame, low: int, high: int) -> list[SortRan
 
 
 def plan_ranges_by_arrival(leaving: DataFrame) -> list[SortRange]:
-    """Ranges by (flagged late first, source order, partition, object)."""
+    """Ranges by (flagged late first, source order, partition, object); a Spark job counts rows.
+
+    Late rows are one range, whatever their number, and so are the rows of one object: a range may
+    have more than `RANGE_ROWS`.
+    """
     group = ["_late", "_so", "_partition", "_p"]
     counts = collect_to_driver(leaving.groupBy(*group).count()).to_pylist()
     late = sum(row["count"] for row in counts if row["_late"])

@@ -3,8 +3,8 @@
 Also all windows that fire while they are open.
 
 The live sessions, closed ones within their lateness included, stand in one segment that is written
-anew whenever rows came or a session closed: what meets what depends on all of them. ``_due`` marks
-those with a result in the epoch that wrote the segment.
+anew whenever rows came, a session closed or a result may be due: what meets what depends on all of
+them. ``_due`` marks those with a result in the epoch that wrote the segment.
 """
 
 from __future__ import annotations
@@ -74,7 +74,10 @@ def process_sessions(epoch: EpochContext, name: str) -> WindowOutput:
 
 
 def select_late_for_sessions(epoch: EpochContext, name: str) -> Frame:
-    """Rows that are late alone, or whose session, with all that it meets, is purged already."""
+    """Rows that are late alone, or whose session, with all that it meets, is purged already.
+
+    Without those of the first kind that ``on_late: adjust`` moves. The epoch must have rows.
+    """
     window, before = epoch.spec.windows[name], epoch.order.decision.frontier_before
     aggregation = Aggregation(epoch.spec, name)
     place = [*(quote_name(c) for c in epoch.spec.columns), "_source", "_partition", "_seq", "_et"]

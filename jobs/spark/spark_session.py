@@ -100,7 +100,8 @@ SMALL_ROWS: Final = 20_000
 def open_session(spec: PipelineSpec) -> SparkSession:
     """Start (or join) the session the spec asks for.
 
-    Classic by default, Spark Connect for an ``sc://`` master.
+    Classic by default, Spark Connect for an ``sc://`` master. Under spark-submit its master counts,
+    not the spec's.
     """
     logging.getLogger("py4j").setLevel(logging.ERROR)
     # Without it, tasks in Python run with whatever is called python3.
@@ -145,7 +146,7 @@ def _open_connect_session(spark: SparkSpec) -> SparkSession:
 
 
 def runs_on_one_host(spark: SparkSpec) -> bool:
-    """Whether tasks run in the driver's own process."""
+    """Whether the master is a local one, and spark-submit has not started this process."""
     return spark.master.startswith("local") and not _is_spark_submit()
 
 
@@ -157,7 +158,7 @@ def _is_spark_submit() -> bool:
 def open_quick_session(session: SparkSession) -> SparkSession:
     """A session beside this one for queries over few rows.
 
-    The same one where Spark Connect allows no other.
+    With Spark Connect it is the same one.
     """
     if not hasattr(session, "_jsparkSession"):
         return session
@@ -195,7 +196,7 @@ class SparkSessions:
 
     @property
     def is_started(self) -> bool:
-        """Whether Spark runs."""
+        """Whether Spark was started or joined; also after it was stopped."""
         return bool(self._found)
 
     def is_small(self, rows: int) -> bool:
@@ -279,13 +280,15 @@ _LOST_EXECUTOR_SIGNS: Final = (
 
 
 def lines(error: BaseException) -> list[str]:
-    """What the error and Java's errors behind it say, without stack frames."""
+    """What the error and Java's errors behind it say: its lines but for blanks and stack frames."""
     found = f"{error}\n{getattr(error, '_stackTrace', None) or ''}".splitlines()
     return [line.strip() for line in found if line.strip() and not line.lstrip().startswith("at ")]
 
 
 def extract_cause(error: BaseException) -> str:
-    r"""The line that names the cause.
+    r"""The line that names the cause: the last of Java's causes, else the first line.
+
+    At most 500 characters.
 
     >>> extract_cause(PySparkException("bad\n\tat org.x\nCaused by: java.io.IOException: gone"))
     'java.io.IOException: gone'

@@ -60,18 +60,19 @@ class Staging(Protocol):
         ...
 
     def write_rows(self, rows: DataFrame, folder: Path) -> list[Path]:
-        """Let tasks write rows as Parquet into a new folder.
+        """Let tasks write rows as Parquet into a new folder below the scratch folder.
 
-        The files, some of which may have no row.
+        Returns:
+            The files, on this disk; some may have no row.
         """
         ...
 
     def discard(self, folder: Path) -> None:
-        """Nothing of this folder is needed by tasks any more."""
+        """Remove what only tasks need of this folder; the caller removes the folder itself."""
         ...
 
     def find_outage(self) -> TidegateError | None:
-        """Why tasks may have failed that is no fault of the rows; None when nothing is known."""
+        """The error, if tasks may have failed by no fault of the rows; None if none is known."""
         ...
 
 
@@ -87,15 +88,15 @@ class DiskStaging:
         return str(path)
 
     def write_rows(self, rows: DataFrame, folder: Path) -> list[Path]:
-        """Written where it is read."""
+        """Let tasks write rows where the driver reads them."""
         rows.write.parquet(str(folder))
         return sorted(folder.glob("part-*.parquet"))
 
     def discard(self, folder: Path) -> None:
-        """Whoever made the folder removes it."""
+        """Do nothing: whoever made the folder removes it."""
 
     def find_outage(self) -> None:
-        """Nothing but rows goes wrong here."""
+        """Return None: a disk has no outage of its own."""
 
 
 class BucketStaging:
@@ -119,7 +120,7 @@ class BucketStaging:
         return self._s3a_address(self._mirror_key(path))
 
     def expose_file(self, path: Path, key: str | None = None) -> str:
-        """Uploaded once, unless the store has it under a key of its own."""
+        """Upload a file once, unless the store has it under `key`, and return its address."""
         # The store has the object under that key already.
         if key is not None:
             return self._s3a_address(key)
@@ -132,7 +133,7 @@ class BucketStaging:
         return self._s3a_address(mirrored)
 
     def write_rows(self, rows: DataFrame, folder: Path) -> list[Path]:
-        """Written to the mirror and fetched from it."""
+        """Let tasks write rows to the mirror, and fetch the files."""
         base = f"{self._mirror_key(folder)}/"
         rows.write.options(**_COMMIT_OPTIONS).parquet(self._s3a_address(base))
         names = sorted(entry.key[len(base) :] for entry in self._store.list_objects(f"{base}part-"))
@@ -154,7 +155,7 @@ class BucketStaging:
             self._delete_objects([entry.key for entry in self._store.list_objects(base)])
 
     def find_outage(self) -> TidegateError | None:
-        """The store does not answer the driver, and will not have answered tasks."""
+        """The error of a store that does not answer the driver now, nor tasks before; else None."""
         try:
             self._store.stat(self._root + _PROBE_FILE)
         except TransientError as error:
@@ -162,10 +163,13 @@ class BucketStaging:
         return None
 
     def verify_access(self, session: SparkSession) -> None:
-        """Check that tasks can read what was written, and remove the files of earlier drivers.
+        """Check that tasks can read what the driver writes, and remove files older than a day.
+
+        Those were left by earlier drivers.
 
         Raises:
-            PySparkException: they cannot, or a Py4JJavaError.
+            PySparkException: tasks cannot; or a Py4JJavaError.
+            TransientError: the store does not answer.
         """
         # Written by the driver and read by a task: both sides' credentials and the network are
         # proven.
@@ -197,8 +201,13 @@ def open_staging(
 ) -> Staging:
     """The staging that the spec asks for, proven to work with this Spark, for all of its sessions.
 
+    If tasks run on this host, it is the disk, unproven. Else it starts Spark; for a bucket it sets
+    S3A in both sessions.
+
     Raises:
-        ConfigurationError: tasks do not see the scratch folder, or cannot read the bucket.
+        ConfigurationError: tasks do not see the scratch folder, or cannot read the bucket, or the
+            store is not in S3.
+        TransientError: the store does not answer.
     """
     if runs_on_one_host(spec.spark):
         return DiskStaging()
@@ -221,9 +230,10 @@ def open_staging(
 
 
 def build_s3a_settings(settings: S3Settings) -> dict[str, str]:
-    """What Hadoop's S3A has to know, as settings of a session.
+    """The settings of a session with which Hadoop's S3A reaches the store's bucket.
 
-    Without keys it looks for them as AWS's clients do.
+    Without keys S3A looks in AWS's environment variables and for an instance's role, but in no
+    profile.
     """
     found = {"fs.s3a.endpoint.region": settings.region, "fs.s3a.path.style.access": "true"}
     if settings.endpoint:

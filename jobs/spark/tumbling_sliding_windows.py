@@ -47,7 +47,10 @@ MERGE_ROWS: Final = 500_000
 
 
 def assign_rows_to_windows(epoch: EpochContext, window: WindowSpec) -> Frame:
-    """(row, window) pairs that join, with `_ws` and `_we`."""
+    """(row, window) pairs that join, with `_ws` and `_we` in ticks.
+
+    Late rows and edges are left out; ``on_late: adjust`` moves late rows that it can.
+    """
     assert epoch.data is not None  # noqa: S101 - called with rows only
     frontier, frame = epoch.order.decision.frontier_before, epoch.data
     late = late_for_window_sql(window, frontier)
