@@ -62,8 +62,8 @@ class AggregateRule:
     Attributes:
         plan: its expressions, of a prefix for state columns, the argument and the aggregate.
         result_type: the Arrow type of its column, of the type of its argument.
-        recompute: Spark SQL over all rows of a window at once; None if that is not exact. ``{x}``
-            is the argument.
+        recompute: SQL for `to_duckdb` over all rows of a window at once; None if that is not exact.
+            ``{x}`` is the argument.
         native_types: declared types for which tests show that DuckDB gives Spark's results. The
             others are computed by Spark SQL.
     """
@@ -189,7 +189,7 @@ def infer_result_type(aggregate: Aggregate, kind: Any) -> Any:
 
 
 def build_recompute_sql(aggregate: Aggregate) -> str | None:
-    """Return Spark SQL that computes an aggregate from all rows of a window at once.
+    """Return SQL for `to_duckdb` that computes an aggregate from all rows of a window at once.
 
     None if it is no exact function of the rows, or of another language.
     """
@@ -254,7 +254,15 @@ def plan_aggregate(what: Aggregate, index: int, columns: Mapping[str, str]) -> A
 
 
 class Aggregation:
-    """The expressions of one window's aggregates, and what they make of rows."""
+    """The expressions of one window's aggregates, and what they make of rows.
+
+    Attributes:
+        window: the window's spec.
+        keys: names of the key columns in state, in the order of the spec.
+        plans: output column -> its plan.
+        partials: state column -> expression over rows.
+        merges: state column -> expression over state columns.
+    """
 
     def __init__(self, spec: PipelineSpec, name: str) -> None:
         self.window = spec.windows[name]
@@ -268,7 +276,7 @@ class Aggregation:
 
     @property
     def group_columns(self) -> list[str]:
-        """What identifies a window's result."""
+        """Names of the state columns that identify a window's result."""
         return ["_ws", "_we", *self.keys]
 
     @property
@@ -292,7 +300,15 @@ class Aggregation:
         ]
 
     def aggregate_rows(self, rows: Frame, before: int, slot: int) -> Frame:
-        """One row per window and key of these rows."""
+        """One row of state per window and key of these rows, which have `_ws` and `_we`.
+
+        Its marks `_on`, `_up`, `_n` and `_epoch`: see `jobs.spark.tumbling_sliding_windows`.
+
+        Args:
+            rows: (row, window) pairs.
+            before: the frontier before the epoch.
+            slot: of the epoch.
+        """
         touched = group_rows(
             rows.selectExpr("*", *self.key_columns), self.group_columns, self.partials
         )
@@ -308,9 +324,10 @@ class Aggregation:
     def merge_partials(
         self, rows: Frame, *, flags: dict[str, str], use: str | None = None
     ) -> Frame:
-        """Merge partial rows.
+        """Merge partial rows of the same window and key into one.
 
-        Only those that `use` selects count for the aggregates, all count for the flags.
+        Only those that `use` (SQL; None: all) selects count for the aggregates, all count for the
+        marks and for `flags`: further columns -> aggregates.
         """
         types = get_column_types(rows)
         # Aggregates ignore nulls, so a partial that does not count is a null.
@@ -329,7 +346,10 @@ class Aggregation:
         return merged.selectExpr(*self.group_columns, *marks, *self.cast_states(types))
 
     def build_results(self, merged: Frame, revision: str, provenance: list[str]) -> Frame:
-        """Result rows as readers see them."""
+        """Result rows as readers see them.
+
+        `revision` is SQL over the merged rows, and `provenance` lists further columns as SQL.
+        """
         sql = {
             o: a for o, a in self.window.aggregates.items() if a.function is AggregateFunction.SQL
         }

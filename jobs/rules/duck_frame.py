@@ -114,10 +114,11 @@ def _start_engine(*, for_frames: bool) -> duckdb.DuckDBPyConnection:
 
 @contextmanager
 def open_database(*, for_frames: bool = False) -> Iterator[duckdb.DuckDBPyConnection]:
-    """Yield a session of a DuckDB in memory, on UTC, with tables and relations of its own.
+    """Yield a session of a DuckDB in memory, on UTC.
 
+    Temporary tables and registered relations are its own; other tables belong to the whole process.
     Starting an engine costs as much as a small query, so there is one for a process, and another
-    one with a single thread for frames.
+    one for frames, with a single thread and no access to files.
     """
     with closing(_start_engine(for_frames=for_frames).cursor()) as session:
         # DuckDB shows and casts times in the session's zone, by default the host's.
@@ -130,6 +131,8 @@ _NUMBERS = count()
 
 class DuckFrame:
     """Rows of Arrow tables; see the module. Not changed by any method.
+
+    Unlike Spark's, `unionAll` takes columns by name, and `sort` puts nulls last.
 
     Args:
         query: DuckDB SQL.
@@ -154,7 +157,7 @@ class DuckFrame:
         return self._select("*", f"WHERE {to_duckdb(condition)}")
 
     def drop(self, *names: str) -> Self:
-        """Return the rows without some columns."""
+        """Return the rows without some columns, all of which they must have."""
         return self._select(f"* EXCLUDE ({', '.join(names)})")
 
     def group(self, keys: list[str], values: Mapping[str, str]) -> Self:
@@ -182,7 +185,7 @@ class DuckFrame:
     unionAll = unionByName  # noqa: N815 - Spark's name
 
     def toArrow(self) -> Any:  # noqa: N802 - Spark's name
-        """Compute the rows.
+        """Compute the rows, and return them as an Arrow table.
 
         Raises:
             duckdb.Error: DuckDB cannot compute them.
@@ -212,7 +215,10 @@ class DuckFrame:
 
 
 def group_rows(frame: Frame, keys: list[str], values: Mapping[str, str]) -> Frame:
-    """Return a row per group of `keys` with `values`: column -> aggregates in Spark SQL."""
+    """Return a row per group of `keys` with `values`: column -> aggregates in Spark SQL.
+
+    Without keys it is one row, also of no rows.
+    """
     if isinstance(frame, DuckFrame):
         return frame.group(keys, values)
     from pyspark.sql import functions as F  # noqa: N812

@@ -39,7 +39,10 @@ def explain_spark_rows(spec: PipelineSpec) -> str | None:
 
 
 def explain_spark_window(spec: PipelineSpec, name: str) -> str | None:
-    """Why Spark SQL has to compute a window output; None if it has not."""
+    """Why Spark SQL has to compute a window output; None if it has not.
+
+    The reasons of `explain_spark_rows` hold beside these.
+    """
     window = spec.windows[name]
     if window.zero_rows:
         return "zero_rows"

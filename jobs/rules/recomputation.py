@@ -9,7 +9,10 @@ from tidegate.jobs.spec.window_specs import WindowSpec
 
 
 def build_starts_sql(window: WindowSpec) -> str:
-    """Return SQL for the starts of a row's windows, one row each, of rows with `_et` and `_end`."""
+    """Return SQL for the starts of a row's windows, one row each, of rows with `_et` and `_end`.
+
+    Only for tumbling and sliding windows.
+    """
     first, last = first_window_start_sql(window), last_window_start_sql(window)
     return to_duckdb(f"explode(sequence({first}, {last}, {window.period}L))")
 

@@ -63,6 +63,9 @@ def end_reached_sql(
 ) -> str:
     """Whether the frontier has passed ``end + lateness``; with `lateness` None it never has.
 
+    It has passed a time that it is equal to, but not with `after_end`. `end` is SQL in ticks,
+    `beside` a bigint of the row for `opaque_literal`.
+
     Before the first frontier the condition is the one of all later epochs: nothing ends as early as
     that.
     """
@@ -77,7 +80,7 @@ def end_reached_sql(
 
 
 def below_mark_sql(mark: ReleaseMark) -> str:
-    """Whether a buffered row is below a mark."""
+    """Whether a buffered row, with `_section` and `_et`, is below a mark."""
     section = opaque_literal(mark.section, "_et")
     return (
         f"(_section < {section} OR (_section = {section} AND {time_below_sql('_et', mark.time)}))"
@@ -85,7 +88,10 @@ def below_mark_sql(mark: ReleaseMark) -> str:
 
 
 def compute_late_bound(decision: Decision) -> int:
-    """Rows of this epoch with an event time below this are late for the events output."""
+    """Rows of this epoch with an event time below this are late for the events output.
+
+    In ticks; `TICK_MIN` if none can be late.
+    """
     mark = decision.order_late
     if mark is None:
         return TICK_MIN
@@ -100,7 +106,10 @@ def compute_release_bound(decision: Decision) -> int:
 
 
 def compute_section_bound(mark: ReleaseMark, section: int) -> int:
-    """The mark as a bound on the event time of rows of one section."""
+    """The mark as a bound in ticks on the event time of rows of one section.
+
+    `TICK_MAX` for a section before the mark's, `TICK_MIN` for one behind it.
+    """
     if section == mark.section:
         return mark.time
     return TICK_MAX if section < mark.section else TICK_MIN
@@ -110,7 +119,10 @@ def compute_section_bound(mark: ReleaseMark, section: int) -> int:
 
 
 def first_window_start_sql(window: WindowSpec) -> str:
-    """Start of the first window that overlaps the row and exists."""
+    """Start in ticks of the first window that overlaps the row and is not before the least start.
+
+    Behind `last_window_start_sql` if the row is in no window.
+    """
     size, slide, offset, least = (
         window.size or 0,
         window.period or 1,
@@ -126,7 +138,7 @@ def first_window_start_sql(window: WindowSpec) -> str:
 
 
 def last_window_start_sql(window: WindowSpec) -> str:
-    """Start of the last window that overlaps the row; before the first one where there is none."""
+    """Start in ticks of the last window that overlaps the row; before the first one without any."""
     return (
         f"({_floor_to_period_sql(f'(_end - {1 + window.offset}L)', window.period or 1)} +"
         f" {window.offset}L)"
@@ -172,7 +184,7 @@ def late_for_window_sql(window: WindowSpec, frontier: int) -> str:
 
 
 def expired_pairs_sql(window: WindowSpec, frontier: int) -> str:
-    """How many windows of a row were purged before it came."""
+    """How many tumbling or sliding windows of a row were purged before it came, as a bigint."""
     if window.lateness is None or frontier <= TICK_MIN + (window.size or 0) + window.lateness:
         return "0L"
     bound = TICK_MAX if frontier == TICK_MAX else frontier - (window.size or 0) - window.lateness
@@ -184,21 +196,24 @@ def expired_pairs_sql(window: WindowSpec, frontier: int) -> str:
 
 
 def window_purged_sql(window: WindowSpec, end: str, frontier: int, beside: str = "_we") -> str:
-    """Whether a window with this end is purged at the frontier."""
+    """Whether a window with this end is purged at the frontier; never if `lateness` is None."""
     return end_reached_sql(
         end, frontier, after_end=window.closes_after_end, lateness=window.lateness, beside=beside
     )
 
 
 def is_window_closed(window: WindowSpec, end: int, frontier: int) -> bool:
-    """Whether the frontier has passed a window's end."""
+    """Whether the frontier has passed a window's end.
+
+    It has passed an end that it is equal to, unless the window `closes_after_end`.
+    """
     if frontier == TICK_MAX:
         return True
     return end < frontier if window.closes_after_end else end <= frontier
 
 
 def is_window_purged(window: WindowSpec, end: int, frontier: int) -> bool:
-    """Whether the frontier has passed a window's end and its lateness."""
+    """Whether the frontier has passed a window's end and its lateness; never if that is None."""
     return window.lateness is not None and is_window_closed(
         window, saturate_ticks(end + window.lateness), frontier
     )
