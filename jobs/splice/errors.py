@@ -12,7 +12,7 @@ _CORRECT_ROWS = "correct them with --set COLUMN=VALUE or --mend FILE"
 
 
 class TooEarlyError(ConfigurationError):
-    """A driver could still take some of the rows, so a merge would count them twice."""
+    """A driver could still take some of the rows, or change a result that they change."""
 
 
 # Making requests

@@ -40,8 +40,9 @@ class TableImpact(BaseModel):
         table: name of the table.
         added, changed, removed: rows as a reader of current results sees them.
         moved: rows that only get another position; moved events are not written again.
-        first, last: event time range of the changes, ISO 8601.
-        changes: the first changes, each with key, window, old and new values.
+        first, last: event time range of the changes, ISO 8601; None without changes.
+        changes: the first 5,000 changes: window results with key, window, old and new values, rows
+            of a stream with id, old and new, events with the position that they follow.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -65,7 +66,8 @@ class Impact(BaseModel):
         already: (row, output) pairs of the request that were merged before.
         head: the checkpoint at the head; None if it was retired.
         tables: what happens to each table.
-        cost: rows read, rows to write, and seconds for the plan; the merge takes about as long.
+        cost: `rows_read`, `rows_written` (that would be), and `seconds` for the plan; the merge
+            takes about as long.
         digest: hash of every row that the merge would write.
     """
 
@@ -260,7 +262,7 @@ code{{background:#f2f5f8;padding:.1rem .3rem}}svg{{width:100%;height:auto}}
 
 
 def render_text(request: SpliceRequest, impact: Impact) -> str:
-    """Return a few lines: who asks for what, and what would change."""
+    """Return a few lines: who asks for what, and how many rows of each table would change."""
     origin = request.origin.replace("_", " ")
     lines = [
         f"splice request {impact.request} of {impact.pipeline}: {impact.rows:,} rows from {origin}"
@@ -284,7 +286,7 @@ def _describe_cost(impact: Impact) -> str:
 
 
 def format_change(change: dict[str, Any]) -> str:
-    """Return one line for a changed window result, or for a changed row of a stream."""
+    """Return one line for a changed window result or row of a stream; events have none."""
     if "id" in change:
         return f"{change['id']}  {_format_difference(change)}"
     key = ", ".join(f"{k}={v}" for k, v in change["key"].items())
@@ -313,7 +315,10 @@ def select_listable_changes(table: TableImpact) -> list[dict[str, Any]]:
 
 
 def render_html(request: SpliceRequest, impact: Impact) -> str:
-    """Return the report as an HTML page with bar charts of the changes over event time."""
+    """Return the report as an HTML page with bar charts of the changes over event time.
+
+    It lists at most `MAX_SHOWN_CHANGES` changes of each table.
+    """
     title = f"Splice request {impact.request} of {impact.pipeline}"
     origin, asked_at = request.origin.replace("_", " "), format_instant(request.created_at)
     who = escape(f"{origin}, asked for by {request.who} at {asked_at}")

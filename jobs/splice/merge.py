@@ -94,7 +94,7 @@ class MergeOutcome:
     Attributes:
         checkpoint: the sealed slot; None if nothing was left to merge.
         impact: the report of what was merged; None if an earlier call merged it.
-        actual: digest of the rows that were sealed.
+        actual: digest of the rows that were sealed; None if none were, or their slot is retired.
         again: an earlier call had merged the request; this call did nothing.
         lost: slots that drivers sealed first.
         seconds: how long the merge took.
@@ -109,14 +109,17 @@ class MergeOutcome:
 
     @property
     def reported_digest(self) -> str | None:
-        """Digest of the impact report."""
+        """Digest of the impact report; None without one."""
         return self.impact.digest if self.impact else None
 
 
 def estimate_impact(
     spec: PipelineSpec, log: SlotLog, request: SpliceRequest
 ) -> tuple[MergePlan, Impact]:
-    """Compute the plan of a request at the head of the log, and its impact report."""
+    """Compute the plan of a request at the head of the log, and its impact report.
+
+    Raises as `make_merge_plan` does.
+    """
     begun = time.monotonic()
     plan = make_merge_plan(spec, log, request)
     return plan, make_impact_report(spec, plan, time.monotonic() - begun)
@@ -137,6 +140,9 @@ def merge_request(
 ) -> MergeOutcome:
     """Merge an open request. Called again after a crash, it finishes or confirms the merge.
 
+    A request whose time is over becomes expired. If drivers win the slot twice, the newest is asked
+    to hold.
+
     Args:
         spec: the pipeline.
         log: its log.
@@ -145,10 +151,12 @@ def merge_request(
         step: called at every point of `CRASH_POINTS`.
 
     Raises:
-        ConfigurationError: the request is not open, it is too early, or the effect is not the
-            approved one.
-        PoisonError: the effect cannot be computed exactly.
-        TransientError: drivers kept sealing first; nothing was merged.
+        ConfigurationError: the request is unknown or not open, it is too early, the effect cannot
+            be computed exactly, or is not the approved one.
+        PoisonError: the published results do not follow from the rows, or a reducer fails. Or, with
+            the code ``splice.unequal`` and after the merge: other rows were sealed than approved.
+        TransientError: drivers kept sealing first, and nothing was merged; or the store did not
+            answer.
     """
     step("merge.start")
     merger = _Merger(spec, log, request_id, decision, step)
@@ -354,7 +362,7 @@ class MergeDecision:
         who: who decided; written into the request and the manifest.
         why: the reason; written into both as well.
         digest: digest of the impact report that was approved. Another effect is refused. Unless
-            given, the digest in the request counts.
+            given, the digest in the request counts; with neither, any effect is merged.
         clock: for the times in documents.
     """
 
@@ -373,6 +381,8 @@ def seal_merge(
     step: PointCallback,
 ) -> Manifest | None:
     """Write the plan's files and seal them; return None if the slot was filled by another process.
+
+    The request's document is not changed.
 
     Args:
         spec: the pipeline.

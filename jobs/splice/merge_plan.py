@@ -62,7 +62,7 @@ class MergePlan:
         events: rows to insert, with the columns of the events table; None if there are none.
         first_position: current position of the first inserted row; rows before it do not move.
         changes: window -> results that change.
-        tables: window or stream -> rows to write, without provenance.
+        tables: window, stream or `rejections` -> rows to write, without provenance.
         streams: what happens to the streams; None if nothing does.
         rows_read: rows that were read for the plan.
     """
@@ -80,17 +80,20 @@ class MergePlan:
 
     @property
     def is_empty(self) -> bool:
-        """Nothing is left to merge."""
+        """Whether nothing is left to merge."""
         return int(self.rows.num_rows) == 0
 
 
 def make_merge_plan(spec: PipelineSpec, log: SlotLog, request: SpliceRequest) -> MergePlan:
     """Compute the effect of a request at the head of the log.
 
+    It does not look at the request's state.
+
     Raises:
-        TooEarlyError: a driver could still take some of the rows.
-        ConfigurationError: the effect cannot be computed exactly.
-        PoisonError: the published results cannot be reproduced from the rows.
+        TooEarlyError: a driver could still take some of the rows, or change one of the results.
+        ConfigurationError: the effect cannot be computed exactly, or the head was sealed with
+            another spec, or there is none.
+        PoisonError: the published results cannot be reproduced from the rows, or a reducer fails.
     """
     head = log.head()
     if head.record is None or head.record.spec_digest != spec.digest():
@@ -253,12 +256,12 @@ OrderedRows = tuple[Any, Any, Any]
 def find_anchor_positions(
     tables: TablesAtHead, time: str, marks: Sequence[tuple[int, int]]
 ) -> list[int]:
-    """Return the anchor position of each row to insert.
+    """Return the anchor position of each row to insert; -1 if it precedes all rows.
 
     Args:
         tables: the tables at the head.
         time: the event time column.
-        marks: (section, time) of the rows.
+        marks: (section, time in ticks) of the rows.
     """
     anchors: dict[tuple[int, int], int] = {}
     for radius in _SEARCH_RADII:
@@ -280,7 +283,7 @@ def find_anchor_positions(
 def find_sections(tables: TablesAtHead, time: str, times: Sequence[int]) -> list[int]:
     """Return sections for rows whose epoch was retired, from their times.
 
-    It is the first section that ends after the row's time, or the last one.
+    It is the first section that ends after the row's time, or the last one; 0 without events.
     """
     _, sections, stamps = _read_ordered_rows(tables, time, [])
     ends = [(int(n), int(stamps[sections == n].max())) for n in np.unique(sections)]

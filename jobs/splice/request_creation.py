@@ -83,7 +83,8 @@ class LateFilter:
     """Which late rows to request; an empty field selects all.
 
     Attributes:
-        outputs: only these outputs that the rows missed.
+        outputs: only these outputs that the rows missed. Rows that were set aside are late for
+            `events`, and are then requested for all outputs.
         sources: only rows of these sources.
         since, until: event time in ticks, half open.
         reasons: only rows that are late for one of these reasons.
@@ -104,7 +105,8 @@ class RowRepair:
 
     Attributes:
         values: column -> text for every row.
-        rows: identity -> column -> text for single rows; takes precedence over `values`.
+        rows: identity -> column -> text for single rows; takes precedence over `values`. Unless it
+            is empty, only these rows are requested.
     """
 
     values: Mapping[str, str]
@@ -113,7 +115,13 @@ class RowRepair:
 
 @dataclass(frozen=True, slots=True)
 class RequestContents:
-    """The rows of a new request, and where they come from."""
+    """The rows of a new request, and where they come from.
+
+    Attributes:
+        rows: with the columns of `make_request_schema`.
+        origin: late, dead_letters or file, as `SpliceRequest.origin`.
+        detail: how the rows were chosen; JSON.
+    """
 
     rows: Any
     origin: str
@@ -137,7 +145,11 @@ def create_from_late_rows(
 def list_pending_rows(
     spec: PipelineSpec, log: SlotLog, which: LateFilter, head: LogHead | None = None
 ) -> Any:
-    """Return late rows with the outputs that they miss; merged and requested rows are left out."""
+    """Return late rows with the outputs that they miss, as rows of a request.
+
+    Left out are rows that left flagged, and (row, output) pairs that are merged or in an open
+    request.
+    """
     # Callers that read more than once pass the head, so that all reads see one state.
     head = head or log.head()
     time = spec.event_time_column
@@ -170,10 +182,12 @@ def create_from_dead_letters(
 ) -> SpliceRequest:
     """Create a request of dead letters, which must fit the schema after the repair.
 
-    Rows that are merged or requested already are left out.
+    Left out are rows that are merged or requested already, letters without a row, and those of
+    other `reasons`, if any are given.
 
     Raises:
-        ConfigurationError: there are no such rows, or a row still cannot be read; it is named.
+        ConfigurationError: there are no such rows; or a row still cannot be read or has no event
+            time, and the first such value or row is named.
     """
     head = log.head()
     dead = TablesAtHead(spec, log, head).read_rows(
@@ -222,11 +236,12 @@ def create_from_file(
     """Create a request of the rows of a Parquet, CSV or JSON-lines file.
 
     A row's identity is the content of the file and its number in it, so the same file cannot be
-    merged twice.
+    merged twice: rows that are merged or requested already are left out. Columns that the pipeline
+    does not have are ignored. `source` is not checked: it has to be one of the spec's.
 
     Raises:
-        ConfigurationError: the file cannot be read, its rows do not fit the schema, or `source` is
-            missing although the pipeline has several sources.
+        ConfigurationError: the file cannot be read, its rows do not fit the schema, no row is left,
+            or `source` is missing although the pipeline has several sources.
     """
     # Sources differ in lag and keys of windows (`_source`), so a guess could be wrong.
     if source is None and len(spec.sources) > 1:
@@ -256,7 +271,8 @@ def resolve_request_state(
         log: the pipeline's log.
         request: the request.
         head: the head of the log, if the caller has read it.
-        now: ticks; given, an open request may be expired.
+        now: ticks; given, an open request whose time is over is "expired". Without it only one that
+            was marked so is.
     """
     if request.id in find_merge_segments(head or log.head()):
         return "merged"
@@ -344,7 +360,9 @@ def put_request(
     contents: RequestContents,
     options: RequestOptions,
 ) -> SpliceRequest:
-    """Write the rows of a request, and then its document.
+    """Write the rows of a request, then its document, and return it.
+
+    If a request with the id exists, its rows and document stay, and it is returned.
 
     Raises:
         ConfigurationError: there are no rows.
@@ -411,7 +429,7 @@ def cast_rows(spec: PipelineSpec, raw: Sequence[Mapping[str, Any]]) -> Any:
     Texts are cast value by value; integers in a timestamp column are ticks.
 
     Raises:
-        ConfigurationError: naming the first value that cannot be cast, or a row without event time.
+        ConfigurationError: naming a value that cannot be cast, or the first row without event time.
     """
     schema = make_request_schema(spec)
     # Rows from outside were in no output, so they are requested for all.
@@ -481,10 +499,11 @@ def read_file_bytes(path: Path) -> bytes:
 
 
 def parse_file_rows(path: Path, data: bytes) -> list[dict[str, Any]]:
-    """Return the rows of a Parquet, CSV or JSON-lines file.
+    """Return the rows of a Parquet, CSV or JSON-lines file; the extension of `path` says which.
 
     Raises:
-        ConfigurationError: the data does not fit the file's extension.
+        ConfigurationError: the data does not fit the extension, or it is another than .parquet,
+            .csv, .json and .jsonl.
     """
     import pyarrow.csv
     import pyarrow.json

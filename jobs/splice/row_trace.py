@@ -47,8 +47,9 @@ class RowLocation(BaseModel):
 
     Attributes:
         output: events, a window, late, dead_letters, or request.
-        state: released, inserted, late, dead letter, counted, merged, missing, waits (for `events`:
-            in the order buffer), edge; for a request its state.
+        state: released, inserted (by a merge), late, "late, merged since", dead letter, counted,
+            merged, missing, waits (for `events`: in the order buffer; for a window: without a
+            result), edge; for a request its state.
         detail: position, reason, revision and so on.
     """
 
@@ -58,7 +59,13 @@ class RowLocation(BaseModel):
 
 
 class RowTrace(BaseModel):
-    """One row and all places where it was found."""
+    """One row and all places where it was found.
+
+    Attributes:
+        event_time: ISO 8601; None for a dead letter.
+        values: the user's columns, times as text; of a dead letter its text as `row`.
+        places: dead letters, late, requests, events, order buffer, then the windows.
+    """
 
     source: str
     partition: str
@@ -84,7 +91,9 @@ class _TracedRow:
 
 
 def trace_rows(spec: PipelineSpec, log: SlotLog, fields: Mapping[str, str]) -> list[RowTrace]:
-    """Trace the rows whose columns have these values.
+    """Trace the rows whose columns have these values, sorted by identity; none if no row matches.
+
+    A dead letter matches if its text contains the values.
 
     Args:
         spec: the pipeline.
@@ -92,8 +101,8 @@ def trace_rows(spec: PipelineSpec, log: SlotLog, fields: Mapping[str, str]) -> l
         fields: column (or `_source`, `_partition`, `_seq`) -> value as text.
 
     Raises:
-        ConfigurationError: a column does not exist, a value does not fit its column, or too many
-            rows match.
+        ConfigurationError: no field is given, a column does not exist, a value does not fit its
+            column, or more than 20 rows match.
     """
     known = (*spec.columns, *IDENTITY_COLUMNS)
     unknown = [name for name in fields if name not in known]

@@ -36,12 +36,13 @@ def split_request(
 ) -> tuple[SpliceRequest, SpliceRequest]:
     """Create a request of the chosen rows and one of the rest, and close the original.
 
-    Both have the requester of the original. After a crash in between the original is still open;
-    the same call then creates the same two requests, or returns them.
+    Their ids are the original's with ``-part`` and ``-rest``, and both have its requester. The
+    original becomes rejected. After a crash in between it is still open; the same call then creates
+    the same two requests, or returns them. A row of which some outputs are chosen is in both.
 
     Raises:
-        ConfigurationError: the request is not open, belongs to an attachment, or the choice selects
-            all of it or nothing.
+        ConfigurationError: the request is unknown, not open, belongs to an attachment, or the
+            choice selects all of it or nothing.
     """
     request = read_splice_request(log.store, spec.name, request_id)
     choice = {

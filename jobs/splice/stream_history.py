@@ -140,7 +140,7 @@ def replace_column(table: Any, name: str, values: Any) -> Any:
 
 
 def slice_slot(rows: Any, slot: int) -> Any:
-    """Return the rows that arrived in a slot, without that column."""
+    """Return the rows that arrived in a slot, of rows sorted by it, without that column."""
     slots = rows[ARRIVAL_SLOT].to_numpy()
     begin, end = np.searchsorted(slots, [slot, slot + 1])
     return rows.slice(begin, end - begin).drop_columns([ARRIVAL_SLOT])
@@ -150,6 +150,8 @@ def apply_caught_up_slots(
     slots: Any, caught_up: Sequence[tuple[int, int, int]], cursor: int, begin: int
 ) -> Any:
     """Return the slots in which an attachment took rows, from the slots in which they arrived.
+
+    `NEVER` for rows from `cursor` on.
 
     Args:
         slots: the slot in which each row arrived.
@@ -218,7 +220,10 @@ class StreamHistory:
         self._clocks: dict[int, tuple[int, int]] = {}
 
     def select_base(self, since: int) -> None:
-        """Use the newest fitting checkpoint before slot `since` as the base."""
+        """Use the newest fitting checkpoint before slot `since` as the base.
+
+        It looks at 50 slots; if none fits, the base stays 0, the beginning.
+        """
         # Newest first: the later the base, the fewer rows are computed again.
         for slot in range(since - 1, max(0, since - 1 - _MAX_BASE_CANDIDATES), -1):
             manifest = self._open_base_candidate(slot)
@@ -260,7 +265,10 @@ class StreamHistory:
         return attachment.cursor == state.stream_state(origin).next
 
     def find_slot_of_event(self, position: int) -> int:
-        """Return the slot in which the event at a position was released."""
+        """Return the slot in which the event with a stored position was released.
+
+        1 if there is none, also for the position -1 before all events.
+        """
         # The rows are inserted before all others.
         if position < 0:
             return 1
@@ -273,14 +281,17 @@ class StreamHistory:
         return int(events["_epoch"][0].as_py()) if events.num_rows else 1
 
     def find_slot_before(self, stream: str, stamp: int) -> int:
-        """Return the arrival slot of the row after which a row with this stamp is inserted."""
+        """Return the arrival slot of the row after which a row with this stamp is inserted.
+
+        1 if it precedes all rows.
+        """
         # All rows: the base is chosen from the answer.
         rows = self._read_stream(stream, 0)
         index = int(np.searchsorted(rows["stream_time"].to_numpy(), stamp, side="right"))
         return int(rows[ARRIVAL_SLOT][index - 1].as_py()) if index else 1
 
     def clock_at(self, slot: int) -> tuple[int, int]:
-        """Return the recorded time of an epoch, and the frontier after it."""
+        """Return the recorded time of a slot after the base and the frontier after it, in ticks."""
         if not self._clocks:
             self._clocks = self._read_clocks()
         return self._clocks[slot]
@@ -400,7 +411,8 @@ class StreamHistory:
         They come from the newest manifest, because an earlier merge may have changed them.
 
         Raises:
-            ConfigurationError: the backfill of the attachment is not complete yet.
+            ConfigurationError: the backfill of the attachment is not complete yet, or the newest
+                manifest does not know the request.
         """
         request = self._state.requests.get(request_id)
         # While a backfill runs, more rows may join the request, and its approval would not cover

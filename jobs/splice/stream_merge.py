@@ -96,7 +96,7 @@ class _DispatchedRows:
 
 
 class StreamMerge:
-    """The computation of one merge at one head of the log.
+    """The computation of one merge at one head of the log; of use for one merge only.
 
     Args:
         spec: the pipeline.
@@ -128,7 +128,12 @@ class StreamMerge:
         self._rejections: list[Any] = []
 
     def merge_into_events(self, inserted: Any) -> StreamEffect:
-        """Compute the effect of rows that a merge inserts into the table of events."""
+        """Compute the effect of rows that a merge inserts into the table of events.
+
+        Raises:
+            ConfigurationError: an attachment that reads them was attached more than once.
+            PoisonError: a reducer or pipe fails.
+        """
         since = self.history.find_slot_of_event(pc.min(inserted["position"]).as_py())
         self.history.select_base(since)
         events = self.history.insert_events(inserted)
@@ -142,7 +147,13 @@ class StreamMerge:
         return self._compute_effect(since, EVENTS_STREAM)
 
     def merge_into_stream(self, stream: str, request: str) -> StreamEffect:
-        """Compute the effect of a request that an attachment has collected."""
+        """Compute the effect of a request that an attachment has collected; it must have rows.
+
+        Raises:
+            ConfigurationError: its backfill goes on, it is unknown, or an attachment that reads the
+                stream was attached more than once.
+            PoisonError: a reducer or pipe fails.
+        """
         rows = self.history.read_collected_rows(request)
         stamps = pc.min_max(rows["_stamp"])
         low, high = stamps["min"].as_py(), stamps["max"].as_py()

@@ -52,8 +52,8 @@ class TablesAtHead:
     """The tables at one head of the log.
 
     Attributes:
-        rows_read: rows that were read so far; an impact report names them as cost.
-        published: the slot up to which the tables are published.
+        rows_read: rows that were returned so far; an impact report names them as cost.
+        published: the slot of the head's lineage up to which the tables are published; 0: none.
     """
 
     spec: PipelineSpec
@@ -78,18 +78,18 @@ class TablesAtHead:
         spans: Sequence[Span] = (),
         ranges: Mapping[str, tuple[int, int | None]] | None = None,
     ) -> Any:
-        """Return rows of a table.
+        """Return rows of a table, in no fixed order; all revisions of windows are among them.
 
         Args:
             table: name of the table.
             columns: what to read; all columns unless given. A column that the table does not have
                 yet is null.
             time: column that `spans` apply to.
-            spans: only rows whose time is in one of them; all rows if empty.
+            spans: only rows whose time is in one of them; all rows if empty, or without `time`.
             ranges: column -> least and greatest value (inclusive; None: no end), of integers.
 
         Raises:
-            TransientError: the store cannot be reached.
+            TransientError: the store cannot be reached, or a table cannot be read just now.
         """
         ranges = ranges or {}
         needed = None
@@ -154,12 +154,12 @@ class TablesAtHead:
 
 
 def read_data_file(log: SlotLog, file: FileRef) -> Any:
-    """Return the rows of one data file."""
+    """Return the rows of one data file, which is read from the store whole."""
     return use_plain_types(pq.read_table(io.BytesIO(log.store.get(file.key).data)))
 
 
 def join_spans(spans: Sequence[Span]) -> list[Span]:
-    """Return at most `_MAX_SPANS` spans that cover these.
+    """Return at most 8 spans (`_MAX_SPANS`), sorted, that cover these.
 
     Spans that touch are joined first, then those with the smallest gaps.
     """
@@ -209,7 +209,7 @@ def _format_span_bounds(time: str, span: Span) -> list[str]:
 
 @dataclass(frozen=True)
 class MergedRows:
-    """All rows that merges have inserted on one lineage.
+    """All rows that merges have inserted on one lineage into events and windows.
 
     Attributes:
         rows: with the columns of `make_request_schema`, oldest merge first.
@@ -241,7 +241,7 @@ def make_request_schema(spec: PipelineSpec) -> Any:
 
 
 def find_merge_segments(head: LogHead) -> dict[str, FileRef]:
-    """Return request id -> segment of the merges on the lineage of a head."""
+    """Return request id -> segment of the merges on the lineage of a head, oldest first."""
     segments = head.record.segments if head.record else []
     return {str(s.extra["request"]): s for s in segments if s.kind == SPLICE_KIND}
 
@@ -259,7 +259,7 @@ def read_merged_rows(spec: PipelineSpec, log: SlotLog, head: LogHead) -> MergedR
 
 
 def iterate_identities(table: Any) -> Iterable[RowIdentity]:
-    """Return the identity of each row."""
+    """Return the identity of each row, in order, to be read once."""
     return zip(*(table[name].to_pylist() for name in IDENTITY_COLUMNS), strict=True)
 
 

@@ -59,7 +59,8 @@ class WindowChange:
     Attributes:
         key: values of the window's keys.
         start, end: the span of the result, in ticks.
-        old: the published result with the same bounds; None if there is none.
+        old: the published result with the same bounds; None if there is none, or if revisions are
+            `delta`.
         new: aggregates, revision and ``replaces`` of the result that the merge writes.
         replaced: published sessions that become part of this one.
         rows: rows of the request in it.
@@ -126,7 +127,10 @@ class WindowMerge:
         return changes
 
     def make_result_table(self, name: str, changes: Sequence[WindowChange]) -> Any:
-        """Return the rows to write into a window's table, without provenance."""
+        """Return the rows to write into a window's table, without provenance.
+
+        Only for changes that `compute_changes` of this object has returned.
+        """
         window, schema = self._spec.windows[name], self._schemas[name]
         rows = [
             {
@@ -353,7 +357,7 @@ class TouchingRow:
 
 
 def list_touching_rows(spec: PipelineSpec, name: str, rows: Any) -> list[TouchingRow]:
-    """Return the keys of rows, and the windows they belong to, earliest first.
+    """Return for each row its key, and the windows it belongs to, earliest first.
 
     Of sessions it is the one that the row alone makes.
     """
@@ -395,17 +399,20 @@ class AffectedWindow:
 
     @property
     def has_overlapping_sessions(self) -> bool:
-        """Two published sessions overlap: a row came when its session had been purged."""
+        """Whether two published sessions overlap or touch.
+
+        Then a row came when its session had been purged.
+        """
         spans = sorted((row["_ws"], row["_we"]) for row in self.published_results)
         return any(first[1] >= second[0] for first, second in pairwise(spans))
 
     @property
     def next_revision(self) -> int:
-        """Revision of the result that the merge writes."""
+        """Revision of the result that the merge writes; 0 if it is the first."""
         return 1 + max((row["revision"] for row in self.published_results), default=-1)
 
     def find_same_bounds(self) -> dict[str, Any] | None:
-        """Return the published result with the same bounds, if there is one."""
+        """Return the published result with the same bounds; None if there is none."""
         bounds = (self.bounds.start, self.bounds.end)
         return next((r for r in self.published_results if (r["_ws"], r["_we"]) == bounds), None)
 
@@ -426,7 +433,7 @@ def find_affected_windows(
     published: Sequence[Mapping[str, Any]],
     counted: Iterable[TouchingRow] = (),
 ) -> list[AffectedWindow]:
-    """Return the results that rows change, by end, start and key.
+    """Return the results that rows may change, sorted by end, start and key.
 
     Args:
         window: the window.

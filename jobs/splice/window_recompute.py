@@ -44,7 +44,9 @@ def require_exact_aggregates(spec: PipelineSpec, name: str) -> None:
 
 
 def refuse_edge_windows(spec: PipelineSpec, name: str) -> None:
-    """Refuse a window over edge events: a row there changes every window since its start edge.
+    """Refuse each window of a pipeline in which some source has edge events.
+
+    A row there changes every window since its start edge.
 
     Raises:
         ConfigurationError: naming the source that has edge events.
@@ -57,7 +59,7 @@ def refuse_edge_windows(spec: PipelineSpec, name: str) -> None:
 def build_time_expression(spec: PipelineSpec, field: str = "event_time") -> str:
     """Return SQL for the event time or `end_time` of a row, in ticks.
 
-    Sources may give different names to the column.
+    Sources may give different names to the column. Null for a row whose source has no such column.
     """
     columns = {name: getattr(source, field) for name, source in spec.sources.items()}
     distinct = set(columns.values())
@@ -78,9 +80,10 @@ def recompute_results(
     targets: Sequence[WindowBounds],
     schema: Any,
 ) -> list[dict[str, Any]]:
-    """Return the aggregates of each target over the rows of the relation `rows`.
+    """Return the aggregates of each target, in order, over the rows of the relation `rows`.
 
-    Each result also has ``_rows``, the number of rows in it.
+    Each result also has ``_rows``, the number of rows in it. Aggregates that cannot be exact are
+    None.
 
     Args:
         db: where the relation is.
