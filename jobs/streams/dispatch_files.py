@@ -24,7 +24,12 @@ from tidegate.jobs.streams.row_history import (
 
 
 class DispatchFiles:
-    """The attempt's files, and the live segments as they change."""
+    """The attempt's files, and the live segments as they change.
+
+    Attributes:
+        segments: the live ones, with those that this epoch has written.
+        tables: table -> references of the files that this epoch has written.
+    """
 
     def __init__(self, store: Store, order: MoveOrder, segments: Sequence[FileRef]) -> None:
         self._store, self._order = store, order
@@ -40,7 +45,7 @@ class DispatchFiles:
         self.segments = [ref for ref in self.segments if ref.kind != kind]
 
     def write_table(self, name: str, rows: Any, time: str | None) -> None:
-        """Write this epoch's rows of a table.
+        """Write this epoch's rows of a table; a second call for the table replaces the first.
 
         `time` is the column whose minimum and maximum go into the file's reference.
         """
@@ -56,7 +61,10 @@ class DispatchFiles:
         high: int | None = None,
         extra: Mapping[str, Any] | None = None,
     ) -> None:
-        """Write a state segment."""
+        """Write a state segment; once per kind, because the kind and the attempt make its key.
+
+        `low` and `high` are the least and greatest stamp, and `extra` goes into the reference.
+        """
         key = self._order.folders.segment_key(kind)
         self.segments.append(write_parquet_file(self._store, key, rows, kind, (low, high), extra))
 
@@ -75,7 +83,10 @@ class ReducerStateStore:
         self._known: dict[str, tuple[tuple[str, ...], ReducerStates]] = {}
 
     def load(self, name: str, segments: list[FileRef]) -> ReducerStates:
-        """Return all states of a reducer; those of later segments win."""
+        """Return all states of a reducer; those of later segments win.
+
+        The dictionary is the cache itself: callers must not change it.
+        """
         keys = tuple(ref.key for ref in segments)
         known = self._known.get(name)
         if known is None or known[0] != keys:
@@ -90,9 +101,10 @@ class ReducerStateStore:
         before: ReducerStates,
         changed: ReducerStates,
     ) -> None:
-        """Write the states that a batch changed.
+        """Write the states that a batch changed; nothing if it changed none.
 
-        `before` is not changed, because the epoch may not be sealed.
+        If the reducer has four segments or more, one with all states replaces them. `before` is not
+        changed, because the epoch may not be sealed.
         """
         if not changed:
             return

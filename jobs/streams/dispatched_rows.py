@@ -70,7 +70,7 @@ class DispatchPhase(StrEnum):
 class Event:
     """The row as a fold sees it: ``event["amount"]``, ``event.time``.
 
-    It has neither clock nor position, because both may change.
+    It has neither clock nor position, because both may change. `time` is its stream time in ticks.
     """
 
     id: str

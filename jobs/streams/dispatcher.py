@@ -87,8 +87,8 @@ class StreamDispatcher:
         run: how reducers are run; by default in this process.
 
     Raises:
-        ConfigurationError: a reducer's function or a pipe's predicate does not exist or cannot be
-            read.
+        ConfigurationError: a reducer's function does not exist, or a pipe's predicate or an
+            aggregate's expression cannot be read.
     """
 
     def __init__(
@@ -116,11 +116,18 @@ class StreamDispatcher:
     ) -> DispatchResult:
         """Dispatch what an epoch released.
 
+        A pipe or reducer that fails, or whose rows are retired, is paused in the result; nothing is
+        raised for it. Requests in `asked` that do not fit, or name nothing of the spec, are passed
+        over.
+
         Args:
             order: the epoch's order, with all live segments.
             moved: the result of the mover.
             before: ``notes["streams"]`` of the previous epoch.
             asked: (attach | detach | resume, name), in order.
+
+        Raises:
+            TransientError: rows of a stream are missing, or the store did not answer.
         """
         segments = [ref for ref in order.segments if ref.kind.startswith(DISPATCHER_KINDS)]
         files = DispatchFiles(self._store, order, segments)

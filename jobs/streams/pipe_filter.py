@@ -42,7 +42,8 @@ class PipeFilter:
     def select_rows(self, rows: Any) -> tuple[dict[str, Any], FoldFailure | None]:
         """Return destination -> selected rows, with ``_position`` and ``_nth``.
 
-        A predicate that fails on the data pauses the pipe.
+        If the predicate fails on the data, no row is selected, and the failure names the first row
+        of the batch: the caller pauses the pipe there.
         """
         try:
             chosen = rows.filter(self._build_row_mask(rows))

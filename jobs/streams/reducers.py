@@ -41,7 +41,12 @@ class Reducer:
     """All that is needed to run a reducer, JSON-ready.
 
     Attributes:
+        function: ``package.module:function``; None: it has `aggregates` instead.
+        keys: columns; each key has a state of its own. Without any, all rows have one.
+        initial: state before the first row of a key.
         columns: destination -> column -> type; a dispatch without a name goes to the first.
+        recheck: rows at the head of a batch that are folded twice, to find folds that are not
+            deterministic.
         aggregates: for a reducer without a function: column -> (aggregate, SQL expression).
     """
 
@@ -94,10 +99,10 @@ class FoldResult:
 
 
 def load_fold_function(path: str) -> Callable[..., Any]:
-    """Return the function at ``package.module:function``.
+    """Import and return the function at ``package.module:function``.
 
     Raises:
-        ConfigurationError: there is no such function.
+        ConfigurationError: there is no such function. Other errors of the module pass through.
     """
     module, _, name = path.partition(":")
     try:
@@ -117,10 +122,11 @@ def encode_row_key(row: Mapping[str, Any], keys: Sequence[str]) -> str:
 def fold_rows(
     reducer: Reducer, rows: Sequence[Mapping[str, Any]], states: ReducerStates
 ) -> FoldResult:
-    """Fold rows in order of position.
+    """Fold rows in order of position; a fold that fails is in the result, and not raised.
 
     A row has the stream's columns, ``position``, ``stream_time`` in ticks and ``_id``. `states` are
-    those before the first row, and are not changed.
+    those before the first row, and are not changed. The result has the states of the keys in these
+    rows only.
     """
     function = reducer.load_fold()
     folded = _fold_once(function, reducer, rows, states)
@@ -361,7 +367,11 @@ class FoldingMover(Protocol):
 
 
 def fold_batch(reducer: Reducer, rows: Any, states: ReducerStates) -> FoldedBatch:
-    """Run a reducer in this process."""
+    """Run a reducer in this process; a failure is in the result, and not raised.
+
+    Raises:
+        ConfigurationError: its function does not exist.
+    """
     ready = prepare_arguments(reducer, rows)
     return ready if isinstance(ready, FoldedBatch) else fold_prepared_rows(reducer, ready, states)
 
@@ -369,7 +379,7 @@ def fold_batch(reducer: Reducer, rows: Any, states: ReducerStates) -> FoldedBatc
 def prepare_arguments(reducer: Reducer, rows: Any) -> Any:
     """Return the rows with the arguments of running aggregates.
 
-    Returns a failed `FoldedBatch` if SQL cannot compute one.
+    Returns a failed `FoldedBatch` without any row's result if SQL cannot compute one.
     """
     if not reducer.aggregates:
         return rows
@@ -490,9 +500,10 @@ class _SideEffectGuard:
 
 @contextmanager
 def refuse_side_effects() -> Iterator[_SideEffectGuard]:
-    """Refuse to write files, connect and start processes in this thread.
+    """Refuse to write or delete files, use sockets and start processes in this thread.
 
-    These raise `SideEffectError`.
+    These raise `SideEffectError`, but not for files in ``__pycache__``. Blocks do not nest: the end
+    of the inner one allows all again.
     """
     _install_audit_hook()
     _thread_state.refused = None

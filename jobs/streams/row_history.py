@@ -79,7 +79,7 @@ class LogHistory:
         self._time_before: tuple[int, int | None] = (0, None)
 
     def read_rows(self, stream: str, columns: Mapping[str, str], start: int, end: int) -> Any:
-        """Return the rows ``start <= position < end``.
+        """Return the rows ``start <= position < end``; fewer if the stream ends in between.
 
         Raises:
             RowsRetiredError: some of the rows are in epochs that were retired, and in no table.
@@ -232,7 +232,10 @@ class LogHistory:
 
 
 def list_merges(record: Manifest | None) -> dict[int, dict[str, Any]]:
-    """Return, for each slot that merged splice requests before this epoch, what the merge did."""
+    """Return slot -> what its merge did, for the merges on the lineage up to this slot.
+
+    It is the `extra` of the merge's segment.
+    """
     extras = [dict(s.extra) for s in (record.segments if record else ()) if s.kind == SPLICE_KIND]
     return {CheckpointId.parse(str(extra["checkpoint"])).slot: extra for extra in extras}
 
@@ -253,7 +256,7 @@ def write_parquet_file(
     bounds: tuple[int | None, int | None] = (None, None),
     extra: Mapping[str, Any] | None = None,
 ) -> FileRef:
-    """Write rows to the store, and return the reference that a manifest has.
+    """Write rows to the store, over what the key had, and return the reference for a manifest.
 
     `bounds` are the least and the greatest time in the rows, in ticks.
     """
@@ -274,7 +277,7 @@ def write_parquet_file(
 
 
 def compute_time_bounds(times: Any) -> tuple[int | None, int | None]:
-    """Return the least and the greatest of some times, in ticks; None if there are none."""
+    """Return the least and the greatest of some times, in ticks; twice None if there are none."""
     bounds = pc.min_max(convert_to_ticks(times))
     return bounds["min"].as_py(), bounds["max"].as_py()
 
@@ -291,7 +294,7 @@ def to_event_rows(
         columns: of the stream.
         event_time: the event time column.
         last: the stream's last time before these rows.
-        shift: how many rows merges inserted before these.
+        shift: added to the positions: how many rows merges inserted before these.
     """
     table = table.sort_by("position")
     identity = pc.binary_join_element_wise(

@@ -18,9 +18,9 @@ from tidegate.jobs.streams.stream_state import DispatchState
 def write_request_documents(
     store: Store, epoch: Manifest, clock: Clock = SYSTEM_CLOCK
 ) -> list[SpliceRequest]:
-    """Create the documents of the requests that are complete after an epoch.
+    """Create the documents of the requests that are complete after an epoch, and return them.
 
-    Existing documents are not changed.
+    Existing documents are not changed; they are returned too. Requests without rows get none.
     """
     documents = []
     for name, request in DispatchState.from_record(epoch.stream_state).requests.items():
@@ -57,7 +57,11 @@ class SpliceRequestSink:
         self._offered: set[str] = set()
 
     def follow(self, log: SlotLog, *, flush: bool = True) -> int:
-        """Write the requests of the newest epoch, which holds all those of earlier ones."""
+        """Write the requests of the newest epoch, which holds all those of earlier ones.
+
+        Returns:
+            1, or 0 if no epoch was sealed yet.
+        """
         head = log.head().record
         if head is None:
             return 0

@@ -22,9 +22,10 @@ def compute_running_max(times: Any, last: int | None) -> Any:
 
 
 def merge_by_stamp(writers: Sequence[Any], now: int) -> Any:
-    """Merge the batches of several writers by stamp; each writer's rows keep their order.
+    """Merge the batches of one or more writers by stamp; each writer's rows keep their order.
 
-    Every batch has a column ``_stamp`` (null: the destination stamps the row).
+    On ties the rows of earlier writers come first. Every batch has a column ``_stamp`` (null: the
+    destination stamps the row, here with `now`).
     """
     filled = [table for table in writers if table.num_rows]
     if len(filled) < 2:
@@ -43,7 +44,9 @@ def resolve_stamps(rows: Any, now: int) -> Any:
 
 
 def append_rows(rows: Any, now: int, last: int | None, position: int) -> tuple[Any, Any]:
-    """Append rows in their order.
+    """Append rows in their order, the first accepted one at `position`.
+
+    A row without a stamp gets `now`, or `last` if that is greater, and is never rejected.
 
     Returns:
         The accepted rows, with ``position`` and ``stream_time``, and the rejected rows, with

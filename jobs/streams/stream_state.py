@@ -16,7 +16,8 @@ class StreamState:
 
     Attributes:
         next: position of the next row.
-        last: its time may not be below this; None before the first row.
+        last: stream time of the newest row, in ticks: no later row may be below; None before the
+            first row.
         shift: of `events`: rows that merges inserted into the stream; the pipeline's positions do
             not count them.
     """
@@ -35,10 +36,11 @@ class AttachmentState:
         head: the origin's end when it was attached; rows below are its backfill.
         since: ``<timeline>-<slot>`` of that epoch.
         round: how many times it was attached; later rounds dispatch under a name with the number.
-        failure: the row that paused it: position, id and error.
+        status: only an attached one takes rows; a failure pauses it.
+        failure: the row that paused it: position, id and error; None unless it is paused.
         caught_up: (from, to, slot) of rows that it took in a later epoch than the one they came in:
             its backfill, and what it made up for after a pause. It took all others as they came.
-        until: slot that detached it.
+        until: slot that detached it; None if none did.
     """
 
     cursor: int = 0
@@ -63,7 +65,8 @@ class AttachmentState:
 class CollectedRequest:
     """A splice request while its rows are being collected.
 
-    People can decide about it once it is not `open` any more. `merged` is the slot that merged it.
+    People can decide about it once it is not `open` any more. `min_time` and `max_time` are stamps
+    of its rows in ticks, None without rows; `merged` is the slot that merged it.
     """
 
     attachment: str
@@ -107,11 +110,11 @@ class DispatchState:
         return asdict(self)
 
     def stream_state(self, name: str) -> StreamState:
-        """Return the end of a stream."""
+        """Return the end of a stream; that of an empty one if it is not known."""
         return self.streams.get(name, StreamState())
 
     def is_lagging(self, name: str, origin: str) -> bool:
-        """Return whether an attachment has rows of its origin to take."""
+        """Return whether an attachment has rows of its origin to take, and is not paused."""
         attachment = self.attachments.get(name)
         return (
             attachment is not None
@@ -120,7 +123,10 @@ class DispatchState:
         )
 
     def attach(self, name: str, head: int, since: str) -> None:
-        """Start at the origin's first row; rows below `head` are backfill."""
+        """Start at the origin's first row, in a new round if there was one.
+
+        Rows below `head` are backfill.
+        """
         # A later round dispatches under another name: its rows must not have the identities of the
         # first round.
         before = self.attachments.get(name)
