@@ -48,7 +48,13 @@ class QueryObjects:
 
     @classmethod
     def from_segments(cls, store: Store, query: str, segments: Sequence[FileRef]) -> QueryObjects:
-        """Read from the packs of a sealed batch which files they hold."""
+        """Read from the packs of a sealed batch which files they hold.
+
+        It fetches each pack. Files that a new start of the query may rewrite do not count.
+
+        Raises:
+            PoisonError: a pack is damaged or missing.
+        """
         known: dict[str, FileRef] = {}
         for ref in select_objects(segments, query):
             names = [ref.extra[_PATH]] if _PATH in ref.extra else _list_pack(store, ref)
@@ -119,6 +125,7 @@ def restore_files(store: Store, query: str, segments: Sequence[FileRef], folder:
 
     Raises:
         PoisonError: an object is damaged or missing.
+        FileExistsError: the folder exists.
     """
     folder.mkdir(parents=True)
     for ref in select_objects(segments, query):

@@ -36,7 +36,7 @@ class SealedQuery:
         objects: what the bucket holds of it.
         rewind: how its sink follows a restore.
         sink: the script's words for the sink, until Spark describes it.
-        sink_log: log folder of its file sink.
+        sink_log: log folder of its file sink; None for other sinks.
         sealed: newest batch that is sealed, or was given up because Spark has deleted its files;
             -1: none.
     """
@@ -72,6 +72,10 @@ class BatchReport:
     Attributes:
         rows: that it read.
         sources: Spark's descriptions, in the order of the offsets.
+        sink: Spark's description.
+        watermark: in ticks; None if the query has none.
+        dropped: rows behind the watermark.
+        state_rows, state_bytes: of all its state, in memory.
         phases: phase of the batch -> seconds.
     """
 
@@ -113,6 +117,9 @@ class BatchSealer:
         author: who writes.
         on_seal: called with each manifest that fills a slot.
         clock: for the manifests.
+
+    Attributes:
+        head: of the log, as this object has left it; it is read once.
     """
 
     def __init__(
@@ -133,10 +140,13 @@ class BatchSealer:
     def seal(self, query: SealedQuery, batch: int, report: BatchReport) -> bool:
         """Seal one committed batch; False if Spark has deleted what would restore it.
 
+        In both cases `query.sealed` is the batch then.
+
         Raises:
             TransientError: the store did not answer, or another record fills the slot. After the
-                first the same call may be repeated.
+                first the same call has to be repeated before any other.
             FencedError: another driver holds the lease.
+            ConfigurationError: Spark's log has a format that this version cannot read.
         """
         self._lease.ensure_held()
         if self._unanswered is None:

@@ -29,7 +29,7 @@ _SST_FOLDER: Final = "SSTs"
 
 
 def list_committed_batches(folder: Path) -> list[int]:
-    """Return the committed batches of a query, oldest first."""
+    """Return the committed batches of a query that Spark still keeps, oldest first."""
     return sorted(number for number, _, _ in _list_log(folder / "commits"))
 
 
@@ -45,6 +45,8 @@ def select_restoring_files(
 ) -> dict[str, Path]:
     """Return the files that restore a query as it was after a committed batch.
 
+    Spark may delete one of them at any time.
+
     Args:
         folder: the query's checkpoint, which may have gone on.
         batch: the batch.
@@ -52,6 +54,10 @@ def select_restoring_files(
 
     Returns:
         Path in the restored checkpoint -> the file.
+
+    Raises:
+        FileNotFoundError: Spark has deleted the offsets of the batch.
+        ConfigurationError: Spark's log has a format that this version cannot read.
     """
     offsets = read_offsets(folder, batch)
     found = {"metadata": folder / "metadata"}
@@ -78,7 +84,7 @@ def select_restoring_files(
 
 
 def delete_uncommitted_state(folder: Path) -> list[Path]:
-    """Delete what a batch without a commit has left in the state, and return it.
+    """Delete what a batch without a commit has left in the state, and return the deleted files.
 
     Spark repeats such a batch under the same version. Its new file then need not fit the checksum
     file of the first attempt (SPARK-56461).
@@ -97,6 +103,7 @@ def read_offsets(folder: Path, batch: int) -> list[Any]:
     """Return where each source of a query stood after a batch: Spark's JSON, None for no offset.
 
     Raises:
+        FileNotFoundError: the batch is not planned, or Spark has deleted its plan.
         ConfigurationError: a newer Spark wrote the log in a format that this version cannot read.
     """
     path = folder / "offsets" / str(batch)

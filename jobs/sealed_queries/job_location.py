@@ -59,7 +59,14 @@ class JobLocation:
     is_first: bool
 
     def prepare_query(self, store: Store, query: str) -> QueryObjects:
-        """Put the checkpoint of a query into the folder, and return what the bucket holds of it."""
+        """Put the checkpoint of a query into the folder, and return what the bucket holds of it.
+
+        It restores only into a new folder, and deletes the state of batches that were not
+        committed. Without a sealed batch of the query it changes nothing.
+
+        Raises:
+            PoisonError: an object of the checkpoint is damaged or missing.
+        """
         folder, manifest = self.folder / query, self.manifest
         notes = BatchNotes.from_manifest(manifest)
         if manifest is None or notes is None or query not in notes.queries:
@@ -75,7 +82,7 @@ class JobLocation:
         return notes.queries[query].batch if notes and query in notes.queries else None
 
     def note_jvm(self, pid: int | None) -> None:
-        """Note the JVM of this launch, which must have ended before the next one goes on here.
+        """Note this process and its JVM, which must have ended before the next launch goes on here.
 
         Without a known JVM no later launch goes on in this folder.
         """
@@ -88,7 +95,8 @@ def open_location(home: Path, head: LogHead, token: int) -> JobLocation:
     """Return the folder for this launch, which holds the lease.
 
     Only the sinks of the launch before may be ahead of the log. If it was on this host and has
-    ended, its folder holds the plan of what they have seen.
+    ended, its folder holds the plan of what they have seen. It waits up to 30 s for that end; else
+    it makes a new folder, and deletes older ones but the newest two and those of live processes.
 
     Args:
         home: folder of the job on this host.
@@ -122,7 +130,10 @@ def describe_location(location: JobLocation) -> str:
 
 
 def find_jobs_home() -> Path:
-    """Return the folder below which jobs keep their checkpoint folders."""
+    """Return the folder below which jobs keep their checkpoint folders.
+
+    ``$TIDEGATE_HOME/jobs``, or ``~/.tidegate/jobs``.
+    """
     home = os.environ.get("TIDEGATE_HOME") or Path.home() / ".tidegate"
     return Path(home).absolute() / "jobs"
 

@@ -88,7 +88,8 @@ class JobOptions:
         script: path of the script.
         recover_to: ``latest``, ``latest_healthy`` or a checkpoint id.
         asked_by: the person who starts this run. The run then clears an earlier ``tidegate stop``.
-        home: folder of the checkpoint folders of all jobs on this host.
+        home: folder of the checkpoint folders of all jobs on this host; by default that of
+            `find_jobs_home`.
         on_seal: called with each sealed batch.
     """
 
@@ -113,7 +114,10 @@ def find_script(spec: JobSpec, spec_path: Path) -> Path:
 
 
 def run_job(spec: JobSpec, options: JobOptions) -> int:
-    """Run one job in this process until it ends, and return the exit code of its failure class."""
+    """Run one job in this process until it ends, and return the exit code of its failure class.
+
+    0 if it did not fail. An error is logged, not raised. See `run_job_until_end`.
+    """
     try:
         run_job_until_end(spec, options)
     except TidegateError as error:
@@ -124,6 +128,10 @@ def run_job(spec: JobSpec, options: JobOptions) -> int:
 
 def run_job_until_end(spec: JobSpec, options: JobOptions) -> RunOutcome:
     """Run one job in this process, in the main thread, and return how it ended.
+
+    SIGTERM and SIGINT stop it: each query between two batches, or after 30 s inside one. If the
+    script goes on 20 s after its queries have ended, the rest is sealed and the whole process ends
+    (`os._exit`).
 
     Raises:
         TidegateError: what ended the run.
@@ -159,7 +167,10 @@ def run_job_until_end(spec: JobSpec, options: JobOptions) -> RunOutcome:
 
 
 class JobSession:
-    """The parts and threads of a job that exist while its lease is held."""
+    """The parts and threads of a job that exist while its lease is held.
+
+    Threads start with the object: `close` has to be called, also if the run fails.
+    """
 
     def __init__(
         self,
@@ -191,7 +202,11 @@ class JobSession:
         self._loop: SealLoop | None = None
 
     def run_to_end(self) -> RunOutcome:
-        """Run the script, seal its batches, and write how it ended."""
+        """Run the script, seal its batches, and write and return how it ended.
+
+        Raises:
+            TidegateError: what ended it.
+        """
         self._status.start(self._collect_live_facts)
         try:
             outcome = self._run()
@@ -203,7 +218,7 @@ class JobSession:
         return outcome
 
     def close(self) -> None:
-        """Stop Spark and the threads, and release the lease."""
+        """Stop Spark, whoever started it in this process, and the threads; release the lease."""
         from pyspark import SparkContext
 
         self._housekeeper.stop()

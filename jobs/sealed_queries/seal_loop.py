@@ -47,6 +47,7 @@ class SparkReports:
         latest: query -> its newest report, as JSON.
         failures: query -> the error that ended it.
         ended: number of batches that have ended, of all queries.
+        arrived: set by each report about a batch or the end of a query.
     """
 
     def __init__(self) -> None:
@@ -78,7 +79,7 @@ class SparkReports:
         self.arrived.set()
 
     def take(self, query: str, batch: int) -> BatchReport | None:
-        """Return the report of a batch and forget it; None if it has not come."""
+        """Return the report of a batch and forget it; None if it has not come or was taken."""
         report = self._batches.pop((query, batch), None)
         return None if report is None else BatchReport.from_progress(report)
 
@@ -108,6 +109,8 @@ class SparkReports:
 
 class SealLoop:
     """Seals what Spark has committed, batch by batch, until `close`.
+
+    Its thread also answers requests: it applies stop, drain, pin and savepoint, and refuses others.
 
     Args:
         sealer: fills the slots.
@@ -147,16 +150,21 @@ class SealLoop:
         self._thread.start()
 
     def close(self) -> None:
-        """Seal what is committed, unless the job has failed here, and end the thread."""
+        """Seal what is committed, unless the job has failed here, and end the thread.
+
+        It waits at most 120 s for that. What the thread meets is in `error`, and not raised.
+        """
         self._closing.set()
         self._reports.arrived.set()
         self._thread.join(timeout=120.0)
 
     def seal_committed(self, *, patience: float = _REPORT_PATIENCE) -> int:
-        """Seal all committed batches in order, and return how many.
+        """Seal the committed batches of each query in order, and return how many it sealed.
+
+        A query ends at a batch that still waits for its report. Raises as `BatchSealer.seal` does.
 
         Args:
-            patience: seconds for which a batch waits for Spark's report of it.
+            patience: seconds after its commit for which a batch waits for Spark's report of it.
         """
         sealed = 0
         for query in list(self.queries.values()):
@@ -231,7 +239,7 @@ class SealLoop:
             return False
 
     def fail(self, error: TidegateError) -> None:
-        """Note what ends the job; the first error stays."""
+        """Note what ends the job, and ask for its end; the first error stays."""
         self.error = self.error or error
         self._stop.set()
 

@@ -30,7 +30,7 @@ def find_local_folder(address: str) -> Path | None:
 
 
 def find_sink_log(facts: WriterFacts) -> Path | None:
-    """Return the log folder of a local file sink; None for any other sink."""
+    """Return the log folder of a local file sink, which need not exist; None for another sink."""
     if facts.path is None or (facts.format or "parquet").lower() not in _FILE_FORMATS:
         return None
     folder = find_local_folder(facts.path)
@@ -38,7 +38,11 @@ def find_sink_log(facts: WriterFacts) -> Path | None:
 
 
 def choose_rewind(facts: WriterFacts, *, repeatable: bool) -> SinkRewind:
-    """Return how the sink of a query follows a restore; the script has run up to its start."""
+    """Return how the sink of a query follows a restore; the script has run up to its start.
+
+    The first that holds: by the script's callback, by repeating if the sink is `repeatable` or
+    keeps nothing, by its log if it is a local file sink; else a restore is refused.
+    """
     if find_restore_callback(facts.name or ""):
         return SinkRewind.CALLBACK
     if repeatable or facts.format in _KEEP_NOTHING:
@@ -50,6 +54,10 @@ def restore_sink(
     pipeline: str, facts: WriterFacts, folder: Path, batch: int | None, rewind: SinkRewind
 ) -> None:
     """Bring the sink to a batch, before the query starts from a new checkpoint folder.
+
+    A file sink gets its sealed log back; later files stay and are not read. A callback is called,
+    and its errors pass through. A sink that can do neither is left as it is; if it cannot repeat a
+    batch either, a warning is logged.
 
     Args:
         pipeline: name of the job.

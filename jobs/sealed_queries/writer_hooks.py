@@ -22,6 +22,7 @@ class WriterFacts:
     """What a script has said about a query before it starts it.
 
     Attributes:
+        name: of the query; None if it has none.
         format: of the sink; "foreach" for `foreach` and `foreachBatch`, "table" for `toTable`; None
             for Spark's default.
         path: of a file sink.
@@ -49,7 +50,9 @@ def install_hooks(
     on_session: Callable[[Any], None],
     on_start: Callable[[WriterFacts], Path | None],
 ) -> Iterator[None]:
-    """Replace methods of PySpark until the block ends.
+    """Replace methods of PySpark, in the whole process, until the block ends.
+
+    Errors of the callbacks pass to the script.
 
     Args:
         prepare: called with each builder of a session before it makes or finds the session.
