@@ -29,11 +29,17 @@ def to_arrow_type(declared: str) -> pa.DataType:
     """Return the Arrow type of a declared column type, such as `long` or `decimal(10, 2)`.
 
     Times are microseconds in UTC.
+
+    Raises:
+        KeyError: no column can be declared with this type.
     """
     decimal = _DECIMAL_PATTERN.match(declared)
     return pa.decimal128(int(decimal[1]), int(decimal[2])) if decimal else _ARROW_TYPES[declared]
 
 
 def convert_to_ticks(times: Any) -> Any:
-    """Return a column of timestamps as int64 ticks; those without a zone count as UTC."""
+    """Return an Arrow column of timestamps as int64 ticks; those without a zone count as UTC.
+
+    Nulls stay null. Nanoseconds that are not whole ticks raise `pyarrow.ArrowInvalid`.
+    """
     return times.cast(TIMESTAMP_UTC).cast(pa.int64())

@@ -74,7 +74,9 @@ class EpochSteps(Protocol):
     def require_lease(self) -> int:
         """Check now that this driver holds the lease, and return its token.
 
-        FencedError if it does not.
+        Raises:
+            FencedError: another driver has taken it.
+            TransientError: its time is over, and the store does not answer.
         """
         ...
 
@@ -134,6 +136,8 @@ class EpochRequests:
     Attributes:
         ids: ids of the requests; the manifest names them.
         aborts: ids of barriers to abort.
+        cancels: ids up to which all barriers are aborted.
+        ctis: (source, event time) of punctuation to add.
         savepoints: names under which the epoch is pinned.
         attachments: (attach | detach | resume, pipe or reducer).
     """
@@ -158,10 +162,11 @@ class EpochReport:
     Attributes:
         sealed: the new checkpoint; None when there was nothing to do or another attempt filled the
             slot.
-        rows: data rows read.
+        rows: data rows read, without dead letters and rows that `max_jump` set aside.
         pending: members have more rows waiting right now, or attachments have rows of their origin
             to take.
         decision: what was decided, sealed or not.
+        manifest: what was sealed; None as `sealed`.
         lost: another attempt, a merge or a restore filled the slot; the engine has reloaded the
             head, and what this epoch read is still `pending`.
         ended: every source is bounded and read to its end, and nothing of that is lost.
@@ -233,7 +238,7 @@ class Engine:
         self.resume_state = ResumeState.from_head(log.head(), spec)
 
     def reload(self) -> ResumeState:
-        """Read the head of the log again and continue from there."""
+        """Read the head of the log again, continue from there, and return the state there."""
         before = self.resume_state.head.checkpoint
         self.resume_state = ResumeState.from_head(self._log.head(), self._spec)
         if self.resume_state.head.checkpoint != before:
@@ -244,11 +249,16 @@ class Engine:
     def run_epoch(self, asked: EpochRequests = EpochRequests()) -> EpochReport:
         """Run one epoch, steps 1 to 5. Seals nothing if nothing was read and nothing changed.
 
+        Requests, attachments that lag and ``idle_epochs: always`` seal an epoch without rows. If
+        another record fills the slot, nothing is raised: `EpochReport.lost` is set.
+
         Raises:
-            TransientError: the environment failed and nothing was sealed; or it is undecided
-                whether the epoch was sealed (SealUndecidedError): call `reload`.
+            TransientError: the environment failed, or an object changed or turned out corrupt, and
+                nothing was sealed: call this again. Or it is undecided whether the epoch was sealed
+                (SealUndecidedError): call `reload`.
             FencedError: the lease is lost.
             PoisonError: data that the spec refuses, or a defect.
+            ConfigurationError: a source or the store refuses the spec or the credentials.
         """
         try:
             return self._attempt_epoch(asked)

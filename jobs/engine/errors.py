@@ -13,10 +13,10 @@ _CORRUPT = "object.corrupt"
 class CorruptObjectsError(PoisonError):
     """Data pages of objects cannot be read, although their footers can.
 
-    The engine turns the objects into dead letters and plans the epoch again.
+    The engine ends the epoch with a `TransientError`. Its next plan has dead letters instead.
 
     Attributes:
-        keys: the objects.
+        keys: keys of the objects.
     """
 
     keys: tuple[str, ...] = ()

@@ -1,7 +1,9 @@
-"""Fault points: one per step of the epoch, so that a test can end the process exactly there.
+"""Fault points: places in an epoch and in a landing where a test can end the process.
 
 ``TIDEGATE_FAULT=seal.sent:3`` kills the process with SIGKILL when the point ``seal.sent`` is
-reached the third time. The simulation passes its own `Faults` instead and raises.
+reached the third time. The simulation passes its own `Faults` instead and raises. ``seal.sent`` is
+reached only if this attempt has filled the slot. The thread of each sink reaches ``publish.start``
+and ``publish.done``, once per round.
 """
 
 from __future__ import annotations
@@ -53,6 +55,13 @@ class KillAtPoint:
     """Kills its own process with SIGKILL when it reaches a point for the n-th time.
 
     No handler runs, no `finally`, and no buffer is flushed.
+
+    Args:
+        point: one of `EPOCH_POINTS` and `LANDING_POINTS`.
+        nth: counted from 1.
+
+    Raises:
+        ConfigurationError: there is no such point, or `nth` is below 1.
     """
 
     def __init__(self, point: str, nth: int = 1) -> None:
@@ -70,7 +79,13 @@ class KillAtPoint:
 
 
 def read_faults_from_environment() -> Faults:
-    """Return the fault that the variable ``TIDEGATE_FAULT`` describes, or `NoFaults`."""
+    """Return the fault that the variable ``TIDEGATE_FAULT`` describes; `NoFaults` without it.
+
+    ``POINT`` alone, or with anything but digits behind the colon, means the first time.
+
+    Raises:
+        ConfigurationError: there is no such point, or the number is 0.
+    """
     text = os.environ.get("TIDEGATE_FAULT", "")
     if not text:
         return NoFaults()

@@ -29,7 +29,7 @@ def join_seq(ordinal: int, row: int) -> int:
     """Return the position of a row in an object source.
 
     The upper half is the ordinal of the row's object, the lower half the row's number in the
-    object.
+    object. The number has to be below `ROWS_PER_ORDINAL`, which is not checked here.
 
     >>> split_seq(join_seq(3, 17))
     (3, 17)
@@ -44,10 +44,17 @@ def split_seq(seq: int) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class DeadObject:
-    """An object that could not be read, a dead letter as a whole. The object stays where it is.
+    """An object, or the rest of one, that cannot be read. The object stays where it is.
+
+    Also Kafka offsets that are gone: their key is that of the range, without ETag and size.
 
     Attributes:
-        rows: rows that it would have given; None if they cannot be counted.
+        member: whose object it is.
+        seq: position from which it cannot be read.
+        size: bytes.
+        reason: a name for programs; errors have the code ``object.<reason>``.
+        detail: the reason for people.
+        rows: rows that it would have given, at most; None if they cannot be counted.
     """
 
     member: Member
@@ -60,7 +67,7 @@ class DeadObject:
     rows: int | None = None
 
     def to_record(self) -> dict[str, Any]:
-        """Return the form in the manifest."""
+        """Return the form in the manifest; `rows` is left out if it is None."""
         record = {**asdict(self), "member": str(self.member)}
         if self.rows is None:
             del record["rows"]
@@ -101,11 +108,11 @@ class Slice:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the slice has no rows."""
+        """Whether the slice spans no position. It may still have dead objects."""
         return self.start == self.end
 
     def to_record(self) -> dict[str, Any]:
-        """Return the form in the manifest: enough to read the same rows again."""
+        """Return the form in the manifest, without `begins`: enough to read the same rows again."""
         return {
             "start": self.start,
             "end": self.end,
@@ -134,7 +141,10 @@ class Slice:
 
 
 def skip_slice_record(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the record of a slice that reads nothing and begins where `record` ended."""
+    """Return the record of a slice that reads nothing and begins where `record` ended.
+
+    It keeps `resume`, `pending` and `done`.
+    """
     kept = {name: value for name, value in record.items() if name != "arrived"}
     return {**kept, "start": record["end"], "parts": [], "dead": []}
 
@@ -157,11 +167,11 @@ class Cut:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no slice has rows."""
+        """Whether no slice spans a position or has dead objects."""
         return all(s.is_empty and not s.dead for s in self.slices)
 
     def with_slice(self, new: Slice) -> Cut:
-        """Return the cut with the slice `new` in the place of its member's slice."""
+        """Return the cut with `new` in the place of its member's slice; unchanged without one."""
         return replace(
             self, slices=tuple(new if s.member == new.member else s for s in self.slices)
         )
@@ -194,6 +204,8 @@ class Source(Protocol):
 
         Raises:
             TransientError: the source cannot be reached now.
+            TidegateError: the source cannot go on from `resume`, for example because Kafka has
+                deleted these offsets (``on_gap: fail``).
         """
         ...
 
@@ -235,7 +247,7 @@ class MoveOrder:
     Attributes:
         cut: what to read.
         decision: what it means.
-        segments: live state segments before the epoch.
+        segments: live state segments before the epoch, those of the dispatcher included.
         folders: where this attempt's files go.
         next_position: position of the next released event.
     """
@@ -265,7 +277,8 @@ class MoveResult:
 
     Attributes:
         files: table -> files written by this epoch.
-        segments: all live segments after the epoch (kept, new, compacted).
+        segments: all live segments of the mover after the epoch (kept, new, compacted). The engine
+            adds those of the dispatcher.
         counters: rows by disposition, in total and per source; they conserve.
         released_max: greatest (section, event_time) released in this epoch; None if nothing left.
         next_position: position after the last released event.
@@ -273,7 +286,7 @@ class MoveResult:
         sketches: source -> lateness sketch of this epoch's rows (JSON-ready).
         bytes_written: data bytes put into the store.
         streams: state of the streams after the epoch; filled in by the engine from
-            `Dispatched.record`.
+            `DispatchResult.record`.
     """
 
     files: dict[str, tuple[FileRef, ...]]
@@ -295,7 +308,7 @@ class Mover(Protocol):
     """
 
     def survey(self, cut: Cut, state: Mapping[str, Any]) -> SurveyedCut:
-        """Summarise the cut; the engine fills in `now`, `released_max`, `aborts` and `run_start`.
+        """Summarise the cut: fill in the survey's `members`. The engine fills in everything else.
 
         A slice whose first barrier row is not its last row is reported with that barrier; the
         engine trims the slice to end behind the barrier and surveys again. `state` is the decider's
@@ -303,6 +316,7 @@ class Mover(Protocol):
 
         Raises:
             PoisonError: a row that `on_bad: fail` refuses, named.
+            BrokenRuleError: a row breaks a rule of severity ``fail``.
             CorruptObjectsError: objects that turn out unreadable only now; `move` may raise it as
                 well.
         """
@@ -312,6 +326,10 @@ class Mover(Protocol):
         """Write released rows, late rows, window results, dead letters and new state segments.
 
         `surveyed` is the result of this mover's last `survey`, and has the same cut as `order`.
+
+        Raises:
+            PoisonError: a late row under ``on_late: error``, among others.
+            CorruptObjectsError: as in `survey`.
         """
         ...
 
@@ -368,7 +386,7 @@ class RowDispatcher(Protocol):
 
 
 class Sink(Protocol):
-    """A follower of the log: applies sealed epochs in slot order, each exactly once."""
+    """A follower of the log: applies sealed epochs and merges in slot order, each exactly once."""
 
     name: str
 
@@ -383,9 +401,11 @@ class Sink(Protocol):
         Raises:
             FencedError: the sink is on a timeline outside this log's lineage.
             TransientError: the sink cannot be reached now; call again.
+            ConfigurationError: it belongs to another pipeline, or refuses the credentials.
+            PoisonError: an epoch that it needs was retired, or a row does not fit.
         """
         ...
 
     def lag(self, log: SlotLog) -> int:
-        """Return how many sealed slots the sink has not applied yet."""
+        """Return how many sealed slots the sink has not applied yet; raises as `follow` does."""
         ...

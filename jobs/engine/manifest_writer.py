@@ -49,6 +49,8 @@ class ManifestDraft:
         cut: member -> record of its slice (`Slice.to_record`).
         survey: what the decider was told (`Survey.to_record`); None for a merge.
         requests: ids of the operators' requests that are applied.
+        segments: the whole live state after it, merged rows included.
+        files: table -> files written.
         counters: rows by disposition, cumulative along the lineage.
         timings: step -> seconds.
         created_at: wall clock, in microseconds UTC.

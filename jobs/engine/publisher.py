@@ -61,17 +61,20 @@ class Publisher:
 
     @property
     def unpublished_count(self) -> int:
-        """Sealed epochs that at least one sink does not show yet."""
+        """The greatest of `lags`; 0 without sinks."""
         return max(self.lags.values(), default=0)
 
     @property
     def lags(self) -> dict[str, int]:
-        """Sealed epochs that a sink does not show yet, by sink."""
+        """Slots sealed that a sink does not show yet, by sink.
+
+        Until a sink was followed once in this process, all slots of the log count.
+        """
         return {name: thread.lag for name, thread in self._threads.items()}
 
     @property
     def publish_seconds(self) -> dict[str, float]:
-        """Seconds that the last publishing took, with its retries, by sink."""
+        """Seconds that the last publishing took, with its retries, by sink that has published."""
         return {
             name: round(thread.seconds, 3)
             for name, thread in self._threads.items()
@@ -99,7 +102,16 @@ class Publisher:
         return self._wait_for_all(lambda thread: thread.catches_up or thread.lag < limit, timeout)
 
     def drain(self, timeout: float) -> bool:
-        """Publish everything, also groups that are not full; return whether it is done in time."""
+        """Publish everything, also groups that are not full; return whether it is done in time.
+
+        Groups are no longer waited for afterwards.
+
+        Args:
+            timeout: seconds, for all sinks together.
+
+        Raises:
+            TidegateError: a sink cannot go on.
+        """
         for thread in self._threads.values():
             thread.flush()
         return self._wait_for_all(lambda thread: thread.lag < 1, timeout)
@@ -114,7 +126,7 @@ class Publisher:
         return all(held)
 
     def stop(self) -> None:
-        """End each thread after the call of the sink that it is in."""
+        """End each thread after the call of the sink that it is in; wait up to 30 s for each."""
         for thread in self._threads.values():
             thread.stop()
 

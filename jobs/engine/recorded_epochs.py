@@ -38,7 +38,7 @@ class RecordedEpoch:
         spec: the spec that sealed it.
         manifest: the epoch.
         parent: the epoch or merge before it; None for the first.
-        continues: nothing was retired between it and the one that was read before it.
+        continues: an epoch was read before it, and nothing was retired in between.
     """
 
     spec: PipelineSpec
@@ -57,7 +57,7 @@ class RecordedEpoch:
         return Decision.from_record(self.manifest.decision, self.manifest.decider)
 
     def rebuild_cut(self) -> Cut:
-        """Return what was read, in the order of the survey.
+        """Return what was read of the members known after the epoch, in the order of the survey.
 
         A manifest's cut also keeps the positions of members that are gone, and has no order.
         """
@@ -66,7 +66,10 @@ class RecordedEpoch:
         return Cut(tuple(sorted(cut.slices, key=partial(_rank_slice, list(self.spec.sources)))))
 
     def read_survey(self) -> Survey | None:
-        """Return the survey that the decider was given; None if the manifest does not hold it."""
+        """Return the survey as far as the decider reads it; None if the manifest does not hold it.
+
+        `disorder` and `duplicates` are 0.
+        """
         record = self.manifest.survey
         if record is None:
             return None
@@ -120,6 +123,9 @@ class RecordedEpoch:
         """Decide as the epoch did; also return the fields that come out differently.
 
         `after` among them is the decider's state.
+
+        Raises:
+            PoisonError: as `decide`.
         """
         decided = decide(self.spec, self.state_before, survey)
         return decided, self._compare_decision(decided)
@@ -167,13 +173,15 @@ def read_recorded_epochs(
 ) -> Iterator[RecordedEpoch]:
     """Yield the epochs from a slot on that are kept together with the one before, oldest first.
 
+    Merges are not yielded.
+
     Args:
         log: the log.
         given: the present spec; an epoch of another one is read with its own.
         first: the slot to begin with.
 
     Raises:
-        ConfigurationError: the spec of an epoch was not kept.
+        ConfigurationError: as `find_own_spec`.
     """
     parent: Manifest | None = None
     continues, specs = False, {given.digest(): given}
@@ -194,7 +202,8 @@ def find_own_spec(given: PipelineSpec, epoch: Manifest, store: Store) -> Pipelin
     """Return the spec that sealed an epoch.
 
     Raises:
-        ConfigurationError: it was not kept, and the given one is another.
+        ConfigurationError: the given one is another, and that one was not kept, or this version
+            cannot read it.
     """
     if given.digest() == epoch.spec_digest:
         return given

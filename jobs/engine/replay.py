@@ -31,8 +31,9 @@ class ReplayResult:
     """The result of a replay.
 
     Attributes:
-        checkpoint: the epoch.
-        tables: table -> (rows sealed, rows replayed, rows that differ).
+        checkpoint: the epoch's id.
+        tables: table -> (rows sealed, rows replayed, rows that only one side has). Equal rows of a
+            side count once, and a row with another value counts on both sides.
         decided_differently: fields of the decision that differ; `after` is the decider's state.
     """
 
@@ -61,11 +62,14 @@ def replay_epoch(
     Args:
         spec: the pipeline as it was when the epoch was sealed.
         epoch: the epoch to replay.
-        parent: the epoch before it on its lineage; None for the first.
+        parent: the epoch or merge before it on its lineage; None for the first.
         ports: these read inputs and segments from `sealed` and write to `scratch`. Sources are not
             asked; a dispatcher is needed if the spec has streams.
         sealed: where the pipeline lies.
         scratch: where rows are written.
+
+    Raises:
+        NotFoundError: a file of the epoch is gone.
     """
     recorded = RecordedEpoch(spec, epoch, parent)
     order = rebuild_move_order(recorded)
@@ -127,7 +131,7 @@ FLOAT_TOLERANCE: Final = 1e-9
 
 
 def values_differ(left: Any, right: Any) -> bool:
-    """Return whether two values differ; doubles, also in lists, may differ by rounding.
+    """Return whether two values differ; doubles, also in lists, may differ by `FLOAT_TOLERANCE`.
 
     >>> values_differ([1.0, float("nan")], [1.0 + 1e-12, float("nan")])
     False

@@ -24,20 +24,20 @@ DISPATCHER_KINDS = ("reducer:", "buffer:", "splice:")
 
 @dataclass(frozen=True, slots=True)
 class ResumeState:
-    """The state after the newest sealed epoch.
+    """The state after the newest sealed epoch or merge.
 
     Attributes:
         head: the end of the log.
         decider: the decider's state.
-        resume: member -> position from which its source continues.
-        segments: live state segments.
+        resume: member -> position from which its source continues; also members that are gone.
+        segments: live state segments of the mover and the dispatcher.
         spliced: segments of merged splice requests, kept as they are.
         counters: rows by disposition, cumulative.
         next_position: position of the next released event.
         released_max: greatest (section, event_time) released so far.
         buffered_rows: rows in the order buffer.
         streams: state of streams and attachments; only the dispatcher reads it.
-        run: the newest run that an epoch belongs to.
+        run: the newest run that an epoch belongs to; 0 before the first.
     """
 
     head: LogHead
@@ -56,7 +56,7 @@ class ResumeState:
     def from_head(cls, head: LogHead, spec: PipelineSpec) -> ResumeState:
         """Return the state after the head of the log.
 
-        The initial state if no epoch was sealed yet.
+        The initial state if no epoch was sealed yet, and after a restore to the beginning.
         """
         # A head without a record is an empty log, or a restore to the beginning.
         manifest = head.record

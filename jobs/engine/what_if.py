@@ -48,8 +48,11 @@ class WhatIfOptions:
     def parse(cls, spec: PipelineSpec, lags: Iterable[str], idle: Iterable[str]) -> WhatIfOptions:
         """Read ``SOURCE=DURATION``; an idle timeout without a source is that of the output.
 
+        An idle timeout may be ``never``. Of several values for one source the last counts.
+
         Raises:
-            ConfigurationError: the pipeline has no such source, or a duration cannot be read.
+            ConfigurationError: the pipeline has no such source, a duration cannot be read, or an
+                idle timeout is not positive.
         """
         return cls(
             {
@@ -110,9 +113,9 @@ class Course:
     Attributes:
         delays: per epoch, ticks by which F is behind the newest time read; None without either.
         idle: source -> how often it or one of its members became idle.
-        idle_ticks: source -> ticks of the wall clock with all its members idle.
+        idle_ticks: source -> ticks of the wall clock with all its joined members idle.
         barriers: outcome -> barriers that closed.
-        waits: ticks that each barrier waited.
+        waits: ticks of the pipeline clock that each barrier waited.
         late: source -> (least, greatest) number of rows late for at least one output.
     """
 
@@ -124,7 +127,7 @@ class Course:
     late: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def add(self, spec: PipelineSpec, survey: Survey, decision: Decision, step: int) -> None:
-        """Add one epoch; `step` is the ticks since the one before."""
+        """Add one epoch; `step` is the ticks of the wall clock since the one before."""
         seen = [m["seen"] for m in decision.after["members"].values() if m["seen"] is not None]
         frontier = decision.frontier_after
         known = bool(seen) and TICK_MIN < frontier < TICK_MAX
@@ -146,7 +149,11 @@ class Course:
             self.late[one.member.source] = (before[0] + least, before[1] + greatest)
 
     def to_record(self, read: Mapping[str, int]) -> dict[str, Any]:
-        """Return the JSON-ready form; durations are in ticks."""
+        """Return the JSON-ready form; durations are in ticks.
+
+        Args:
+            read: source -> rows read; the share of late rows is None without any.
+        """
         delays = sorted(delay for delay in self.delays if delay is not None)
         return {
             "delay_p50_us": _select_quantile(delays, 0.5),
@@ -202,7 +209,10 @@ class WhatIfReport:
         return not self.not_reproduced
 
     def to_record(self) -> dict[str, Any]:
-        """Return the JSON-ready form."""
+        """Return the JSON-ready form, with at most 400 of the points, the newest among them.
+
+        A frontier that is not known yet, or +inf, is None.
+        """
         step = max(1, -(-len(self.points) // _SHOWN_POINTS))
         return {
             "first_slot": self.first,
@@ -228,12 +238,13 @@ def run_what_if(
 
     Args:
         pipeline: its name, for errors.
-        epochs: epochs of one lineage, oldest first. Those before the oldest survey are left out.
+        epochs: epochs of one lineage, oldest first. Only those behind the last gap count: an epoch
+            without a survey, or retired ones.
         options: the other options.
-        first: the slot that somebody asked for.
+        first: the slot that somebody asked for; None: no particular one.
 
     Raises:
-        ConfigurationError: no epoch has a survey, or the slot asked for is retired or has none.
+        ConfigurationError: no epoch is left, or the slot asked for is before the first that is.
         PoisonError: with the other options a member does what its declaration forbids.
     """
     report, state = WhatIfReport(), None
@@ -325,7 +336,10 @@ class _ReleasedMarks:
 def bound_late_rows(
     spec: PipelineSpec, member: MemberSurvey, decision: Decision
 ) -> tuple[int, int]:
-    """Return the least and the greatest number of the member's rows that are late."""
+    """Return the least and the greatest number of the member's rows that are late.
+
+    Rows that `max_jump` set aside count as late.
+    """
     aside = member.quarantined
     if not member.rows or member.min_time is None or member.max_time is None:
         return aside, aside
