@@ -28,7 +28,13 @@ A source that never sends any must not grow the state.
 
 
 class BarrierArrival(TypedDict):
-    """One member's barrier row."""
+    """One member's barrier row.
+
+    Attributes:
+        at: pipeline clock of its arrival.
+        seq: its position.
+        time: its event time.
+    """
 
     at: int
     seq: int
@@ -37,7 +43,12 @@ class BarrierArrival(TypedDict):
 
 
 class OpenBarrier(TypedDict):
-    """A barrier that at least one member has delivered."""
+    """A barrier that at least one member has delivered.
+
+    Attributes:
+        opened: pipeline clock of the first arrival.
+        arrivals: by member.
+    """
 
     id: int
     opened: int
@@ -45,7 +56,13 @@ class OpenBarrier(TypedDict):
 
 
 class MissedBarrier(TypedDict):
-    """A closed barrier that a member has not delivered."""
+    """A closed barrier that a member has not delivered.
+
+    Attributes:
+        types: of the barrier rows that arrived.
+        time: event time of the first that arrived.
+        health: record of its `BarrierHealth`.
+    """
 
     id: int
     types: list[str]
@@ -55,7 +72,11 @@ class MissedBarrier(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class ClosedBarrier:
-    """A barrier that closed, with the cause; or a closed one to which a tardy member was added."""
+    """A barrier that closed, with the cause; or a closed one to which a tardy member was added.
+
+    Attributes:
+        cause: complete, missing, timeout, aborted, cancelled, subsumed; or tardy.
+    """
 
     health: BarrierHealth
     cause: str
@@ -71,11 +92,12 @@ class Barriers:
         roster: member -> status of every member, as of this epoch; set by the caller.
         section: number of the current section.
         open: open barriers, oldest first.
-        missed: member -> closed barriers it has not delivered, oldest first (identity ``ordinal``).
+        missed: member -> closed barriers it has not delivered, oldest first; with the identity
+            ``id`` only incomplete ones.
         last_id: every id up to this one is closed or aborted, open ones excepted.
         latest: greatest id seen.
         last_closed: pipeline clock of the last close.
-        aborted: ids aborted before their first arrival.
+        aborted: ids above `last_id` that were aborted.
         closed: what `close_ready`, `record_arrival`, `abort` and `cancel_up_to` closed since the
             last `take_closed`.
     """
@@ -96,7 +118,7 @@ class Barriers:
     def from_dict(
         cls, options: BarrierOptions, timeout: int | None, data: Mapping[str, Any]
     ) -> Barriers:
-        """Read the form of `to_dict`; later calls do not change the mapping."""
+        """Read the form of `to_dict`, without a roster; later calls do not change the mapping."""
         opened = [
             OpenBarrier(id=b["id"], opened=b["opened"], arrivals=dict(b["arrivals"]))
             for b in data["open"]
@@ -115,7 +137,7 @@ class Barriers:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON-ready state."""
+        """Return the JSON-ready state; it shares its lists with this object."""
         names = ("section", "open", "missed", "last_id", "latest", "last_closed", "aborted")
         return {name: getattr(self, name) for name in names}
 
@@ -144,7 +166,7 @@ class Barriers:
     def timeout_at(self) -> int | None:
         """Return the first instant (pipeline clock) at which the oldest barrier is timed out.
 
-        None: never.
+        None without an open barrier or a timeout.
         """
         if not self.open or self.timeout is None:
             return None
@@ -164,7 +186,11 @@ class Barriers:
     def record_arrival(self, member: str, row: BarrierRow, clock: int) -> bool:
         """Record a member's barrier row; return whether the member now waits at an open barrier.
 
-        False if the barrier is past: the row is ignored, or recorded as tardy.
+        False if the barrier is past, or under ``subsume`` older than an open one: the row is
+        ignored, or recorded as tardy.
+
+        Raises:
+            PoisonError: the row has no id, with the identity ``id``.
         """
         arrival: BarrierArrival = {
             "at": clock,
@@ -196,7 +222,11 @@ class Barriers:
         return True
 
     def cancel_up_to(self, id_: int, clock: int) -> None:
-        """Abort every barrier up to this id; later arrivals of those are ignored."""
+        """Abort every barrier up to this id; later arrivals of these ids are ignored.
+
+        With the identity ``ordinal`` a later arrival at one that was open is tardy, and the numbers
+        of those that were not open yet are skipped.
+        """
         for barrier in [b for b in self.open if b["id"] < id_]:
             self._close_barrier(barrier, clock, BarrierOutcome.ABORTED, "subsumed")
         self.abort(id_, clock, "cancelled")

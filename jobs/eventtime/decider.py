@@ -34,7 +34,7 @@ def create_initial_state(spec: PipelineSpec) -> dict[str, Any]:
 
 
 def list_blocked_members(state: dict[str, Any]) -> set[Member]:
-    """Return the members at an open barrier, from which the next epoch must not read."""
+    """Return the members that the next epoch must not read, as `Barriers.blocked_members`."""
     return {Member.parse(name) for name in state["blocked"]}
 
 
@@ -46,7 +46,8 @@ def decide(spec: PipelineSpec, state: dict[str, Any], survey: Survey) -> Decisio
 
     Raises:
         PoisonError: a member sent what its declaration forbids (rows after its end, a barrier
-            without an id, a punctuation that regresses under ``regress: error``).
+            without an id, a punctuation that regresses under ``regress: error``), or the spec does
+            not have its source.
     """
     world = DeciderState.from_dict(spec, state)
     epoch = _EpochDecider.begin(spec, world, survey)

@@ -1,7 +1,7 @@
 """The decider's state: typed while an epoch is decided, plain JSON between epochs.
 
-`World.from_dict` copies what an epoch may change and shares the rest; nothing reachable from the
-given dict is ever changed.
+`DeciderState.from_dict` copies what an epoch may change and shares the rest; nothing reachable from
+the given dict is ever changed.
 """
 
 from __future__ import annotations
@@ -99,7 +99,10 @@ class DeciderState:
 
     @classmethod
     def from_dict(cls, spec: PipelineSpec, data: Mapping[str, Any]) -> DeciderState:
-        """Read the form of `to_dict`; leaves out sources that the spec no longer has."""
+        """Read the form of `to_dict`; leaves out sources that the spec no longer has.
+
+        Their members stay in `members` until a survey is applied.
+        """
         output = Coalescer.from_dict(_resolve_output_options(spec), data["output"])
         for gone in output.inputs.keys() - spec.sources.keys():
             output.remove(gone)
@@ -121,7 +124,7 @@ class DeciderState:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON-ready state."""
+        """Return the JSON-ready state; it shares its parts with this object."""
         time = self.time
         return {
             "version": STATE_VERSION,

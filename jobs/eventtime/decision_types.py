@@ -33,9 +33,9 @@ class Member(NamedTuple):
 
 
 class ReleaseMark(NamedTuple):
-    """A point in the ordered release.
+    """A point in the ordered release: section first, then event time.
 
-    Every row with a smaller ``(section, event_time)`` has left.
+    Every row below a mark of the release has left. As `released_max` it is that of a row that left.
     """
 
     section: int
@@ -145,7 +145,7 @@ class Survey:
     """The summary of one epoch's cut.
 
     Attributes:
-        now: wall clock when the cut was planned, ticks. The decider turns it into the pipeline
+        now: wall clock after the rows were surveyed, ticks. The decider turns it into the pipeline
             clock.
         members: one entry for every live member, also those with nothing to read.
         buffered_rows: rows in the order buffer before this epoch.
@@ -176,7 +176,7 @@ class Survey:
 
 @dataclass(frozen=True, slots=True)
 class BarrierHealth:
-    """One row of the barriers table: a closed barrier.
+    """One row of the barriers table: a closed barrier, or the same one with a tardy member.
 
     Attributes:
         id: barrier id, or its ordinal.
@@ -184,12 +184,12 @@ class BarrierHealth:
         types: type per participant, in source order.
         homogeneous: all types equal.
         participants: member -> (arrival on the pipeline clock, seq, event time).
-        missing: members that had not arrived: idle, dead or tardy at the timeout.
-        ended: done members, which satisfy every barrier.
-        tardy: members whose barrier came after the close, recorded with the barrier they missed.
-        opened: pipeline clock of the first arrival.
+        missing: members that had neither arrived nor ended; empty if none had arrived.
+        ended: done members that did not deliver it: they satisfy every barrier.
+        tardy: members whose barrier came after the close, the newest last; empty at the close.
+        opened: pipeline clock of the first arrival; of the abort if none had arrived.
         closed: pipeline clock of the close.
-        section: the section it closed.
+        section: the section it closed; an abort before the first arrival closes none.
     """
 
     id: int
@@ -243,13 +243,14 @@ class Decision:
         release_before: rows in the order buffer at or above this mark have not left yet.
         release_after: rows below this mark leave in this epoch, in order.
         barriers: barriers that closed in this epoch.
-        blocked: members that wait at their open barrier: nothing more is read from them.
+        blocked: members that wait at an open barrier and are not read (`Barriers.blocked_members`).
         flagged: members whose rows of this epoch came before a tardy barrier: they leave flagged
             (`_late`), section 3.5.
-        statuses: member -> emitted status.
-        emitted: signals in order: ("watermark", F), ("status", "idle") and so on; for conformance
-            and metrics.
-        recorded: outcomes that used the wall clock, in words that replay can compare.
+        statuses: member -> status; members of sources that the output does not have yet are left
+            out.
+        emitted: what the output emitted, at most one of each: ("watermark", F), ("status", "idle");
+            for conformance and metrics.
+        recorded: what timers, barriers and requests did, as dicts with a ``kind``.
         holder: who holds the frontier back: {"member", "since", "why"}; None if no member does.
         changed: an epoch without rows is still worth sealing.
         after: the decider's state after this epoch, JSON-ready.
@@ -283,7 +284,7 @@ class Decision:
 
     @property
     def events_frontier(self) -> int:
-        """The mark below which a row was late for the events output.
+        """The event time of `order_late`; F before the epoch without one.
 
         At an open barrier it may be above F.
         """
@@ -293,7 +294,7 @@ class Decision:
     def open_edges_until(self) -> int:
         """The time up to which an edge without an end counts.
 
-        F; if F is +inf, the newest time read, because there is no last window.
+        F; if F is +inf, one tick after the newest time read, because there is no last window.
         """
         # The usual case; only at the end of all sources there is no finite frontier.
         if self.frontier_after != TICK_MAX:

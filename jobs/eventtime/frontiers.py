@@ -59,13 +59,13 @@ class Coalescer:
 
     @classmethod
     def from_dict(cls, options: CoalesceOptions, data: dict[str, Any]) -> Coalescer:
-        """Read the form of `to_dict`; later signals do not change the dict."""
+        """Read the form of `to_dict`, with `regress` ``ignore``; signals do not change the dict."""
         return cls(
             options, "ignore", dict(data["inputs"]), data["value"], data["status"], data["joined"]
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON-ready state."""
+        """Return the JSON-ready state; it shares `inputs` with this object."""
         return {
             "inputs": self.inputs,
             "value": self.value,
@@ -85,12 +85,14 @@ class Coalescer:
     def remove(self, name: str) -> bool:
         """Remove a member; return whether it was one.
 
-        F is recomputed without it and never falls.
+        The next `settle` computes F without it; F never falls.
         """
         return self.inputs.pop(name, None) is not None
 
     def signal_frontier(self, name: str, value: int) -> None:
-        """Record a member's frontier. An idle member becomes active (option `on_idle_punctuation`).
+        """Record a member's frontier; one that does not grow is ignored.
+
+        An idle member becomes active; with ``on_idle_punctuation: ignore`` nothing changes.
 
         Raises:
             PoisonError: the member is done, or the frontier does not grow and `regress` is
@@ -115,6 +117,9 @@ class Coalescer:
 
         If it is behind F, it is left out of F until it has caught up, unless `revived` is
         ``freeze``.
+
+        Raises:
+            PoisonError: the member is done.
         """
         known = self._require_not_done(name, "activity")
         if known["status"] == IDLE:
@@ -124,6 +129,9 @@ class Coalescer:
         """Record that a member is idle; it no longer counts for F.
 
         Repeated signals change nothing.
+
+        Raises:
+            PoisonError: the member is done.
         """
         known = self._require_not_done(name, "an idle signal")
         if known["status"] != IDLE:
@@ -133,6 +141,9 @@ class Coalescer:
         """Record that a member has ended; it leaves F.
 
         Its last frontier still counts when all other members become idle (option `all_idle`).
+
+        Raises:
+            PoisonError: the member is done already.
         """
         known = self._require_not_done(name, "a second end")
         self.inputs[name] = {"frontier": known["frontier"], "status": DONE, "aligned": False}
@@ -223,7 +234,7 @@ class Coalescer:
         return (self.status if silent else IDLE), None
 
     def latest_time_frontier(self) -> int | None:
-        """Return the largest frontier of all members; the +inf of an ended member is not a time."""
+        """Return the largest frontier of all members below +inf; None if no member has one."""
         return max(
             (f for i in self.inputs.values() if (f := i["frontier"]) is not None and f < TICK_MAX),
             default=None,

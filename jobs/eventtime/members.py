@@ -37,7 +37,8 @@ _DEFAULT_IDLE_TIMEOUT: Final = CoalesceOptions().idle_timeout
 def resolve_partition_timeout(spec: PipelineSpec, source: SourceSpec) -> int | None:
     """Return the idle timeout of a source's partitions, in ticks; None: never idle.
 
-    A source of one partition uses the timeout of the output, unless it sets its own.
+    A source of one partition (``partition_by: source``) uses the timeout of the output, unless it
+    sets one other than the default.
     """
     timeout = source.coalesce.idle_timeout
     return (
@@ -49,7 +50,14 @@ def resolve_partition_timeout(spec: PipelineSpec, source: SourceSpec) -> int | N
 
 @dataclass(slots=True)
 class SourceRules:
-    """The options of one source, prepared for the pass over its members, and its coalescer."""
+    """The options of one source, prepared for the pass over its members, and its coalescer.
+
+    Attributes:
+        distance: ticks of the frontier below the newest row; None without a lag.
+        timeout: ticks after which a partition is idle; None: never.
+        discovered: a member joins with its first event, not with its first survey.
+        lag_alone: the source has a lag, no wall clock, and no ``regress: error``.
+    """
 
     options: SourceSpec
     coalescer: Coalescer
@@ -100,7 +108,13 @@ class SourceRules:
     ) -> int | None:
         """Return the member's frontier: the greatest that rows, punctuation or wall clock promise.
 
-        The wall clock counts only if `clocked`.
+        The wall clock counts only if `clocked`. None if none of them promises anything yet.
+
+        Args:
+            state: of the member.
+            now: wall clock, ticks.
+            newest: largest event time of the member in this epoch; None without rows.
+            clocked: the wall clock counts.
         """
         value = compute_heuristic_frontier(state["seen"], self.distance)
         if state["punctuation"] is not None:
@@ -121,11 +135,11 @@ class Members:
     Attributes:
         world: the decider's state, which the pass changes.
         rules: source -> its rules.
-        now: recorded wall clock.
+        now: wall clock of the survey.
         clock: pipeline clock.
         members_at_barrier: members at an open barrier before the epoch.
         joined: joined members' surveys, in survey order.
-        pending: members that had rows left when the cut was planned.
+        pending: joined members that had rows left when the cut was planned.
         sources_with_backlog: sources of the pending members.
         sources_read: sources of which anything was read.
         sources_with_rows: sources of which rows or barriers were read, not only punctuation.
@@ -157,6 +171,10 @@ class Members:
         """Apply all surveys: joins, rows, statuses, frontiers and ends.
 
         Then remove members that are gone.
+
+        Raises:
+            PoisonError: rows after an end, punctuation that regresses, or a source that the spec
+                does not have.
         """
         for source, group in groupby(entries, attrgetter("member.source")):
             found, rules = list(group), self.rules.get(source)
@@ -169,11 +187,9 @@ class Members:
                 self._remove_member(name)
 
     def count_held_rows(self, name: str) -> None:
-        """Let the rows that were read behind a member's barrier move its frontier.
+        """Let the rows that were read behind a member's closed barrier move its frontier.
 
-        The barrier closed.
-
-        Used with the alignment ``pass``.
+        Used with the alignment ``pass``; does nothing for a member without such rows.
         """
         state, entry = self.world.members.get(name), self.joined.get(name)
         if state is None or entry is None or state["behind"] is None:
@@ -368,7 +384,7 @@ def add_requested_punctuation(
 ) -> Iterable[MemberSurvey]:
     """Return the members' surveys as if each slice ended with the CTIs sent to its source.
 
-    A member that has promised as much keeps its punctuation, and one that has ended its end.
+    Unchanged are members that have promised as much, have ended, or have not joined.
     """
     if not survey.ctis:
         return survey.members
@@ -425,7 +441,10 @@ def _new_member_state(clock: int) -> MemberState:
 
 
 def collect_statuses(world: DeciderState, quiet: set[str]) -> dict[str, str]:
-    """Return member -> status; a member is idle also if its whole source is in `quiet`."""
+    """Return member -> status; an active member is idle if its source is in `quiet`.
+
+    Members of sources that the output does not have yet are left out.
+    """
     found: dict[str, str] = {}
     for source, coalescer in world.sources.items():
         if source in world.output.inputs:
@@ -447,8 +466,10 @@ def find_frontier_holder(
 ) -> dict[str, Any] | None:
     """Return the member that holds the output frontier back: ``member``, ``since`` and ``why``.
 
-    It is the member with the least frontier among those that make F; None if no source counts.
-    `since` is the recorded wall clock at which it became that member.
+    It is the slowest member of the slowest source among those that make F: one without a frontier,
+    else the one with the least. `member` is the source's name if none of its members counts. None
+    if no source counts. `since` is the recorded wall clock at which it became that member. `why` is
+    "open barrier", "buffered rows", "no punctuation", "idle timer running" or "no data".
     """
     source = _find_slowest_input(world.output)
     if source is None:

@@ -73,7 +73,7 @@ class ReleaseOrder:
         return not self.grace_over
 
     def note_read(self, clock: int, section: int, max_time: int) -> None:
-        """Note that this epoch read rows up to `max_time`."""
+        """Note that this epoch read rows up to `max_time`; does nothing without a build window."""
         if self.options.build_window is None or (section, max_time) < self.released:
             # Nothing will ever expire, so the list must not grow; or the row is late or leaves at
             # once, and does not stay.
@@ -102,7 +102,7 @@ class ReleaseOrder:
         return max(times, default=None)
 
     def release(self, mark: ReleaseMark) -> ReleaseMark:
-        """Raise the released mark to `mark`, never lower it, and return it.
+        """Raise the released mark to `mark`, never lower it, and return the released mark.
 
         Forget entries below it.
         """
@@ -123,7 +123,7 @@ class ReleaseOrder:
         return self.entries[0][0] + self.options.build_window
 
     def expire_up_to(self, mark: ReleaseMark) -> None:
-        """Release the rows up to the mark.
+        """Release the rows up to and including the mark; `reach` stays.
 
         Their residence has expired, so no frontier is needed.
         """
