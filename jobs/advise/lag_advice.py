@@ -76,6 +76,9 @@ class LatenessCurve:
 
     Args:
         rows: greatest disorder of a bucket -> rows in it, as `merge_sketches` gives it.
+
+    Attributes:
+        rows: how many rows the sketches hold; large epochs are sampled.
     """
 
     def __init__(self, rows: Mapping[int, int]) -> None:
@@ -83,13 +86,13 @@ class LatenessCurve:
         self.rows = sum(self._rows.values())
 
     def late_rows_at(self, lag: int) -> int:
-        """Return how many rows are late at this lag, at most."""
+        """Return how many of the sketches' rows are late at this lag (ticks), at most."""
         return sum(count for disorder, count in self._rows.items() if disorder > lag)
 
     def lag_for(self, share: Fraction) -> int | None:
-        """Return the least lag that leaves at most this share of the rows late.
+        """Return the least lag, in ticks, that leaves at most this share of the rows late.
 
-        None without rows.
+        It is 0 or the bound of a bucket. None without rows.
         """
         allowed, late, lag = share * self.rows, 0, None
         for disorder, count in reversed(self._rows.items()):
@@ -100,7 +103,10 @@ class LatenessCurve:
         return 0 if lag is not None else None
 
     def points(self) -> list[tuple[int, float]]:
-        """Return (lag, share of late rows) for each bucket with rows in it, and for no lag."""
+        """Return (lag in ticks, share of late rows) for each bucket with rows in it, and for lag 0.
+
+        Lags ascend; empty without rows.
+        """
         found: list[tuple[int, float]] = []
         late = self.rows
         for disorder, count in self._rows.items():
@@ -116,6 +122,7 @@ class LagTarget:
     """The lag that a wanted share of late rows needs.
 
     Attributes:
+        share: of the rows, between 0 and 1.
         lag: that lag, in ticks.
         more_delay: ticks of delay that it adds to the present lag, negative if it saves delay.
             None: the present lag is not known.
@@ -133,10 +140,10 @@ class LagAdvice:
     Attributes:
         source: its name.
         curve: late rows over lag.
-        present: the present lag, which is the delay of everything that waits for this source; None:
-            not known, or the source has no lag.
+        present: the present lag in ticks, which is the delay of everything that waits for this
+            source; None: not known, or the source has no lag.
         read: rows read so far; the sketch holds fewer where large epochs were sampled.
-        late: rows that were late for the events output so far.
+        late: rows that were late so far, as the caller of `advise_lags` counts them.
         targets: by `TARGET_SHARES`; empty without rows.
     """
 
@@ -186,12 +193,13 @@ def advise_lags(
     lags: Mapping[str, int | None],
     counters: Mapping[str, Mapping[str, int]],
 ) -> list[LagAdvice]:
-    """Return advice for every source that has a sketch, a lag or rows.
+    """Return advice for every source that any of the arguments names.
 
     Args:
         sketches: of each epoch, by source.
         lags: source -> present lag in ticks; None: it has none.
-        counters: source -> disposition -> rows, as the newest manifest counts them.
+        counters: source -> "read" and "late" -> rows so far. `tidegate advise` gives as late the
+            rows that were late for at least one output.
     """
     by_source: dict[str, list[Mapping[str, Any]]] = {name: [] for name in (*lags, *counters)}
     for epoch in sketches:
@@ -260,7 +268,7 @@ _SHARE_AXIS_LABELS: Final = {
 
 
 def draw_curves(advice: Sequence[LagAdvice], path: Path, title: str) -> None:
-    """Draw the curve of each source into a picture file.
+    """Draw the curve of each source with rows into a picture file, which is replaced if it exists.
 
     Raises:
         ConfigurationError: the file's name does not end in .png or .svg, or there are no rows to
