@@ -1,6 +1,7 @@
 """Entry point ``python -m tidegate.jobs.driver SPEC.yaml --store URL``, which Airflow launches.
 
-It logs JSON lines to stderr and ends with the exit code of `run_pipeline`.
+It logs JSON lines to stderr and ends with the exit code of `run_pipeline`. If the spec cannot be
+read, it ends with the exit code of that error.
 """
 
 from __future__ import annotations

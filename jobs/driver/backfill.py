@@ -6,7 +6,7 @@ Computes the windows of a past range again in a batch run, and compares them wit
    the stream are on time here.
 2. The windows of the range that both runs have closed are compared.
 3. The result is written to ``<p>/backfills/<name>.json``; its key is the last line of the output.
-   The state of the batch run is deleted.
+   The state of the batch run is deleted, unless ``--keep`` is given.
 
 The stream is not changed and may run meanwhile; the batch run has no sinks. To put late rows into
 the stream's tables is the task of a merge (`tidegate splice`).
@@ -78,7 +78,9 @@ def run_backfill(
 def make_batch_spec(spec: PipelineSpec, bounds: _Range, folder: Path) -> PipelineSpec:
     """Return the pipeline under another name, with a first epoch that reads all there is.
 
-    It changes nothing outside: it has no sinks, and its catalog is a file in `folder`.
+    The name is the same for the same range. The epoch takes at most 1,000,000 objects and 2**31 - 1
+    rows of each partition. Nothing outside is changed: the pipeline has no sinks, and its catalog
+    is a file in `folder`.
     """
     text = f"{bounds[0].isoformat()} {bounds[1].isoformat()}"
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
@@ -104,7 +106,10 @@ def make_batch_spec(spec: PipelineSpec, bounds: _Range, folder: Path) -> Pipelin
 def compare_windows(
     spec: PipelineSpec, batch: PipelineSpec, store: Store, bounds: _Range
 ) -> dict[str, Any]:
-    """Return, per window of the spec, the comparison of `compare_results` within the range."""
+    """Return, per window of the spec, the comparison of `compare_results` within the range.
+
+    A result is within the range if its window begins and ends in it.
+    """
     from tidegate.jobs.sinks.published_tables import read_table
 
     def read_range(side: PipelineSpec, name: str) -> _Rows:
@@ -126,7 +131,8 @@ def compare_results(window: WindowSpec, stream: _Rows, batch: _Rows) -> dict[str
     """Compare results by key and span: counts, and examples of each kind of difference.
 
     Results that end after the last window of the other side are left out, because the other side
-    may still emit them.
+    may still emit them. So if a side has no result, nothing is compared, and all counts are 0.
+    Aggregates may differ as in `values_differ`. At most 10 examples of each kind are listed.
     """
     ends = [[row["window_end"] for row in rows] for rows in (stream, batch)]
     # A window that only one side has closed yet says nothing about the other side.

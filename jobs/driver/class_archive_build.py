@@ -60,6 +60,7 @@ def build_class_archive(again: bool = False) -> tuple[Path, bool]:
     Raises:
         ConfigurationError: Java is not installed.
         TransientError: the driver's run failed; its last lines are in the message.
+        subprocess.TimeoutExpired: it took longer than 600 s.
     """
     from tidegate.jobs.spark.spark_session import ARCHIVE_DUMP_VARIABLE, locate_class_archive
 

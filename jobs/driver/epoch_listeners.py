@@ -27,9 +27,10 @@ EpochListener = Callable[[EpochReport, float], None]
 
 
 class EpochListeners:
-    """Calls all listeners after each epoch, on the thread of the loop.
+    """Calls all listeners after each round of the loop, sealed or not, on the loop's thread.
 
-    So a listener must not block: metrics and lineage are sent by threads of their own.
+    So a listener must not block: metrics and lineage are sent by threads of their own. The
+    pipeline's name is in all log lines of the process until `close`.
 
     Args:
         spec: the pipeline.
@@ -59,7 +60,7 @@ class EpochListeners:
         bind_log_context(pipeline=spec.name)
 
     def on_epoch(self, report: EpochReport, seconds: float) -> None:
-        """Call every listener."""
+        """Call every listener; an exception of one is passed on, and ends the calls."""
         for listener in self._listeners:
             listener(report, seconds)
 
@@ -69,7 +70,7 @@ class EpochListeners:
             self._lineage.on_failure(error)
 
     def close(self) -> None:
-        """Send what is still queued, to each receiver for at most `FLUSH_TIMEOUT`."""
+        """Send what is still queued, to each receiver for at most `FLUSH_TIMEOUT`; never raises."""
         for close in self._closers:
             try:
                 close()

@@ -41,7 +41,7 @@ class EndConditions:
     Attributes:
         idle: seconds without a row and with nothing pending. Only time in which epochs could look
             for rows counts: neither an outage nor a wait for sinks is silence.
-        epochs: sealed epochs.
+        epochs: number of epochs that this run has sealed.
     """
 
     idle: float | None = None
@@ -50,7 +50,7 @@ class EndConditions:
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """How a run ended: the last state for ``status.json`` and a sentence."""
+    """How a run ended: the last state for ``status.json`` (stopped, finished) and a sentence."""
 
     state: str
     why: str
@@ -67,7 +67,7 @@ class LoopRuntime:
         inbox: requests of operators.
         stop: set when the driver should end.
         faults: fault points of tests.
-        on_epoch: called with the report of each epoch and its seconds.
+        on_epoch: called with the report of each epoch, sealed or not, and its seconds.
         monotonic: seconds on a clock that never goes back.
     """
 
@@ -104,8 +104,9 @@ class EpochLoop:
         """Run epochs until the run ends, and return why it ended.
 
         Raises:
-            TidegateError: fenced, poison or configuration. Transient errors are waited out, and for
-                some minutes also a store that suddenly refuses the credentials.
+            TidegateError: fenced, poison or configuration. Transient errors and a full disk are
+                waited out without a limit, a store that refuses the credentials for ten minutes.
+            Exception: any other, as it is.
         """
         self._status.set_state("running")
         while True:

@@ -27,7 +27,8 @@ _CONNECT_LOST_TEXTS = ("StatusCode.UNAVAILABLE", "INVALID_HANDLE.", "RETRIES_EXC
 def classify_error(pipeline: str, error: Exception) -> TidegateError:
     """Return the error to show to people.
 
-    Only an error that may be a bug is logged with its traceback.
+    A full disk or a lost JVM behind it comes first. Any other TidegateError is returned as it is.
+    Only an error that may be a bug is logged with its traceback, here.
     """
     environment_error = detect_full_disk(pipeline, error) or _detect_spark_loss(pipeline, error)
     # Before the error's own class: Spark reports a full disk as if the epoch were wrong.
@@ -105,6 +106,8 @@ def _get_first_line(error: Exception) -> str:
 
 def detect_full_disk(pipeline: str, error: BaseException) -> TransientError | None:
     """Return the error for a full scratch disk if that is behind `error`, however it is wrapped.
+
+    None otherwise, and for each TidegateError but a PoisonError.
 
     >>> detect_full_disk("p", OSError(errno.ENOSPC, "No space left on device", "/x")).message
     'p: no space left for scratch files (/x: No space left on device)'

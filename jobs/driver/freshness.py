@@ -38,12 +38,12 @@ class _Journey:
 
 
 class FreshnessMeter:
-    """Measures the epochs of this driver.
+    """Measures the epochs of this driver, the newest 1,000 of all sources together.
 
     `visible` is as exact as the readings are frequent: the status reads every two seconds.
 
     Args:
-        goal: ticks from arrival to visible that 95 of 100 epochs should keep; None: no goal.
+        goal: ticks from arrival to visible that 95 of 100 epochs should keep; None or 0: no goal.
         count_unpublished: returns how many sealed epochs a sink does not show yet.
         clock: tells when an epoch is seen to be visible.
     """
@@ -71,10 +71,11 @@ class FreshnessMeter:
             )
 
     def read_facts(self) -> dict[str, Any]:
-        """Return the fields of the status.
+        """Return the fields of the status, and note which epochs have become visible.
 
-        `freshness` has per source seconds at the percentiles 50, 95 and 99 until `sealed` and
-        until `visible`. `stale` names sources beyond the goal, with their 95th percentile.
+        `freshness` has per source a list of seconds at the percentiles 50, 95 and 99 until `sealed`
+        and until `visible`. `stale` names sources beyond the goal, with the seconds of their 95th
+        percentile until `visible`.
         """
         with self._lock:
             published, now = self._newest_slot - self._count_unpublished(), self._clock.wall_ticks()

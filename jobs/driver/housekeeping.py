@@ -56,7 +56,7 @@ def make_retention(
     """Return the retention of the spec, which also keeps what followers of the log still need.
 
     Args:
-        spec: the pipeline.
+        spec: the pipeline, or the job.
         log: its log.
         keep_for: seconds for which every checkpoint is kept; the spec's ``checkpoint.retain_for``
             unless given.
@@ -80,9 +80,9 @@ class MaintenanceReport:
     """What one round of maintenance did.
 
     Attributes:
-        swept: checkpoints retired and files deleted.
+        swept: checkpoints retired and files deleted, orphans of the tables included.
         compacted: table -> the number of its data files before and after.
-        compaction_obstacle: why tables were not compacted; empty if they were.
+        compaction_obstacle: why compaction failed; empty if it did not, or was not tried.
     """
 
     swept: SweepReport
@@ -99,7 +99,8 @@ def maintain_bucket(
 ) -> MaintenanceReport:
     """Compact the tables, then retire checkpoints and delete files.
 
-    If the catalog does not answer, only the compaction is left out. A job has no tables.
+    If compaction fails, for example because the catalog does not answer, the rest is done. A job
+    has no tables.
 
     Args:
         spec: the pipeline, or the job.
@@ -131,9 +132,10 @@ def maintain_bucket(
 
 
 class Housekeeper:
-    """Refreshes the index when many slots are new, and maintains the bucket when that is due.
+    """Refreshes the index when many slots are new, and maintains and scrubs the bucket when due.
 
-    The thread checks both every minute; ``checkpoint.maintain_every`` says how often to maintain.
+    The thread looks every minute. ``checkpoint.maintain_every`` says how often to maintain, first
+    that long after the start; None: never. A scrub is due once a day.
 
     Attributes:
         trouble: why the last round failed; None if it did not.
@@ -161,7 +163,7 @@ class Housekeeper:
         return self
 
     def stop(self) -> None:
-        """End the thread. A round that takes too long is cut off by the end of the process."""
+        """End the thread, and wait 5 s for it; the end of the process cuts off a longer round."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(timeout=5.0)

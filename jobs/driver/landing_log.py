@@ -103,17 +103,20 @@ class LandingLog:
         source: its spec, with a `landing` section.
         store: the pipeline's store; the objects go there unless the source's path is a full URL.
         checkpoint: Spark's checkpoint folder, on a disk that outlives the process.
-        new_generation: begin a new generation if the folder does not own the newest one.
+        new_generation: begin a new generation if the folder does not own the newest one. Sockets
+            always begin one.
         metrics: counts the batches, and the queries that are started again.
 
     Attributes:
         generation: the generation that this process writes.
         spark_folder: the part of the checkpoint folder that Spark uses.
         landed: rows that this process wrote.
-        failure: why the last batch could not be written; Spark loses this error.
+        failure: why the last batch could not be written. The landing query sets it, because Spark
+            loses this error.
 
     Raises:
         ConfigurationError: the newest generation belongs to another checkpoint folder.
+        TransientError: the store does not answer.
     """
 
     def __init__(
@@ -145,9 +148,15 @@ class LandingLog:
     def land_batch(self, batch: int, rows: bytes, count: int) -> bool:
         """Write a batch unless it is landed already; return whether this call wrote it.
 
+        Args:
+            batch: Spark's number of it.
+            rows: a Parquet object.
+            count: how many rows it has.
+
         Raises:
             ConfigurationError: the checkpoint folder is older than what was landed.
             FencedError: another process began a new generation.
+            TransientError: the store does not answer; the batch may be written.
         """
         self._note_batch(batch)
         written = self._create_object(self._batch_key(self.generation, batch), rows)
@@ -170,7 +179,7 @@ class LandingLog:
     def report_status(self, state: str, why: str | None = None) -> None:
         """Write ``status.json`` for `tidegate status`.
 
-        A store that does not answer is only logged.
+        A store that does not answer is only logged; one that refuses raises ConfigurationError.
         """
         body = {
             "state": state,
@@ -314,7 +323,10 @@ class LandingLog:
 
 
 def read_landing_status(name: str, source: SourceSpec, store: Store) -> dict[str, Any] | None:
-    """Return the last status of the process that lands a source; None if there is none."""
+    """Return the last status of the process that lands a source; None if none can be read.
+
+    It has the fields of `LandingLog.report_status`, with times in ticks.
+    """
     home, folder = locate_source(name, source, store)
     try:
         status: dict[str, Any] = json.loads(home.get(folder + _STATUS_KEY).data)

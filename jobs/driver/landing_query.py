@@ -48,7 +48,8 @@ def start_landing_query(
     """Start and return the landing query of a source.
 
     Raises:
-        ConfigurationError: Spark does not understand the landing's options or expressions.
+        ConfigurationError: Spark does not understand the landing's options or expressions, or an
+            option names an environment variable that is not set.
     """
     from pyspark.errors import AnalysisException, IllegalArgumentException
 
@@ -114,7 +115,7 @@ def _make_batch_writer(landing: LandingLog) -> Any:
 def run_landing_query(
     start: Callable[[], StreamingQuery], landing: LandingLog, stop: Event, until_idle: float | None
 ) -> TidegateError | None:
-    """Run the query until it is stopped; return its last failure, or None.
+    """Run the query until it is stopped, idle or failed; return its last failure, or None.
 
     A query that fails with a transient error after it has finished a batch is started again. This
     is needed after a crash between a batch and its commit: Spark 4.1 runs and commits the batch

@@ -58,7 +58,9 @@ class _CurrentStderr(logging.StreamHandler[TextIO]):
 
 
 def configure_logs(*, json: bool, file: TextIO | None = None) -> None:
-    """Send structlog's events to stderr, and libraries' logs from WARNING on.
+    """Send structlog's events from INFO on to stderr, and libraries' logs from WARNING on.
+
+    Libraries' logs go where the first call sent them.
 
     Args:
         json: JSON lines instead of readable text.
@@ -118,7 +120,8 @@ def ship_log(
     """Send the driver's log to the bucket until the block ends.
 
     So the log can be read when the driver's host is gone. Does nothing unless the launcher named
-    the log file in the environment.
+    the log file and the attempt in the environment. What cannot be sent is no error; the end waits
+    at most 10 s.
     """
     path, attempt = environment.get(LOG_VARIABLE), environment.get(ATTEMPT_VARIABLE)
     if not path or not attempt:

@@ -57,7 +57,10 @@ class EventTransport(Protocol):
 def make_epoch_events(
     spec: PipelineSpec, store: Store, manifest: Manifest, seconds: float, namespace: str
 ) -> list[RunEvent]:
-    """Return start and completion of the run of one epoch, with what it read and wrote.
+    """Return start and completion of the run of one epoch.
+
+    All sources of the spec are inputs. Outputs are the tables with files of it, and those tables in
+    the sinks.
 
     The run's id follows from the pipeline's uid and the checkpoint: the same epoch has the same id
     whenever it is sent.
@@ -68,6 +71,9 @@ def make_epoch_events(
         manifest: of the epoch.
         seconds: how long the epoch took.
         namespace: of the job.
+
+    Raises:
+        ConfigurationError, ValueError: the address of a source or a sink cannot be read.
     """
     from openlineage.client.event_v2 import InputDataset, OutputDataset
 
@@ -185,7 +191,7 @@ class OpenLineageSender:
         self._thread.start()
 
     def on_epoch(self, report: EpochReport, seconds: float) -> None:
-        """Queue the events of a sealed epoch."""
+        """Queue the events of a sealed epoch; what does not fit is dropped with a warning."""
         if report.manifest is None:
             return
         try:

@@ -37,7 +37,7 @@ _LONGEST_HOLD = 300.0
 
 
 class RequestInbox:
-    """Reads ``requests/`` once per epoch, which costs one LIST.
+    """Reads ``requests/`` once per `collect`: one LIST, and two GETs per open request.
 
     A request whose id is in the newest manifest, but which has no acknowledgement, was applied by a
     driver that died after the seal. Only what follows from it (a pin, the acknowledgement) is then
@@ -48,7 +48,7 @@ class RequestInbox:
         spec: the pipeline; its pipes and reducers may be attached.
         token: returns the token of the lease.
         stop: set when a request asks the driver to end.
-        newest: returns the newest sealed manifest.
+        newest: returns the manifest of the newest epoch or merge; None before the first.
         clock: for expiry and holds.
 
     Attributes:
@@ -76,7 +76,9 @@ class RequestInbox:
     def collect(self) -> EpochRequests:
         """Return the requests for the coming epoch.
 
-        Stop and hold take effect at once, because they need no sealed epoch.
+        Stop, drain and hold take effect at once, because they need no sealed epoch. Requests that
+        are refused or too old are acknowledged here. A later call returns the same requests again
+        until they are acknowledged.
         """
         self.held = None
         self._collected = [r for r in self._list_unfinished() if self._is_for_epoch(r)]
@@ -149,9 +151,10 @@ class RequestInbox:
         return ""
 
     def acknowledge_applied(self, report: EpochReport) -> None:
-        """Acknowledge what the sealed epoch applied.
+        """Acknowledge what the sealed epoch applied, and pin it for requests that ask for that.
 
-        The ids are in its manifest, so a crash before this call repeats nothing.
+        `report` is that of the sealed epoch with the requests of the last `collect`. The ids are in
+        its manifest, so a crash before this call repeats nothing.
         """
         for request in self._collected:
             self._finish_request(request, report.sealed)

@@ -1,4 +1,4 @@
-"""OpenTelemetry metrics of the driver and of a landing, if ``OTEL_EXPORTER_OTLP_ENDPOINT`` is set.
+"""OpenTelemetry metrics of the driver and of a landing, if the environment names an OTLP endpoint.
 
 Dashboards and alerts depend on the names (`infra/deploy/grafana`, `infra/deploy/alerts.yaml`).
 Prometheus receives them by OTLP, directly or from a collector, with underscores for dots.
@@ -277,7 +277,7 @@ class LandingMetrics:
         )
 
     def record_batch(self, rows: int) -> None:
-        """Count a batch that was written."""
+        """Count a batch that was written; its age starts again from 0."""
         self._landed_at = time.monotonic()
         self._rows.add(rows, self._attributes)
         self._batches.add(1, self._attributes)
@@ -307,7 +307,8 @@ def _encode_state(states: Iterable[str], now: str) -> list[_Value]:
 def create_meter_provider(environment: Mapping[str, str], instance: str) -> MeterProvider | None:
     """Return a provider that sends by OTLP over HTTP every ten seconds; None without an endpoint.
 
-    The caller shuts it down at the end.
+    ``OTEL_EXPORTER_OTLP_ENDPOINT`` or ``OTEL_EXPORTER_OTLP_METRICS_ENDPOINT`` names it. None also
+    if ``OTEL_SDK_DISABLED`` is ``true``. The caller shuts the provider down at the end.
     """
     names = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT")
     if (

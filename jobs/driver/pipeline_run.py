@@ -100,7 +100,7 @@ class RunOptions:
         ends_when_stopped: a standby ends when the pipeline is stopped.
         asked_by: the person who starts this run. The run then clears an earlier ``tidegate stop``.
         work: scratch folder; a temporary one unless given.
-        on_epoch: called after each epoch with its report and its seconds.
+        on_epoch: called after each epoch, sealed or not, with its report and its seconds.
         ends_input: the sources end after the objects that they hold now, as if each were bounded.
     """
 
@@ -137,7 +137,8 @@ class RunContext:
 def run_pipeline(spec: PipelineSpec, options: RunOptions) -> int:
     """Run one pipeline in this process until it ends, and return the exit code.
 
-    Errors are written to the status, logged, and turned into the exit code of their class.
+    0 if it was stopped or is finished. Errors are logged and turned into the exit code of their
+    class; they are in the status if the run held the lease. Signals: see `run_until_end`.
     """
     try:
         run_until_end(spec, options)
@@ -150,7 +151,8 @@ def run_pipeline(spec: PipelineSpec, options: RunOptions) -> int:
 def run_until_end(spec: PipelineSpec, options: RunOptions) -> RunOutcome:
     """Run one pipeline in this process, and return how it ended.
 
-    Called from the main thread, this installs handlers for SIGTERM and SIGINT: drain, seal, stop.
+    In the main thread, SIGTERM and the first SIGINT drain, seal and stop; a second SIGINT raises
+    KeyboardInterrupt at once. In another thread no handler is installed.
 
     Raises:
         TidegateError: what ended the run; it is in the status if the run held the lease.
@@ -244,7 +246,8 @@ def _start_mover(
 def make_startup_retry(pipeline: str, stop: threading.Event) -> Retrying:
     """Return a retry for the time before the lease, when there is no status to write to.
 
-    It waits for a store that is away and logs each attempt.
+    It tries again after a `TransientError`, for at most ten minutes, and logs each attempt. Then it
+    raises the last error; so it does when `stop` is set.
     """
 
     def log_store_away(state: RetryCallState) -> None:
@@ -266,7 +269,8 @@ def make_startup_retry(pipeline: str, stop: threading.Event) -> Retrying:
 class DriverSession:
     """The threads and parts that live while the lease is held.
 
-    They start here and end in `close`, in the order that `close` gives.
+    The lease is renewed and the bucket maintained from here on; the status is written and tables
+    are published from `run_to_end` on. All end in `close`, in the order that `close` gives.
     """
 
     def __init__(self, run: RunContext, view: InputView, uid: str, lease: Lease) -> None:
@@ -299,7 +303,11 @@ class DriverSession:
         )
 
     def run_to_end(self, wait_for_mover: Callable[[], Mover]) -> RunOutcome:
-        """Select the start checkpoint, run the loop, drain, and write how it ended."""
+        """Select the start checkpoint, run the loop, drain, and write how it ended.
+
+        Raises:
+            TidegateError: what ended the run, as `classify_error` gives it; it is in the status.
+        """
         self._status.start(self._collect_live_facts)
         try:
             outcome = self._run_and_drain(wait_for_mover)
@@ -399,7 +407,10 @@ class DriverSession:
         return EpochLoop(engine, self._publisher, runtime, run.options.until)
 
     def close(self) -> None:
-        """Stop the threads and release the lease, so that the next driver need not wait."""
+        """Stop the threads and release the lease, so that the next driver need not wait.
+
+        If the store does not answer, the lease expires by itself.
+        """
         # First what writes tables, then what only reads or reports, and then the lease: the next
         # driver must not meet a thread of this one.
         self._publisher.stop()
@@ -415,7 +426,10 @@ class DriverSession:
 
 @contextlib.contextmanager
 def stop_on_signals(stop: threading.Event) -> Iterator[None]:
-    """Turn SIGTERM and SIGINT into a drain; a second SIGINT ends the process at once."""
+    """Let SIGTERM and SIGINT set `stop`; a SIGINT after that raises KeyboardInterrupt at once.
+
+    Only in the main thread; another thread gets no handlers. The old handlers come back at the end.
+    """
     # Python lets only the main thread install handlers.
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -465,7 +479,10 @@ def make_dispatcher(
 
 
 def make_followers(spec: PipelineSpec, store: Store, uid: str) -> list[Sink]:
-    """Return all followers of the log: the sinks, and the writer of splice request documents."""
+    """Return all followers of the log: the tables, the sinks, and the writer of splice requests.
+
+    The last one only if an attachment has ``merge: splice``.
+    """
     sinks = make_sinks(spec, store, uid)
     if any(one.merge == "splice" for one in spec.stream_graph.attachments.values()):
         from tidegate.jobs.streams.splice_request_sink import SpliceRequestSink

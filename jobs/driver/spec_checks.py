@@ -1,6 +1,6 @@
 """Finds mistakes of a spec that only its use would show.
 
-Columns, types and functions in expressions.
+They are in columns, types and functions of expressions, and in functions of reducers.
 
 DuckDB judges expressions on a table without rows, and judges Spark SQL after a translation by
 sqlglot. What the translation does not cover is not a mistake: Spark judges it before the lease is
@@ -44,7 +44,7 @@ class SqlField:
     """An expression of a spec.
 
     Attributes:
-        place: its field.
+        place: path of its field in the spec.
         sql: the expression.
         columns: those that it may name, with their types.
         is_spark: it is Spark SQL, otherwise DuckDB's.
@@ -93,6 +93,8 @@ def require_no_mistakes(spec: PipelineSpec) -> list[SqlField]:
 
 def judge_with_spark(session: Any, spec: PipelineSpec, fields: list[SqlField]) -> None:
     """Let Spark analyse expressions over a table without rows.
+
+    Types that `SqlField.refused` names are not looked for.
 
     Raises:
         ConfigurationError: it cannot; the message lists its reasons.

@@ -73,7 +73,10 @@ _LOOK_EVERY = 2.0  # seconds between two reads of the desired state of a stopped
 
 
 def touch_alive_file(alive: Path) -> None:
-    """Show a supervisor that this process is not stuck: a liveness probe reads the file's age."""
+    """Show a supervisor that this process is not stuck: a liveness probe reads the file's age.
+
+    A file that cannot be touched is no error.
+    """
     with contextlib.suppress(OSError):
         alive.touch()
 
@@ -130,8 +133,12 @@ class LeaderElection:
     def wait_until_wanted(self) -> bool:
         """Wait until the pipeline should run; return False if the process should end.
 
+        A restore that its process has abandoned is ended on the way.
+
         Raises:
-            FencedError: the pipeline should not run, and this driver is not a standby.
+            FencedError: the pipeline should not run, and this driver is not a standby, or is one
+                that ends when the pipeline is stopped.
+            TransientError: the store did not answer for ten minutes, or until `stop` was set.
         """
         while not self._retry(self._is_wanted):
             if self.stop.wait(_LOOK_EVERY):
@@ -142,8 +149,10 @@ class LeaderElection:
         """Return the lease, or None if a standby should end.
 
         Raises:
-            FencedError: another driver holds it, or the pipeline should not run, and this driver is
-                not a standby.
+            FencedError: as in `wait_until_wanted`; or another driver holds the lease, and this one
+                is not a standby.
+            ConfigurationError: the lease belongs to a pipeline with another uid.
+            TransientError: as in `wait_until_wanted`.
         """
         while True:
             try:
@@ -225,21 +234,25 @@ def select_head(
     recover_to: str,
     require_fit: Callable[[Manifest], None] = lambda _manifest: None,
 ) -> None:
-    """Make the checkpoint that `recover_to` asks for the head of the log, if it is whole.
+    """Make the checkpoint that `recover_to` asks for the head of the log.
 
-    Everything but to continue from an undamaged newest checkpoint writes a restore.
+    Only for ``latest`` the files are looked for, without reading them: a damaged head is condemned,
+    and the newest whole checkpoint takes its place. ``latest_healthy`` goes by the quality runs; a
+    checkpoint id is taken as it is, unless it is condemned. A restore is written if another
+    checkpoint than the head is chosen. An empty log stays as it is.
 
     Args:
         spec: the pipeline, or the job.
         log: its log.
         lease: held by this driver.
-        recover_to: ``latest``, ``latest_healthy`` or a checkpoint id.
+        recover_to: ``latest``, ``latest_healthy``, or what `CheckpointCatalog.resolve` takes.
         require_fit: raises if the spec does not fit the state of the chosen checkpoint.
 
     Raises:
         PoisonError: the newest checkpoint is damaged and the spec says ``on_bad_checkpoint: stop``,
-            or all checkpoints are damaged.
-        ConfigurationError: `recover_to` is not a checkpoint.
+            or no checkpoint is proven whole.
+        ConfigurationError: `recover_to` is not a checkpoint, or is a condemned one.
+        FencedError: the lease is lost.
     """
     head = log.head()
     if head.record is None or head.checkpoint is None:
@@ -330,6 +343,8 @@ def _find_undamaged_checkpoint(
 @contextlib.contextmanager
 def open_work_folder(given: Path | None) -> Iterator[Path]:
     """Yield the scratch folder, without what killed drivers have left there.
+
+    Without `given` it is a temporary one, which is deleted at the end; a given one stays.
 
     A driver that is killed cannot delete its scratch files, and each time the input of a whole
     epoch stays. A lock tells the folders of live drivers from those of dead ones: the kernel drops

@@ -54,7 +54,8 @@ class DriverSteps(LeaseRenewer):
 
     Args:
         lease: the lease to renew.
-        max_gap: the most that a time without the lease counts as worked, in ticks.
+        max_gap: the most that a time without the lease counts as worked, in ticks; at least the TTL
+            of the lease counts.
         clock: for renewals and deadlines.
 
     Attributes:
@@ -73,7 +74,7 @@ class DriverSteps(LeaseRenewer):
         self.enter("start")
 
     def enter(self, name: str) -> None:
-        """Announce a step without measuring it."""
+        """Announce a step of `STEP_DEADLINES` without measuring it."""
         self.since, self.limit = self._clock.wall_ticks(), STEP_DEADLINES[name]
         self.announce_step(name, self.limit)
 
@@ -89,7 +90,7 @@ class DriverSteps(LeaseRenewer):
             self.enter("wait")
 
     def renew_once(self) -> None:
-        """Renew the lease, and count the time since the last renewal as worked."""
+        """Renew the lease, and count the time since the last call as worked; never raises."""
         try:
             super().renew_once()
             self.read_worked_ticks()
@@ -121,7 +122,12 @@ class DriverSteps(LeaseRenewer):
         bind_log_context(epoch=epoch, attempt=name)
 
     def require_lease(self) -> int:
-        """Return the lease's token after a check; raise FencedError if the lease is lost."""
+        """Return the lease's token after a check.
+
+        Raises:
+            FencedError: the lease is lost.
+            TransientError: its time is over, and the store does not answer.
+        """
         self.lease.ensure_held()
         return self.lease.token
 
@@ -181,7 +187,7 @@ class StatusReporter:
     def set_state(
         self, state: str, *, error: TidegateError | None = None, why: str | None = None
     ) -> None:
-        """Change the state and write it at once."""
+        """Change the state, `error` and `why` (None clears them), and write them at once."""
         # At once, and not with the next heartbeat: observers are patient with a driver that waits.
         self.state = state
         with self._lock:
@@ -259,7 +265,7 @@ class StatusReporter:
             log_background_failure("status_not_written", "writing the status", error)
 
     def stop(self) -> None:
-        """End the thread."""
+        """End the thread, and wait 10 s for it; it writes no last document."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(timeout=10.0)
@@ -284,7 +290,7 @@ def find_silent_sources(decision: Decision, after: int | None) -> dict[str, int]
 
 
 def read_member_frontiers(decision: Decision) -> dict[str, int | None]:
-    """Return the frontier of each member from the decider's state."""
+    """Return each member's frontier from the decider's state, in ticks; None before its first."""
     sources = decision.after.get("sources", {})
     return {
         name: member["frontier"]
