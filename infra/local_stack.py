@@ -36,7 +36,10 @@ _DRIVER_GRACE = 20.0  # a driver seals its epoch before it ends
 
 
 def find_default_dags() -> Path:
-    """Return `dags/` of the current folder, else of the checkout this code runs from."""
+    """Return `dags/` of the current folder, else of the checkout this code runs from.
+
+    If neither exists, the former.
+    """
     own = Path(__file__).resolve().parents[1] / "dags"
     here = Path.cwd() / "dags"
     return own if own.is_dir() and not here.is_dir() else here
@@ -61,7 +64,7 @@ class StackSettings:
 
 @dataclass(frozen=True)
 class StackStatus:
-    """The state of a stack, as `tidegate status` shows it.
+    """The state of a stack, as `tidegate up` prints it.
 
     Attributes:
         processes: name -> `running` or `stopped`.
@@ -90,6 +93,9 @@ class Stack:
     def up(self, progress: Progress) -> StackStatus:
         """Start the processes that do not run, and return when all are healthy.
 
+        Builds MinIO if this machine has none, makes the bucket, and restarts an Airflow that runs
+        with other settings.
+
         Raises:
             TransientError: a process ended or was not healthy in time; the message names its log.
             ConfigurationError: the DAGs folder does not exist, or the stack's files are damaged.
@@ -106,7 +112,8 @@ class Stack:
     def down(self, progress: Progress) -> None:
         """Stop all processes of this stack, streaming drivers included.
 
-        Data and addresses are kept.
+        Drivers have 20 s to seal what they have read; then they are killed. Data and addresses are
+        kept.
         """
         say = TimedProgress(progress)
         with lock_stack(self.home / "stack.lock"):
@@ -136,7 +143,7 @@ class Stack:
         say("the stack is down; its data stays in " + str(self.home))
 
     def status(self) -> StackStatus:
-        """Return which processes run and which servers are healthy."""
+        """Return which processes run, and whether all of the stack is healthy."""
         state = self._state
         names = ("minio", *airflow_processes.AIRFLOW_COMPONENTS)
         alive = {
@@ -162,12 +169,12 @@ class Stack:
 
     @property
     def airflow_url(self) -> str:
-        """The address of Airflow for a browser; only for a stack that was up."""
+        """The address of Airflow for a browser; ConfigurationError if the stack was never up."""
         return airflow_processes.build_airflow_url(self._read_port("airflow"))
 
     @property
     def minio_endpoint(self) -> str:
-        """The address of MinIO for S3 clients; only for a stack that was up."""
+        """The address of MinIO for S3 clients; ConfigurationError if the stack was never up."""
         return f"http://127.0.0.1:{self._read_port('minio')}"
 
     @property
@@ -179,6 +186,9 @@ class Stack:
         """Return the variables with which a tidegate process finds this stack.
 
         They include the secret key of the bucket.
+
+        Raises:
+            ConfigurationError: the stack was never up.
         """
         app = self._secrets.minio_app
         pipelines = self.settings.pipelines or self.settings.dags / "pipelines"
@@ -206,11 +216,17 @@ class Stack:
         return settings | self.environment() | {"TIDEGATE_STACK_ID": self._state.stack_id}
 
     def airflow_api(self, user: str = "admin") -> AirflowApi:
-        """Return a client of Airflow's API, logged in as one of `admin`, `olga`, `uwe`, `vic`."""
+        """Return a client of Airflow's API for `admin`, `olga`, `uwe` or `vic`.
+
+        It logs in with its first request. ConfigurationError if the stack was never up.
+        """
         return AirflowApi(self.airflow_url, user, self._secrets.airflow_passwords[user])
 
     def minio_server(self) -> MinioServer:
-        """Return the stack's MinIO, running or not."""
+        """Return the stack's MinIO, running or not.
+
+        Set its `program` before you start it.
+        """
         state = self._state
         return MinioServer(
             Path(),

@@ -50,8 +50,8 @@ class MinioServer:
         program: the server program, from `ensure_minio`.
         data: folder of the objects; made if missing.
         log: file that gets the server's output.
-        root: the root user's keys.
-        port: wanted port; if another process uses it, a free one is taken.
+        root: the root user's keys; None: new ones.
+        port: wanted port; if another process uses it, or if it is None, a free one is taken.
         mark: a running server to adopt (then `port` is its port).
     """
 
@@ -74,14 +74,18 @@ class MinioServer:
 
     @property
     def port(self) -> int:
-        """The port on which it listens, or listened when it last ran."""
+        """The port on which it listens, or listened when it last ran.
+
+        Raises:
+            RuntimeError: no port was given, and it was never started.
+        """
         if self._port is None:
             raise RuntimeError("start() chooses the port")
         return self._port
 
     @property
     def endpoint(self) -> str:
-        """Its URL, for S3 clients."""
+        """Its URL, for S3 clients; raises as `port`."""
         return f"http://{LOOPBACK}:{self.port}"
 
     @property
@@ -135,7 +139,7 @@ class MinioServer:
     def kill(self) -> None:
         """End with kill -9, as a crash would.
 
-        `start()` brings it back with the same port, keys and objects.
+        `start()` brings it back with the same keys and objects, and on the same port if it is free.
         """
         # Data and credentials stay, so that a later start finds them.
         if self.mark is not None:
@@ -179,9 +183,9 @@ class MinioServer:
 
 
 def provision_bucket(server: MinioServer, bucket: str, app: Credentials) -> None:
-    """Make the bucket, and a user who may only read, write and list this bucket.
+    """Make the bucket, and give a user the right to read, write, list and delete its objects.
 
-    May be repeated.
+    May be repeated. Raises as `grant_policy`.
     """
     grant_policy(server.endpoint, server.root, bucket, app, build_bucket_policy(bucket))
 
@@ -211,7 +215,8 @@ def ensure_minio(progress: Progress, cache: Path | None = None) -> Path:
     """Find the MinIO server program, or build it (3 to 5 minutes on two idle cores).
 
     Args:
-        progress: called with where it comes from, and every few seconds during a build.
+        progress: called with each step of a build and every 15 s in it; not at all if a program is
+            found.
         cache: the folder for builds; default: `locate_cache_folder()`.
 
     Raises:

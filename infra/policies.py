@@ -3,12 +3,12 @@
 ``python -m tidegate.infra.policies driver BUCKET PIPELINE --input inbox/`` prints one.
 
 * ``driver`` may read and write below the pipeline's own prefix, delete there what retention
-  deletes, read the pipeline's inputs, and use the one folder of the start-up probe. Airflow has
-  this role too: its tasks start drivers with their own keys, merge, delete what is due and compare
-  ranges with batch runs.
-* ``operator`` is for people at a command line. They may read everything, send requests to drivers,
-  decide about late rows, pin and restore. They may not write rows (``splice merge``) or delete them
-  (``gc``).
+  deletes, read the pipeline's inputs, and use the folders of the start-up probe and of backfills.
+  Airflow has this role too: its tasks start drivers with their own keys, merge, delete what is due
+  and compare ranges with batch runs.
+* ``operator`` is for people at a command line. They may read all of the pipeline and its inputs,
+  send requests to drivers, decide about late rows, pin and restore. They may not write rows
+  (``splice merge``) or delete them (``gc``).
 * ``reader`` may read the tables and what is needed to find them; no leases, no requests, no
   writing.
 * ``lander`` is for ``tidegate land``. It may write into the inputs' folders and read its own notes
@@ -57,7 +57,7 @@ class Role(StrEnum):
 def build_policy(
     role: Role, bucket: str, pipeline: str, *, prefix: str = "", inputs: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Return the policy of a role for one pipeline.
+    """Return the policy of a role for one pipeline, as JSON-ready data.
 
     Args:
         role: the role.
@@ -65,6 +65,7 @@ def build_policy(
         pipeline: its name.
         prefix: of the store inside the bucket (``s3://bucket/prefix``).
         inputs: prefixes that the sources read, relative to the store; a lander writes there.
+            Without them, no role may read the input.
 
     Raises:
         ConfigurationError: a lander without a folder to land in.

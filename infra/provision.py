@@ -68,6 +68,7 @@ def grant_policy(
 ) -> int:
     """Make the bucket and the user, and give the user a policy. May be repeated.
 
+    A user that exists gets the secret key of `user`.
     The name of a policy is a hash of its content. So one key may have the policies of several
     pipelines, and has each only once.
 
@@ -130,7 +131,10 @@ def grant_policy(
 
 
 def build_bucket_policy(bucket: str) -> dict[str, Any]:
-    """Return the policy to read, write and list a whole bucket, for those who run its pipelines."""
+    """Return the policy to read, write, list and delete all objects of a bucket.
+
+    It is for those who run the bucket's pipelines.
+    """
     on_bucket = [
         "s3:GetBucketLocation",
         "s3:GetLifecycleConfiguration",

@@ -54,6 +54,8 @@ class StackState:
     def load(cls, file: Path) -> StackState:
         """Read the file; a missing file is a stack that never ran.
 
+        After a reboot no processes are named: the stack has none.
+
         Raises:
             ConfigurationError: the file is not a stack's state.
         """
