@@ -1,6 +1,7 @@
 """Runs the suites in a process: `python -m tidegate.expectations run SPEC.yaml --store URL`.
 
-Exit codes: 0 pass or warn, 1 a critical check failed (named), else the code of the failure class.
+Exit codes: 0 pass or warn, 1 a critical check failed (named), else that of the error's class. A
+relative folder `quality.suites` is looked for next to the spec, then in the working folder.
 The last line on standard output is the store key of the result; with ``--json`` the only line is
 the whole result in its envelope.
 """

@@ -56,7 +56,7 @@ _SUITE_LINK = re.compile(r'<a href="[./]*expectations/[^"]*"\s*>(.*?)</a>', re.D
 def publish_data_docs(store: Store, result: Mapping[str, Any], run: RunResult) -> str:
     """Write pages and results into the store, the newest pointers last.
 
-    Return the key of the result.
+    Pages of runs before the newest 100 are deleted; results stay. Return the key of the result.
     """
     quality = BucketLayout(result["pipeline"]).quality_prefix
     folder = f"{quality}docs/{result['id']}/"

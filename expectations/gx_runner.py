@@ -1,7 +1,6 @@
 """Runs the suites over the summaries with Great Expectations, and collects the results.
 
-Great Expectations is imported inside the functions: it takes seconds and 300 MB, and no other
-module of this folder needs it.
+Great Expectations is imported inside the functions, as in `data_docs`: it takes seconds and 300 MB.
 """
 
 from __future__ import annotations
@@ -36,14 +35,16 @@ class CheckResult:
     """The result of one check.
 
     Attributes:
-        observed: the values it looked at, in words.
-        offenders: rows of the summary that broke it, by their first column.
+        severity: ``critical`` or ``warn``.
+        observed: the values it looked at, in words; of a failure the first five that broke it.
+        offenders: the rows of the summary that broke it, as ``first column: value``; only the value
+            in a summary of one row.
         expected: the resolved arguments of the expectation.
         scope: ``recent`` or ``all``, see `Check`.
         epochs: first and last epoch that a failure is about; None if it passed, or if the check
             judges the whole past.
-        sample: the newest of the rows behind a failure.
-        command: shows all of these rows.
+        sample: the newest of the rows behind a failure; see `RowSample`.
+        command: shows these rows; empty if the check passed.
     """
 
     id: str
@@ -71,6 +72,7 @@ class RunResult:
     """The results of all checks.
 
     Attributes:
+        checks: passed and failed ones, in the order of the suites.
         frames: the summaries that were looked at, by name.
         titles: suite -> its title.
         validations: page -> GX's own result, which the Data Docs are rendered from.
@@ -319,7 +321,7 @@ def _describe_observed(
 
 
 def format_number(value: Any) -> str:
-    """Return a value as text for people."""
+    """Return a value as text for people; floats are rounded to four digits or to whole numbers."""
     if not isinstance(value, float):
         return str(value)
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

@@ -46,11 +46,11 @@ def check_quality(
     """Run every suite, put result and Data Docs into the store, and return the result.
 
     The result's ``verdict`` is ``pass``, ``warn`` or ``fail``; ``checkpoint`` is the newest one
-    that was looked at, so that ``recover_to: latest_healthy`` can tell which checkpoints were found
-    healthy; ``key`` and ``docs`` are store keys.
+    that was looked at (None before the first), so that ``recover_to: latest_healthy`` can tell
+    which checkpoints were found healthy; ``key`` and ``docs`` are store keys.
 
     Raises:
-        ConfigurationError: a suite is wrong.
+        ConfigurationError: a suite is wrong, or a check cannot be computed.
         TransientError: the store or the catalog cannot be reached now.
     """
     read = read or _make_table_reader(spec, store)
@@ -126,6 +126,7 @@ def gather_evidence(
     The tables are cut at the newest epoch of the checkpoints table, so that they fit together.
 
     Raises:
+        ConfigurationError: a suite is wrong.
         TransientError: the store or the catalog cannot be reached now.
     """
     log = SlotLog(store, spec.name)

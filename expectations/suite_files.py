@@ -1,6 +1,6 @@
 """Suites as data: the YAML files in `suites/` and in a pipeline's folder, as frozen models.
 
-Fast to import: only `gx_runner` imports Great Expectations.
+Fast to import: Great Expectations is not needed here.
 """
 
 from __future__ import annotations
@@ -31,7 +31,11 @@ Scope = Literal["recent", "all"]
 
 
 class Check(SpecModel):
-    """One expectation of a suite."""
+    """One expectation of a suite.
+
+    A failed check with the severity `critical` fails the quality run; `off` leaves the check out.
+    The spec's `quality.severity` replaces the severity.
+    """
 
     id: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
     summary: str
@@ -98,13 +102,16 @@ def limit_values(limits: QualityLimits) -> dict[str, float]:
 
 
 def load_suites(spec: PipelineSpec) -> list[Suite]:
-    """Load the built-in suites and those of the pipeline's folder, with the pipeline's severities.
+    """Load the built-in suites and those in the folder `quality.suites`.
 
-    A file in the pipeline's folder replaces the built-in one of the same name.
+    The folder is relative to the working folder. A file there replaces the built-in one of the same
+    name. Severities are the pipeline's. Checks that are off or need what the pipeline does not have
+    are left out, and so are suites without a check left.
 
     Raises:
-        ConfigurationError: a suite file is wrong, or `quality` names a folder or a check that does
-            not exist.
+        ConfigurationError: a suite file is wrong, `quality` names a folder or a check that does not
+            exist, two checks have one id, or a check of the own folder names a table or column that
+            the pipeline does not have.
     """
     quality = spec.quality
     # Through importlib.resources, because the package may be read from a zip file.
@@ -189,7 +196,7 @@ def _refuse_unknown_ids(spec: PipelineSpec, suites: list[Suite]) -> None:
 
 
 def list_checked_tables(suites: list[Suite]) -> list[str]:
-    """Return the tables that checks look at directly, not through a summary."""
+    """Return the names of the tables that checks look at directly, not through a summary."""
     summaries = {check.summary for suite in suites for check in suite.checks}
     return sorted(s.removeprefix(TABLE_PREFIX) for s in summaries if s.startswith(TABLE_PREFIX))
 

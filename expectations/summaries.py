@@ -69,16 +69,18 @@ class Evidence:
     """What the checks look at: one consistent cut through the tables, and two manifests.
 
     Attributes:
-        late: the late table up to the epoch of `head`; the other tables likewise.
+        late: the late table up to the epoch of `head`; the other tables likewise. Late rows and
+            events may have only the columns that the checks need.
         rejections: rows that streams rejected; None for a pipeline without streams.
         head: manifest of the newest epoch that the tables show; None before the first.
         recent_since: epochs after this one are recent.
         past: manifest of that epoch; None if recent epochs begin with the log.
         tables: recent rows of the tables that suites of the user look at, with all columns.
-        sealed: slot of the newest sealed epoch, published or not.
+        sealed: slot of the newest sealed epoch or merge, published or not.
         now: ticks.
         events_since: the events table was read from the epoch after this one.
-        wanted: people want this stream to run now, so an old newest checkpoint is a problem.
+        wanted: the stream runs or should run, and rows waited when `head` was sealed, so an old
+            `head` is a problem.
         verified: verdict on the objects that `head` needs, by presence and size; ``none`` before
             the first.
     """
@@ -101,7 +103,7 @@ class Evidence:
     tables: Mapping[str, pa.Table] = field(default_factory=dict)
 
     def count_rows(self, *, recent: bool) -> dict[str, RowCounts]:
-        """Count the rows of each source, of recent epochs or of all."""
+        """Count the rows of each source that `head` has, of recent epochs or of all."""
         now, before = _count_by_source(self.head), _count_by_source(self.past)
         nothing = RowCounts({})
         if recent:
@@ -114,9 +116,10 @@ class Evidence:
 
 
 def summarize_late_by_source(evidence: Evidence) -> pd.DataFrame:
-    """Return one row per source.
+    """Return one row per source: its late rows, in all and recently, and how late the recent were.
 
-    Its late rows, late for at least one output, and how late they were.
+    A row counts if it was late for at least one output. Sources that the spec no longer has are
+    there as well if the late table has rows of them. Lateness and lag are in seconds.
     """
     late = evidence.select_recent(evidence.late).to_pandas()
     every, recent = evidence.count_rows(recent=False), evidence.count_rows(recent=True)
@@ -154,7 +157,7 @@ def summarize_late_by_source(evidence: Evidence) -> pd.DataFrame:
 
 
 def summarize_late_by_output(evidence: Evidence) -> pd.DataFrame:
-    """One row per output: the share of the rows offered to it that were late for it."""
+    """One row per output: rows offered to it and late for it, in all and recently."""
     now = RowCounts.add_up(evidence.count_rows(recent=False).values())
     newest = RowCounts.add_up(evidence.count_rows(recent=True).values())
     return pd.DataFrame(
@@ -174,7 +177,10 @@ def summarize_late_by_output(evidence: Evidence) -> pd.DataFrame:
 
 
 def summarize_late_by_reason(evidence: Evidence) -> pd.DataFrame:
-    """One row per output and reason of the recent late table."""
+    """One row per output and reason of the recent late table: rows and lateness in seconds.
+
+    The lateness is null for reasons other than the frontier.
+    """
     late = evidence.select_recent(evidence.late).select(["output", "reason", "lateness_us"])
     grouped = late.to_pandas().groupby(["output", "reason"], sort=True)["lateness_us"]
     found = grouped.agg(["size", "min", "median", "max"]).reset_index()
@@ -192,7 +198,10 @@ def summarize_late_by_reason(evidence: Evidence) -> pd.DataFrame:
 
 
 def summarize_dropped(evidence: Evidence) -> pd.DataFrame:
-    """One row per source and output: rows that were counted and not kept."""
+    """One row per source and output that dropped rows (counted, kept in no table).
+
+    In all and recently, with the share of the source's recent rows.
+    """
     every, recent = evidence.count_rows(recent=False), evidence.count_rows(recent=True)
     rows: list[dict[str, Any]] = []
     for source, now in every.items():
@@ -213,7 +222,10 @@ def summarize_dropped(evidence: Evidence) -> pd.DataFrame:
 
 
 def summarize_stream_rejections(evidence: Evidence) -> pd.DataFrame:
-    """One row per stream: rows that it rejected, and the rows that the pipeline read."""
+    """One row per stream: rows that it rejected, in all and recently.
+
+    The share is that of the rows that the pipeline read recently.
+    """
     now = RowCounts.add_up(evidence.count_rows(recent=False).values())
     newest = RowCounts.add_up(evidence.count_rows(recent=True).values())
     rejected, recent = now.count_stream_rejections(), newest.count_stream_rejections()
@@ -232,7 +244,10 @@ def summarize_stream_rejections(evidence: Evidence) -> pd.DataFrame:
 
 
 def summarize_rules(evidence: Evidence) -> pd.DataFrame:
-    """One row per row rule: rows that broke it, beside the rows read from its source."""
+    """One row per row rule: rows that broke it, whatever became of them, in all and recently.
+
+    The share is that of the rows read recently from its source.
+    """
     every, recent = evidence.count_rows(recent=False), evidence.count_rows(recent=True)
     nothing, rows = RowCounts({}), []
     for source, spec in evidence.spec.sources.items():
@@ -259,7 +274,7 @@ def summarize_barriers(evidence: Evidence) -> pd.DataFrame:
 
 
 def summarize_barrier_health(evidence: Evidence) -> pd.DataFrame:
-    """One row over all barriers."""
+    """One row over all barriers; waits, in seconds, and missing ids are of the recent ones."""
     closed, newest = _join_tardy_reports(evidence.barriers), summarize_barriers(evidence)
     ids = set(newest["barrier_id"])
     complete, recent = (int((f["outcome"] == "complete").sum()) for f in (closed, newest))
@@ -329,9 +344,9 @@ def summarize_checkpoints(evidence: Evidence) -> pd.DataFrame:
 def summarize_checkpoint_health(evidence: Evidence) -> pd.DataFrame:
     """Return one row for the pipeline: number, age and state of its published checkpoints.
 
-    It has the age of the newest and whether its objects exist, quantiles of the durations of recent
-    epochs and seals, and how many sealed epochs are not published. Gaps and the row equation are in
-    `summarize_checkpoints`.
+    It has the age of the newest (null unless `Evidence.wanted`) and whether its objects exist,
+    quantiles of the durations of recent epochs and seals, and how many sealed slots are not
+    published. Gaps and the row equation are in `summarize_checkpoints`.
     """
     table = summarize_checkpoints(evidence)
     recent = table[table["epoch"] > evidence.recent_since]
@@ -355,7 +370,7 @@ def summarize_checkpoint_health(evidence: Evidence) -> pd.DataFrame:
 
 
 def summarize_dead_letters(evidence: Evidence) -> pd.DataFrame:
-    """One row per reason and source of recent dead letters; `objects` are whole ones."""
+    """One row per reason and source of recent dead letters: `rows`, and whole `objects`."""
     recent = evidence.select_recent(evidence.dead_letters)
     table = recent.select(["reason", "_source", "row"]).to_pandas()
     # A dead letter without a row is a whole object that could not be read.
@@ -394,7 +409,7 @@ def summarize_dead_letter_health(evidence: Evidence) -> pd.DataFrame:
 
 
 def summarize_release(evidence: Evidence) -> pd.DataFrame:
-    """One row over the events table."""
+    """One row over the events table after `Evidence.events_since`: what is missing or doubled."""
     event_time = event_columns(evidence.spec)[-1]
     events = evidence.events.sort_by("position")
     position = events["position"].to_numpy()
@@ -441,7 +456,10 @@ TABLE_PREFIX: Final = "table."
 
 
 def build_frame(evidence: Evidence, summary: str) -> pd.DataFrame:
-    """Build a summary, or the frame of the recent rows of a table."""
+    """Build a summary, or the frame of the recent rows of a table (``table.NAME``).
+
+    The frame of a table has the column `_row` in front, which names each row by its origin.
+    """
     if not summary.startswith(TABLE_PREFIX):
         return SUMMARIES[summary](evidence)
     table = evidence.tables[summary.removeprefix(TABLE_PREFIX)]
@@ -507,8 +525,9 @@ class RowSample:
     """Rows behind a failed check.
 
     Attributes:
-        rows: the newest few; empty where rows were only counted.
-        command: shows all of them.
+        rows: the newest, at most `SAMPLE_ROWS`; empty where rows were only counted.
+        command: shows all of them. For a check of a table it shows all recent rows; where rows were
+            only counted, the counts.
     """
 
     rows: tuple[dict[str, Any], ...]
@@ -523,7 +542,8 @@ def sample_rows(
     Args:
         evidence: what the summary was computed from.
         summary: its name.
-        names: first column of the rows that broke the check.
+        names: first column of the rows that broke the check. Empty: rows behind the whole summary;
+            of a table none.
         recent: only rows of recent epochs.
     """
     pipeline = evidence.spec.name
