@@ -1,4 +1,4 @@
-"""Shows broken specs of `pipelines/` among Airflow's import errors.
+"""Shows broken specs of `pipelines/`, or `TIDEGATE_PIPELINES`, among Airflow's import errors.
 
 This file has no DAGs, because Airflow would start none of a file with an import error.
 """
