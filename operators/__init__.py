@@ -11,7 +11,7 @@ __all__ = ["get_provider_info"]
 def get_provider_info() -> dict[str, Any]:
     """Return what Airflow lists about this provider.
 
-    This module imports nothing, because Airflow calls the function at every start.
+    This module imports nothing heavy, because Airflow calls the function at every start.
     """
     package = "tidegate.operators"
     operators = (

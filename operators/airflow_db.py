@@ -54,7 +54,10 @@ class AirflowQueries:
         return [stream for stream in self._query_streams() if stream["dag_id"] in readable]
 
     def list_broken_specs(self, user: Any) -> list[str]:
-        """Return file, line, field and problem of each spec that could not be read."""
+        """Return file, line, field and problem of each spec that could not be read, in Markdown.
+
+        Empty if the user may not see the DAG `tidegate.broken_specs`.
+        """
         if BROKEN_SPECS_DAG_ID not in self._readable_dag_ids(user):
             return []
         with create_session() as session:
@@ -101,7 +104,7 @@ class AirflowQueries:
         return self.open_store(_find_store_connection(tags)) if TIDEGATE_TAG in tags else None
 
     def list_startable_actions(self, user: Any, pipeline: str) -> list[str]:
-        """Return the kinds of action DAGs of a pipeline that the user may start."""
+        """Return the kinds of a pipeline's DAGs that the user may start: actions and `stream`."""
         dag_ids = [f"{pipeline}.{kind}" for kind in ("stream", *ACTION_DAG_KINDS)]
         with create_session() as session:
             existing = session.scalars(
@@ -116,10 +119,10 @@ class AirflowQueries:
         kinds: Iterable[str] = ACTION_DAG_KINDS,
         limit: int = _RUNS_SHOWN,
     ) -> list[dict[str, Any]]:
-        """Return the newest runs of DAGs of these kinds, newest first.
+        """Return the newest runs of DAGs of these kinds that the user may see, newest first.
 
-        Each has its unfinished tasks and the question that it waits for, with the answer to
-        whether the user may answer it.
+        Each has its tasks with their states, and the question that it waits for; `refusal` in it
+        says why an answer of the user would not count, None if it would. Times in milliseconds.
         """
         readable = self._readable_dag_ids(user)
         dag_ids = [dag_id for kind in kinds if (dag_id := f"{pipeline}.{kind}") in readable]

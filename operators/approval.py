@@ -54,7 +54,7 @@ class AskOperator(ApprovalOperator):
     Args:
         pipeline: its name.
         approvers: ids of the users that Airflow lets answer; empty for everybody.
-        conn_id: Airflow connection of the store.
+        conn_id: Airflow connection of the store; None for the environment.
     """
 
     def __init__(
@@ -106,7 +106,11 @@ class ApproveRestoreOperator(AskOperator):
         super().__init__(pipeline=pipeline, subject=f"Restore {pipeline}?", **kwargs)
 
     def build_question(self, context: Any) -> str:
-        """Return what the restore would take back, computed now from the checkpoint asked for."""
+        """Return what the restore would take back, computed now from the checkpoint asked for.
+
+        Raises:
+            ConfigurationError: the report's task has made no report.
+        """
         log = SlotLog(StoreAccess.resolve(self.conn_id).open(), self.pipeline)
         audit = read_restore_audit(log.store, self.pipeline, str(context["run_id"]))
         who = get_requester(context)
@@ -151,7 +155,7 @@ class ApproveRestoreOperator(AskOperator):
 
 
 def quote_text(text: str) -> str:
-    """Return what a person wrote as one line of Markdown that is shown as it is.
+    """Return the first 500 characters of a text as one line of Markdown that is shown as it is.
 
     Otherwise the asker's words could imitate the report, or show links and remote images.
     """

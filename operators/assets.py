@@ -33,7 +33,7 @@ def stream_asset(pipeline: str, kind: str, every: float, conn_id: str | None = N
             `frontier` (it has moved).
         every: at most one event in so many seconds; of kind `barrier` one for each that has closed
             meanwhile.
-        conn_id: Airflow connection of the store.
+        conn_id: Airflow connection of the store; None for the environment.
     """
     trigger = SealTrigger(pipeline=pipeline, kind=kind, every=every, conn_id=conn_id)
     return Asset(
@@ -47,9 +47,9 @@ def stream_asset(pipeline: str, kind: str, every: float, conn_id: str | None = N
 class SealTrigger(BaseEventTrigger):
     """Yields events when new checkpoints bring something of its kind; never ends.
 
-    It looks at most once in `every` seconds. The asset's state store keeps the last position, so a
-    restarted triggerer neither repeats nor skips an event. Airflow's database has this class path
-    and these arguments.
+    It looks every 5 s; at its start and after an event it waits `every` seconds. The asset's state
+    store keeps the last position before its event leaves, so a restarted triggerer repeats no
+    event. Airflow's database has this class path and these arguments.
     """
 
     def __init__(
@@ -87,7 +87,11 @@ class SealTrigger(BaseEventTrigger):
     def find_events(
         self, log: SlotLog, before: dict[str, Any] | None
     ) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
-        """Return positions after `before`, each with the events that it brings."""
+        """Return positions after `before`, each with the events that it brings.
+
+        Of kind `barrier` the positions of at most 200 epochs, of other kinds at most the newest
+        one. Empty while the store does not answer.
+        """
         newest = _read_newest_manifest(log)
         if newest is None:
             return []
@@ -217,6 +221,8 @@ def window_asset(pipeline: str, window: str) -> Asset:
 class ClosedWindowsOperator(PipelineOperator):
     """Adds a partition to the assets of all windows for each period closed since the last run.
 
+    At most `MAX_PERIODS` in one run; the next runs add the others.
+
     Args:
         windows: names of the pipeline's windows.
         period: ticks.
@@ -265,7 +271,10 @@ class ClosedWindowsOperator(PipelineOperator):
 
 
 def list_closed_periods(begin: int | None, frontier: int | None, period: int) -> list[int]:
-    """Return the starts of at most `MAX_PERIODS` closed periods after `begin`, oldest first."""
+    """Return the starts of the periods that end after `begin` and not after the frontier.
+
+    In ticks, oldest first, at most `MAX_PERIODS`; none if `begin` or the frontier is None.
+    """
     if begin is None or frontier is None:
         return []
     first, last = begin // period, frontier // period
@@ -273,7 +282,7 @@ def list_closed_periods(begin: int | None, frontier: int | None, period: int) ->
 
 
 def format_partition_key(start: int) -> str:
-    """Return the start of a period in UTC, as Airflow's own partition mappers read it."""
+    """Return the start of a period (ticks) in UTC, as Airflow's own partition mappers read it."""
     return f"{_UNIX_EPOCH + timedelta(microseconds=start):%Y-%m-%dT%H:%M:%S}"
 
 

@@ -57,13 +57,13 @@ class DataDocsLink(BaseOperatorLink):
     def get_link(self, operator: Any, *, ti_key: Any) -> str:
         """Return the link; Airflow calls this once, on the worker, when the task has ended.
 
-        Without a result it leads to the newest one.
+        Without a result it leads to the list of all runs.
         """
         return build_docs_url(operator.pipeline, getattr(operator, "docs_key", None))
 
 
 def build_docs_url(pipeline: str, key: str | None) -> str:
-    """Return where the plugin serves a page of the Data Docs; the index without a key."""
+    """Return where the plugin serves a page of the Data Docs; without a key, the list of runs."""
     page = key.partition("/quality/docs/")[2] if key else "index.html"
     base_url = conf.get("api", "base_url", fallback="").rstrip("/")
     return f"{base_url}/tidegate/docs/{pipeline}.quality/{page}"
@@ -88,6 +88,7 @@ class QualityOperator(PipelineOperator):
         Raises:
             QualityFailedError: critical expectations failed; each is named.
             TidegateError: the check itself could not run.
+            subprocess.TimeoutExpired: it still ran after 15 minutes.
         """
         access = self.resolve_access()
         command = shlex.split(os.environ.get("TIDEGATE_CHECKS", ""))
@@ -140,7 +141,7 @@ _CLI_COMMAND: Final = (
 
 
 class MaintainOperator(PipelineOperator):
-    """Runs the four parts; what each did is the task's result.
+    """Refreshes the index, runs the retention, reads a share of the checkpoints, deletes old logs.
 
     Args:
         keep_hours: checkpoints younger than this stay, however many there are; None for what the
@@ -157,10 +158,10 @@ class MaintainOperator(PipelineOperator):
         self.keep_hours, self.scrub_shares = keep_hours, scrub_shares
 
     def execute(self, context: Any) -> dict[str, Any]:
-        """Run them.
+        """Run these parts; what each did is the task's result.
 
         Raises:
-            PoisonError: checkpoints are damaged; all else was done.
+            PoisonError: checkpoints are damaged, and condemned now; all else was done.
             TidegateError: the retention could not run.
         """
         catalog = CheckpointCatalog(self.open_log())
@@ -232,7 +233,8 @@ class BackfillOperator(PipelineOperator):
         start: first window start; a template, by default the form's, else the run's data interval.
         end: windows end at this instant or before; as `start`.
         fail: a difference fails the task; a template that renders to `True` or `False`.
-        replace: a difference starts `<p>.splice` with the range's late rows; a template as `fail`.
+        replace: a difference starts `<p>.splice` with the range's late rows, if there are any; a
+            template as `fail`.
     """
 
     ui_color = "#e7dcef"
@@ -254,9 +256,11 @@ class BackfillOperator(PipelineOperator):
         """Run the batch; the comparison is the task's result.
 
         Raises:
-            DagRunTriggerException: the windows differ and are to be replaced; Airflow starts the
-                merge's run.
-            PoisonError: the windows differ, and `fail` says that this is a failure.
+            DagRunTriggerException: the windows differ and are to be replaced; the task succeeds,
+                and Airflow starts a run of `<p>.splice`, which asks a person.
+            PoisonError: the windows differ, no merge was started, and `fail` says that this is a
+                failure.
+            ConfigurationError: the range has no start or no end.
             TidegateError: the batch run could not be made.
         """
         if not self.start or not self.end:

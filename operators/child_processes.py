@@ -51,7 +51,10 @@ def classify_exit_code(code: int) -> FailureClass | None:
 
 
 def rebuild_error(error: Mapping[str, Any]) -> TidegateError:
-    """Rebuild the error that a driver reported (the shape of `TidegateError.as_dict`)."""
+    """Rebuild the error that a driver reported (the shape of `TidegateError.as_dict`).
+
+    Fields may be missing; an unknown class counts as transient.
+    """
     try:
         kind = FailureClass(error.get("class", ""))
     except ValueError:
@@ -68,7 +71,10 @@ def rebuild_error(error: Mapping[str, Any]) -> TidegateError:
 
 
 def build_retry_policy(delay: timedelta) -> ExceptionRetryPolicy:
-    """Retry after `delay`, but not what only a person can resolve (poison, configuration)."""
+    """Return a policy: what only a person can resolve (poison, configuration) fails at once.
+
+    Transient errors are tried again after `delay`, other errors by the task's own settings.
+    """
     final = [f"{kind.__module__}.{kind.__name__}" for kind in (PoisonError, ConfigurationError)]
     return ExceptionRetryPolicy(
         rules=[
@@ -92,7 +98,11 @@ def run_child(
 ) -> CompletedChild:
     """Run a command with the store's keys in its environment, and capture its output.
 
-    It leads a process group of its own, which ends with it: a batch run starts a JVM.
+    It leads a process group of its own, which is killed if the time runs out or the task ends: a
+    batch run starts a JVM. A command that fails is returned like any other.
+
+    Raises:
+        subprocess.TimeoutExpired: it still ran after `timeout` seconds (None: no limit).
     """
     with subprocess.Popen(
         command,
@@ -134,7 +144,7 @@ def build_child_error(
 ) -> TidegateError:
     """Return the error of a child process that could not do its work.
 
-    Its exit code gives the class and its last line the message; the error's code is
+    Its exit code gives the class and its last line of errors the message; the error's code is
     ``<room>.not_run``. Exit codes that tidegate never chooses, and `crash_codes`, mean a crash.
     """
     last = (child.stderr.strip().splitlines() or ["no message"])[-1][:1000]
@@ -154,6 +164,7 @@ def run_tidegate(
 
     Raises:
         TidegateError: the command's error, or a transient one if it ended without any.
+        subprocess.TimeoutExpired: it still ran after an hour.
     """
     command = [sys.executable, "-m", "tidegate.jobs.cli", *arguments]
     child = run_child(access, [*command, "--store", access.url, "--json"])

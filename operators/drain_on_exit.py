@@ -30,7 +30,10 @@ _DRAIN_POLL_SECONDS = 0.2
 
 
 def main(command: Sequence[str]) -> int:
-    """Run the command, then drain the drivers of this host; returns the command's exit code."""
+    """Run the command, then drain the drivers of this host, for at most two minutes.
+
+    Returns the command's exit code, or minus the number of the signal that ended it.
+    """
     child = subprocess.Popen(command)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _frame: child.send_signal(number))

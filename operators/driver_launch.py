@@ -58,7 +58,7 @@ class LaunchedDriver:
     def read_exit_code(self) -> int | None:
         """Return the driver's exit code.
 
-        None while it runs, or if it was killed together with its group.
+        None while it runs, if it was killed together with its group, or on another host.
         """
         try:
             return int(Path(self.exit_file).read_text(encoding="ascii"))
@@ -117,7 +117,7 @@ class LocalLauncher:
             spec: path of its YAML file.
             access: address of its store.
             recover_to: `latest`, `latest_healthy` or a checkpoint id.
-            standby: wait while another driver holds the lease.
+            standby: wait while another driver holds the lease; end if the pipeline is stopped.
         """
         attempt, folder = make_attempt_name(), make_driver_folder(pipeline, self._folder)
         arguments = [str(Path(spec).absolute()), "--store", access.url, "--recover-to", recover_to]
@@ -147,7 +147,10 @@ def make_launcher(submit: Mapping[str, Any] | None) -> LocalLauncher:
 
 
 def make_driver_folder(pipeline: str, folder: Path | None = None) -> Path:
-    """Return the folder of the logs and exit codes of a pipeline's drivers; make it if needed."""
+    """Return the folder of the logs and exit codes of a pipeline's drivers; make it if needed.
+
+    It lies in `folder`, by default `$TIDEGATE_HOME/drivers`.
+    """
     drivers = (folder or get_tidegate_home() / "drivers") / pipeline
     drivers.mkdir(parents=True, exist_ok=True)
     return drivers
@@ -158,7 +161,8 @@ def start_detached(
 ) -> LaunchedDriver:
     """Start a command in a process group that outlives this process.
 
-    `folder` gets its output, its exit code and a launch record, all named after the attempt.
+    `folder` gets its output, its exit code and a launch record, all named after the attempt. Files
+    of old attempts there are deleted (`delete_old_attempts`).
     """
     log, exit_file = folder / f"{attempt}.log", folder / f"{attempt}.exit"
     with log.open("ab") as output:
@@ -198,9 +202,11 @@ def find_standby(
 ) -> LaunchedDriver | None:
     """Return the newest driver of a folder that runs on this host and does not hold the lease.
 
+    None if there is none.
+
     Args:
         folder: of the pipeline's launch records.
-        holder: the process that holds the lease.
+        holder: the process that holds the lease; None if it is free.
         ended: a driver that was just killed, and may not be gone yet.
     """
     for record in sorted(folder.glob("*.json"), reverse=True):
@@ -217,7 +223,11 @@ def find_standby(
 
 
 def delete_old_attempts(folder: Path, keep: int = KEPT_ATTEMPTS) -> None:
-    """Delete the files of all but the newest attempts, except those whose driver may still run."""
+    """Delete the files of all but the newest `keep` attempts, except of drivers that run here.
+
+    A driver on another host does not count as running. Of every attempt that has ended, the file
+    with its keys is deleted.
+    """
     records = sorted(folder.glob("*.json"))  # names begin with the time of the start
     for number, record in enumerate(records):
         launched = read_launch_record(record)
@@ -243,7 +253,7 @@ def is_on_this_host(process: ProcessIdentity) -> bool:
 def send_signal(process: ProcessIdentity, number: signal.Signals, *, group: bool = False) -> bool:
     """Signal exactly this process, or the group it belongs to.
 
-    Returns False if it is not on this host or has ended.
+    Returns False if it is not on this host, has ended, or belongs to another user.
     """
     if not is_on_this_host(process) or process.is_proven_dead():
         return False
@@ -257,7 +267,10 @@ def send_signal(process: ProcessIdentity, number: signal.Signals, *, group: bool
 
 
 def tail_log_file(log: str, lines: int = 20, max_bytes: int = 16_384) -> list[str]:
-    """Return the last lines of a log, reading at most its last `max_bytes`."""
+    """Return the last lines of a log, reading at most its last `max_bytes`.
+
+    Empty if the file is not on this host.
+    """
     try:
         with Path(log).open("rb") as file:
             file.seek(0, os.SEEK_END)

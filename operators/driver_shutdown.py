@@ -112,6 +112,10 @@ def stop_driver(
 ) -> str:
     """Make sure that the driver no longer drives; return in one sentence how it ended.
 
+    Takes the steps of this module, each for at most the seconds of `order.timeouts`. Does nothing
+    if no driver holds the lease, or another one than `order.token`. The caller sets the desired
+    state first; otherwise the sweep or a standby starts the next driver.
+
     Args:
         store: the bucket.
         pipeline: its name.
@@ -141,9 +145,10 @@ def stop_driver(
 
 
 def terminate_driver(store: Store, pipeline: str, token: int, say: Callable[[str], None]) -> str:
-    """Stop the driver with this token, which no longer reads requests: `stop_driver` from SIGTERM.
+    """Stop the driver with this token by SIGTERM, then SIGKILL, then by taking its lease away.
 
-    Another driver, for example a standby, may have taken over since the token was read.
+    For a driver that no longer reads requests. Does nothing if it no longer holds the lease.
+    Returns in one sentence how it ended.
     """
     stop = _DriverStop(store, pipeline, SYSTEM_CLOCK, token)
     if stop.has_ended():
@@ -152,7 +157,10 @@ def terminate_driver(store: Store, pipeline: str, token: int, say: Callable[[str
 
 
 def find_stop_request(store: Store, pipeline: str, token: int) -> DriverRequest | None:
-    """Return the request by which a person asked the driver with this token to end, if any."""
+    """Return the request by which a person asked the driver with this token to end, if any.
+
+    Those of `stop_driver` do not count.
+    """
     layout = BucketLayout(pipeline)
     for entry in store.list_objects(layout.requests_prefix):
         if entry.key.removeprefix(layout.requests_prefix).startswith(_HOLD_PREFIX):

@@ -8,7 +8,7 @@ Parsing reads YAML and nothing else: no store, no Spark, no expectations.
     <p>.pin         keeps a checkpoint by name
     <p>.abort_barrier  aborts an open barrier, where sources have barriers
     <p>.quality     checks, on asset events
-    <p>.maintain    index, retention, scrub, once a night
+    <p>.maintain    index, retention, scrub, by default once a night
     <p>.backfill    runs a past range as a batch
     <p>.splice      merges late rows into history
     <p>.windows     announces closed periods, if the spec says so
@@ -81,12 +81,14 @@ def build_dags(
 ) -> dict[str, DAG]:
     """Return all DAGs for the specs in a folder, by id.
 
+    Broken specs raise nothing: they become the DAG `tidegate.broken_specs`.
+
     Args:
         folder: holds one `*.yaml` file per pipeline or job.
         conn_id: Airflow connection of the store; None for the environment (`TIDEGATE_STORE`).
         quality_every: at most one check per pipeline in so many seconds.
         on_failure: Airflow's notifiers, or functions of a context, called when a task of any of
-            these DAGs fails.
+            these DAGs fails, except the sweep's `start`.
     """
     specs, findings = _read_specs(folder)
     dags = [
@@ -110,7 +112,7 @@ def check_specs(folder: str | Path) -> None:
     stale, and Airflow starts none of them.
 
     Args:
-        folder: holds one `*.yaml` file per pipeline.
+        folder: holds one `*.yaml` file per pipeline or job.
 
     Raises:
         ConfigurationError: file, line and field of each mistake.

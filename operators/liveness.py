@@ -141,10 +141,11 @@ def extract_progress(report: DriverStatus | None) -> tuple[Any, ...]:
 def judge_liveness(seen: LivenessSample, limits: LivenessLimits) -> Observation:
     """Return the conclusion from one look.
 
-    1. A held and renewed lease means running, unless the driver makes no progress.
-    2. Otherwise a launched driver may be starting and not have the lease yet.
-    3. Otherwise the driver has ended: its final report decides, then its exit code; without either
-       it is lost.
+    1. A held and renewed lease means running, or stalled if the driver makes no progress.
+    2. Otherwise the final report of the watched driver decides, or the error in its log.
+    3. Otherwise a launched process that may still run is starting; it is stalled after
+       `start_timeout`, or if it had the lease before.
+    4. Otherwise the driver has ended: its exit code decides; without one it is lost.
     """
     # The order matters: a held lease is newer than any report, and a report than an exit code.
     lease, report = seen.driver.lease, seen.driver.last_report
@@ -250,6 +251,7 @@ class StreamObserver:
     Args:
         floor: token of the driver to watch, or the least it can get.
         launched: the process that this task launched, if it did.
+        limits: how patient it is; None for the defaults.
 
     Attributes:
         floor: rises when another driver takes the lease, which is the watched one from then on.
@@ -279,8 +281,8 @@ class StreamObserver:
     def observe(self) -> Observation | None:
         """Look once; None while the state is not known.
 
-        That is while the store does not answer, and for some minutes while it refuses or a document
-        is not readable: keys may be renewed, and a newer version may be rolled back.
+        That is while the store does not answer, and for five minutes while it refuses or a document
+        is not readable: keys may be renewed, and a newer version may be rolled back. Then FAILED.
         """
         try:
             driver = read_driver(self._store, self._pipeline, self._lease)
@@ -331,7 +333,7 @@ class StreamObserver:
         return None
 
     def tolerate(self, error: TidegateError) -> Observation | None:
-        """Return None at first; a failure with this error when it has lasted too long."""
+        """Return None at first; FAILED with this error when it has lasted `UNREADABLE_PATIENCE`."""
         now = self._clock.monotonic()
         if self._unreadable_since is None:
             self._unreadable_since = now

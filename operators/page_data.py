@@ -263,7 +263,7 @@ def read_sketches(manifest: Manifest) -> LatenessSketches:
 
 
 def build_lateness_charts(epochs: Iterable[LatenessSketches]) -> dict[str, Any]:
-    """Return per source a histogram of lateness and the advisor's curve.
+    """Return per source a histogram of lateness and the advisor's curve, both in seconds.
 
     The curve is the share of rows that would be late at each lag. A bucket `i > 0` of a sketch
     counts rows that came up to `gamma ** (i - 1)` ticks behind the newest row of their partition;

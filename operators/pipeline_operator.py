@@ -50,7 +50,8 @@ def start_dag_run(
 ) -> DagRunTriggerException:
     """Return the exception by which a task ends successfully and has Airflow start a run.
 
-    With `once`, a run with this id may exist already. The `note` is shown with the run.
+    If a run with this id exists, the task fails; with `once` it is skipped. The `note` is shown
+    with the run.
     """
     return DagRunTriggerException(
         trigger_dag_id=dag_id,

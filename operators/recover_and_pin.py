@@ -122,6 +122,7 @@ class ReportRestoreOperator(PipelineOperator):
         """Plan, and note in the trail which checkpoint and head the question is about.
 
         Raises:
+            PoisonError: the checkpoint is damaged or retired.
             ConfigurationError: an approval is needed and no person has started the run, so it
                 cannot be checked that another person approves.
             AirflowSkipException: it is a dry run.
@@ -179,7 +180,17 @@ class RecoverOperator(ReportRestoreOperator):
         self.first_epoch_timeout, self.approval, self.submit = first_epoch_timeout, approval, submit
 
     def execute(self, context: Any) -> dict[str, Any]:
-        """Run the steps; the report and the outcome are the task's result."""
+        """Run the steps; timeline, fork and seconds are the task's result, of a dry run the plan.
+
+        If the run has restored before and is tried again, only the steps after the restore are run.
+
+        Raises:
+            ConfigurationError: the approval is missing or does not hold, the checkpoint is unknown
+                or condemned, or a sink cannot follow.
+            PoisonError: the checkpoint is damaged or retired.
+            TransientError: no epoch was sealed in time, though the restore is done; or the store
+                did not answer.
+        """
         log = self.open_log()
         request = str(context["run_id"])
         fork = _find_fork_of_run(log, request)
@@ -343,7 +354,8 @@ def choose_checkpoint(log: SlotLog, text: str) -> CheckpointId:
 
     Raises:
         ConfigurationError: `text` names no checkpoint.
-        PoisonError: the checkpoint is damaged.
+        PoisonError: the checkpoint is damaged or retired. A condemned one is refused later, by the
+            restore.
         TransientError: the store could not answer.
     """
     checkpoint = CheckpointCatalog(log).resolve(text)
@@ -512,7 +524,8 @@ class AbortBarrierOperator(PipelineOperator):
 
         Raises:
             ConfigurationError: the driver has refused.
-            TransientError: no driver has answered in time.
+            TransientError: no driver has answered in time; the next one still aborts the barrier
+                within a day.
         """
         store = self.resolve_access().open()
         request = submit_request(

@@ -34,10 +34,11 @@ class ResultsProcess:
         self._is_ready = False
 
     def ask(self, pipeline: str, ask: str, arguments: dict[str, str]) -> dict[str, Any]:
-        """Return the answer to one question.
+        """Return the answer to one question; one is asked at a time.
 
         Raises:
-            TidegateError: the question cannot be answered, or not in time.
+            TidegateError: the question cannot be answered, or not within 15 s.
+            TransientError: another question is being answered, or the process is still starting.
         """
         if not self._lock.acquire(timeout=_LOCK_PATIENCE):
             raise PAGE_BUSY(what=f"tables of {pipeline} are being read", pipeline=pipeline)
@@ -80,7 +81,7 @@ class ResultsProcess:
         return self._child
 
     def stop(self) -> None:
-        """End the process."""
+        """Kill the process; the next question starts another one."""
         if self._child is not None:
             self._child.kill()
             self._child.communicate()

@@ -53,7 +53,7 @@ _UPLOAD_SETTING: Final = "spark.kubernetes.file.upload.path"
 
 
 def main(arguments: list[str]) -> int:
-    """Submit, and wait; returns the exit code of spark-submit.
+    """Submit, and wait; returns the exit code of spark-submit, or that of the error's class.
 
     Args:
         arguments: path without its ending for the files of this attempt, `SubmitSpec` as JSON, path
@@ -75,7 +75,7 @@ def main(arguments: list[str]) -> int:
 
 
 def submit_driver(stem: Path, options: SubmitSpec, spec: Path, driver_arguments: list[str]) -> int:
-    """Submit a driver and wait for spark-submit; returns its exit code.
+    """Submit a driver and wait for spark-submit; returns its exit code, on Kubernetes the driver's.
 
     Args:
         stem: path without its ending for the application and the properties file.
@@ -85,6 +85,7 @@ def submit_driver(stem: Path, options: SubmitSpec, spec: Path, driver_arguments:
 
     Raises:
         ConfigurationError: connection, settings or programs do not allow it.
+        AirflowException: spark-submit failed without an exit code.
     """
     # Without this variable, importing Airflow's hook prepares its database as well.
     os.environ.setdefault("_AIRFLOW__AS_LIBRARY", "1")

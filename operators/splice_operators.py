@@ -67,6 +67,10 @@ class ReportSpliceOperator(PipelineOperator):
 
         The request's trail keeps the digest of the effect, and that of the text: the result itself
         can be changed by users who may edit the DAG's tasks.
+
+        Raises:
+            AirflowSkipException: too few late rows wait, the request was merged before, or it has
+                nothing left to merge.
         """
         access = self.resolve_access()
         who, request = get_requester(context), self.request or self._offer_late_rows(access)
@@ -130,7 +134,11 @@ class ApproveSpliceOperator(AskOperator):
         self.options = [self.APPROVE, self.PART, self.REJECT]
 
     def build_question(self, context: Any) -> str:
-        """Return the report, if it is the one that the report's task has made."""
+        """Return the report that the report's task has made.
+
+        Raises:
+            ConfigurationError: it was changed after it was made.
+        """
         result = context["ti"].xcom_pull(task_ids=REPORT)
         request, report = self._read_report(context)
         if report is None or report["question"] != _hash_text(result["text"]):
@@ -148,7 +156,10 @@ class ApproveSpliceOperator(AskOperator):
         return super().execute_complete(context, event)
 
     def record_answer(self, context: Any, event: dict[str, Any], person: Responder) -> None:
-        """Split the request, or keep the decision in its document."""
+        """Split the request, or keep the decision in its document.
+
+        An approval by the person who made the request or started the run is kept as refused.
+        """
         request, report = self._read_report(context)
         if event["chosen_options"] == [self.PART]:
             self._split_request(request.id, event["params_input"], person.name)
@@ -222,7 +233,7 @@ class MergeSpliceOperator(PipelineOperator):
     ui_color = "#d9e8f3"
 
     def execute(self, context: Any) -> dict[str, Any]:
-        """Merge; the sealed checkpoint is the task's result.
+        """Merge; checkpoint and digests of the effect are the task's result.
 
         May be tried again after a crash at any point.
 

@@ -15,7 +15,9 @@ from tidegate.operators.pipeline_operator import PipelineOperator, get_requester
 
 
 class StopOperator(PipelineOperator):
-    """Lets the driver seal what it has read, and waits for its end.
+    """Lets the driver seal what it has read, and waits for its end; then nothing starts the stream.
+
+    A driver that has not ended after a minute is stopped by force (`stop_driver`).
 
     Args:
         reason: kept with the desired state; a template, by default the run's param.

@@ -37,6 +37,7 @@ class StoreAccess:
 
         Raises:
             ConfigurationError: no address is configured.
+            AirflowNotFoundException: there is no such connection.
         """
         if conn_id is not None:
             # Imported here, because `drain_on_exit` does not need Airflow.
@@ -69,7 +70,7 @@ class StoreAccess:
         )
 
     def open(self) -> Store:
-        """Open the store. No request is made yet."""
+        """Open the store. No request is made yet; a local folder is made if it is missing."""
         if not self.environment or not self.url.startswith("s3://"):
             return open_store(self.url)
         bucket, _, prefix = self.url.removeprefix("s3://").partition("/")
@@ -97,7 +98,8 @@ def build_child_environment(
 ) -> dict[str, str]:
     """Return the environment of a driver or check.
 
-    That is the caller's without Airflow's settings and secrets, plus the store's keys.
+    That is the caller's without Airflow's settings and secrets and without PYTHONPATH, plus the
+    store's address and keys.
     """
     kept = {
         key: value
@@ -109,5 +111,8 @@ def build_child_environment(
 
 
 def get_tidegate_home() -> Path:
-    """Return `TIDEGATE_HOME`, the folder for drivers' logs and all else that outlives a task."""
+    """Return `TIDEGATE_HOME`, the folder for drivers' logs and all else that outlives a task.
+
+    Default: `~/.tidegate`.
+    """
     return Path(os.environ.get("TIDEGATE_HOME") or Path.home() / ".tidegate").absolute()

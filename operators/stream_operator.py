@@ -96,7 +96,8 @@ class RunMemory:
 
     Attributes:
         uid: identity of the pipeline in the bucket; None before its first driver has made one.
-        due: when the next run takes over, in ticks; None for never.
+        due: ticks from which on this run starts the next one and leaves it the driver; None for
+            never.
     """
 
     uid: str | None = None
@@ -105,6 +106,9 @@ class RunMemory:
 
 class StreamOperator(PipelineOperator):
     """Runs a pipeline's driver and stays with it until the driver itself reports its end.
+
+    A driver that is lost is launched again. The task also ends when the stream is meant to be
+    stopped, and when the next run takes over (`rotate_after`).
 
     Args:
         recover_to: `latest`, `latest_healthy` or a checkpoint id.
@@ -139,7 +143,11 @@ class StreamOperator(PipelineOperator):
         self.rotate_after, self.standby = rotate_after, standby
 
     def execute(self, context: Any) -> dict[str, Any]:
-        """Adopt or launch, then defer."""
+        """Set the desired state to run, adopt or launch a driver, then defer.
+
+        During a restore the desired state stays. A retry ends at once if the stream was stopped
+        while it waited.
+        """
         store, task_state = self.resolve_access().open(), context["task_state_store"]
         desired = read_desired_state(store, self.pipeline).state
         # If Airflow ended an earlier try before it declared the run, this try is the first one.
@@ -172,7 +180,14 @@ class StreamOperator(PipelineOperator):
         budget: dict[str, Any],
         past: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Act on the event of the trigger. Airflow's database has this name and these arguments."""
+        """Act on the event of the trigger. Airflow's database has this name and these arguments.
+
+        Raises:
+            DagRunTriggerException: the next run takes over; this task succeeds.
+            TransientError: the driver was lost four times in a row without a new checkpoint.
+            ConfigurationError: the bucket has forgotten the stream.
+            TidegateError: the driver's error, if a person has to act on it.
+        """
         seen, memory = Observation.from_dict(event), RunMemory(**(past or {}))
         store = self.resolve_access().open()
         self.log.info("%s: %s", event["state"], seen.why)

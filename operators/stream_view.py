@@ -112,7 +112,8 @@ class StreamView:
             dag: what Airflow knows of its DAG (`AirflowQueries.find_stream`), added to the row.
 
         Raises:
-            TidegateError: the store does not answer; see `build_unknown_row`.
+            TidegateError: the store does not answer (see `build_unknown_row`), or another request
+                reads the stream for the first time.
         """
         try:
             with self._hold_lock():
@@ -129,8 +130,9 @@ class StreamView:
         """Return everything about the stream except older checkpoints.
 
         Args:
-            since: the newest point that the caller has; if its timeline is still the current one,
-                only newer points are sent.
+            since: timeline and slot of the newest point that the caller has; only newer points are
+                sent if the timeline is still the current one and `span` is the default. `partial`
+                in the answer says so.
             span: how many epochs back the charts reach, 0 for all; at most `CHART_POINTS` of them
                 are drawn.
             dag: as for `summary`.
@@ -203,7 +205,7 @@ class StreamView:
     def verify(self, checkpoint: str) -> dict[str, Any]:
         """Check that everything a checkpoint needs is there in the right size.
 
-        The restore itself also compares checksums.
+        `checkpoint` is an id. The restore itself also compares checksums.
         """
         target = CheckpointId.parse(checkpoint)
         # Nothing is condemned here: a reader of the page has no right to write.
@@ -213,7 +215,7 @@ class StreamView:
         return result
 
     def read_newest_log(self) -> dict[str, Any]:
-        """Return the last lines that the newest driver has sent to the bucket."""
+        """Return the last lines, at most 200, that the newest driver has sent to the bucket."""
         attempts = list_log_attempts(self.store, self.pipeline)[:1]
         lines = [read_log_tail(self.store, self.pipeline, attempt) for attempt in attempts]
         return {"attempt": attempts[0] if attempts else None, "lines": lines[0] if lines else []}

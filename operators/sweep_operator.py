@@ -46,8 +46,9 @@ class SweepOperator(BaseOperator):
     def execute(self, context: Any) -> Sequence[str]:
         """Look at each pipeline, whatever is wrong with the others.
 
-        The next sweep tries again where the store did not answer. What else could not be read is
-        left to another task, so that the other pipelines are started.
+        A recovery that was abandoned is ended, and its pipeline started. The next sweep tries again
+        where the store did not answer. What else could not be read is left to another task, so that
+        the other pipelines are started.
         """
         store = StoreAccess.resolve(self.conn_id).open()
         to_start, unreadable = [], {}
@@ -94,6 +95,9 @@ class SweepReportOperator(BaseOperator):
 
 def decide_start(store: Store, pipeline: str, *, watched: bool) -> tuple[bool, str]:
     """Return whether the stream needs a run, and why.
+
+    It does if it should run and no run watches it, unless its last driver has failed with an error
+    that needs a person.
 
     Args:
         store: the bucket.

@@ -183,7 +183,10 @@ class StopOnMark:
         self._stopped_tokens: set[int] = set()
 
     def run(self) -> None:
-        """Act until the driver is gone and no other can come, or until the mark no longer holds."""
+        """Act until the driver is gone and no other can come, or until the mark no longer holds.
+
+        Gives up, and says so, when store or database have not answered for five minutes.
+        """
         begun = self._clock.monotonic()
         awake_until = begun if self._mark.asleep else begun + _AWAKE_TASK_SECONDS
         first = True

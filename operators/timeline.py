@@ -37,6 +37,8 @@ def list_driver_events(
 ) -> Iterator[dict[str, Any]]:
     """Yield each driver's first epoch, newest first, and whether it came with another spec.
 
+    At most 20 drivers, and none before a retired epoch.
+
     Lease tokens only grow along a lineage, so a search by halves finds the first epoch of each.
 
     Args:
@@ -90,7 +92,9 @@ def list_merge_events(requests: Iterable[SpliceRequest]) -> Iterator[dict[str, A
 
 
 def list_verdict_events(runs: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield the quality runs whose verdict differs from that of the run before.
+    """Yield the quality runs whose verdict differs from that of the run before, oldest first.
+
+    The oldest run is always there.
 
     Args:
         runs: of `quality/history.json`, newest first.

@@ -97,7 +97,7 @@ _ON_KILL_TIMEOUTS = StopTimeouts(request=10.0, terminate=5.0, kill=3.0)
 
 
 class StreamTrigger(BaseTrigger):
-    """Fires once: the stream is no longer live, or the next run should take over its driver.
+    """Fires once: the stream is no longer live, its run is old enough, or its standby is missing.
 
     The payload is an `Observation`. Airflow's database has this class path and these arguments, so
     neither may change.
@@ -107,7 +107,7 @@ class StreamTrigger(BaseTrigger):
         conn_id: Airflow connection of the store; None for the environment.
         floor: token of the driver to watch, or the least it can get.
         launched: `LaunchedDriver.as_dict` of the process that the task launched, if it did.
-        rules: `LivenessLimits` as a dict.
+        rules: `LivenessLimits` as a dict; None for its defaults.
         poll: seconds between looks.
         due: ticks from which on a live stream is reported as well; None for never.
         standby: `LaunchedDriver.as_dict` of the drivers that wait for their turn, as far as they
@@ -139,7 +139,10 @@ class StreamTrigger(BaseTrigger):
         return path, {name: getattr(self, name) for name in names}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Look until something needs the task, then yield that one event."""
+        """Look until something needs the task, then yield that one event.
+
+        While a restore is under way, the end of a driver is not reported.
+        """
         # Every call that may block runs in a thread: a triggerer has one loop for all triggers.
         store = await asyncio.to_thread(self._open_store)
         observer = StreamObserver(
@@ -164,7 +167,7 @@ class StreamTrigger(BaseTrigger):
         yield TriggerEvent(observation.as_dict())  # type: ignore[no-untyped-call]
 
     async def on_kill(self) -> None:
-        """Stop the driver because Airflow has ended the task.
+        """Stop the driver and keep it stopped, because Airflow has ended the task.
 
         Does nothing if a new try of the task or another run wants the driver, or has it already.
 
