@@ -73,7 +73,13 @@ ReasonFilter = Annotated[
 def resolve_store_url(given: str | None) -> str:
     """Return the store's address.
 
-    The first that exists: `given`, $TIDEGATE_STORE, the store in this folder, the local stack's.
+    The first that there is: `given`, $TIDEGATE_STORE, the store in this folder, the local stack's;
+    else the store in this folder, although it does not exist. For the stack's bucket, its address
+    and keys are put into this process's environment.
+
+    Raises:
+        TransientError: the stack is down.
+        ConfigurationError: the stack was never up.
     """
     chosen = given or os.environ.get("TIDEGATE_STORE")
     if chosen == "stack" or (
@@ -153,6 +159,8 @@ def open_log(pipeline: str, given: str | None) -> SlotLog:
 def resolve_slot(log: SlotLog, text: str) -> int:
     """Return the slot of a checkpoint: a number is one, anything else is resolved as everywhere.
 
+    Whether there is a slot with this number is not checked.
+
     Raises:
         ConfigurationError: no checkpoint fits, or several do.
     """
@@ -174,7 +182,7 @@ def open_spec_and_log(pipeline: str, store: str | None) -> tuple[PipelineSpec, S
 def open_any_spec_and_log(
     pipeline: str, store: str | None
 ) -> tuple[PipelineSpec | JobSpec, SlotLog]:
-    """Do the same for a job as well, whose YAML file is always needed."""
+    """Do what `open_spec_and_log` does, for jobs as well; a job's YAML file is always needed."""
     from tidegate.errors import ConfigurationError
     from tidegate.jobs.spec.errors import SPEC_IS_JOB
 
@@ -232,9 +240,12 @@ def resolve_spec_path(spec: str) -> Path:
 
 
 def find_spec(spec: str) -> PipelineSpec:
-    """Load the spec of a pipeline, given by path or by name. Raises ConfigurationError.
+    """Load the spec of a pipeline, given by path or by name.
 
     Modules in the folder of the spec can be imported from then on, here and in Spark's tasks.
+
+    Raises:
+        ConfigurationError: there is no such spec, it is wrong, or it is that of a job.
     """
     from tidegate.jobs.spec.loader import load_spec
 
@@ -242,7 +253,7 @@ def find_spec(spec: str) -> PipelineSpec:
 
 
 def find_any_spec(spec: str) -> PipelineSpec | JobSpec:
-    """Load the spec of a pipeline or of a job, likewise."""
+    """Load the spec of a pipeline or of a job, as `find_spec`."""
     from tidegate.jobs.spec.loader import load_any_spec
 
     return load_any_spec(_allow_imports_beside(resolve_spec_path(spec)))
@@ -271,7 +282,11 @@ def _is_spec_path(text: str) -> bool:
 
 
 def parse_event_time(text: str) -> int:
-    """Parse an ISO 8601 time into ticks; without an offset it is UTC."""
+    """Parse an ISO 8601 time into ticks; without an offset it is UTC.
+
+    Raises:
+        ConfigurationError: the text is no time.
+    """
     from datetime import UTC, datetime
 
     try:

@@ -28,8 +28,8 @@ def check_exactness(
 ) -> None:
     """Compare input, tables and an independent recomputation: is every row in exactly one place?
 
-    Reads the input objects and every table again, but no topic. Exit code 1 if something is not
-    exact.
+    Reads the input objects and every table again, but no topic. Sealed rows that are not published
+    yet count as missing. Exit code 1 if something is not exact.
     """
     from tidegate.checkpoints.s3_store import list_bucket_hazards
     from tidegate.jobs.sinks.exactness_audit import audit_exactness

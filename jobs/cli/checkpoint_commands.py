@@ -61,7 +61,10 @@ def list_checkpoints(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """List completed checkpoints, newest first."""
+    """List completed checkpoints of the current lineage, newest first.
+
+    --all lists all of them, whatever --limit says.
+    """
     catalog = _open_catalog(pipeline, store)
     kinds = ("epoch", "stub", "fork") if everything else ("epoch",)
     checkpoints = catalog.list_checkpoints(all_timelines=everything, kinds=kinds)
@@ -158,7 +161,8 @@ def verify_checkpoints(
 ) -> None:
     """Check the chain, presence, size and checksum of every object a checkpoint needs.
 
-    Exit code 1 if a checkpoint is damaged.
+    Exit code 1 if a checkpoint is damaged. If the store did not answer for one, it is `unknown`,
+    with exit code 0.
     """
     from tidegate.checkpoints import verify
 

@@ -33,7 +33,7 @@ class RunDisplay:
     """Prints the epochs of one run.
 
     Args:
-        quiet: print nothing but warnings and errors.
+        quiet: print nothing.
     """
 
     def __init__(self, *, quiet: bool) -> None:
@@ -52,7 +52,10 @@ class RunDisplay:
             yield
 
     def on_epoch(self, report: EpochReport, seconds: float) -> None:
-        """Print the line of a sealed epoch. The driver calls this after each epoch."""
+        """Print the line of a sealed epoch; `seconds` is how long it took.
+
+        The driver calls this after each epoch. An epoch that sealed nothing has no line.
+        """
         if report.manifest is None:
             self._update_progress("waiting for rows")
             return

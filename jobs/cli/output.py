@@ -32,7 +32,8 @@ COLUMN_NOTES = {
 class ErrorReportingGroup(TyperGroup):
     """The outermost command group: prints errors and turns them into exit codes.
 
-    0 success, 1 poison, 2 configuration, 3 transient, 4 fenced.
+    0 success, 1 poison or a defect, 2 configuration or usage, 3 transient, 4 fenced, 130 Ctrl-C.
+    With TIDEGATE_DEBUG set, errors are raised as they are.
     """
 
     def invoke(self, ctx: Any) -> Any:
@@ -154,7 +155,10 @@ def print_error(error: TidegateError) -> None:
 
 
 def format_row_counts(rows: dict[str, Any] | None) -> str:
-    """Format the row equation of a manifest's counters: rows read = rows by disposition."""
+    """Format the row equation of a manifest's counters: rows read = rows by disposition.
+
+    ``none`` without counters.
+    """
     if rows is None:
         return "none"
     parts = [
@@ -176,7 +180,10 @@ def format_short_instant(ticks: int | None) -> str:
 
 
 def format_age(ticks: int | None, now: int | None = None) -> str:
-    """Format the time since `ticks` in its two largest units; empty without an instant."""
+    """Format the time from `ticks` to `now` (ticks; None: the clock) in its two largest units.
+
+    Empty without an instant.
+    """
     from tidegate.time_units import format_duration
 
     if ticks is None:

@@ -65,7 +65,11 @@ class PipelineResults:
         }
 
     def sample_rows(self, table: str, **equal: str) -> dict[str, Any]:
-        """Return the newest rows whose columns have the given values, and the values to offer."""
+        """Return the newest 20 rows with the given values, newest first, and the values to offer.
+
+        Only the newest 20,000 rows of the table are searched, and only `reason`, `output` and
+        `_source` filter. Of a window also the data of a chart.
+        """
         newest = self._read_newest(table)
         filters = [name for name in _FILTERS if name in newest.column_names]
         choices = {
@@ -84,7 +88,7 @@ class PipelineResults:
         }
 
     def export_rows(self, table: str, **equal: str) -> dict[str, Any]:
-        """Return all rows whose columns have the given values, as CSV."""
+        """Return the rows that `sample_rows` searches and that have the given values, as CSV."""
         text = io.BytesIO()
         pyarrow.csv.write_csv(flatten_for_csv(_select_equal(self._read_newest(table), equal)), text)
         return {"csv": text.getvalue().decode()}

@@ -1,7 +1,8 @@
 """Commands that run, stop and steer pipelines: `run`, `stop`, `start`, `land`, and requests.
 
 Requests (`abort-barrier`, `cti`, `savepoint`, `attach`, `detach`, `resume`) ask a running driver to
-do something and wait for its answer.
+do something and wait for its answer. Exit code 2 if it refuses, 3 without an answer in time; the
+next driver still applies the request within a day.
 """
 
 from __future__ import annotations
@@ -83,8 +84,8 @@ def run_in_foreground(
     """Run a pipeline or a job here, without Airflow, from its newest checkpoint until stopped.
 
     A stopped pipeline runs again. Ctrl-C drains: the driver seals and publishes the current epoch
-    first. A second Ctrl-C ends it at once; nothing sealed is lost. The log is that of `tidegate
-    logs`.
+    first. A second Ctrl-C ends it at once; nothing sealed is lost. A pipeline's log is that of
+    `tidegate logs`; a job's is printed.
     """
     from tidegate.jobs.spec.job_spec import JobSpec
 
@@ -157,7 +158,9 @@ def stop_pipeline(
 ) -> None:
     """Ask the driver of a pipeline to seal what it has read and to end.
 
-    The pipeline stays stopped, also for standby drivers and Airflow, until `tidegate start`.
+    The pipeline stays stopped, also for standby drivers and Airflow's sweep, until `tidegate
+    start`, `tidegate run` or a new run of its stream in Airflow. Exit code 3 if the driver has not
+    ended after --wait seconds; it ends after its epoch.
     """
     from tidegate.checkpoints.desired_state import DesiredState, set_desired_state
     from tidegate.checkpoints.driver_requests import RequestKind, submit_request
@@ -180,8 +183,8 @@ def stop_pipeline(
 def allow_start(pipeline: PipelineArgument, store: StoreOption = None, why: WhyOption = "") -> None:
     """Let a stopped pipeline run again.
 
-    A standby driver takes over at once, Airflow's sweep within five minutes. The command itself
-    starts no process; if you have neither, use `tidegate run`.
+    A standby driver takes over at once, Airflow's sweep by default within five minutes. The command
+    itself starts no process; if you have neither, use `tidegate run`. Refused during a restore.
     """
     from tidegate.checkpoints.desired_state import (
         DesiredState,
@@ -235,7 +238,7 @@ def abort_barrier(
         bool, typer.Option("--and-earlier", help="Cancel all barriers before it as well.")
     ] = False,
 ) -> None:
-    """Abort an open barrier event, so that the rows behind it flow on."""
+    """Ask the driver to abort a barrier event, so that the rows behind it flow on."""
     kind = "cancel-barriers" if and_earlier else "abort-barrier"
     _request_and_wait(kind, pipeline, store, why, wait, barrier=barrier)
 
@@ -255,7 +258,8 @@ def send_cti(
 ) -> None:
     """Send punctuation (a CTI): no later row of the source has an event time below TIME.
 
-    It takes effect behind the rows of the epoch that applies it, and is sealed with it.
+    A running driver has to apply it. It takes effect behind the rows of the epoch that applies it,
+    and is sealed with it.
     """
     at = arguments.parse_event_time(time)
     _request_and_wait("cti", pipeline, store, why, wait, name=source, time=at)
@@ -281,7 +285,7 @@ def request_attach(
     why: WhyOption = "",
     wait: WaitOption = 60.0,
 ) -> None:
-    """Start a pipe or reducer; the rows that its origin already holds are its backfill.
+    """Ask the driver to start a pipe or reducer; the rows of its origin so far are its backfill.
 
     After a detach it starts again at the first row.
     """
@@ -295,7 +299,7 @@ def request_detach(
     why: WhyOption = "",
     wait: WaitOption = 60.0,
 ) -> None:
-    """Stop dispatching rows through a pipe or reducer; what it has dispatched stays."""
+    """Ask the driver to stop a pipe or reducer; what it has dispatched stays."""
     _request_and_wait("detach", pipeline, store, why, wait, name=name)
 
 
@@ -306,7 +310,7 @@ def request_resume(
     why: WhyOption = "",
     wait: WaitOption = 60.0,
 ) -> None:
-    """Let a paused pipe or reducer go on with the row at which it failed.
+    """Ask the driver to let a paused pipe or reducer go on with the row at which it failed.
 
     A driver keeps the code of a reducer that it has loaded: after a correction restart it first.
     """
@@ -363,7 +367,8 @@ def land_source(
 ) -> None:
     """Run the landing query of one source until it is stopped.
 
-    Every row lands exactly once, even if the process is killed at any moment.
+    Every row lands exactly once, even if the process is killed at any moment. Ctrl-C lets the
+    current batch end first.
     """
     from tidegate.checkpoints.open_store import open_store
     from tidegate.jobs.driver.epoch_listeners import measure_landing

@@ -100,7 +100,7 @@ def propose_source_schema(
         typer.Option("--format", help="parquet, json, csv, avro or orc; default: by its name."),
     ] = None,
 ) -> None:
-    """Propose the schema of a source from one of its objects.
+    """Print the schema of a source, as proposed from at most 10,000 rows of one of its objects.
 
     Review the proposal before you put it into the spec.
     """
@@ -212,7 +212,7 @@ def show_lag_advice(
 
 
 def read_present_lags(pipeline: str) -> dict[str, int | None]:
-    """Return the lag of every source as the spec sets it; empty if the spec is not found here."""
+    """Return the lag (ticks) of every source as the spec sets it; empty without a spec here."""
     from tidegate.errors import ConfigurationError
 
     try:

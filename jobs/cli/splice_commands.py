@@ -79,7 +79,8 @@ def request_late_rows(
 ) -> None:
     """Request that late rows are merged into the outputs that they missed.
 
-    Rows of an open request are left out.
+    Rows that are merged, or in an open request, are left out. Exit code 2 if none is left, unless
+    --at-least is above 1.
     """
     from tidegate.jobs.splice.request_creation import create_from_late_rows, list_pending_rows
 
@@ -116,7 +117,11 @@ def request_dead_letters(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Request that corrected dead letters are merged into all outputs. They keep their identity."""
+    """Request that corrected dead letters are merged into all outputs. They keep their identity.
+
+    All dead letters with a row; with --mend only those in its file, with --reason only those that
+    have it. If one still does not fit the schema, no request is made.
+    """
     from tidegate.jobs.splice.request_creation import create_from_dead_letters
 
     spec, log = arguments.open_spec_and_log(pipeline, store)
@@ -226,7 +231,8 @@ def merge_request(
 ) -> None:
     """Merge a request into all tables.
 
-    A merge is one sealed slot, published in one step; a running driver continues after it.
+    A merge is one sealed slot, published in one step; a running driver continues after it. A
+    repeated call only reports the merge.
     """
     from tidegate.jobs.splice import merge
     from tidegate.jobs.splice.merge import MergeDecision
@@ -289,7 +295,10 @@ def divide_request(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Split a request into two, the chosen rows and the rest, to decide about each."""
+    """Split a request into two, the chosen rows and the rest, to decide about each.
+
+    The request itself is closed as rejected.
+    """
     from tidegate.jobs.splice.split_request import split_request
 
     spec, log = arguments.open_spec_and_log(pipeline, store)

@@ -32,7 +32,8 @@ def start_stack(
 ) -> None:
     """Start MinIO and Airflow on this machine and leave them running.
 
-    A second call starts only the processes that have ended.
+    A second call starts only the processes that have ended, or all of Airflow if its settings have
+    changed.
     """
     # Progress goes to standard error, so that --json has standard output to itself.
     stack = _configure_stack(home, dags).up(_print_progress)
@@ -94,7 +95,8 @@ def run_demo(
 ) -> None:
     """Run everything once, on real flights.
 
-    Airflow, Spark and MinIO, a killed driver, a recovery, quality checks and a summary.
+    Airflow, Spark and MinIO, a killed driver, a recovery, quality checks and a summary. Data of an
+    earlier demo in the same folder is deleted. Exit code 1 if the tables are not exact.
     """
     from tidegate.infra.demo import run_demo
 

@@ -48,7 +48,14 @@ _RECEIVED = re.compile("arriv|ingest|receiv|insert|updat|load|process|creat")
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What some objects of one folder hold, and what a spec has to say about their columns."""
+    """What some objects of one folder hold, and what a spec has to say about their columns.
+
+    Attributes:
+        form: a `format` of a source.
+        delimiter: of CSV objects; else a comma.
+        columns: by name, with values of at most 10,000 rows of each object.
+        evolution: the section `evolution` of the source; empty if it needs none.
+    """
 
     form: str
     delimiter: str
@@ -56,7 +63,7 @@ class Sample:
     evolution: dict[str, object] = field(default_factory=dict)
 
     def join(self, later: Sample) -> Sample:
-        """Return the sample of both; the format is that of the first."""
+        """Return the sample of both: format and delimiter of the first, no `evolution`."""
         names = {**self.columns, **later.columns}
         empty = type(next(iter(names.values())))("", [])
         joined = {n: self.columns.get(n, empty).join(later.columns.get(n, empty)) for n in names}
@@ -114,7 +121,8 @@ def write_starter_spec(
 ) -> None:
     """Write a commented spec that reads FILES as they are, with one source per folder.
 
-    Formats, columns, event time, units, time zones and lag are taken from a sample of the rows.
+    Formats, columns, event time, units, time zones and lag are taken from at most 10 objects per
+    folder and 10,000 rows of each. A spec that exists is never replaced.
     """
     from tidegate.jobs.spec.loader import parse_spec
 
@@ -151,7 +159,8 @@ def put_files(
 ) -> None:
     """Copy files into the folders in the store from which a pipeline's sources read.
 
-    A file that is there already is left out; one with other content of the same name is refused.
+    A file whose name and size are there already is left out; one of the same name and another size
+    is refused, and files before it stay copied.
     """
     from tidegate.checkpoints.open_store import open_store
 

@@ -1,4 +1,4 @@
-"""`tidegate status`: what runs, how far it is, who holds it back, and what is wrong."""
+"""`tidegate status` and `logs`: what runs, how far it is, who holds it back, what is wrong."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ def show_status(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show state, driver, frontiers, newest checkpoint and troubles of one pipeline or of all."""
+    """Show state, driver, frontiers, newest checkpoint and troubles of one pipeline or of all.
+
+    The exit code does not tell the state.
+    """
     from tidegate.checkpoints.slot_log import SlotLog
 
     if pipeline is not None:
@@ -54,7 +57,8 @@ def show_status(
 def describe_pipeline(log: SlotLog) -> dict[str, Any]:
     """Return one pipeline as JSON-ready data.
 
-    Progress is read from the log; only health comes from the driver's report.
+    Progress is read from the log; only health comes from the driver's report. Instants are ticks.
+    One look cannot see that a driver on another host is dead: it shows as `silent`.
     """
     from tidegate.checkpoints.batch_notes import BatchNotes
     from tidegate.checkpoints.pipeline_overview import read_overview

@@ -90,12 +90,15 @@ _PACKAGES: Final = (
 
 
 class SecretMasker:
-    """Removes secrets from text; in doubt it masks too much.
+    """Masks secrets in text; in doubt it masks too much.
+
+    These are values of variables, private keys, passwords in addresses, bearer tokens, and what
+    follows a secret's name.
 
     Args:
-        environment: whose secret values are masked wherever they appear, however they are encoded.
-        named: variables that hold secrets whatever their name is: those that a spec names as
-            `env:NAME`.
+        environment: values of its secret variables are masked wherever they appear, however they
+            are encoded, if they have at least 6 characters.
+        named: further variables that hold secrets: those that a spec names as `env:NAME`.
     """
 
     def __init__(self, environment: Mapping[str, str], named: Collection[str] = ()) -> None:
@@ -114,9 +117,10 @@ class SecretMasker:
         self._known = sorted(known, key=len, reverse=True)
 
     def mask_text(self, text: str) -> str:
-        """Mask known secrets, private keys, passwords in addresses, and named secrets.
+        """Mask known secrets, private keys, passwords in addresses, bearer tokens, named secrets.
 
-        A named secret reaches from its name to the end of the line.
+        A named secret reaches from its name to the end of the line; in a line of JSON, see
+        `mask_document`.
         """
         # Known values first, wherever they are: the rules below only see names and addresses.
         for secret in self._known:
@@ -124,7 +128,10 @@ class SecretMasker:
         return "\n".join(map(self._mask_line, _PRIVATE_KEY.sub(_MASK, text).split("\n")))
 
     def mask_document(self, value: Any, name: str = "") -> Any:
-        """Mask every text under a secret's name, and search all other texts for secrets."""
+        """Mask every text under a secret's name, and search all other texts for secrets.
+
+        The text `env:NAME` and numbers stay as they are.
+        """
         secret = _SECRET_NAME.search(name)
         if isinstance(value, Mapping):
             return {
@@ -179,7 +186,7 @@ def write_support_bundle(
 ) -> None:
     """Collect what a helper needs in one zip file, without rows and secrets.
 
-    Look into it before you send it.
+    A file of that name is replaced. Look into it before you send it.
     """
     spec = arguments.find_spec(pipeline)
     log = arguments.open_log(spec.name, store)

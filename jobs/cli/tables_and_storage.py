@@ -52,7 +52,10 @@ def show_tables(
     limit: Annotated[int, typer.Option(min=1, help="Print only the newest N rows.")] = 20,
     as_json: JsonOption = False,
 ) -> None:
-    """List the tables of a pipeline, show one, or write it to a file."""
+    """List the tables of a pipeline, show one, or write it to a file.
+
+    --json prints all rows of a table.
+    """
     spec, log = arguments.open_spec_and_log(pipeline, store)
     if name is None:
         _list_tables(spec, log, as_json)
@@ -195,7 +198,10 @@ def _format_value(value: Any, separator: str) -> Any:
 def show_storage(
     pipeline: SpecArgument, store: StoreOption = None, as_json: JsonOption = False
 ) -> None:
-    """Count objects and bytes in the bucket by kind, and what each of the newest epochs wrote."""
+    """Count objects and bytes in the bucket by kind, and what an epoch wrote on average.
+
+    The average is that of the newest 50 epochs.
+    """
     from tidegate.jobs.driver.housekeeping import make_retention
 
     spec, log = arguments.open_spec_and_log(pipeline, store)
