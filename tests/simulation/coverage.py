@@ -76,7 +76,7 @@ STEPS: Mapping[str, tuple[str, ...]] = {
     "sweep": (PUT,),
     "index": (ASK, SWAP),
     "note versions": (ASK, PUT),
-    "watch": (ASK, SWAP),
+    "watch": (ASK,),
     "look around": (ASK, SWAP),
     "recover": (ASK, SWAP),
     "sink apply": (SERVE,),
