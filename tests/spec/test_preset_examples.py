@@ -165,6 +165,13 @@ def session() -> Iterator[Any]:
     started.stop()
 
 
+# PySpark closes its sockets to tasks in its own time.
+_SPARK_SOCKETS = pytest.mark.filterwarnings(
+    "ignore:unclosed <socket:ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
+
+
+@_SPARK_SOCKETS
 @pytest.mark.e2e
 @pytest.mark.slow
 @pytest.mark.timeout(600)
@@ -185,6 +192,7 @@ def test_a_run_with_silences_equals_the_oracle(session: Any, tmp_path: Path, nam
     assert bool(idle) == (name in ("hazelcast", "nscldaq", "pipet", "streaminsight", "wire"))
 
 
+@_SPARK_SOCKETS
 @pytest.mark.e2e
 @pytest.mark.slow
 @pytest.mark.timeout(600)
