@@ -14,13 +14,16 @@ _SECRET_NAME: Final = re.compile(
     r"(password|passwd|secret|token|credential|login|access.?key|secret.?key|jaas.config)$",
     re.IGNORECASE,
 )
+# Sections whose keys are names that users choose; their values are types and names.
+_NAMED_BY_USERS: Final = frozenset({"schema", "columns", "renamed", "headers", "keys", "severity"})
 
 
 def mask_secrets(spec: PipelineSpec) -> PipelineSpec:
     """Return the spec with ``***`` for passwords in addresses and for secret options.
 
     Secret are texts whose name ends with a word such as password, secret, token, credential or
-    login. Without any, the spec itself is returned.
+    login. Columns and other names that users choose are not judged. Without a secret, the spec
+    itself is returned.
 
     What is written as ``env:NAME`` or ``${NAME}`` stays, because it is not a secret. Users who may
     read the bucket may read the specs in it, so these must not hold the keys of other systems.
@@ -37,7 +40,8 @@ def mask_address(address: str) -> str:
 
 def _mask_value(name: str, value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _mask_value(str(key), part) for key, part in value.items()}
+        chosen = name in _NAMED_BY_USERS
+        return {key: _mask_value("" if chosen else str(key), part) for key, part in value.items()}
     if isinstance(value, list):
         return [_mask_value(name, part) for part in value]
     if not isinstance(value, str):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +20,7 @@ from tidegate.jobs.spec.secret_values import mask_address
 from tidegate.jobs.spec.source_options import resolve_address
 
 KAFKA = {"sasl.jaas.config": 'Login required password="hunter2";', "ssl.key.password": "env:KEY"}
-BASE = {
+BASE: dict[str, Any] = {
     "name": "p",
     "sources": {
         "one": {
@@ -50,6 +51,21 @@ def test_a_spec_lies_in_the_bucket_without_its_secrets() -> None:
     kept = read_spec(store, "p", spec.digest())
     assert kept is not None
     assert kept.outputs.catalog == mask_address(str(spec.outputs.catalog))
+
+
+def test_names_that_users_choose_are_not_secrets() -> None:
+    """Columns, also of headers and renamed ones, may be named like secrets; the spec is kept."""
+    data = copy.deepcopy(BASE)
+    one = data["sources"]["one"]
+    one["schema"] |= {"session_token": "string", "login": "timestamp"}
+    one["kafka"]["headers"] = {"session_token": "x-session"}
+    one["evolution"] = {"renamed": {"old_token": "session_token"}}
+    del data["spark"], one["kafka"]["options"]
+    store, spec = MemoryStore(), PipelineSpec.model_validate(data)
+    write_spec(store, spec)
+    kept = read_spec(store, "p", spec.digest())
+    assert kept is not None
+    assert kept.sources == spec.sources
 
 
 def test_an_address_takes_its_password_from_the_environment() -> None:
