@@ -99,9 +99,11 @@ about their frontier.
 def apply_preset(raw: dict[str, Any]) -> dict[str, Any]:
     """Return the raw spec with its preset's defaults in the fields that the spec leaves out.
 
-    The argument is not changed. It is returned itself if its preset has no defaults or is unknown.
+    The argument is not changed. It is returned itself if its preset has no defaults, is unknown or
+    is not a text.
     """
-    preset = PRESETS.get(raw.get("preset", "tidegate"))
+    name = raw.get("preset", "tidegate")
+    preset = PRESETS.get(name) if isinstance(name, str) else None
     if not preset:
         return raw
     sources = dict(_list_mapping_items(raw.get("sources")))

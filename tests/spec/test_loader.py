@@ -117,6 +117,7 @@ def test_canonical_json_reads_back() -> None:
         (("hourly:", "late:"), "window names late are reserved"),
         (("name: flights", "name: Flights!"), ":2: name: names are lower case"),
         (("name: flights", "name: [x"), "not valid YAML"),
+        (("name: flights", "name: flights\npreset: [flink]"), ":3: preset: Input should be"),
     ],
 )
 def test_a_bad_spec_names_line_field_and_choices(edit: tuple[str, str], finding: str) -> None:
