@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
+import lzma
 import os
 import re
 import time
+import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -93,7 +96,7 @@ def read_sample(address: str, form: str | None = None) -> Sample:
     try:
         delimiter = choose_delimiter(name, data) if form == "csv" else ","
         columns = sample_columns(name, data, form, delimiter)
-    except (ValueError, OSError, EOFError) as error:
+    except (ValueError, OSError, EOFError, zlib.error, lzma.LZMAError, csv.Error) as error:
         raise UNREADABLE_OBJECT(address=address, format=form, reason=error) from error
     return Sample(form, delimiter, columns)
 
@@ -159,8 +162,8 @@ def put_files(
 ) -> None:
     """Copy files into the folders in the store from which a pipeline's sources read.
 
-    A file whose name and size are there already is left out; one of the same name and another size
-    is refused, and files before it stay copied.
+    A file that is there already is left out; one of the same name and another content is refused,
+    and files before it stay copied.
     """
     from tidegate.checkpoints.open_store import open_store
 
@@ -259,7 +262,8 @@ def _copy_file(store: Store, file: Path, key: str) -> str | None:
     there = store.stat(key)
     if there is None:
         return store.upload(file, key).key
-    if there.size != file.stat().st_size:
+    # Only files of one size are read: a checksum of the store's own depends on the store.
+    if there.size != file.stat().st_size or store.get(key).data != file.read_bytes():
         raise FILE_EXISTS(file=store.uri(key), advice="give the new file a name of its own")
     return None
 

@@ -102,6 +102,24 @@ def test_init_reads_typed_formats(cli: Cli, tmp_path: Path) -> None:
     assert (source.event_time, source.timezone, source.columns["ms"]) == ("at", "UTC", "long")
 
 
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("a.csv.gz", gzip.compress(b"at\n1\n")[:10] + b"damaged in the middle"),
+        ("a.csv.xz", b"no xz at all"),
+        ("a.csv", b"at," + b"x" * 200_000 + b"\n"),
+        ("a.json.gz", gzip.compress(b"{}")[:-4]),
+    ],
+    ids=["gzip", "xz", "csv", "cut"],
+)
+def test_damaged_files_are_named(cli: Cli, tmp_path: Path, name: str, data: bytes) -> None:
+    """`init` and `infer` say which file cannot be read, and do not report a defect."""
+    (tmp_path / name).write_bytes(data)
+    for said in (cli("init", name, "--name", "p"), cli("infer", name)):
+        assert said.exit_code == 2
+        assert f"{name} cannot be read" in said.err.replace("\n", " ")
+
+
 def test_put_copies_files_to_the_sources_once(cli: Cli, shops: Path, tmp_path: Path) -> None:
     """A file goes to the source that has its folder's name; the same name is not replaced."""
     cli("init", "shops", "--inbox")
@@ -114,6 +132,10 @@ def test_put_copies_files_to_the_sources_once(cli: Cli, shops: Path, tmp_path: P
     assert cli("put", "shops", "shops", "--json").data == {"web": [], "store": []}
     (shops / "web/0001.csv").write_text("other")
     assert "exists already" in cli("put", "shops", "shops/web/0001.csv").err
+    changed = (shops / "web/0002.csv").read_text().replace("a", "b")
+    (shops / "web/0002.csv").write_text(changed)
+    refused = cli("put", "shops", "shops/web/0002.csv")
+    assert (refused.exit_code, "exists already" in refused.err) == (2, True)
     (tmp_path / "new.csv").write_text("x")
     refused = cli("put", "shops", "new.csv")
     assert (refused.exit_code, "--source: store, web" in refused.err) == (2, True)
