@@ -137,12 +137,23 @@ def _parse_registry_answer(payload: str, answer: dict[str, Any]) -> bytes | Unus
         return UnusableSchema(f"it is of type {kind}")
     if answer.get("references"):  # the decoders take one schema and no others
         return UnusableSchema("it refers to other schemas")
+    if "schema" not in answer:
+        raise ValueError("it answers without a schema")
     text = str(answer["schema"])
     return text.encode() if payload == "avro" else _to_descriptor_set(base64.b64decode(text))
 
 
 def _to_descriptor_set(file: bytes) -> bytes:
-    """Wrap one file's descriptor in a set, which is what Protobuf compilers write."""
-    from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
+    """Wrap one file's descriptor in a set, which is what Protobuf compilers write.
 
-    return bytes(FileDescriptorSet(file=[FileDescriptorProto.FromString(file)]).SerializeToString())
+    Raises:
+        ValueError: the bytes are no descriptor.
+    """
+    from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
+    from google.protobuf.message import DecodeError
+
+    try:
+        descriptor = FileDescriptorProto.FromString(file)
+    except DecodeError as error:
+        raise ValueError(f"it answers with bytes that are no descriptor: {error}") from error
+    return bytes(FileDescriptorSet(file=[descriptor]).SerializeToString())

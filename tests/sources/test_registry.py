@@ -88,6 +88,20 @@ def test_protobuf_comes_serialized(registry: Registry) -> None:
 
 
 @pytest.mark.parametrize(
+    "answer",
+    [
+        {"schemaType": "PROTOBUF", "schema": base64.b64encode(b"message A {}").decode()},
+        {"schemaType": "PROTOBUF"},
+    ],
+)
+def test_a_broken_answer_may_be_better_later(registry: Registry, answer: dict[str, Any]) -> None:
+    """Bytes that are no descriptor, and an answer without a schema, are the registry's trouble."""
+    registry.answers["/schemas/ids/3?format=serialized"] = (200, answer)
+    with pytest.raises(TransientError):
+        make_registry_reader(registry.address, "protobuf")(3)
+
+
+@pytest.mark.parametrize(
     ("answer", "error", "said"),
     [
         ((403, {}), ConfigurationError, "refuses to tell schema 3"),
