@@ -266,7 +266,7 @@ class _SinkThread:
         """End the patience with a sink that fails twice without having applied an epoch."""
         before, self._lag_at_failure = self._lag_at_failure, math.inf
         # Any error: this only informs, and the next try of the sink meets it again.
-        with suppress(TidegateError):
+        with suppress(Exception):
             self._lag_at_failure = self._sink.lag(self._log)
         if self._lag_at_failure >= before:
             with self._wake:

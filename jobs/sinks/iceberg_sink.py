@@ -76,6 +76,7 @@ from tidegate.jobs.spec.secret_values import mask_address
 
 # Tables committed at a time: a commit works for 40 ms and waits four times as long for the store.
 _COMMIT_THREADS = 3
+_LOST_RACES = (CommitFailedException, NoSuchTableError, TableAlreadyExistsError)
 # Lost races in a row before the caller is asked to come back later. Of two publishers, each loses
 # at most every other race.
 _MAX_CONFLICTS = 20
@@ -136,7 +137,7 @@ class IcebergSink:
             try:
                 with self._translate_sink_errors():
                     return self._follow_once(log, flush)
-            except (CommitFailedException, NoSuchTableError, TableAlreadyExistsError):
+            except _LOST_RACES:
                 self._tables.clear()  # another publisher committed: load and decide again
         raise CONTENDED(pipeline=self.spec.name, what="the tables")
 
@@ -144,12 +145,16 @@ class IcebergSink:
         """Return the number of sealed slots that the tables do not show yet.
 
         It opens the catalog, and registers tables again that the catalog lost. It raises
-        TransientError and ConfigurationError as `follow` does.
+        TransientError and ConfigurationError as `follow` does, but loses a race at most once.
         """
-        with self._translate_sink_errors():
-            self._load_tables()
-            lineage = CurrentLineage(log, log.head())
-            return lineage.slot - min(lineage.slot, self._published_slot(lineage))
+        try:
+            with self._translate_sink_errors():
+                self._load_tables()
+                lineage = CurrentLineage(log, log.head())
+                return lineage.slot - min(lineage.slot, self._published_slot(lineage))
+        except _LOST_RACES as error:
+            self._tables.clear()
+            raise CONTENDED(pipeline=self.spec.name, what="the tables") from error
 
     def open_table(self, table: str) -> Table:
         """Load a table from the catalog, whose errors are not translated.

@@ -51,6 +51,14 @@ def test_an_outage_is_waited_out(group: int) -> None:
     assert own.trouble is None
 
 
+def test_a_failing_question_does_not_end_the_retries() -> None:
+    """How far a sink is is asked between two tries for information only."""
+    away = TransientError("the catalog is away", code="sink.unavailable")
+    own = publisher(Sink(away, lag_errors=(ZeroDivisionError("oops"),)))
+    assert own.drain(10.0)
+    own.stop()
+
+
 def test_an_unexpected_error_is_seen() -> None:
     """The thread ends, the driver is told by a sentence, and the cause is kept for the log."""
     own = publisher(Sink(ZeroDivisionError("oops")))

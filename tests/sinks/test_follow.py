@@ -7,7 +7,11 @@ from typing import Any
 
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
-from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    NoSuchTableError,
+    TableAlreadyExistsError,
+)
 from pyiceberg.table import Table
 from tests.sinks.conftest import UID, World, make_spec
 from tests.sinks.table_checks import is_table, once
@@ -32,6 +36,29 @@ def test_applies_each_sealed_slot_once(world: World) -> None:
     assert world.exact(sink)
     assert sink.follow(world.log) == 0
     assert (world.published_slot(), sink.lag(world.log)) == (3, 0)
+
+
+@pytest.mark.parametrize(
+    "error", [CommitFailedException, NoSuchTableError, TableAlreadyExistsError]
+)
+def test_a_lost_race_in_lag_may_be_tried_again(
+    world: World, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    """Another publisher may move a table while `lag` loads it; a later call sees its work."""
+    world.seal(2)
+    sink = world.sink()
+    sink.follow(world.log)
+    fresh = world.sink()
+    with monkeypatch.context() as patch:
+        patch.setattr(fresh, "_load_tables", lambda: throw(error("moved")))
+        with pytest.raises(TransientError):
+            fresh.lag(world.log)
+    assert fresh.lag(world.log) == 0
+
+
+def throw(error: Exception) -> None:
+    """Raise the error, in a lambda."""
+    raise error
 
 
 def test_nothing_sealed_is_nothing_to_do(world: World) -> None:
