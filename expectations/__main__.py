@@ -23,8 +23,8 @@ if __name__ == "__main__":
 from tidegate.checkpoints.open_store import open_store
 from tidegate.errors import TidegateError
 from tidegate.expectations.quality_run import SCHEMA_VERSION, check_quality
+from tidegate.expectations.suite_files import find_suites
 from tidegate.jobs.spec.loader import load_spec
-from tidegate.jobs.spec.pipeline import PipelineSpec
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _build_quality_parser().parse_args(arguments)
     try:
         spec, store = load_spec(options.spec), open_store(options.store)
-        spec = _find_suites(spec, Path(options.spec).parent)
+        spec = find_suites(spec, Path(options.spec).parent)
         result = check_quality(spec, store)
     except TidegateError as error:
         print(error, file=sys.stderr)  # noqa: T201
@@ -43,15 +43,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(format_report(result, store.uri(result["docs"])))  # noqa: T201
         print(result["key"])  # noqa: T201
     return 1 if result["verdict"] == "fail" else 0
-
-
-def _find_suites(spec: PipelineSpec, folder: Path) -> PipelineSpec:
-    """The spec with its folder of suites, if that lies next to the file of the spec."""
-    suites = spec.quality.suites
-    if suites is None or not (folder / suites).is_dir():
-        return spec
-    quality = spec.quality.model_copy(update={"suites": str(folder / suites)})
-    return spec.model_copy(update={"quality": quality})
 
 
 def format_report(result: dict[str, Any], docs: str) -> str:

@@ -101,6 +101,15 @@ def limit_values(limits: QualityLimits) -> dict[str, float]:
     return {k: v / _TICKS_PER_SECOND if k in _DURATION_LIMITS else v for k, v in plain.items()}
 
 
+def find_suites(spec: PipelineSpec, folder: Path) -> PipelineSpec:
+    """The spec with its folder of suites, if that lies next to the file of the spec in `folder`."""
+    suites = spec.quality.suites
+    if suites is None or not (folder / suites).is_dir():
+        return spec
+    quality = spec.quality.model_copy(update={"suites": str(folder / suites)})
+    return spec.model_copy(update={"quality": quality})
+
+
 def load_suites(spec: PipelineSpec) -> list[Suite]:
     """Load the built-in suites and those in the folder `quality.suites`.
 

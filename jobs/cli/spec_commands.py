@@ -56,7 +56,7 @@ def validate_specs(
                 if not as_json:
                     output.print_line(f"{name}: the job {pipeline.name} is valid")
                 continue
-            _check_quality_suites(pipeline)
+            _check_quality_suites(name, pipeline)
             warnings = _check_expressions(name, pipeline) + list_spec_warnings(pipeline)
         except ConfigurationError as error:
             reports.append({"spec": name, "valid": False, "error": error.as_dict()})
@@ -129,14 +129,14 @@ def _check_expressions(name: str, pipeline: PipelineSpec) -> list[str]:
     return [f"{place}: Spark checks this expression when a run starts" for place in places]
 
 
-def _check_quality_suites(pipeline: PipelineSpec) -> None:
+def _check_quality_suites(name: str, pipeline: PipelineSpec) -> None:
     from tidegate.jobs.spec.operations import QualitySpec
 
     # Reading the suites imports pandas; the default section cannot be wrong.
     if pipeline.quality != QualitySpec():
-        from tidegate.expectations.suite_files import load_suites
+        from tidegate.expectations.suite_files import find_suites, load_suites
 
-        load_suites(pipeline)
+        load_suites(find_suites(pipeline, arguments.resolve_spec_path(name).parent))
 
 
 def _summarize_spec(pipeline: PipelineSpec) -> dict[str, Any]:

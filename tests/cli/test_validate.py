@@ -207,3 +207,15 @@ def test_conditions_of_spark_sql_are_row_rules(predicate: str) -> None:
     spec = parse_spec(text.replace("    max_jump: 1d\n", RULES.replace("PREDICATE", predicate)))
     known = ("sources", "web", "rules", "large", "predicate")
     assert known not in [field.place for field in require_no_mistakes(spec)]
+
+
+def test_suites_next_to_the_spec_are_found(cli: Cli, tmp_path: Path) -> None:
+    """From another working folder `validate` finds the suites that the quality run finds."""
+    suites = tmp_path / "specs/checks"
+    suites.mkdir(parents=True)
+    spec = tmp_path / "specs/shop.yaml"
+    spec.write_text(f"{SHOP}quality: {{suites: checks}}\n")
+    assert cli("validate", str(spec)).exit_code == 0
+    suites.rmdir()
+    refused = cli("validate", str(spec))
+    assert (refused.exit_code, "no folder" in refused.err) == (2, True)
