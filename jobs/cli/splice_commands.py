@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -241,7 +243,7 @@ def merge_request(
     # Without a digest the effect is confirmed now; a repeated call after a crash must not ask
     # again.
     if digest is None and merge.find_merge_checkpoint(log, request_id) is None:
-        digest = _confirm_impact(spec, log, request_id, ask=not yes)
+        digest = _confirm_impact(spec, log, request_id, ask=not yes, as_json=as_json)
     # A request that is merged already has no effect to confirm: the call then only reports it.
     decision = MergeDecision(who or arguments.get_user_name(), why=why, digest=digest)
     outcome = merge.merge_request(spec, log, request_id, decision)
@@ -253,16 +255,22 @@ def merge_request(
         _print_merge_outcome(request_id, outcome)
 
 
-def _confirm_impact(spec: PipelineSpec, log: SlotLog, request_id: str, *, ask: bool) -> str:
-    """Show the effect of a merge, ask for a confirmation, and return the effect's digest."""
+def _confirm_impact(
+    spec: PipelineSpec, log: SlotLog, request_id: str, *, ask: bool, as_json: bool
+) -> str:
+    """Show the effect of a merge, ask for a confirmation, and return the effect's digest.
+
+    With `as_json` all of it goes to standard error: standard output has the envelope alone.
+    """
     from tidegate.checkpoints.splice_requests import read_splice_request
     from tidegate.jobs.splice.merge import estimate_impact
 
     request = read_splice_request(log.store, spec.name, request_id)
     _, impact = estimate_impact(spec, log, request)
     if ask:
-        _print_impact(request, impact)
-        typer.confirm("Merge?", abort=True)
+        with redirect_stdout(sys.stderr) if as_json else nullcontext():
+            _print_impact(request, impact)
+        typer.confirm("Merge?", abort=True, err=as_json)
     return impact.digest
 
 

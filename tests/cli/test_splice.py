@@ -56,6 +56,17 @@ def test_late_rows_come_back(cli: Cli, shop: Shop) -> None:
     assert "<svg" in Path("report.html").read_text()
 
 
+def test_a_merge_asks_on_standard_error_with_json(cli: Cli, shop: Shop) -> None:
+    """Standard output has the envelope alone; report and question are for the person."""
+    request = _ask(cli, "late", "shop.yaml")
+    said = cli("splice", "merge", "shop.yaml", request, "--json", input="y\n")
+    # The runner of the tests writes the answer to standard output.
+    envelope = said.out.strip().removeprefix("y").strip()
+    assert json.loads(envelope)["data"]["request"] == request
+    assert "hourly: 1 added, 1 changed" in said.err
+    assert "Merge?" in said.err
+
+
 def test_a_driver_goes_on_above_a_merge(cli: Cli, shop: Shop) -> None:
     """New epochs land on top of a merge, in the log and in the tables.
 
