@@ -171,7 +171,8 @@ class BarrierOptions(SpecModel):
     timeout: OptionalDuration = None
     """A barrier open for longer than this is closed.
 
-    The time counts from the later of its first arrival and the previous close.
+    The time counts from the later of its first arrival and the previous close. By default it is
+    four times `release.build_window`, and there is no timeout if that is not set.
     """
     on_timeout: Literal["incomplete", "abort"] = "incomplete"
     """What the timeout does: close the barrier as incomplete, or abort it."""

@@ -164,7 +164,7 @@ class SourceSpec(FrontierOptions):
     """Format of the objects.
 
     ``json`` means one JSON object per line. Text may be compressed; the key then ends in ``.gz``,
-    ``.bz2``, ``.zst`` or ``.lz4``.
+    ``.bz2``, ``.xz``, ``.zst`` or ``.lz4``.
     """
     parse: ParseOptions = ParseOptions()
     """How text becomes values."""
