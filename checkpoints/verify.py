@@ -4,7 +4,8 @@ Every object it needs exists with the recorded size and checksum, and the chain 
 
 Only definite evidence condemns: an object that is missing while the store lists and answers, a
 wrong size, a wrong checksum, a record whose hash is not the one its successor names. Time-outs, 403
-and 503 are evidence of nothing, and make a result *unknown*. A record is judged by its own bytes,
+and 503, a file that this user may not read, and a record of a newer tidegate are evidence of
+nothing, and make a result *unknown*. A record is judged by its own bytes,
 so a later epoch that verifies by itself stays usable after a damaged one.
 """
 
@@ -27,11 +28,13 @@ from tidegate.checkpoints.pins import RootsFile
 from tidegate.checkpoints.slot_index import SlotIndex
 from tidegate.checkpoints.slot_log import SlotContents, SlotLog
 from tidegate.checkpoints.store import NotFoundError, Store, StoreDeniedError
-from tidegate.errors import PoisonError, TransientError
+from tidegate.errors import ConfigurationError, PoisonError, TidegateError, TransientError
 
 SCRUB_EVERY: Final = 24 * 3_600_000_000  # ticks
 _MOST_SHARES: Final = 7  # a checkpoint that is kept for long is read again every week
 VERIFY_WORKERS = 8
+# 403, a record of a newer tidegate, and a local file that cannot be read are among them.
+_NO_EVIDENCE: Final = (TransientError, ConfigurationError, OSError)
 
 DeepCheck = Callable[[Manifest], Sequence["VerificationFinding"]]
 """Re-reads the files of a manifest and recounts rows; made where Parquet can be read."""
@@ -103,7 +106,7 @@ def verify_checkpoint(
 
     Listings show presence and size of many objects in a few requests. An object that a listing does
     not show as expected is asked for by itself, and only that answer condemns. What could not be
-    found out is a finding of kind `unknown`.
+    found out is a finding of kind `unknown`, so that one such checkpoint does not end a scrub.
 
     Args:
         log: the pipeline's log.
@@ -112,19 +115,15 @@ def verify_checkpoint(
         deep: also checks the rows in the files (`make_content_check`).
         workers: files that are read at the same time.
         known_good: keys of files that need not be read again; files found to be good are added.
-
-    Raises:
-        ConfigurationError: a newer tidegate wrote the record or its successor.
-        OSError: this user may not read a file of a local store.
     """
     key = log.layout.slot_key(checkpoint.timeline, checkpoint.slot)
     try:
         filled = log.read_slot(checkpoint.timeline, checkpoint.slot)
         successor = log.read_slot(checkpoint.timeline, checkpoint.slot + 1)
-    except (TransientError, StoreDeniedError) as error:
+    except _NO_EVIDENCE as error:
         return _build_verification(
             checkpoint,
-            [_make_finding(key, ObjectProblem.UNKNOWN, error.message)],
+            [_make_finding(key, ObjectProblem.UNKNOWN, _describe_error(error))],
         )
     except PoisonError as error:
         # Either of the two records may be the one that cannot be parsed.
@@ -148,7 +147,7 @@ def scrub_checkpoints(
     """Verify checkpoints one at a time, so that the caller can show progress, stop and continue.
 
     A file that several checkpoints name is read once if it is good. Condemns nothing, see
-    `condemn_if_damaged`. Raises as `verify_checkpoint`.
+    `condemn_if_damaged`.
     """
     known_good: set[str] = set()
     for checkpoint in checkpoints:
@@ -273,6 +272,10 @@ def _verify_epoch(
     )
 
 
+def _describe_error(error: Exception) -> str:
+    return error.message if isinstance(error, TidegateError) else str(error)
+
+
 def _make_finding(key: str, problem: ObjectProblem, detail: str) -> VerificationFinding:
     return VerificationFinding(key=key, problem=problem, detail=detail)
 
@@ -290,6 +293,11 @@ def _judge_unreadable_record(
         return _build_verification(
             checkpoint,
             [_make_finding(key, ObjectProblem.UNREADABLE, error.message)],
+        )
+    except _NO_EVIDENCE as unanswered:
+        return _build_verification(
+            checkpoint,
+            [_make_finding(key, ObjectProblem.UNKNOWN, _describe_error(unanswered))],
         )
     return _build_verification(
         checkpoint,
@@ -330,10 +338,10 @@ def _check_file(store: Store, file: FileRef, checksums: bool) -> VerificationFin
                 file.key, ObjectProblem.SIZE, f"has {size} bytes instead of {file.bytes}"
             )
         digest = _compute_object_digest(store, file.key) if checksums else file.sha256
-    except NotFoundError:
+    except (NotFoundError, FileNotFoundError):  # the latter: deleted since its size was read
         return _confirm_missing(store, file.key)
-    except (TransientError, StoreDeniedError) as error:
-        return _make_finding(file.key, ObjectProblem.UNKNOWN, error.message)
+    except _NO_EVIDENCE as error:
+        return _make_finding(file.key, ObjectProblem.UNKNOWN, _describe_error(error))
     if digest != file.sha256:
         return _make_finding(
             file.key, ObjectProblem.CHECKSUM, f"is {digest} instead of {file.sha256}"
@@ -365,9 +373,9 @@ def _confirm_missing(store: Store, key: str) -> VerificationFinding:
         # A wrong answer of one server must not condemn a checkpoint, so a second request confirms
         # it.
         listed = any(entry.key == key for entry in store.list_objects(key, limit=1))
-    except (TransientError, StoreDeniedError) as error:
+    except _NO_EVIDENCE as error:
         return _make_finding(
-            key, ObjectProblem.UNKNOWN, f"not found, but listing fails: {error.message}"
+            key, ObjectProblem.UNKNOWN, f"not found, but listing fails: {_describe_error(error)}"
         )
     if listed:
         return _make_finding(key, ObjectProblem.UNKNOWN, "not found, but listed")

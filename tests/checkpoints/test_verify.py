@@ -4,13 +4,18 @@ neighbours.
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from tests.servers.memory_store import Fault, MemoryBucket, MemoryStore, StoreRequest
 
+from tidegate.checkpoints import verify
 from tidegate.checkpoints.bucket_layout import CheckpointId
+from tidegate.checkpoints.canonical_json import sha256_of_file
 from tidegate.checkpoints.host_clock import ManualClock
+from tidegate.checkpoints.local_store import LocalStore
 from tidegate.checkpoints.manifest import Manifest, RetiredEpoch
 from tidegate.checkpoints.pins import RootsFile, pin_checkpoint
 from tidegate.checkpoints.retention import Retention, RetentionPolicy
@@ -105,6 +110,44 @@ def test_a_slot_that_cannot_be_reached_is_unknown(author: Author) -> None:
     manifest = author.seal(SlotLog(MemoryStore(bucket), "p"))
     away = SlotLog(MemoryStore(bucket, hook=lambda request: Fault.REFUSED), "p")
     assert verify_checkpoint(away, manifest.id).verdict is CheckpointVerdict.UNKNOWN
+
+
+def test_a_record_of_a_newer_format_does_not_end_a_scrub(log: SlotLog, author: Author) -> None:
+    """It and its predecessor are unknown; the other checkpoints are read."""
+    manifests = author.extend(log, 4)
+    key = log.layout.slot_key(0, 3)
+    record = json.loads(log.store.get(key).data)
+    log.store.put(key, json.dumps(record | {"format_version": 9999}).encode())
+    found = list(scrub_checkpoints(log, [m.id for m in manifests]))
+    assert [result.verdict for result in found] == [
+        CheckpointVerdict.HEALTHY,
+        CheckpointVerdict.UNKNOWN,
+        CheckpointVerdict.UNKNOWN,
+        CheckpointVerdict.HEALTHY,
+    ]
+    assert "format 9999" in found[2].findings[0].detail
+
+
+def test_a_local_file_that_cannot_be_read_does_not_end_a_scrub(
+    tmp_path: Path, author: Author, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be whole, so its checkpoint is unknown; the other checkpoints are read."""
+    log = SlotLog(LocalStore(tmp_path), "p")
+    manifests = author.extend(log, 3, with_files=True)
+    forbidden = tmp_path / manifests[1].segments[0].key
+
+    def read(path: Path) -> str:
+        if path == forbidden:
+            raise PermissionError(13, "Permission denied", str(path))
+        return sha256_of_file(path)
+
+    monkeypatch.setattr(verify, "sha256_of_file", read)
+    found = list(scrub_checkpoints(log, [m.id for m in manifests]))
+    assert [result.verdict for result in found] == [
+        CheckpointVerdict.HEALTHY,
+        CheckpointVerdict.UNKNOWN,
+        CheckpointVerdict.HEALTHY,
+    ]
 
 
 def test_a_record_that_was_changed_is_found_through_its_successor(
