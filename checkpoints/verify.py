@@ -183,7 +183,8 @@ def select_for_scrub(log: SlotLog, shares: int, day: int) -> Iterator[Checkpoint
     Args:
         log: the pipeline's log.
         shares: in how many days every checkpoint comes once, see `count_scrub_shares`.
-        day: number of the day; slots that leave the same rest when divided by `shares` are due.
+        day: days since 1970, UTC, for driver and Airflow alike: the slots that leave the same rest
+            when divided by `shares` are due.
     """
     roots, head = RootsFile(log.store, log.pipeline).read(), log.head()
     always = roots.protected_checkpoints | {str(head.checkpoint)}

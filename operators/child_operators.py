@@ -12,7 +12,6 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from typing import Any, Final
 
 from airflow.sdk import BaseOperatorLink
@@ -25,6 +24,7 @@ from tidegate.checkpoints.driver_reports import delete_old_logs
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 from tidegate.checkpoints.store import Store
 from tidegate.checkpoints.verify import (
+    SCRUB_EVERY,
     CheckpointVerdict,
     Verification,
     condemn_if_damaged,
@@ -209,7 +209,7 @@ class MaintainOperator(PipelineOperator):
         }
 
     def _scrub_checkpoints(self, catalog: CheckpointCatalog) -> Iterator[Verification]:
-        today = datetime.now(UTC).toordinal()
+        today = SYSTEM_CLOCK.wall_ticks() // SCRUB_EVERY
         chosen = select_for_scrub(catalog.log, self.scrub_shares, today)
         for result in scrub_checkpoints(catalog.log, chosen):
             condemn_if_damaged(catalog.log, result)

@@ -16,7 +16,7 @@ from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 from tidegate.checkpoints.pins import RootsFile
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
-from tidegate.checkpoints.verify import Verification, is_scrub_due
+from tidegate.checkpoints.verify import SCRUB_EVERY, Verification, is_scrub_due
 from tidegate.errors import ConfigurationError, PoisonError, TransientError
 from tidegate.operators import child_operators
 from tidegate.operators.child_operators import MaintainOperator
@@ -68,6 +68,23 @@ def test_a_good_run_says_what_it_did(log: SlotLog, monkeypatch: pytest.MonkeyPat
     assert not is_scrub_due(log, SYSTEM_CLOCK.wall_ticks())  # the driver need not do it as well
     assert said[0][4:7] == ["gc", "p.yaml", "--store"]
     assert "--keep-hours" not in said[0]  # the spec's `checkpoint.retain_for` decides
+
+
+def test_airflow_and_driver_read_the_same_share_of_a_day(
+    log: SlotLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a share is skipped when the two take turns."""
+    _answer(monkeypatch, 0, json.dumps(REPORT))
+    days: list[int] = []
+
+    def select(_: SlotLog, _shares: int, day: int) -> list[Any]:
+        days.append(day)
+        return []
+
+    monkeypatch.setattr(child_operators, "select_for_scrub", select)
+    monkeypatch.setattr(type(SYSTEM_CLOCK), "wall_ticks", lambda _: 20_000 * SCRUB_EVERY + 5)
+    _run()
+    assert days == [20_000]  # what the driver takes (jobs/driver/housekeeping.py)
 
 
 def test_a_damaged_checkpoint_turns_the_run_red(
