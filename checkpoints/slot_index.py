@@ -225,8 +225,9 @@ class SlotIndex:
                     return
 
     def rebuild(self) -> None:
-        """Delete the index and read every manifest again; the note of the last scrub goes too."""
-        for entry in [*self._store.list_objects(self._log.layout.index_prefix)]:
+        """Delete the pages of the index and read every manifest again."""
+        # Names of pages begin with the timeline; the note of the last scrub lies beside them.
+        for entry in [*self._store.list_objects(f"{self._log.layout.index_prefix}t")]:
             self._store.delete(entry.key)
         for timeline in range(self._log.head().timeline + 1):
             for _ in self.iterate_summaries(timeline):

@@ -21,6 +21,7 @@ from tidegate.checkpoints.pins import RootsFile
 from tidegate.checkpoints.s3_store import S3Store
 from tidegate.checkpoints.slot_log import LogHead, SlotLog
 from tidegate.checkpoints.store import Store
+from tidegate.checkpoints.verify import is_scrub_due, note_scrub
 from tidegate.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -82,7 +83,9 @@ def test_the_index_is_only_a_cache(log: SlotLog, author: Author) -> None:
         for entry in list(log.store.list_objects(log.layout.index_prefix)):
             spoil(entry.key)
         assert CheckpointCatalog(log).list_checkpoints() == before
+    note_scrub(log, 7)
     catalog.index.rebuild()
+    assert not is_scrub_due(log, 7)  # the note of the last scrub is no page
     assert catalog.list_checkpoints() == before
 
 
