@@ -159,14 +159,22 @@ def stop_pipeline(
     """Ask the driver of a pipeline to seal what it has read and to end.
 
     The pipeline stays stopped, also for standby drivers and Airflow's sweep, until `tidegate
-    start`, `tidegate run` or a new run of its stream in Airflow. Exit code 3 if the driver has not
-    ended after --wait seconds; it ends after its epoch.
+    start`, `tidegate run` or a new run of its stream in Airflow. Refused during a restore,
+    which sets the desired state at its end. Exit code 3 if the driver has not ended after --wait
+    seconds; it ends after its epoch.
     """
-    from tidegate.checkpoints.desired_state import DesiredState, set_desired_state
+    from tidegate.checkpoints.desired_state import (
+        DesiredState,
+        end_abandoned_recovery,
+        set_desired_state,
+    )
     from tidegate.checkpoints.driver_requests import RequestKind, submit_request
     from tidegate.checkpoints.lease import read_lease
 
     log, who = arguments.open_log(pipeline, store), arguments.get_user_name()
+    desired = end_abandoned_recovery(log.store, log.pipeline, who=who)
+    if desired.state is DesiredState.RECOVERING:
+        raise RESTORING(pipeline=log.pipeline, who=desired.who or "somebody")
     # First the desired state: otherwise a standby driver would take over from the ended one.
     # First what people want: a driver that ends before this would be started again.
     set_desired_state(log.store, log.pipeline, DesiredState.STOPPED, who=who, why=why)

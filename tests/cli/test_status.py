@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import SEALED, Cli, seal
 
-from tidegate.checkpoints.desired_state import read_desired_state
+from tidegate.checkpoints.desired_state import DesiredState, read_desired_state, set_desired_state
 from tidegate.checkpoints.driver_reports import DriverStatus, write_status
 from tidegate.checkpoints.driver_requests import list_pending_requests
-from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
+from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, ManualClock
 from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.local_store import LocalStore
 from tidegate.checkpoints.process_identity import ProcessIdentity
@@ -202,6 +202,21 @@ def test_stop_of_a_stopped_pipeline_is_kept(cli: Cli, log: SlotLog) -> None:
     said = cli("stop", "flights", "--why", "holiday")
     assert (said.exit_code, "does not run" in said.out) == (0, True)
     assert read_desired_state(log.store, "flights").why == "holiday"
+
+
+def test_stop_is_refused_during_a_restore_which_would_start_the_stream(
+    cli: Cli, log: SlotLog
+) -> None:
+    """A restore that was abandoned hinders no stop."""
+    clock = ManualClock(wall_ticks=SYSTEM_CLOCK.wall_ticks())
+    set_desired_state(log.store, "flights", DesiredState.RECOVERING, who="ann", clock=clock)
+    said = cli("stop", "flights")
+    assert (said.exit_code, "ann restores flights" in said.err) == (2, True)
+    assert read_desired_state(log.store, "flights").state is DesiredState.RECOVERING
+    clock = ManualClock(wall_ticks=SYSTEM_CLOCK.wall_ticks() - 3_600_000_000)
+    set_desired_state(log.store, "flights", DesiredState.RECOVERING, who="bob", clock=clock)
+    assert cli("stop", "flights").exit_code == 0
+    assert read_desired_state(log.store, "flights").state is DesiredState.STOPPED
 
 
 def test_stop_asks_this_driver_and_waits(cli: Cli, log: SlotLog) -> None:
