@@ -178,6 +178,14 @@ class RootsFile:
 
         return self._change_roots(add_claim)
 
+    def require_not_condemned(self, checkpoint: CheckpointId) -> None:
+        """Refuse a checkpoint that is condemned now.
+
+        Raises:
+            ConfigurationError: it is condemned.
+        """
+        self._require_not_condemned(self.read(), checkpoint)
+
     def condemn_damaged(self, checkpoint: CheckpointId, detail: str) -> Roots:
         """Record definite evidence against a checkpoint, unless it is condemned already.
 

@@ -123,8 +123,8 @@ class ReportRestoreOperator(PipelineOperator):
 
         Raises:
             PoisonError: the checkpoint is damaged or retired.
-            ConfigurationError: an approval is needed and no person has started the run, so it
-                cannot be checked that another person approves.
+            ConfigurationError: the checkpoint is unknown or condemned, or no person has started
+                the run, so it cannot be checked that another person approves.
             AirflowSkipException: it is a dry run.
         """
         log, who, run = self.open_log(), get_requester(context), str(context["run_id"])
@@ -353,14 +353,15 @@ def choose_checkpoint(log: SlotLog, text: str) -> CheckpointId:
     """Resolve what a person wrote to a checkpoint, and verify it.
 
     Raises:
-        ConfigurationError: `text` names no checkpoint.
-        PoisonError: the checkpoint is damaged or retired. A condemned one is refused later, by the
-            restore.
+        ConfigurationError: `text` names no checkpoint, or a condemned one.
+        PoisonError: the checkpoint is damaged or retired.
         TransientError: the store could not answer.
     """
     checkpoint = CheckpointCatalog(log).resolve(text)
     result = verify_checkpoint(log, checkpoint)
     if result.verdict is CheckpointVerdict.HEALTHY:
+        # Here, because the restore refuses it only when the driver has been stopped.
+        RootsFile(log.store, log.pipeline).require_not_condemned(checkpoint)
         return checkpoint
     findings = "; ".join(f"{f.key}: {f.problem.value}" for f in result.findings[:5])
     unfit = CHECKPOINT_UNFIT(

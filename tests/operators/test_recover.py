@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 from tests.epochs import checkpoint_id, seal_epoch
 
+from tidegate.checkpoints.bucket_layout import CheckpointId
 from tidegate.checkpoints.desired_state import DesiredState, read_desired_state, set_desired_state
+from tidegate.checkpoints.pins import RootsFile
 from tidegate.checkpoints.restore import RestoreEvent, plan_restore, read_restore_audits
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
@@ -104,6 +106,22 @@ def test_an_unknown_checkpoint_leaves_the_stream_alone(log: SlotLog) -> None:
     with pytest.raises(ConfigurationError, match="does not name a checkpoint"):
         _run("t9-000001-abcdef")
     assert read_desired_state(log.store, "p").who == "bob"
+
+
+def test_a_condemned_checkpoint_leaves_the_stream_alone(
+    log: SlotLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is refused before the driver is stopped, also in a dry run."""
+    bad = checkpoint_id(log, 3)
+    RootsFile(log.store, "p").condemn_damaged(CheckpointId.parse(bad), "missing: x")
+    set_desired_state(log.store, "p", DesiredState.RUN, who="bob")
+    stopped: list[Any] = []
+    monkeypatch.setattr(recover_and_pin, "stop_driver", lambda *a, **_: stopped.append(a))
+    for dry_run in (True, False):
+        with pytest.raises(ConfigurationError, match="missing: x") as caught:
+            _run(bad, dry_run=dry_run)
+        assert caught.value.code == "roots.refused"
+    assert (stopped, read_desired_state(log.store, "p").who) == ([], "bob")
 
 
 def test_a_failed_restore_restores_the_wish(log: SlotLog, monkeypatch: pytest.MonkeyPatch) -> None:
