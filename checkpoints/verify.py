@@ -92,6 +92,12 @@ class Verification(BaseModel):
     checksums: bool
     deep: bool
 
+    @property
+    def evidence(self) -> VerificationFinding | None:
+        """The first finding that condemns the checkpoint; None if there is none."""
+        definite = (f for f in self.findings if f.problem is not ObjectProblem.UNKNOWN)
+        return next(definite, None)
+
 
 def verify_checkpoint(
     log: SlotLog,
@@ -219,9 +225,9 @@ def condemn_if_damaged(log: SlotLog, result: Verification) -> bool:
 
     Return whether it is damaged. Every other verdict changes nothing.
     """
-    if result.verdict is not CheckpointVerdict.DAMAGED:
+    first = result.evidence
+    if result.verdict is not CheckpointVerdict.DAMAGED or first is None:
         return False
-    first = next(f for f in result.findings if f.problem is not ObjectProblem.UNKNOWN)
     roots = RootsFile(log.store, log.pipeline)
     roots.condemn_damaged(
         CheckpointId.parse(result.checkpoint), f"{first.problem}: {first.key} {first.detail}"

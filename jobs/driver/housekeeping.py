@@ -222,8 +222,8 @@ class Housekeeper:
             chosen = select_for_scrub(self._slot_log, shares, now // SCRUB_EVERY)
             self._scrub = scrub_checkpoints(self._slot_log, chosen, workers=2)
         for result in self._scrub:
-            if condemn_if_damaged(self._slot_log, result):
-                first = result.findings[0]
+            first = result.evidence
+            if condemn_if_damaged(self._slot_log, result) and first is not None:
                 _log.error(
                     "checkpoint_damaged",
                     checkpoint=result.checkpoint,

@@ -320,7 +320,7 @@ def _find_undamaged_checkpoint(
     spec: SupervisedSpec, log: SlotLog, damaged: Verification
 ) -> CheckpointId:
     """Condemn a damaged head, and return the newest checkpoint that is undamaged."""
-    first = damaged.findings[0]
+    first = damaged.evidence or damaged.findings[0]
     condemn_if_damaged(log, damaged)
     if spec.checkpoint.on_bad_checkpoint == "stop":
         raise CHECKPOINT_DAMAGED(

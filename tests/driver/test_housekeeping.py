@@ -5,6 +5,7 @@ from __future__ import annotations
 from unittest.mock import patch
 
 import pytest
+from structlog.testing import capture_logs
 
 from tests.checkpoints.conftest import Author
 from tests.servers.memory_store import MemoryStore
@@ -14,7 +15,14 @@ from tidegate.checkpoints.pins import RootsFile
 from tidegate.checkpoints.retention import Retention
 from tidegate.checkpoints.slot_index import SlotIndex
 from tidegate.checkpoints.slot_log import SlotLog
-from tidegate.checkpoints.verify import SCRUB_EVERY, is_scrub_due
+from tidegate.checkpoints.verify import (
+    SCRUB_EVERY,
+    CheckpointVerdict,
+    ObjectProblem,
+    Verification,
+    VerificationFinding,
+    is_scrub_due,
+)
 from tidegate.jobs.driver import housekeeping
 from tidegate.jobs.driver.housekeeping import Housekeeper
 from tidegate.jobs.spec.pipeline import PipelineSpec
@@ -78,6 +86,32 @@ def test_without_airflow_the_driver_scrubs_once_a_day(log: SlotLog) -> None:
     assert set(RootsFile(log.store, "p").read().condemned) == {str(manifests[1].id)}
     assert not is_scrub_due(log, SYSTEM_CLOCK.wall_ticks())
     assert is_scrub_due(log, SYSTEM_CLOCK.wall_ticks() + SCRUB_EVERY)
+
+
+def test_the_log_names_the_evidence_against_a_checkpoint(log: SlotLog) -> None:
+    """Not an object for which the store gave no answer."""
+    manifest, now = Author().seal(log), [0.0]
+    findings = [
+        VerificationFinding(key=key, problem=problem, detail="")
+        for key, problem in (("a", ObjectProblem.UNKNOWN), ("b", ObjectProblem.MISSING))
+    ]
+    damaged = Verification(
+        checkpoint=str(manifest.id),
+        verdict=CheckpointVerdict.DAMAGED,
+        findings=tuple(findings),
+        objects=2,
+        bytes=0,
+        checksums=True,
+        deep=False,
+    )
+    keeper = Housekeeper(_never(), log, lambda: now[0])
+    now[0] = 3600.0
+    with (
+        patch.object(housekeeping, "scrub_checkpoints", return_value=iter([damaged])),
+        capture_logs() as logged,
+    ):
+        keeper.run_round()
+    assert [(line["problem"], line["key"]) for line in logged] == [("missing", "b")]
 
 
 def test_a_store_that_is_away_is_only_logged(log: SlotLog) -> None:
