@@ -59,8 +59,8 @@ def build_class_archive(again: bool = False) -> tuple[Path, bool]:
 
     Raises:
         ConfigurationError: Java is not installed.
-        TransientError: the driver's run failed; its last lines are in the message.
-        subprocess.TimeoutExpired: it took longer than 600 s.
+        TransientError: the driver's run failed or took longer than 600 s; its last lines are in
+            the message.
     """
     from tidegate.jobs.spark.spark_session import ARCHIVE_DUMP_VARIABLE, locate_class_archive
 
@@ -90,15 +90,21 @@ def build_class_archive(again: bool = False) -> tuple[Path, bool]:
 def _run_warmup_driver(arguments: list[str], environment: dict[str, str]) -> str:
     # The JVM writes the archive after Python has ended. It keeps the pipe open until then, so that
     # reading the output to its end waits for the archive.
-    done = subprocess.run(
-        [sys.executable, "-m", "tidegate.jobs.driver", *arguments],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env=environment,
-        timeout=_BUILD_TIMEOUT,
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "tidegate.jobs.driver", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            timeout=_BUILD_TIMEOUT,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        output = (error.output or b"").decode(errors="replace")
+        raise CLASS_ARCHIVE_FAILED(
+            log=f"{output[-2000:]}\nended after {_BUILD_TIMEOUT:.0f} s"
+        ) from error
     return done.stdout.decode(errors="replace")
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -85,6 +87,19 @@ def test_it_is_made_once(machine: dict[str, str], monkeypatch: pytest.MonkeyPatc
     with pytest.raises(TransientError, match="the JVM said no"):
         warming.build_class_archive()
     assert os.listdir(archive.parent) == []
+
+
+def test_a_run_that_takes_too_long_is_a_failure_that_is_tried_again(
+    machine: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last lines are in the message."""
+
+    def hang(command: list[str], *, timeout: float, **_: Any) -> None:
+        raise subprocess.TimeoutExpired(command, timeout, output=b"the JVM waits")
+
+    monkeypatch.setattr(warming.subprocess, "run", hang)
+    with pytest.raises(TransientError, match="the JVM waits\nended after 600 s"):
+        warming.build_class_archive()
 
 
 def test_without_java_it_says_so(machine: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
