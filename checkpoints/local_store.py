@@ -175,10 +175,13 @@ class LocalStore:
 
     def download(self, key: str, path: Path) -> None:
         """Copy an object into a file."""
+        part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
         with self._translate_read_errors(key):
-            part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
-            shutil.copyfile(self._resolve_key_path(key), part)
-            part.replace(path)
+            try:
+                shutil.copyfile(self._resolve_key_path(key), part)
+                part.replace(path)
+            finally:
+                part.unlink(missing_ok=True)
 
     def local_path(self, key: str) -> Path | None:
         """Return the path of the file itself, also if there is none."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
+import shutil
 import ssl
 import threading
 from collections import Counter
@@ -243,6 +245,23 @@ def test_an_error_after_naming_is_an_unknown_outcome(
     with pytest.raises(OutcomeUnknownError):
         store.create("a/k", b"x")
     assert store.get("a/k").data == b"x"
+
+
+def test_a_local_download_that_fails_leaves_no_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk would stay full."""
+    store = LocalStore(tmp_path / "store")
+    store.put("a", b"123")
+
+    def fill_disk(source: Path, target: Path) -> None:
+        target.write_bytes(b"1")
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(shutil, "copyfile", fill_disk)
+    with pytest.raises(StoreUnavailableError):
+        store.download("a", tmp_path / "a")
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]
 
 
 def test_local_upload_of_a_file_in_place_copies_nothing(tmp_path: Path) -> None:
