@@ -131,13 +131,14 @@ class SealTrigger(BaseEventTrigger):
 def has_new_event(kind: str, newest: Manifest, before: dict[str, Any] | None) -> bool:
     """Return whether the newest checkpoint has an event of this kind after the position `before`.
 
-    Counters are cumulative, and a restore begins again from zero.
+    Counters are cumulative, and a restore begins again from zero; a frontier from none.
     """
     now = _extract_event_position(newest)
     if before is None or before["timeline"] != now["timeline"]:
         before = {}
     field = "slot" if kind == "sealed" else kind
-    return bool(now[field] > before.get(field, 0))
+    # An event time may lie before 1970, so a frontier has no zero to begin from.
+    return bool(now[field] > before.get(field, TICK_MIN if kind == "frontier" else 0))
 
 
 def _extract_event_position(manifest: Manifest) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from tidegate.operators.driver_launch import LaunchedDriver
 from tidegate.operators.driver_shutdown import StopOrder
 from tidegate.operators.liveness import StreamObserver
 from tidegate.operators.trigger import StreamTrigger
+from tidegate.time_units import TICK_MIN
 
 ELSEWHERE = ProcessIdentity(
     driver="d", host="elsewhere", boot="b", namespace="n", pid=7, start_ticks=9
@@ -237,6 +238,16 @@ def test_what_counts_as_an_event() -> None:
     assert not has_new_event("late", _manifest(6, late=3), mark)
     assert has_new_event("late", _manifest(4, late=1, timeline=1), mark)
     assert not has_new_event("late", _manifest(1), None)
+
+
+@pytest.mark.parametrize("mark", [None, {"timeline": 0, "slot": 5, "late": 0, "frontier": 0}])
+def test_a_frontier_before_1970_is_an_event(mark: dict[str, Any] | None) -> None:
+    """Without a position on this timeline every frontier is new, and none at all is no event."""
+    manifest = _manifest(6, timeline=1)
+    moved = manifest.model_copy(update={"decision": {"frontier_after": -5}})
+    none_yet = manifest.model_copy(update={"decision": {"frontier_after": TICK_MIN}})
+    assert has_new_event("frontier", moved, mark)
+    assert not has_new_event("frontier", none_yet, mark)
 
 
 def test_each_closed_barrier_is_one_event(empty_log: SlotLog) -> None:
