@@ -12,6 +12,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -37,6 +38,8 @@ _EXIT_CODE_SHELL = (
 )
 # Attempts of one pipeline whose files stay on this host. The bucket keeps the newest logs as well.
 KEPT_ATTEMPTS: Final = 50
+# Twice the time after which the shell itself deletes the keys.
+_FOREIGN_START_SECONDS: Final = 600.0
 
 
 @dataclass(frozen=True)
@@ -225,17 +228,28 @@ def find_standby(
 def delete_old_attempts(folder: Path, keep: int = KEPT_ATTEMPTS) -> None:
     """Delete the files of all but the newest `keep` attempts, except of drivers that run here.
 
-    A driver on another host does not count as running. Of every attempt that has ended, the file
-    with its keys is deleted.
+    A driver on another host counts as running for ten minutes, because its spark-submit may still
+    have to read its keys. Of every attempt that has ended, the file with its keys is deleted.
     """
     records = sorted(folder.glob("*.json"))  # names begin with the time of the start
     for number, record in enumerate(records):
         launched = read_launch_record(record)
-        if launched is None or not is_on_this_host(launched.leader) or not launched.is_alive():
+        if launched is not None and is_on_this_host(launched.leader):
+            ended = not launched.is_alive()
+        else:
+            ended = _is_older_than(record, _FOREIGN_START_SECONDS)
+        if ended:
             # Of a driver that was killed with its shell, the file with the keys is still there.
             old = number < len(records) - keep
             for file in folder.glob(f"{record.stem}.*" if old else f"{record.stem}.conf"):
                 file.unlink(missing_ok=True)
+
+
+def _is_older_than(file: Path, seconds: float) -> bool:
+    try:
+        return time.time() - file.stat().st_mtime > seconds
+    except FileNotFoundError:  # another host has deleted it
+        return False
 
 
 def is_on_this_host(process: ProcessIdentity) -> bool:

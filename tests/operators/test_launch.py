@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -90,6 +91,20 @@ def test_old_attempts_leave_no_files(tmp_path: Path, wait_until: Wait) -> None:
     wait_until(lambda: not launched[0].is_alive())
     delete_old_attempts(tmp_path, keep=2)
     assert {path.stem for path in tmp_path.iterdir()} == {"2", "3"}
+
+
+def test_a_driver_of_another_host_keeps_its_keys_while_it_starts(tmp_path: Path) -> None:
+    """Its spark-submit may not have read them yet; that it has ended cannot be seen from here."""
+    leader = ProcessIdentity.this_process().model_copy(update={"host": "elsewhere"})
+    driver = LaunchedDriver("a", str(tmp_path / "a.log"), leader, str(tmp_path / "a.exit"))
+    record, keys = tmp_path / "a.json", tmp_path / "a.conf"
+    record.write_text(json.dumps(driver.as_dict()))
+    keys.touch()
+    delete_old_attempts(tmp_path)
+    assert keys.exists()
+    os.utime(record, (1.0, 1.0))
+    delete_old_attempts(tmp_path)
+    assert not keys.exists()
 
 
 def test_a_killed_task_leaves_no_command_behind(tmp_path: Path, wait_until: Wait) -> None:
