@@ -97,7 +97,7 @@ def test_a_run_that_takes_too_long_is_a_failure_that_is_tried_again(
     def hang(command: list[str], *, timeout: float, **_: Any) -> None:
         raise subprocess.TimeoutExpired(command, timeout, output=b"the JVM waits")
 
-    monkeypatch.setattr(warming.subprocess, "run", hang)
+    monkeypatch.setattr(subprocess, "run", hang)
     with pytest.raises(TransientError, match="the JVM waits\nended after 600 s"):
         warming.build_class_archive()
 
