@@ -235,9 +235,7 @@ class Barriers:
         the barrier rows that are ignored.
         """
         for barrier in [b for b in self.open if b["id"] < id_]:
-            self._close_barrier(
-                barrier, clock, BarrierOutcome.ABORTED, "subsumed", by_person=True
-            )
+            self._close_barrier(barrier, clock, BarrierOutcome.ABORTED, "subsumed", by_person=True)
         self.abort(id_, clock, "cancelled")
         if self.options.identity == "id":
             self._pass_ids_up_to(id_)
