@@ -33,7 +33,7 @@ import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
 from tidegate.jobs.spark.errors import REDUCER_FAILED
-from tidegate.jobs.spark.spark_session import SPARK_ERRORS, SparkSessions
+from tidegate.jobs.spark.spark_session import SPARK_ERRORS, SparkSessions, detect_lost_executors
 from tidegate.jobs.streams.reducers import (
     FoldedBatch,
     FoldFailure,
@@ -78,6 +78,7 @@ class SparkReducerRunner:
 
         Raises:
             PoisonError: Spark could not run the job.
+            TransientError: the job lost its executors or their Python.
         """
         if not reducer.keys or rows.num_rows < self._least:
             return fold_batch(reducer, rows, states)
@@ -112,7 +113,8 @@ class SparkReducerRunner:
             return _merge_group_results(reducer, folder, done)
         except SPARK_ERRORS as error:
             cause = str(error).strip().splitlines()[-1][:500]
-            raise REDUCER_FAILED(cause=cause) from error
+            lost = detect_lost_executors("a reducer", error)
+            raise lost or REDUCER_FAILED(cause=cause) from error
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 

@@ -5,11 +5,23 @@ rows.
 from __future__ import annotations
 
 import shutil
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
+import pyarrow as pa
 import pytest
+from pyspark.errors import PySparkException
 
-from tidegate.jobs.spark.spark_session import SPARK_ERRORS, detect_lost_executors, extract_cause
+from tidegate.errors import TransientError
+from tidegate.jobs.spark.reducer_tasks import SparkReducerRunner
+from tidegate.jobs.spark.spark_session import (
+    SPARK_ERRORS,
+    SparkSessions,
+    detect_lost_executors,
+    extract_cause,
+)
+from tidegate.jobs.streams.reducers import Reducer
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -33,6 +45,18 @@ def test_a_job_that_fails_in_its_tasks(session: SparkSession) -> None:
         )
         assert "\n" not in extract_cause(failed.value)
         assert detect_lost_executors("p", failed.value) is None
+
+
+def test_a_reducer_whose_worker_was_lost_is_tried_again(tmp_path: Path) -> None:
+    """It is transient, as for the mover; the reducer is not blamed."""
+    session: Any = Mock()
+    session.range.side_effect = PySparkException("Python worker exited unexpectedly (crashed)")
+    runner = SparkReducerRunner(SparkSessions(lambda: session), tmp_path, least=1, groups=2)
+    rows = {"k": ["x"], "v": [1], "position": [0], "stream_time": [0], "_id": ["a/0/0"]}
+    reducer = Reducer("tests.streams.folds:plain", ("k",), 0, {"d": {"v": "long"}})
+    with pytest.raises(TransientError) as failed:
+        runner(reducer, pa.table(rows), {})
+    assert failed.value.code == "spark.executors_lost"
 
 
 def test_lost_executors_are_the_worlds_fault() -> None:
