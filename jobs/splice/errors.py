@@ -23,6 +23,12 @@ NO_SOURCE = ErrorDefinition(
     "{pipeline} has several sources: say which one the rows of {path} belong to",
     advice="--source with one of: {sources}",
 )
+WRONG_SOURCE = ErrorDefinition(
+    "splice.wrong_source",
+    ConfigurationError,
+    "{pipeline} has no source {source}",
+    advice="--source with one of: {sources}",
+)
 NO_EVENT_TIME = ErrorDefinition(
     "splice.no_event_time",
     ConfigurationError,

@@ -38,6 +38,7 @@ from tidegate.jobs.splice.errors import (
     NO_FILE,
     NO_ROWS,
     NO_SOURCE,
+    WRONG_SOURCE,
 )
 from tidegate.jobs.splice.tables_at_head import (
     IDENTITY_COLUMNS,
@@ -83,8 +84,7 @@ class LateFilter:
     """Which late rows to request; an empty field selects all.
 
     Attributes:
-        outputs: only these outputs that the rows missed. Rows that were set aside are late for
-            `events`, and are then requested for all outputs.
+        outputs: only these outputs that the rows missed. Rows that were set aside missed all.
         sources: only rows of these sources.
         since, until: event time in ticks, half open.
         reasons: only rows that are late for one of these reasons.
@@ -161,15 +161,11 @@ def list_pending_rows(
     late = TablesAtHead(spec, log, head).read_rows(LATE, columns, time=time, spans=spans)
     late = late.filter(pc.not_equal(late["reason"], "flagged"))  # these are among the events
     # Every filter that is given narrows the rows; an empty one selects all.
-    for column, chosen in (
-        ("output", which.outputs),
-        ("_source", which.sources),
-        ("reason", which.reasons),
-    ):
+    for column, chosen in (("_source", which.sources), ("reason", which.reasons)):
         if chosen:
             late = late.filter(pc.is_in(late[column], pa.array(list(chosen), pa.string())))
     taken = _find_taken_pairs(spec, log, head, with_rejected=which.skip_rejected)
-    return _group_missed_outputs(spec, log, head, late, taken)
+    return _group_missed_outputs(spec, log, head, late, taken, which.outputs)
 
 
 def create_from_dead_letters(
@@ -237,15 +233,17 @@ def create_from_file(
 
     A row's identity is the content of the file and its number in it, so the same file cannot be
     merged twice: rows that are merged or requested already are left out. Columns that the pipeline
-    does not have are ignored. `source` is not checked: it has to be one of the spec's.
+    does not have are ignored.
 
     Raises:
         ConfigurationError: the file cannot be read, its rows do not fit the schema, no row is left,
-            or `source` is missing although the pipeline has several sources.
+            `source` is missing although the pipeline has several sources, or it is not one of them.
     """
     # Sources differ in lag and keys of windows (`_source`), so a guess could be wrong.
     if source is None and len(spec.sources) > 1:
         raise NO_SOURCE(pipeline=spec.name, path=path, sources=", ".join(spec.sources))
+    if source is not None and source not in spec.sources:
+        raise WRONG_SOURCE(pipeline=spec.name, source=source, sources=", ".join(spec.sources))
     data, head = read_file_bytes(path), log.head()
     identity = (source or next(iter(spec.sources)), f"file:{sha256_of_bytes(data)[:12]}")
     taken = {who for who, _ in _find_taken_pairs(spec, log, head)}
@@ -290,8 +288,12 @@ def _group_missed_outputs(
     head: LogHead,
     late: Any,
     taken: Collection[tuple[RowIdentity, str]],
+    chosen: Collection[str],
 ) -> Any:
-    """Return one row per identity, with all outputs that it misses."""
+    """Return one row per identity, with all outputs that it misses.
+
+    `chosen` limits them to these outputs, unless it is empty.
+    """
     outputs: dict[RowIdentity, list[str]] = {}
     first_index: dict[RowIdentity, int] = {}
     facts = zip(
@@ -303,7 +305,9 @@ def _group_missed_outputs(
     for index, (who, output, reason) in enumerate(facts):
         # These rows stand once in the late table, although they missed every output.
         names = [EVENTS, *spec.windows] if reason in SET_ASIDE_REASONS else [output]
-        missed = [name for name in names if (who, name) not in taken]
+        missed = [
+            name for name in names if (who, name) not in taken and (not chosen or name in chosen)
+        ]
         if missed:
             first_index.setdefault(who, index)
             known = outputs.setdefault(who, [])

@@ -41,7 +41,7 @@ def split_request(
     the same two requests, or returns them. A row of which some outputs are chosen is in both.
 
     Raises:
-        ConfigurationError: the request is unknown, not open, belongs to an attachment, or the
+        ConfigurationError: the request is unknown, not open, expired, belongs to an attachment, or the
             choice selects all of it or nothing.
     """
     request = read_splice_request(log.store, spec.name, request_id)
@@ -51,7 +51,7 @@ def split_request(
     # The call may be a repetition after a crash or a lost answer.
     if request.state == "rejected" and (earlier := _find_earlier_split(log, request, choice)):
         return earlier
-    _require_divisible(spec, log, request)
+    _require_divisible(spec, log, request, options.clock.wall_ticks())
     parts = _divide_rows(spec, log, request, which)
     detail = {**request.origin_detail, "part_of": request_id, "choice": choice}
     part, rest = (
@@ -99,8 +99,8 @@ def _format_close_reason(part: SpliceRequest, rest: SpliceRequest) -> str:
     return f"split into {part.id} and {rest.id}"
 
 
-def _require_divisible(spec: PipelineSpec, log: SlotLog, request: SpliceRequest) -> None:
-    state = resolve_request_state(log, request)
+def _require_divisible(spec: PipelineSpec, log: SlotLog, request: SpliceRequest, now: int) -> None:
+    state = resolve_request_state(log, request, now=now)
     if state not in OPEN_STATES:
         raise INDIVISIBLE(pipeline=spec.name, request=request.id, why=f"is {state}")
     if request.origin == "attachment":

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from tests.splice.worlds import (
     world,
 )
 
+from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.errors import ConfigurationError, PoisonError
 from tidegate.jobs.sinks.published_tables import select_current_revisions
 from tidegate.jobs.splice.merge import (
@@ -41,10 +43,12 @@ from tidegate.jobs.splice.request_creation import (
     RowRepair,
     cast_rows,
     create_from_dead_letters,
+    create_from_file,
     create_from_late_rows,
     list_pending_rows,
     resolve_request_state,
 )
+from tidegate.jobs.splice.split_request import split_request
 
 
 def _request(bench: Bench, **which: Any) -> str:
@@ -330,6 +334,50 @@ def test_rows_are_asked_for_once() -> None:
     merge_request(bench.spec, bench.log, mine, MergeDecision("ann"))
     with pytest.raises(ConfigurationError, match="no such rows"):
         _request(bench)
+
+
+def test_rows_set_aside_are_found_by_each_output() -> None:
+    """They are in the late table once, although they missed every output."""
+    plain = world(["fixed", "visits"]).spec
+    sources = {
+        name: source.model_copy(update={"max_jump": 3600 * SECOND})
+        for name, source in plain.sources.items()
+    }
+    bench = Bench(plain.model_copy(update={"sources": sources}))
+    engine = bench.engine()
+    for at in (0.0, 7200.0):
+        bench.sources["a"].append(row(bench.clock.wall_ticks() / SECOND + at))
+        for _ in range(2):
+            engine.run_epoch()
+            bench.clock.advance(1)
+    assert [entry["reason"] for entry in bench.rows("late")] == ["max_jump"]
+    for outputs in ((), ("events",), ("visits",), ("fixed", "events")):
+        found = list_pending_rows(bench.spec, bench.log, LateFilter(outputs=outputs))
+        (missed,) = found["_outputs"].to_pylist()
+        assert set(missed) == set(outputs or ("events", "fixed", "visits"))
+
+
+def test_a_file_of_a_source_that_the_pipeline_lacks_is_refused(tmp_path: Path) -> None:
+    """Its rows would belong to no source: lag and keys of windows depend on it."""
+    bench = world(["fixed"])
+    play(bench, LATE_ONES)
+    lost = tmp_path / "lost.csv"
+    lost.write_text("t,v\n1970-01-01T00:00:03Z,3\n")
+    with pytest.raises(ConfigurationError, match="p has no source c") as refused:
+        create_from_file(bench.spec, bench.log, lost, RequestOptions("ann"), source="c")
+    assert refused.value.code == "splice.wrong_source"
+    assert create_from_file(bench.spec, bench.log, lost, RequestOptions("ann"), source="b")
+
+
+def test_an_expired_request_cannot_be_split() -> None:
+    """Its parts would have a new expiry."""
+    bench = world(["fixed", "visits"])
+    play(bench, LATE_ONES)
+    options = RequestOptions("ann", expires_in=0, clock=ManualClock())
+    request = create_from_late_rows(bench.spec, bench.log, LateFilter(), options)
+    which = LateFilter(outputs=("fixed",))
+    with pytest.raises(ConfigurationError, match="is expired"):
+        split_request(bench.spec, bench.log, request.id, which, RequestOptions("bob"))
 
 
 def test_windows_that_live_are_left_alone() -> None:
