@@ -186,7 +186,7 @@ def read_recorded_epochs(
     parent: Manifest | None = None
     continues, specs = False, {given.digest(): given}
     for manifest in read_kept_manifests(log, first - 1):
-        begins = manifest.slot == 1 and first == 1
+        begins = manifest.slot == 1 and first <= 1
         if not begins and (parent is None or parent.slot != manifest.slot - 1):
             continues = False
         elif not manifest.is_merge:

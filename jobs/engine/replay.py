@@ -10,6 +10,7 @@ replayed files go to a scratch store.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -32,8 +33,8 @@ class ReplayResult:
 
     Attributes:
         checkpoint: the epoch's id.
-        tables: table -> (rows sealed, rows replayed, rows that only one side has). Equal rows of a
-            side count once, and a row with another value counts on both sides.
+        tables: table -> (rows sealed, rows replayed, rows that only one side has). A row that one
+            side has more often counts for each time, and a row with another value on both sides.
         decided_differently: fields of the decision that differ; `after` is the decider's state.
     """
 
@@ -89,7 +90,11 @@ def replay_epoch(
     for table in sorted({*epoch.files, *files}):
         before = _read_rows_as_text(sealed, epoch.files.get(table, ()))
         after = _read_rows_as_text(scratch, files.get(table, ()))
-        tables[table] = (len(before), len(after), len(before ^ after))
+        tables[table] = (
+            before.total(),
+            after.total(),
+            ((before - after) + (after - before)).total(),
+        )
     return ReplayResult(str(epoch.id), tables, differences)
 
 
@@ -117,9 +122,9 @@ def rebuild_move_order(epoch: RecordedEpoch) -> MoveOrder:
     )
 
 
-def _read_rows_as_text(store: Store, files: Any) -> set[str]:
-    """Rows as text: equality of rows, not of files. Provenance is part of a row."""
-    rows: set[str] = set()
+def _read_rows_as_text(store: Store, files: Any) -> Counter[str]:
+    """Rows as text, with their number: equality of rows, not of files. Provenance is part of a row."""
+    rows: Counter[str] = Counter()
     for file in files:
         table = pq.read_table(pa.BufferReader(store.get(file.key).data))
         rows.update(repr(sorted(row.items())) for row in table.to_pylist())

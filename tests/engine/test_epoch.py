@@ -260,6 +260,23 @@ def test_replay_gives_the_same_rows() -> None:
     assert "barriers" in tables
 
 
+def test_replay_counts_rows_that_are_equal() -> None:
+    """A row that was sealed twice and replayed once is a difference."""
+    bench = Bench(spec_of())
+    _run(bench)
+    epoch = next(e for e in bench.epochs() if e.slot == 1)
+    table = next(name for name, files in epoch.files.items() if files)
+    doubled = epoch.model_copy(
+        update={"files": {**epoch.files, table: (*epoch.files[table], *epoch.files[table])}}
+    )
+    scratch = _Overlay(bench.store)
+    mover = OracleMover(scratch, bench.spec, bench.sources)
+    ports = EpochPorts((), mover, DriverTables(scratch).write)
+    found = replay_epoch(bench.spec, doubled, None, ports, bench.store, scratch)
+    sealed, replayed, differ = found.tables[table]
+    assert (sealed, differ, found.is_equal) == (2 * replayed, replayed, False)
+
+
 def test_a_run_begins_with_a_start_and_not_with_a_process() -> None:
     """The start-up grace applies once per run; a replay knows where one begins."""
     bench = Bench(spec_of(release={"startup_grace": "2s"}))

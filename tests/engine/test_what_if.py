@@ -108,6 +108,14 @@ def ask(bench: Bench, first: int | None = None, **options: Any) -> WhatIfReport:
     return run_what_if(bench.spec.name, epochs, WhatIfOptions(**options), first)
 
 
+def test_slot_0_as_the_beginning_leaves_nothing_out() -> None:
+    """Slot 1 is read without a parent, as it is without a beginning."""
+    draw = random.Random(1)
+    bench = play(draw, random_spec(draw, barriers=False), barriers=False, ends=False)
+    slots = [e.manifest.slot for e in read_recorded_epochs(bench.log, bench.spec, 0)]
+    assert slots == [e.slot for e in bench.epochs()]
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_recorded_options_give_the_record(seed: int) -> None:
     """Every decision and every state comes out as it was sealed, and both courses are one."""
