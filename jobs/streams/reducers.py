@@ -502,16 +502,17 @@ class _SideEffectGuard:
 def refuse_side_effects() -> Iterator[_SideEffectGuard]:
     """Refuse to write or delete files, use sockets and start processes in this thread.
 
-    These raise `SideEffectError`, but not for files in ``__pycache__``. Blocks do not nest: the end
-    of the inner one allows all again.
+    These raise `SideEffectError`, but not for files in ``__pycache__``. Blocks can be nested: the end
+    of the inner one restores what the outer one had.
     """
     _install_audit_hook()
+    before = getattr(_thread_state, "on", False), getattr(_thread_state, "refused", None)
     _thread_state.refused = None
     _thread_state.on = True
     try:
         yield _SideEffectGuard()
     finally:
-        _thread_state.on = False
+        _thread_state.on, _thread_state.refused = before
 
 
 def _install_audit_hook() -> None:

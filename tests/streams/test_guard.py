@@ -48,6 +48,19 @@ def hidden(effect: Callable[[Path], object], target: Path) -> None:
         guard.raise_refused()
 
 
+def test_the_end_of_an_inner_block_allows_nothing(tmp_path: Path) -> None:
+    """The outer block still refuses, and has what it refused before."""
+    with refuse_side_effects() as outer:
+        with contextlib.suppress(SideEffectError):
+            (tmp_path / "made").mkdir()
+        with refuse_side_effects() as inner:
+            inner.raise_refused()
+        with pytest.raises(SideEffectError):
+            outer.raise_refused()
+        with pytest.raises(SideEffectError):
+            (tmp_path / "made").mkdir()
+
+
 def test_reading_and_importing_are_fine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A module imported inside a fold may have its cache written by the interpreter.
 
