@@ -123,7 +123,10 @@ def rebuild_move_order(epoch: RecordedEpoch) -> MoveOrder:
 
 
 def _read_rows_as_text(store: Store, files: Any) -> Counter[str]:
-    """Rows as text, with their number: equality of rows, not of files. Provenance is part of a row."""
+    """Rows as text, each with its number: rows are compared, not files.
+
+    Provenance is part of a row.
+    """
     rows: Counter[str] = Counter()
     for file in files:
         table = pq.read_table(pa.BufferReader(store.get(file.key).data))

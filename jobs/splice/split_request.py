@@ -41,8 +41,8 @@ def split_request(
     the same two requests, or returns them. A row of which some outputs are chosen is in both.
 
     Raises:
-        ConfigurationError: the request is unknown, not open, expired, belongs to an attachment, or the
-            choice selects all of it or nothing.
+        ConfigurationError: the request is unknown, not open, expired, belongs to an attachment, or
+            the choice selects all of it or nothing.
     """
     request = read_splice_request(log.store, spec.name, request_id)
     choice = {

@@ -502,8 +502,8 @@ class _SideEffectGuard:
 def refuse_side_effects() -> Iterator[_SideEffectGuard]:
     """Refuse to write or delete files, use sockets and start processes in this thread.
 
-    These raise `SideEffectError`, but not for files in ``__pycache__``. Blocks can be nested: the end
-    of the inner one restores what the outer one had.
+    These raise `SideEffectError`, but not for files in ``__pycache__``. Blocks can be nested: the
+    end of the inner one restores what the outer one had.
     """
     _install_audit_hook()
     before = getattr(_thread_state, "on", False), getattr(_thread_state, "refused", None)
