@@ -158,11 +158,13 @@ class MaintainOperator(PipelineOperator):
         self.keep_hours, self.scrub_shares = keep_hours, scrub_shares
 
     def execute(self, context: Any) -> dict[str, Any]:
-        """Run these parts; what each did is the task's result.
+        """Do all parts in turn; their counts are the task's result.
+
+        Before the first checkpoint there is nothing to do.
 
         Raises:
-            PoisonError: checkpoints are damaged, and condemned now; all else was done.
-            TidegateError: the retention could not run.
+            PoisonError: checkpoints are damaged, and condemned now; all parts were done.
+            TidegateError: the retention failed; the parts after it were not done.
         """
         catalog = CheckpointCatalog(self.open_log())
         if catalog.log.head().record is None:

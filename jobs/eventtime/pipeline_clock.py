@@ -37,13 +37,14 @@ def read_pipeline_time(state: Mapping[str, Any]) -> PipelineTime | None:
 def advance_clock(
     before: PipelineTime | None, now: int, max_step: int, worked: int | None = None
 ) -> PipelineTime:
-    """Return both clocks of an epoch.
+    """Return both clocks of an epoch; neither goes back.
 
     Args:
         before: the clocks of the epoch before; None: this is the first, and both start at `now`.
         now: wall clock, ticks.
-        max_step: the most that a gap counts, ticks.
-        worked: ticks worked since the epoch before. None: all the time since then is one gap.
+        max_step: the most that the pipeline clock advances if `worked` is None, ticks.
+        worked: ticks that it advances by; gaps are counted in them already (`WorkedTime.count`).
+            None: it advances as the wall clock does.
 
     >>> before = PipelineTime(100, 100)
     >>> advance_clock(before, 90, 10), advance_clock(before, 1_000, 10)

@@ -250,10 +250,10 @@ class IcebergVersions(_VersionsBase):
     _catalog: Any = None
 
     def list_versions_after(self, version: int | None) -> Iterator[tuple[int, Sequence[str]]]:
-        """See `TableVersions`; versions are ids of snapshots.
+        """Yield each newer snapshot's id with the files it added; see `TableVersions`.
 
-        Unless `start` is ``current``, a new source begins with the oldest snapshot the table still
-        has.
+        A new source begins with all files of the oldest snapshot that the table still has, or of
+        the current one if `start` is ``current``.
         """
         with self._translate_catalog_errors():
             yield from self._walk_snapshots(version)
