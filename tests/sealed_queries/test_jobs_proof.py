@@ -12,6 +12,7 @@ from tests.sealed_queries.rig import COMBINATIONS
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.e2e
 @pytest.mark.parametrize("name", COMBINATIONS)
 def test_kills_and_restores_do_not_show_in_the_sinks(name: str, tmp_path: Path) -> None:
