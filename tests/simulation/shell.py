@@ -56,6 +56,7 @@ class SimLoop(EpochLoop):
     """The loop; what it says and does is compared with what there is."""
 
     _stage: Stage
+    _bounded = False
 
     def run(self) -> RunOutcome:
         """Run, and check a claim that everything was read and published."""
@@ -65,15 +66,18 @@ class SimLoop(EpochLoop):
         self._stage.world.current_process().step = "end"
         return outcome
 
+    def _wait_for_publisher(self) -> bool:
+        threads = self._publisher._threads.values()
+        # Before the wait: it does not count a sink that catches up, and the driver may seal more.
+        self._bounded = not any(thread.catches_up for thread in threads)
+        return super()._wait_for_publisher()
+
     def _run_epoch(self) -> EpochReport:
         limit = self._spec.outputs.max_unpublished
-        threads = self._publisher._threads.values()
-        # Before the epoch: while a sink catches up, the driver may seal more.
-        bounded = not any(thread.catches_up for thread in threads)
         report = super()._run_epoch()
         # After a restore a driver goes on until it sees that its lease was taken.
         stale = _is_stale(self._stage.world, self._stage.world.current_process())
-        if report.sealed and bounded and not stale:
+        if report.sealed and self._bounded and not stale:
             self._stage.require_published(self._engine.resume_state.head, limit)
         return report
 
