@@ -378,7 +378,7 @@ class S3Store:
         return definition(uri=self.uri(key), cause=cause)
 
     def _denied_error(
-        self, cause: str, definition: ErrorDefinition[StoreDeniedError] = BUCKET_DENIED
+        self, cause: str, definition: ErrorDefinition = BUCKET_DENIED
     ) -> TidegateError:
         return definition(location=self._describe_location(), cause=cause)
 

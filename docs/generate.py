@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import json
 import sys
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -64,7 +64,7 @@ over; *poison* and *configuration* need a person. Words in braces are filled in 
 | transient | 3 |
 | fenced | 4 |
 
-This page is generated from the catalogues (`errors.py` of each folder) by `make docs`.
+This page is generated from the catalogues (`errors.toml` of each folder) by `make docs`.
 """
 
 _ERROR_COLUMNS = """| code | class | what happened | what was kept | what to do | folder |
@@ -227,15 +227,15 @@ def _render_fields(section: _Section, models: dict[str, Any]) -> Iterator[str]:
         yield "| " + " | ".join(cells) + " |"
 
 
-def list_catalogue() -> Iterator[tuple[str, ErrorDefinition[Any]]]:
+def list_catalogue() -> Iterator[tuple[str, ErrorDefinition]]:
     """Yield (folder, definition) for every entry of every catalogue."""
     for room in _ROOMS:
-        name = f"tidegate.{room}.errors"
-        if importlib.util.find_spec(name) is None:
-            continue
-        for value in vars(importlib.import_module(name)).values():
-            if isinstance(value, ErrorDefinition):
-                yield room.replace(".", "/"), value
+        folder = room.replace(".", "/")
+        texts = _PAGES.parent / folder / "errors.toml"
+        if texts.exists():
+            module = importlib.import_module(f"tidegate.{room}.errors")
+            for name in tomllib.loads(texts.read_text("utf-8")):
+                yield folder, getattr(module, name)
 
 
 def render_errors() -> str:

@@ -138,7 +138,7 @@ def _kill_group(child: subprocess.Popen[str]) -> None:
 
 def build_child_error(
     child: CompletedChild,
-    crashed: ErrorDefinition[TransientError],
+    crashed: ErrorDefinition,
     pipeline: str,
     crash_codes: tuple[int, ...] = (),
 ) -> TidegateError:

@@ -49,7 +49,7 @@ from tidegate.checkpoints.shared_documents import read_document
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
 from tidegate.checkpoints.verify import CheckpointVerdict, verify_checkpoint
-from tidegate.errors import FailureClass
+from tidegate.errors import FailureClass, TidegateError
 from tidegate.operators.child_processes import rebuild_error
 from tidegate.operators.driver_launch import make_launcher
 from tidegate.operators.driver_shutdown import StopOrder, stop_driver
@@ -364,7 +364,7 @@ def choose_checkpoint(log: SlotLog, text: str) -> CheckpointId:
         RootsFile(log.store, log.pipeline).require_not_condemned(checkpoint)
         return checkpoint
     findings = "; ".join(f"{f.key}: {f.problem.value}" for f in result.findings[:5])
-    unfit = CHECKPOINT_UNFIT(
+    unfit: TidegateError = CHECKPOINT_UNFIT(
         pipeline=log.pipeline,
         checkpoint=checkpoint,
         verdict=result.verdict.value,

@@ -277,6 +277,6 @@ class _SinkThread:
 def _wrap_unexpected(error: Exception) -> TidegateError:
     """Wrap a defect of a sink, so that `wait_below` raises it instead of waiting without end."""
     first_line = str(error).strip().partition("\n")[0][:500]
-    wrapped = SINK_UNEXPECTED(kind=type(error).__name__, detail=first_line)
+    wrapped: TidegateError = SINK_UNEXPECTED(kind=type(error).__name__, detail=first_line)
     wrapped.__cause__ = error
     return wrapped

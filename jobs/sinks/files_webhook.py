@@ -205,7 +205,7 @@ class WebhookSink(AtLeastOnceSink):
             )
         self._taken[1].add(identity)
 
-    def _receiver_error(self, error: ErrorDefinition[TransientError], cause: str) -> TransientError:
+    def _receiver_error(self, error: ErrorDefinition, cause: str) -> TransientError:
         return error(
             pipeline=self.spec.name,
             sink=self.name,

@@ -306,7 +306,7 @@ def extract_cause(error: BaseException) -> str:
 def detect_lost_executors(
     what: str,
     error: BaseException,
-    definition: ErrorDefinition[TransientError] = EXECUTORS_LOST,
+    definition: ErrorDefinition = EXECUTORS_LOST,
     pipeline: str | None = None,
 ) -> TransientError | None:
     """Return the error for a job that lost its executors or their Python; None for other causes.

@@ -4,40 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tidegate.errors import ConfigurationError, ErrorDefinition
-
-_UNTOUCHED: Final = "nothing was started or changed"
-
-SPEC_UNREADABLE: Final = ErrorDefinition(
-    "spec.unreadable",
-    ConfigurationError,
-    "cannot read the spec {path}: {reason}",
-    advice="give the path of a pipeline YAML file, for example dags/pipelines/flights.yaml",
-)
-SPEC_NOT_TEXT: Final = ErrorDefinition(
-    "spec.unreadable", ConfigurationError, "{path} is not UTF-8 text"
-)
-SPEC_INVALID: Final = ErrorDefinition(
-    "spec.invalid",
-    ConfigurationError,
-    "{findings}",
-    kept=_UNTOUCHED,
-    advice="correct {where}; `tidegate schema` prints every field with its choices",
-)
-SPEC_IS_JOB: Final = ErrorDefinition(
-    "spec.is_job",
-    ConfigurationError,
-    "{path} is a job, and this command is for pipelines",
-    kept=_UNTOUCHED,
-    advice="docs/jobs.md lists the commands for jobs",
-)
-SECRET_MISSING: Final = ErrorDefinition(
-    "spec.no_secret",
-    ConfigurationError,
-    "{field}: the environment variable {variable} is not set",
-    kept=_UNTOUCHED,
-    advice="set {variable} where the driver runs",
-)
+from tidegate.errors import load_catalogue
 
 _NO_JOIN: Final = "tidegate has no joins; join the tables that it writes"
 _NO_DEDUPLICATION: Final = (
@@ -65,3 +32,5 @@ FOREIGN_FIELDS: Final = {
     "trigger": ("min_interval", "write checkpoint: {min_interval: 10s}"),
 }
 """Field of another tool -> our field, and what to say where there is no such field."""
+
+__getattr__ = load_catalogue(__name__)

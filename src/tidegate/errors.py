@@ -6,9 +6,13 @@ what to do next. Its class decides who acts: see `FailureClass`.
 
 from __future__ import annotations
 
+import sys
+import tomllib
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Generic, TypeVar
+from importlib.resources import files
+from typing import Any, TypeVar
 
 
 class FailureClass(StrEnum):
@@ -137,12 +141,13 @@ class ConfigurationError(TidegateError):
     failure_class = FailureClass.CONFIGURATION
 
 
-E = TypeVar("E", bound=TidegateError)
+Raised = TypeVar("Raised", bound=TidegateError)
+"""The class that a call site expects; the entry's `error` has to be one of it."""
 
 
 @dataclass(frozen=True)
-class ErrorDefinition(Generic[E]):
-    """One entry of a folder's error catalogue (its ``errors.py``): everything but the values.
+class ErrorDefinition:
+    """One entry of a folder's error catalogue (``errors.toml``): everything but the values.
 
     ``docs/errors.md`` is generated from these entries. A call makes the error, and the call site
     only passes the values::
@@ -159,20 +164,20 @@ class ErrorDefinition(Generic[E]):
     """
 
     code: str
-    error: type[E]
+    error: type[TidegateError]
     message: str
     kept: str | None = None
     advice: str | None = None
     retry_after: float | None = None
 
-    def __call__(self, *, pipeline: str | None = None, **fields: object) -> E:
+    def __call__(self, *, pipeline: str | None = None, **fields: object) -> Raised:  # type: ignore[type-var]
         """Return the error with `fields` filled in; `pipeline` may be used in the texts too.
 
         Raises:
             KeyError: a text names a field that is not given.
         """
         values = {"pipeline": pipeline, **fields}
-        return self.error(
+        return self.error(  # type: ignore[return-value]
             self.message.format(**values),
             code=self.code,
             pipeline=pipeline,
@@ -180,3 +185,25 @@ class ErrorDefinition(Generic[E]):
             advice=self.advice and self.advice.format(**values),
             retry_after=self.retry_after,
         )
+
+
+def load_catalogue(module: str) -> Callable[[str], ErrorDefinition]:
+    """Return the ``__getattr__`` of a folder's ``errors.py``: the entries of its ``errors.toml``.
+
+    An entry names the class to raise: one of this module, or one that `module` defines above the
+    call.
+    """
+    texts = files(module.rpartition(".")[0]).joinpath("errors.toml").read_text("utf-8")
+    classes = {**globals(), **vars(sys.modules[module])}
+    catalogue = {
+        name: ErrorDefinition(**{**entry, "error": classes[entry["error"]]})
+        for name, entry in tomllib.loads(texts).items()
+    }
+
+    def find_entry(name: str) -> ErrorDefinition:
+        """Return the entry with this name."""
+        if name not in catalogue:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        return catalogue[name]
+
+    return find_entry

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -93,3 +94,17 @@ def test_a_code_has_one_failure_class(generate: ModuleType) -> None:
     for _, entry in generate.list_catalogue():
         classes.setdefault(entry.code, set()).add(entry.error.failure_class.value)
     assert {code for code, kinds in classes.items() if len(kinds) > 1} <= both
+
+
+def test_every_error_of_a_catalogue_is_raised() -> None:
+    """Code names each entry outside its catalogue, because a text that no one sees is dead."""
+    rooms = ("checkpoints", "expectations", "infra", "jobs", "operators")
+    code = "\n".join(p.read_text("utf-8") for r in rooms for p in (ROOT / r).rglob("*.py"))
+    entries = [
+        n
+        for r in rooms
+        for p in (ROOT / r).rglob("errors.toml")
+        for n in tomllib.loads(p.read_text("utf-8"))
+    ]
+    assert len(entries) > 200
+    assert [name for name in entries if not re.search(rf"\b{name}\b", code)] == []

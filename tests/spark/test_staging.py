@@ -163,7 +163,7 @@ def test_an_outage_of_the_store_is_not_blamed_on_rows(
     store = Aging()
     staging = BucketStaging(store, "p", tmp_path)
     assert staging.find_outage() is None
-    away = STORE_UNAVAILABLE(uri="s3://b/p", cause="refused")
+    away: Exception = STORE_UNAVAILABLE(uri="s3://b/p", cause="refused")
 
     def refuse(*_: Any, **__: Any) -> Any:
         raise away
