@@ -275,6 +275,28 @@ class Aggregation:
         self.merges = {k: v for plan in self.plans.values() for k, v in plan.merge.items()}
 
     @property
+    def segment_extra(self) -> dict[str, Any]:
+        """What a segment of partial aggregates says about its state columns: whose they are."""
+        return {"aggregates": list(self.plans)}
+
+    def rename_states(self, rows: Frame, names: list[str]) -> Frame:
+        """Give state columns that a spec with another order of the aggregates wrote their places.
+
+        Args:
+            rows: rows of state.
+            names: the aggregates in the order of that spec.
+        """
+        if names == list(self.plans):
+            return rows
+        states = [
+            f"{re.sub(r'^_s[0-9]+', f'_s{names.index(output)}', state)} AS {state}"
+            for output, plan in self.plans.items()
+            for state in plan.partial
+        ]
+        others = [column for column in rows.columns if not re.match(r"_s[0-9]|_rows$", column)]
+        return rows.selectExpr(*others, *dict.fromkeys(states))
+
+    @property
     def group_columns(self) -> list[str]:
         """Names of the state columns that identify a window's result."""
         return ["_ws", "_we", *self.keys]

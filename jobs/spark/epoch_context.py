@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.interfaces import MoveOrder
 from tidegate.jobs.engine.resume_state import ORDER_KIND
 from tidegate.jobs.eventtime.decision_types import ReleaseMark
+from tidegate.jobs.rules.aggregates import Aggregation
 from tidegate.jobs.rules.duck_frame import DuckFrame, Frame
 from tidegate.jobs.rules.native_support import can_name_columns
 from tidegate.jobs.rules.row_conditions import opaque_literal, quote_name
@@ -120,6 +122,29 @@ class EpochContext:
             *(self.writer.staging.expose_file(path, key) for path, key in files.items())
         )
 
+    def load_partials(
+        self, aggregation: Aggregation, refs: list[FileRef], fresh: list[Path] | None = None
+    ) -> Frame | None:
+        """As `load_segments`, for partial aggregates: state columns as the present spec names them.
+
+        They are numbered by the places of the aggregates. Segments name the aggregates in `extra`;
+        segments of older versions do not, and have the order of the present spec.
+        """
+        own = tuple(aggregation.plans)
+        groups: dict[tuple[str, ...], list[FileRef]] = {own: []}
+        for ref in refs:
+            groups.setdefault(tuple(ref.extra.get("aggregates", own)), []).append(ref)
+        frames = [
+            aggregation.rename_states(frame, list(names))
+            for names, group in groups.items()
+            if (frame := self.load_segments(group, fresh if names == own else None)) is not None
+        ]
+        return (
+            reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), frames)
+            if frames
+            else None
+        )
+
     def columns_of_segment(self, frame: Frame) -> list[str]:
         """The declared columns of rows in segments, as Spark SQL.
 
@@ -146,6 +171,7 @@ class EpochContext:
         live: list[FileRef],
         column: str,
         select: Callable[[Frame], Frame],
+        aggregation: Aggregation | None = None,
     ) -> tuple[FileRef, ...]:
         """Merge small state segments of one kind if there are many, so that an epoch opens few.
 
@@ -158,6 +184,7 @@ class EpochContext:
             live: all of them.
             column: the time by which the new segment has bounds.
             select: drops the rows that have left, and merges those that belong together.
+            aggregation: whose partial aggregates they hold; None for other rows.
 
         Returns:
             The segments that are live then.
@@ -167,7 +194,11 @@ class EpochContext:
             return tuple(live)
         ends = [("section_min", min), ("section_max", max)] if kind == ORDER_KIND else []
         extra = {name: choose(ref.extra[name] for ref in small) for name, choose in ends}
-        frame, count = self.load_segments(small), sum(ref.rows for ref in small)
+        count = sum(ref.rows for ref in small)
+        if aggregation is None:
+            frame = self.load_segments(small)
+        else:
+            frame, extra = self.load_partials(aggregation, small), aggregation.segment_extra
         rows = self.collect_if_small(select(frame), count)
         large = [ref for ref in live if ref.rows > _SMALL_SEGMENT_ROWS]
         return (*large, *self.writer.write_segment(kind, rows, column, extra).refs)

@@ -56,7 +56,9 @@ def process_sessions(epoch: EpochContext, name: str) -> WindowOutput:
     if merged is None:
         return WindowOutput(WrittenFiles(), (), WrittenFiles())
     size = epoch.staged.rows + sum(ref.rows for ref in live)
-    written = epoch.writer.write_segment(kind, epoch.collect_if_small(merged, size), "_we")
+    written = epoch.writer.write_segment(
+        kind, epoch.collect_if_small(merged, size), "_we", aggregation.segment_extra
+    )
     due = epoch.load_segments([], list(written.paths))
     results = WrittenFiles()
     if due is not None:
@@ -138,7 +140,7 @@ def _select_row_items(
 def _select_live_sessions(
     epoch: EpochContext, aggregation: Aggregation, window: WindowSpec, live: list[FileRef]
 ) -> Frame | None:
-    frame = epoch.load_segments(live)
+    frame = epoch.load_partials(aggregation, live)
     if frame is None:
         return None
     frame = frame.where(

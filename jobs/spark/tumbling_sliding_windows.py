@@ -105,7 +105,9 @@ def process_window(epoch: EpochContext, name: str, edges: EpochEdges) -> WindowO
     joining, most = _combine_joining_pairs(epoch, window, edges)
     if joining is not None:
         fresh = aggregation.aggregate_rows(joining, decision.frontier_before, epoch.order.epoch)
-        written = epoch.writer.write_segment(kind, epoch.collect_if_small(fresh, most), "_we")
+        written = epoch.writer.write_segment(
+            kind, epoch.collect_if_small(fresh, most), "_we", aggregation.segment_extra
+        )
     epoch = _choose_state_engine(epoch, name, live, written)
     if window.zero_rows:
         zero, gaps = fill_gaps(epoch, aggregation, live, list(gaps), written)
@@ -122,6 +124,7 @@ def process_window(epoch: EpochContext, name: str, edges: EpochEdges) -> WindowO
         segments,
         "_we",
         lambda rows: aggregation.merge_partials(rows.where(f"NOT ({purged})"), flags={}),
+        aggregation,
     )
     return WindowOutput(results, (*merged, *gaps), written)
 
@@ -158,7 +161,7 @@ def _emit_results(
     if not needed and not _is_any_due(window, ends, after):
         return WrittenFiles()
     size = sum(ref.rows for ref in (*needed, *fresh.refs))
-    rows = _load_window_state(epoch, needed, fresh)
+    rows = _load_window_state(epoch, aggregation, needed, fresh)
     if rows is None:
         return WrittenFiles()
     # A gap may be found when its windows are purged already.
@@ -184,10 +187,10 @@ def _emit_results(
 
 
 def _load_window_state(
-    epoch: EpochContext, needed: list[FileRef], fresh: WrittenFiles
+    epoch: EpochContext, aggregation: Aggregation, needed: list[FileRef], fresh: WrittenFiles
 ) -> Frame | None:
     frames = []
-    old = epoch.load_segments(needed)
+    old = epoch.load_partials(aggregation, needed)
     if old is not None:
         # Only windows that got partials in this epoch, or that close in it, have a result.
         frames.append(old.selectExpr("*", "false AS _new"))
@@ -297,7 +300,10 @@ def fill_gaps(
     zero = _drop_windows_with_rows(
         epoch, aggregation, _build_zero_partials(epoch, aggregation, left), live, fresh
     )
-    return epoch.writer.write_segment(kind, epoch.collect_if_small(zero, passed), "_we"), left.refs
+    written = epoch.writer.write_segment(
+        kind, epoch.collect_if_small(zero, passed), "_we", aggregation.segment_extra
+    )
+    return written, left.refs
 
 
 def _update_gaps(
@@ -414,7 +420,7 @@ def _drop_windows_with_rows(
     fresh: WrittenFiles,
 ) -> Frame:
     """Only windows that have no rows, with the columns of the others."""
-    standing = epoch.load_segments(live, list(fresh.paths))
+    standing = epoch.load_partials(aggregation, live, list(fresh.paths))
     assert standing is not None  # noqa: S101 - the last window of a key outlives the gaps before it
     columns = standing.where("false").selectExpr(
         *aggregation.group_columns, "_on", "_up", "_n", "_epoch", *aggregation.partials

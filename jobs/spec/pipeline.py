@@ -785,15 +785,32 @@ class PipelineSpec(SpecModel):
         # look like a change of the data, and would be checked against the state.
         beside: Any = {**dict.fromkeys(NON_DATA_SECTIONS, True), "outputs": _NON_DATA_OUTPUT_FIELDS}
         fields = self.model_dump(mode="json", by_alias=True, exclude=beside)
+        # Without an order, so that specs in the order of the alphabet keep their digest.
+        orders = {path: names for path, names in self.orders.items() if names != sorted(names)}
         return hashlib.sha256(
-            json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
+            json.dumps(
+                [fields, orders] if orders else fields, sort_keys=True, separators=(",", ":")
+            ).encode()
         ).hexdigest()
 
+    @property
+    def orders(self) -> dict[str, list[str]]:
+        """Dotted field -> its names, for the mappings whose order decides something.
+
+        Sources (rows of one time), rules (which one removes a row), pipes and reducers (rows of one
+        stream); and aggregates, whose partial results are numbered in segments.
+        """
+        return {
+            "sources": list(self.sources),
+            "pipes": list(self.pipes),
+            "reducers": list(self.reducers),
+            **{f"sources.{name}.rules": list(one.rules) for name, one in self.sources.items()},
+            **{f"windows.{n}.aggregates": list(one.aggregates) for n, one in self.windows.items()},
+        }
+
     def canonical_json(self) -> str:
-        """Return the canonical JSON of the spec with preset and defaults applied.
+        """Return the JSON of the spec with preset and defaults applied, names in their order.
 
         Secrets in it are not masked (`mask_secrets`).
         """
-        return json.dumps(
-            self.model_dump(mode="json", by_alias=True), sort_keys=True, separators=(",", ":")
-        )
+        return json.dumps(self.model_dump(mode="json", by_alias=True), separators=(",", ":"))

@@ -2,7 +2,7 @@
 
 It is kept, dropped, or the change is refused.
 
-State is laid out by the spec that wrote it: partial aggregates by their place in a window, buffered
+State is laid out by the spec that wrote it: partial aggregates by their window, buffered
 rows by their columns, positions by the order of a source's objects. A change that would read one as
 the other is refused; if only open windows or buffered rows matter, only while there are any. What
 belongs to a removed source or window is dropped. Everything else is kept and applies from the next
@@ -67,10 +67,12 @@ class LiveState:
     Attributes:
         windows: names of the windows with open results.
         buffered: rows in the order buffer.
+        unnamed: the windows with segments of versions that did not name the aggregates in them.
     """
 
     windows: frozenset[str] = frozenset()
     buffered: int = 0
+    unnamed: frozenset[str] = frozenset()
 
 
 def compare_specs(old: PipelineSpec, new: PipelineSpec, live: LiveState) -> list[SpecChange]:
@@ -83,6 +85,7 @@ def compare_specs(old: PipelineSpec, new: PipelineSpec, live: LiveState) -> list
         *_compare_columns(old, new, live),
         *_compare_windows(old, new, live),
         *_compare_release(old, new, live),
+        *_compare_orders(old, new, live),
     ]
     found += [
         _make_kept_change(path)
@@ -248,9 +251,6 @@ def _compare_window(
 def _compare_aggregates(
     where: str, old: WindowSpec, new: WindowSpec, is_open: bool
 ) -> Iterator[SpecChange]:
-    left, right = list(old.aggregates.items()), list(new.aggregates.items())
-    if left == right:
-        return
     for name in sorted(old.aggregates.keys() | new.aggregates.keys()):
         before, after = old.aggregates.get(name), new.aggregates.get(name)
         if before == after:
@@ -260,9 +260,6 @@ def _compare_aggregates(
             f" {'added' if before is None else 'removed' if after is None else 'changed'}"
         )
         yield _judge_aggregate_change(what, is_open)
-    # Equal as mappings, but in another order: partial aggregates are stored by position.
-    if old.aggregates == new.aggregates:
-        yield _judge_aggregate_change(f"{where}.aggregates in another order", is_open)
 
 
 def _judge_aggregate_change(what: str, is_open: bool) -> SpecChange:
@@ -271,6 +268,21 @@ def _judge_aggregate_change(what: str, is_open: bool) -> SpecChange:
             what, "open windows hold partial results without it: add it as a window with a new name"
         )
     return _make_kept_change(what, "no window is open; older results read as null there")
+
+
+def _compare_orders(old: PipelineSpec, new: PipelineSpec, live: LiveState) -> Iterator[SpecChange]:
+    for path, names in old.orders.items():
+        after = new.orders.get(path, [])
+        if [n for n in names if n in after] == [n for n in after if n in names]:
+            continue
+        if path in {f"windows.{name}.aggregates" for name in live.unnamed}:
+            yield _make_refused_change(
+                f"{path} in another order",
+                "an older version numbered the partial results of open windows by it: take the new"
+                " order when these windows are closed, or add it as a window with a new name",
+            )
+        else:
+            yield _make_kept_change(f"{path} in another order")
 
 
 def _compare_release(old: PipelineSpec, new: PipelineSpec, live: LiveState) -> Iterator[SpecChange]:

@@ -124,3 +124,54 @@ def test_native_outputs_are_those_of_the_oracle(tmp_path: Path, seed: int) -> No
     draw = random.Random(seed)
     pair = Pair(draw_spec(draw), None, tmp_path)
     feed(pair, draw, epochs=8)
+
+
+@pytest.mark.usefixtures("without_spark")
+@pytest.mark.parametrize("seed", range(3))
+def test_aggregates_are_reordered_while_windows_are_open(tmp_path: Path, seed: int) -> None:
+    """Each epoch has another order; the results of windows open across them are the oracle's."""
+    draw = random.Random(seed)
+    windows: dict[str, Any] = {
+        "w": {"kind": "sliding", "size": "20s", "slide": "10s", "keys": ["k"]},
+        "s": {"kind": "session", "gap": "15s", "keys": ["k"], "emit": "each_epoch"},
+    }
+    folder = tmp_path / "pair"
+    pair = Pair(
+        spec_of(windows={n: {**w, "aggregates": AGGREGATES} for n, w in windows.items()}),
+        None,
+        folder,
+    )
+    for epoch in range(20):
+        names = draw.sample(sorted(AGGREGATES), len(AGGREGATES))
+        order = {name: AGGREGATES[name] for name in names}
+        spec = spec_of(windows={n: {**w, "aggregates": order} for n, w in windows.items()})
+        pair.sides["spark"].mover = mover.SparkMover(
+            pair.store, spec, folder / f"work-{epoch}", session=None, native=True
+        )
+        pair.put("a", rows_of(draw, 2 * epoch))
+        pair.put("b", rows_of(draw, 2 * epoch))
+        pair.run(epoch * SECOND)
+    pair.run(300 * SECOND, done=True)
+    assert pair.table("w")
+
+
+@pytest.mark.usefixtures("without_spark")
+def test_segments_that_do_not_name_their_aggregates_have_the_order_of_the_spec(
+    tmp_path: Path,
+) -> None:
+    """Older versions wrote them; they are read together with those of this version."""
+    draw = random.Random(1)
+    window = {"kind": "tumbling", "size": "50s", "aggregates": AGGREGATES}
+    pair = Pair(spec_of(windows={"w": window}), None, tmp_path)
+    for epoch in range(4):
+        pair.put("a", rows_of(draw, 5 * epoch))
+        pair.put("b", rows_of(draw, 5 * epoch))
+        pair.run(epoch * SECOND)
+        if epoch == 1:
+            side = pair.sides["spark"]
+            side.segments = tuple(
+                ref if ref.kind == "order" else ref.model_copy(update={"extra": {}})
+                for ref in side.segments
+            )
+    pair.run(300 * SECOND, done=True)
+    assert pair.table("w")

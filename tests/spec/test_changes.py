@@ -80,7 +80,7 @@ def _reorder(spec: dict[str, Any]) -> None:
             "windows.w.aggregates.s changed",
             "refused",
         ),
-        (_reorder, "windows.w.aggregates in another order", "refused"),
+        (_reorder, "windows.w.aggregates in another order", "kept"),
         (lambda s: s["windows"].update(x=s["windows"]["w"]), "windows.x added", "kept"),
         (lambda s: s["windows"].pop("w"), "windows.w removed", "dropped"),
         (lambda s: s["windows"]["w"].update(keys=["k", "v"]), "windows.w.keys", "refused"),
@@ -177,7 +177,6 @@ def test_positions_hold_for_one_place(
     "edit",
     [
         _add_column,
-        _reorder,
         lambda s: s["windows"]["w"]["aggregates"].update(m="max(v)"),
         lambda s: s.update(release={"mode": "commit"}),
     ],
@@ -243,6 +242,31 @@ def test_what_rows_do_not_depend_on_is_no_change() -> None:
     """Descriptions, supervision, sinks, and the spec itself."""
     assert judged(lambda s: s.update(description="x", supervision={"retries": 1})) == []
     assert judged(lambda s: None) == []
+
+
+def test_aggregates_that_an_older_version_numbered_keep_their_order() -> None:
+    """Its segments do not name them; another order would read one partial result as another."""
+    older = LiveState(frozenset({"w"}), unnamed=frozenset({"w"}))
+    (change,) = judged(_reorder, older)
+    assert (change.what, change.verdict) == ("windows.w.aggregates in another order", "refused")
+
+
+def test_another_order_of_sources_and_rules_is_reported() -> None:
+    """It decides the order of rows of one time, and which rule removes a row."""
+
+    def turn(spec: dict[str, Any]) -> None:
+        spec["sources"] = dict(reversed(spec["sources"].items()))
+
+    assert [(c.what, c.verdict) for c in judged(turn)] == [("sources in another order", "kept")]
+    ruled = copy.deepcopy(BASE)
+    rules = {"x": {"predicate": "v > 0"}, "y": {"predicate": "v > 1", "severity": "drop"}}
+    specs = []
+    for order in (rules, dict(reversed(rules.items()))):
+        ruled["sources"]["a"]["rules"] = order
+        specs.append(PipelineSpec.model_validate(ruled))
+    old, new = specs
+    assert [c.what for c in compare_specs(old, new, BUSY)] == ["sources.a.rules in another order"]
+    assert old.digest() != new.digest()
 
 
 def test_refusals_come_first() -> None:
