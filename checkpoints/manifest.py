@@ -268,6 +268,15 @@ class Manifest(_SlotRecordModel):
         members = self.decider.get("members") or {}
         return {name: one["seen"] for name, one in members.items() if one["seen"] is not None}
 
+    def find_oldest_arrivals(self) -> dict[str, int]:
+        """Return source -> when the oldest object that the epoch read arrived, in ticks."""
+        oldest: dict[str, int] = {}
+        for member, part in self.cut.items():
+            if (arrived := part.get("arrived")) is not None:
+                source = member.partition("/")[0]
+                oldest[source] = min(arrived, oldest.get(source, arrived))
+        return oldest
+
     @property
     def epoch_notes(self) -> EpochNotes:
         """All notes, typed."""

@@ -29,7 +29,7 @@ from tidegate.checkpoints.canonical_json import canonical_bytes, parse_json
 from tidegate.checkpoints.store import NotFoundError, Store
 from tidegate.expectations.gx_runner import RunResult, format_number
 
-_RUNS_KEPT = 100  # runs listed and kept as Data Docs; about 0.3 MB each. Results are never deleted
+_RUNS_KEPT = 100  # runs listed and kept, with results and Data Docs; about 0.3 MB each
 _WRITER_THREADS = 8  # pages are written side by side: a PUT is mostly waiting
 _ROWS_SHOWN = 50  # rows of a summary on the run's page
 _TREND_TITLES = {
@@ -56,7 +56,7 @@ _SUITE_LINK = re.compile(r'<a href="[./]*expectations/[^"]*"\s*>(.*?)</a>', re.D
 def publish_data_docs(store: Store, result: Mapping[str, Any], run: RunResult) -> str:
     """Write pages and results into the store, the newest pointers last.
 
-    Pages of runs before the newest 100 are deleted; results stay. Return the key of the result.
+    Results and pages of runs before the newest 100 are deleted. Return the key of the result.
     """
     quality = BucketLayout(result["pipeline"]).quality_prefix
     folder = f"{quality}docs/{result['id']}/"
@@ -148,11 +148,13 @@ def _add_run_to_history(
         "failed": [check["id"] for check in failed],
         "critical": [{"check": c.id, "epochs": c.epochs} for c in critical],
         "trend": _extract_trend(run),
+        "values": {c.id: c.value for c in run.checks if c.value is not None},
     }
     runs = [entry, *before]
     for old in runs[_RUNS_KEPT:]:
         for page in list(store.list_objects(f"{quality}docs/{old['id']}/")):
             store.delete(page.key)
+        store.delete(f"{quality}results/{old['id']}.json")
     runs = runs[:_RUNS_KEPT]
     store.put(key, canonical_bytes({"format_version": 1, "runs": runs}))
     return runs

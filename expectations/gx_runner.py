@@ -45,6 +45,10 @@ class CheckResult:
             judges the whole past.
         sample: the newest of the rows behind a failure; see `RowSample`.
         command: shows these rows; empty if the check passed.
+        owner: who looks after the check.
+        value: the value of the summary that is nearest to the limit or farthest beyond it; of a
+            check without a numeric limit, how many rows of the summary broke it.
+        limit: what `value` may be at most, or with `is_least` at least.
     """
 
     id: str
@@ -60,6 +64,10 @@ class CheckResult:
     epochs: tuple[int, int] | None = None
     sample: tuple[dict[str, Any], ...] = ()
     command: str = ""
+    owner: str = ""
+    value: float | None = None
+    limit: float | None = None
+    is_least: bool = False
 
     @property
     def page_name(self) -> str:
@@ -105,7 +113,7 @@ def run_suites(evidence: Evidence) -> RunResult:
     suites = load_suites(evidence.spec)
     needed = {c.summary for s in suites for c in s.checks}
     frames = {name: build_frame(evidence, name) for name in sorted(needed)}
-    limits = limit_values(evidence.spec.quality.limits)
+    limits = _read_limits(evidence)
     checks: list[CheckResult] = []
     validations: dict[str, Any] = {}
     with warnings.catch_warnings():
@@ -220,7 +228,7 @@ def _interpret_validation(
     frame: pd.DataFrame,
     evidence: Evidence,
 ) -> CheckResult:
-    limits = limit_values(evidence.spec.quality.limits)
+    limits = _read_limits(evidence)
     if found.exception_info.get("raised_exception") or any(
         isinstance(v, dict) and v.get("raised_exception") for v in found.exception_info.values()
     ):
@@ -236,6 +244,7 @@ def _interpret_validation(
             "sample": shown.rows,
             "command": shown.command,
         }
+    value, limit, is_least = _compare_with_limit(found, frame, check, limits)
     return CheckResult(
         id=check.id,
         suite=suite,
@@ -247,7 +256,34 @@ def _interpret_validation(
         offenders=offenders,
         expected=check.resolve_kwargs(limits),
         scope=check.scope,
+        owner=check.owner or "",
+        value=value,
+        limit=limit,
+        is_least=is_least,
         **failure,
+    )
+
+
+def _read_limits(evidence: Evidence) -> dict[str, float]:
+    spec = evidence.spec
+    return limit_values(spec.quality.limits, spec.supervision.freshness)
+
+
+def _compare_with_limit(
+    found: ExpectationValidationResult, frame: pd.DataFrame, check: Check, limits: dict[str, float]
+) -> tuple[float | None, float | None, bool]:
+    """`value`, `limit` and `is_least` of a result."""
+    kwargs = check.resolve_kwargs(limits)
+    most, least = kwargs.get("max_value"), kwargs.get("min_value")
+    values = frame[column] if (column := kwargs.get("column")) in frame else pd.Series(dtype=float)
+    if (most is None and least is None) or not pd.api.types.is_numeric_dtype(values):
+        broken = found.result.get("unexpected_count")
+        return (None if broken is None else float(broken)), 0.0, False
+    worst = values.min() if most is None else values.max()
+    return (
+        (None if pd.isna(worst) else float(worst)),
+        (least if most is None else most),
+        most is None,
     )
 
 

@@ -33,6 +33,7 @@ from tidegate.jobs.spec.pipeline import (
 from tidegate.jobs.spec.stream_specs import REJECTIONS
 
 SCHEMA_VERSION = 1
+_MANIFESTS_READ = 200  # one GET each; a `recent_time` of a day may hold many more epochs
 _UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -148,6 +149,7 @@ def gather_evidence(
         head=head,
         recent_since=recent_since,
         past=past,
+        manifests=_read_recent_manifests(log, sealed, recent_since, epoch),
         rejections=_cut_at_epoch(read(REJECTIONS), epoch) if spec.streams else None,
         tables={
             name: _cut_at_epoch(read(name, since=recent_since, whole=True), epoch)
@@ -184,6 +186,14 @@ def _find_recent_start(
         else:
             last = middle
     return first, _find_epoch_manifest(log, head, first)
+
+
+def _read_recent_manifests(
+    log: SlotLog, head: LogHead, since: int, epoch: int
+) -> tuple[Manifest, ...]:
+    first = max(since, epoch - _MANIFESTS_READ) + 1
+    slots = log.epochs_between(head.timeline, first, epoch)
+    return tuple(slot.record for slot in slots if isinstance(slot.record, Manifest))
 
 
 def _cut_at_epoch(table: pa.Table, epoch: int) -> pa.Table:

@@ -21,12 +21,15 @@ from tidegate.jobs.spec.loader import Location, format_findings, to_plain_value
 from tidegate.jobs.spec.operations import QualityLimits, QualitySpec, Severity
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
-_DURATION_LIMITS = {"lateness_p99", "barrier_waited_p99", "checkpoint_age", "seal_p95"}
+_DURATION_LIMITS = {
+    *("lateness_p99", "checkpoint_age", "seal_p95", "freshness"),
+    *("barrier_waited_p99", "barrier_complete_p99", "barrier_held_p99"),
+}
 _TICKS_PER_SECOND = 1_000_000
 _COLUMN_ARGUMENTS = ("column", "column_A", "column_B", "column_list")
 
 
-Need = Literal["barriers", "streams", "windows", "events", "rules"]
+Need = Literal["barriers", "streams", "windows", "events", "rules", "freshness"]
 Scope = Literal["recent", "all"]
 
 
@@ -53,6 +56,8 @@ class Check(SpecModel):
     """
     needs: Need | None = None
     """What a pipeline must have, or the check is left out."""
+    owner: str | None = None
+    """Who looks after it; without it the suite's owner, then that of the pipeline."""
     says: str
     """What holds when it passes, as a sentence for people; ``{NAME}`` shows a limit."""
 
@@ -90,14 +95,23 @@ class Suite(SpecModel):
 
     suite: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
     title: str
+    owner: str | None = None
+    """Who looks after its checks; without it `quality.owner`, then `supervision.owner`."""
     needs: Need | None = None
     """What a pipeline must have, or the suite is left out."""
     checks: tuple[Check, ...] = Field(min_length=1)
 
 
-def limit_values(limits: QualityLimits) -> dict[str, float]:
-    """Return the limits as plain numbers; durations in seconds."""
-    plain: dict[str, float] = limits.model_dump()
+def limit_values(limits: QualityLimits, freshness: int | None = None) -> dict[str, float]:
+    """Return the limits as plain numbers; durations in seconds.
+
+    Args:
+        limits: those of the spec.
+        freshness: `supervision.freshness` in ticks, if the limits have none.
+    """
+    plain: dict[str, float] = limits.model_dump() | {
+        "freshness": limits.freshness or freshness or 0
+    }
     return {k: v / _TICKS_PER_SECOND if k in _DURATION_LIMITS else v for k, v in plain.items()}
 
 
@@ -142,7 +156,9 @@ def load_suites(spec: PipelineSpec) -> list[Suite]:
     _refuse_unknown_ids(spec, loaded)
     had = _list_parts(spec)
     needed = [suite for suite in loaded if suite.needs is None or suite.needs in had]
-    return [s for s in (_select_checks(suite, quality, had) for suite in needed) if s is not None]
+    owner = quality.owner or spec.supervision.owner
+    selected = (_select_checks(suite, quality, had, owner) for suite in needed)
+    return [suite for suite in selected if suite is not None]
 
 
 def _list_parts(spec: PipelineSpec) -> set[Need]:
@@ -153,6 +169,7 @@ def _list_parts(spec: PipelineSpec) -> set[Need]:
         "windows": spec.windows,
         "events": spec.outputs.events,
         "rules": any(s.rules for s in spec.sources.values()),
+        "freshness": spec.quality.limits.freshness or spec.supervision.freshness,
     }
     return {name for name, part in parts.items() if part}
 
@@ -228,13 +245,20 @@ def _list_unknown_names(spec: PipelineSpec, suite: Suite) -> list[tuple[Location
     return mistakes
 
 
-def _select_checks(suite: Suite, quality: QualitySpec, had: set[Need]) -> Suite | None:
-    """The suite with the pipeline's severities, without what is off; None when nothing is left.
+def _select_checks(suite: Suite, quality: QualitySpec, had: set[Need], owner: str) -> Suite | None:
+    """The suite with the pipeline's severities and owners, without what is off.
+
+    None when nothing is left.
 
     Checks of what the pipeline does not have are left out as well.
     """
     wanted = [
-        c.model_copy(update={"severity": quality.severity.get(c.id, c.severity)})
+        c.model_copy(
+            update={
+                "severity": quality.severity.get(c.id, c.severity),
+                "owner": c.owner or suite.owner or owner,
+            }
+        )
         for c in suite.checks
         if c.needs is None or c.needs in had
     ]

@@ -10,7 +10,7 @@ own quantile expectation cannot store its result.
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -76,6 +76,8 @@ class Evidence:
         recent_since: epochs after this one are recent.
         past: manifest of that epoch; None if recent epochs begin with the log.
         tables: recent rows of the tables that suites of the user look at, with all columns.
+        manifests: of recent epochs, oldest first; retired ones are missing, and of very many
+            recent epochs the older ones.
         sealed: slot of the newest sealed epoch or merge, published or not.
         now: ticks.
         events_since: the events table was read from the epoch after this one.
@@ -101,14 +103,18 @@ class Evidence:
     recent_since: int = 0
     rejections: pa.Table | None = None
     tables: Mapping[str, pa.Table] = field(default_factory=dict)
+    manifests: Sequence[Manifest] = ()
 
-    def count_rows(self, *, recent: bool) -> dict[str, RowCounts]:
-        """Count the rows of each source that `head` has, of recent epochs or of all."""
+    def count_rows(self) -> tuple[defaultdict[str, RowCounts], defaultdict[str, RowCounts]]:
+        """Count the rows of each source that `head` has: of all epochs, and of recent ones."""
         now, before = _count_by_source(self.head), _count_by_source(self.past)
-        nothing = RowCounts({})
-        if recent:
-            return {s: own.since(before.get(s, nothing)) for s, own in now.items()}
-        return now
+        recent = {source: own.since(before[source]) for source, own in now.items()}
+        return now, defaultdict(_count_nothing, recent)
+
+    def count_all_sources(self) -> tuple[RowCounts, RowCounts]:
+        """Count the rows of the pipeline: of all epochs, and of recent ones."""
+        now, recent = self.count_rows()
+        return RowCounts.add_up(now.values()), RowCounts.add_up(recent.values())
 
     def select_recent(self, table: pa.Table) -> pa.Table:
         """Return the rows of a table that recent epochs wrote."""
@@ -122,22 +128,24 @@ def summarize_late_by_source(evidence: Evidence) -> pd.DataFrame:
     there as well if the late table has rows of them. Lateness and lag are in seconds.
     """
     late = evidence.select_recent(evidence.late).to_pandas()
-    every, recent = evidence.count_rows(recent=False), evidence.count_rows(recent=True)
+    every, recent = evidence.count_rows()
     # Sources that were taken out of the spec still have rows in the tables.
     strangers = sorted(set(evidence.late["_source"].to_pylist()) - set(evidence.spec.sources))
-    nothing, rows = RowCounts({}), []
+    rows = []
     for source in [*evidence.spec.sources, *strangers]:
         own = late[late["_source"] == source]
         lateness = own["lateness_us"].to_numpy(dtype="float64", na_value=np.nan)
         lateness = lateness / _TICKS_PER_SECOND
-        now, newest = every.get(source, nothing), recent.get(source, nothing)
+        now, newest = every[source], recent[source]
         # All epochs but the recent ones, so that a rise is not compared with itself.
         before = now.since(newest)
-        lag = evidence.spec.sources[source].lag if source in evidence.spec.sources else None
+        spec = evidence.spec.sources.get(source)
+        lag = spec.lag / _TICKS_PER_SECOND if spec and spec.lag else np.nan
+        largest = _compute_quantile(lateness, 1.0)
         rows.append(
             {
                 "source": source,
-                "source_in_spec": "yes" if source in evidence.spec.sources else "no",
+                "source_in_spec": "yes" if spec else "no",
                 "rows_read": now["read"],
                 "rows_late": now.late_rows,
                 "late_ratio": _use_nan_for_none(now.late_ratio),
@@ -148,8 +156,9 @@ def summarize_late_by_source(evidence: Evidence) -> pd.DataFrame:
                 - _use_nan_for_none(before.late_ratio),
                 "lateness_p50_s": _compute_quantile(lateness, 0.50),
                 "lateness_p99_s": _compute_quantile(lateness, 0.99),
-                "lateness_max_s": _compute_quantile(lateness, 1.0),
-                "lag_s": np.nan if lag is None else lag / _TICKS_PER_SECOND,
+                "lateness_max_s": largest,
+                "lag_s": lag,
+                "lateness_lags": largest / lag,
                 "late_rows_missing": float(_count_in_late_table(newest) - len(own)),
             }
         )
@@ -158,8 +167,7 @@ def summarize_late_by_source(evidence: Evidence) -> pd.DataFrame:
 
 def summarize_late_by_output(evidence: Evidence) -> pd.DataFrame:
     """One row per output: rows offered to it and late for it, in all and recently."""
-    now = RowCounts.add_up(evidence.count_rows(recent=False).values())
-    newest = RowCounts.add_up(evidence.count_rows(recent=True).values())
+    now, newest = evidence.count_all_sources()
     return pd.DataFrame(
         [
             {
@@ -202,7 +210,7 @@ def summarize_dropped(evidence: Evidence) -> pd.DataFrame:
 
     In all and recently, with the share of the source's recent rows.
     """
-    every, recent = evidence.count_rows(recent=False), evidence.count_rows(recent=True)
+    every, recent = evidence.count_rows()
     rows: list[dict[str, Any]] = []
     for source, now in every.items():
         for output in (EVENTS, *evidence.spec.windows):
@@ -226,8 +234,7 @@ def summarize_stream_rejections(evidence: Evidence) -> pd.DataFrame:
 
     The share is that of the rows that the pipeline read recently.
     """
-    now = RowCounts.add_up(evidence.count_rows(recent=False).values())
-    newest = RowCounts.add_up(evidence.count_rows(recent=True).values())
+    now, newest = evidence.count_all_sources()
     rejected, recent = now.count_stream_rejections(), newest.count_stream_rejections()
     return pd.DataFrame(
         [
@@ -248,10 +255,10 @@ def summarize_rules(evidence: Evidence) -> pd.DataFrame:
 
     The share is that of the rows read recently from its source.
     """
-    every, recent = evidence.count_rows(recent=False), evidence.count_rows(recent=True)
-    nothing, rows = RowCounts({}), []
+    every, recent = evidence.count_rows()
+    rows = []
     for source, spec in evidence.spec.sources.items():
-        now, newest = every.get(source, nothing), recent.get(source, nothing)
+        now, newest = every[source], recent[source]
         for rule, own in spec.rules.items():
             broken = newest.count_broken_rules().get(rule, 0)
             rows.append(
@@ -291,42 +298,77 @@ def summarize_barrier_health(evidence: Evidence) -> pd.DataFrame:
             "recent_complete_ratio": _compute_ratio(recent, len(newest)),
             "waited_p50_s": _compute_quantile(newest["waited_s"].to_numpy("float64"), 0.50),
             "waited_p99_s": _compute_quantile(newest["waited_s"].to_numpy("float64"), 0.99),
+            "complete_p99_s": _compute_quantile(
+                newest.loc[newest["outcome"] == "complete", "waited_s"].to_numpy("float64"), 0.99
+            ),
             "ids_missing": max(ids) - min(ids) + 1 - len(ids) if ids else 0,
         }
     )
 
 
 def summarize_barrier_members(evidence: Evidence) -> pd.DataFrame:
-    """One row per member: how it took part in the barriers that closed recently."""
+    """One row per member: how it took part in the barriers that closed recently.
+
+    `held_p99_s` is the time, in seconds, for which the member was the only one that the others
+    waited for; null if it was never the last of several.
+    """
     newest = summarize_barriers(evidence)
     arrived: Counter[str] = Counter()
-    last: Counter[str] = Counter()
+    held: defaultdict[str, list[float]] = defaultdict(list)
     for text in newest["participants"]:
         participants = json.loads(text or "{}")
         arrived.update([*participants])
-        if len(participants) > 1:
-            # The last member to arrive held up the others; a single member held up none.
-            last[max(participants, key=lambda m: participants[m]["arrived"])] += 1
+        order = sorted((one["arrived"], member) for member, one in participants.items())
+        if len(order) > 1:
+            (before, _), (after, last) = order[-2:]
+            held[last].append((after - before) / _TICKS_PER_SECOND)
     missing, tardy = (
         Counter(m for names in newest[column] for m in names.split(", ") if m)
         for column in ("missing", "tardy")
     )
+    rows = [
+        {"member": m, "arrived": arrived[m], "last": len(held[m]), "missing": missing[m]}
+        | {"tardy": tardy[m], "missing_ratio": missing[m] / len(newest)}
+        | {"tardy_ratio": tardy[m] / len(newest)}
+        | {"held_p99_s": _compute_quantile(np.array(held[m], "float64"), 0.99)}
+        for m in sorted({*arrived, *missing, *tardy})
+    ]
+    counts = ("member", "arrived", "last", "missing", "tardy")
+    return pd.DataFrame(rows, columns=[*counts, "missing_ratio", "tardy_ratio", "held_p99_s"])
+
+
+def summarize_freshness(evidence: Evidence) -> pd.DataFrame:
+    """One row per source: time from the arrival of objects until recent epochs sealed them.
+
+    In seconds. An epoch counts with the oldest object that it read of the source.
+    """
+    waits: dict[str, list[float]] = {source: [] for source in evidence.spec.sources}
+    for manifest in evidence.manifests:
+        for source, arrived in manifest.find_oldest_arrivals().items():
+            wait = max(0, manifest.created_at - arrived) / _TICKS_PER_SECOND
+            waits.setdefault(source, []).append(wait)
+    quantiles = {"sealed_p50_s": 0.50, "sealed_p95_s": 0.95}
     return pd.DataFrame(
         [
-            {"member": m, "arrived": arrived[m], "last": last[m], "missing": missing[m]}
-            | {"tardy": tardy[m], "missing_ratio": missing[m] / len(newest)}
-            for m in sorted({*arrived, *missing, *tardy})
-        ],
-        columns=["member", "arrived", "last", "missing", "tardy", "missing_ratio"],
+            {"source": source, "epochs": len(found)}
+            | {name: _compute_quantile(np.array(found), q) for name, q in quantiles.items()}
+            for source, found in waits.items()
+        ]
     )
 
 
 def summarize_checkpoints(evidence: Evidence) -> pd.DataFrame:
-    """One row per published checkpoint, oldest first."""
+    """One row per published checkpoint, oldest first.
+
+    Of recent ones also how many attempts failed before it, and the bytes of the state that a
+    restore reads.
+    """
     table = evidence.checkpoints.to_pandas().sort_values("_epoch", ignore_index=True)
     # Rows in the order buffer were read earlier and leave later: both ends belong to the balance.
     retained_before = table["rows_retained"].shift(1, fill_value=0)
     out = table[_DISPOSITIONS].sum(axis=1)
+    aborted = {m.slot: len(m.epoch_notes.aborted) for m in evidence.manifests}
+    state = {m.slot: sum(file.bytes for file in m.segments) for m in evidence.manifests}
     return pd.DataFrame(
         {
             "checkpoint_id": table["checkpoint_id"],
@@ -337,6 +379,8 @@ def summarize_checkpoints(evidence: Evidence) -> pd.DataFrame:
             "epochs_skipped": table["_epoch"].diff().fillna(table["_epoch"]) - 1,
             "epoch_s": table["epoch_ms"].astype("float64") / 1000,
             "seal_s": table["seal_ms"].astype("float64") / 1000,
+            "aborted_attempts": table["_epoch"].map(aborted).astype("float64"),
+            "state_bytes": table["_epoch"].map(state).astype("float64"),
         }
     )
 
@@ -386,8 +430,7 @@ def summarize_dead_letters(evidence: Evidence) -> pd.DataFrame:
 
 def summarize_dead_letter_health(evidence: Evidence) -> pd.DataFrame:
     """One row over all dead letters, and rows whose objects have other columns than declared."""
-    now = RowCounts.add_up(evidence.count_rows(recent=False).values())
-    newest = RowCounts.add_up(evidence.count_rows(recent=True).values())
+    now, newest = evidence.count_all_sources()
     return _make_single_row(
         {
             "pipeline": evidence.spec.name,
@@ -443,6 +486,7 @@ SUMMARIES: Final[Mapping[str, Callable[[Evidence], pd.DataFrame]]] = {
     "barrier_members": summarize_barrier_members,
     "checkpoints": summarize_checkpoints,
     "checkpoint_health": summarize_checkpoint_health,
+    "freshness": summarize_freshness,
     "dead_letters": summarize_dead_letters,
     "dead_letter_health": summarize_dead_letter_health,
     "release": summarize_release,
@@ -671,9 +715,14 @@ def _make_single_row(row: dict[str, Any]) -> pd.DataFrame:
     return pd.DataFrame([row])
 
 
-def _count_by_source(manifest: Manifest | None) -> dict[str, RowCounts]:
+def _count_nothing() -> RowCounts:
+    return RowCounts({})
+
+
+def _count_by_source(manifest: Manifest | None) -> defaultdict[str, RowCounts]:
     per_source = manifest.counters.per_source if manifest else {}
-    return {source: RowCounts.of_source(counts) for source, counts in per_source.items()}
+    counted = {source: RowCounts.of_source(counts) for source, counts in per_source.items()}
+    return defaultdict(_count_nothing, counted)
 
 
 def _count_in_late_table(counts: RowCounts) -> int:

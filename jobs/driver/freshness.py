@@ -58,16 +58,11 @@ class FreshnessMeter:
 
     def note_sealed(self, manifest: Manifest) -> None:
         """Count an epoch that was sealed just now."""
-        oldest: dict[str, int] = {}
-        for member, part in manifest.cut.items():
-            if (arrived := part.get("arrived")) is not None:
-                source = member.partition("/")[0]
-                oldest[source] = min(arrived, oldest.get(source, arrived))
         with self._lock:
             self._newest_slot = manifest.slot
             self._journeys.extend(
                 _Journey(source, manifest.slot, arrived, manifest.created_at)
-                for source, arrived in oldest.items()
+                for source, arrived in manifest.find_oldest_arrivals().items()
             )
 
     def read_facts(self) -> dict[str, Any]:

@@ -36,16 +36,34 @@ class QualityLimits(SpecModel):
     """How far the late ratio of the recent epochs may exceed that of all epochs before."""
     lateness_p99: Duration = 86_400_000_000
     """99 % of a source's recent late rows missed the frontier by at most this."""
+    lateness_lags: Annotated[float, Field(gt=0)] = 100
+    """Largest lateness of a source's recent late rows, as a multiple of its lag."""
     barriers_complete: Ratio = 0.95
     """Least share of closed barriers that were complete."""
     barriers_missed: Ratio = 0.05
     """Largest share of closed barriers that a member missed."""
+    barriers_tardy: Ratio = 0.05
+    """Largest share of closed barriers to which a member came after they had closed."""
     barrier_waited_p99: Duration = 600_000_000
     """99 % of the barriers closed within this time after their first arrival."""
+    barrier_complete_p99: Duration = 600_000_000
+    """The same of the barriers that closed complete."""
+    barrier_held_p99: Duration = 600_000_000
+    """At 99 % of the barriers at which a member came last, the others waited at most this long
+    for it alone.
+    """
     checkpoint_age: Duration = 300_000_000
     """A pipeline that should run has sealed an epoch within this time."""
     seal_p95: Duration = 5_000_000
     """95 % of the seals took at most this long."""
+    aborted_attempts: Count = 3
+    """Largest number of attempts that failed before a recent epoch was sealed."""
+    state_bytes: Count = 10_737_418_240
+    """Largest size of the state that a recent checkpoint names, which a restore reads."""
+    freshness: Annotated[Duration, Field(gt=0)] | None = None
+    """95 % of the recent epochs were sealed within this time after the arrival of their oldest
+    object. Without it `supervision.freshness` counts.
+    """
     unpublished: Count = 50
     """Largest number of sealed epochs that the tables may lack."""
     dead_ratio: Ratio = 0.01
@@ -65,6 +83,8 @@ class QualitySpec(SpecModel):
     """Numbers that the checks compare with."""
     severity: dict[str, Severity] = Field(default_factory=dict)
     """Check id and ``warn``, ``critical`` or ``off``; overrides the suite's severity."""
+    owner: str | None = None
+    """Who looks after the checks whose suite names no owner; without it `supervision.owner`."""
     suites: str | None = None
     """Folder of your own suites (``*.yaml``), in the folder of the spec or relative to the
     working folder.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -80,7 +81,7 @@ def manifest(
         lease_token=1,
         driver="test",
         recorded_now=NOW,
-        cut={f"{s}/0": {"pending": pending} for s in SOURCES},
+        cut={f"{s}/0": {"pending": pending, "arrived": NOW - 2_000_000} for s in SOURCES},
         counters=Counters(
             read=2 * read,
             released=2 * (read - late),
@@ -89,6 +90,11 @@ def manifest(
         ),
         created_at=NOW + slot,
     )
+
+
+def arrivals(*ticks: int) -> str:
+    """The participants of a barrier, by when they arrived."""
+    return json.dumps({f"{s}/0": {"arrived": t} for s, t in zip(SOURCES, ticks, strict=False)})
 
 
 def checkpoints(count: int = 3) -> pa.Table:
@@ -138,6 +144,7 @@ def spec() -> PipelineSpec:
     }
     return PipelineSpec.model_validate(
         {"name": "flights", "sources": {s: {"path": f"inbox/{s}", **source} for s in SOURCES}}
+        | {"supervision": {"freshness": "10s", "owner": "ann"}}
     )
 
 
@@ -149,6 +156,7 @@ def healthy(spec: PipelineSpec) -> Evidence:
         "homogeneous": True,
         "missing": [],
         "tardy": [],
+        "participants": arrivals(0, 10**6),
     }
     late = {"output": "events", "reason": "late_order", "lateness_us": 60_000_000, "_epoch": 1}
     return Evidence(
@@ -166,6 +174,7 @@ def healthy(spec: PipelineSpec) -> Evidence:
         events=events(spec),
         events_since=0,
         head=manifest(3),
+        manifests=tuple(manifest(n) for n in (1, 2, 3)),
         past=None,
         sealed=3,
         now=NOW + 10_000_000,

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from tests.expectations.conftest import LATE, changed, manifest, rows
+from tests.expectations.conftest import BARRIERS, LATE, arrivals, changed, manifest, rows
 from tests.servers.memory_store import MemoryStore
 
+from tidegate.checkpoints.manifest import FileRef
 from tidegate.errors import ConfigurationError
 from tidegate.expectations import data_docs, gx_runner
 from tidegate.expectations.gx_runner import RunResult
@@ -55,6 +57,121 @@ def test_warning_names_check_and_offender(healthy: Evidence) -> None:
     assert {row["_source"] for row in failed.sample} == {"EWR", "JFK"}
     assert (failed.epochs, failed.scope) == ((1, 3), "recent")
     assert (whole_past.id, whole_past.epochs) == ("late_ratio_all", None)
+
+
+_BARRIER = {
+    "outcome": "complete",
+    "types": ["day_close"] * 2,
+    "homogeneous": True,
+    "missing": [],
+    "tardy": [],
+    "waited_us": 10**6,
+    "barrier_id": 4,
+    "section": 4,
+    "_epoch": 4,
+}
+
+
+def _add_barrier(evidence: Evidence, **fields: object) -> Evidence:
+    one = rows(BARRIERS, {**_BARRIER, **fields})
+    return changed(evidence, barriers=pa.concat_tables([evidence.barriers, one]))
+
+
+def _change_newest(evidence: Evidence, **fields: object) -> Evidence:
+    head = manifest(3).model_copy(update=fields)
+    return changed(evidence, head=head, manifests=(*evidence.manifests[:2], head))
+
+
+_STATE = FileRef(key="k", rows=1, bytes=2 * 10_737_418_240, sha256="0", kind="order")
+_MUCH_LATER = 3_600_000_000
+# Check -> (what is broken, the value that is judged, first column of the rows that broke it).
+_FAULTS: dict[str, tuple[Callable[[Evidence], Evidence], float, str]] = {
+    "aborted_attempts": (
+        lambda e: _change_newest(e, notes={"aborted": ["a", "b", "c", "d"]}),
+        *(4, "t0-000003-aaaaaa"),
+    ),
+    "state_bytes": (
+        lambda e: _change_newest(e, segments=[_STATE]),
+        *(2 * 10_737_418_240, "t0-000003-aaaaaa"),
+    ),
+    "seal_p95": (
+        lambda e: changed(
+            e,
+            checkpoints=e.checkpoints.set_column(
+                e.checkpoints.column_names.index("seal_ms"), "seal_ms", pa.array([9000.0] * 3)
+            ),
+        ),
+        *(9, ""),
+    ),
+    "freshness": (
+        lambda e: changed(
+            e,
+            manifests=tuple(
+                m.model_copy(update={"created_at": m.created_at + 60_000_000}) for m in e.manifests
+            ),
+        ),
+        *(62, "EWR"),
+    ),
+    "barriers_completed": (lambda e: _add_barrier(e, waited_us=_MUCH_LATER), 3492.03, ""),
+    "barriers_held": (
+        lambda e: _add_barrier(e, participants=arrivals(0, _MUCH_LATER)),
+        *(3492.03, "JFK/0"),
+    ),
+    "barrier_members_tardy": (
+        lambda e: _add_barrier(e, outcome="incomplete", tardy=["JFK/0"]),
+        *(0.25, "JFK/0"),
+    ),
+    "lateness_lags": (
+        lambda e: changed(
+            e,
+            late=rows(
+                LATE,
+                *(
+                    {"output": "events", "reason": "late_order", "lateness_us": lateness}
+                    | {"_source": source, "_partition": "0", "_seq": 7, "_epoch": 1}
+                    for source, lateness in (("EWR", 1), ("JFK", 400 * 3_600_000_000))
+                ),
+            ),
+        ),
+        *(400, "JFK"),
+    ),
+}
+
+
+@pytest.mark.parametrize("check", _FAULTS)
+def test_a_fault_fails_its_check_and_names_the_value(healthy: Evidence, check: str) -> None:
+    """The healthy pipeline has a value within the limit; the broken one has one beyond it."""
+    break_it, value, offender = _FAULTS[check]
+    before = next(c for c in gx_runner.run_suites(healthy).checks if c.id == check)
+    after = next(c for c in gx_runner.run_suites(break_it(healthy)).checks if c.id == check)
+    assert before.passed
+    assert before.value is not None
+    assert before.limit is not None
+    assert before.value <= before.limit
+    assert not after.passed
+    assert after.value == pytest.approx(value, rel=1e-3)
+    assert after.value > before.limit
+    assert after.offenders[0].startswith(offender)
+
+
+def test_an_owner_is_inherited(healthy: Evidence, tmp_path: Path) -> None:
+    """A check's owner is its own, its suite's, or the pipeline's."""
+    check = (
+        "summary: release, says: x, expect: expect_column_values_to_be_in_set,"
+        " kwargs: {column: rows_doubled, value_set: [0]}"
+    )
+    (tmp_path / "mine.yaml").write_text(
+        f"suite: mine\ntitle: Mine\nowner: uwe\nchecks:\n  - {{id: one, {check}}}\n"
+        f"  - {{id: two, owner: eva, {check}}}\n"
+    )
+    quality = {"suites": str(tmp_path)}
+    for section, owner in ({}, "ann"), ({"owner": "team"}, "team"):
+        spec = PipelineSpec.model_validate(
+            healthy.spec.model_dump(by_alias=True) | {"quality": quality | section}
+        )
+        run = gx_runner.run_suites(changed(healthy, spec=spec))
+        owners = {c.id: c.owner for c in run.checks}
+        assert (owners["one"], owners["two"], owners["late_ratio"]) == ("uwe", "eva", owner)
 
 
 def test_critical_comes_first_and_fails(healthy: Evidence) -> None:
@@ -122,15 +239,15 @@ def test_docs_need_no_network_and_no_scripts(healthy: Evidence) -> None:
 def test_history_is_bounded_and_old_pages_go(
     healthy: Evidence, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Pages that fall out of the index are deleted, results stay; trends are drawn."""
+    """Pages and results that fall out of the index are deleted; trends are drawn."""
     monkeypatch.setattr(data_docs, "_RUNS_KEPT", 2)
     store = MemoryStore()
     run = gx_runner.run_suites(healthy)
     for number in range(3):
         data_docs.publish_data_docs(store, record(run, number), run)
     assert store.list_folders("flights/quality/docs/") == ["run001", "run002"]
-    assert len(list(store.list_objects("flights/quality/results/run"))) == 3
-    assert [
-        r["id"] for r in json.loads(store.get("flights/quality/history.json").data)["runs"]
-    ] == ["run002", "run001"]
+    assert len(list(store.list_objects("flights/quality/results/run"))) == 2
+    runs = json.loads(store.get("flights/quality/history.json").data)["runs"]
+    assert [r["id"] for r in runs] == ["run002", "run001"]
+    assert runs[0]["values"]["late_ratio"] == pytest.approx(0.02)
     assert "<polyline" in store.get("flights/quality/docs/index.html").data.decode()
