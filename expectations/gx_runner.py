@@ -276,9 +276,10 @@ def _compare_with_limit(
     kwargs = check.resolve_kwargs(limits)
     most, least = kwargs.get("max_value"), kwargs.get("min_value")
     values = frame[column] if (column := kwargs.get("column")) in frame else pd.Series(dtype=float)
-    if (most is None and least is None) or not pd.api.types.is_numeric_dtype(values):
+    if most is None and least is None:
         broken = found.result.get("unexpected_count")
         return (None if broken is None else float(broken)), 0.0, False
+    values = pd.to_numeric(values, errors="coerce")
     worst = values.min() if most is None else values.max()
     return (
         (None if pd.isna(worst) else float(worst)),

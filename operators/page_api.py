@@ -72,7 +72,7 @@ REQUIRE_SITE_ACCESS = Depends(requires_access_view(AccessView.WEBSITE))
 REQUIRE_STREAM_ACCESS = Depends(requires_access_dag("GET"))
 
 T = TypeVar("T")
-ResultsQuestion = Literal["tables", "sample", "export", "row"]
+ResultsQuestion = Literal["tables", "sample", "export", "row", "whatif"]
 PositionParam = Annotated[str | None, Query(pattern=r"^\d{1,9}-\d{1,10}$")]
 
 
@@ -251,9 +251,14 @@ def _make_past_routes(views: _StreamViews, airflow: AirflowQueries) -> APIRouter
         runs = airflow.list_action_runs(user, pipeline, TIMELINE_DAG_KINDS, _RUNS_IN_TIMELINE)
         return {"events": events, "runs": runs}
 
+    @routes.get("/checks")
+    def show_checks(dag_id: str) -> dict[str, Any]:
+        """The quality checks of the newest run, and the values of earlier runs."""
+        return views.ask_view(_find_dag(airflow, dag_id), StreamView.read_checks)
+
     @routes.get("/results/{ask}")
     def show_results(dag_id: str, ask: ResultsQuestion, request: Request) -> Response:
-        """Tables, a sample of one, its newest rows as CSV, or where a row is."""
+        """Tables, a sample of one, its newest rows as CSV, where a row is, or a what-if."""
         found = views.ask_results(_find_dag(airflow, dag_id), ask, dict(request.query_params))
         if ask != "export":
             return JSONResponse(found)

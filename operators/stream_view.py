@@ -66,6 +66,13 @@ _QUALITY_FRESH_SECONDS: Final = 15.0  # a verdict is minutes old when it is new
 # Epochs searched for barriers when the page is first asked for: four pages of the index.
 _BARRIER_LOOK_BACK: Final = 2_000
 
+# Results of earlier versions have neither owner nor value and limit.
+_CHECK_DEFAULTS: Final = {"sample": [], "owner": "", "value": None, "limit": None}
+_CHECK_FIELDS: Final = (
+    *("id", "says", "severity", "passed", "observed", "page"),
+    *("owner", "value", "limit", "is_least", "sample", "command"),
+)
+
 T = TypeVar("T")
 _Position = tuple[int, int]  # timeline and slot
 _SeenEpoch = tuple[dict[str, Any], SlotSummary, LatenessSketches]
@@ -236,16 +243,38 @@ class StreamView:
             return self._facts[timeline, slot]
 
         newest = EpochFacts.from_manifest(head.record) if head.record else None
-        try:
-            key = f"{BucketLayout(self.pipeline).quality_prefix}history.json"
-            runs = parse_json(self.store.get(key).data)["runs"]
-        except NotFoundError:
-            runs = []
         return [
             *list_driver_events(newest, read_epoch),
             *list_merge_events(list_splice_requests(self.store, self.pipeline)),
-            *list_verdict_events(runs),
+            *list_verdict_events(self._read_quality_file("history.json").get("runs", [])),
         ]
+
+    def read_checks(self) -> dict[str, Any]:
+        """Return the checks of the newest quality run, failed ones first, and all known runs.
+
+        A run names the checks that failed and the value that each check judged.
+        """
+        result = self._read_quality_file("results/latest.json")
+        checks = [_CHECK_DEFAULTS | check for check in result.get("checks", [])]
+        runs = self._read_quality_file("history.json").get("runs", [])
+        shown = ("id", "at", "verdict", "failed", "values")
+        return {
+            "at": result.get("at"),
+            "checks": [
+                {name: check.get(name) for name in _CHECK_FIELDS} | {"run": result.get("id")}
+                for check in sorted(checks, key=lambda c: (c["passed"], c["severity"]))
+            ],
+            "runs": [{name: run.get(name) for name in shown} for run in runs],
+        }
+
+    def _read_quality_file(self, name: str) -> dict[str, Any]:
+        """A document of the quality runs; empty before the first, and if it is damaged."""
+        try:
+            key = f"{BucketLayout(self.pipeline).quality_prefix}{name}"
+            found: dict[str, Any] = parse_json(self.store.get(key).data)
+        except (NotFoundError, ValueError):
+            return {}
+        return found
 
     @contextmanager
     def _hold_lock(self) -> Iterator[None]:
@@ -342,10 +371,8 @@ class StreamView:
         return list_open_barriers(newest, self._timeout[1])
 
     def _read_quality(self) -> dict[str, Any] | None:
-        key = f"{BucketLayout(self.pipeline).quality_prefix}results/latest.json"
-        try:
-            result = parse_json(self.store.get(key).data)
-        except (NotFoundError, ValueError):
+        result = self._read_quality_file("results/latest.json")
+        if not result:
             return None
         docs = str(result.get("docs") or "").partition("/quality/docs/")[2]
         names = ("at", "verdict", "checkpoint", "failed")

@@ -25,6 +25,8 @@ from tidegate.checkpoints.store import Store
 from tidegate.errors import TidegateError
 from tidegate.jobs.cli.errors import NO_SEALED_SPEC, UNEXPECTED
 from tidegate.jobs.engine.column_types import convert_to_ticks
+from tidegate.jobs.engine.recorded_epochs import read_recorded_epochs
+from tidegate.jobs.engine.what_if import WhatIfOptions, run_what_if
 from tidegate.jobs.sinks.lineage_position import read_published_cut
 from tidegate.jobs.sinks.published_tables import (
     describe_table,
@@ -43,6 +45,7 @@ _SAMPLE_ROWS: Final = 20
 _EPOCHS_READ: Final = (20, 200, 2_000)
 _CHART_LINES: Final = 8
 _CHART_WINDOWS: Final = 120
+_EPOCHS_DECIDED: Final = 1_000  # one GET each; the page waits for 15 s at most
 _FILTERS: Final = ("reason", "output", "_source")
 
 
@@ -98,6 +101,28 @@ class PipelineResults:
         traces = trace_rows(self._spec, self._log, fields)
         return {"rows": [trace.model_dump(mode="json") for trace in traces]}
 
+    def decide_again(self, /, **options: str) -> dict[str, Any]:
+        """Return what `tidegate whatif` says about the newest 1,000 epochs.
+
+        Args:
+            options: ``lag.SOURCE``, ``idle.SOURCE`` or ``idle`` -> duration.
+        """
+        lags, idle = [], []
+        for name, text in options.items():
+            option, dot, source = name.partition(".")
+            (idle if option == "idle" else lags).append(f"{source}={text}" if dot else text)
+        tried = WhatIfOptions.parse(self._spec, lags, idle)
+        first = max(1, self._log.head().slot - _EPOCHS_DECIDED + 1)
+        epochs = read_recorded_epochs(self._log, self._spec, first)
+        present = {
+            name: {"lag": source.lag, "idle": source.coalesce.idle_timeout}
+            for name, source in self._spec.sources.items()
+        }
+        return {
+            **run_what_if(self._spec.name, epochs, tried).to_record(),
+            "present": {"idle": self._spec.coalesce.idle_timeout, "sources": present},
+        }
+
     def _read_newest(self, name: str) -> pa.Table:
         """Rows of the newest epochs, oldest first: `_NEWEST_ROWS` of them, or all there are."""
         cut = read_published_cut(self._log.store, self._spec.name)
@@ -149,6 +174,7 @@ _ANSWERS: Final[Mapping[str, Callable[..., dict[str, Any]]]] = {
     "sample": PipelineResults.sample_rows,
     "export": PipelineResults.export_rows,
     "row": PipelineResults.find_rows,
+    "whatif": PipelineResults.decide_again,
 }
 
 

@@ -1,13 +1,15 @@
 // One pipeline: a panel for each question somebody has about it.
 import {barrierLanes, histogram, lines, look, shape, toneOf} from "./chart.js";
 import {checkpointPanel} from "./checkpoints.js";
+import {checksPanel} from "./checks.js";
 import {abortBarrier, explain, questions, restore, startStream, stopStream} from "./dialogs.js";
 import {resultsPanel} from "./results.js";
 import {timelinePanel} from "./timeline.js";
+import {whatIfPanel} from "./whatif.js";
 import {ago, airflow, announce, card, checkpoint, count, empty, fill, h, mark, pill, plural, share, sinceThen, span, table, until, when} from "./dom.js";
 
 const KEPT = 120;
-const SECTIONS = [["sources", "Frontier"], ["throughput", "Throughput"], ["results", "Results"], ["lateness", "Lateness"], ["barriers", "Barriers"], ["checkpoints", "Checkpoints"], ["trail", "Timeline"]];
+const SECTIONS = [["sources", "Frontier"], ["throughput", "Throughput"], ["results", "Results"], ["lateness", "Lateness"], ["barriers", "Barriers"], ["quality", "Quality"], ["whatif", "What if"], ["checkpoints", "Checkpoints"], ["trail", "Timeline"]];
 
 const WORDS = {
   Epoch: "One micro-batch. It reads a part of every source, decides, writes and commits.",
@@ -36,7 +38,7 @@ export function streamPage(pipeline, {framed, open, refresh}) {
   const epoch = lines("Epoch time", {zero: true, unit: v => v >= 10 ? span(v) : v.toFixed(2) + " s"});
   const behind = histogram("Lateness of the rows read"), lanes = barrierLanes("Barriers");
   const sources = h("div", {}), targets = h("div", {}), barriers = h("div", {}), waiting = h("div", {}), requests = h("div", {}), runs = h("div", {});
-  const results = resultsPanel(pipeline), past = timelinePanel(pipeline), shelf = checkpointPanel(pipeline, () => last);
+  const results = resultsPanel(pipeline), quality = checksPanel(pipeline), whatif = whatIfPanel(pipeline), past = timelinePanel(pipeline), shelf = checkpointPanel(pipeline, () => last);
   const barrierCard = card("barriers", "Barriers", lanes.node, waiting, barriers), requestCard = card("requests", "Open requests and runs", requests, runs);
   const spans = h("select", {id: "span", change: () => { reach = Number(spans.value); points = []; refresh(); }}, [[KEPT, "last 120 epochs"], [1000, "last 1,000"], [10000, "last 10,000"], [0, "all epochs"]].map(([v, name]) => h("option", {value: v}, name)));
   const node = h("div", {}, head, jump, notes, asked, h("div", {class: "card"}, facts),
@@ -47,6 +49,8 @@ export function streamPage(pipeline, {framed, open, refresh}) {
     h("div", {class: "grid"},
       card("lateness", "Lateness and the lag it asks for", behind.node, targets),
       barrierCard),
+    quality.node,
+    whatif.node,
     shelf.node,
     past.node, requestCard, legend());
 
@@ -161,6 +165,6 @@ export function streamPage(pipeline, {framed, open, refresh}) {
       if (state && state !== s.state) announce(`${pipeline} is now ${s.state}`);
       state = s.state;
       header(s); noted(s); numbers(s); charts(s); waits(s); open_(s); past.update(s);
-      shelf.update(s); results.update(s);
+      shelf.update(s); results.update(s); quality.update(s);
     }, scrollTo};
 }

@@ -65,6 +65,11 @@ def _open_everything(page: Page) -> None:
         summary.click()
 
 
+def _open_what_if(page: Page) -> None:
+    page.locator("#whatif-open summary").click()
+    page.locator("#whatif .note, #whatif table").first.wait_for()
+
+
 # Name, address, and what is done there.
 STATES: list[tuple[str, str, Callable[[Page], None]]] = [
     ("list", "", lambda page: page.locator("tr[data-pipeline]").first.wait_for()),
@@ -81,6 +86,8 @@ STATES: list[tuple[str, str, Callable[[Page], None]]] = [
     ("waits", "#/taxis", lambda page: None),
     ("down", "#/orders", lambda page: None),
     ("never ran", "#/tides", lambda page: None),
+    ("failed checks", "#/orders", lambda page: page.locator("#quality .found").wait_for()),
+    ("what if", "#/flights", _open_what_if),
     ("no such stream", "#/nowhere", lambda page: None),
 ]
 LOOKS: list[dict[str, Any]] = [

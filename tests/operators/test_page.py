@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from tests.operators.history import GALLERY, SECOND, History, drives, drove, gal
 from tests.servers.memory_store import Fault, MemoryStore, StoreRequest
 
 from tidegate.checkpoints import slot_index
+from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.checkpoint_specs import write_spec
 from tidegate.checkpoints.desired_state import DesiredState
 from tidegate.checkpoints.host_clock import ManualClock
@@ -304,6 +306,27 @@ def test_every_state_is_shown_with_its_reason(store: MemoryStore) -> None:
         "31 epochs are sealed but not in the tables yet"
     ]
     assert rows["clicks"]["why"] == "stopped by ann: maintenance of the shop"
+
+
+def test_checks_show_owner_limit_sample_and_past(store: MemoryStore) -> None:
+    """Failed checks come first; results of earlier versions, without these fields, are shown."""
+    gallery(store, 4)
+    found = StreamView(store, "orders").read_checks()
+    failed, passed = found["checks"]
+    assert (failed["id"], failed["owner"], failed["value"]) == ("late_ratio", "ann", 0.7)
+    assert (failed["limit"], failed["sample"][0]["_epoch"], failed["run"]) == (0.1, 3, "r1")
+    assert [run["values"]["dead_ratio"] for run in found["runs"]] == [0.02, 0.03, 0.01]
+    old = [{"id": "late_ratio", "severity": "warn", "passed": True, "observed": "0", "says": "x"}]
+    quality = BucketLayout("orders").quality_prefix
+    store.put(f"{quality}results/latest.json", json.dumps({"checks": old}).encode())
+    shown = StreamView(store, "orders").read_checks()["checks"][0]
+    assert (passed["passed"], shown["owner"], shown["value"], shown["sample"]) == (
+        True,
+        "",
+        None,
+        [],
+    )
+    assert StreamView(store, "tides").read_checks() == {"at": None, "checks": [], "runs": []}
 
 
 def test_a_stream_that_stopped_sealing_needs_attention(store: MemoryStore) -> None:

@@ -76,6 +76,23 @@ def test_late_rows_are_filtered_by_reason_and_downloaded(base: str, shop: Shop) 
     assert (len(lines), '"reason"' in lines[0]) == (1 + len(wanted), True)
 
 
+def test_what_if_shows_both_courses_and_the_present_options(base: str, shop: Shop) -> None:
+    """A longer lag makes fewer rows late, within the bounds; a wrong option is refused by name."""
+    plain, longer = _get(base, "whatif"), _get(base, "whatif", **{"lag.web": "3h", "idle": "never"})
+    assert plain["present"]["sources"]["web"] == {"lag": 0, "idle": 60_000_000}
+    assert (plain["reproduced"], plain["epochs"]) == (True, len(OBJECTS))
+    late = plain["rows_late"]["web"]
+    assert late == len({row["_seq"] for row in shop.table("late")})
+    least, greatest = plain["other"]["late"]["web"]["rows"]
+    assert least <= late <= greatest
+    assert longer["other"]["late"]["web"]["rows"] == [0, 0]
+    assert longer["other"]["delay_p50_us"] > plain["other"]["delay_p50_us"]
+    for wrong in ({"lag.nobody": "1h"}, {"lag.web": "soon"}, {"latency": "1h"}):
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            _get(base, "whatif", **wrong)
+        assert "whatif." in json.loads(refused.value.read())["code"]
+
+
 def test_a_window_is_drawn_by_key(base: str, shop: Shop) -> None:
     """The chart has the newest revision of every result."""
     chart = _get(base, "sample", table="hourly")["chart"]
