@@ -67,7 +67,7 @@ _QUALITY_FRESH_SECONDS: Final = 15.0  # a verdict is minutes old when it is new
 _BARRIER_LOOK_BACK: Final = 2_000
 
 # Results of earlier versions have neither owner nor value and limit.
-_CHECK_DEFAULTS: Final = {"sample": [], "owner": "", "value": None, "limit": None}
+_CHECK_DEFAULTS: Final[dict[str, Any]] = {"sample": [], "owner": "", "value": None, "limit": None}
 _CHECK_FIELDS: Final = (
     *("id", "says", "severity", "passed", "observed", "page"),
     *("owner", "value", "limit", "is_least", "sample", "command"),

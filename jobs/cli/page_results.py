@@ -107,7 +107,8 @@ class PipelineResults:
         Args:
             options: ``lag.SOURCE``, ``idle.SOURCE`` or ``idle`` -> duration.
         """
-        lags, idle = [], []
+        lags: list[str] = []
+        idle: list[str] = []
         for name, text in options.items():
             option, dot, source = name.partition(".")
             (idle if option == "idle" else lags).append(f"{source}={text}" if dot else text)
