@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, TypedDict
+from typing import Any, Final, NotRequired, TypedDict
 
 from tidegate.jobs.eventtime.decision_types import (
     BarrierHealth,
@@ -62,12 +62,14 @@ class MissedBarrier(TypedDict):
         types: of the barrier rows that arrived.
         time: event time of the first that arrived.
         health: record of its `BarrierHealth`.
+        ignored: a person aborted it, so the member's row of it is ignored; left out if not.
     """
 
     id: int
     types: list[str]
     time: int
     health: dict[str, Any]
+    ignored: NotRequired[bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,8 @@ class Barriers:
         latest: greatest id seen.
         last_closed: pipeline clock of the last close.
         aborted: ids above `last_id` that were aborted.
+        cancelled: with ordinals, every number up to this one is aborted; None: none above
+            `last_id`.
         closed: what `close_ready`, `record_arrival`, `abort` and `cancel_up_to` closed since the
             last `take_closed`.
     """
@@ -112,6 +116,7 @@ class Barriers:
     latest: int | None = None
     last_closed: int | None = None
     aborted: list[int] = field(default_factory=list)
+    cancelled: int | None = None
     closed: list[ClosedBarrier] = field(default_factory=list)
 
     @classmethod
@@ -134,12 +139,14 @@ class Barriers:
             data["latest"],
             data["last_closed"],
             list(data["aborted"]),
+            data.get("cancelled"),
         )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON-ready state; it shares its lists with this object."""
         names = ("section", "open", "missed", "last_id", "latest", "last_closed", "aborted")
-        return {name: getattr(self, name) for name in names}
+        state = {name: getattr(self, name) for name in names}
+        return state if self.cancelled is None else {**state, "cancelled": self.cancelled}
 
     # ------------------------------------------------------------------ questions
 
@@ -218,19 +225,22 @@ class Barriers:
                 OpenBarrier(id=id_, opened=clock, arrivals={}), clock, BarrierOutcome.ABORTED, cause
             )
         else:
-            self._close_barrier(found, clock, BarrierOutcome.ABORTED, cause)
+            self._close_barrier(found, clock, BarrierOutcome.ABORTED, cause, by_person=True)
         return True
 
     def cancel_up_to(self, id_: int, clock: int) -> None:
         """Abort every barrier up to this id; later arrivals of these ids are ignored.
 
-        With the identity ``ordinal`` a later arrival at one that was open is tardy, and the numbers
-        of those that were not open yet are skipped.
+        With the identity ``ordinal`` the numbers of those that are still to come are used up by
+        the barrier rows that are ignored.
         """
         for barrier in [b for b in self.open if b["id"] < id_]:
-            self._close_barrier(barrier, clock, BarrierOutcome.ABORTED, "subsumed")
+            self._close_barrier(barrier, clock, BarrierOutcome.ABORTED, "subsumed", by_person=True)
         self.abort(id_, clock, "cancelled")
-        self._pass_ids_up_to(id_)
+        if self.options.identity == "id":
+            self._pass_ids_up_to(id_)
+        elif id_ > (self.last_id or 0):
+            self.cancelled = _larger_id(self.cancelled, id_)
 
     def close_ready(self, clock: int, pending: Collection[str]) -> None:
         """Close barriers from the head of the queue, as long as the head can be closed.
@@ -250,12 +260,15 @@ class Barriers:
 
     def _is_past(self, id_: int) -> bool:
         """Closed or aborted: later arrivals of it are ignored."""
-        return id_ in self.aborted or (self.last_id is not None and id_ <= self.last_id)
+        passed = (self.last_id, self.cancelled)
+        return id_ in self.aborted or any(p is not None and id_ <= p for p in passed)
 
     def _pass_ids_up_to(self, id_: int) -> None:
         """Every id up to this one is past, open ones excepted."""
         self.last_id = _larger_id(self.last_id, id_)
         self.aborted = [a for a in self.aborted if a > self.last_id]
+        if self.cancelled is not None and self.cancelled <= self.last_id:
+            self.cancelled = None
 
     # ------------------------------------------------------------------ arrival
 
@@ -269,12 +282,15 @@ class Barriers:
         if missed:
             chosen = _match_tardy_arrival(missed, candidate, arrival)
             if chosen is not None:
-                self._record_tardy(member, chosen)
+                if chosen.get("ignored"):
+                    self._forget_missed(member, chosen["id"])
+                else:
+                    self._record_tardy(member, chosen)
                 return False
             del self.missed[member]  # older candidates are missed for good
         if candidate is None:
             number = max([self.last_id or 0, *(b["id"] for b in self.open)]) + 1
-            if number in self.aborted:
+            if self._is_past(number):
                 self._ignore_aborted_ordinal(number, member, arrival)
                 return False
             candidate = self._open_barrier(number, arrival["at"])
@@ -289,7 +305,8 @@ class Barriers:
         barrier = OpenBarrier(id=number, opened=arrival["at"], arrivals={member: arrival})
         absent = [m for m, s in self.roster.items() if m != member and s != MemberStatus.DONE]
         self._remember_missing(
-            self._build_health(barrier, arrival["at"], BarrierOutcome.ABORTED, absent)
+            self._build_health(barrier, arrival["at"], BarrierOutcome.ABORTED, absent),
+            by_person=True,
         )
         self._pass_ids_up_to(number)
 
@@ -330,9 +347,7 @@ class Barriers:
         """Record the tardy member with the barrier it missed; older ones are missed for good."""
         health = missed["health"]
         amended = {**health, "tardy": [*health["tardy"], member]}
-        rest = [m for m in self.missed.pop(member) if m["id"] > missed["id"]]
-        if rest:
-            self.missed[member] = rest
+        self._forget_missed(member, missed["id"])
         # The next tardy member of this barrier must not forget this one.
         for other, entries in self.missed.items():
             self.missed[other] = [
@@ -340,6 +355,12 @@ class Barriers:
                 for e in entries
             ]
         self.closed.append(ClosedBarrier(BarrierHealth.from_record(amended), "tardy"))
+
+    def _forget_missed(self, member: str, id_: int) -> None:
+        """Forget the barriers up to this one that the member missed."""
+        rest = [m for m in self.missed.pop(member) if m["id"] > id_]
+        if rest:
+            self.missed[member] = rest
 
     # ------------------------------------------------------------------ closing
 
@@ -386,14 +407,22 @@ class Barriers:
         ]
 
     def _close_barrier(
-        self, barrier: OpenBarrier, clock: int, outcome: BarrierOutcome, cause: str
+        self,
+        barrier: OpenBarrier,
+        clock: int,
+        outcome: BarrierOutcome,
+        cause: str,
+        *,
+        by_person: bool = False,
     ) -> None:
         """Close an open barrier.
 
-        It leaves the queue, its members flow again, the section grows (section 3.4).
+        It leaves the queue, its members flow again, the section grows (section 3.4). Later arrivals
+        at one that a person aborted are ignored (section 3.6).
         """
         head = barrier is self.open[0]
-        self._remember_missing(self._record_closed(barrier, clock, outcome, cause))
+        health = self._record_closed(barrier, clock, outcome, cause)
+        self._remember_missing(health, by_person=by_person)
         self.open.remove(barrier)
         # Rows read from now on are ordered after all rows of the sections before.
         self.section += 1
@@ -436,7 +465,7 @@ class Barriers:
             section=self.section,
         )
 
-    def _remember_missing(self, health: BarrierHealth) -> None:
+    def _remember_missing(self, health: BarrierHealth, *, by_person: bool) -> None:
         """Its absent members may still deliver it; they must not be paired with the next one."""
         if self.options.identity == "id" and health.outcome is not BarrierOutcome.INCOMPLETE:
             return  # an aborted id is ignored by its number alone
@@ -448,6 +477,8 @@ class Barriers:
                 time=time,
                 health=health.to_record(),
             )
+            if by_person:
+                entry["ignored"] = True
             self.missed[member] = [*self.missed.get(member, ()), entry][-MAX_MISSED_BARRIERS:]
 
 

@@ -114,6 +114,36 @@ def test_abort_concerns_one_id_and_cancel_all_up_to_it() -> None:
     assert (rig.arrive("b", 2), rig.open().members_at_barrier()) == ([], set())
 
 
+def test_arrivals_at_an_aborted_ordinal_are_ignored() -> None:
+    """Whether it was open or still to come; they are not tardy, and the next one is complete."""
+    rig = Rig()
+    barriers = rig.open()
+    assert barriers.abort(1, 0)
+    rig.close(barriers)
+    assert [rig.arrive(member) for member in "abc"] == [[], [], []]
+    rig.arrive("a", time=5)
+    barriers = rig.open()
+    assert barriers.abort(2, 0)
+    rig.close(barriers)
+    assert [rig.arrive(member, time=5) for member in "bc"] == [[], []]
+    assert [rig.arrive(member, time=9) for member in "abc"][2] == [(3, COMPLETE, ())]
+
+
+def test_ordinals_up_to_a_cancelled_one_are_ignored() -> None:
+    """Those that were open and those still to come; the number behind them opens next."""
+    rig = Rig()
+    rig.arrive("a")
+    barriers = rig.open()
+    barriers.cancel_up_to(3, 0)
+    assert [c[:2] for c in rig.close(barriers)] == [(1, ABORTED), (3, ABORTED)]
+    assert not rig.open().abort(2, 0)
+    for time, members in ((0, "bc"), (5, "abc"), (9, "abc")):
+        assert [rig.arrive(member, time=time) for member in members] == [[]] * len(members)
+    assert rig.open().open == []
+    assert [rig.arrive(member, time=20) for member in "abc"][2] == [(4, COMPLETE, ())]
+    assert (rig.state["missed"], "cancelled" in rig.state) == ({}, False)
+
+
 def test_the_checkpoint_class_aborts_on_timeout() -> None:
     """`on_timeout: abort`, strictly after the timeout, counted from the later of first arrival and
     previous close.

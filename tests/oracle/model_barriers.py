@@ -22,6 +22,7 @@ class ClosedBarrier:
     section: int
     time: int
     tardy: list[str] = field(default_factory=list)
+    ignored: bool = False  # a person aborted it: later arrivals are ignored
 
 
 @dataclass
@@ -66,9 +67,10 @@ class ModelBarriers:
         first = next((b for b in self.open if name not in b.rows), None)
         meant = self._resync(row, missed, first)
         if meant is not None:
-            meant.tardy.append(name)
-            self.came_late.add(name)
-            self._tell(meant)
+            if not meant.ignored:
+                meant.tardy.append(name)
+                self.came_late.add(name)
+                self._tell(meant)
             self.missed[name] = [m for m in missed if m.id > meant.id]
             return
         if first is None:
@@ -83,7 +85,7 @@ class ModelBarriers:
         """A person aborts a barrier: the open one of this id, or one that is still to come."""
         found = next((b for b in self.open if b.id == number), None)
         if found is not None:
-            self._close(found, clock, roster, "aborted")
+            self._close(found, clock, roster, "aborted", ignored=True)
         elif not self._is_past(number):
             self.gone.add(number)
             ended = [n for n, s in roster.items() if s == "done"]
@@ -111,7 +113,13 @@ class ModelBarriers:
         return overdue and not pending & set(waiting)
 
     def _close(
-        self, barrier: _Open, clock: int, roster: dict[str, str], outcome: str | None = None
+        self,
+        barrier: _Open,
+        clock: int,
+        roster: dict[str, str],
+        outcome: str | None = None,
+        *,
+        ignored: bool = False,
     ) -> None:
         missing = [n for n, s in roster.items() if n not in barrier.rows and s != "done"]
         timed_out = "incomplete" if self.options.on_timeout == "incomplete" else "aborted"
@@ -128,6 +136,7 @@ class ModelBarriers:
             ended=[n for n, s in roster.items() if n not in barrier.rows and s == "done"],
             section=self.section,
             time=barrier.rows[first].event_time,
+            ignored=ignored,
         )
         self._tell(closed)
         if self.options.identity == "ordinal" or outcome == "incomplete":
@@ -160,7 +169,14 @@ class ModelBarriers:
         missing = [n for n, s in roster.items() if n != name and s != "done"]
         ended = [n for n, s in roster.items() if n != name and s == "done"]
         closed = ClosedBarrier(
-            number, "aborted", {name: row.type}, missing, ended, self.section, row.event_time
+            number,
+            "aborted",
+            {name: row.type},
+            missing,
+            ended,
+            self.section,
+            row.event_time,
+            ignored=True,
         )
         for other in missing:
             self.missed.setdefault(other, []).append(closed)
