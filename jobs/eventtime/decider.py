@@ -96,7 +96,7 @@ class _EpochDecider:
             name: SourceRules.from_spec(spec, name, coalescer)
             for name, coalescer in world.sources.items()
         }
-        members = Members(world, rules, survey.now, time.clock, world.barriers.members_at_barrier())
+        members = Members(world, rules, time.wall, time.clock, world.barriers.members_at_barrier())
         # Values are copied: the world below changes in place.
         order, output = world.order, world.output
         before = _StateBefore(

@@ -112,7 +112,7 @@ class SourceRules:
 
         Args:
             state: of the member.
-            now: wall clock, ticks.
+            now: recorded wall clock, ticks.
             newest: largest event time of the member in this epoch; None without rows.
             clocked: the wall clock counts.
         """
@@ -135,7 +135,7 @@ class Members:
     Attributes:
         world: the decider's state, which the pass changes.
         rules: source -> its rules.
-        now: wall clock of the survey.
+        now: recorded wall clock of the epoch, which never goes back.
         clock: pipeline clock.
         members_at_barrier: members at an open barrier before the epoch.
         joined: joined members' surveys, in survey order.

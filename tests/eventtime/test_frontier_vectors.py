@@ -383,6 +383,14 @@ def test_a_wall_clock_frontier_is_capped_by_what_was_read() -> None:
     assert (emitted(feed, 42, 0, 41), emitted(feed, 42, 0, 40)) == ([41], [])
 
 
+def test_a_wall_clock_frontier_of_a_new_member_never_goes_back() -> None:
+    """The recorded wall clock counts, which a replay knows too; not a clock that was set back."""
+    feed = partitions(None, count=0, wall_clock={"lag": 0, "cap": False})
+    feed.step(42)
+    feed.add("s", partition="new")
+    assert emitted(feed, 40)[0] == 42
+
+
 def test_the_idle_clock_holds_until_the_exact_instant() -> None:
     """W2: one tick before the timeout the silent input still holds.
 

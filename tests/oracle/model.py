@@ -116,6 +116,7 @@ class Model:
         *,
         run_start: bool = False,
         aborts: Sequence[int] = (),
+        cancels: Sequence[int] = (),
         ctis: Sequence[tuple[str, int]] = (),
         worked: int | None = None,
     ) -> Outcome:
@@ -140,12 +141,13 @@ class Model:
             self._promise(source, time, active, dict(arrivals))
         data = [row for rows in slices for row in rows.data]
         self._statuses(offers, active)
-        self._barriers(arrivals, aborts)
+        self._barriers(arrivals, aborts, cancels)
         decision = self._decide_lateness(section, outcome.before)
         moves = RowMoves(self.spec, self.rows)
         accepted = moves.judge(slices, decision)
         self.waiting += [_Waiting(placed.mark, self.clock) for placed in accepted]
-        self._frontiers(now, data)
+        # A clock that was set back is in no record, so it decides nothing.
+        self._frontiers(self.wall, data)
         outcome.after = TICK_MIN if self.output.frontier is None else self.output.frontier
         moves.leave(self._decide_release(decision, outcome.after))
         self._follow_released(moves)
@@ -325,7 +327,9 @@ class Model:
     def _timed_out(self, since: int, timeout: int | None) -> bool:
         return timeout is not None and (self.clock or 0) - since >= timeout
 
-    def _barriers(self, arrivals: Sequence[tuple[str, Any]], aborts: Sequence[int]) -> None:
+    def _barriers(
+        self, arrivals: Sequence[tuple[str, Any]], aborts: Sequence[int], cancels: Sequence[int]
+    ) -> None:
         ended = {str(m) for m, one in self.members.items() if one.done}
         roster = {
             name: "done" if name in ended else status
@@ -333,6 +337,8 @@ class Model:
         }
         for number in aborts:
             self.barriers.abort(number, self.clock or 0, roster)
+        for number in cancels:
+            self.barriers.cancel(number, self.clock or 0, roster)
         for name, row in arrivals:
             self.barriers.arrive(name, row, self.clock or 0, roster)
         self._end_grace()

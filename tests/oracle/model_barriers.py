@@ -45,6 +45,7 @@ class ModelBarriers:
     missed: dict[str, list[ClosedBarrier]] = field(default_factory=dict)
     passed: int | None = None  # every id up to this one is past, open ones excepted
     gone: set[int] = field(default_factory=set)  # greater ids that were aborted
+    cancelled: int | None = None  # with ordinals, every number up to this one was aborted
     last_close: int | None = None
     came_late: set[str] = field(
         default_factory=set
@@ -75,7 +76,7 @@ class ModelBarriers:
             return
         if first is None:
             number = max([self.passed or 0, *(b.id for b in self.open)]) + 1
-            if number in self.gone:
+            if self._is_past(number):
                 self._ignore(number, name, row, roster)
                 return
             first = self._begin(number, clock)
@@ -90,6 +91,17 @@ class ModelBarriers:
             self.gone.add(number)
             ended = [n for n, s in roster.items() if s == "done"]
             self.closed.append(ClosedBarrier(number, "aborted", {}, [], ended, self.section, 0))
+
+    def cancel(self, number: int, clock: int, roster: dict[str, str]) -> None:
+        """A person aborts every barrier up to this number, open or still to come."""
+        for older in [b for b in self.open if b.id < number]:
+            self._close(older, clock, roster, "aborted", ignored=True)
+        self.abort(number, clock, roster)
+        if self.options.identity == "id":
+            self._pass(number)
+        else:
+            # Barrier rows of these numbers may still come, and use them up.
+            self.cancelled = max(self.cancelled or number, number)
 
     def settle(self, clock: int, roster: dict[str, str], pending: set[str]) -> None:
         """Close the oldest barrier as long as it can be closed.
@@ -159,7 +171,8 @@ class ModelBarriers:
         self.gone = {g for g in self.gone if g > self.passed}
 
     def _is_past(self, number: int) -> bool:
-        return number in self.gone or (self.passed is not None and number <= self.passed)
+        limits = (self.passed, self.cancelled)
+        return number in self.gone or any(m is not None and number <= m for m in limits)
 
     def _ignore(self, number: int, name: str, row: BarrierRow, roster: dict[str, str]) -> None:
         """The first arrival of an ordinal that was aborted beforehand.

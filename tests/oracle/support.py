@@ -37,8 +37,8 @@ COLUMNS = {
 class Tick:
     """One epoch of a world.
 
-    Time passed, arrivals (member -> rows), how much is read of each, who ends, what is aborted, how
-    much of the time was worked (None: it is one gap), and the CTIs that people sent.
+    Time passed (negative: the clock was set back), arrivals (member -> rows), how much is read of each, who ends, what is aborted, how
+    much of the time was worked (None: it is one gap), and the CTIs and cancels that people sent.
     """
 
     passed: int
@@ -48,6 +48,7 @@ class Tick:
     aborts: tuple[int, ...] = ()
     worked: int | None = None
     ctis: tuple[tuple[str, int], ...] = ()
+    cancels: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,7 @@ class Pair:
         facts: dict[str, Any] = {
             "run_start": number == 0,
             "aborts": tick.aborts,
+            "cancels": tick.cancels,
             "ctis": tick.ctis,
             "worked": tick.worked,
         }
@@ -400,7 +402,7 @@ def worlds(
         aborts = draw(st.sampled_from([(), (), (), (1,), (2,)])) if barriers else ()
         ticks.append(
             Tick(
-                draw(st.integers(0, 5)),
+                draw(st.integers(-3, 5)),
                 arrivals,
                 draw(st.sampled_from([None, None, 1, 2])),
                 ends,

@@ -56,6 +56,17 @@ def test_decider_and_model_agree_on_punctuation_that_people_send(
 
 
 @AGREE
+@given(worlds(), st.data())
+def test_decider_and_model_agree_on_barriers_that_people_cancel(
+    world: World, data: st.DataObject
+) -> None:
+    """A cancel aborts every id up to one, open or still to come."""
+    sent = st.lists(st.integers(0, 4), max_size=1).map(tuple)
+    ticks = tuple(replace(tick, cancels=data.draw(sent)) for tick in world.ticks)
+    Pair(replace(world, ticks=ticks)).play()
+
+
+@AGREE
 @given(worlds())
 def test_every_row_has_one_disposition(world: World) -> None:
     """Property 1: a row read is released, late, dropped, dead or still buffered, exactly once.
