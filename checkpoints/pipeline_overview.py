@@ -94,10 +94,14 @@ class DriverOverview:
 
     @property
     def report(self) -> DriverStatus | None:
-        """The report of the driver that took the lease last; None if it has not reported."""
+        """The report of the driver that took the lease last; None if it has not reported.
+
+        Without a lease, which only a wiped store has, it is what the last driver said of its end.
+        """
         report = self.last_report
-        current = report is not None and self.lease and report.token == self.lease.token
-        return report if current else None
+        if report is None or self.lease is not None and report.token != self.lease.token:
+            return None
+        return report
 
     @property
     def facts(self) -> Mapping[str, Any]:

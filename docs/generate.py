@@ -244,7 +244,7 @@ def render_errors() -> str:
     groups: dict[str, list[str]] = {}
     for folder, entry in rows:
         cells = (
-            f"`{entry.code}`",
+            f'<a id="{entry.code}"></a>`{entry.code}`',
             entry.error.failure_class.value,
             _join_lines(entry.message),
             _join_lines(entry.kept or ""),

@@ -170,7 +170,12 @@ class _PipelineDags:
     def build(self, quality_every: float) -> Iterator[DAG]:
         """All DAGs that the spec asks for."""
         yield self._build_stream_dag()
-        params = {"reason": _text("Reason", "Kept, and shown while the stream is stopped.")}
+        params = {
+            "reason": _text("Reason", "Kept, and shown while the stream is stopped."),
+            "replace": _flag(
+                "Replace", "Kill a driver that hangs; the stream starts the next one."
+            ),
+        }
         what = "Ends the driver at its next epoch. It stays stopped until a run of the stream."
         with self._make_dag("stop", what, params=params) as dag:
             StopOperator(task_id="stop", retries=2, retry_delay=timedelta(seconds=5), **self._about)

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import html
 import mimetypes
+import re
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -72,7 +74,7 @@ REQUIRE_SITE_ACCESS = Depends(requires_access_view(AccessView.WEBSITE))
 REQUIRE_STREAM_ACCESS = Depends(requires_access_dag("GET"))
 
 T = TypeVar("T")
-ResultsQuestion = Literal["tables", "sample", "export", "row", "whatif"]
+ResultsQuestion = Literal["tables", "sample", "export", "row", "whatif", "proof"]
 PositionParam = Annotated[str | None, Query(pattern=r"^\d{1,9}-\d{1,10}$")]
 
 
@@ -151,6 +153,11 @@ def _make_site_routes(views: _StreamViews, airflow: AirflowQueries, limit: Any) 
         """A script or style sheet of the page."""
         return _serve_file(name, request)
 
+    @routes.get("/errors")
+    def serve_error_codes() -> Response:
+        """What each error code means: docs/errors.md, with an anchor for each code."""
+        return Response(_render_error_codes(), media_type="text/html", headers=_PAGE_HEADERS)
+
     @routes.get("/api/streams", dependencies=[limit])
     def list_streams(user: GetUserDep) -> dict[str, Any]:
         """A row for each stream that the user may see."""
@@ -209,11 +216,15 @@ def _make_stream_routes(views: _StreamViews, airflow: AirflowQueries) -> APIRout
         before: PositionParam = None,
         limit: Annotated[int, Query(ge=1, le=100)] = CHECKPOINTS_PER_PAGE,
         abandoned: bool = False,
+        until: int | None = None,
     ) -> dict[str, Any]:
         """A page of the checkpoint table."""
         position = _parse_position(before)
         return ask_view(
-            dag_id, lambda view: view.checkpoint_page(position, limit=limit, abandoned=abandoned)
+            dag_id,
+            lambda view: view.checkpoint_page(
+                position, limit=limit, abandoned=abandoned, until=until
+            ),
         )
 
     @routes.get("/impact")
@@ -382,6 +393,19 @@ def _shorten_patience(store: Store) -> Store:
     # The page asks again after a few seconds, so a short time-out costs only one refresh.
     waits = {"budget": _STORE_BUDGET, "connect_timeout": 1.0, "read_timeout": _STORE_BUDGET}
     return S3Store(store.settings.model_copy(update=waits))
+
+
+def _render_error_codes() -> str:
+    """The rows of docs/errors.md, to which `web/errors.md` leads, as one HTML table."""
+    text = files("tidegate.operators").joinpath("web", "errors.md").read_text("utf-8")
+    rows = []
+    for code, rest in re.findall(r'^\| <a id="(.+?)"></a>\S+ \| (.*) \| \S+ \|$', text, re.M):
+        cells = "<td>".join(html.escape(rest).split(" | "))
+        rows.append(f'<tr id="{code}"><td>{code}<td>{cells}')
+    head = "<th>".join(["Code", "Class", "What happened", "What was kept", "What to do"])
+    style = '<link rel="stylesheet" href="assets/style.css">'
+    title = "<title>Error codes</title><main><h1>Error codes</h1>"
+    return f"<!doctype html>{style}{title}<table><tr><th>{head}{''.join(rows)}</table>"
 
 
 def _serve_file(name: str, request: Request) -> Response:

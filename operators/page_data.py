@@ -143,6 +143,8 @@ def _find_problems(row: Mapping[str, Any], now: int) -> Iterator[tuple[str, str]
     for source, seconds in sorted((row.get("stale") or {}).items()):
         wait = _format_duration(round(seconds))
         yield "warn", f"rows of {source} are seen {wait} after their arrival (p95), beyond the goal"
+    for warning in row.get("warnings") or ():
+        yield "warn", warning
     if row.get("trouble"):
         yield "warn", str(row["trouble"])
     yield from _find_quality_problems(row.get("quality"))
@@ -186,6 +188,7 @@ def build_epoch_point(manifest: Manifest) -> dict[str, Any]:
         "id": str(manifest.id),
         "timeline": manifest.timeline,
         "slot": manifest.slot,
+        "token": manifest.lease_token,
         "at": manifest.created_at // 1000,
         "frontier": to_milliseconds(manifest.frontier_after),
         "final": manifest.frontier_after == TICK_MAX,

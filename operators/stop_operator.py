@@ -1,4 +1,7 @@
-"""`<p>.stop`: ends a pipeline's driver, and keeps it stopped until a person starts it again."""
+"""`<p>.stop`: ends a pipeline's driver.
+
+It stays stopped until a person starts it again, or another driver replaces it at once.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,8 @@ from tidegate.checkpoints.desired_state import (
     read_desired_state,
     set_desired_state,
 )
-from tidegate.operators.driver_shutdown import StopOrder, stop_driver
+from tidegate.checkpoints.lease import read_lease
+from tidegate.operators.driver_shutdown import StopOrder, stop_driver, terminate_driver
 from tidegate.operators.errors import STOP_DURING_RESTORE
 from tidegate.operators.pipeline_operator import PipelineOperator, get_requester
 
@@ -21,14 +25,23 @@ class StopOperator(PipelineOperator):
 
     Args:
         reason: kept with the desired state; a template, by default the run's param.
+        replace: end the driver by force, for example because it hangs, and leave the desired state,
+            so that the stream's own task launches the next one; a template that renders to `True`
+            or `False`.
     """
 
     ui_color = "#e8d5d5"
-    template_fields = ("reason",)
+    template_fields = ("reason", "replace")
 
-    def __init__(self, *, reason: str = "{{ params.reason }}", **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *,
+        reason: str = "{{ params.reason }}",
+        replace: str = "{{ params.replace }}",
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
-        self.reason = reason
+        self.reason, self.replace = reason, replace
 
     def execute(self, context: Any) -> dict[str, Any]:
         """Stop the driver; how it ended is the task's result.
@@ -40,6 +53,12 @@ class StopOperator(PipelineOperator):
         desired = read_desired_state(store, self.pipeline)
         if desired.state is DesiredState.RECOVERING:
             raise STOP_DURING_RESTORE(pipeline=self.pipeline, who=desired.who or "somebody")
+        if self.replace == "True":
+            lease = read_lease(store, self.pipeline)
+            said = terminate_driver(
+                store, self.pipeline, lease.token if lease else 0, self.log.info
+            )
+            return {"pipeline": self.pipeline, "said": said}
         # First of all, or the trigger and the sweep would replace the driver that is stopped next.
         set_desired_state(store, self.pipeline, DesiredState.STOPPED, who=who, why=self.reason)
         order = StopOrder(who, self.reason, asker=str(context["run_id"])[-60:])

@@ -279,6 +279,9 @@ class StreamOperator(PipelineOperator):
             waiting = [] if self.standby else None
             token = lease.token if lease else 0
             return self._defer_to_trigger(None, token, budget, memory, waiting)
+        if lease is None:
+            # The report of a driver whose store was wiped would be taken for that of the next one.
+            store.delete(BucketLayout(self.pipeline).status_key)
         # A standby takes the free lease by itself, and then needs a standby of its own.
         launched = standby or self._launch(budget)
         waiting = [self._launch(budget)] if self.standby else None

@@ -98,10 +98,16 @@ class StreamView:
         self, store: Store, pipeline: str, *, fresh: float = 1.5, clock: Clock = SYSTEM_CLOCK
     ) -> None:
         self.store, self.pipeline = store, pipeline
-        self.log = SlotLog(store, pipeline)
-        self._index = SlotIndex(self.log, workers=READ_WORKERS)
         self._watch = LeaseObserver(store, pipeline, clock)
         self._fresh, self._clock = fresh, clock
+        self._shared: dict[str, tuple[float, Any]] = {}
+        self._lock = threading.RLock()
+        self._uid: str | None = None  # of the pipeline whose epochs are remembered
+        self._forget_epochs()
+
+    def _forget_epochs(self) -> None:
+        self.log = SlotLog(self.store, self.pipeline)
+        self._index = SlotIndex(self.log, workers=READ_WORKERS)
         self._seen: dict[_Position, _SeenEpoch | None] = {}
         self._barriers: dict[_Position, list[dict[str, Any]]] = {}
         self._timeout: tuple[str, int | None] | None = None  # of barriers, by digest of the spec
@@ -109,8 +115,16 @@ class StreamView:
         self._forks: tuple[int, list[LineageSegment], list[ForkRecord]] | None = None
         self._facts: dict[_Position, EpochFacts | None] = {}
         self._verified: dict[str, dict[str, Any]] = {}
-        self._shared: dict[str, tuple[float, Any]] = {}
-        self._lock = threading.RLock()
+
+    def _read_head(self) -> LogHead:
+        """The head of the log. What is remembered of a log that a wipe has replaced is dropped."""
+        head = self.log.head()
+        uid = head.record.uid if head.record else self._uid
+        if self._uid not in (None, uid):
+            self._forget_epochs()
+            head = self.log.head()
+        self._uid = uid
+        return head
 
     def summary(self, **dag: Any) -> dict[str, Any]:
         """Return the stream's row of the list.
@@ -124,7 +138,7 @@ class StreamView:
         """
         try:
             with self._hold_lock():
-                row = self._read_shared("summary", lambda: self._read_summary(self.log.head()))
+                row = self._read_shared("summary", lambda: self._read_summary(self._read_head()))
         except TransientError as error:
             if error.code != PAGE_BUSY.code or "summary" not in self._shared:
                 raise
@@ -145,11 +159,12 @@ class StreamView:
             dag: as for `summary`.
         """
         with self._hold_lock():
-            head = self.log.head()
+            head = self._read_head()
             detail = self._read_shared("detail", lambda: self._read_detail(head))
             recent = self._recent_points(head)
             points = recent if span == CHART_POINTS else self._sampled_points(head, span)
-            partial = since is not None and since[0] == head.timeline and span == CHART_POINTS
+            known = since is not None and (since[0] == head.timeline and since[1] <= head.slot)
+            partial = known and span == CHART_POINTS
             if since is not None and partial:
                 points = [point for point in points if point["slot"] > since[1]]
             return _add_findings({**detail, **dag, "points": points, "partial": partial})
@@ -160,6 +175,7 @@ class StreamView:
         *,
         limit: int = CHECKPOINTS_PER_PAGE,
         abandoned: bool = False,
+        until: int | None = None,
     ) -> dict[str, Any]:
         """Return a page of the checkpoint table, newest first.
 
@@ -167,12 +183,16 @@ class StreamView:
             before: the last row of the previous page, as its `next` said.
             limit: rows of a page.
             abandoned: those that restores have left behind, instead of the current lineage.
+            until: only those sealed at or before this time, in milliseconds since 1970.
         """
         with self._hold_lock():
             head = self.log.head()
             source = self._iterate_abandoned(head) if abandoned else self._iterate_lineage(head)
             rest = (
-                row for row in source if before is None or _is_past_cursor(row, before, abandoned)
+                row
+                for row in source
+                if (before is None or _is_past_cursor(row, before, abandoned))
+                and (until is None or row.created_at <= until * 1000)
             )
             rows = list(islice(rest, limit + 1))  # one more, to know whether there is a next page
             if abandoned:
@@ -331,6 +351,7 @@ class StreamView:
             "stale": live_facts.get("stale") or {},
             "lag": count_waiting_messages(live_facts),
             "late_uploads": live_facts.get("late_uploads") or {},
+            "warnings": overview.warnings,
             "holder": _describe_frontier_holder(driver, newest),
             "error": driver.facts.get("error"),
             "checkpoint": str(newest.id) if newest else None,

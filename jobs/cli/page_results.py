@@ -11,7 +11,7 @@ import json
 import os
 import select
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 import pyarrow as pa
@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from tidegate.checkpoints.checkpoint_specs import read_newest_spec
+from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
@@ -26,8 +27,14 @@ from tidegate.errors import TidegateError
 from tidegate.jobs.cli.errors import NO_SEALED_SPEC, UNEXPECTED
 from tidegate.jobs.engine.column_types import convert_to_ticks
 from tidegate.jobs.engine.recorded_epochs import read_recorded_epochs
+from tidegate.jobs.engine.resume_state import SPLICE_KIND
 from tidegate.jobs.engine.what_if import WhatIfOptions, run_what_if
-from tidegate.jobs.sinks.lineage_position import read_published_cut
+from tidegate.jobs.sinks.base_follower import read_stored_position
+from tidegate.jobs.sinks.lineage_position import (
+    CurrentLineage,
+    FollowerPosition,
+    read_published_cut,
+)
 from tidegate.jobs.sinks.published_tables import (
     describe_table,
     flatten_for_csv,
@@ -35,7 +42,7 @@ from tidegate.jobs.sinks.published_tables import (
     select_current_revisions,
     to_json_line,
 )
-from tidegate.jobs.spec.pipeline import PipelineSpec
+from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec
 from tidegate.jobs.splice.row_trace import trace_rows
 
 _IDLE_SECONDS: Final = 600.0
@@ -66,6 +73,43 @@ class PipelineResults:
             ],
             "columns": [*self._spec.columns, "_source", "_partition", "_seq"],
         }
+
+    def prove_recovery(self) -> dict[str, Any]:
+        """Return how far tables and sinks follow the log, and whether the rows add up.
+
+        `followers` have a name, the timeline that they follow, and how many slots of the current
+        lineage they still lack. `counts` compare rows by the checkpoint that the tables show. The
+        events are left out if a merge has changed them, or if they are not kept.
+        """
+        log, name = self._log, self._spec.name
+        lineage, cut = CurrentLineage(log, log.head()), read_published_cut(log.store, name)
+        positions = {"tables": FollowerPosition(cut.timeline, cut.upto) if cut else None}
+        for sink in self._spec.sinks:
+            stored = read_stored_position(log.store, name, sink)
+            positions[sink] = stored.position if stored else None
+        followers = [
+            {
+                "name": follower,
+                "timeline": position.timeline if position else None,
+                "missing": lineage.count_missing_slots(position),
+            }
+            for follower, position in positions.items()
+        ]
+        counts = list(self._compare_counts(positions["tables"]))
+        return {"timeline": lineage.timeline, "followers": followers, "counts": counts}
+
+    def _compare_counts(self, shown: FollowerPosition | None) -> Iterator[dict[str, Any]]:
+        segments = self._log.lineage(shown.timeline) if shown else []
+        timeline = next((s.timeline for s in segments if shown and s.contains(shown.upto)), None)
+        slot = self._log.read_slot(timeline, shown.upto) if shown and timeline is not None else None
+        if slot is None or not isinstance(slot.record, Manifest):
+            return
+        counters, spec = slot.record.counters, self._spec
+        yield {"what": "read", "sealed": counters.read, "found": counters.accounted_rows()}
+        merged = any(file.kind == SPLICE_KIND for file in slot.record.segments)
+        if spec.outputs.events and not merged:
+            stored = describe_table(spec, self._log.store, EVENTS)["rows"]
+            yield {"what": EVENTS, "sealed": counters.released, "found": stored}
 
     def sample_rows(self, table: str, **equal: str) -> dict[str, Any]:
         """Return the newest 20 rows with the given values, newest first, and the values to offer.
@@ -172,6 +216,7 @@ def _select_equal(rows: pa.Table, equal: Mapping[str, str]) -> pa.Table:
 
 _ANSWERS: Final[Mapping[str, Callable[..., dict[str, Any]]]] = {
     "tables": PipelineResults.list_tables,
+    "proof": PipelineResults.prove_recovery,
     "sample": PipelineResults.sample_rows,
     "export": PipelineResults.export_rows,
     "row": PipelineResults.find_rows,

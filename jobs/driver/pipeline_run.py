@@ -41,7 +41,7 @@ from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.open_store import open_store
-from tidegate.checkpoints.pipeline_identity import ensure_identity
+from tidegate.checkpoints.pipeline_identity import ensure_identity, read_identity
 from tidegate.checkpoints.s3_store import list_bucket_hazards
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store, require_honest_store
@@ -49,6 +49,7 @@ from tidegate.errors import TidegateError, TransientError
 from tidegate.jobs.driver.epoch_listeners import EpochListeners
 from tidegate.jobs.driver.epoch_loop import EndConditions, EpochLoop, LoopRuntime, RunOutcome
 from tidegate.jobs.driver.error_classification import classify_error
+from tidegate.jobs.driver.errors import STORE_WIPED
 from tidegate.jobs.driver.freshness import FreshnessMeter
 from tidegate.jobs.driver.housekeeping import Housekeeper
 from tidegate.jobs.driver.operator_requests import RequestInbox
@@ -312,12 +313,30 @@ class DriverSession:
         try:
             outcome = self._run_and_drain(wait_for_mover)
         except Exception as error:
-            reported = classify_error(self._run.spec.name, error)
+            reported = self._detect_wiped_store() or classify_error(self._run.spec.name, error)
             self._status.set_state("failed", error=reported)
             self._listeners.on_failure(reported)
             raise reported from error
         self._status.set_state(outcome.state, why=outcome.why)
         return outcome
+
+    def _detect_wiped_store(self) -> TidegateError | None:
+        """Whether the store has forgotten the pipeline; only this driver still knows what it had.
+
+        Its own error, for example a file that is not found, would not say so.
+        """
+        name = self._run.spec.name
+        with contextlib.suppress(TidegateError):
+            if read_identity(self._run.store, name) != self._uid:
+                facts = self._status.snapshot()
+                counts = facts.get("counters") or {}
+                return STORE_WIPED(
+                    pipeline=name,
+                    checkpoint=facts.get("checkpoint") or "no checkpoint",
+                    read=counts.get("read", 0),
+                    released=counts.get("released", 0),
+                )
+        return None
 
     def _run_and_drain(self, wait_for_mover: Callable[[], Mover]) -> RunOutcome:
         run, retry = self._run, self._run.retry

@@ -4,14 +4,14 @@ import {ago, announce, ask, card, checkpoint, count, empty, fill, h, mark, plura
 
 export function checkpointPanel(pipeline, stream) {
   const base = `api/streams/${pipeline}.stream/checkpoints?limit=${innerWidth > 720 ? 25 : 8}`;
-  let pages = [null], abandoned = false, shown = null, busy = false, again = false, slot = -1, marks = "";
+  let pages = [null], abandoned = false, until = "", shown = null, busy = false, again = false, slot = -1, marks = "";
   const body = h("div", {}), fresh = h("p", {class: "fresh"});
   const newest = h("button", {id: "page-newest", click: () => turn([null])}, "« Newest");
   const newer = h("button", {id: "page-newer", click: () => turn(pages.slice(0, -1))}, "‹ Newer");
   const older = h("button", {id: "page-older", click: () => turn([...pages, shown.next])}, "Older ›");
   older.disabled = true; // nothing is shown yet to be older than
   const which = h("select", {id: "which", change: () => { abandoned = which.value === "abandoned"; turn([null]); }}, h("option", {value: "lineage"}, "the current lineage"), h("option", {value: "abandoned"}, "left behind by restores"));
-  const node = card("checkpoints", "Checkpoints", h("label", {class: "choice"}, "Show ", which), fresh, body, h("div", {class: "pager", role: "group", "aria-label": "Pages of checkpoints"}, newest, newer, older));
+  const node = card("checkpoints", "Checkpoints", h("label", {class: "choice"}, "Show ", which), h("label", {class: "choice"}, "sealed until (UTC) ", h("input", {id: "until", type: "datetime-local", step: 1, change: event => { until = event.target.value; turn([null]); }})), fresh, body, h("div", {class: "pager", role: "group", "aria-label": "Pages of checkpoints"}, newest, newer, older));
 
   async function turn(to) {
     pages = to;
@@ -26,7 +26,7 @@ export function checkpointPanel(pipeline, stream) {
       again = false;
       const place = pages.at(-1);
       try {
-        shown = await ask(`${base}&abandoned=${abandoned}` + (place ? `&before=${place.join("-")}` : ""));
+        shown = await ask(`${base}&abandoned=${abandoned}` + (place ? `&before=${place.join("-")}` : "") + (until ? `&until=${Date.parse(`${until}Z`)}` : ""));
         slot = shown.newest;
         draw();
       } catch (error) { fill(body, error.message, () => empty(error.message)); }
@@ -67,7 +67,7 @@ export function checkpointPanel(pipeline, stream) {
   return {node, update(s) {
     const now = JSON.stringify([s.pins, s.may, s.quality]);
     if (s.slot === slot && shown && now === marks) return;
-    const first = pages.length === 1 && !abandoned;
+    const first = pages.length === 1 && !abandoned && !until;
     if (shown && now === marks && (!first || held())) {
       if (first) fill(fresh, s.slot - slot, () => [h("span", {class: "soft"}, `Held still while you are in the table; ${plural(s.slot - slot, "newer checkpoint")}. `), h("button", {id: "fresh", class: "plain", click: load}, "Show")]);
       return;

@@ -58,17 +58,19 @@ export function startStream(s) {
 
 export function stopStream(s) {
   const why = h("input", {id: "why", autocomplete: "off", maxlength: 200, autofocus: true});
-  form(`Stop ${s.pipeline}`, h("p", {}, "The driver seals what it has read and ends. Nothing starts it again until somebody presses Start."),
-    field("Reason, shown while it is stopped", why), "Stop", say => start(`${s.pipeline}.stop`, {reason: why.value}, say));
+  const replace = h("input", {id: "replace", type: "checkbox"});
+  const {go} = form(`Stop ${s.pipeline}`, h("p", {}, "The driver seals what it has read and ends. Nothing starts it again until somebody presses Start."),
+    [field("Reason, shown while it is stopped", why), h("label", {class: "check"}, replace, " It hangs: kill this driver. Airflow launches another one, which goes on after the newest checkpoint")], "Stop", say => start(`${s.pipeline}.stop`, {reason: why.value, replace: replace.checked}, say));
+  replace.addEventListener("change", () => { go.textContent = replace.checked ? "Replace the driver" : "Stop"; });
 }
 
 /** What the newest driver wrote, and what the class of its error means. */
 export async function explain(s) {
   const error = s.error || {}, out = h("div", {"aria-live": "polite"}, h("p", {class: "soft"}, "Reading the driver's log…"));
   const meaning = {transient: "The environment failed. The driver and Airflow try again.", fenced: "Another driver took over. The stream goes on there.", poison: "The data or the logic failed, and would fail again in the same way. A person has to act.", configuration: "The spec, a name or a credential is wrong. A person has to correct it."}[error.class];
-  show(`Why ${s.pipeline} failed`, error.message ? h("dl", {class: "pairs"}, [["What", error.message], error.code ? ["Code", code(error.code)] : null, error.class ? ["Class", `${error.class}. ${meaning}`] : null, ["Kept", error.kept || "everything sealed so far"], ["Next", error.advice || "read the log below"]].filter(Boolean)
+  show(`Why ${s.pipeline} failed`, error.message ? h("dl", {class: "pairs"}, [["What", error.message], error.code ? ["Code", h("a", {href: `errors#${error.code}`, target: "_blank"}, code(error.code))] : null, error.class ? ["Class", `${error.class}. ${meaning}`] : null, ["Kept", error.kept || "everything sealed so far"], ["Next", error.advice || "read the log below"]].filter(Boolean)
     .map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)))) : h("p", {}, "The driver has not said why."),
-    h("p", {}, airflow(`/dags/${s.dag_id}`, "Runs in Airflow"), ". docs/errors.md lists every code. Drivers have no Spark UI; epochs and their steps are under Throughput."),
+    h("p", {}, airflow(`/dags/${s.dag_id}`, "Runs in Airflow"), s.spark_ui ? [", ", h("a", {href: s.spark_ui, target: "_blank", rel: "noreferrer"}, "Spark UI of the driver")] : ". Drivers have a Spark UI if the spec sets spark.conf: spark.ui.enabled; epochs and their steps are under Throughput."),
     h("h3", {}, "End of the driver's log"), out, h("div", {class: "buttons"}, cancel("Close")));
   try {
     const found = await ask(`api/streams/${s.dag_id}/log`);
@@ -95,6 +97,30 @@ export async function restore(s, id) {
       plan.spec_changed ? ["Mind", "the spec has changed since that checkpoint"] : null,
     ].filter(Boolean).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)))));
   } catch (error) { report.replaceChildren(problem(error)); go.disabled = true; }
+}
+
+/** Several streams at once, each back to its newest checkpoint that was sealed until a time. */
+export function restoreSeveral(streams) {
+  const time = h("input", {id: "restore-until", type: "datetime-local", step: 1, required: true, autofocus: true, change: () => rows.forEach(look)});
+  const why = h("input", {id: "why", autocomplete: "off", maxlength: 200, required: true});
+  const rows = streams.map(s => ({s, target: null, box: h("input", {type: "checkbox", id: `also-${s.pipeline}`, checked: s.tone === "bad" || s.tone === "warn"}), out: h("div", {"aria-live": "polite"}, "–")}));
+  async function look(row) {
+    row.target = null;
+    try {
+      const base = `api/streams/${row.s.pipeline}.stream/`, found = await insist(`${base}checkpoints?limit=1&until=${Date.parse(`${time.value}Z`)}`, "GET");
+      if (!found.rows[0]?.restorable) throw new Error("nothing was sealed until then that can be restored");
+      const plan = await insist(`${base}impact?checkpoint=${encodeURIComponent(found.rows[0].id)}`, "GET");
+      row.target = found.rows[0].id;
+      row.out.replaceChildren(checkpoint(row.target), ` takes back ${plural(plan.epochs_rewound, "epoch")}`);
+    } catch (error) { row.out.replaceChildren(error.message); }
+  }
+  form("Restore several streams", h("p", {}, "Each stream you tick drains and stops, goes back to its newest checkpoint sealed until the time below, and starts again by itself."),
+    [field("Sealed until (UTC)", time), table("Streams", ["Stream", "Back to~"], rows.map(r => ({cells: [h("label", {class: "check"}, r.box, ` ${r.s.pipeline}`), r.out]}))), field("Reason, kept with the restores", why)],
+    "Restore them", async () => {
+      const chosen = rows.filter(r => r.box.checked);
+      if (!chosen.length || chosen.some(r => !r.target)) throw new Error("Tick only streams that have such a checkpoint.");
+      await Promise.all(chosen.map(r => start(`${r.s.pipeline}.recover`, {checkpoint: r.target, reason: why.value, dry_run: false}, r.out).catch(error => r.out.replaceChildren(problem(error)))));
+    });
 }
 
 export function pin(s, row) {

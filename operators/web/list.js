@@ -1,4 +1,5 @@
 // All pipelines: what is wrong first, a filter, and why.
+import {restoreSeveral} from "./dialogs.js";
 import {ago, airflow, announce, count, empty, fill, h, mark, pill, plural, share, table, when} from "./dom.js";
 
 const TONES = [["bad", "Broken"], ["warn", "Attention"], ["good", "Well"], ["off", "At rest"]];
@@ -10,7 +11,7 @@ export function listPage(open) {
   const chips = h("div", {class: "chips", role: "group", "aria-label": "State"});
   const found = h("p", {class: "soft", role: "status", id: "found"});
   const body = h("div", {class: "card list"}), wrong = h("div", {});
-  const node = h("div", {}, h("header", {class: "top"}, h("h1", {}, "Streams")), h("div", {class: "tools"}, h("label", {class: "search"}, h("span", {class: "unseen"}, "Filter"), words), chips, found), wrong, body);
+  const node = h("div", {}, h("header", {class: "top"}, h("h1", {}, "Streams")), h("div", {class: "tools"}, h("label", {class: "search"}, h("span", {class: "unseen"}, "Filter"), words), chips, h("button", {id: "restore-several", click: () => restoreSeveral(streams.filter(s => s.checkpoint && matches(s)))}, "Restore several…"), found), wrong, body);
 
   function choose(tone) { chosen = chosen === tone ? "" : tone; sessionStorage.setItem("tone", chosen); show(); }
   function matches(s) {

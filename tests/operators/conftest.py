@@ -33,6 +33,10 @@ from tidegate.operators.driver_launch import tail_log_file
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
 
+FAKES: Mapping[str, str] = {
+    "TIDEGATE_DRIVER": "fake_driver.py",
+    "TIDEGATE_CHECKS": "fake_checks.py",
+}
 PATIENCE = 6.0  # every deadline of this room is so many times what an idle machine may need
 
 Wait = Callable[..., None]
@@ -307,9 +311,12 @@ def _patient(*arguments: Any) -> dict[str, str]:
 
 @contextmanager
 def cockpit_of(
-    folder: Path, specs: Mapping[str, str], more: Mapping[str, str] | None = None
+    folder: Path,
+    specs: Mapping[str, str],
+    more: Mapping[str, str] | None = None,
+    fakes: Mapping[str, str] = FAKES,
 ) -> Iterator[Cockpit]:
-    """A stack with these pipelines (name -> YAML), their drivers and checks fake.
+    """A stack with these pipelines (name -> YAML), by default their drivers and checks fake.
 
     The environment names its store.
 
@@ -317,6 +324,7 @@ def cockpit_of(
         folder: of the stack and its DAGs.
         specs: of the pipelines.
         more: settings of Airflow's.
+        fakes: variable that names a program -> the file that is run in its place.
     """
     dags = folder / "dags"
     (dags / "pipelines").mkdir(parents=True)
@@ -325,10 +333,7 @@ def cockpit_of(
         (dags / "pipelines" / f"{name}.yaml").write_text(text)
     stack = Stack(StackSettings(home=folder / "home", dags=dags))
     with pytest.MonkeyPatch.context() as patch:
-        for variable, program in (
-            ("TIDEGATE_DRIVER", "fake_driver.py"),
-            ("TIDEGATE_CHECKS", "fake_checks.py"),
-        ):
+        for variable, program in fakes.items():
             patch.setenv(variable, f"{sys.executable} {Path(__file__).with_name(program)}")
         patch.setattr(
             airflow_processes,
