@@ -103,6 +103,10 @@ presets: venv java warm ## the example of each preset on Spark, epoch by epoch a
 a11y: venv ## axe-core over every state of the Streams page, light, dark and phone, ends with "0 serious in N states" (npm, chromium)
 	$(BIN)/python -m tests.e2e.a11y
 
+.PHONY: incidents
+incidents: venv java warm ## ten incidents of docs/incidents.md, recovered from the page in a real browser; ends with "N of 10 recovered" (chromium)
+	$(BIN)/python -m tests.e2e.incidents $(ARGS)
+
 .PHONY: costs
 costs: venv ## requests, bytes, memory as history, members and rows grow (ARGS="--slots 100000"), ends with "N of N bounded"
 	$(BIN)/python -m tests.bench.costs $(ARGS)

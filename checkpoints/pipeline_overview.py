@@ -99,7 +99,7 @@ class DriverOverview:
         Without a lease, which only a wiped store has, it is what the last driver said of its end.
         """
         report = self.last_report
-        if report is None or self.lease is not None and report.token != self.lease.token:
+        if report is None or (self.lease is not None and report.token != self.lease.token):
             return None
         return report
 

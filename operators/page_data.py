@@ -143,10 +143,8 @@ def _find_problems(row: Mapping[str, Any], now: int) -> Iterator[tuple[str, str]
     for source, seconds in sorted((row.get("stale") or {}).items()):
         wait = _format_duration(round(seconds))
         yield "warn", f"rows of {source} are seen {wait} after their arrival (p95), beyond the goal"
-    for warning in row.get("warnings") or ():
-        yield "warn", warning
-    if row.get("trouble"):
-        yield "warn", str(row["trouble"])
+    notes = [*(row.get("warnings") or ()), row.get("trouble")]
+    yield from (("warn", str(note)) for note in notes if note)
     yield from _find_quality_problems(row.get("quality"))
 
 

@@ -15,7 +15,11 @@ from tests.driver.sealed_epochs import FACTS, sealed
 from tests.engine.harness import spec_of
 from tests.servers.memory_store import MemoryStore
 from tidegate.checkpoints.lease import Lease, read_lease
+from tidegate.checkpoints.pipeline_identity import ensure_identity
+from tidegate.checkpoints.pipeline_overview import PipelineState, read_overview
 from tidegate.checkpoints.process_identity import ProcessIdentity
+from tidegate.checkpoints.slot_log import SlotLog
+from tidegate.errors import TidegateError
 from tidegate.jobs.driver import epoch_listeners
 from tidegate.jobs.driver.epoch_listeners import EpochListeners
 from tidegate.jobs.driver.pipeline_run import DriverSession, RunContext, RunOptions
@@ -33,18 +37,56 @@ def mute(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
+def _session(store: MemoryStore, folder: Path) -> tuple[DriverSession, InputView]:
+    """A driver that holds the lease and has not begun."""
+    spec = spec_of()
+    lease = Lease.acquire(store, spec.name, ProcessIdentity.this_process())
+    view = InputView(store, spec, folder)
+    options = RunOptions(store_url="memory://")
+    retry = Retrying(stop=stop_after_attempt(1), reraise=True)
+    context = RunContext(spec, options, store, folder, threading.Event(), retry)
+    return DriverSession(context, view, ensure_identity(store, spec.name), lease), view
+
+
+@pytest.mark.parametrize("wiped", [True, False])
+def test_a_driver_whose_store_was_wiped_names_what_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wiped: bool
+) -> None:
+    """Its own error, a file that is gone, says nothing.
+
+    The report outlives the lease, so that the page shows it. With the store in place the error is
+    reported as it is.
+    """
+    store, name = MemoryStore(), spec_of().name
+    run, view = _session(store, tmp_path)
+
+    def fail(*_: object) -> None:
+        counters = {"read": 90, "released": 80}
+        run._status._facts |= {"checkpoint": "t0-000007-ab", "counters": counters}
+        for entry in list(store.list_objects(f"{name}/")) if wiped else []:
+            store.delete(entry.key)
+        raise FileNotFoundError("t0-000001/order.parquet")
+
+    monkeypatch.setattr(DriverSession, "_run_and_drain", fail)
+    with pytest.raises(TidegateError) as raised:
+        run.run_to_end(lambda: None)  # type: ignore[arg-type,return-value]
+    run.close()
+    view.close()
+    assert raised.value.code == ("store.wiped" if wiped else "driver.unexpected")
+    overview = read_overview(SlotLog(store, name))
+    assert overview.state is PipelineState.FAILED
+    if wiped:
+        lost = "up to t0-000007-ab and the tables, with 90 rows read and 80 released"
+        assert lost in overview.driver.facts["error"]["message"]
+
+
 @pytest.mark.usefixtures("mute")
 def test_the_lease_is_free_before_the_collector_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next driver need not wait for it."""
     store, spec = MemoryStore(), spec_of()
-    lease = Lease.acquire(store, spec.name, ProcessIdentity.this_process())
-    view = InputView(store, spec, tmp_path)
-    options = RunOptions(store_url="memory://")
-    retry = Retrying(stop=stop_after_attempt(1), reraise=True)
-    context = RunContext(spec, options, store, tmp_path, threading.Event(), retry)
-    run = DriverSession(context, view, "0" * 32, lease)
+    run, view = _session(store, tmp_path)
     free: list[bool] = []
     really = EpochListeners.close
 

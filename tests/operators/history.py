@@ -48,6 +48,7 @@ class History:
     sources: Sequence[str] = AIRPORTS
     every: float = 2.0
     why: str = "idle timer running"
+    uid: str = "u"
     dice: random.Random = field(default_factory=lambda: random.Random(7))
 
     def __post_init__(self) -> None:
@@ -89,7 +90,7 @@ class History:
             timeline=head.timeline,
             slot=slot,
             pipeline=self.pipeline,
-            uid="u",
+            uid=self.uid,
             spec_digest="s",
             code_version="1",
             parent=str(head.checkpoint) if head.checkpoint else None,

@@ -184,6 +184,27 @@ def test_a_row_says_what_speaks_for_and_against_a_checkpoint(store: MemoryStore)
     assert (rows[6]["healthy"], rows[6]["restorable"], rows[6]["bytes"]) == (False, True, 311_000)
 
 
+def test_the_newest_checkpoint_of_a_time_is_found(store: MemoryStore) -> None:
+    """What was sealed later is not shown."""
+    sealed = History(store, "p").extend(20, ago=100)
+    wanted = sealed[7]
+    page = StreamView(store, "p").checkpoint_page(limit=3, until=wanted.created_at // 1000 + 1)
+    assert [row["id"] for row in page["rows"]] == [str(m.id) for m in sealed[7:4:-1]]
+
+
+def test_a_log_that_begins_again_is_not_shown_with_the_old_one(store: MemoryStore) -> None:
+    """A wipe leaves the same timeline and slots to other epochs, of another uid."""
+    old = History(store, "p").extend(6)
+    view = StreamView(store, "p", fresh=0)
+    view.detail()
+    for entry in list(store.list_objects("p/")):
+        store.delete(entry.key)
+    new = History(store, "p", uid="v").extend(3)
+    shown = view.detail(since=(0, old[-1].slot))
+    assert shown["partial"] is False
+    assert [point["id"] for point in shown["points"]] == [str(manifest.id) for manifest in new]
+
+
 def test_a_checked_checkpoint_remembers_it(store: MemoryStore) -> None:
     """Whoever asks whether a checkpoint is whole is told, and so is everybody after.
 

@@ -142,3 +142,13 @@ def test_a_process_that_hangs_is_replaced(shop: Shop, monkeypatch: pytest.Monkey
         process.ask("shop", "tables", {})
     monkeypatch.setattr(results_process, "_ANSWER_TIMEOUT", 60.0)
     assert process.ask("shop", "tables", {})["tables"]
+
+
+def test_a_recovery_is_proven_by_positions_and_counts(base: str, shop: Shop) -> None:
+    """Tables follow the newest timeline; rows are equal by checkpoint and by table."""
+    found = _get(base, "proof")
+    assert found["followers"] == [{"name": "tables", "timeline": 0, "missing": 0}]
+    counts = {count["what"]: count for count in found["counts"]}
+    assert set(counts) == {"read", "events"}
+    assert counts["events"]["found"] == len(shop.table("events")) > 0
+    assert all(count["sealed"] == count["found"] for count in counts.values())

@@ -24,6 +24,7 @@ from tests.operators.supervising import (
 
 from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.desired_state import DesiredState, read_desired_state, set_desired_state
+from tidegate.checkpoints.driver_reports import DriverStatus, read_status, write_status
 from tidegate.checkpoints.driver_requests import RequestKind, submit_request
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 from tidegate.checkpoints.lease import Lease
@@ -193,6 +194,15 @@ def test_a_wiped_bucket_is_no_stop(store: Store) -> None:
     ):  # of an older run, that remembered nothing
         resume_stream("lost")
     assert NotingLauncher.started == []
+
+
+def test_the_last_words_of_a_wiped_stream_are_not_those_of_the_next(store: Store) -> None:
+    """Its report outlived the lease; the driver that is launched has said nothing yet."""
+    status = DriverStatus(token=1, driver="d", step="wait", at=1, body={"state": "failed"})
+    write_status(store, "p", status)
+    execute_stream()
+    assert len(NotingLauncher.started) == 1
+    assert read_status(store, "p") is None
 
 
 def test_another_bucket_under_the_same_name_is_refused(store: Store) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tests.operators.history import History, drives, drove
+from tests.operators.supervising import HERE
 from tests.servers.memory_store import MemoryStore
 
 from tidegate.checkpoints.desired_state import (
@@ -16,6 +17,7 @@ from tidegate.checkpoints.desired_state import (
     set_desired_state,
 )
 from tidegate.checkpoints.driver_reports import DriverLog
+from tidegate.checkpoints.lease import Lease, read_lease
 from tidegate.errors import ConfigurationError
 from tidegate.operators.page_data import find_transition
 from tidegate.operators.stop_operator import StopOperator
@@ -90,8 +92,8 @@ def test_a_stream_that_was_just_started_is_not_red() -> None:
     assert row["why"] == "a driver is being started by ann"
 
 
-def _stop(reason: str = "maintenance") -> dict[str, Any]:
-    operator = StopOperator(task_id="stop", pipeline="p", reason=reason)
+def _stop(reason: str = "maintenance", replace: str = "False") -> dict[str, Any]:
+    operator = StopOperator(task_id="stop", pipeline="p", reason=reason, replace=replace)
     run = SimpleNamespace(triggering_user_name="uwe")
     return operator.execute({"run_id": "r", "dag_run": run})
 
@@ -111,6 +113,17 @@ def test_a_stop_keeps_the_stream_stopped(bucket: MemoryStore) -> None:
     assert _stop()["said"] == "no driver was running"
     desired = read_desired_state(bucket, "p")
     assert (desired.state, desired.who, desired.why) == ("stopped", "uwe", "maintenance")
+
+
+def test_a_driver_that_hangs_is_replaced(bucket: MemoryStore) -> None:
+    """It loses the lease at once, and the stream is still meant to run, so that it goes on."""
+    lease = Lease.acquire(bucket, "p", HERE)
+    set_desired_state(bucket, "p", DesiredState.RUN, who="ann")
+    assert "the lease was taken away" in _stop(replace="True")["said"]
+    held = read_lease(bucket, "p")
+    assert held is not None
+    assert (held.is_free, held.token) == (True, lease.token + 1)
+    assert read_desired_state(bucket, "p").state is DesiredState.RUN
 
 
 def test_a_stop_does_not_cross_a_restore(bucket: MemoryStore) -> None:
