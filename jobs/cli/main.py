@@ -6,6 +6,7 @@ functions, because `tidegate --help` must answer at once.
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -98,4 +99,7 @@ def _accept_global_options(
 
 def main() -> None:
     """Entry point of the `tidegate` script."""
+    if sys.argv[1:2] in (["row"], ["tables"]):
+        # pyarrow imports pandas, for half a second, to recognise pandas objects; there are none.
+        sys.modules["pandas"] = None  # type: ignore[assignment]
     app()

@@ -180,6 +180,9 @@ def _print_row_trace(trace: RowTrace) -> None:
     values = ", ".join(f"{name}={v}" for name, v in trace.values.items() if v is not None)
     row = f"{trace.source}/{trace.partition}/{trace.seq}"
     output.print_line(f"{row}  {trace.event_time or ''}  {values}")
+    if trace.read:
+        arrived = f"arrived {trace.arrived}, " if trace.arrived else ""
+        output.print_line(f"  {arrived}read by {trace.read}, sealed {trace.sealed}")
     for place in trace.places:
         details = [
             f"{name}: {_format_value(value, ' ')}"

@@ -18,13 +18,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
-from pyiceberg.table import ALWAYS_TRUE, StaticTable
 
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.sinks.base_follower import read_stored_position
 from tidegate.jobs.sinks.errors import EXPORT_FAILED, NOT_PUBLISHED, TABLE_UNREADABLE, UNKNOWN_TABLE
-from tidegate.jobs.sinks.iceberg_catalog import build_io_properties
 from tidegate.jobs.sinks.lineage_position import (
     CurrentLineage,
     FollowerPosition,
@@ -38,6 +36,7 @@ from tidegate.jobs.sinks.row_positions import (
     find_rewrite_starts,
     select_current_rows,
 )
+from tidegate.jobs.sinks.table_scan import TableScan
 from tidegate.jobs.spec.event_time_options import ReleaseMode
 from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec
 from tidegate.jobs.spec.window_specs import WindowSpec
@@ -62,32 +61,32 @@ class _RowSelection:
 
     Attributes:
         since: only rows of later slots; files of older ones are not opened.
-        at: only rows of slots up to this one; None: all that are published.
+        until: only rows of slots up to this one, with the positions that they have in the cut.
+        at: the cut after this slot; None: all slots that are published.
         columns: None: all.
         spliced: whether rows that splice requests inserted are included.
     """
 
     since: int = 0
+    until: int | None = None
     at: int | None = None
     columns: tuple[str, ...] | None = None
     spliced: bool = True
 
-    def scan(self, table: StaticTable, condition: str = "", needed: Collection[str] = ()) -> Any:
-        """Scan the selected rows with a further condition; `needed` columns are added."""
-        since = f"_epoch > {self.since}" if self.since else ""
-        until = "" if self.at is None else f"_epoch <= {self.at}"
-        rows = " and ".join(filter(None, (since, until, condition))) or ALWAYS_TRUE
+    def scan(self, table: TableScan, needed: Collection[str] = ()) -> Any:
+        """Scan the selected rows; `needed` columns are added."""
         # Columns that only the order or the filter needs are dropped by the caller.
-        columns = ("*",) if not self.columns else tuple({*self.columns, *needed})
-        return use_plain_types(table.scan(row_filter=rows, selected_fields=columns).to_arrow())
+        columns = self.columns and {*self.columns, *needed}
+        ends = [end for end in (self.until, self.at) if end is not None]
+        slots = (self.since + 1 if self.since else None, min(ends, default=None))
+        return table.read(columns, {"_epoch": [slots]})
 
-    def scan_inserted(self, table: StaticTable, columns: Collection[str]) -> Any:
-        """Scan columns of *all* inserted rows up to `at`, whatever `since` is.
+    def scan_inserted(self, table: TableScan, columns: Collection[str]) -> Any:
+        """Scan columns of *all* inserted rows up to `at`, whatever `since` and `until` are.
 
         Older insertions move the positions of later rows.
         """
-        inserted = _RowSelection(at=self.at, columns=tuple(columns))
-        return inserted.scan(table, f"{SPLICE_COLUMN} is not null")
+        return table.read(columns, {"_epoch": [(None, self.at)]}, with_value=SPLICE_COLUMN)
 
 
 def read_table(
@@ -136,17 +135,19 @@ def scan_table(
     name: str,
     *,
     since: int = 0,
+    until: int | None = None,
     columns: tuple[str, ...] | None = None,
     spliced: bool = True,
 ) -> Any:
     """Return rows of slots after `since`, of all revisions; files of older slots are not opened.
 
-    Without `spliced` the rows that splice requests inserted are left out, and positions are those
-    that the epochs gave. `columns` and errors are those of `read_table`.
+    Nor are files of slots after `until`. Without `spliced` the rows that splice requests inserted
+    are left out, and positions are those that the epochs gave. `columns` and errors are those of
+    `read_table`.
     """
     _require_table(spec, name)
     current = read_published_cut(store, spec.name) or PublishedCut("", 0, 0)
-    selection = _RowSelection(since, columns=columns, spliced=spliced)
+    selection = _RowSelection(since, until, columns=columns, spliced=spliced)
     table = _scan_table(spec, store, name, current, selection)
     return table.select(list(columns)) if columns else table
 
@@ -164,12 +165,10 @@ def read_positions(
     location = current.tables.get(name)
     if location is not None:
         with translate_read_errors(spec, name):
-            table = StaticTable.from_metadata(location, build_io_properties(store))
+            table = TableScan(store, location)
             # Without merges the stored positions are current, so file statistics prune by them.
-            if SPLICE_COLUMN not in {field.name for field in table.schema().fields}:
-                condition = f"position >= {start} and position < {end}"
-                rows = _RowSelection(columns=wanted).scan(table, condition)
-                return rows.sort_by("position")
+            if SPLICE_COLUMN not in table.schema.names:
+                return table.read(wanted, {"position": [(start, end - 1)]}).sort_by("position")
     rows = _scan_table(spec, store, name, current, _RowSelection(columns=wanted)).select(wanted)
     position = rows["position"]
     return rows.filter(pc.and_(pc.greater_equal(position, start), pc.less(position, end))).sort_by(
@@ -188,10 +187,7 @@ def describe_table(spec: PipelineSpec, store: Store, name: str) -> dict[str, Any
     if address is None:
         return {"address": None, "rows": 0}  # a table is created with its first row
     with translate_read_errors(spec, name):
-        table = StaticTable.from_metadata(address, build_io_properties(store))
-    snapshot = table.current_snapshot()
-    rows = snapshot.summary["total-records"] if snapshot and snapshot.summary else "0"
-    return {"address": address, "rows": int(rows or 0)}
+        return {"address": address, "rows": TableScan(store, address).row_count}
 
 
 def find_published_slot(spec: PipelineSpec, log: SlotLog) -> int:
@@ -313,9 +309,9 @@ def _scan_table(
         empty = build_table_schema(spec, name).empty_table()
         return empty.select(list(selection.columns)) if selection.columns else empty
     with translate_read_errors(spec, name):
-        table = StaticTable.from_metadata(location, build_io_properties(store))
+        table = TableScan(store, location)
         # A table has this column from its first merge on.
-        merged = SPLICE_COLUMN in {field.name for field in table.schema().fields}
+        merged = SPLICE_COLUMN in table.schema.names
         if merged and name == EVENTS:
             return _scan_merged_events(spec, table, selection)
         if merged and name in spec.streams:
@@ -325,27 +321,29 @@ def _scan_table(
     return rows.sort_by(order) if order else rows
 
 
-def _scan_merged_events(spec: PipelineSpec, table: StaticTable, selection: _RowSelection) -> Any:
+def _scan_merged_events(spec: PipelineSpec, table: TableScan, selection: _RowSelection) -> Any:
     """Return rows of an events table into which rows were merged."""
     time = spec.event_time_column
     order = {"position", SPLICE_COLUMN, "_source", "_partition", "_seq", "_epoch", time}
     if not selection.spliced:
-        rows = selection.scan(table, f"{SPLICE_COLUMN} is null", order)
+        rows = selection.scan(table, order)
+        rows = rows.filter(pc.is_null(rows[SPLICE_COLUMN]))
         return rows.drop_columns([SPLICE_COLUMN]).sort_by("position")
-    rows = selection.scan(table, needed=order)
+    rows = selection.scan(table, order)
     if spec.release.mode is ReleaseMode.PASS_THROUGH:
         return rows.sort_by("position")  # merged rows were appended: stored positions are current
     return compute_current_positions(rows, selection.scan_inserted(table, order), time)
 
 
-def _scan_merged_stream(table: StaticTable, selection: _RowSelection) -> Any:
+def _scan_merged_stream(table: TableScan, selection: _RowSelection) -> Any:
     """Return rows of a stream that merges rewrote in part."""
-    needed = ("position", "_id", "_epoch")
+    needed = ("position", "_id", "_epoch", SPLICE_COLUMN)
     if not selection.spliced:
-        return selection.scan(table, f"{SPLICE_COLUMN} is null", needed).sort_by("position")
+        rows = selection.scan(table, needed)
+        return rows.filter(pc.is_null(rows[SPLICE_COLUMN])).sort_by("position")
     # All rewrites, also older ones: a rewrite hides every older row behind its start.
     rewritten = selection.scan_inserted(table, ("position", "_epoch"))
-    rows = selection.scan(table, needed=needed)
+    rows = selection.scan(table, needed)
     return select_current_rows(rows, find_rewrite_starts(rewritten))
 
 

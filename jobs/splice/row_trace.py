@@ -6,7 +6,9 @@ frontier.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +21,10 @@ from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.splice_requests import SpliceRequest, list_splice_requests
 from tidegate.jobs.engine.resume_state import ORDER_KIND
 from tidegate.jobs.rules.duck_frame import open_database
+from tidegate.jobs.sinks.output_tables import build_table_schema
 from tidegate.jobs.sinks.published_tables import scan_table
 from tidegate.jobs.sinks.row_positions import SPLICE_COLUMN
+from tidegate.jobs.sinks.table_scan import Range
 from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENTS, LATE, PipelineSpec
 from tidegate.jobs.spec.window_specs import WindowKind
 from tidegate.jobs.splice.errors import BAD_ROW_VALUE, TOO_MANY_ROWS, UNKNOWN_COLUMN
@@ -37,7 +41,7 @@ from tidegate.jobs.splice.tables_at_head import (
 )
 from tidegate.jobs.splice.window_merge import SET_ASIDE_REASONS, list_touching_rows
 from tidegate.jobs.splice.window_recompute import build_time_expression
-from tidegate.time_units import format_instant
+from tidegate.time_units import TICK_MAX, format_instant
 
 _MAX_ROWS = 20  # rows traced at a time; whoever looks for more wants a query
 
@@ -63,6 +67,10 @@ class RowTrace(BaseModel):
 
     Attributes:
         event_time: ISO 8601; None for a dead letter.
+        arrived: ISO 8601, when the oldest object of the slice arrived with which the row was read;
+            None of topics.
+        read: the checkpoint that sealed that slice; None if it is retired.
+        sealed: ISO 8601, when that was.
         values: the user's columns, times as text; of a dead letter its text as `row`.
         places: dead letters, late, requests, events, order buffer, then the windows.
     """
@@ -71,6 +79,9 @@ class RowTrace(BaseModel):
     partition: str
     seq: int
     event_time: str | None
+    arrived: str | None = None
+    read: str | None = None
+    sealed: str | None = None
     values: dict[str, Any]
     places: list[RowLocation]
 
@@ -118,12 +129,16 @@ class _RowTracer:
     def __init__(self, spec: PipelineSpec, log: SlotLog, fields: Mapping[str, str]) -> None:
         self._spec, self._log, self._head, self._fields = spec, log, log.head(), fields
         self._tables = TablesAtHead(spec, log, self._head)
+        self._epochs: dict[int, Manifest | None] = {}
         self._merged = read_merged_rows(spec, log, self._head)
         columns = [*spec.columns, *IDENTITY_COLUMNS]
         event_columns = [*columns, "position", "section", "_late", SPLICE_COLUMN, "_epoch"]
         late_columns = [*columns, "output", "reason", "lateness_us", "frontier", "_epoch"]
-        self._events = self._select_matching(self._tables.read_rows(EVENTS, event_columns))
-        self._late = self._select_matching(self._tables.read_rows(LATE, late_columns))
+        wanted = self._build_ranges()
+        self._events, self._late = (
+            self._select_matching(self._tables.read_rows(table, names, ranges=wanted))
+            for table, names in ((EVENTS, event_columns), (LATE, late_columns))
+        )
         # Requests keep their own copy of the rows, so a row is found there even if its tables were
         # cut by a restore.
         self._requested: list[tuple[SpliceRequest, Any]] = [
@@ -132,7 +147,9 @@ class _RowTracer:
             if request.origin != "attachment"
             for file in request.row_files()
         ]
-        self._dead = self._match_dead_letters()
+        self._dead = self._match_dead_letters(
+            {name: wanted[name] for name in IDENTITY_COLUMNS if name in wanted}
+        )
         self._buffered = self._select_matching(self._read_order_buffer())
 
     def trace_matching_rows(self) -> list[RowTrace]:
@@ -152,16 +169,35 @@ class _RowTracer:
             for who, values in sorted(rows.items())
         ]
 
+    def _build_ranges(self) -> dict[str, Range]:
+        """Return the values of the fields for which files keep statistics."""
+        with self._register_rows(build_table_schema(self._spec, EVENTS).empty_table()) as (
+            db,
+            casts,
+        ):
+            ticks = [f"epoch_us({c})" if "TIMESTAMP" in c else c for c in casts.values()]
+            values = db.execute(f"select {', '.join(ticks)}", [*self._fields.values()]).fetchone()
+        return {
+            name: (value, value)
+            for name, value in zip(casts, values, strict=True)
+            if isinstance(value, int | str) and not isinstance(value, bool)
+        }
+
     def _select_matching(self, table: Any) -> Any:
         """Return the rows of a table that have the values of all fields."""
+        with self._register_rows(table) as (db, casts):
+            equal = " and ".join(f'"{name}" = {cast}' for name, cast in casts.items())
+            query = f"select * from rows where {equal}"
+            return db.sql(query, params=[*self._fields.values()]).to_arrow_table()
+
+    @contextmanager
+    def _register_rows(self, table: Any) -> Iterator[tuple[Any, dict[str, str]]]:
+        """Yield a database with the table `rows`, and the SQL that casts each field's text."""
         with open_database() as db:
             db.register("rows", table)
             types = {name: kind for name, kind, *_ in db.execute("describe rows").fetchall()}
-            # The values come as text from the command line; DuckDB casts them to the column's type.
-            equal = " and ".join(f'"{name}" = cast(? as {types[name]})' for name in self._fields)
-            query, values = f"select * from rows where {equal}", list(self._fields.values())
             try:
-                return db.sql(query, params=values).to_arrow_table()
+                yield db, {name: f"cast(? as {types[name]})" for name in self._fields}
             except Exception as error:
                 text = str(error).splitlines()[0]
                 raise BAD_ROW_VALUE(pipeline=self._spec.name, text=text) from error
@@ -175,11 +211,10 @@ class _RowTracer:
         empty = self._events.select(columns).slice(0, 0)
         return pa.concat_tables([empty, *waiting], promote_options="permissive")
 
-    def _match_dead_letters(self) -> dict[RowIdentity, dict[str, Any]]:
+    def _match_dead_letters(self, wanted: Mapping[str, Range]) -> dict[RowIdentity, dict[str, Any]]:
         """Return dead letters whose text contains every value; their columns could not be read."""
-        table = self._tables.read_rows(
-            DEAD_LETTERS, ["reason", "detail", "object", "row", *IDENTITY_COLUMNS, "_epoch"]
-        )
+        columns = ["reason", "detail", "object", "row", *IDENTITY_COLUMNS, "_epoch"]
+        table = self._tables.read_rows(DEAD_LETTERS, columns, ranges=wanted)
         table = table.filter(pc.is_valid(table["row"]))
 
         def matches(row: Mapping[str, Any]) -> bool:
@@ -215,11 +250,17 @@ class _RowTracer:
             for name in self._spec.windows:
                 locations += self._locate_in_window(name, row, row.interval)
         source, partition, seq = row.identity
+        epoch, read = self._find_read_epoch(row.identity), {}
+        if epoch is not None:
+            arrived = epoch.cut[f"{source}/{partition}"].get("arrived")
+            read = {"read": str(epoch.id), "sealed": format_instant(epoch.created_at)}
+            read |= {"arrived": format_instant(arrived)} if arrived else {}
         return RowTrace(
             source=source,
             partition=partition,
             seq=seq,
             event_time=format_instant(row.interval[0]) if row.interval else None,
+            **read,
             values={
                 name: value.isoformat() if hasattr(value, "isoformat") else value
                 for name, value in row.values.items()
@@ -245,18 +286,53 @@ class _RowTracer:
                 "reason": late["reason"],
                 "lateness_s": (late["lateness_us"] or 0) / 1_000_000,
                 "missed": late["frontier"],
-                "held_by": self._find_holder(late["_epoch"] - 1),
+                **self._describe_holder(late["_epoch"] - 1),
                 "epoch": late["_epoch"],
+                **self._describe_result(LATE, late["_epoch"]),
             }
             state = "late, merged since" if is_merged else "late"
             locations.append(RowLocation(output=LATE, state=state, detail=detail))
         return locations
 
-    def _find_holder(self, slot: int) -> str | None:
-        """Return the member that held the frontier after a slot; None if no member did."""
-        filled = next(self._log.epochs_between(self._head.timeline, slot, slot), None)
-        epoch = filled.record if filled else None
-        return (epoch.frontier_holder or {}).get("member") if isinstance(epoch, Manifest) else None
+    def _read_epoch(self, slot: int) -> Manifest | None:
+        """Return the epoch of a slot; None if it is retired or a restore."""
+        if slot not in self._epochs:
+            filled = next(self._log.epochs_between(self._head.timeline, slot, slot), None)
+            record = filled.record if filled else None
+            self._epochs[slot] = record if isinstance(record, Manifest) else None
+        return self._epochs[slot]
+
+    def _find_read_epoch(self, who: RowIdentity) -> Manifest | None:
+        """Return the epoch that read a row: the first whose slice ends behind it."""
+        member = f"{who[0]}/{who[1]}"
+
+        def is_read(slot: int) -> bool:
+            epoch = self._read_epoch(slot)
+            return epoch is not None and epoch.cut.get(member, {}).get("end", -1) > who[2]
+
+        slots = range(1, self._head.slot + 1)
+        first = bisect_left(slots, True, key=is_read) + 1
+        return self._read_epoch(first) if first <= self._head.slot and is_read(first) else None
+
+    def _describe_holder(self, slot: int) -> dict[str, Any]:
+        """Return which member held the frontier after a slot, and how far behind the others."""
+        epoch = self._read_epoch(slot)
+        member = (epoch.frontier_holder or {}).get("member") if epoch else None
+        if epoch is None or member is None:
+            return {}
+        inputs = epoch.decider.get("output", {}).get("inputs", {})
+        others = [one["frontier"] for name, one in inputs.items() if name != member.split("/")[0]]
+        ahead = min(others, default=TICK_MAX) - epoch.frontier_after
+        return {"held_by": member} | (
+            {"held_back_s": ahead / 1_000_000} if others and 0 <= ahead < TICK_MAX else {}
+        )
+
+    def _describe_result(self, output: str, epoch: int) -> dict[str, Any]:
+        """Return when an epoch was sealed, and when its rows came into the output's table."""
+        sealed = self._read_epoch(epoch)
+        visible = self._tables.find_commit_time(output, epoch)
+        times = {"sealed": sealed.created_at if sealed else None, "visible": visible}
+        return {name: format_instant(time) for name, time in times.items() if time is not None}
 
     def _locate_in_order_buffer(self, row: _TracedRow) -> Iterator[RowLocation]:
         newest = self._head.record
@@ -294,17 +370,29 @@ class _RowTracer:
                 "flagged_late": bool(event["_late"]),
                 "position": self._find_position(row.identity, event["_epoch"]),
                 "request": event[SPLICE_COLUMN],
+                **self._describe_wait(row.identity, event["_epoch"]),
+                **self._describe_result(EVENTS, event["_epoch"]),
             }
             detail = {name: value for name, value in detail.items() if value is not None}
             state = "inserted" if event[SPLICE_COLUMN] else "released"
             locations.append(RowLocation(output=EVENTS, state=state, detail=detail))
         return locations
 
+    def _describe_wait(self, who: RowIdentity, slot: int) -> dict[str, Any]:
+        """Return how long a released row waited, and for whom; empty if it left at once."""
+        read, released = self._find_read_epoch(who), self._read_epoch(slot)
+        if read is None or released is None or released.slot <= read.slot:
+            return {}
+        waited = (released.created_at - read.created_at) / 1_000_000
+        return {"waited_s": waited, **self._describe_holder(slot - 1)}
+
     def _find_position(self, who: RowIdentity, epoch: int) -> int | None:
         """Return the current position of an event; None if its epoch is not published yet."""
         # The current position is computed by readers: merges move rows without rewriting them.
         columns = ("position", *IDENTITY_COLUMNS)
-        table = scan_table(self._spec, self._log.store, EVENTS, columns=columns, since=epoch - 1)
+        table = scan_table(
+            self._spec, self._log.store, EVENTS, since=epoch - 1, until=epoch, columns=columns
+        )
         return next((row["position"] for row in _find_rows(table, who)), None)
 
     def _locate_in_window(
@@ -332,6 +420,8 @@ class _RowTracer:
         if not results:
             why = "the window has no result yet"
             return [RowLocation(output=name, state="waits", detail={"why": why})]
+        first = min(results, key=lambda result: result["epoch"])
+        first |= self._describe_result(name, first["epoch"])
         return [RowLocation(output=name, state="counted", detail=detail) for detail in results]
 
     def _describe_edge(self, row: _TracedRow) -> str | None:
@@ -352,9 +442,16 @@ class _RowTracer:
         key = tuple(row.identity[0] if k == "_source" else row.values.get(k) for k in window.keys)
         one = pa.Table.from_pylist([{**row.values, "_source": row.identity[0]}])
         spans = list_touching_rows(self._spec, name, one)[0].spans
-        # A session may extend far beyond the row, so all sessions are read.
-        wanted = [(spans[0][0], spans[-1][1] + 1)] if spans and not is_session else []
-        table = self._tables.read_rows(name, time="window_end", spans=wanted)
+        wanted: dict[str, Range] = {
+            name: (value, value)
+            for name, value in zip(window.keys, key, strict=True)
+            if isinstance(value, int | str) and not isinstance(value, bool)
+        }
+        if is_session:  # it may extend far beyond the row
+            wanted |= {"window_start": (None, interval[0]), "window_end": (interval[0] + 1, None)}
+        elif spans:
+            wanted["window_end"] = (spans[0][0], spans[-1][1])
+        table = self._tables.read_rows(name, ranges=wanted)
         bounds = [table[c].cast(pa.int64()).to_pylist() for c in ("window_start", "window_end")]
         return [
             {

@@ -13,7 +13,6 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import Any
 
@@ -23,9 +22,7 @@ import pyarrow.parquet as pq
 
 from tidegate.checkpoints.manifest import FileRef, Manifest
 from tidegate.checkpoints.slot_log import LogHead, SlotLog
-from tidegate.jobs.engine.column_types import convert_to_ticks
 from tidegate.jobs.engine.resume_state import SPLICE_KIND
-from tidegate.jobs.sinks.iceberg_catalog import build_io_properties
 from tidegate.jobs.sinks.lineage_position import (
     CurrentLineage,
     FollowerPosition,
@@ -34,6 +31,7 @@ from tidegate.jobs.sinks.lineage_position import (
 )
 from tidegate.jobs.sinks.output_tables import build_table_schema
 from tidegate.jobs.sinks.published_tables import translate_read_errors, use_plain_types
+from tidegate.jobs.sinks.table_scan import Range, Ranges, TableScan, select_in_ranges
 from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec
 
 Span = tuple[int, int]
@@ -43,7 +41,6 @@ RowIdentity = tuple[str, str, int]
 """Source, partition and seq: an input row keeps them in every output."""
 IDENTITY_COLUMNS = ("_source", "_partition", "_seq")
 
-_UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MAX_SPANS = 8  # per scan: a longer filter costs more than the rows it saves
 
 
@@ -62,6 +59,7 @@ class TablesAtHead:
     rows_read: int = 0
 
     def __post_init__(self) -> None:
+        self._scans: dict[str, TableScan] = {}
         self._cut = read_published_cut(self.log.store, self.spec.name) or PublishedCut("", 0, 0)
         # After a restore the tables may show a timeline that was left; only the slots that it
         # shares with the current lineage count.
@@ -76,7 +74,7 @@ class TablesAtHead:
         *,
         time: str | None = None,
         spans: Sequence[Span] = (),
-        ranges: Mapping[str, tuple[int, int | None]] | None = None,
+        ranges: Mapping[str, Range] | None = None,
     ) -> Any:
         """Return rows of a table, in no fixed order; all revisions of windows are among them.
 
@@ -86,35 +84,23 @@ class TablesAtHead:
                 yet is null.
             time: column that `spans` apply to.
             spans: only rows whose time is in one of them; all rows if empty, or without `time`.
-            ranges: column -> least and greatest value (inclusive; None: no end), of integers.
+            ranges: column -> least and greatest value, of integers, times and texts.
 
         Raises:
             TransientError: the store cannot be reached, or a table cannot be read just now.
         """
-        ranges = ranges or {}
-        needed = None
-        if columns is not None:
-            needed = sorted({*columns, "_epoch", *ranges, *([time] if time else [])})
-        # Later rows in the tables belong to abandoned timelines, or come from the log below.
-        filters = [f"_epoch <= {self.published}"]
+        wanted = {name: [bounds] for name, bounds in (ranges or {}).items()}
         if time and spans:
-            filters.append(f"({_format_span_filter(time, spans)})")
-        for name, (low, high) in ranges.items():
-            filters.append(f"{name} >= {low}" + ("" if high is None else f" and {name} <= {high}"))
+            wanted[time] = [(start, end - 1) for start, end in spans]
+        needed = None if columns is None else sorted({*columns, "_epoch", *wanted})
         parts = [
-            *self._read_published(table, needed, " and ".join(filters)),
-            *self._read_unpublished(table, needed),
+            *self._read_published(table, needed, wanted),
+            *self._read_unpublished(table, needed, wanted),
         ]
         schema = build_table_schema(self.spec, table)
         rows = (
             pa.concat_tables(parts, promote_options="permissive") if parts else schema.empty_table()
         )
-        # Iceberg filters may let rows pass, and unpublished files are not filtered yet.
-        if time is not None and spans:
-            rows = rows.filter(_mask_within_spans(rows[time], spans))
-        for name, (low, high) in ranges.items():
-            rows = rows.filter(pc.greater_equal(rows[name], low))
-            rows = rows if high is None else rows.filter(pc.less_equal(rows[name], high))
         # Files of older specs lack columns that were added since.
         for name in [*(columns or schema.names), "_epoch"]:
             if name not in rows.column_names:
@@ -123,21 +109,32 @@ class TablesAtHead:
         self.rows_read += rows.num_rows
         return rows.select(list(columns)) if columns else rows
 
-    def _read_published(self, table: str, columns: list[str] | None, row_filter: str) -> list[Any]:
-        """Read the published part of a table; rows of abandoned timelines are not in it."""
-        from pyiceberg.table import StaticTable
+    def find_commit_time(self, table: str, slot: int) -> int | None:
+        """Return when a slot's rows came into a table, in ticks; None if that is not kept."""
+        with translate_read_errors(self.spec, table):
+            scan = self._open_table(table)
+            return scan.find_commit_time(slot) if scan and slot <= self.published else None
 
+    def _open_table(self, table: str) -> TableScan | None:
+        """Open the published part of a table; None if there is none."""
         location = self._cut.tables.get(table)
         if location is None or self.published == 0:
-            return []
-        with translate_read_errors(self.spec, table):
-            opened = StaticTable.from_metadata(location, build_io_properties(self.log.store))
-            existing = {field.name for field in opened.schema().fields}
-            selected = tuple(c for c in columns if c in existing) if columns else ("*",)
-            rows = opened.scan(row_filter=row_filter, selected_fields=selected).to_arrow()
-            return [use_plain_types(rows)]
+            return None
+        if table not in self._scans:
+            self._scans[table] = TableScan(self.log.store, location)
+        return self._scans[table]
 
-    def _read_unpublished(self, table: str, columns: list[str] | None) -> list[Any]:
+    def _read_published(self, table: str, columns: list[str] | None, wanted: Ranges) -> list[Any]:
+        """Read the published part of a table; rows of abandoned timelines are not in it."""
+        with translate_read_errors(self.spec, table):
+            scan = self._open_table(table)
+            if scan is None:
+                return []
+            # Later rows in the tables belong to abandoned timelines, or come from the log below.
+            published = scan.read(columns, wanted)
+            return [select_in_ranges(published, {"_epoch": [(None, self.published)]})]
+
+    def _read_unpublished(self, table: str, columns: list[str] | None, wanted: Ranges) -> list[Any]:
         """Read the files of sealed slots that are not published yet."""
         files = [
             file
@@ -145,7 +142,10 @@ class TablesAtHead:
             for file in epoch.files.get(table, [])
             if file.rows
         ]
-        return [_select_columns(read_data_file(self.log, file), columns) for file in files]
+        return [
+            select_in_ranges(_select_columns(read_data_file(self.log, file), columns), wanted)
+            for file in files
+        ]
 
     @cached_property
     def _unpublished_epochs(self) -> list[Manifest]:
@@ -178,33 +178,6 @@ def join_spans(spans: Sequence[Span]) -> list[Span]:
 
 def _select_columns(table: Any, columns: list[str] | None) -> Any:
     return table.select([c for c in columns if c in table.column_names]) if columns else table
-
-
-def _mask_within_spans(column: Any, spans: Sequence[Span]) -> Any:
-    ticks = convert_to_ticks(column)
-    mask = pa.array([False] * len(ticks), pa.bool_())
-    for start, end in spans:
-        mask = pc.or_(mask, pc.and_(pc.greater_equal(ticks, start), pc.less(ticks, end)))
-    return mask
-
-
-def _format_span_filter(time: str, spans: Sequence[Span]) -> str:
-    """Return the spans as an Iceberg filter."""
-    return " or ".join(
-        f"({' and '.join(_format_span_bounds(time, span)) or f'{time} is not null'})"
-        for span in spans
-    )
-
-
-def _format_span_bounds(time: str, span: Span) -> list[str]:
-    bounds = []
-    for operator, ticks in ((">=", span[0]), ("<", span[1])):
-        try:
-            instant = _UNIX_EPOCH + timedelta(microseconds=ticks)
-        except OverflowError:
-            continue  # outside the years that Iceberg's filters can write: no bound
-        bounds.append(f"{time} {operator} '{instant.isoformat(timespec='microseconds')}'")
-    return bounds
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 // What the stream has written: a sample of each table, late rows and dead letters by reason, and where a row is.
 import {lines, look} from "./chart.js";
-import {card, code, count, empty, fill, h, insist, mark, span, table, when} from "./dom.js";
+import {card, checkpoint, code, count, empty, fill, h, insist, mark, span, table, when} from "./dom.js";
 
 const EVERY = 10_000; // milliseconds between two looks at the tables
 const NAMES = {reason: "Reason", output: "Output", _source: "Source"};
@@ -54,6 +54,7 @@ export function resultsPanel(pipeline) {
     try {
       const {rows} = await get("row", {[column.value]: value.value});
       answer.replaceChildren(...rows.length ? rows.map(row => h("div", {class: "found"}, h("p", {}, h("b", {}, `${row.source}/${row.partition}/${row.seq}`), row.event_time ? `, event time ${text(row.event_time)}` : "", h("span", {class: "soft"}, ` ${Object.entries(row.values).filter(([, v]) => v !== null).map(([k, v]) => `${k} ${v}`).join(", ")}`)),
+        row.read ? h("p", {class: "soft"}, row.arrived ? `Arrived ${text(row.arrived)}, read` : "Read", " by ", checkpoint(row.read), `, sealed ${text(row.sealed)}.`) : null,
         h("ul", {class: "findings"}, row.places.map(place => h("li", {class: tone(place)}, mark(tone(place)), h("b", {}, `${place.output}: `), explainPlace(place)))))) : [h("p", {class: "note off"}, mark("off"), "No output has such a row. It was not read yet, or your policy dropped it.")]);
     } catch (error) { answer.replaceChildren(h("p", {class: "note bad"}, mark("bad"), `${error.message}${error.advice ? `. Next: ${error.advice}.` : ""}`)); }
   }

@@ -124,6 +124,17 @@ def test_a_row_in_the_order_buffer_says_what_it_waits_for(base: str, shop: Shop)
     assert states == {"cup": ["waits"], "tea": ["released"]}
 
 
+def test_a_row_has_its_own_way_in_time(base: str) -> None:
+    """10:40 arrived with the first object, and left when the second had moved the frontier."""
+    row = _get(base, "row", item="tea", price="4")["rows"][0]
+    (event,) = [place["detail"] for place in row["places"] if place["output"] == "events"]
+    (counted,) = [place["detail"] for place in row["places"] if place["state"] == "counted"]
+    assert (row["read"][:9], event["epoch"], counted["epoch"]) == ("t0-000001", 2, 2)
+    assert (event["held_by"], event["waited_s"]) == ("web/0", 0.0)
+    assert row["sealed"] == event["sealed"] == counted["sealed"] == "2025-06-15T15:06:40Z"
+    assert row["arrived"] < event["visible"]
+
+
 def test_a_wrong_value_is_an_answer(base: str) -> None:
     """The error of the command reaches the page with its advice."""
     with pytest.raises(urllib.error.HTTPError) as caught:

@@ -1,0 +1,311 @@
+"""Reads the data files of an Iceberg table, chosen by the statistics in its manifests.
+
+Commands and the Streams page wait for it. So it decodes Iceberg's metadata with fastavro: pyiceberg
+takes a second of processor time to import, and milliseconds per data file. Only a table in which
+another engine has deleted single rows is left to pyiceberg.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, Final, Self
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from fastavro import reader as read_avro
+from pyarrow.fs import FileSystem, LocalFileSystem, S3FileSystem
+
+from tidegate.checkpoints.canonical_json import parse_json
+from tidegate.checkpoints.s3_store import S3Store
+from tidegate.checkpoints.store import Store
+from tidegate.jobs.engine.column_types import convert_to_ticks, to_arrow_type
+
+Range = tuple[Any, Any]
+"""Least and greatest value, both inclusive; None: no bound. Times are ticks."""
+Ranges = Mapping[str, Sequence[Range]]
+"""Column, of integers, times or texts -> ranges, one of which its value is in."""
+
+_READERS: Final = 8
+# What a scan needs of a manifest; other fields of its records are not decoded.
+_ENTRY_FIELDS: Final = {
+    *("status", "data_file", "manifest_path", "content", "file_path"),
+    *("record_count", "null_value_counts", "lower_bounds", "upper_bounds", "key", "value"),
+}
+_DELETED: Final = 2  # the status of an entry whose file has left the table
+_INTEGER_BOUNDS: Final = pa.types.is_integer, pa.types.is_timestamp
+
+
+@dataclass(frozen=True, slots=True)
+class _DataFile:
+    """A data file; its statistics are by the id of the column, bounds as Iceberg encodes them."""
+
+    path: str
+    rows: int
+    nulls: Mapping[int, int]
+    lower: Mapping[int, bytes]
+    upper: Mapping[int, bytes]
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Self:
+        """Return the file of a manifest's entry."""
+        statistics = (
+            {pair["key"]: pair["value"] for pair in record.get(name) or ()}
+            for name in ("null_value_counts", "lower_bounds", "upper_bounds")
+        )
+        return cls(record["file_path"], record["record_count"], *statistics)
+
+
+class TableScan:
+    """The current snapshot of one table.
+
+    Attributes:
+        schema: the table's columns.
+    """
+
+    def __init__(self, store: Store, address: str) -> None:
+        """Read the table's metadata.
+
+        Raises:
+            OSError: a file of the table cannot be read; so do the other methods.
+        """
+        self._store, self._address, self._opener = store, address, _StoreFiles(store)
+        with self._opener.open(address) as opened:
+            self._metadata = parse_json(opened.read())
+        current = self._metadata["current-schema-id"]
+        fields = next(s for s in self._metadata["schemas"] if s["schema-id"] == current)["fields"]
+        self._ids: dict[str, int] = {field["name"]: field["id"] for field in fields}
+        self.schema = pa.schema([(field["name"], _to_arrow(field["type"])) for field in fields])
+
+    @property
+    def row_count(self) -> int:
+        """All rows that the table stores: every revision, and rows that a merge replaced."""
+        current = self._snapshot["summary"] if self._snapshot else {}
+        return int(current.get("total-records", 0))
+
+    def find_commit_time(self, slot: int) -> int | None:
+        """Return when a slot of the newest timeline was committed, in ticks.
+
+        None if the snapshot is expired, as those are that no tag names.
+        """
+        for one in reversed(self._metadata["snapshots"]):
+            summary = one["summary"]
+            if int(summary.get("tidegate.from", slot + 1)) <= slot <= int(summary["tidegate.upto"]):
+                return int(one["timestamp-ms"]) * 1000
+        return None
+
+    def read(
+        self,
+        columns: Collection[str] | None = None,
+        ranges: Ranges | None = None,
+        *,
+        with_value: str | None = None,
+    ) -> pa.Table:
+        """Return the rows within the ranges of every column, in no fixed order.
+
+        Files whose statistics exclude such rows are not opened.
+
+        Args:
+            columns: what to read; columns that the table does not have are left out. Default: all.
+            ranges: of columns that the table has.
+            with_value: only rows in which this column is not null.
+        """
+        ranges = ranges or {}
+        kept = [f for f in self.schema if columns is None or f.name in columns]
+        needed = {f.name for f in kept} | ranges.keys() | ({with_value} if with_value else set())
+        schema = pa.schema([field for field in self.schema if field.name in needed])
+
+        def select(rows: pa.Table) -> pa.Table:
+            """Return the rows asked for of one file."""
+            rows = select_in_ranges(rows, ranges)
+            return rows.filter(pc.is_valid(rows[with_value])) if with_value else rows
+
+        if self._has_row_deletes:
+            return select(self._read_with_pyiceberg(schema)).select([f.name for f in kept])
+        known = ranges.keys() <= self._ids.keys()
+        chosen = [f for f in self._files if known and self._may_have_rows(f, ranges, with_value)]
+        read = partial(self._read_rows, schema=schema, select=select)
+        with ThreadPoolExecutor(_READERS) as pool:
+            parts = list(pool.map(read, chosen)) if len(chosen) > 1 else list(map(read, chosen))
+        rows = pa.concat_tables([schema.empty_table(), *parts])
+        return rows.select([field.name for field in kept])
+
+    @property
+    def _snapshot(self) -> dict[str, Any] | None:
+        current, known = self._metadata.get("current-snapshot-id"), self._metadata["snapshots"]
+        return next((one for one in known if one["snapshot-id"] == current), None)
+
+    @cached_property
+    def _manifests(self) -> list[dict[str, Any]]:
+        snapshot = self._snapshot
+        return list(self._opener.read_records(snapshot["manifest-list"])) if snapshot else []
+
+    @property
+    def _has_row_deletes(self) -> bool:
+        return any(manifest.get("content") for manifest in self._manifests)
+
+    @property
+    def _files(self) -> Iterator[_DataFile]:
+        for manifest in self._manifests:
+            for entry in self._opener.read_records(manifest["manifest_path"]):
+                if entry["status"] != _DELETED:
+                    yield _DataFile.from_record(entry["data_file"])
+
+    def _may_have_rows(self, file: _DataFile, ranges: Ranges, with_value: str | None) -> bool:
+        if with_value and file.nulls.get(self._ids[with_value]) == file.rows:
+            return False
+        for name, bounds in ranges.items():
+            decode = _get_decoder(self.schema.field(name).type)
+            lower, upper = (b.get(self._ids[name]) for b in (file.lower, file.upper))
+            if decode is None or lower is None or upper is None:
+                continue
+            least, greatest = decode(lower), decode(upper)
+            if not any(
+                (low is None or low <= greatest) and (high is None or high >= least)
+                for low, high in bounds
+            ):
+                return False
+        return True
+
+    def _read_rows(self, file: _DataFile, schema: pa.Schema, select: Any) -> pa.Table:
+        with self._opener.open(file.path) as opened:
+            parquet = pq.ParquetFile(opened, pre_buffer=True)
+            there = [name for name in schema.names if name in parquet.schema_arrow.names]
+            rows = parquet.read(there, use_threads=False)
+        return select(conform_to_schema(rows, schema))
+
+    def _read_with_pyiceberg(self, schema: pa.Schema) -> pa.Table:
+        from pyiceberg.table import StaticTable
+
+        from tidegate.jobs.sinks.iceberg_catalog import build_io_properties
+
+        table = StaticTable.from_metadata(self._address, build_io_properties(self._store))
+        return table.scan(selected_fields=tuple(schema.names)).to_arrow().cast(schema)
+
+
+def conform_to_schema(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return the rows with exactly the columns of `schema`.
+
+    A file written before a column was added reads as null there.
+    """
+    if rows.schema.equals(schema):
+        return rows
+    return pa.table(
+        [get_column_or_nulls(rows, f.name, f.type).cast(f.type) for f in schema], schema
+    )
+
+
+def get_column_or_nulls(rows: pa.Table, name: str, kind: pa.DataType) -> pa.ChunkedArray:
+    """Return a column, or as many nulls if there is none."""
+    if name in rows.column_names:
+        return rows[name]
+    return pa.chunked_array([pa.nulls(rows.num_rows, kind)])
+
+
+def select_in_ranges(rows: pa.Table, ranges: Ranges) -> pa.Table:
+    """Return the rows whose values are within the ranges of every column."""
+    for name, bounds in ranges.items():
+        # A file or table of before the column was added has no value to match.
+        found = _mask_in_ranges(rows[name], bounds) if name in rows.column_names else None
+        rows = rows.slice(0, 0) if found is None else rows.filter(found)
+    return rows
+
+
+def _mask_in_ranges(column: Any, bounds: Sequence[Range]) -> Any:
+    if pa.types.is_timestamp(column.type):
+        column = convert_to_ticks(column)
+    found = pa.chunked_array([pa.nulls(len(column), pa.bool_())]).fill_null(False)
+    for low, high in bounds:
+        mask = pc.is_valid(column)
+        for compare, bound in ((pc.greater_equal, low), (pc.less_equal, high)):
+            if bound is not None:
+                mask = pc.and_kleene(mask, compare(column, pa.scalar(bound, column.type)))
+        found = pc.or_kleene(found, mask)
+    return found
+
+
+class _StoreFiles:
+    """Opens files of a store, and others that its keys reach, by their addresses."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    @cached_property
+    def _s3(self) -> FileSystem:
+        """Arrow's client, made with the settings of the store's."""
+        ca = os.environ.get("AWS_CA_BUNDLE")
+        options: dict[str, Any] = {"tls_ca_file_path": ca} if ca else {}
+        if isinstance(self._store, S3Store):
+            settings = self._store.settings
+            secret = settings.secret_key
+            options |= {
+                "endpoint_override": settings.endpoint,
+                "region": settings.region,
+                "access_key": settings.access_key,
+                "secret_key": secret.get_secret_value() if secret else None,
+                "connect_timeout": settings.connect_timeout,
+                "request_timeout": settings.read_timeout,
+            }
+        return S3FileSystem(**options)
+
+    def open(self, address: str) -> Any:
+        """Open a file for random access."""
+        # Catalogs of Java write addresses with other schemes.
+        scheme, found, path = re.sub("^s3[an]://", "s3://", address).partition("://")
+        files = self._s3 if scheme == "s3" else LocalFileSystem()
+        path = path if found else address.removeprefix("file:")
+        return files.open_input_file(path)
+
+    def read_records(self, address: str) -> Iterator[dict[str, Any]]:
+        """Yield the records of an Avro file of Iceberg, with the fields that a scan needs."""
+        with self.open(address) as opened:
+            data = io.BytesIO(opened.read())
+        schema = _keep_needed_fields(read_avro(data).writer_schema)
+        data.seek(0)
+        records: Any = read_avro(data, schema)
+        yield from records
+
+
+def _keep_needed_fields(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_keep_needed_fields(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if schema["type"] == "array":
+        return {**schema, "items": _keep_needed_fields(schema["items"])}
+    if schema["type"] != "record":
+        return schema
+    fields = [
+        {**field, "type": _keep_needed_fields(field["type"])}
+        for field in schema["fields"]
+        if field["name"] in _ENTRY_FIELDS
+    ]
+    return {**schema, "fields": fields}
+
+
+def _get_decoder(kind: pa.DataType) -> Any:
+    """Return what decodes a bound of a column; None for types that are not compared."""
+    if any(test(kind) for test in _INTEGER_BOUNDS):
+        return partial(int.from_bytes, byteorder="little", signed=True)
+    # Bounds of texts are cut, upper ones to a text that is greater.
+    return partial(str, encoding="utf-8") if pa.types.is_string(kind) else None
+
+
+def _to_arrow(kind: Any) -> pa.DataType:
+    """Return the Arrow type of a type in Iceberg's JSON."""
+    if isinstance(kind, str):
+        plain = {"timestamptz": "timestamp", "timestamp": None, "uuid": None}.get(kind, kind)
+        if plain is None or re.match("fixed", plain):
+            return pa.timestamp("us") if kind == "timestamp" else pa.binary()
+        return to_arrow_type(plain)
+    if kind["type"] == "list":
+        return pa.list_(_to_arrow(kind["element"]))
+    if kind["type"] == "map":
+        return pa.map_(_to_arrow(kind["key"]), _to_arrow(kind["value"]))
+    return pa.struct([(field["name"], _to_arrow(field["type"])) for field in kind["fields"]])
