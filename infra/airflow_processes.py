@@ -26,8 +26,7 @@ from tidegate.infra.local_processes import (
     spawn_process,
     stop_processes,
 )
-from tidegate.infra.progress import TimedProgress
-from tidegate.infra.stack_state import AIRFLOW_USERS, StackSecrets, StackState
+from tidegate.infra.stack_state import AIRFLOW_USERS, StackSecrets, StackState, TimedProgress
 
 #: Seconds that Airflow's processes wait for each other's writes; the default of 5 is too short on a
 #: busy machine.

@@ -42,7 +42,7 @@ from tidegate.checkpoints.store import (
 )
 from tidegate.errors import TidegateError
 from tidegate.infra.errors import FEED_EMPTY, FEED_NOT_INSTALLED
-from tidegate.infra.progress import Progress
+from tidegate.infra.stack_state import Progress
 
 AIRPORTS = ("EWR", "JFK", "LGA")
 BARRIER_TYPE = "day_close"

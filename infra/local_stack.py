@@ -28,9 +28,15 @@ from tidegate.infra.local_processes import (
     stop_processes,
 )
 from tidegate.infra.minio_server import MinioServer, ensure_minio, provision_bucket
-from tidegate.infra.progress import Progress, TimedProgress
 from tidegate.infra.provision import REGION
-from tidegate.infra.stack_state import StackSecrets, StackState, lock_stack, write_private_json
+from tidegate.infra.stack_state import (
+    Progress,
+    StackSecrets,
+    StackState,
+    TimedProgress,
+    lock_stack,
+    write_private_json,
+)
 
 _DRIVER_GRACE = 20.0  # a driver seals its epoch before it ends
 

@@ -33,8 +33,8 @@ from tidegate.infra.local_processes import (
     spawn_process,
     stop_processes,
 )
-from tidegate.infra.progress import Progress, TimedProgress
 from tidegate.infra.provision import Credentials, build_bucket_policy, grant_policy
+from tidegate.infra.stack_state import Progress, TimedProgress
 
 # Seconds until it answers: one on an idle machine, and a server that ends is seen at once.
 _START_TIMEOUT = 120.0

@@ -1,6 +1,6 @@
-"""The state of a local stack between commands.
+"""The state of a local stack between commands, and the lines of progress that they print.
 
-Ports and processes (`stack.json`), secrets (`credentials.json`).
+Ports and processes are in `stack.json`, secrets in `credentials.json`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import fcntl
 import json
 import os
 import secrets
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -154,3 +155,23 @@ def _read_boot_id() -> str:
 
 def _build_file_error(file: Path, error: Exception) -> ConfigurationError:
     return STACK_FILE_DAMAGED(file=file, cause=type(error).__name__, folder=file.parent)
+
+
+#: Takes one line of plain text.
+Progress = Callable[[str], None]
+
+
+class TimedProgress:
+    """Writes lines of progress, with the seconds since this object was made in front."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress, self._began = progress, time.monotonic()
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since this object was made."""
+        return time.monotonic() - self._began
+
+    def __call__(self, line: str) -> None:
+        """Pass one line on."""
+        self._progress(f"[{self.elapsed:5.1f} s] {line}")

@@ -263,7 +263,7 @@ class _PipelineDags:
         """Add the tasks that ask for the approval of a restore, and return the last."""
         # Imported only for specs that ask for it: the human-in-the-loop costs every parse a tenth
         # of a second.
-        from tidegate.operators.approval import ApproveRestoreOperator
+        from tidegate.operators.splice_operators import ApproveRestoreOperator
 
         report = ReportRestoreOperator(task_id="report", **self._about)
         approve = ApproveRestoreOperator(

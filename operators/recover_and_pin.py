@@ -31,8 +31,7 @@ from tidegate.checkpoints.driver_requests import (
     submit_request,
 )
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
-from tidegate.checkpoints.lease import Lease
-from tidegate.checkpoints.lease_renewal import LeaseRenewer
+from tidegate.checkpoints.lease import Lease, LeaseRenewer
 from tidegate.checkpoints.manifest import ForkRecord
 from tidegate.checkpoints.pins import RootsFile, pin_checkpoint
 from tidegate.checkpoints.process_identity import ProcessIdentity

@@ -156,7 +156,7 @@ def _replay_in_scratch_store(
     spec: PipelineSpec, epoch: Manifest, parent: Manifest | None, sealed: Store
 ) -> ReplayResult:
     from tidegate.checkpoints.local_store import LocalStore
-    from tidegate.checkpoints.scratch_store import ScratchStore
+    from tidegate.checkpoints.open_store import ScratchStore
     from tidegate.checkpoints.slot_log import SlotLog
     from tidegate.jobs.driver.pipeline_run import make_dispatcher
     from tidegate.jobs.engine.epoch_engine import EpochPorts

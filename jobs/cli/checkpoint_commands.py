@@ -194,7 +194,7 @@ def _resolve_checkpoints(
 
 
 def _make_deep_check(catalog: CheckpointCatalog) -> DeepCheck:
-    from tidegate.jobs.engine.verify_contents import make_content_check
+    from tidegate.jobs.engine.replay import make_content_check
 
     return make_content_check(catalog.log.store)
 
@@ -347,7 +347,7 @@ def adopt_store_copy(spec: SpecArgument, store: StoreOption = None) -> None:
     next run makes new tables. Sinks and shared catalogs that the original filled stay the
     original's: give the copy a spec with other ones.
     """
-    from tidegate.jobs.sinks.adopt_copy import adopt_copied_store
+    from tidegate.jobs.sinks.iceberg_catalog import adopt_copied_store
 
     pipeline, log = arguments.open_spec_and_log(spec, store)
     uid = adopt_copied_store(pipeline, log)

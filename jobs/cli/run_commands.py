@@ -409,7 +409,7 @@ def land_source(
 def _run_landing(
     spec: PipelineSpec, landing: LandingLog, stop: threading.Event, until_idle: float | None
 ) -> None:
-    from tidegate.jobs.driver.landing_query import run_landing_query, start_landing_query
+    from tidegate.jobs.driver.landing_log import run_landing_query, start_landing_query
     from tidegate.jobs.spark.spark_session import open_session
 
     session = open_session(spec)

@@ -16,8 +16,7 @@ import structlog
 
 from tidegate.checkpoints.driver_reports import DriverStatus, write_status
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
-from tidegate.checkpoints.lease import LEASE_TTL, Lease
-from tidegate.checkpoints.lease_renewal import LeaseRenewer
+from tidegate.checkpoints.lease import LEASE_TTL, Lease, LeaseRenewer
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.store import Store
 from tidegate.errors import TidegateError

@@ -3,12 +3,14 @@
 The catalog provides the compare-and-swap of a table commit, and all publishers share it: objects in
 the bucket, a SQLite file in a local store, any SQL database, or an Iceberg REST catalog.
 Readers do not need it, and it may be lost: the pointer `current.json` names every table's metadata
-file (see `lineage_position`).
+file (see `lineage_position`). A copied store becomes a pipeline of its own here, which never writes
+to the tables of the original.
 """
 
 from __future__ import annotations
 
 import os
+from contextlib import closing
 from typing import Any
 
 from pyiceberg.catalog import Catalog, MetastoreCatalog
@@ -29,9 +31,16 @@ from sqlalchemy.pool import NullPool
 
 from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.canonical_json import canonical_bytes, parse_json
+from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
+from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.local_store import LocalStore
+from tidegate.checkpoints.pipeline_identity import refuse_copied_store, rewrite_identity
+from tidegate.checkpoints.process_identity import ProcessIdentity
 from tidegate.checkpoints.s3_store import S3Store
+from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import NotFoundError, PreconditionFailedError, Store
+from tidegate.errors import ConfigurationError
+from tidegate.jobs.sinks.errors import COPY_LACKS_ROWS, NOT_A_COPY
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.source_options import resolve_address, resolve_environment_value
 
@@ -279,3 +288,50 @@ class StoreFileIO(PyArrowFileIO):
         return rebuild(
             {**settings, "allow_delayed_open": True, **({"tls_ca_file_path": ca} if ca else {})}
         )
+
+
+def adopt_copied_store(spec: PipelineSpec, log: SlotLog) -> str:
+    """Give the copied pipeline a new uid and drop its reference to the original's tables.
+
+    The next driver creates new tables next to the copy. Because of the new uid, this pipeline
+    cannot write to tables of a shared catalog or to sinks that the original filled: its driver is
+    refused until the spec names others.
+
+    Returns:
+        The new uid.
+
+    Raises:
+        ConfigurationError: the store is not a copy, or epochs were retired, so that their rows are
+            only in the original's tables.
+        LeaseHeldError: a driver is running on the copy.
+    """
+    store = log.store
+    try:
+        refuse_copied_store(store, spec.name)
+    except ConfigurationError as error:
+        if error.code != "identity.copied":
+            raise
+    else:
+        raise NOT_A_COPY(pipeline=spec.name, store=store.url)
+    if any(row.kind == "stub" for row in CheckpointCatalog(log).list_checkpoints(kinds=("stub",))):
+        raise COPY_LACKS_ROWS(pipeline=spec.name)
+    # The lease keeps a driver of the copy from reading the old uid while it changes.
+    lease = Lease.acquire(store, spec.name, ProcessIdentity.this_process("adopt"))
+    try:
+        _forget_published_tables(spec, log)
+        return rewrite_identity(store, spec.name)
+    finally:
+        lease.release()
+
+
+def _forget_published_tables(spec: PipelineSpec, log: SlotLog) -> None:
+    """Delete the pointer to the tables, and drop the tables from a catalog that was copied along.
+
+    No data file is deleted.
+    """
+    log.store.delete(log.layout.published_cut_key)
+    log.store.delete(log.layout.table_versions_key)
+    if spec.outputs.catalog is None:
+        with closing(open_catalog(spec, log.store)) as catalog:
+            for identifier in catalog.list_tables(resolve_namespace(spec)):
+                catalog.drop_table(identifier)

@@ -1,10 +1,21 @@
-"""What the parts of a move have written, joined into the result and the counters of the epoch."""
+"""What the parts of a move have written, joined into the result and the counters of the epoch.
+
+Built events (glom, docs/semantics.md, section 3.8) are made here too, from the events that the
+epoch has written in order. Their times alone, read back, give the groups: where a group that starts
+at a row ends is one binary search for all rows at once, and then one step per group. The group that
+still grows is one row of state.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
 
 from tidegate.checkpoints.epoch_notes import EpochCounters
 from tidegate.checkpoints.manifest import FileRef
@@ -16,16 +27,20 @@ from tidegate.checkpoints.row_counts import (
     name_broken_rule,
     name_late_counts,
 )
+from tidegate.jobs.engine.column_types import TIMESTAMP_UTC
 from tidegate.jobs.engine.interfaces import MoveResult
 from tidegate.jobs.engine.resume_state import ORDER_KIND
+from tidegate.jobs.eventtime.decision_types import ReleaseMark
 from tidegate.jobs.spark.cut_survey import MemberScans
 from tidegate.jobs.spark.edge_events import EpochEdges
 from tidegate.jobs.spark.epoch_context import EpochContext, WindowOutput
-from tidegate.jobs.spark.event_building import build_events
+from tidegate.jobs.spark.file_writer import WrittenFiles
 from tidegate.jobs.spark.late_and_dead_rows import DeadRows, LateRows
 from tidegate.jobs.spark.ordered_release import ReleasedRows, count_buffered_rows
+from tidegate.jobs.spec.event_time_options import GlomOptions
 from tidegate.jobs.spec.pipeline import BUILT, DEAD_LETTERS, EVENTS, LATE, PipelineSpec
 from tidegate.jobs.spec.row_rules import RULE_QUARANTINED
+from tidegate.time_units import saturate_ticks
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,4 +195,190 @@ def _count_buffered_rows(epoch: EpochContext, segments: tuple[FileRef, ...]) -> 
     return (
         count_buffered_rows(epoch, epoch.live_segments(ORDER_KIND), decision.release_before),
         count_buffered_rows(epoch, live, decision.release_after),
+    )
+
+
+GLOM_KIND: Final = "glom"
+_GROUP_COLUMNS: Final = (
+    "number",
+    "section",
+    "first_position",
+    "rows",
+    "first_time",
+    "last_time",
+    "offsets",
+)
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltEvents:
+    """The built events of an epoch, and the state of the group that still grows.
+
+    Attributes:
+        built: files of the table ``built``.
+        state: the segment of state that was written; no file if nothing changed.
+        segments: the state that is live after the epoch.
+    """
+
+    built: WrittenFiles
+    state: WrittenFiles
+    segments: tuple[FileRef, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _EventGroup:
+    """A group of rows; `offsets` is the sum of their times, each less the first."""
+
+    number: int = 0
+    section: int = 0
+    first_position: int = 0
+    rows: int = 0
+    first_time: int = 0
+    last_time: int = 0
+    offsets: int = 0
+
+    def choose_stamp(self, policy: str) -> int:
+        """Its time as the policy has it."""
+        mean = self.first_time + self.offsets // max(self.rows, 1)
+        return {"earliest": self.first_time, "latest": self.last_time, "mean": mean}[policy]
+
+    def is_closed(self, options: GlomOptions, mark: ReleaseMark) -> bool:
+        """Whether no row at or above the mark can join any more."""
+        return self.rows >= options.max_rows or mark > ReleaseMark(
+            self.section, saturate_ticks(self.first_time + options.dt)
+        )
+
+
+def build_events(epoch: EpochContext, released: ReleasedRows) -> BuiltEvents:
+    """Group what this epoch released in order; late rows, which leave at once, are in no group.
+
+    Without ``release.glom`` nothing is written, and no state stays.
+    """
+    options, before = epoch.spec.release.glom, epoch.live_segments(GLOM_KIND)
+    nothing = WrittenFiles()
+    if options is None:
+        return BuiltEvents(nothing, nothing, ())
+    group = _load_open_group(epoch, before)
+    sections, times, position = _read_released_times(epoch, released)
+    groups = list(_split_into_groups(group, sections, times, position, options))
+    # The last group still grows, unless the mark has passed all that could join it.
+    last = groups.pop()
+    if last.rows and last.is_closed(options, epoch.order.decision.release_after):
+        groups.append(last)
+        last = _EventGroup(last.number + 1)
+    if last == group and before:
+        return BuiltEvents(nothing, nothing, tuple(before))
+    state = epoch.writer.write_segment(
+        GLOM_KIND, pa.table({name: [getattr(last, name)] for name in _GROUP_COLUMNS}), None
+    )
+    return BuiltEvents(
+        epoch.writer.write_table(BUILT, _build_group_table(epoch, groups, options), "stamp"),
+        state,
+        state.refs,
+    )
+
+
+def _load_open_group(epoch: EpochContext, segments: list[FileRef]) -> _EventGroup:
+    if not segments:
+        return _EventGroup()
+    rows = epoch.read_segments(epoch.locate_segments(segments)).select(_GROUP_COLUMNS)
+    return _EventGroup(**rows.to_pylist()[0])
+
+
+def _read_released_times(epoch: EpochContext, released: ReleasedRows) -> tuple[Ints, Ints, int]:
+    """Section and time of the rows that left in order, and the position of the first."""
+    first = epoch.order.next_position + released.flagged
+    time = epoch.spec.event_time_column
+    table = released.events.read_columns(["position", "section", time])
+    if table is None:
+        none = np.zeros(0, dtype=np.int64)
+        return none, none, first
+    place = table["position"].to_numpy() - epoch.order.next_position
+    stamps = table[time].cast(pa.int64()).to_numpy()
+    # The files of a large release are read in any order; flagged late rows have the first
+    # positions.
+    order = np.argsort(place, kind="stable")[released.flagged :]
+    return table["section"].to_numpy()[order], stamps[order], first
+
+
+def _split_into_groups(
+    group: _EventGroup, sections: Ints, times: Ints, position: int, options: GlomOptions
+) -> Iterator[_EventGroup]:
+    """Every group in order, the one that grows last."""
+    place = 0
+    if group.rows and times.size:
+        room = options.max_rows - group.rows
+        # None, if the section has ended.
+        own = times[: np.searchsorted(sections, group.section, "right")]
+        place = min(room, int(np.searchsorted(own, group.first_time + options.dt, "right")))
+        group = _extend_group(group, times[:place])
+        if place == times.size:
+            yield group
+            return
+    if group.rows:
+        if not times.size:
+            yield group
+            return
+        yield group
+        group = _EventGroup(group.number + 1)
+    number, ends = group.number, _find_group_ends(sections, times, options)
+    while place < times.size:
+        end = int(ends[place])
+        start = _EventGroup(number, int(sections[place]), position + place, 0, int(times[place]))
+        yield _extend_group(start, times[place:end])
+        number, place = number + 1, end
+    if not times.size:
+        yield group
+
+
+def _find_group_ends(sections: Ints, times: Ints, options: GlomOptions) -> Ints:
+    """Per row, where a group that starts with it ends."""
+    ends = np.minimum(np.arange(times.size, dtype=np.int64) + options.max_rows, times.size)
+    for section in np.unique(sections):
+        low, high = (
+            np.searchsorted(sections, section, "left"),
+            np.searchsorted(sections, section, "right"),
+        )
+        # Within a section times ascend, so a group's end is a search.
+        own = times[low:high]
+        ends[low:high] = np.minimum(
+            np.minimum(ends[low:high], high), low + np.searchsorted(own, own + options.dt, "right")
+        )
+    return ends
+
+
+def _extend_group(group: _EventGroup, times: Ints) -> _EventGroup:
+    if not times.size:
+        return group
+    # Distances from the first time: a sum of times themselves would overflow.
+    offsets = group.offsets + int((times - group.first_time).sum())
+    rows, last = group.rows + times.size, int(times[-1])
+    return _EventGroup(
+        group.number, group.section, group.first_position, rows, group.first_time, last, offsets
+    )
+
+
+def _build_group_table(epoch: EpochContext, groups: list[_EventGroup], options: GlomOptions) -> Any:
+    def make_int_column(name: str) -> Any:
+        """Return one attribute of all groups."""
+        return pa.array([getattr(one, name) for one in groups], pa.int64())
+
+    return pa.table(
+        {
+            "number": make_int_column("number"),
+            "stamp": (
+                pa.array([one.choose_stamp(options.stamp) for one in groups], pa.int64()).cast(
+                    TIMESTAMP_UTC
+                )
+            ),
+            **{name: make_int_column(name) for name in ("section", "first_position", "rows")},
+            **{
+                name: make_int_column(name).cast(TIMESTAMP_UTC)
+                for name in ("first_time", "last_time")
+            },
+            "_timeline": pa.array([epoch.order.timeline] * len(groups), pa.int32()),
+            "_epoch": pa.array([epoch.order.epoch] * len(groups), pa.int64()),
+        }
     )

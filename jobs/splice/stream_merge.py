@@ -44,18 +44,25 @@ from tidegate.jobs.splice.stream_history import (
     slice_slot,
 )
 from tidegate.jobs.splice.tables_at_head import TablesAtHead
-from tidegate.jobs.streams.dispatch_files import build_states_table, read_reducer_states
 from tidegate.jobs.streams.dispatched_rows import (
     address_rows,
+    append_rows,
     build_arrival_schema,
     build_rejection_rows,
+    merge_by_stamp,
     read_arrivals,
+    release_below,
     select_request_segments,
 )
 from tidegate.jobs.streams.pipe_filter import PipeFilter
 from tidegate.jobs.streams.reducers import ReducerRunner, build_reducer, fold_batch
-from tidegate.jobs.streams.stream_append import append_rows, merge_by_stamp, release_below
-from tidegate.jobs.streams.stream_state import DispatchState, StreamState, parse_since_slot
+from tidegate.jobs.streams.stream_state import (
+    DispatchState,
+    StreamState,
+    build_states_table,
+    parse_since_slot,
+    read_reducer_states,
+)
 from tidegate.time_units import TICK_MIN
 
 SegmentContents = tuple[Any, int | None, int | None, dict[str, Any]]

@@ -30,13 +30,15 @@ from tidegate.jobs.engine.resume_state import DISPATCHER_KINDS
 from tidegate.jobs.sinks.output_tables import build_table_schema
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.stream_specs import EVENTS_STREAM, REJECTIONS, PipeSpec, ReducerSpec
-from tidegate.jobs.streams.dispatch_files import DispatchFiles, ReducerStateStore
 from tidegate.jobs.streams.dispatched_rows import (
     address_rows,
+    append_rows,
     build_arrival_schema,
     build_rejection_rows,
     find_root_source,
+    merge_by_stamp,
     read_arrivals,
+    release_below,
 )
 from tidegate.jobs.streams.errors import BAD_EXPRESSION, ROWS_INCOMPLETE, RowsRetiredError
 from tidegate.jobs.streams.pipe_filter import PipeFilter
@@ -49,8 +51,13 @@ from tidegate.jobs.streams.reducers import (
     fold_batch,
 )
 from tidegate.jobs.streams.row_history import RowHistory, read_parquet_files, to_event_rows
-from tidegate.jobs.streams.stream_append import append_rows, merge_by_stamp, release_below
-from tidegate.jobs.streams.stream_state import CollectedRequest, DispatchState, StreamState
+from tidegate.jobs.streams.stream_state import (
+    CollectedRequest,
+    DispatchFiles,
+    DispatchState,
+    ReducerStateStore,
+    StreamState,
+)
 from tidegate.time_units import TICK_MIN
 
 

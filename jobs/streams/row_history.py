@@ -23,8 +23,8 @@ from tidegate.jobs.engine.column_types import convert_to_ticks, to_arrow_type
 from tidegate.jobs.engine.resume_state import SPLICE_KIND
 from tidegate.jobs.sinks.row_positions import compute_current_positions
 from tidegate.jobs.spec.stream_specs import EVENTS_STREAM
+from tidegate.jobs.streams.dispatched_rows import compute_running_max
 from tidegate.jobs.streams.errors import ROWS_RETIRED
-from tidegate.jobs.streams.stream_append import compute_running_max
 
 _IDENTITY = ("_source", "_partition", "_seq")  # columns of an event
 

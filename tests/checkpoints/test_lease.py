@@ -19,11 +19,11 @@ from tidegate.checkpoints.lease import (
     LeaseHeldError,
     LeaseLostError,
     LeaseObserver,
+    LeaseRenewer,
     LeaseWait,
     evict_lease_holder,
     read_lease,
 )
-from tidegate.checkpoints.lease_renewal import LeaseRenewer
 from tidegate.checkpoints.process_identity import ProcessIdentity
 from tidegate.checkpoints.store import OutcomeUnknownError, Store, StoreUnavailableError
 from tidegate.errors import ConfigurationError, FencedError, PoisonError

@@ -133,7 +133,7 @@ def test_light_parts_stay_light() -> None:
     """
     modules = (
         "bucket_layout checkpoint_catalog desired_state driver_reports driver_requests epoch_notes"
-        " host_clock lease lease_renewal manifest open_store pins pipeline_identity restore"
+        " host_clock lease manifest open_store pins pipeline_identity restore"
         " shared_documents slot_log store"
     )
     code = ";".join(f"import tidegate.checkpoints.{name}" for name in modules.split())

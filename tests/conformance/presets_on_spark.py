@@ -27,7 +27,7 @@ from tests.oracle.mover import OracleMover
 from tidegate.checkpoints.epoch_notes import EpochCounters
 from tidegate.checkpoints.local_store import LocalStore
 from tidegate.checkpoints.manifest import FileRef, Manifest
-from tidegate.checkpoints.scratch_store import ScratchStore
+from tidegate.checkpoints.open_store import ScratchStore
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.jobs.driver.pipeline_run import make_dispatcher
 from tidegate.jobs.engine.epoch_engine import EpochPorts

@@ -24,10 +24,11 @@ from tidegate.errors import (
     TidegateError,
     TransientError,
 )
-from tidegate.jobs.driver.landing_log import LandingLog, read_landing_status
-from tidegate.jobs.driver.landing_query import (
+from tidegate.jobs.driver.landing_log import (
+    LandingLog,
     bound_batch_size,
     classify_query_failure,
+    read_landing_status,
     run_landing_query,
 )
 from tidegate.jobs.driver.otel_metrics import LandingMetrics

@@ -17,7 +17,7 @@ from tests.engine.harness import Bench, barrier, row, spec_of
 from tidegate.checkpoints.canonical_json import sha256_of_bytes
 from tidegate.checkpoints.manifest import FileRef, Manifest
 from tidegate.checkpoints.verify import ObjectProblem
-from tidegate.jobs.engine.verify_contents import make_content_check
+from tidegate.jobs.engine.replay import make_content_check
 
 
 def sealed(**fields: Any) -> Bench:

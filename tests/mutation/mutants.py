@@ -24,7 +24,7 @@ CORE = (
     "checkpoints/slot_index.py",
     "checkpoints/manifest.py",
     "checkpoints/lease.py",
-    "checkpoints/lease_renewal.py",
+    "checkpoints/lease.py",
     "checkpoints/pins.py",
     "checkpoints/restore.py",
     "checkpoints/retention.py",

@@ -6,12 +6,12 @@ from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
 
-from tidegate.operators.approval import ApproveRestoreOperator
 from tidegate.operators.recover_and_pin import (
     ApprovalTerms,
     RecoverOperator,
     ReportRestoreOperator,
 )
+from tidegate.operators.splice_operators import ApproveRestoreOperator
 
 
 class Asking:

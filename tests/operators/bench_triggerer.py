@@ -23,8 +23,7 @@ from typing import IO
 import psutil
 
 from tidegate.checkpoints.driver_reports import DriverStatus, write_status
-from tidegate.checkpoints.lease import Lease
-from tidegate.checkpoints.lease_renewal import LeaseRenewer
+from tidegate.checkpoints.lease import Lease, LeaseRenewer
 from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.process_identity import ProcessIdentity
 from tidegate.checkpoints.store import Store

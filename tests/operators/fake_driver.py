@@ -28,8 +28,7 @@ from tidegate.checkpoints.driver_requests import (
     acknowledge_request,
     list_pending_requests,
 )
-from tidegate.checkpoints.lease import Lease
-from tidegate.checkpoints.lease_renewal import LeaseRenewer
+from tidegate.checkpoints.lease import Lease, LeaseRenewer
 from tidegate.checkpoints.manifest import Counters, Manifest
 from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.pipeline_identity import ensure_identity

@@ -17,8 +17,7 @@ from tidegate.checkpoints.bucket_layout import BucketLayout, CheckpointId, gener
 from tidegate.checkpoints.desired_state import DesiredState, set_desired_state
 from tidegate.checkpoints.driver_reports import DriverStatus, write_status
 from tidegate.checkpoints.driver_requests import RequestKind, submit_request
-from tidegate.checkpoints.lease import Lease
-from tidegate.checkpoints.lease_renewal import LeaseRenewer
+from tidegate.checkpoints.lease import Lease, LeaseRenewer
 from tidegate.checkpoints.manifest import Counters, FileRef, Manifest
 from tidegate.checkpoints.pins import RootsFile
 from tidegate.checkpoints.process_identity import ProcessIdentity

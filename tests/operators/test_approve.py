@@ -22,13 +22,13 @@ from tidegate.checkpoints.restore import RestoreEvent, read_restore_audits, reco
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.errors import ConfigurationError
 from tidegate.operators import recover_and_pin
-from tidegate.operators.approval import ApproveRestoreOperator
 from tidegate.operators.factory import build_dags
 from tidegate.operators.recover_and_pin import (
     MAX_APPROVAL_DRIFT,
     ApprovalTerms,
     RecoverOperator,
 )
+from tidegate.operators.splice_operators import ApproveRestoreOperator
 
 SPEC = """\
 apiVersion: tidegate/v1

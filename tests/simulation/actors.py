@@ -22,8 +22,7 @@ from tests.simulation.world import Process, SimClock, World
 
 from tidegate.checkpoints.bucket_layout import CheckpointId
 from tidegate.checkpoints.driver_requests import RequestKind, submit_request
-from tidegate.checkpoints.lease import Lease, LeaseWait, evict_lease_holder
-from tidegate.checkpoints.lease_renewal import LeaseRenewer
+from tidegate.checkpoints.lease import Lease, LeaseRenewer, LeaseWait, evict_lease_holder
 from tidegate.checkpoints.manifest import ForkRecord, Manifest
 from tidegate.checkpoints.pins import pin_checkpoint
 from tidegate.checkpoints.restore import commit_restore, plan_restore

@@ -25,8 +25,7 @@ from tidegate.checkpoints.driver_requests import (
     RequestKind,
     submit_request,
 )
-from tidegate.checkpoints.lease import Lease
-from tidegate.checkpoints.lease_renewal import LeaseRenewer
+from tidegate.checkpoints.lease import Lease, LeaseRenewer
 from tidegate.checkpoints.pins import Roots, RootsFile
 from tidegate.checkpoints.retention import Retention
 from tidegate.checkpoints.slot_log import SlotLog

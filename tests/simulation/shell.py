@@ -23,7 +23,7 @@ from tests.simulation.servers import sink_of
 from tests.simulation.storage import SimStore
 from tests.simulation.threads import SimRandom, SimSignals, SimThreading, SimTime
 
-from tidegate.checkpoints import host_clock, lease, lease_renewal
+from tidegate.checkpoints import host_clock, lease
 from tidegate.checkpoints.process_identity import ProcessIdentity
 from tidegate.errors import FailureClass, TidegateError
 from tidegate.jobs.driver import housekeeping, pipeline_run, status_reporter
@@ -202,7 +202,6 @@ def real_shell(world: World) -> Iterator[None]:
                 pipeline_run,
                 publisher,
                 lease,
-                lease_renewal,
                 status_reporter,
                 housekeeping,
             )

@@ -18,7 +18,7 @@ from tidegate.checkpoints.pipeline_identity import ensure_identity, read_identit
 from tidegate.checkpoints.process_identity import ProcessIdentity
 from tidegate.errors import ConfigurationError
 from tidegate.jobs.driver.housekeeping import maintain_bucket
-from tidegate.jobs.sinks.adopt_copy import adopt_copied_store
+from tidegate.jobs.sinks.iceberg_catalog import adopt_copied_store
 from tidegate.jobs.sinks.lineage_position import read_published_cut
 
 

@@ -13,8 +13,7 @@ from tests.sinks.table_checks import filled, is_table, once
 from tidegate.checkpoints.local_store import LocalStore
 from tidegate.checkpoints.store import OutcomeUnknownError
 from tidegate.jobs.sinks import table_maintenance
-from tidegate.jobs.sinks.adopt_copy import _forget_published_tables
-from tidegate.jobs.sinks.iceberg_catalog import StoreCatalog, open_catalog
+from tidegate.jobs.sinks.iceberg_catalog import StoreCatalog, _forget_published_tables, open_catalog
 from tidegate.jobs.sinks.table_maintenance import CompactionResult, compact_tables
 
 

@@ -18,7 +18,7 @@ from tests.sinks.table_checks import is_table, once
 
 from tidegate.errors import ConfigurationError, FencedError, PoisonError, TransientError
 from tidegate.jobs.sinks import iceberg_sink
-from tidegate.jobs.sinks.adopt_copy import _forget_published_tables
+from tidegate.jobs.sinks.iceberg_catalog import _forget_published_tables
 from tidegate.jobs.sinks.iceberg_sink import IcebergSink
 from tidegate.jobs.sinks.lineage_position import (
     CurrentLineage,

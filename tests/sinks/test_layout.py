@@ -15,7 +15,7 @@ from tests.sinks.flight_tables import COLUMNS, LAYOUT, content, make_world, path
 from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.checkpoints.retention import Retention, RetentionPolicy
 from tidegate.errors import PoisonError
-from tidegate.jobs.sinks.adopt_copy import _forget_published_tables
+from tidegate.jobs.sinks.iceberg_catalog import _forget_published_tables
 from tidegate.jobs.sinks.iceberg_sink import IcebergSink
 from tidegate.jobs.sinks.published_tables import (
     find_published_slot,

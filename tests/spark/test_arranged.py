@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.spark.agreement import SECOND, Pair, spec_of
-from tidegate.jobs.spark import release_sorting
+from tidegate.jobs.spark import ordered_release
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,7 +40,7 @@ def test_the_driver_arranges_what_tasks_arrange(
 ) -> None:
     """Rows, positions, segments and column types are the same, and the same as the reference's."""
     spec = spec_of({"b": {}, "a": {}}, release={"on_late": "emit_flagged"})
-    monkeypatch.setattr(release_sorting, "RANGE_ROWS", 4)
+    monkeypatch.setattr(ordered_release, "RANGE_ROWS", 4)
     pairs = [Pair(spec, session, tmp_path / "driver")]
     feed(pairs[0])
     monkeypatch.setattr("tidegate.jobs.spark.spark_session.SMALL_ROWS", 0)
@@ -88,10 +88,10 @@ def test_state_that_is_too_large_for_the_driver_is_left_to_spark(
 @pytest.mark.unit
 def test_pieces_are_even() -> None:
     """No piece is larger than a range, and none is much smaller than the others."""
-    limit = release_sorting.RANGE_ROWS
-    assert release_sorting.split_evenly(0) == []
-    assert release_sorting.split_evenly(limit) == [(0, limit)]
-    assert release_sorting.split_evenly(limit + 2) == [
+    limit = ordered_release.RANGE_ROWS
+    assert ordered_release.split_evenly(0) == []
+    assert ordered_release.split_evenly(limit) == [(0, limit)]
+    assert ordered_release.split_evenly(limit + 2) == [
         (0, limit // 2 + 1),
         (limit // 2 + 1, limit + 2),
     ]

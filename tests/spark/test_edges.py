@@ -35,7 +35,7 @@ AGGREGATES = {
 }
 MANY = {
     "spark_session": ["SMALL_ROWS"],
-    "release_sorting": ["RANGE_ROWS"],
+    "ordered_release": ["RANGE_ROWS"],
     "tumbling_sliding_windows": ["MERGE_ROWS"],
 }
 MANY |= {

@@ -26,15 +26,14 @@ from tests.streams.attachments import EDGES, attachment, spec_of
 from tests.streams.support import World, streams_spec
 
 from tidegate.checkpoints.local_store import LocalStore
-from tidegate.checkpoints.scratch_store import ScratchStore
+from tidegate.checkpoints.open_store import ScratchStore
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.splice_requests import list_splice_requests, read_splice_request
 from tidegate.errors import ConfigurationError, PoisonError
 from tidegate.jobs.driver.operator_requests import RequestInbox
 from tidegate.jobs.engine.epoch_engine import EpochPorts
-from tidegate.jobs.engine.replay import replay_epoch
+from tidegate.jobs.engine.replay import make_content_check, replay_epoch
 from tidegate.jobs.engine.resume_state import SPLICE_KIND
-from tidegate.jobs.engine.verify_contents import make_content_check
 from tidegate.jobs.sinks.iceberg_sink import IcebergSink
 from tidegate.jobs.sinks.output_tables import DriverTables
 from tidegate.jobs.sinks.published_tables import read_table, scan_table

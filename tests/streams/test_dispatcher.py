@@ -14,7 +14,7 @@ from tests.oracle.mover import OracleMover
 from tests.servers.memory_store import MemoryStore
 from tests.streams import folds
 from tests.streams.support import World, streams_spec
-from tidegate.checkpoints.scratch_store import ScratchStore
+from tidegate.checkpoints.open_store import ScratchStore
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.splice_requests import list_splice_requests
 from tidegate.errors import ConfigurationError
