@@ -5,95 +5,14 @@ A preset only sets defaults. What the pipeline's own YAML says wins, field by fi
 
 from __future__ import annotations
 
+import tomllib
+from importlib.resources import files
 from typing import Any, Final
 
-# By default these systems treat no member as idle.
-_NEVER_IDLE: Final = {"idle_timeout": "never"}
-
-# Only what differs from the defaults of the models, so that a new option has one default for all
-# presets unless a preset names it.
-PRESETS: Final[dict[str, dict[str, Any]]] = {
-    "tidegate": {},
-    "nscldaq": {
-        "source": {"lag": "0", "frontier": "inclusive", "coalesce": _NEVER_IDLE},
-        "coalesce": {**_NEVER_IDLE, "members": "discovered"},
-        "release": {
-            "mode": "ordered",
-            "build_window": "20s",
-            "startup_grace": "2s",
-            "on_late": "emit_flagged",
-        },
-        "barriers": {"identity": "ordinal"},
-    },
-    "streaminsight": {
-        "source": {
-            "punctuation": {"explicit": True, "regress": "raise", "on_violation": "error"},
-            "coalesce": _NEVER_IDLE,
-        },
-        "declared": {
-            "punctuation": {"regress": "raise", "on_violation": "drop"},
-            "coalesce": _NEVER_IDLE,
-        },
-        "declared_release": {"mode": "commit", "on_late": "drop"},
-        "coalesce": _NEVER_IDLE,
-        "release": {"mode": "commit", "on_late": "error"},
-    },
-    "hazelcast": {
-        "punctuated": {"regress": "error"},
-        "source": {
-            "frame": "1s",
-            "coalesce": {"revived": "freeze", "joins": "hold", "all_done": "hold"},
-        },
-        "coalesce": {
-            "idle_timeout": "60s",
-            "all_idle": "jump",
-            "all_done": "hold",
-            "revived": "freeze",
-            "joins": "hold",
-        },
-        "release": {"mode": "pass_through"},
-        "window": {"late_unit": "first_window"},
-        "session": {
-            "session_touch": "separate",
-            "session_late": "event",
-            "session_close": "at_end",
-        },
-    },
-    "flink": {
-        "source": {
-            "frontier": "inclusive",
-            "coalesce": {**_NEVER_IDLE, "on_idle_punctuation": "ignore"},
-        },
-        "coalesce": {
-            **_NEVER_IDLE,
-            "all_idle": "jump",
-            "revived": "ignore",
-            "on_idle_punctuation": "ignore",
-        },
-        "release": {"mode": "pass_through"},
-        "barriers": {"identity": "id", "overtake": "subsume"},
-        "session": {"session_touch": "merge", "session_late": "merged", "session_close": "at_end"},
-    },
-    "pipet": {
-        "undeclared": {"lag": "0"},
-        "release": {"mode": "ordered", "on_late": "reject_to_origin"},
-    },
-    "wire": {
-        "source": {"lag": "5s", "coalesce": {"all_idle": "hold", "revived": "freeze"}},
-        "coalesce": {"idle_timeout": "60s", "all_idle": "hold", "revived": "freeze"},
-        "release": {"mode": "pass_through"},
-        "barriers": {"identity": "id", "timeout": "10m", "on_timeout": "abort"},
-        "window": {"late_unit": "window"},
-        "session": {"session_touch": "merge", "session_close": "at_end"},
-    },
-}
-"""Preset and its defaults for sources, coalescing, release, barriers, windows and sessions.
-
-``punctuated`` adds to the punctuation of sources that have one. Sources with declared settings
-(generated punctuation or a lag) take ``declared`` instead of ``source``, and a pipeline with such a
-source ``declared_release`` instead of ``release``. ``undeclared`` adds to sources that say nothing
-about their frontier.
-"""
+PRESETS: Final[dict[str, dict[str, Any]]] = tomllib.loads(
+    files(__package__).joinpath("presets.toml").read_text("utf-8")
+)
+"""Preset and its defaults for sources, coalescing, release, barriers, windows and sessions."""
 
 
 def apply_preset(raw: dict[str, Any]) -> dict[str, Any]:

@@ -33,11 +33,14 @@ from tidegate.jobs.spec.stream_specs import EVENTS_STREAM
 from tidegate.jobs.splice.errors import INCOMPLETE
 from tidegate.jobs.splice.tables_at_head import TablesAtHead
 from tidegate.jobs.streams.dispatched_rows import (
-    compute_running_max,
     read_arrivals,
     select_request_segments,
 )
-from tidegate.jobs.streams.row_history import PROVENANCE_FIELDS, list_merges
+from tidegate.jobs.streams.row_history import (
+    PROVENANCE_FIELDS,
+    compute_running_max,
+    list_merges,
+)
 from tidegate.jobs.streams.stream_state import DispatchState
 from tidegate.time_units import TICK_MAX, TICK_MIN
 

@@ -25,13 +25,13 @@ from tidegate.jobs.engine.column_types import to_arrow_type
 from tidegate.jobs.sinks.output_tables import build_table_schema
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.stream_specs import REJECTIONS, PipeSpec, ReducerSpec
-from tidegate.jobs.streams.row_history import PROVENANCE_FIELDS, read_parquet_files
+from tidegate.jobs.streams.row_history import (
+    PROVENANCE_FIELDS,
+    combine_chunks,
+    compute_running_max,
+    read_parquet_files,
+)
 from tidegate.time_units import TICK_MIN
-
-
-def compute_running_max(times: Any, last: int | None) -> Any:
-    """Return the running maximum of int64 times, starting at `last`."""
-    return pc.cumulative_max(_combine_chunks(times), start=TICK_MIN if last is None else last)
 
 
 def merge_by_stamp(writers: Sequence[Any], now: int) -> Any:
@@ -53,7 +53,7 @@ def merge_by_stamp(writers: Sequence[Any], now: int) -> Any:
 
 def resolve_stamps(rows: Any, now: int) -> Any:
     """Return the stamp of each row; `now` for rows without one."""
-    return pc.fill_null(_combine_chunks(rows["_stamp"]), now)
+    return pc.fill_null(combine_chunks(rows["_stamp"]), now)
 
 
 def append_rows(rows: Any, now: int, last: int | None, position: int) -> tuple[Any, Any]:
@@ -71,7 +71,7 @@ def append_rows(rows: Any, now: int, last: int | None, position: int) -> tuple[A
         if len(high)
         else high
     )
-    stamp = _combine_chunks(rows["_stamp"])
+    stamp = combine_chunks(rows["_stamp"])
     fits = pc.fill_null(pc.greater_equal(stamp, before), True)
     accepted = rows.append_column("stream_time", high).filter(fits)
     numbers = pa.array(range(position, position + accepted.num_rows), pa.int64())
@@ -93,19 +93,15 @@ def release_below(held: Any, batch: Any, now: int, mark: int, last: int | None) 
     )
     rows = pa.concat_tables([held, arrived])
     key = pa.table(
-        {"stamp": _combine_chunks(rows["_stamp"]), "n": pa.array(range(rows.num_rows), pa.int64())}
+        {"stamp": combine_chunks(rows["_stamp"]), "n": pa.array(range(rows.num_rows), pa.int64())}
     )
     rows = rows.take(pc.sort_indices(key, sort_keys=[("stamp", "ascending"), ("n", "ascending")]))
-    below = pc.less(_combine_chunks(rows["_stamp"]), mark)
+    below = pc.less(combine_chunks(rows["_stamp"]), mark)
     leaving, waiting = rows.filter(below), rows.filter(pc.invert(below))
     if last is not None:
         stamps = pc.max_element_wise(leaving["_stamp"], pa.scalar(last, pa.int64()))
         leaving = leaving.set_column(leaving.schema.get_field_index("_stamp"), "_stamp", stamps)
     return leaving, waiting
-
-
-def _combine_chunks(column: Any) -> Any:
-    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 
 
 def inherits_stamp(inherit: bool, merge: MergeMode, phase: DispatchPhase) -> bool:

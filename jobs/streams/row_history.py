@@ -23,8 +23,8 @@ from tidegate.jobs.engine.column_types import convert_to_ticks, to_arrow_type
 from tidegate.jobs.engine.resume_state import SPLICE_KIND
 from tidegate.jobs.sinks.row_positions import compute_current_positions
 from tidegate.jobs.spec.stream_specs import EVENTS_STREAM
-from tidegate.jobs.streams.dispatched_rows import compute_running_max
 from tidegate.jobs.streams.errors import ROWS_RETIRED
+from tidegate.time_units import TICK_MIN
 
 _IDENTITY = ("_source", "_partition", "_seq")  # columns of an event
 
@@ -345,3 +345,13 @@ def _read_stream_end(epoch: Manifest | None, stream: str) -> tuple[int, int | No
     if state is None or state["next"] - state.get("shift", 0) != position:
         return position, None
     return position, state["last"]
+
+
+def compute_running_max(times: Any, last: int | None) -> Any:
+    """Return the running maximum of int64 times, starting at `last`."""
+    return pc.cumulative_max(combine_chunks(times), start=TICK_MIN if last is None else last)
+
+
+def combine_chunks(column: Any) -> Any:
+    """Return a column as one array."""
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
