@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict
 
 from tidegate.checkpoints.bucket_layout import BucketLayout, CheckpointId
 from tidegate.checkpoints.canonical_json import parse_json
+from tidegate.checkpoints.errors import CHECKPOINT_UNKNOWN, CHECKPOINTS_ILL
 from tidegate.checkpoints.manifest import Counters, FileRef, Manifest
 from tidegate.checkpoints.pins import Roots, RootsFile
 from tidegate.checkpoints.slot_index import READ_WORKERS, SlotIndex, SlotSummary
@@ -76,7 +77,9 @@ class CheckpointCatalog:
         if text == "latest":
             checkpoint = self.log.head().checkpoint
             if checkpoint is None:
-                raise self._unknown_checkpoint_error(text, "nothing was sealed yet")
+                raise CHECKPOINT_UNKNOWN(
+                    pipeline=self.log.pipeline, text=text, why="nothing was sealed yet"
+                )
             return checkpoint
         if text == "latest_healthy":
             return self._find_latest_healthy(
@@ -147,15 +150,12 @@ class CheckpointCatalog:
                         return checkpoint
                     newest_illness = newest_illness or f"of the newest, {checkpoint}, {illness}"
         if newest_illness is None:
-            raise self._unknown_checkpoint_error(
-                "latest_healthy", "every checkpoint is damaged or retired"
+            raise CHECKPOINT_UNKNOWN(
+                pipeline=self.log.pipeline,
+                text="latest_healthy",
+                why="every checkpoint is damaged or retired",
             )
-        raise self._unknown_checkpoint_error(
-            "latest_healthy",
-            f"no checkpoint that is kept is healthy; {newest_illness}",
-            "correct the cause and run the quality checks again, or go on from the newest with"
-            " recover_to: latest",
-        )
+        raise CHECKPOINTS_ILL(pipeline=self.log.pipeline, newest=newest_illness)
 
     def _find_by_prefix(self, text: str) -> CheckpointId:
         if text.isdigit():  # a slot of the current lineage
@@ -179,18 +179,10 @@ class CheckpointCatalog:
             return CheckpointId.parse(fitting[0])
         shown = ", ".join(fitting[:_MOST_SUGGESTIONS])
         shown += " ..." if len(fitting) > _MOST_SUGGESTIONS else ""
-        raise self._unknown_checkpoint_error(
-            text, f"it could be {shown}" if fitting else "there is no such checkpoint or pin"
-        )
-
-    def _unknown_checkpoint_error(
-        self, text: str, why: str, advice: str = "see: tidegate checkpoints list"
-    ) -> ConfigurationError:
-        return ConfigurationError(
-            f"{text!r} does not name a checkpoint of {self.log.pipeline}: {why}",
-            code="checkpoint.unknown",
+        raise CHECKPOINT_UNKNOWN(
             pipeline=self.log.pipeline,
-            advice=advice,
+            text=text,
+            why=f"it could be {shown}" if fitting else "there is no such checkpoint or pin",
         )
 
 

@@ -11,10 +11,10 @@ from enum import StrEnum
 from pydantic import Field
 
 from tidegate.checkpoints.bucket_layout import BucketLayout
+from tidegate.checkpoints.errors import DESIRED_STATE_MOVED
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
 from tidegate.checkpoints.shared_documents import SharedDocument, change_document, read_document
 from tidegate.checkpoints.store import Store
-from tidegate.errors import ConfigurationError
 
 # Ticks. Generous, because clocks of two hosts are compared: a restore takes a minute at most.
 _ABANDONED_AFTER = 15 * 60 * 1_000_000
@@ -86,13 +86,8 @@ def set_desired_state(
         if before.state is state and before.who == who and before.why == why:
             return before
         if only_from is not None and before.state is not only_from:
-            raise ConfigurationError(
-                f"{pipeline} should be {before.state} (set by {before.who or 'no one'}), not"
-                f" {only_from}",
-                code="desired.moved",
-                pipeline=pipeline,
-                kept="the wish as it was",
-                advice=f"look again with: tidegate status {pipeline}",
+            raise DESIRED_STATE_MOVED(
+                pipeline=pipeline, state=before.state, who=before.who or "no one", only=only_from
             )
         # `who` is empty before anything was wanted: the first start follows no stop.
         starts = before.who and (before.state, state) == (DesiredState.STOPPED, DesiredState.RUN)

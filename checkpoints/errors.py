@@ -49,4 +49,11 @@ class LeaseLostError(FencedError):
     """This process held the lease and no longer does: it was taken, is gone, or was released."""
 
 
+class HeadMovedError(TransientError):
+    """An epoch was sealed, or a checkpoint restored, after the plan was made.
+
+    Make a new plan, and get a new approval if there was one.
+    """
+
+
 __getattr__ = load_catalogue(__name__)

@@ -18,11 +18,12 @@ from typing import TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from tidegate.checkpoints.bucket_layout import BucketLayout, CheckpointId, require_name
+from tidegate.checkpoints.errors import CHECKPOINT_CONDEMNED, PIN_TAKEN
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
 from tidegate.checkpoints.shared_documents import SharedDocument, change_document, read_document
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
-from tidegate.errors import ConfigurationError, PoisonError
+from tidegate.errors import PoisonError
 
 V = TypeVar("V")
 
@@ -133,10 +134,7 @@ class RootsFile:
             if there is not None and there.checkpoint == pin.checkpoint:
                 return roots
             if there is not None:
-                raise self._roots_refused_error(
-                    f"pin {name!r} already names {there.checkpoint}",
-                    "choose another name, or unpin it first",
-                )
+                raise PIN_TAKEN(pipeline=self._pipeline, name=name, checkpoint=there.checkpoint)
             self._require_not_condemned(roots, checkpoint)
             return roots.model_copy(update={"pins": roots.pins | {name: pin}})
 
@@ -247,19 +245,12 @@ class RootsFile:
     def _require_not_condemned(self, roots: Roots, checkpoint: CheckpointId) -> None:
         entry = roots.condemned.get(str(checkpoint))
         if entry is not None:
-            raise self._roots_refused_error(
-                f"{checkpoint} is {entry.reason}: {entry.detail}",
-                "choose another: tidegate checkpoints list",
+            raise CHECKPOINT_CONDEMNED(
+                pipeline=self._pipeline,
+                checkpoint=checkpoint,
+                reason=entry.reason,
+                detail=entry.detail,
             )
-
-    def _roots_refused_error(self, message: str, advice: str) -> ConfigurationError:
-        return ConfigurationError(
-            message,
-            code="roots.refused",
-            pipeline=self._pipeline,
-            kept="all pins and checkpoints",
-            advice=advice,
-        )
 
 
 def pin_checkpoint(

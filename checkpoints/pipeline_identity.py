@@ -12,14 +12,13 @@ from typing import NamedTuple
 
 from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.canonical_json import canonical_bytes, parse_json
-from tidegate.checkpoints.errors import OUTCOME_UNKNOWN
+from tidegate.checkpoints.errors import IDENTITY_MALFORMED, OUTCOME_UNKNOWN, STORE_COPIED
 from tidegate.checkpoints.store import (
     NotFoundError,
     OutcomeUnknownError,
     PreconditionFailedError,
     Store,
 )
-from tidegate.errors import ConfigurationError, PoisonError
 
 _TRIES = 5  # lost answers in a row before giving the store up as ill
 
@@ -42,16 +41,8 @@ def refuse_copied_store(store: Store, pipeline: str) -> None:
     """
     found = _read_identity_record(store, pipeline)
     if found is not None and found.address not in (None, _locate_identity(store, pipeline)):
-        raise ConfigurationError(
-            f"{_locate_identity(store, pipeline)} is a copy of {found.address}: driven from here,"
-            f" {pipeline} would write into the tables of the original",
-            code="identity.copied",
-            pipeline=pipeline,
-            kept="both; nothing was changed",
-            advice=(
-                "put the copy back in the place it came from, or make it a pipeline of its own: "
-                f"tidegate checkpoints adopt {pipeline}"
-            ),
+        raise STORE_COPIED(
+            pipeline=pipeline, here=_locate_identity(store, pipeline), origin=found.address
         )
 
 
@@ -114,11 +105,7 @@ def _read_identity_record(store: Store, pipeline: str) -> _IdentityRecord | None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         # Never guessed: with a wrong uid a driver would write into the tables of another
         # pipeline.
-        raise PoisonError(
-            f"{store.uri(found.key)} is not an identity",
-            code="identity.malformed",
-            pipeline=pipeline,
-        ) from error
+        raise IDENTITY_MALFORMED(pipeline=pipeline, uri=store.uri(found.key)) from error
 
 
 def _encode_identity(store: Store, pipeline: str, uid: str) -> bytes:

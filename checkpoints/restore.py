@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict
 from tidegate.checkpoints.batch_notes import SinkPlan, SinkRewind, plan_sinks
 from tidegate.checkpoints.bucket_layout import BucketLayout, CheckpointId
 from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
-from tidegate.checkpoints.errors import RESTORE_GAP, RESTORE_SINK
+from tidegate.checkpoints.errors import HEAD_MOVED, RESTORE_GAP, RESTORE_SINK, HeadMovedError
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
 from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.manifest import Counters, ForkRecord, Manifest
@@ -28,14 +28,6 @@ from tidegate.checkpoints.pins import RootsFile
 from tidegate.checkpoints.shared_documents import SharedDocument, change_document, read_document
 from tidegate.checkpoints.slot_log import LineageSegment, LogHead, Sealed, SlotLog, SlotTaken
 from tidegate.checkpoints.store import Store
-from tidegate.errors import TransientError
-
-
-class HeadMovedError(TransientError):
-    """An epoch was sealed, or a checkpoint restored, after the plan was made.
-
-    Make a new plan, and get a new approval if there was one.
-    """
 
 
 class RestorePlan(BaseModel):
@@ -210,13 +202,12 @@ def _is_spec_changed(head: Manifest | None, target: Manifest | None) -> bool:
 
 
 def _head_moved_error(plan: RestorePlan, head: LogHead) -> HeadMovedError:
-    return HeadMovedError(
-        f"the restore was planned at slot {plan.slot} of timeline {plan.timeline}; the log is at"
-        f" {head.slot} of {head.timeline}",
-        code="restore.head_moved",
+    return HEAD_MOVED(
         pipeline=plan.pipeline,
-        kept="everything; nothing was restored",
-        advice="make a new plan and look at it again",
+        slot=plan.slot,
+        timeline=plan.timeline,
+        head_slot=head.slot,
+        head_timeline=head.timeline,
     )
 
 

@@ -32,13 +32,13 @@ from itertools import chain
 from pydantic import BaseModel, ConfigDict
 
 from tidegate.checkpoints.bucket_layout import CheckpointId
+from tidegate.checkpoints.errors import SLOT_MISSING
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
 from tidegate.checkpoints.manifest import Manifest, RetiredEpoch
 from tidegate.checkpoints.pins import Roots, RootsFile
 from tidegate.checkpoints.slot_index import SlotIndex, SlotSummary
 from tidegate.checkpoints.slot_log import LineageSegment, LogHead, SlotLog
 from tidegate.checkpoints.store import ObjectInfo, PreconditionFailedError
-from tidegate.errors import PoisonError
 
 HOUR = 3600.0  # seconds
 
@@ -342,20 +342,10 @@ class Retention:
         """Return the files that the epoch of a slot names; None if it was retired meanwhile."""
         filled = self._log.read_slot(row.timeline, row.slot)
         if filled is None:
-            raise self._missing_slot_error(row)
+            raise SLOT_MISSING(pipeline=self._log.pipeline, slot=row.slot, timeline=row.timeline)
         if not isinstance(filled.record, Manifest):
             return None
         return {file.key for file in filled.record.all_files()}
-
-    def _missing_slot_error(self, row: SlotSummary) -> PoisonError:
-        return PoisonError(
-            f"slot {row.slot} of timeline {row.timeline} is missing, so it is not known which files"
-            " it needs",
-            code="retention.missing_slot",
-            pipeline=self._log.pipeline,
-            kept="all files; nothing was deleted",
-            advice="restore the object from a backup, or remove the timeline by hand",
-        )
 
     def _catalog_keys(self, uris: Iterable[str]) -> Iterator[str]:
         """Addresses of a table catalog, as keys; `file:` and `s3a:` forms mean the same object."""

@@ -15,10 +15,10 @@ from typing import Any, Literal
 from pydantic import Field
 
 from tidegate.checkpoints.bucket_layout import BucketLayout
+from tidegate.checkpoints.errors import SPLICE_DECIDED, SPLICE_UNDECIDED, SPLICE_UNKNOWN
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.shared_documents import SharedDocument, change_document, read_document
 from tidegate.checkpoints.store import OutcomeUnknownError, PreconditionFailedError, Store
-from tidegate.errors import ConfigurationError, TransientError
 
 SpliceState = Literal["created", "approved", "merged", "rejected", "expired"]
 OPEN_STATES: tuple[SpliceState, ...] = ("created", "approved")
@@ -105,9 +105,7 @@ def create_splice_request(store: Store, request: SpliceRequest) -> SpliceRequest
             found, _etag = read_document(store, key, SpliceRequest)
             if found is not None:
                 return found
-    raise TransientError(
-        f"{store.uri(key)} could not be written", code="splice.undecided", retry_after=2.0
-    )
+    raise SPLICE_UNDECIDED(uri=store.uri(key))
 
 
 def read_splice_request(store: Store, pipeline: str, request_id: str) -> SpliceRequest:
@@ -120,12 +118,7 @@ def read_splice_request(store: Store, pipeline: str, request_id: str) -> SpliceR
         store, BucketLayout(pipeline).splice_request_key(request_id), SpliceRequest
     )
     if found is None:
-        raise ConfigurationError(
-            f"{pipeline} has no splice request {request_id!r}",
-            code="splice.unknown",
-            pipeline=pipeline,
-            advice=f"see: tidegate splice list {pipeline}",
-        )
+        raise SPLICE_UNKNOWN(pipeline=pipeline, request=request_id)
     return found
 
 
@@ -205,13 +198,12 @@ def decide_splice_request(
             return request
         # The first decision counts; two people may have decided at the same moment.
         if request.state not in OPEN_STATES:
-            raise ConfigurationError(
-                f"splice request {request_id} is {request.state} already, by {request.decided_by}: "
-                f"{request.decided_why or 'no reason given'}",
-                code="splice.decided",
+            raise SPLICE_DECIDED(
                 pipeline=pipeline,
-                kept="the first decision",
-                advice="make a new request from the same rows if it was wrong",
+                request=request_id,
+                state=request.state,
+                who=request.decided_by,
+                why=request.decided_why or "no reason given",
             )
         line = {"at": at, "who": who, "what": state, "why": why, "digest": digest}
         update = {

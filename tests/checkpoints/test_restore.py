@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.servers.memory_store import Fault, MemoryBucket, MemoryStore, StoreRequest
 
+from tidegate.checkpoints.errors import HeadMovedError
 from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.checkpoints.lease import Lease, LeaseLostError, evict_lease_holder
 from tidegate.checkpoints.manifest import FileRef, Manifest
 from tidegate.checkpoints.pins import RootsFile
 from tidegate.checkpoints.process_identity import ProcessIdentity
-from tidegate.checkpoints.restore import HeadMovedError, commit_restore, plan_restore
+from tidegate.checkpoints.restore import commit_restore, plan_restore
 from tidegate.checkpoints.slot_log import SealUndecidedError, SlotLog
 from tidegate.checkpoints.store import Store
 from tidegate.errors import ConfigurationError
