@@ -23,114 +23,18 @@ from tidegate.jobs.eventtime.decision_types import BarrierHealth, Decision
 from tidegate.jobs.rules.aggregates import infer_result_type
 from tidegate.jobs.spec.pipeline import (
     BARRIERS,
-    BUILT,
     CHECKPOINTS,
     DEAD_LETTERS,
     EVENTS,
     LATE,
     PipelineSpec,
 )
-from tidegate.jobs.spec.stream_specs import REJECTIONS
+from tidegate.jobs.spec.table_layout import OWN_COLUMNS
 from tidegate.jobs.spec.window_specs import WindowSpec
 from tidegate.time_units import TICK_MAX, TICK_MIN
 
 _STRING_LIST: Final = pa.list_(pa.string())
-_ORIGIN_COLUMNS: Final = {"_source": pa.string(), "_partition": pa.string(), "_seq": pa.int64()}
 _EPOCH_COLUMNS: Final = {"_timeline": pa.int32(), "_epoch": pa.int64()}
-_STREAM_COLUMNS: Final = {
-    "position": pa.int64(),
-    "stream_time": TIMESTAMP_UTC,
-    **dict.fromkeys(("_id", "_via", "_origin", "_origin_id"), pa.string()),
-}
-_SYSTEM_COLUMNS: Final[dict[str, dict[str, Any]]] = {
-    EVENTS: {
-        "position": pa.int64(),
-        "section": pa.int64(),
-        "_late": pa.bool_(),
-        **_ORIGIN_COLUMNS,
-        **_EPOCH_COLUMNS,
-    },
-    LATE: {
-        "output": pa.string(),
-        "reason": pa.string(),
-        "lateness_us": pa.int64(),
-        "frontier": TIMESTAMP_UTC,
-        **_ORIGIN_COLUMNS,
-        **_EPOCH_COLUMNS,
-    },
-    BUILT: {
-        "number": pa.int64(),
-        "stamp": TIMESTAMP_UTC,
-        "section": pa.int64(),
-        "first_position": pa.int64(),
-        "rows": pa.int64(),
-        "first_time": TIMESTAMP_UTC,
-        "last_time": TIMESTAMP_UTC,
-        **_EPOCH_COLUMNS,
-    },
-    DEAD_LETTERS: {
-        "reason": pa.string(),
-        "detail": pa.string(),
-        "object": pa.string(),
-        "etag": pa.string(),
-        "row": pa.string(),
-        **_ORIGIN_COLUMNS,
-        **_EPOCH_COLUMNS,
-    },
-    REJECTIONS: {
-        "stream": pa.string(),
-        "row_id": pa.string(),
-        "destination": pa.string(),
-        "via": pa.string(),
-        "stamp": TIMESTAMP_UTC,
-        "last": TIMESTAMP_UTC,
-        "reason": pa.string(),
-        "row": pa.string(),
-        **_EPOCH_COLUMNS,
-    },
-    BARRIERS: {
-        "barrier_id": pa.int64(),
-        "outcome": pa.string(),
-        "types": _STRING_LIST,
-        "homogeneous": pa.bool_(),
-        "participants": pa.string(),
-        "missing": _STRING_LIST,
-        "ended": _STRING_LIST,
-        "tardy": _STRING_LIST,
-        "opened": TIMESTAMP_UTC,
-        "closed": TIMESTAMP_UTC,
-        "waited_us": pa.int64(),
-        "section": pa.int64(),
-        **_EPOCH_COLUMNS,
-    },
-    CHECKPOINTS: {
-        "checkpoint_id": pa.string(),
-        "slot": pa.int64(),
-        "attempt": pa.string(),
-        "sealed_at": TIMESTAMP_UTC,
-        "recorded_now": TIMESTAMP_UTC,
-        "frontier": TIMESTAMP_UTC,
-        "final": pa.bool_(),
-        **dict.fromkeys(
-            (
-                "rows_read",
-                "rows_released",
-                "rows_late",
-                "rows_dropped",
-                "rows_rejected",
-                "rows_dead",
-                "rows_retained",
-                "windows_emitted",
-                "bytes",
-            ),
-            pa.int64(),
-        ),
-        "epoch_ms": pa.float64(),
-        "seal_ms": pa.float64(),
-        "unpublished": pa.int64(),
-        **_EPOCH_COLUMNS,
-    },
-}
 
 
 def build_table_schema(spec: PipelineSpec, table: str) -> Any:
@@ -147,8 +51,7 @@ def build_table_schema(spec: PipelineSpec, table: str) -> Any:
                     name: to_arrow_type(kind)
                     for name, kind in spec.stream_graph.columns[table].items()
                 },
-                **_STREAM_COLUMNS,
-                **_EPOCH_COLUMNS,
+                **_build_own_columns("<stream>"),
             }
         )
     user = (
@@ -156,12 +59,20 @@ def build_table_schema(spec: PipelineSpec, table: str) -> Any:
         if table in (EVENTS, LATE)
         else {}
     )
-    return pa.schema({**user, **_SYSTEM_COLUMNS[table]})
+    return pa.schema({**user, **_build_own_columns(table)})
 
 
 def build_system_schema(table: str) -> Any:
     """Return tidegate's columns of a table that is neither a window nor a stream."""
-    return pa.schema(_SYSTEM_COLUMNS[table])
+    return pa.schema(_build_own_columns(table))
+
+
+def _build_own_columns(table: str) -> dict[str, Any]:
+    own = {
+        name: _STRING_LIST if kind == "strings" else to_arrow_type(kind)
+        for name, kind in OWN_COLUMNS[table].items()
+    }
+    return own | _EPOCH_COLUMNS
 
 
 def _build_window_columns(spec: PipelineSpec, window: WindowSpec) -> dict[str, Any]:

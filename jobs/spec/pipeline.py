@@ -45,8 +45,7 @@ from tidegate.jobs.spec.stream_specs import (
     StreamSpec,
 )
 from tidegate.jobs.spec.table_layout import (
-    STREAM_COLUMNS,
-    SYSTEM_COLUMNS,
+    LAYOUT_COLUMNS,
     WINDOW_COLUMNS,
     TableLayout,
     list_layout_problems,
@@ -724,9 +723,9 @@ class PipelineSpec(SpecModel):
                 key: self.columns.get(key, "string") for key in window.keys
             } | WINDOW_COLUMNS
         for name in self.streams:
-            user[name] = {**self.stream_graph.columns[name], **STREAM_COLUMNS}
+            user[name] = {**self.stream_graph.columns[name], **LAYOUT_COLUMNS["<stream>"]}
         return {
-            table: {**user.get(table, {}), **SYSTEM_COLUMNS.get(table, {})}
+            table: {**user.get(table, {}), **LAYOUT_COLUMNS.get(table, {})}
             for table in self.table_names
         }
 

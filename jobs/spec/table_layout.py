@@ -11,9 +11,11 @@ It decides in which files rows are, never which rows there are::
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from importlib.resources import files
 from typing import Final, Literal
 
 from pydantic import field_validator, model_validator
@@ -59,17 +61,11 @@ _ALLOWED_TRANSFORMS: Final[dict[str, frozenset[PartitionTransform]]] = {
         {PartitionTransform.BUCKET, *_TIME_TRANSFORMS}
     ),  # by the microsecond each row would be a partition of its own
     "date": frozenset({PartitionTransform.IDENTITY, PartitionTransform.BUCKET, *_DATE_TRANSFORMS}),
-    "string": frozenset(
-        {PartitionTransform.IDENTITY, PartitionTransform.BUCKET, PartitionTransform.TRUNCATE}
-    ),
-    "int": frozenset(
-        {PartitionTransform.IDENTITY, PartitionTransform.BUCKET, PartitionTransform.TRUNCATE}
-    ),
-    "long": frozenset(
-        {PartitionTransform.IDENTITY, PartitionTransform.BUCKET, PartitionTransform.TRUNCATE}
-    ),
-    "decimal": frozenset(
-        {PartitionTransform.IDENTITY, PartitionTransform.BUCKET, PartitionTransform.TRUNCATE}
+    **dict.fromkeys(
+        ("string", "int", "long", "decimal"),
+        frozenset(
+            {PartitionTransform.IDENTITY, PartitionTransform.BUCKET, PartitionTransform.TRUNCATE}
+        ),
     ),
     "binary": frozenset({PartitionTransform.BUCKET, PartitionTransform.TRUNCATE}),
     "boolean": frozenset({PartitionTransform.IDENTITY}),
@@ -77,61 +73,24 @@ _ALLOWED_TRANSFORMS: Final[dict[str, frozenset[PartitionTransform]]] = {
     "double": frozenset(),
 }
 
-_TABLE_ORIGIN_COLUMNS: Final = {"_source": "string", "_partition": "string", "_seq": "long"}
 WINDOW_COLUMNS: Final = {"window_start": "timestamp", "window_end": "timestamp", "revision": "int"}
 """Columns of a window's table besides its keys.
 
 Aggregates are left out: their types are known with the first result only.
 """
-STREAM_COLUMNS: Final = {
-    "position": "long",
-    "stream_time": "timestamp",
-    "_via": "string",
-    "_origin": "string",
+_TABLES: Final = tomllib.loads(files(__package__).joinpath("tables.toml").read_text("utf-8"))
+_NOT_FOR_LAYOUT: Final = _TABLES.pop("not_for_layout")
+OWN_COLUMNS: Final[dict[str, dict[str, str]]] = _TABLES
+"""Table -> tidegate's own columns; ``<stream>`` has those of the table of any stream."""
+LAYOUT_COLUMNS: Final = {
+    table: {
+        column: kind
+        for column, kind in columns.items()
+        if column not in _NOT_FOR_LAYOUT.get(table, ())
+    }
+    for table, columns in OWN_COLUMNS.items()
 }
-"""Columns of a stream's table besides its own."""
-SYSTEM_COLUMNS: Final[dict[str, dict[str, str]]] = {
-    "events": {"position": "long", "section": "long", "_late": "boolean", **_TABLE_ORIGIN_COLUMNS},
-    "late": {
-        "output": "string",
-        "reason": "string",
-        "lateness_us": "long",
-        "frontier": "timestamp",
-        **_TABLE_ORIGIN_COLUMNS,
-    },
-    "built": {
-        "number": "long",
-        "stamp": "timestamp",
-        "section": "long",
-        "first_time": "timestamp",
-        "last_time": "timestamp",
-    },
-    "dead_letters": {"reason": "string", "object": "string", **_TABLE_ORIGIN_COLUMNS},
-    "rejections": {
-        "stream": "string",
-        "destination": "string",
-        "via": "string",
-        "stamp": "timestamp",
-        "reason": "string",
-    },
-    "barriers": {
-        "barrier_id": "long",
-        "outcome": "string",
-        "opened": "timestamp",
-        "closed": "timestamp",
-        "section": "long",
-    },
-    "checkpoints": {
-        "slot": "long",
-        "sealed_at": "timestamp",
-        "recorded_now": "timestamp",
-        "frontier": "timestamp",
-    },
-}
-"""Table -> tidegate's own columns by which its files can be arranged.
-
-User columns are added to them.
-"""
+"""The same, without the columns by which files cannot be arranged."""
 
 
 @dataclass(frozen=True, slots=True)
