@@ -17,7 +17,6 @@ def get_provider_info() -> dict[str, Any]:
     operators = (
         "stream_operator",
         "recover_and_pin",
-        "approval",
         "child_operators",
         "splice_operators",
         "assets",
