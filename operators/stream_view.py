@@ -354,6 +354,7 @@ class StreamView:
             "warnings": overview.warnings,
             "holder": _describe_frontier_holder(driver, newest),
             "error": driver.facts.get("error"),
+            "spark_ui": driver.facts.get("spark_ui"),
             "checkpoint": str(newest.id) if newest else None,
             "timeline": head.timeline,
             "slot": head.slot,

@@ -244,6 +244,16 @@ def _start_mover(
                 starting.result().close()
 
 
+def _find_spark_ui(spec: PipelineSpec) -> str | None:
+    """The address of Spark's own pages, if the spec turns them on and Spark was needed."""
+    if spec.spark.conf.get("spark.ui.enabled") != "true":
+        return None
+    from pyspark import SparkContext
+
+    context = SparkContext._active_spark_context
+    return context.uiWebUrl if context else None
+
+
 def make_startup_retry(pipeline: str, stop: threading.Event) -> Retrying:
     """Return a retry for the time before the lease, when there is no status to write to.
 
@@ -277,6 +287,7 @@ class DriverSession:
     def __init__(self, run: RunContext, view: InputView, uid: str, lease: Lease) -> None:
         spec, store = run.spec, run.store
         self._run, self._uid = run, uid
+        self._spark_ui: str | None = None
         self._sources = PipelineSources(spec, view, ends_input=run.options.ends_input)
         self._log = SlotLog(store, spec.name)
         self._steps = DriverSteps(lease, spec.checkpoint.max_clock_step)
@@ -346,6 +357,7 @@ class DriverSession:
         # Only now: a restore may have moved the head, and sinks follow the new timeline at once.
         self._publisher.start(retry(self._log.head).slot)
         mover = wait_for_mover()
+        self._spark_ui = _find_spark_ui(run.spec)
         # Not in the first plan, which has two minutes: every next driver would have the same fate.
         self._steps.enter("load")
         retry(self._sources.open_logs)
@@ -379,6 +391,7 @@ class DriverSession:
             "sinks": self._publisher.lags,
             "published_in": self._publisher.publish_seconds,
             "trouble": trouble.as_dict() if trouble else None,
+            **({"spark_ui": self._spark_ui} if self._spark_ui else {}),
             **self._freshness.read_facts(),
             **self._sources.collect_status(),
         }
