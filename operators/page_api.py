@@ -403,7 +403,7 @@ def _render_error_codes() -> str:
         cells = "<td>".join(html.escape(rest).split(" | "))
         rows.append(f'<tr id="{code}"><td>{code}<td>{cells}')
     head = "<th>".join(["Code", "Class", "What happened", "What was kept", "What to do"])
-    style = '<link rel="stylesheet" href="assets/style.css">'
+    style = '<link rel="icon" href="data:,"><link rel="stylesheet" href="assets/style.css">'
     title = "<title>Error codes</title><main><h1>Error codes</h1>"
     return f"<!doctype html>{style}{title}<table><tr><th>{head}{''.join(rows)}</table>"
 

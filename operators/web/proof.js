@@ -11,7 +11,7 @@ function resumption(points) {
     const how = p.timeline !== before.timeline ? `on timeline ${p.timeline}, after a restore` : p.token !== before.token ? `by the driver with token ${p.token}` : gap > Math.max(PAUSE, 5 * usual) ? "by the same driver" : null;
     if (how) return {p, gap, how};
   }
-  return points.length === 1 ? {p: points[0], gap: 0, how: "after a start from nothing"} : null;
+  return points[0]?.slot === 1 ? {p: points[0], gap: 0, how: "after a start from nothing"} : null;
 }
 
 export function proofPanel(pipeline) {

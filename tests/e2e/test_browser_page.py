@@ -368,7 +368,45 @@ def test_a_stream_is_started_and_stopped_where_its_state_is_shown(show: Open) ->
     dialog.get_by_role("button", name="Stop").click()
     expect(dialog).to_contain_text("running")
     assert asked == [{"url": "clicks.stream/dagRuns", "conf": {}}]
-    assert stops == [{"url": "flights.stop/dagRuns", "conf": {"reason": "release"}}]
+    page = show("#/flights", quiet=False)
+    replaced = _answer_starts(page)
+    page.get_by_role("button", name="Stop…").click()
+    page.get_by_label("It hangs").check()
+    page.get_by_role("button", name="Replace the driver").click()
+    expect(page.get_by_role("dialog")).to_contain_text("running")
+    stop = {"reason": "release", "replace": False}
+    assert stops == [{"url": "flights.stop/dagRuns", "conf": stop}]
+    assert replaced[0]["conf"] == {"reason": "", "replace": True}
+
+
+def test_several_streams_are_restored_to_one_time(show: Open) -> None:
+    """Two clicks for all that need attention; each goes to its own checkpoint of that time."""
+    page = show(quiet=False)
+    asked = _answer_starts(page)
+    page.get_by_role("button", name="Restore several…").click()
+    dialog = page.get_by_role("dialog", name="Restore several streams")
+    ticked = dialog.locator("input[type=checkbox]:checked")
+    assert {str(box.get_attribute("id")) for box in ticked.all()} == {
+        "also-meters",
+        "also-orders",
+        "also-taxis",
+    }
+    at = time.gmtime(time.time() - 5)
+    dialog.get_by_label("Sealed until (UTC)").fill(time.strftime("%Y-%m-%dT%H:%M:%S", at))
+    dialog.get_by_label("Reason").fill("a wrong clock upstream")
+    expect(dialog.locator("code.id")).to_have_count(6)
+    dialog.get_by_role("button", name="Restore them").click()
+    expect(dialog.locator(".note")).to_have_count(3)
+    urls = sorted(one["url"] for one in asked)
+    assert urls == [f"{name}.recover/dagRuns" for name in ("meters", "orders", "taxis")]
+    assert len({one["conf"]["checkpoint"] for one in asked}) == 3
+
+
+def test_a_code_leads_to_its_documentation(show: Open, site: Site) -> None:
+    """One row for each code, under an anchor."""
+    page = show()
+    page.goto(f"{site.url.removesuffix('/page')}/errors#store.wiped")
+    expect(page.locator("[id='store.wiped']")).to_contain_text("the store has forgotten")
 
 
 def test_a_failed_stream_tells_all_in_one_place(show: Open, site: Site) -> None:
