@@ -522,6 +522,9 @@ def play(scene: Scene, name: str) -> Outcome:
             trouble = trouble or scene.compare(pipeline)
     except Exception as error:
         trouble = f"{type(error).__name__}: {str(error)[:300]}"
+    finally:
+        for pipeline in pipelines:
+            scene.feed.hold(pipeline)
     return Outcome(name, watch.clicks, seconds, proof, trouble)
 
 
