@@ -196,10 +196,7 @@ def _annotate_summaries(
     pins: dict[str, list[str]] = {}
     for name, pin in sorted(roots.pins.items()):
         pins.setdefault(pin.checkpoint, []).append(name)
-    condemned = {
-        checkpoint: f"{entry.reason}: {entry.detail}"
-        for checkpoint, entry in roots.condemned.items()
-    }
+    condemned = {name: f"{one.reason}: {one.detail}" for name, one in roots.condemned.items()}
     known = {stretch.timeline: stretch for stretch in lineage}
     listed = []
     for row in rows:

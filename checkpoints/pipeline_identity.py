@@ -72,21 +72,17 @@ def ensure_identity(store: Store, pipeline: str) -> str:
         OutcomeUnknownError: the store gave no answer several times in a row.
     """
     refuse_copied_store(store, pipeline)
-    wanted = secrets.token_hex(16)
+    key, wanted = BucketLayout(pipeline).identity_key, secrets.token_hex(16)
     for _ in range(_TRIES):
         found = read_identity(store, pipeline)
         if found is not None:
             return found
         try:
-            store.create(
-                BucketLayout(pipeline).identity_key, _encode_identity(store, pipeline, wanted)
-            )
+            store.create(key, _encode_identity(store, pipeline, wanted))
         except (PreconditionFailedError, OutcomeUnknownError):
             continue  # decided by what lies there
         return wanted
-    raise OUTCOME_UNKNOWN(
-        uri=store.uri(BucketLayout(pipeline).identity_key), cause="no answer several times in a row"
-    )
+    raise OUTCOME_UNKNOWN(uri=store.uri(key), cause="no answer several times in a row")
 
 
 class _IdentityRecord(NamedTuple):

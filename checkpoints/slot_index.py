@@ -189,10 +189,8 @@ class SlotIndex:
     def iterate_retained(self, timeline: int) -> Iterator[SlotSummary]:
         """Yield the slots of one timeline without its oldest pages that hold only stubs.
 
-        Stubs on other pages, forks and lost slots are yielded too.
-
-        A stub never changes. So those pages are read once, and an object next to them records where
-        the other pages begin.
+        Stubs on other pages, forks and lost slots are yielded too. A stub never changes, so those
+        pages are read once, and an object next to them records where the other pages begin.
         """
         key = self._index_page_key(timeline, "retired")
         first, etag = self._read_retired_upto(key)
@@ -207,11 +205,10 @@ class SlotIndex:
             # Only a cache: if another reader was faster, its bound serves as well.
             data = canonical_bytes(only_stubs_upto)
             with suppress(PreconditionFailedError, OutcomeUnknownError):
-                _ = (
+                if etag:
                     self._store.compare_and_swap(key, data, etag)
-                    if etag
-                    else self._store.create(key, data)
-                )
+                else:
+                    self._store.create(key, data)
 
     def refresh(self) -> None:
         """Bring the newest pages up to date, back to the first page that needs nothing.

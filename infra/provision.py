@@ -194,11 +194,7 @@ def _provision_from_environment(
     if not store.startswith("s3://") or not bucket:
         raise STORE_NOT_A_BUCKET(store=store)
     try:
-        rights = (
-            json.loads(policy.read_text(encoding="utf-8"))
-            if policy
-            else build_bucket_policy(bucket)
-        )
+        rights = json.loads(policy.read_text("utf-8")) if policy else build_bucket_policy(bucket)
     except (OSError, ValueError) as error:
         raise POLICY_UNREADABLE(file=policy, error=error) from error
     user = Credentials(keys[2], keys[3])

@@ -364,10 +364,7 @@ def choose_checkpoint(log: SlotLog, text: str) -> CheckpointId:
         return checkpoint
     findings = "; ".join(f"{f.key}: {f.problem.value}" for f in result.findings[:5])
     unfit: TidegateError = CHECKPOINT_UNFIT(
-        pipeline=log.pipeline,
-        checkpoint=checkpoint,
-        verdict=result.verdict.value,
-        findings=findings,
+        pipeline=log.pipeline, checkpoint=checkpoint, verdict=result.verdict, findings=findings
     )
     if result.verdict is CheckpointVerdict.UNKNOWN:
         # The store did not answer, so a retry may find the checkpoint whole.

@@ -82,9 +82,8 @@ def resolve_store_url(given: str | None) -> str:
         ConfigurationError: the stack was never up.
     """
     chosen = given or os.environ.get("TIDEGATE_STORE")
-    if chosen == "stack" or (
-        chosen is None and not _DEFAULT_STORE.is_dir() and _STACK_STATE_FILE.is_file()
-    ):
+    only_stack = not _DEFAULT_STORE.is_dir() and _STACK_STATE_FILE.is_file()
+    if chosen == "stack" or (chosen is None and only_stack):
         from tidegate.infra.local_stack import Stack
 
         stack = Stack()

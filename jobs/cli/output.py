@@ -51,8 +51,7 @@ class ErrorReportingGroup(TyperGroup):
             raise
         except KeyboardInterrupt:
             raise typer.Exit(130) from None  # 128 and the number of SIGINT, as shells report it
-        # The reader has closed the pipe. Closing stderr keeps Python from reporting that at its
-        # end.
+        # The reader has closed the pipe, which Python would report on stderr at its end.
         except BrokenPipeError:  # `tidegate ... | head`
             sys.stderr.close()
             raise typer.Exit(0) from None

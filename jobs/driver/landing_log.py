@@ -151,9 +151,8 @@ class LandingLog:
         per_process = landing is not None and landing.format in _FORMATS_WITHOUT_OFFSETS
         claimed = self._claim_generation(new_generation, per_process)
         self.generation, self._note, self._etag = claimed
-        self.spark_folder = checkpoint / (
-            f"spark-{self.generation:04d}" if per_process else "spark"
-        )
+        folder = f"spark-{self.generation:04d}" if per_process else "spark"
+        self.spark_folder = checkpoint / folder
         self.landed = 0
         self.failure: TidegateError | None = None
         self._newest: dict[str, Any] = {"batch": None, "rows": None, "landed_at": None}
@@ -391,9 +390,8 @@ def start_landing_query(
     options = source.landing
     assert options is not None  # noqa: S101 - the caller lands only sources with a landing
     try:
-        rows = _load_landing_stream(session, options).selectExpr(
-            *_make_select_expressions(source, options)
-        )
+        expressions = _make_select_expressions(source, options)
+        rows = _load_landing_stream(session, options).selectExpr(*expressions)
     except (AnalysisException, IllegalArgumentException) as error:
         text = str(error).strip().splitlines()[0][:400]
         raise LANDING_REFUSED(source=f"{spec.name}.{landing.name}", text=text) from error

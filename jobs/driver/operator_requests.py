@@ -134,10 +134,8 @@ class RequestInbox:
         source, newest = self._spec.sources.get(request.name or ""), self._newest()
         if source is None or source.punctuation is None:
             known = [name for name, one in self._spec.sources.items() if one.punctuation]
-            return (
-                f"no source {request.name} with a 'punctuation' section; sources with one:"
-                f" {', '.join(known) or 'none'}"
-            )
+            listed = f"sources with one: {', '.join(known) or 'none'}"
+            return f"no source {request.name} with a 'punctuation' section; {listed}"
         states = newest.decider["members"] if newest else {}
         promised = [
             (state["generator"] or {}).get("current")

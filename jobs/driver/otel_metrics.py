@@ -311,10 +311,7 @@ def create_meter_provider(environment: Mapping[str, str], instance: str) -> Mete
     if ``OTEL_SDK_DISABLED`` is ``true``. The caller shuts the provider down at the end.
     """
     names = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT")
-    if (
-        not any(environment.get(name) for name in names)
-        or environment.get("OTEL_SDK_DISABLED") == "true"
-    ):
+    if not any(map(environment.get, names)) or environment.get("OTEL_SDK_DISABLED") == "true":
         return None
     # Late: these imports take a second, and most drivers do not need them.
     from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter

@@ -474,9 +474,8 @@ def stop_on_signals(stop: threading.Event) -> Iterator[None]:
             raise KeyboardInterrupt
         stop.set()
 
-    before = {
-        number: signal.signal(number, request_stop) for number in (signal.SIGTERM, signal.SIGINT)
-    }
+    stops = (signal.SIGTERM, signal.SIGINT)
+    before = {number: signal.signal(number, request_stop) for number in stops}
     try:
         yield
     finally:

@@ -56,9 +56,9 @@ class ResumeState:
     def from_head(cls, head: LogHead, spec: PipelineSpec) -> ResumeState:
         """Return the state after the head of the log.
 
-        The initial state if no epoch was sealed yet, and after a restore to the beginning.
+        The initial state if no epoch was sealed yet, and after a restore to the beginning: then the
+        head has no record.
         """
-        # A head without a record is an empty log, or a restore to the beginning.
         manifest = head.record
         if manifest is None:
             return cls(head, create_initial_state(spec), {}, (), Counters())

@@ -261,8 +261,7 @@ class IcebergSink:
         `checkpoints` goes back as far, and goes first, so that the slots are applied to that table
         again even after a crash at any point of this method.
         """
-        positions = self._read_positions(lineage)
-        complete = self._published_slot(lineage)
+        positions, complete = self._read_positions(lineage), self._published_slot(lineage)
         rolled_back = {
             table: lineage.last_shared_slot(position)
             for table, position in positions.items()

@@ -195,12 +195,10 @@ class _TableCompactor:
             if one.last is None or one.last > upto:
                 continue
             size, number = one.file.file_size_in_bytes, one.file.spec_id
-            if number != present:
-                groups.setdefault((number, str(one.file.partition), 0), []).append(one)
-            elif size < self._target / 2:
-                groups.setdefault(
-                    (number, str(one.file.partition), _compute_size_level(size)), []
-                ).append(one)
+            # Files of an earlier partitioning are rewritten, whatever their size.
+            level = _compute_size_level(size) if number == present else 0
+            if number != present or size < self._target / 2:
+                groups.setdefault((number, str(one.file.partition), level), []).append(one)
         for (number, _, _), members in groups.items():
             fewest = _MIN_FILES_PER_MERGE if number == present else 1
             yield from self._split_into_groups(

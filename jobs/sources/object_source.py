@@ -142,11 +142,7 @@ class ObjectSource:
         if end >= part.end:
             return part
         ordinal, row = split_seq(end)
-        kept = [
-            p
-            for p in part.parts
-            if p["ordinal"] <= ordinal and join_seq(p["ordinal"], p["row_start"]) < end
-        ]
+        kept = [p for p in part.parts if join_seq(p["ordinal"], p["row_start"]) < end]
         last = kept[-1]
         resume = _ResumePoint(ordinal, row, None, _pin_object(last))
         if row >= last["rows"]:  # consumed whole after all

@@ -203,12 +203,8 @@ def _select_envelope_columns(source: SourceSpec) -> tuple[dict[str, str], list[t
                 (f"NOT is_valid_utf8({words})", f"concat('{name} is not UTF-8: 0x', hex({raw}))")
             )
         if kind not in ("binary", "string"):
-            faults.append(
-                (
-                    f"{raw} IS NOT NULL AND {values[name]} IS NULL",
-                    f"concat('{name} is no {kind}: ', {words})",
-                )
-            )
+            is_bad = f"{raw} IS NOT NULL AND {values[name]} IS NULL"
+            faults.append((is_bad, f"concat('{name} is no {kind}: ', {words})"))
     return values, faults
 
 
@@ -465,10 +461,8 @@ def _decode_protobuf(
     )
     for number, schema in schemas.items():
         index = find_message_index(schema, kafka.message) if _has_schema_prefix(kafka) else None
-        frame = frame.withColumn(
-            f"_j{number}",
-            make_payload_reader(schema, kafka.message, names, index)(_select_body(number)),
-        )
+        read_payload = make_payload_reader(schema, kafka.message, names, index)
+        frame = frame.withColumn(f"_j{number}", read_payload(_select_body(number)))
     bad = [f"_j{number}._bad" for number in schemas]
     why = f"coalesce({', '.join([why, *bad])})"
 

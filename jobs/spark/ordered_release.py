@@ -201,11 +201,8 @@ def count_buffered_rows(
         ):
             total += ref.rows
             continue
-        table = pq.read_table(
-            ensure_local_file(epoch.store, ref.key, epoch.segment_folder),
-            columns=["_section", "_et"],
-            partitioning=None,
-        )
+        path = ensure_local_file(epoch.store, ref.key, epoch.segment_folder)
+        table = pq.read_table(path, columns=["_section", "_et"], partitioning=None)
         total += pc.sum(_mask_at_or_above(table, mark)).as_py() or 0
     return total
 

@@ -64,9 +64,8 @@ def assign_rows_to_windows(epoch: EpochContext, window: WindowSpec) -> Frame:
         )
         frame = moved.where("_moved OR NOT _was").drop("_moved", "_was")
     frame = add_window_span(window, drop_edges(epoch.spec, frame))
-    if window.size == window.period and all(
-        s.end_time is None for s in epoch.spec.sources.values()
-    ):
+    has_edges = any(source.end_time is not None for source in epoch.spec.sources.values())
+    if window.size == window.period and not has_edges:
         return frame.selectExpr("*", "_w0 AS _ws", f"_w0 + {window.size}L AS _we")
     pairs = frame.selectExpr("*", f"explode(sequence(_w0, _w1, {window.period}L)) AS _ws")
     pairs = pairs.selectExpr("*", f"_ws + {window.size}L AS _we")

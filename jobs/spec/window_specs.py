@@ -167,9 +167,8 @@ class WindowSpec(SpecModel):
             # An option of another shape is refused: its writer expects an effect.
             present = getattr(self, name) is not None
             if present != (name in needs):
-                raise ValueError(
-                    f"a {self.kind.value} window {'needs' if name in needs else 'has no'} {name!r}"
-                )
+                verb = "needs" if name in needs else "has no"
+                raise ValueError(f"a {self.kind.value} window {verb} {name!r}")
         if self.zero_rows and self.kind is WindowKind.SESSION:
             raise ValueError(
                 "a session window has no 'zero_rows': between two sessions there is no window"

@@ -295,12 +295,8 @@ class StreamMerge:
         """
         state, origin = self._state.attachments[name], self._graph.attachments[name].origin
         old, new = self.history.stream_rows(origin), self._current_rows(origin)
-        slots = apply_caught_up_slots(
-            old[ARRIVAL_SLOT].to_numpy(),
-            state.caught_up,
-            state.cursor,
-            self._first_position(origin),
-        )
+        arrived, begin = old[ARRIVAL_SLOT].to_numpy(), self._first_position(origin)
+        slots = apply_caught_up_slots(arrived, state.caught_up, state.cursor, begin)
         if new is not old:
             arrived = new[ARRIVAL_SLOT].to_numpy()
             index = pc.index_in(new["_id"], value_set=old["_id"].combine_chunks())

@@ -476,8 +476,7 @@ def _find_affected_sessions(
     by_key: dict[tuple[Any, ...], list[_SessionPart]] = {}
     for what, touching in ((_NEW, rows), (_COUNTED, counted)):
         for row in touching:
-            spans = row.spans
-            by_key.setdefault(row.key, []).extend((*span, what) for span in spans)
+            by_key.setdefault(row.key, []).extend((*span, what) for span in row.spans)
     affected = []
     for key, spans_of_rows in by_key.items():
         parts = [*spans_of_rows, *((r["_ws"], r["_we"], r) for r in published.get(key, []))]
