@@ -228,7 +228,7 @@ warm: venv java # Spark's classes, archived once: every driver of the demo and t
 	@$(BIN)/tidegate warm
 
 .PHONY: docs
-docs: venv ## write docs/options.md and docs/errors.md anew from the code
+docs: venv ## write docs/options.md and docs/errors.md again from the code
 	$(BIN)/python docs/generate.py
 
 .PHONY: wheel
@@ -236,7 +236,7 @@ wheel: venv ## build the wheel into dist/
 	$(BIN)/python -m build --wheel --no-isolation
 
 .PHONY: lock
-lock: venv ## resolve the pins anew (needs the network)
+lock: venv ## resolve the pins again (needs the network)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(LOCK)
 
 .PHONY: clean

@@ -1,6 +1,6 @@
 """Check offline that requirements.lock fits pyproject.toml and is what is installed.
 
-Resolving anew is `make lock`; this only proves that nobody changed one file and forgot the other:
+Resolving again is `make lock`; this only proves that no one changed one file and forgot the other:
 every requirement is pinned to a version it allows, every pin has hashes and none an address, and
 the environment holds the pinned versions.
 """

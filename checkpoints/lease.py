@@ -430,7 +430,7 @@ def _require_same_uid(view: LeaseView | None, pipeline: str, uid: str | None) ->
 
 def _describe_holder(view: LeaseView | None) -> str:
     if view is None or view.holder is None:
-        return "nobody"
+        return "no one"
     return f"{view.holder.driver} (pid {view.holder.pid} on {view.holder.host})"
 
 

@@ -170,7 +170,7 @@ def _format_object_arns(bucket: str, prefixes: Sequence[str]) -> list[str]:
 def _allow_listing(bucket: str, prefixes: Sequence[str]) -> dict[str, Any]:
     """Listing is allowed below these prefixes only.
 
-    A LIST of the whole bucket would tell the names of everybody's objects.
+    A LIST of the whole bucket would tell the names of everyone's objects.
     """
     condition = {"StringLike": {"s3:prefix": [f"{prefix}*" for prefix in prefixes]}}
     return {**_allow_actions(["s3:ListBucket"], f"arn:aws:s3:::{bucket}"), "Condition": condition}

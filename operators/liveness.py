@@ -172,7 +172,7 @@ def _is_lease_held(lease: LeaseView, seen: LivenessSample, limits: LivenessLimit
 
 
 def _judge_holder(lease: LeaseView, seen: LivenessSample, limits: LivenessLimits) -> Observation:
-    holder = f"pid {lease.holder.pid} on {lease.holder.host}" if lease.holder else "nobody"
+    holder = f"pid {lease.holder.pid} on {lease.holder.host}" if lease.holder else "no one"
     report = seen.driver.last_report
     state = parse_reported_state(seen.driver.last_facts)
     # The driver itself gives the lease back when a step takes longer than it may. So a long step

@@ -145,7 +145,7 @@ def _make_site_routes(views: _StreamViews, airflow: AirflowQueries, limit: Any) 
 
     @routes.get("/page")
     def serve_page(request: Request) -> Response:
-        """The page itself, the same for everybody."""
+        """The page itself, the same for everyone."""
         return _serve_file("page.html", request)
 
     @routes.get("/assets/{name}")

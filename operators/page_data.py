@@ -71,11 +71,11 @@ def explain_state(overview: PipelineOverview) -> str:
             told = f"stopped by {desired.who}" if desired.who else ""
             return reason or (f"{told}: {desired.why}" if told and desired.why else told)
         case PipelineState.LOST:
-            return "it should run, and nobody drives it"
+            return "it should run, and no one drives it"
     return ""
 
 
-# Milliseconds in which a driver that somebody has asked for may appear: `start_timeout`.
+# Milliseconds in which a driver that someone has asked for may appear: `start_timeout`.
 _START_PATIENCE: Final = 180_000
 _DRIVEN_STATES: Final = frozenset({"running", "waiting", "starting", "draining"})
 _AT_REST_STATES: Final = frozenset({"down", "new", "stopped", "failed", "finished"})

@@ -85,7 +85,7 @@ class ApprovalTerms:
     """Which approvals of a restore count.
 
     Attributes:
-        approvers: names or ids of the people who may approve; empty: everybody but the asker.
+        approvers: names or ids of the people who may approve; empty: everyone but the asker.
         valid_for: seconds by the wall clock after which an approval expires; None: never.
     """
 

@@ -75,7 +75,7 @@ class AskOperator(ApprovalOperator):
 
     Args:
         pipeline: its name.
-        approvers: ids of the users that Airflow lets answer; empty for everybody.
+        approvers: ids of the users that Airflow lets answer; empty for everyone.
         conn_id: Airflow connection of the store; None for the environment.
     """
 

@@ -52,7 +52,7 @@ class StopOperator(PipelineOperator):
         store, who = self.resolve_access().open(), get_requester(context)
         desired = read_desired_state(store, self.pipeline)
         if desired.state is DesiredState.RECOVERING:
-            raise STOP_DURING_RESTORE(pipeline=self.pipeline, who=desired.who or "somebody")
+            raise STOP_DURING_RESTORE(pipeline=self.pipeline, who=desired.who or "someone")
         if self.replace == "True":
             lease = read_lease(store, self.pipeline)
             said = terminate_driver(

@@ -116,7 +116,7 @@ def play_disposition(disposition: str) -> Trouble:
 
 def play_incomplete(pipeline: Pipeline, preset: str) -> Expected | None:
     """One source does not bring its barrier within the timeout."""
-    if preset not in ("nscldaq", "wire"):  # the others wait for ever, or until the source is idle
+    if preset not in ("nscldaq", "wire"):  # the others wait forever, or until the source is idle
         return None
     outcome = close_without_b(pipeline, preset)
     waited = ("barriers_waited",) if preset == "wire" else ()  # its timeout is as long as the limit
@@ -171,7 +171,7 @@ def play_broken_rule(severity: str, *counts: str, failed: tuple[str, ...] = ()) 
 
 
 def play_dead_objects(pipeline: Pipeline, _preset: str) -> Expected:
-    """An object with a column that nobody declared: 50 rows that nobody reads."""
+    """An object with a column that no one declared: 50 rows that no one reads."""
     source = pipeline.bench.sources["a"]
     dead = DeadObject(Member("a"), 1, "inbox/x/1", "e", 9, "unknown_column", "extra", 50)
     source.set_aside.append(dead)  # type: ignore[attr-defined]

@@ -174,7 +174,7 @@ def stop_pipeline(
     log, who = arguments.open_log(pipeline, store), arguments.get_user_name()
     desired = end_abandoned_recovery(log.store, log.pipeline, who=who)
     if desired.state is DesiredState.RECOVERING:
-        raise RESTORING(pipeline=log.pipeline, who=desired.who or "somebody")
+        raise RESTORING(pipeline=log.pipeline, who=desired.who or "someone")
     # First the desired state: otherwise a standby driver would take over from the ended one.
     # First what people want: a driver that ends before this would be started again.
     set_desired_state(log.store, log.pipeline, DesiredState.STOPPED, who=who, why=why)
@@ -206,7 +206,7 @@ def allow_start(pipeline: PipelineArgument, store: StoreOption = None, why: WhyO
     has_driver = lease is not None and not lease.is_free
     # The end of the restore would set the desired state back.
     if before.state is DesiredState.RECOVERING and has_driver:
-        raise RESTORING(pipeline=log.pipeline, who=before.who or "somebody")
+        raise RESTORING(pipeline=log.pipeline, who=before.who or "someone")
     set_desired_state(
         log.store, log.pipeline, DesiredState.RUN, who=arguments.get_user_name(), why=why
     )

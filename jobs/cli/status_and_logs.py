@@ -381,7 +381,7 @@ def _format_source_row(name: str, source: dict[str, Any]) -> tuple[object, ...]:
 
 def _format_open_barrier(barrier: dict[str, Any]) -> tuple[object, ...]:
     arrived, awaited = (", ".join(barrier[name]) for name in ("arrived", "awaited"))
-    return barrier["id"], f"{barrier['age'] / 1e6:,.0f} s", arrived, awaited or "nobody"
+    return barrier["id"], f"{barrier['age'] / 1e6:,.0f} s", arrived, awaited or "no one"
 
 
 def _format_landing_row(name: str, one: dict[str, Any]) -> tuple[object, ...]:
@@ -424,7 +424,7 @@ def _format_checkpoint(checkpoint: dict[str, Any] | None) -> str:
 
 def _format_frontier_holder(holder: dict[str, Any] | None) -> str:
     return (
-        "nobody"
+        "no one"
         if holder is None
         else (
             f"{holder['member']} since {output.format_short_instant(holder['since'])}:"

@@ -210,7 +210,7 @@ class LeaderElection:
 
 
 def _unwanted_error(pipeline: str, desired: DesiredDocument) -> FencedError:
-    who = f"{desired.who or 'nobody'}{f': {desired.why}' if desired.why else ''}"
+    who = f"{desired.who or 'no one'}{f': {desired.why}' if desired.why else ''}"
     return UNWANTED(pipeline=pipeline, state=desired.state, who=who)
 
 

@@ -241,7 +241,7 @@ def run_what_if(
         epochs: epochs of one lineage, oldest first. Only those behind the last gap count: an epoch
             without a survey, or retired ones.
         options: the other options.
-        first: the slot that somebody asked for; None: no particular one.
+        first: the slot that someone asked for; None: no particular one.
 
     Raises:
         ConfigurationError: no epoch is left, or the slot asked for is before the first that is.

@@ -508,7 +508,7 @@ def select_members_ahead(
     active, blocked = dict(_iter_active_frontiers(state)), set(state["blocked"])
     ahead = {n: value - reach for n, value in active.items() if value is not None and value > reach}
     # Who waits at a barrier waits for members that may be ahead: if they were not read either,
-    # nobody would be.
+    # no one would be.
     held = set(ahead) if full and active.keys() - ahead.keys() - blocked else set()
     if release.max_ahead is not None:
         far = {name for name, distance in ahead.items() if distance > release.max_ahead}

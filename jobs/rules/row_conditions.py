@@ -3,7 +3,7 @@
 `duck_frame` renders the same text for DuckDB.
 
 Spark writes numbers into the Java code it generates, so a frontier in a plan would have that code
-compiled anew in every epoch, by Janino and then by the own compilers of the JVM: for a big epoch
+compiled again in every epoch, by Janino and then by the own compilers of the JVM: for a big epoch
 that costs as much as the rows do. Arrays are passed beside the code, so what changes from epoch to
 epoch stands in an array of one element.
 """

@@ -89,7 +89,7 @@ def audit_exactness(
 ) -> ExactnessReport:
     """Compare input, tables and recomputation at the head of the log.
 
-    Everything sealed must be published. Nobody knows which rows retired epochs have read, so behind
+    Everything sealed must be published. No one knows which rows retired epochs have read, so behind
     retired epochs only rows that were read after the oldest manifest are compared, and windows that
     begin after all rows read before.
 

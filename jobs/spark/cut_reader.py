@@ -30,7 +30,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
+from pyspark.sql import functions as F  # noqa: N812 - the name everyone knows
 
 from tidegate.checkpoints.store import Store
 from tidegate.errors import TransientError
@@ -251,7 +251,7 @@ def _is_readable(part: CutPart) -> bool:
 def unreadable_objects_error(keys: Sequence[str]) -> CorruptObjectsError | TransientError:
     """The error for objects whose pages are corrupt; it is returned, not raised.
 
-    A copy of offsets is not the topic: it is fetched anew, never given up. So with a copy among
+    A copy of offsets is not the topic: it is fetched again, never given up. So with a copy among
     them the error is transient, and names the first copy only.
     """
     staged = [key for key in keys if key.startswith(STAGED_PREFIX)]

@@ -177,7 +177,7 @@ class EpochContext:
 
         Small is one of at most 200,000 rows, and many are more than 16 of these.
 
-        Sessions need this not: their segment is written anew in every epoch.
+        Sessions need this not: their segment is written again in every epoch.
 
         Args:
             kind: kind of the segments.

@@ -141,7 +141,7 @@ def decode_to_texts(
             continue
         try:
             found.append([*(reader(one) for reader in readers), None])
-        # Of the well-known types: a time out of range, an Any of a type nobody knows.
+        # Of the well-known types: a time out of range, an Any of a type no one knows.
         except (TypeError, ValueError) as error:
             found.append(
                 [*nothing, f"the message has a value that cannot be written as text: {error}"]

@@ -3,7 +3,7 @@
 Also all windows that fire while they are open.
 
 The live sessions, closed ones within their lateness included, stand in one segment that is written
-anew whenever rows came, a session closed or a result may be due: what meets what depends on all of
+again whenever rows came, a session closed or a result may be due: what meets what depends on all of
 them. ``_due`` marks those with a result in the epoch that wrote the segment.
 """
 

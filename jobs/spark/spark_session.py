@@ -55,7 +55,7 @@ INTERPRETED_SETTINGS: Final[dict[str, str]] = {
 """For few rows.
 
 Frontiers and positions are literals of the generated code, so every epoch would compile all of it
-anew.
+again.
 """
 # Settings of the process, which Spark Connect has on its server.
 _CLASSIC_SETTINGS: Final[dict[str, str]] = {

@@ -93,7 +93,7 @@ class DiskStaging:
         return sorted(folder.glob("part-*.parquet"))
 
     def discard(self, folder: Path) -> None:
-        """Do nothing: whoever made the folder removes it."""
+        """Do nothing: the caller that made the folder removes it."""
 
     def find_outage(self) -> None:
         """Return None: a disk has no outage of its own."""
@@ -105,7 +105,7 @@ class BucketStaging:
     Args:
         store: the pipeline's, in S3.
         pipeline: its name.
-        workdir: the scratch folder; its name is the mirror's and nobody else's.
+        workdir: the scratch folder; its name is the mirror's and no one else's.
     """
 
     def __init__(self, store: Store, pipeline: str, workdir: Path) -> None:

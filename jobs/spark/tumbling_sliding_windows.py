@@ -131,7 +131,7 @@ def process_window(epoch: EpochContext, name: str, edges: EpochEdges) -> WindowO
 def _choose_state_engine(
     epoch: EpochContext, name: str, live: list[FileRef], fresh: WrittenFiles
 ) -> EpochContext:
-    """Few partial rows are merged in the driver, whoever made them; a Spark job takes longer."""
+    """Few partial rows are merged in the driver, also those that Spark made: a job takes longer."""
     rows = sum(ref.rows for ref in (*live, *fresh.refs))
     here = rows <= MERGE_ROWS and explain_spark_window(epoch.spec, name) is None
     return replace(epoch, native=True) if here else epoch

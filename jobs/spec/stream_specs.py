@@ -275,7 +275,7 @@ def _sort_topologically(
         if not ready:
             raise ValueError(
                 f"streams: {_find_cycle(parents, set(order))} is a cycle; rows would be dispatched"
-                " for ever"
+                " forever"
             )
         order.append(ready[0])
     return order

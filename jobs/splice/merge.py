@@ -250,7 +250,7 @@ class _Merger:
         """Return the request if it may be merged; one that a restore took back is open again."""
         store, pipeline, now = self._log.store, self._spec.name, self._decision.clock.wall_ticks()
         request = read_splice_request(store, pipeline, self._request_id)
-        # Nobody closes requests on time: whoever looks at one after its end writes that down.
+        # No process closes requests on time: the first that reads one after its end notes that.
         if request.is_expired(now) and request.state != "expired":
             request = decide_splice_request(
                 store,
@@ -258,7 +258,7 @@ class _Merger:
                 self._request_id,
                 "expired",
                 who="clock",
-                why="nobody decided in time",
+                why="no one decided in time",
                 at=now,
             )
         if request.state in ("rejected", "expired"):

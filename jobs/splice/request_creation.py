@@ -341,7 +341,7 @@ def _find_taken_pairs(
 ) -> set[tuple[RowIdentity, str]]:
     """Return the (row, output) pairs that are merged or in open requests.
 
-    Nobody should have to decide twice about a row. With `with_rejected`, pairs of rejected requests
+    No one should have to decide twice about a row. With `with_rejected`, pairs of rejected requests
     are included.
     """
     pairs = set(read_merged_rows(spec, log, head).pairs)

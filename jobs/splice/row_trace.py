@@ -43,7 +43,7 @@ from tidegate.jobs.splice.window_merge import SET_ASIDE_REASONS, list_touching_r
 from tidegate.jobs.splice.window_recompute import build_time_expression
 from tidegate.time_units import TICK_MAX, format_instant
 
-_MAX_ROWS = 20  # rows traced at a time; whoever looks for more wants a query
+_MAX_ROWS = 20  # rows traced at a time; a question about more rows is one for a query
 
 
 class RowLocation(BaseModel):
@@ -279,7 +279,7 @@ class _RowTracer:
     def _locate_in_late(self, row: _TracedRow) -> list[RowLocation]:
         locations = []
         for late in _find_rows(self._late, row.identity):
-            # The late table is never rewritten, so a merged row is late there for ever.
+            # The late table is never rewritten, so a merged row is late there forever.
             is_merged = (row.identity, late["output"]) in self._merged.pairs
             detail = {
                 "output": late["output"],

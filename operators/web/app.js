@@ -1,4 +1,4 @@
-// Which page is shown, and its heartbeat: ask, draw, wait. Old content stays while nobody answers, and says how old it is.
+// Which page is shown, and its heartbeat: ask, draw, wait. Old content stays while no one answers, and says how old it is.
 import {ago, ask, fill, h, mark, setNow, tick} from "./dom.js";
 import {listPage} from "./list.js";
 import {streamPage} from "./stream.js";

@@ -28,7 +28,7 @@ function timeTicks(low, high, wanted) {
 
 const L = 62, LONG = 84, T = 10, B = 24; // margins; LONG for instants
 
-/** Anything that is drawn anew when it gets other data or another width. */
+/** Anything that is drawn again when it gets other data or another width. */
 function canvas(className, draw) {
   const node = h("div", {class: className});
   let width = 0;

@@ -1,4 +1,4 @@
-// The checkpoint table: paged from the newest back, held still while somebody chooses in it.
+// The checkpoint table: paged from the newest back, held still while someone chooses in it.
 import {compare, inspect, pin, restore} from "./dialogs.js";
 import {ago, announce, ask, card, checkpoint, count, empty, fill, h, mark, plural, share, size, table} from "./dom.js";
 
@@ -19,7 +19,7 @@ export function checkpointPanel(pipeline, stream) {
     announce(shown ? `${plural(shown.rows.length, "checkpoint")}, page ${pages.length}` : "");
   }
   async function load() {
-    again = busy; // somebody turned the page while one was on its way: that one is not what he asked for
+    again = busy; // someone turned the page while one was on its way: that one is not what he asked for
     if (busy) return;
     busy = true;
     do {

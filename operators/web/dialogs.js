@@ -13,7 +13,7 @@ function show(title, ...body) {
 const cancel = (word = "Cancel") => h("button", {type: "button", id: "dialog-close", click: () => DIALOG.close()}, word);
 const problem = error => h("p", {class: "note bad", role: "alert"}, mark("bad"), h("span", {}, error.message, error.advice ? h("span", {class: "soft"}, ` Next: ${error.advice}`) : null));
 
-/** Start a run, then tell how it goes until it has ended or waits for somebody else; an endless one only until it has begun. */
+/** Start a run, then tell how it goes until it has ended or waits for someone else; an endless one only until it has begun. */
 async function start(dag, conf, say, done, endless = false) {
   const id = `manual__${new Date().toISOString()}__${Math.random().toString(36).slice(2, 10)}`;
   await insist(runs(dag), "POST", {logical_date: null, dag_run_id: id, conf});
@@ -27,7 +27,7 @@ async function start(dag, conf, say, done, endless = false) {
       say.replaceChildren(h("p", {class: `note ${tone}`}, mark(tone), h("span", {}, ended ? state.state === "success" ? "Done. " : "It failed; the reason stands in the log. " : `${state.state}${at ? `, ${at}` : ""}. `, link)));
       if (endless && state.state === "running") { say.replaceChildren(h("p", {class: "note good"}, mark("good"), h("span", {}, "Airflow has begun. The state on this page follows within a minute. ", link))); return; }
       if (ended) { announce(state.state === "success" ? "Done" : "It failed"); done?.(state.state); return; }
-      if (tasks.task_instances.some(t => t.state === "awaiting_input")) { say.append(h("p", {}, "Somebody else has to approve it: here on the page of this stream, or in Airflow.")); return; }
+      if (tasks.task_instances.some(t => t.state === "awaiting_input")) { say.append(h("p", {}, "Someone else has to approve it: here on the page of this stream, or in Airflow.")); return; }
     }
     if (!DIALOG.open) return;
     await new Promise(wake => setTimeout(wake, 1500));
@@ -59,7 +59,7 @@ export function startStream(s) {
 export function stopStream(s) {
   const why = h("input", {id: "why", autocomplete: "off", maxlength: 200, autofocus: true});
   const replace = h("input", {id: "replace", type: "checkbox"});
-  const {go} = form(`Stop ${s.pipeline}`, h("p", {}, "The driver seals what it has read and ends. Nothing starts it again until somebody presses Start."),
+  const {go} = form(`Stop ${s.pipeline}`, h("p", {}, "The driver seals what it has read and ends. Nothing starts it again until someone presses Start."),
     [field("Reason, shown while it is stopped", why), h("label", {class: "check"}, replace, " It hangs: kill this driver. Airflow launches another one, which goes on after the newest checkpoint")], "Stop", say => start(`${s.pipeline}.stop`, {reason: why.value, replace: replace.checked}, say));
   replace.addEventListener("change", () => { go.textContent = replace.checked ? "Replace the driver" : "Stop"; });
 }
@@ -133,7 +133,7 @@ export function pin(s, row) {
   }
   const name = h("input", {id: "pin-name", autocomplete: "off", required: true, maxlength: 60, pattern: "[A-Za-z0-9][A-Za-z0-9_.:@+\\-]*", autofocus: true});
   const why = h("input", {id: "why", autocomplete: "off", maxlength: 200});
-  form("Pin a checkpoint", h("p", {}, checkpoint(row.id), " is kept, and can be restored by its name, until somebody unpins it."),
+  form("Pin a checkpoint", h("p", {}, checkpoint(row.id), " is kept, and can be restored by its name, until someone unpins it."),
     [field("Name", name, "letters, digits and _.:@+-"), field("Reason", why)], "Pin", say => start(dag, {action: "pin", checkpoint: row.id, name: name.value, reason: why.value}, say));
 }
 
@@ -197,7 +197,7 @@ export function questions(node, s, refresh) {
     const choices = q.options.slice().reverse().map((option, i) => h("button", {class: option === "Approve" ? "main" : null, id: `answer-${run.run_id}-${i}`, disabled: early > 0 || barred(option), click: answer(option)}, option));
     if (early > 0) setTimeout(() => choices.forEach(b => { b.disabled = barred(b.textContent); }), early);
     return h("section", {class: "card question", "aria-label": q.subject}, h("h2", {}, mark("warn"), q.subject),
-      h("p", {class: "soft"}, `Asked by ${run.who || "somebody"}, `, ago(q.since), q.assigned.length ? `; to be answered by ${q.assigned.join(" or ")}` : "; to be answered by somebody else than who asked"),
+      h("p", {class: "soft"}, `Asked by ${run.who || "someone"}, `, ago(q.since), q.assigned.length ? `; to be answered by ${q.assigned.join(" or ")}` : "; to be answered by someone else than who asked"),
       q.refusal ? h("p", {class: "note off"}, mark("off"), h("span", {}, `You cannot approve this: ${q.refusal}.`)) : null,
       h("pre", {}, (q.body || "").replaceAll("```", "").replaceAll("**", "").trim()), say,
       h("div", {class: "buttons"}, airflow(`/dags/${run.dag_id}/runs/${encodeURIComponent(run.run_id)}/required_actions`, "In Airflow"), choices));

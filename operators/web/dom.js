@@ -14,7 +14,7 @@ export function h(tag, attributes, ...children) {
   return node;
 }
 
-/** Show new content only when it differs: what somebody reads, selects or stands on is left alone. */
+/** Show new content only when it differs: what someone reads, selects or stands on is left alone. */
 export function fill(node, signature, build) {
   const text = JSON.stringify(signature);
   if (node.shown === text) return false;
@@ -65,7 +65,7 @@ const MARK = {good: "●", warn: "▲", bad: "■", off: "○"}; // the colour a
 export const mark = tone => h("span", {class: `mark ${tone}`, "aria-hidden": "true"}, MARK[tone] || "○");
 export const pill = (tone, word) => h("span", {class: `pill ${tone}`}, mark(tone), word);
 export const code = text => h("code", {}, text);
-/** A checkpoint's id with its attempt, which nobody reads, in the background. */
+/** A checkpoint's id with its attempt, which no one reads, in the background. */
 export function checkpoint(id) {
   if (!id) return "the beginning";
   const cut = id.lastIndexOf("-");
@@ -102,7 +102,7 @@ export async function ask(path, method = "GET", body = undefined) {
   const found = await answer.json().catch(() => ({}));
   if (answer.ok) return found;
   const detail = found.detail, told = found.message || detail?.reason || (typeof detail === "string" ? detail : detail?.[0]?.msg);
-  const usual = {401: "You are logged out.", 403: "You may not do that: ask somebody with the right to start this DAG."}[answer.status];
+  const usual = {401: "You are logged out.", 403: "You may not do that: ask someone with the right to start this DAG."}[answer.status];
   throw new Refused(usual || told || `Airflow answered ${answer.status}.`, answer.status, found.advice || (answer.status === 401 ? "Log in to Airflow and load this page again." : null));
 }
 

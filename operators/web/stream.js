@@ -1,4 +1,4 @@
-// One pipeline: a panel for each question somebody has about it.
+// One pipeline: a panel for each question someone has about it.
 import {barrierLanes, histogram, lines, look, shape, toneOf} from "./chart.js";
 import {checkpointPanel} from "./checkpoints.js";
 import {checksPanel} from "./checks.js";
@@ -44,7 +44,7 @@ export function streamPage(pipeline, {framed, open, refresh}) {
   const spans = h("select", {id: "span", change: () => { reach = Number(spans.value); points = []; refresh(); }}, [[KEPT, "last 120 epochs"], [1000, "last 1,000"], [10000, "last 10,000"], [0, "all epochs"]].map(([v, name]) => h("option", {value: v}, name)));
   const node = h("div", {}, head, jump, notes, asked, proof.node, h("div", {class: "card"}, facts),
     h("div", {class: "grid"},
-      card("sources", "Frontier of each source", h("label", {class: "choice"}, "Show ", spans), frontier.node, h("h3", {}, "Ahead of the output; at 0 it holds everybody back"), ahead.node, sources),
+      card("sources", "Frontier of each source", h("label", {class: "choice"}, "Show ", spans), frontier.node, h("h3", {}, "Ahead of the output; at 0 it holds everyone back"), ahead.node, sources),
       card("throughput", "Throughput", h("h3", {}, "Rows per second"), rate.node, h("h3", {}, "Epoch time"), epoch.node)),
     results.node,
     h("div", {class: "grid"},
@@ -81,7 +81,7 @@ export function streamPage(pipeline, {framed, open, refresh}) {
     if (DRIVEN.includes(s.state) && s.may.includes("stop")) return h("button", {id: "stop", click: () => stopStream(last)}, "Stop…");
     return null;
   }
-  /** How the newest request for a restore ended, while that is news to somebody: an hour. */
+  /** How the newest request for a restore ended, while that is news to someone: an hour. */
   function answered(s) {
     const t = s.trail[0], step = t?.steps.at(-1), again = t && s.actions.find(r => r.run_id === t.request);
     const said = {rejected: "was rejected", refused: "was refused", failed: "failed"}[step?.what];
@@ -109,7 +109,7 @@ export function streamPage(pipeline, {framed, open, refresh}) {
     const p = s.latest, q = s.quality;
     fill(facts, [p?.id, s.holder, s.unpublished, q, s.quality?.at], () => [
       fact("Frontier", p?.final ? "end of time" : p?.frontier ? when(p.frontier).slice(0, 16) : "none yet", "event time, UTC"),
-      fact("Held by", s.holder?.member || "nobody", s.holder ? [s.holder.why, s.holder.since ? h("span", {}, ", since ", ago(s.holder.since, "")) : ""] : null),
+      fact("Held by", s.holder?.member || "no one", s.holder ? [s.holder.why, s.holder.since ? h("span", {}, ", since ", ago(s.holder.since, "")) : ""] : null),
       fact("Newest checkpoint", ago(s.sealed_at), s.checkpoint ? checkpoint(s.checkpoint) : null),
       fact("Rows read", count(p?.read), p ? `${count(p.retained)} wait for their order` : null),
       fact("Late", p ? share(p.late, p.read) : "–", p ? missed(p.late, p.counts) : null),

@@ -165,7 +165,7 @@ def main() -> None:
                 rounds.append({})
                 for side in (
                     _SIDES if number % 2 == 0 else reversed(_SIDES)
-                ):  # nobody always goes first
+                ):  # no one always goes first
                     found = rounds[-1][side] = contend(side, server, jars, source, work, given.rows)
                     load = os.getloadavg()[0]
                     print(

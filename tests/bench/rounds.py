@@ -197,7 +197,7 @@ def main() -> None:
         for number in range(given.rounds):
             names = _CONTENDERS[given.job]
             rounds.append({})
-            for name in names if number % 2 == 0 else reversed(names):  # nobody always goes first
+            for name in names if number % 2 == 0 else reversed(names):  # no one always goes first
                 rounds[-1][name] = contend(name, source, work / name)
                 print(
                     f"round {number + 1}: {name} {rounds[-1][name]['seconds']:.1f} s, load"

@@ -228,7 +228,7 @@ def main() -> None:
             generate(source, given.rows, given.epochs)
         rounds: list[dict[int, dict[str, Any]]] = []
         for number in range(given.rounds):
-            order = (1, 2) if number % 2 == 0 else (2, 1)  # nobody always goes first
+            order = (1, 2) if number % 2 == 0 else (2, 1)  # no one always goes first
             one = {
                 workers: contend(workers, given.partitions, source, work / f"workers-{workers}")
                 for workers in order

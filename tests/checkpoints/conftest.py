@@ -167,7 +167,7 @@ class Stage:
         self._threads.append(threading.Thread(target=run, daemon=True))
 
     def play(self) -> None:
-        """Run everybody to the end, then let every held write arrive."""
+        """Run everyone to the end, then let every held write arrive."""
         for thread in self._threads:
             thread.start()
         while self._waiting:

@@ -21,7 +21,7 @@ from tidegate.checkpoints.checkpoint_catalog import build_illness_finder
     ],
 )
 def test_a_run_speaks_for_what_it_looked_at(runs: list[tuple[int, str]], well: set[int]) -> None:
-    """A passing run vouches for all before it, a failing one taints all that nobody vouches for."""
+    """A passing run vouches for all before it, a failing one taints all that no one vouches for."""
     store = MemoryStore()
     history = [
         {"checkpoint": f"t0-{slot:06d}-aaaaaa", "verdict": verdict} for slot, verdict in runs

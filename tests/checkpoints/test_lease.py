@@ -41,7 +41,7 @@ def _nothing() -> None:
 
 
 class Sleepy(ManualClock):
-    """A clock on which something else happens whenever somebody waits."""
+    """A clock on which something else happens whenever someone waits."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -242,7 +242,7 @@ def test_the_holders_time_counts_from_before_it_sent(clock: ManualClock) -> None
 
 
 def test_a_sleeper_without_a_successor_goes_on(memory: MemoryStore, clock: ManualClock) -> None:
-    """After its time ran out, check renews; when nobody took the lease, it is simply kept."""
+    """After its time ran out, check renews; when no one took the lease, it is simply kept."""
     lease = Lease.acquire(memory, "p", far_away("one"), clock=clock)
     clock.advance(60)
     assert lease.remaining_seconds < 0
@@ -334,7 +334,7 @@ def test_an_observer_measures_silence_on_its_own_clock(
 
 def test_a_slow_answer_is_no_silence(clock: ManualClock) -> None:
     """What the holder did while the store thought about it, or while the observer was held up,
-    nobody has seen yet.
+    no one has seen yet.
     """
     slow = [0.0]
 

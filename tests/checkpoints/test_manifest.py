@@ -97,7 +97,7 @@ def test_garbage_in_a_slot_is_named_as_such(data: bytes) -> None:
 
 
 def test_an_unknown_field_is_refused() -> None:
-    """A field of the same version that nobody knows is not dropped silently."""
+    """A field of the same version that no one knows is not dropped silently."""
     data = json.loads((GOLDEN / "manifest-v1.json").read_bytes()) | {"surprise": 1}
     with pytest.raises(PoisonError, match="surprise"):
         parse_record(json.dumps(data).encode())
@@ -197,7 +197,7 @@ def test_an_attempt_that_was_never_sent_can_be_aborted() -> None:
 
 @pytest.mark.parametrize("fault", [None, Fault.LOST_ANSWER, Fault.NO_EFFECT, Fault.LATE])
 def test_all_first_starters_get_one_identity(fault: Fault | None) -> None:
-    """Whatever happens to the first create, everybody ends with the uid that lies in the bucket."""
+    """Whatever happens to the first create, everyone ends with the uid that lies in the bucket."""
     faults = [fault]
     store = MemoryStore(
         hook=lambda request: faults.pop() if faults and request.verb == "create" else None

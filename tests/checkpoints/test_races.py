@@ -111,7 +111,7 @@ def no_gaps_and_one_fork(log: SlotLog, timeline: int, *, ended: bool) -> None:
 def test_drivers_and_restorers_race_without_harm(script: bytes) -> None:
     """Two drivers and two restorers.
 
-    One record per slot, no gaps, and everybody was told the truth.
+    One record per slot, no gaps, and everyone was told the truth.
     """
     stage = Stage(script, bucket=Ledger())
     told: list[tuple[Manifest, bool]] = []
@@ -127,7 +127,7 @@ def test_drivers_and_restorers_race_without_harm(script: bytes) -> None:
 @RACE
 @given(SCRIPT)
 def test_two_drivers_never_hold_the_lease_at_once(script: bytes) -> None:
-    """While any observer must still wait for one holder, nobody else believes to hold the lease.
+    """While any observer must still wait for one holder, no one else believes to hold the lease.
 
     Tokens are never shared.
     """
@@ -178,7 +178,7 @@ class TestMutants:
             hunt()
 
     def test_sealing_without_the_condition(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A plain PUT overwrites somebody's epoch, and the races see it."""
+        """A plain PUT overwrites someone's epoch, and the races see it."""
         self._found(monkeypatch, "_send_record", lambda log, key, data: log.store.put(key, data))
 
     def test_taking_a_412_for_a_loss(self, monkeypatch: pytest.MonkeyPatch) -> None:

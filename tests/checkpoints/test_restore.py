@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def lease_of(log: SlotLog, clock: ManualClock) -> Lease:
-    """A lease for whoever restores."""
+    """A lease for the process that restores."""
     return Lease.acquire(log.store, "p", ProcessIdentity.this_process(), clock=clock)
 
 

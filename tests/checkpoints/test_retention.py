@@ -149,7 +149,7 @@ def test_files_the_tables_still_reference_stay(log: SlotLog, author: Author) -> 
 
 
 def test_an_undecided_attempt_is_never_touched(log: SlotLog, author: Author) -> None:
-    """Files of an attempt for the next slot belong to somebody who may only be asleep.
+    """Files of an attempt for the next slot belong to someone who may only be asleep.
 
     A decided loser's are garbage.
     """
@@ -298,7 +298,7 @@ def test_the_target_of_a_fresh_restore_is_the_head(log: SlotLog, author: Author)
 
 
 def test_a_missing_slot_stops_the_sweep(log: SlotLog, author: Author) -> None:
-    """When a manifest is gone nobody knows what it named, so nothing is deleted."""
+    """When a manifest is gone no one knows what it named, so nothing is deleted."""
     author.extend(log, 4, with_files=True)
     log.store.delete(log.layout.slot_key(0, 3))
     before = {e.key for e in log.store.list_objects("") if e.key.endswith(".parquet")}
@@ -445,7 +445,7 @@ def everything_left_is_whole(bucket: MemoryBucket, pinned: list[CheckpointId]) -
 
 
 def race_with_gc(script: bytes) -> None:
-    """Two drivers, a restorer, somebody who pins, and two collectors at once."""
+    """Two drivers, a restorer, someone who pins, and two collectors at once."""
     bucket = Ledger(stubs=True)
     author = Author()
     author.extend(SlotLog(MemoryStore(bucket), "p"), 4, with_files=True)

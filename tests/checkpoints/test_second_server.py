@@ -77,7 +77,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Store]:
 
 
 def wait_for(port: int) -> None:
-    """Wait until somebody listens."""
+    """Wait until someone listens."""
     for _ in range(300):
         with socket.socket() as probe:
             if probe.connect_ex((LOOPBACK, port)) == 0:

@@ -231,7 +231,7 @@ def test_local_files_are_made_durable_before_they_are_named(
 def test_an_error_after_naming_is_an_unknown_outcome(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When the folder cannot be made durable, nobody may say whether the write happened."""
+    """When the folder cannot be made durable, no one may say whether the write happened."""
     store = LocalStore(tmp_path / "store")
     store.put("a/x", b"")
     fsync = os.fsync

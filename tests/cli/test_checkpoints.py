@@ -34,7 +34,7 @@ def test_show_takes_a_prefix(cli: Cli, log: SlotLog) -> None:
 
 
 def test_verify_finds_a_lost_file(cli: Cli, log: SlotLog) -> None:
-    """Whole is 0; a missing file is named, is exit 1, and can be condemned so that nobody restores
+    """Whole is 0; a missing file is named, is exit 1, and can be condemned so that no one restores
     it.
     """
     assert cli("checkpoints", "verify", "flights", "--all").exit_code == 0
@@ -77,9 +77,9 @@ def test_dry_run_changes_nothing(cli: Cli, log: SlotLog) -> None:
 def test_restore_under_a_live_driver_is_refused(
     cli: Cli, log: SlotLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somebody who renews the lease keeps it; the message says how to stop the stream."""
+    """Someone who renews the lease keeps it; the message says how to stop the stream."""
     lease = Lease.acquire(log.store, "flights", ProcessIdentity.this_process())
-    # The observer's pause is when the holder renews; nobody really waits.
+    # The observer's pause is when the holder renews; no one really waits.
     monkeypatch.setattr(SystemClock, "sleep", lambda self, seconds: lease.renew())
     said = cli("checkpoints", "restore", "flights", "t0-000001", "--yes")
     assert (said.exit_code, "tidegate stop flights" in said.err) == (4, True)
@@ -89,7 +89,7 @@ def test_restore_under_a_live_driver_is_refused(
 def test_a_stopped_pipeline_stays_stopped_through_a_restore_until_it_is_started(
     cli: Cli, log: SlotLog
 ) -> None:
-    """Nobody drives it; `start` says that it may run again."""
+    """No one drives it; `start` says that it may run again."""
     assert "stays stopped" in cli("stop", "flights", "--why", "upgrade").out
     assert cli("checkpoints", "restore", "flights", "t0-000001", "--yes").exit_code == 0
     assert (
@@ -101,7 +101,7 @@ def test_a_stopped_pipeline_stays_stopped_through_a_restore_until_it_is_started(
 
 
 def test_a_restore_alone_keeps_no_driver_away(cli: Cli, log: SlotLog) -> None:
-    """Where nobody ever said whether the pipeline should run, whoever starts a driver afterwards
+    """Where no one ever said whether the pipeline should run, whoever starts a driver afterwards
     has one.
     """
     assert cli("checkpoints", "restore", "flights", "t0-000001", "--yes").exit_code == 0
@@ -193,7 +193,7 @@ def test_a_changed_spec_is_judged_before_anything_is_restored(
 
 
 def test_the_beginning_can_be_restored(cli: Cli, log: SlotLog) -> None:
-    """Before the first checkpoint: every row is read anew."""
+    """Before the first checkpoint: every row is read again."""
     said = cli("checkpoints", "restore", "flights", "beginning", "--yes")
     assert "back to beginning" in said.out
     assert (log.head().timeline, log.head().slot) == (1, 0)

@@ -137,7 +137,7 @@ def test_operator(become: Become, cli: Cli, tmp_path: Path) -> None:
                     "row shop.yaml price=3", "support-bundle shop.yaml", "gc shop.yaml --dry-run",
                     "stop shop", "start shop"):  # fmt: skip
         done(cli, *command.split())
-    assert cli("savepoint", "shop", "mine", "--wait", "0").exit_code == 3  # asked; nobody drives
+    assert cli("savepoint", "shop", "mine", "--wait", "0").exit_code == 3  # asked; no one drives
     request = asked(cli, "late", "shop.yaml")
     done(cli, "splice", "show", "shop.yaml", request)
     done(cli, "splice", "part", "shop.yaml", request, "--until", "2026-05-01T11:00:00Z")

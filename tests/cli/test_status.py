@@ -131,7 +131,7 @@ def test_open_barriers_are_shown_with_id_age_and_who_is_missing(cli: Cli, log: S
 
 
 def test_members_held_back_are_named(cli: Cli, log: SlotLog) -> None:
-    """Otherwise nobody knows why a source with rows is not read."""
+    """Otherwise no one knows why a source with rows is not read."""
     lease = Lease.acquire(log.store, "flights", ProcessIdentity.this_process())
     say(log, lease, "running", held_back=["EWR/0"])
     assert "EWR/0 (too far ahead" in " ".join(cli("status", "flights").out.split())
@@ -164,7 +164,7 @@ def test_dead_driver_is_lost(cli: Cli, log: SlotLog) -> None:
 
 
 def test_foreign_words_are_ignored(cli: Cli, log: SlotLog) -> None:
-    """A status with another token than the lease's is somebody's last words."""
+    """A status with another token than the lease's is someone's last words."""
     first = Lease.acquire(log.store, "flights", ProcessIdentity.this_process())
     say(log, first, "running")
     first.release()
@@ -232,7 +232,7 @@ def test_stop_asks_this_driver_and_waits(cli: Cli, log: SlotLog) -> None:
 
 
 def test_a_paused_reducer_is_named_with_the_row_and_the_reason(cli: Cli, log: SlotLog) -> None:
-    """Nobody has to read a manifest to learn why a stream stands still."""
+    """No one has to read a manifest to learn why a stream stands still."""
     failure = {"position": 7, "id": "EWR/0/7", "error": "ValueError: cannot take 2"}
     known = {
         "cursor": 7,

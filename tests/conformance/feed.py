@@ -130,7 +130,7 @@ class Queue:
 
 
 class Queues:
-    """Named queues that a case fills; whoever stands behind them reads."""
+    """Named queues that a case fills and its readers empty."""
 
     def __init__(self, spec: PipelineSpec, *, empty: bool = False) -> None:
         self.spec = spec

@@ -153,7 +153,7 @@ def run(files: Iterable[Path | str], engine: str = "decider") -> Report:
 def _open(path: Path) -> tuple[str | None, Mapping[str, Any]]:
     """The suite a file belongs to (its stem, or the beginning of it; None.
 
-    Nobody knows it), and what it holds.
+    No one knows it), and what it holds.
     """
     named = [
         suite

@@ -70,7 +70,7 @@ def test_a_wrong_case_is_named_with_its_first_differing_step(own_file: Path) -> 
 def test_the_command_exits_with_one_if_a_case_failed(
     own_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Exit code 1 on failures, JSON on request, 2 for a file nobody knows."""
+    """Exit code 1 on failures, JSON on request, 2 for a file no one knows."""
     assert main([str(own_file), "--engine", "oracle", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["failed"] == 1
     assert main([str(own_file.with_name("nobody.json"))]) == 2

@@ -1,4 +1,4 @@
-"""Threads of the driver outlive errors that nobody planned, and scratch does not outlive drivers."""
+"""Threads of the driver outlive errors that no one planned, and scratch does not outlive drivers."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_the_lease_is_renewed_after_an_unexpected_error() -> None:
 
 
 def test_the_status_is_written_without_facts_that_cannot_be_read() -> None:
-    """The document goes on, so that nobody takes the driver for stuck, and says what failed."""
+    """The document goes on, so that no one takes the driver for stuck, and says what failed."""
     store = MemoryStore()
     reporter = StatusReporter(store, steps(store), {"pipeline": "p"}, ManualClock())
 
@@ -102,7 +102,7 @@ def test_lineage_goes_on_after_an_unexpected_error() -> None:
 
 
 def test_the_next_driver_removes_the_scratch_of_a_killed_one(tmp_path: Path) -> None:
-    """Only what nobody uses: a folder that a live driver has locked stays as it is."""
+    """Only what no one uses: a folder that a live driver has locked stays as it is."""
     with startup.open_work_folder(tmp_path) as work:
         (work / "spark-dead").mkdir()
         (work / "decoded").mkdir()

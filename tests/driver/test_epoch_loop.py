@@ -33,7 +33,7 @@ class LoopSteps(PlainSteps):
         self.error: FencedError | None = None
 
     def enter(self, name: str) -> None:
-        """Nobody to tell."""
+        """No one to tell."""
 
     def begin_epoch(self) -> None:
         """Nothing to forget."""

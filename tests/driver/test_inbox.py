@@ -238,7 +238,7 @@ def test_attach_detach_and_resume_reach_the_dispatcher(bench: Bench) -> None:
 
 
 def test_a_hold_lasts_until_the_merge_is_over(bench: Bench) -> None:
-    """It is no part of an epoch; whoever asked acknowledges it."""
+    """It does not belong to an epoch; the process that asked acknowledges it."""
     asked = submit_request(
         bench.store, "p", RequestKind.HOLD, who="ann", name="request", clock=bench.clock
     )

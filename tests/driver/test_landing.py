@@ -263,7 +263,7 @@ def test_specs_that_are_refused(fields: dict[str, object]) -> None:
 
 
 def test_a_socket_never_goes_on_at_an_old_checkpoint(tmp_path: Path) -> None:
-    """A socket numbers its lines anew for each process.
+    """A socket numbers its lines again for each process.
 
     So generation and checkpoint are new, and no line is taken as read.
     """

@@ -343,7 +343,7 @@ def _second_of(spec: PipelineSpec, store: Store) -> dict[str, Any]:
 
 
 def test_lineage_that_is_not_taken_changes_nothing() -> None:
-    """An address where nobody listens costs a line in the log."""
+    """An address where no one listens costs a line in the log."""
     bench, reports = sealed()
     lineage = create_lineage_sender(
         {"OPENLINEAGE_URL": "http://127.0.0.1:9"}, bench.spec, bench.store

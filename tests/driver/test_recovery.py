@@ -76,7 +76,7 @@ def test_latest_healthy_goes_back_once(log: SlotLog) -> None:
 
 
 def test_without_failed_checks_latest_healthy_is_latest(log: SlotLog) -> None:
-    """Nothing is held against what nobody checked, or what passed with warnings."""
+    """Nothing is held against what no one checked, or what passed with warnings."""
     assert _settle(log, "latest_healthy") == (0, 6)
     _checked(log, s4="warn")
     assert _settle(log, "latest_healthy") == (0, 6)

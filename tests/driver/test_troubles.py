@@ -1,4 +1,4 @@
-"""How the driver sorts what nobody expected."""
+"""How the driver sorts what no one expected."""
 
 from __future__ import annotations
 

@@ -41,12 +41,12 @@ def turn_of(store: MemoryStore, tmp_path: Path) -> NewTurn:
 
 
 def want(store: MemoryStore, state: DesiredState) -> None:
-    """Somebody says so."""
+    """Someone says so."""
     set_desired_state(store, "p", state, who="ann", why="upgrade")
 
 
 def test_no_desired_state_was_recorded(turn_of: NewTurn, store: MemoryStore) -> None:
-    """Then whoever was started may drive."""
+    """Then the driver that was started may drive."""
     for standby in (False, True):
         one = turn_of(standby)
         assert one.wait_until_wanted()
@@ -71,7 +71,7 @@ def test_a_driver_without_standby_ends(
 def test_a_persons_own_run_ends_a_stop_but_no_restore(turn_of: NewTurn, store: MemoryStore) -> None:
     """`tidegate run` means run.
 
-    Where nothing was said, nothing is: Airflow's sweep would start it again for ever.
+    Where nothing was said, nothing is: Airflow's sweep would start it again forever.
     """
     one = turn_of(False)
     one.clear_stop("bob")
@@ -165,7 +165,7 @@ def test_a_standby_of_airflow_ends_with_the_stream(
 def test_a_stop_that_comes_with_the_lease_is_seen(
     turn_of: NewTurn, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who stops finds the lease free, so nobody is asked to end.
+    """Who stops finds the lease free, so no one is asked to end.
 
     The driver that took it in that moment gives it back.
     """

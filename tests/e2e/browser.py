@@ -37,7 +37,7 @@ needs_chromium = pytest.mark.skipif(
 
 @contextmanager
 def browser_of_the_machine() -> Iterator[Browser]:
-    """Started anew, closed in the end."""
+    """Started again, closed in the end."""
     with sync_playwright() as tools:
         browser = tools.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         try:

@@ -101,7 +101,7 @@ class Chaos:
         return self._outcome()
 
     def _wait(self, true: Callable[[], bool]) -> None:
-        """Supervise until something is true; patience begins anew with every epoch."""
+        """Supervise until something is true; patience begins again with every epoch."""
         deadline, newest = time.monotonic() + _PATIENCE, self._slot()
         while not true():
             if self._slot() > newest:

@@ -6,7 +6,7 @@ Airflow, MinIO, the drivers and the JVM are real; only the quality checks are st
 counts as recovered if the page itself proves it (its panel "Is it over?") after at most 4 clicks
 and 60 s. Clicks are counted on the page of the stream, and for the last incident on the list. Enter
 in a form would count as one. The seconds run from the first click, or from the kill or the return
-of what was away if nobody has to click. Everything outside the page (a file that is edited, an
+of what was away if no one has to click. Everything outside the page (a file that is edited, an
 object that is replaced) is done before the first click, except for the wrong spec, where the stream
 is stopped first. Afterwards the tables are compared with the input (`audit_exactness`).
 """
@@ -41,7 +41,7 @@ from tidegate.jobs.sinks.published_tables import read_table
 from tidegate.jobs.spec.loader import load_spec
 
 MAX_CLICKS, MAX_SECONDS = 4, 60.0
-GIVE_UP = 300.0  # seconds after which nobody waits for a recovery any more
+GIVE_UP = 300.0  # seconds after which no one waits for a recovery any more
 PICTURES = Path(__file__).resolve().parents[2] / "docs" / "images"
 _SPEC = """\
 apiVersion: tidegate/v1

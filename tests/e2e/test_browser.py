@@ -1,6 +1,6 @@
 """The Streams page within real Airflow, in a real Chromium.
 
-From the list to a restore that somebody else approves.
+From the list to a restore that someone else approves.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def test_from_the_list_to_a_restore_that_another_person_approves(
     expect(dialog).to_contain_text("Another person has to approve it")
     dialog.get_by_label("Reason").fill("a bad object came in")
     dialog.get_by_role("button", name="Ask for it").click()
-    expect(dialog).to_contain_text("Somebody else has to approve it", timeout=_LONG)
+    expect(dialog).to_contain_text("Someone else has to approve it", timeout=_LONG)
     dialog.get_by_role("button", name="Close").click()
 
     other = see_as("olga")

@@ -194,7 +194,7 @@ def test_it_fits_and_can_be_read(show: Open, fragment: str) -> None:
 
 
 def test_airflow_s_choice_of_theme_wins(show: Open) -> None:
-    """Somebody who chose dark in Airflow gets a dark page on a light system, and at once when they
+    """Someone who chose dark in Airflow gets a dark page on a light system, and at once when they
     change it.
     """
     page = show(scheme="light")
@@ -498,7 +498,7 @@ def test_the_timeline_is_narrowed_and_saved(show: Open, site: Site) -> None:
 def test_only_who_may_approve_can_press_approve(
     show: Open, site: Site, refusal: str | None
 ) -> None:
-    """Whoever may not sees the reason; whoever has asked may still withdraw the request."""
+    """A user who may not sees the reason; the user who asked may still withdraw the request."""
     since = int(time.time() * 1000) - 9_000
     question = {
         "task": "approve",

@@ -72,7 +72,7 @@ def csv(of: list[Row]) -> bytes:
 
 
 def jsonl(of: list[Row]) -> bytes:
-    """As JSON lines under the old name, with a field nobody declared and a value that does not fit."""
+    """As JSON lines under the old name, with a field no one declared and a value that does not fit."""
     lines = [
         json.dumps({"at": at.isoformat(), "item": item, "sum": amount, "x": 1})
         for at, item, amount in of

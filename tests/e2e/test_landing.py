@@ -208,11 +208,11 @@ def test_a_socket_keeps_what_was_landed(tmp_path: Path) -> None:
 def _talked_to(server: socket.socket) -> socket.socket:
     """The connection of a reader.
 
-    Spark opens one to see that somebody is there and closes it, and another one to read.
+    Spark opens one to see that someone is there and closes it, and another one to read.
     """
     connection, _ = server.accept()
     ready, _, _ = select.select([server, connection], [], [], 60)
-    if not ready:  # nobody closed it
+    if not ready:  # no one closed it
         return connection
     connection.close()
     return server.accept()[0]

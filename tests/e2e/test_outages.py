@@ -57,7 +57,7 @@ def in_bucket(folder: Path, name: str, objects: int) -> Steady:
 
 
 def slot(store: Store) -> int:
-    """The newest sealed slot; 0 while nobody answers."""
+    """The newest sealed slot; 0 while no one answers."""
     try:
         return SlotLog(store, "steady").head().slot
     except TidegateError:

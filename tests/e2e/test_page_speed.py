@@ -51,7 +51,7 @@ def _best(url: str, times: int = 5, pause: float = 1.6) -> tuple[Cost, Any]:
 
 
 def test_fifty_pipelines_in_a_second(minio_environment: RealMinio) -> None:
-    """The list of fifty live streams on a real MinIO, every one looked at anew, in under a second."""
+    """The list of fifty live streams on a real MinIO, every one looked at again, in under a second."""
     store = open_store(f"s3://{minio_environment.bucket}/page-speed")
     names = [f"p{number:02}" for number in range(50)]
     for name in names:

@@ -136,7 +136,7 @@ def test_merges_during_a_live_driver(tmp_path: Path, minio_environment: RealMini
     begun, minute = log.head().slot, EARLY
     with ThreadPoolExecutor(1) as pool:
         merging = pool.submit(live.merge, "--until", (START + timedelta(minutes=6)).isoformat())
-        while not merging.done():  # the driver has always something to seal, but not for ever
+        while not merging.done():  # the driver has always something to seal, but not forever
             if log.head().slot >= minute:
                 live.feed(minute, minute + 1)
                 minute += 1

@@ -49,7 +49,7 @@ def test_a_standby_takes_over(tmp_path: Path) -> None:
 
 
 def test_a_stop_holds_until_a_person_starts(tmp_path: Path) -> None:
-    """`tidegate stop` is obeyed by a warm standby and by whoever a supervisor starts.
+    """`tidegate stop` is obeyed by a warm standby and by a driver that a supervisor starts.
 
     A restore works; `start` ends it.
 

@@ -47,7 +47,7 @@ class PlainSteps:
         yield
 
     def begin_attempt(self, epoch: int, name: str) -> None:
-        """Nobody to tell."""
+        """No one to tell."""
 
     def require_lease(self) -> int:
         """The token, or the planted error."""

@@ -47,7 +47,7 @@ def test_an_attempt_whose_put_was_sent_is_not_aborted_by_an_error(bench: Bench) 
 
     def undecided(log: SlotLog, record: Manifest) -> None:
         seal(log, record)
-        raise SealUndecidedError("nobody answered", code="log.seal_undecided")
+        raise SealUndecidedError("no one answered", code="log.seal_undecided")
 
     with patch.object(SlotLog, "seal", undecided), pytest.raises(SealUndecidedError):
         engine.run_epoch()

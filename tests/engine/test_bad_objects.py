@@ -56,7 +56,7 @@ def parquet(*values: int) -> bytes:
 
 
 class Meddler(OracleMover):
-    """Somebody does something to the inbox between survey and move, once."""
+    """Someone does something to the inbox between survey and move, once."""
 
     def __init__(self, store: Store, spec: Any, deed: Any) -> None:
         super().__init__(store, spec)
@@ -235,7 +235,7 @@ def test_rows_of_objects_with_another_column_are_kept_and_counted() -> None:
 
 
 def test_rows_of_objects_that_lack_a_column_are_counted() -> None:
-    """The column reads as null; sums over it are too small, and somebody has to know."""
+    """The column reads as null; sums over it are too small, and someone has to know."""
     narrower = object_of({"t": pa.array([START] * 2, pa.timestamp("us", "UTC"))})
     bench = Bench(objects_spec(), MemoryStore())
     counts = counts_after(bench, a=parquet(1), b=narrower)

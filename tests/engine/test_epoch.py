@@ -192,7 +192,7 @@ def test_a_chosen_beginning_is_sealed_at_once() -> None:
 )
 @pytest.mark.parametrize("nth", [1, 2, 3])
 def test_a_crash_at_any_step_changes_nothing(point: str, nth: int) -> None:
-    """Killed at a step and started anew, twice, the tables equal an undisturbed run's.
+    """Killed at a step and started again, twice, the tables equal an undisturbed run's.
 
     Equal cuts, equal rows.
     """

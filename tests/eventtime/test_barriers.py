@@ -208,7 +208,7 @@ def test_two_tardy_members_are_both_on_record() -> None:
 
 
 def test_what_is_remembered_of_a_silent_member_is_bounded() -> None:
-    """A member that never sends a barrier does not make the state grow for ever."""
+    """A member that never sends a barrier does not make the state grow forever."""
     rig = Rig(timeout=0)
     for number in range(1, 101):
         rig.arrive("a")

@@ -75,7 +75,7 @@ def test_buffered_rows() -> None:
 
 
 def test_no_member_holds_what_has_ended() -> None:
-    """All input has ended: F is at infinity and nobody is named."""
+    """All input has ended: F is at infinity and no one is named."""
     feed = Feed(pipeline(("a",), {"lag": 0}, **NEVER))
     feed.end("a")
     assert held(feed, 1) is None

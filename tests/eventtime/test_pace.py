@@ -76,7 +76,7 @@ def test_no_member_holds_when_all_have_ended() -> None:
 def test_a_member_far_ahead_is_not_read() -> None:
     """`max_ahead`: while the other has rows, the one further ahead than that waits.
 
-    Otherwise nobody does.
+    Otherwise no one does.
     """
     feed = feed_of(release={"max_ahead": "10us"})
     feed.add("a", Point(100), Point(101))

@@ -48,7 +48,7 @@ def test_nscldaq() -> None:
 def test_streaminsight_with_explicit_punctuation() -> None:
     """Rows are committed.
 
-    A violating row is an error; a regressing punctuation is raised; nobody falls idle.
+    A violating row is an error; a regressing punctuation is raised; no one falls idle.
     """
     found = spec("streaminsight")
     punctuation = found.sources["a"].punctuation

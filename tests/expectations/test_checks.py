@@ -50,7 +50,7 @@ def test_built_in_suites_cover_every_part(spec: PipelineSpec) -> None:
 
 
 def test_there_are_no_checks_for_what_a_pipeline_does_not_have(spec: PipelineSpec) -> None:
-    """Without barriers, windows, streams or an events table nobody reads checks about them."""
+    """Without barriers, windows, streams or an events table no one reads checks about them."""
     plain = spec.model_dump(by_alias=True)
     for source in plain["sources"].values():
         source["barriers"] = None

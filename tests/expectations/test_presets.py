@@ -48,7 +48,7 @@ def test_a_preset_is_healthy_ill_and_recovered(preset: str) -> None:
     assert {sample["_epoch"] for sample in failed["sample"]} <= {healthy + 1, ill}
     assert "tidegate tables p late" in failed["command"]
     assert pipeline.latest_healthy() == healthy
-    pipeline.run_epoch(row(1))  # nobody has checked it; it continues what was ill
+    pipeline.run_epoch(row(1))  # no one has checked it; it continues what was ill
     assert pipeline.latest_healthy() == healthy
 
     for _ in range(RECENT):

@@ -175,7 +175,7 @@ def test_an_owner_is_inherited(healthy: Evidence, tmp_path: Path) -> None:
 
 
 def test_critical_comes_first_and_fails(healthy: Evidence) -> None:
-    """A row that nobody counted, with an unknown reason, is critical and stands before warnings."""
+    """A row that no one counted, with an unknown reason, is critical and stands before warnings."""
     odd = rows(
         LATE, {"output": "x", "reason": "nonsense", "lateness_us": 1, "_source": "EWR", "_epoch": 1}
     )

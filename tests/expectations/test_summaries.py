@@ -205,7 +205,7 @@ def test_a_tardy_source_is_no_second_barrier(healthy: Evidence) -> None:
 
 
 def test_a_barrier_that_closes_twice_is_a_defect(healthy: Evidence) -> None:
-    """Another section, or the same row again although nobody was tardy."""
+    """Another section, or the same row again although no one was tardy."""
     for again in (closed(2, section=7, _epoch=4), closed(2, _epoch=4)):
         table = rows(BARRIERS, closed(1), closed(2), again)
         frame = summaries.summarize_barriers(changed(healthy, barriers=table))

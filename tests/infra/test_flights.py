@@ -123,7 +123,7 @@ def test_next_day_rows_precede_the_barrier_of_a_late_airport() -> None:
 
 
 class FakeTime:
-    """A clock that moves only when somebody sleeps."""
+    """A clock that moves only when someone sleeps."""
 
     def __init__(self) -> None:
         self.now = 100.0

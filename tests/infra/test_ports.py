@@ -30,7 +30,7 @@ def test_offers_none_that_the_kernel_gives_away(
 ) -> None:
     """A server may bind it half a minute later.
 
-    By then a port of the kernel's own range may be somebody else's.
+    By then a port of the kernel's own range may be someone else's.
     """
     told = tmp_path / "range"
     if given is not None:
@@ -45,7 +45,7 @@ def test_offers_none_that_the_kernel_gives_away(
 
 
 def test_keeps_a_preferred_port_while_it_is_free() -> None:
-    """A restarted server keeps its address unless somebody took it meanwhile."""
+    """A restarted server keeps its address unless someone took it meanwhile."""
     with _listen() as server:
         taken = server.getsockname()[1]
         assert not is_port_free(taken)

@@ -46,7 +46,7 @@ def test_each_mutant_changes_what_python_sees(module: str) -> None:
 
 
 def test_a_call_can_be_left_out(module: str) -> None:
-    """A check whose result nobody uses is replaced by `pass`."""
+    """A check whose result no one uses is replaced by `pass`."""
     drawn = [m for seed in range(5) for m in draw_mutants(100, seed, (module,))]
     assert "pass" in {mutant.after for mutant in drawn if mutant.before == "log.check(box)"}
 

@@ -1,4 +1,4 @@
-"""A clock on which something else happens while somebody waits."""
+"""A clock on which something else happens while someone waits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tidegate.checkpoints.host_clock import ManualClock
 
 
 class World(ManualClock):
-    """A clock on which something else happens whenever somebody waits."""
+    """A clock on which something else happens whenever someone waits."""
 
     def __init__(self, meanwhile: Callable[[], object]) -> None:
         super().__init__()

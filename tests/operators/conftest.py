@@ -164,7 +164,7 @@ class Cockpit:
         return self.api.read_task_log(f"{pipeline}.{kind}", run, kind, try_number)
 
     def holder(self, pipeline: str) -> LeaseView | None:
-        """The lease, if somebody alive holds it."""
+        """The lease, if someone alive holds it."""
         view = read_lease(self.store, pipeline)
         return None if view is None or view.is_free else view
 
@@ -205,7 +205,7 @@ class Cockpit:
         return str(json.loads(_asked(asked)[1])["access_token"])
 
     def get(self, path: str, user: str | None = None) -> tuple[int, bytes]:
-        """Ask the page's routes, as a user or as nobody."""
+        """Ask the page's routes, as a user or as no one."""
         headers = {} if user is None else {"Authorization": f"Bearer {self.bearer(user)}"}
         return _asked(
             urllib.request.Request(f"{self.stack.airflow_url}/tidegate/{path}", headers=headers)
@@ -226,7 +226,7 @@ class Cockpit:
         return time.monotonic() - begun
 
     def evidence(self) -> str:
-        """What tells, on a machine that nobody can look at any more, who was waiting for whom."""
+        """What tells, on a machine that no one can look at any more, who was waiting for whom."""
         asked = {
             "tasks": (
                 "SELECT dag_id, run_id, state, try_number, trigger_id, end_date FROM task_instance"

@@ -27,7 +27,7 @@ from tidegate.operators.store_access import StoreAccess
 
 
 class FakeAirflowQueries:
-    """Knows the DAGs by heart; everybody may do what `may` says. All are in one store."""
+    """Knows the DAGs by heart; everyone may do what `may` says. All are in one store."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class ResultsInThisProcess:
 
 
 def app_of(desk: FakeAirflowQueries, clock: Clock = SYSTEM_CLOCK) -> FastAPI:
-    """The page's application for a user whom nobody asks for a login."""
+    """The page's application for a user whom no one asks for a login."""
     options: dict[str, Any] = {"airflow": desk, "clock": clock}
     if isinstance(desk.store, MemoryStore):
         options["open_results"] = lambda _: ResultsInThisProcess(desk.store)

@@ -334,7 +334,7 @@ def test_without_a_triggerer(cockpit: Cockpit) -> None:
 
 
 def _stopped(cockpit: Cockpit, pipeline: str) -> bool:
-    """Nobody drives it, and nobody shall."""
+    """No one drives it, and no one shall."""
     return (
         cockpit.holder(pipeline) is None
         and read_desired_state(cockpit.store, pipeline).state is DesiredState.STOPPED

@@ -70,7 +70,7 @@ def test_streams_of_a_broken_file_stay_on_the_page(seen: dict[str, Any]) -> None
 def test_the_api_server_sees_to_the_driver_of_a_marked_task(seen: dict[str, Any]) -> None:
     """Of a task, and of a whole run, without a triggerer.
 
-    A mark of a run that was over long ago concerns nobody.
+    A mark of a run that was over long ago concerns no one.
     """
     assert seen["one"] == ["the task was set to failed in Airflow", [["drain", 1]]]
     assert seen["two"] == ["the task was set to success in Airflow", [["drain", 1]]]

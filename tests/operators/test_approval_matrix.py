@@ -31,7 +31,7 @@ ANSWERS = {
 @pytest.mark.parametrize("answer", ANSWERS)
 @pytest.mark.parametrize("identity", IDENTITIES)
 def test_only_another_person_approves(identity: str, answer: str, log: SlotLog) -> None:
-    """An approval counts if somebody else gave it who is on the list, and only as recorded."""
+    """An approval counts if someone else gave it who is on the list, and only as recorded."""
     ids = IDENTITIES[identity]
     asking = Asking()
     asking.report(checkpoint_id(log, 3))

@@ -67,7 +67,7 @@ def test_an_approved_restore_names_both_people(log: SlotLog) -> None:
 
 
 def test_no_one_approves_their_own_restore(log: SlotLog) -> None:
-    """The answer of whoever asked does not count, nothing is changed, and the refusal stays in the
+    """The answer of the user who asked does not count, nothing is changed, and the refusal stays in the
     trail.
     """
     asking = Asking()
@@ -96,7 +96,7 @@ def test_an_asker_with_a_numeric_id_may_not_approve(log: SlotLog) -> None:
 
 
 def test_approvers_are_known_by_name_or_id(log: SlotLog) -> None:
-    """An approval of somebody who is not on the list does not count."""
+    """An approval of someone who is not on the list does not count."""
     asking = Asking()
     asking.report(checkpoint_id(log, 3))
     asking.answer("Approve", "olga", user_id="8")
@@ -107,7 +107,7 @@ def test_approvers_are_known_by_name_or_id(log: SlotLog) -> None:
 
 
 def test_a_run_without_a_person_asks_no_one(log: SlotLog) -> None:
-    """Of a run that a program started nobody knows who must not approve it."""
+    """Of a run that a program started no one knows who must not approve it."""
     with pytest.raises(ConfigurationError, match="no person has started this run"):
         Asking(who=None).report(checkpoint_id(log, 3))
 
@@ -142,7 +142,7 @@ def test_a_repeated_report_keeps_its_checkpoint(log: SlotLog) -> None:
 
 
 def test_an_approval_expires_by_wall_clock(log: SlotLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stopped stream seals nothing, so that epochs alone would let an approval last for ever."""
+    """A stopped stream seals nothing, so that epochs alone would let an approval last forever."""
     asking = Asking()
     asking.report(checkpoint_id(log, 3))
     asking.answer("Approve", "olga")
@@ -187,7 +187,7 @@ def test_a_rejection_is_not_undone_by_another_try(log: SlotLog) -> None:
 
 
 def test_without_an_answer_nothing_is_restored(log: SlotLog) -> None:
-    """Somebody marked the question as successful instead of answering it."""
+    """Someone marked the question as successful instead of answering it."""
     asking = Asking()
     asking.report(checkpoint_id(log, 3))
     with pytest.raises(ConfigurationError, match="no one has answered"):
@@ -271,7 +271,7 @@ def test_a_trail_takes_each_step_once(log: SlotLog) -> None:
 
 
 def test_the_spec_switches_approval_on(tmp_path: Path) -> None:
-    """Three tasks instead of one; only the named people may answer, and not for ever."""
+    """Three tasks instead of one; only the named people may answer, and not forever."""
     (tmp_path / "p.yaml").write_text(SPEC)
     dag = build_dags(tmp_path)["p.recover"]
     assert dag.task_ids == ["report", "approve", "recover"]

@@ -57,7 +57,7 @@ def test_a_listening_driver_is_asked_and_drains() -> None:
 
 
 def test_a_deaf_driver_elsewhere_loses_its_lease() -> None:
-    """No signal reaches another host, so the lease goes to nobody under a higher token."""
+    """No signal reaches another host, so the lease goes to no one under a higher token."""
     store, clock = MemoryStore(), World(lambda: None)
     lease = Lease.acquire(store, "p", ELSEWHERE, clock=clock)
     clock.meanwhile = lease.renew

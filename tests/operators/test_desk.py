@@ -1,4 +1,4 @@
-"""Which of the DAGs that Airflow calls stale are streams somebody still wants to see."""
+"""Which of the DAGs that Airflow calls stale are streams someone still wants to see."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class Stage:
         self.lease = Lease.acquire(self.store, "p", ELSEWHERE, clock=self.clock)
 
     def beat(self) -> None:
-        """The driver looks for requests, whenever somebody waits."""
+        """The driver looks for requests, whenever someone waits."""
         asked = [
             request
             for request in list_pending_requests(self.store, "p")
@@ -81,7 +81,7 @@ class Stage:
 
 
 def objections(*answers: str | None) -> Callable[[], str | None]:
-    """These, one after another; then the last one for ever."""
+    """These, one after another; then the last one forever."""
     left: Iterator[str | None] = iter(answers)
     return lambda: next(left, answers[-1])
 
@@ -110,7 +110,7 @@ def test_a_mark_that_no_longer_holds_changes_nothing(why: str) -> None:
 def test_a_clear_that_overtakes_the_mark_is_not_undone_by_it() -> None:
     """The re-run has adopted the driver before the mark was written.
 
-    What shall be is as before, nobody is asked to stop.
+    What shall be is as before, no one is asked to stop.
     """
     stage = Stage()
     stage.obey(objections(None, "the task was cleared since"))

@@ -87,7 +87,7 @@ async def _watch(during: Callable[[], Awaitable[None]]) -> dict[str, Any]:
 def test_a_watched_stream_and_its_loss(store: Store, noted: Noted) -> None:
     """Looks are counted while it lives, with the ages of heartbeat and seal.
 
-    Its end by state, and that nobody looks any more.
+    Its end by state, and that no one looks any more.
     """
     lease = Lease.acquire(store, "p", ELSEWHERE)
     sealed_at = SYSTEM_CLOCK.wall_ticks() - 60_000_000
@@ -147,7 +147,7 @@ def test_looks_without_an_answer(
 def test_a_cancelled_trigger_watches_no_more(store: Store, noted: Noted) -> None:
     """Its task was cleared, or the triggerer ends.
 
-    The stream counts as watched by whoever watches it then.
+    The stream counts as watched by the trigger that watches it then.
     """
     Lease.acquire(store, "p", ELSEWHERE)
 

@@ -206,7 +206,7 @@ def test_a_log_that_begins_again_is_not_shown_with_the_old_one(store: MemoryStor
 
 
 def test_a_checked_checkpoint_remembers_it(store: MemoryStore) -> None:
-    """Whoever asks whether a checkpoint is whole is told, and so is everybody after.
+    """Whoever asks whether a checkpoint is whole is told, and so is everyone after.
 
     Nothing is written.
     """
@@ -319,7 +319,7 @@ def test_every_state_is_shown_with_its_reason(store: MemoryStore) -> None:
         "tides": ("new", "off"),
     }
     assert [finding["says"] for finding in rows["orders"]["findings"]] == [
-        "it should run, and nobody drives it",
+        "it should run, and no one drives it",
         "its DAG is paused in Airflow, so nothing starts it",
         "quality checks failed: “few rows are late”",
     ]
@@ -377,7 +377,7 @@ def test_a_stream_that_stopped_sealing_needs_attention(store: MemoryStore) -> No
         "rows of EWR are seen 95 s after their arrival (p95), beyond the goal",
         "the catalog is away",
     ]
-    history.says("failed", token=99, error={"message": "of somebody else"})
+    history.says("failed", token=99, error={"message": "of someone else"})
     assert StreamView(store, "p").summary()["error"] is None
     keeper.stop()
 

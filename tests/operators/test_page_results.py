@@ -87,7 +87,7 @@ def test_what_if_shows_both_courses_and_the_present_options(base: str, shop: Sho
     assert least <= late <= greatest
     assert longer["other"]["late"]["web"]["rows"] == [0, 0]
     assert longer["other"]["delay_p50_us"] > plain["other"]["delay_p50_us"]
-    for wrong in ({"lag.nobody": "1h"}, {"lag.web": "soon"}, {"latency": "1h"}):
+    for wrong in ({"lag.no one": "1h"}, {"lag.web": "soon"}, {"latency": "1h"}):
         with pytest.raises(urllib.error.HTTPError) as refused:
             _get(base, "whatif", **wrong)
         assert "whatif." in json.loads(refused.value.read())["code"]

@@ -31,7 +31,7 @@ sources:
 
 class TwoStores(FakeAirflowQueries):
     """One stream in the environment's store, one in a connection's, one with a connection that
-    nobody made.
+    no one made.
     """
 
     def __init__(self, own: Store, lake: Store) -> None:

@@ -174,7 +174,7 @@ def test_notifiers_are_airflow_s_own(tmp_path: Path) -> None:
     _write(tmp_path, "a")
 
     def tell(context: object) -> None:
-        """Somebody."""
+        """Someone."""
 
     told = build_dags(tmp_path, on_failure=[tell])
     tasks = [task for dag in told.values() for task in dag.tasks if task.task_id != "start"]

@@ -83,7 +83,7 @@ def test_a_retry_after_the_fork_does_not_restore_twice(log: SlotLog) -> None:
 def test_a_try_killed_after_the_fork_is_made_up_for(log: SlotLog) -> None:
     """The stream shall run again, and the trail says what was done.
 
-    A restore of somebody else is left alone.
+    A restore of someone else is left alone.
     """
     _run(checkpoint_id(log, 3))
     fork = log.list_forks()[0]
@@ -166,7 +166,7 @@ def test_a_retried_restore_that_fails_leaves_a_stopped_stream_stopped(
 
 
 def test_the_report_says_what_is_taken_back(log: SlotLog) -> None:
-    """For the task log, and for whoever approves."""
+    """For the task log, and for the person who approves."""
     filled = log.read_slot(0, 2)
     assert filled is not None
     text = format_impact_report(plan_restore(log, filled.epoch.id))

@@ -134,7 +134,7 @@ def test_the_asker_s_words_cannot_imitate_the_report(asking: Asking) -> None:
 def test_an_approved_request_is_merged_as_shown(asking: Asking) -> None:
     """Late rows are offered.
 
-    The question shows old and new; the merge is bound to that effect; the trail names everybody.
+    The question shows old and new; the merge is bound to that effect; the trail names everyone.
     """
     text = asking.report()["text"]
     assert '{"n": 1} -> {"n": 2}' in text
@@ -239,7 +239,7 @@ def test_a_rejection_closes_the_request(asking: Asking) -> None:
 def test_a_part_becomes_two_requests(asking: Asking) -> None:
     """By what the person has filled in.
 
-    Nothing is merged, for nobody has seen the effect of the part.
+    Nothing is merged, for no one has seen the effect of the part.
     """
     asking.answers["part"] = (
         0,

@@ -54,7 +54,7 @@ def store(empty_store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 
 
 def test_a_free_stream_is_launched(store: Store) -> None:
-    """Nobody drives.
+    """No one drives.
 
     The task starts a driver, says that the stream should run, and watches for the next token.
     """
@@ -94,9 +94,9 @@ def test_an_automatic_retry_respects_a_stop(store: Store) -> None:
 
 @pytest.mark.parametrize("state", ["lost", "stalled", "stopped"])
 def test_an_unintended_end_is_followed_by_a_new_driver(store: Store, state: str) -> None:
-    """Lost, stalled, or stopped by nobody.
+    """Lost, stalled, or stopped by no one.
 
-    The stream should run, so it is launched anew without a retry.
+    The stream should run, so it is launched again without a retry.
     """
     set_desired_state(store, "p", DesiredState.RUN, who="ann")
     with pytest.raises(TaskDeferred) as deferred:
@@ -145,7 +145,7 @@ def test_a_fenced_driver_means_that_another_one_drives(store: Store) -> None:
 
 
 def test_a_wanted_stop_ends_green(store: Store) -> None:
-    """Somebody said stopped, and the driver has stopped."""
+    """Someone said stopped, and the driver has stopped."""
     set_desired_state(store, "p", DesiredState.STOPPED, who="ann")
     assert "meant to be stopped" in resume_stream("stopped")["why"]
 
@@ -179,7 +179,7 @@ def _wipe(store: Store) -> None:
 def test_a_wiped_bucket_is_no_stop(store: Store) -> None:
     """A run left over from another time meets an empty bucket.
 
-    It fails and says so, it does not end green or start anew.
+    It fails and says so, it does not end green or start again.
     """
     set_desired_state(store, "p", DesiredState.RUN, who="ann")
     past = asdict(RunMemory(uid=ensure_identity(store, "p")))
@@ -220,7 +220,7 @@ def test_another_bucket_under_the_same_name_is_refused(store: Store) -> None:
 
 
 def test_a_retry_over_a_wiped_bucket_fails(store: Store) -> None:
-    """Nobody said stopped: there is nobody left who could have."""
+    """No one said stopped: there is no one left who could have."""
     with pytest.raises(ConfigurationError, match="no longer knows p"):
         make_operator().execute(make_context(try_number=2))
 

@@ -1,4 +1,4 @@
-"""A start or stop that somebody has asked for is shown as such, never as a broken stream."""
+"""A start or stop that someone has asked for is shown as such, never as a broken stream."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ CASES: dict[str, tuple[dict[str, Any], str | None]] = {
     ),
     "its DAG is paused": ({"state": "down", "desired": ASKED, "runs": 1, "paused": True}, None),
     "asked to stop": ({"state": "running", "desired": STOPPED}, "stopping"),
-    "nobody has ever asked": (
+    "no one has ever asked": (
         {"state": "running", "desired": {"state": "stopped", "who": "", "at": 0}},
         None,
     ),

@@ -117,7 +117,7 @@ def test_a_driver_of_another_process_is_not_stopped(
 
 
 def test_a_trigger_survives_its_own_serialisation() -> None:
-    """The triggerer builds it anew from class path and arguments."""
+    """The triggerer builds it again from class path and arguments."""
     launched = LaunchedDriver("a", "log", ELSEWHERE, "exit").as_dict()
     made = StreamTrigger(pipeline="p", floor=3, conn_id="c", launched=launched, due=7)
     path, arguments = made.serialize()
@@ -230,7 +230,7 @@ def _manifest(slot: int, late: int = 0, timeline: int = 0) -> Manifest:
 
 
 def test_what_counts_as_an_event() -> None:
-    """Any checkpoint seals; late rows count only when they are new; a restore starts anew."""
+    """Any checkpoint seals; late rows count only when they are new; a restore starts again."""
     mark = {"timeline": 0, "slot": 5, "late": 3}
     assert has_new_event("sealed", _manifest(6), mark)
     assert not has_new_event("sealed", _manifest(5), mark)

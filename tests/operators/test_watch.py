@@ -60,7 +60,7 @@ def _state(**changes: Any) -> PipelineState:
 
 
 def test_a_renewed_lease_is_live() -> None:
-    """Somebody who renews the lease and finishes steps drives."""
+    """Someone who renews the lease and finishes steps drives."""
     assert _state() is PipelineState.RUNNING
 
 
@@ -71,7 +71,7 @@ def test_a_silent_lease_is_lost() -> None:
 
 
 def test_a_dead_holder_here_is_lost_at_once() -> None:
-    """A pid of this host that belongs to nobody any more needs no waiting."""
+    """A pid of this host that belongs to no one any more needs no waiting."""
     me = ProcessIdentity.this_process()
     dead = LeaseView(
         _lease().record.model_copy(update={"holder": me.model_copy(update={"start_ticks": 1})}), "e"
@@ -176,7 +176,7 @@ def test_a_timer_starts_again_with_every_change() -> None:
 
 
 def test_an_outage_of_the_store_is_not_held_against_the_driver() -> None:
-    """While the store was away nobody could renew: silence is counted anew from its return."""
+    """While the store was away no one could renew: silence is counted again from its return."""
     clock, bucket, away = ManualClock(), MemoryBucket(), [False]
     store = MemoryStore(bucket)
     Lease.acquire(store, "p", ELSEWHERE, clock=clock)

@@ -85,7 +85,7 @@ def test_a_run_that_is_tried_again_announces_its_periods_again(empty_log: SlotLo
 
 
 def test_a_restore_announces_again(empty_log: SlotLog) -> None:
-    """What was taken back closes again, and whoever listens hears of it again."""
+    """What was taken back closes again, and its listeners are called again."""
     _seal(empty_log, START)
     _seal(empty_log, START + HOUR)
     _seal(empty_log, START + 3 * HOUR)

@@ -61,7 +61,7 @@ def fitted(value: Any, kind: Any, declared: str) -> Any:
 
 
 def _decimal(value: Any, kind: Any, target: Any) -> Decimal:
-    # A float is taken as the shortest text that means it, as everybody reads it.
+    # A float is taken as the shortest text that means it, as everyone reads it.
     text = (
         str(pa.scalar(value, kind).cast(pa.string()).as_py())
         if isinstance(value, float)

@@ -487,7 +487,7 @@ class Model:
             return
         staying = [w for w in self.waiting if w.mark.section == section and w.mark >= self.mark]
         for read_at in {w.read_at for w in staying}:
-            # Rows read together expire together: when the newest of them waits for nobody who has
+            # Rows read together expire together: when the newest of them waits for no one who has
             # rows left.
             newest = max(w.mark.time for w in staying if w.read_at == read_at)
             if (

@@ -177,7 +177,7 @@ class ModelBarriers:
     def _ignore(self, number: int, name: str, row: BarrierRow, roster: dict[str, str]) -> None:
         """The first arrival of an ordinal that was aborted beforehand.
 
-        Nobody waits, and the others' are ignored as well.
+        No one waits, and the others' are ignored as well.
         """
         missing = [n for n, s in roster.items() if n != name and s != "done"]
         ended = [n for n, s in roster.items() if n != name and s == "done"]

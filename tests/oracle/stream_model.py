@@ -399,7 +399,7 @@ class World:
         return names.union(*(self._upstream(self._attached[name].spec.origin) for name in names))
 
     def _recompute(self, changed: Set[str], attachments: Set[str] = frozenset()) -> None:
-        """Place the rows of changed streams anew, and run what reads them from the first change on,
+        """Place the rows of changed streams again, and run what reads them from the first change on,
         in order of the graph.
         """
         dirty = set(changed)

@@ -232,7 +232,7 @@ def test_a_residence_passes_no_row_behind_a_barrier_of_a_member_without_a_fronti
 
 
 def test_back_pressure_reads_a_member_without_a_frontier_first() -> None:
-    """Without an F everybody who has a frontier is ahead, and who has none is nearest."""
+    """Without an F everyone who has a frontier is ahead, and who has none is nearest."""
     ticks = [Tick(0, {A: rows(50, 51), B: [*DEAD_ROW, *rows(3)]}, 1), Tick(0, {}, 1)]
     pair = played([A, B], ticks, release={"max_ahead": 10})
     assert [o.consumed for o in pair.outcomes] == [{"a/0": 1, "b/0": 1}, {"a/0": 0, "b/0": 1}]

@@ -385,7 +385,7 @@ def test_windows_before_the_least_start_do_not_exist(engine: str) -> None:
 @engines
 @pytest.mark.parametrize(("revisions", "sums"), [("accumulate", [1, 3]), ("delta", [1, 2])])
 def test_what_a_later_firing_carries(revisions: str, sums: list[int], engine: str) -> None:
-    """The whole window anew, or only what came since."""
+    """The whole window again, or only what came since."""
     on = feed({"kind": "tumbling", "size": 10, "lateness": 10, "revisions": revisions}, engine)
     on.epoch(events(1))
     plays = [on.epoch(watermark(10)), on.epoch(events(2, 3))]

@@ -1,7 +1,7 @@
 """Opt-in results for empty windows between the first and the last window of a key.
 
 Per key the gaps not yet passed by F are kept as ranges of window starts, so waiting costs O(1)
-whatever the gap's length. They are kept for ever: a gap ends only when the key's next row comes.
+whatever the gap's length. They are kept forever: a gap ends only when the key's next row comes.
 """
 
 from __future__ import annotations

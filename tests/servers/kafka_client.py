@@ -118,7 +118,7 @@ class KafkaClient:
         self.gateway.shutdown()
         self._process.communicate(
             timeout=60
-        )  # or Python would complain of a process nobody waited for
+        )  # or Python would complain of a process no one waited for
 
     def _producer(self, transactional: bool) -> Any:
         if transactional not in self._producers:

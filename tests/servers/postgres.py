@@ -64,7 +64,7 @@ class PostgresServer:
 
     @property
     def url(self) -> str:
-        """Where it listens now: somebody else may have taken the port of a server that was down."""
+        """Where it listens now: someone else may have taken the port of a server that was down."""
         return f"postgresql://tidegate@127.0.0.1:{self.port}/postgres"
 
     def _launch(self) -> subprocess.Popen[bytes]:

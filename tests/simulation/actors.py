@@ -109,7 +109,7 @@ class Stage:
     def feed(self, step: int) -> None:
         """A handful of rows per source, some late, a barrier now and then.
 
-        The same for everybody.
+        The same for everyone.
         """
         rng = self.world.rng
         for name, source in self.sources.items():
@@ -123,7 +123,7 @@ class Stage:
             self.fed[name] += len(rows)
 
     def feeder(self, steps: int) -> None:
-        """Rows arrive while everybody is busy."""
+        """Rows arrive while everyone is busy."""
 
         def body() -> None:
             for step in range(steps):
@@ -223,11 +223,11 @@ class Stage:
     # restores and retention
 
     def restorer(self, name: str, *, host: int = 1, back: int = 1, delay: float = 0.0) -> Process:
-        """Somebody who evicts the driver and goes back some checkpoints."""
+        """Someone who evicts the driver and goes back some checkpoints."""
         return self._spawn_restore(name, host, delay, lambda log: self._target(log, back))
 
     def restore_to(self, name: str, checkpoint: CheckpointId) -> Process:
-        """Somebody who evicts the driver and restores this checkpoint."""
+        """Someone who evicts the driver and restores this checkpoint."""
         return self._spawn_restore(name, 1, 0.0, lambda log: checkpoint)
 
     def _spawn_restore(
@@ -313,7 +313,7 @@ class Stage:
     def compactor(self, name: str, *, host: int = 2, runs: int = 2, delay: float = 0.0) -> Process:
         """Maintenance of the tables.
 
-        Small files are merged, and merged ones that nobody can name any more deleted.
+        Small files are merged, and merged ones that no one can name any more deleted.
         """
         process = self.world.process(name, host)
         self.compacts = True
@@ -331,7 +331,7 @@ class Stage:
         process.exited, process.alive = "done", False
 
     def person(self, name: str, *, delay: float = 0.0) -> Process:
-        """Somebody who asks for a savepoint, and pins the newest checkpoint by hand."""
+        """Someone who asks for a savepoint, and pins the newest checkpoint by hand."""
         process = self.world.process(name, 2)
         self.world.spawn(name, process, partial(self._ask, name, process), "person", delay)
         return process

@@ -165,7 +165,7 @@ class Catalog:
         )
 
     def create_table(self, identifier: tuple[str, str], schema: Any, **_: Any) -> Any:
-        """A table without a snapshot, as far as nobody else was faster."""
+        """A table without a snapshot, as far as no one else was faster."""
         kind = self.visit("create", identifier[1])
         if kind == "late":
             self._later(f"create {identifier[1]}", lambda: self._created(identifier[1]))
@@ -198,7 +198,7 @@ class Catalog:
         self.world.mark(table, metadata.main and metadata.main.mark)
 
     def _later(self, what: str, act: Callable[[], object]) -> None:
-        """A transaction that commits after the client gave up waiting; a refusal nobody hears."""
+        """A transaction that commits after the client gave up waiting; a refusal no one hears."""
 
         def arrive() -> None:
             with suppress(CommitFailedException, TableAlreadyExistsError):
@@ -266,7 +266,7 @@ class ModelFollower(TableFollower):
         return self._metadata.main.mark if self._metadata.main else None
 
     def was_rolled_back(self) -> bool:
-        """Nobody rolls back by hand here."""
+        """No one rolls back by hand here."""
         return False
 
     def list_tags(self) -> dict[str, FollowerPosition]:
@@ -343,7 +343,7 @@ class ModelFollower(TableFollower):
         self._commit(timeline, change)
 
     def rewind(self, timeline: int, position: int) -> None:
-        """Drop later slots and append the fence; a merged file with such slots is written anew."""
+        """Drop later slots and append the fence; a merged file with such slots is written again."""
         judged = self._metadata.main
         kept = tuple(
             left for f in (judged.files if judged else ()) if (left := self._left_of(f, position))

@@ -181,7 +181,7 @@ _RECORD, _JSON, _SHA = (
     _Once(canonical_json.sha256_of_bytes),
 )
 parsed: Callable[[bytes], Any] = _JSON
-"""The JSON in an object's bytes; nobody may change it."""
+"""The JSON in an object's bytes; no one may change it."""
 record_of: Callable[[bytes], manifest.SlotRecord] = _RECORD
 """The record in a slot's bytes."""
 _SHORTCUTS: tuple[tuple[object, str, object], ...] = (

@@ -1,6 +1,6 @@
 """Breadth-first search through every state of a small model.
 
-A sleep for ever is a crash, so crashes need no extra steps.
+A sleep forever is a crash, so crashes need no extra steps.
 """
 
 from __future__ import annotations

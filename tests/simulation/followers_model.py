@@ -3,7 +3,7 @@
 
 Slots 1 and 2 of timeline 0 are sealed at the start. Each follower has a ledger of its own
 (timeline, position) and its rows; a publisher reads the ledger, then the head, and applies or takes
-back slot by slot. Any number of publishers may serve a follower, and each may sleep for ever
+back slot by slot. Any number of publishers may serve a follower, and each may sleep forever
 between two steps. There is no lease here: what holds without one holds with one.
 """
 
@@ -281,7 +281,7 @@ class Model:
 def wrong_state(state: State) -> str | None:
     """Every follower holds exactly what its ledger says.
 
-    Nobody is starved or fenced by mistake; a pin holds.
+    No one is starved or fenced by mistake; a pin holds.
     """
     for follower in state.followers:
         if follower.rows != frozenset(lineage(*follower.mark)):

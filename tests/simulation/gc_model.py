@@ -34,7 +34,7 @@ class Mends:
     claim_before_fork: bool = True
     condemn_by_cas: bool = True  # on the version of roots.json the decision was based on
     claims_before_head: bool = True  # void claims are judged first, the head is read afterwards
-    claims_end_with_their_slot: bool = True  # and not when somebody thinks they are old
+    claims_end_with_their_slot: bool = True  # and not when someone thinks they are old
     look_after_claim: bool = (
         True  # whether the target is a stub is looked at after the claim, not before
     )
@@ -222,7 +222,7 @@ class Model:
                 return
             valid = valid | (
                 state.roots.claims - roots.claims
-            )  # mutant: merged without deciding anew
+            )  # mutant: merged without deciding again
         condemned = state.roots.condemned | (going - {claim[0] for claim in roots.claims & valid})
         after = Roots(state.roots.revision + 1, condemned, valid)
         yield state._replace(roots=after), "stub", tuple(sorted(condemned))

@@ -158,7 +158,7 @@ def two_restores(stage: Stage) -> None:
 
 
 def crash_after_fork(stage: Stage) -> None:
-    """The restorer dies right after its fork record; whoever runs next rewinds the tables."""
+    """The restorer dies right after its fork record; the next driver rewinds the tables."""
     _until(stage, _ended(stage.driver("d0", epochs=3)), "d0 done")
     stage.world.rules.append(Rule("r0", *SLOT, "crash after"))
     _until(stage, _ended(stage.restorer("r0", back=2)), "r0 dead")
@@ -277,7 +277,7 @@ def wedged(stage: Stage) -> None:
     stage.driver("d1", host=1, epochs=2)
     stage.world.run(20_000, until=_sealed(stage, 1, "d1"))
     if not _sealed(stage, 1, "d1")():
-        raise Violation("nobody could take over from a wedged driver")
+        raise Violation("no one could take over from a wedged driver")
 
 
 def bad_newest(stage: Stage) -> None:

@@ -4,7 +4,7 @@ Two drivers, a clock that ticks whenever it likes, requests that arrive whenever
 
 A driver watches the record, takes it when it has stood unchanged for longer than its lifetime, and
 renews it. A process may sleep between any two steps, and between sending a request and its effect.
-What must hold: nobody believes to hold the lease while somebody else does, and the token grows with
+What must hold: no one believes to hold the lease while someone else does, and the token grows with
 every taking. That a sleeper wins a slot all the same is the other models' business.
 """
 
@@ -39,7 +39,7 @@ class Mends:
 
 
 class Record(NamedTuple):
-    """`lease.json`; `version` is its ETag, `stamp` what the writer's clock said (nobody should look
+    """`lease.json`; `version` is its ETag, `stamp` what the writer's clock said (no one should look
     at it).
     """
 

@@ -1,4 +1,4 @@
-"""Somebody who looks at every surface at once, every second, and compares what they say.
+"""Someone who looks at every surface at once, every second, and compares what they say.
 
 The reads take no time and meet no fault, so that all surfaces judge the same bucket.
 """

@@ -178,7 +178,7 @@ class Model:
         assert process.seen is not None
         again = process._replace(at="follow", seen=None)
         if state.follower.version != process.seen.version and self.mends.pair_retried:
-            return state, again  # somebody slipped in between: roll back again
+            return state, again  # someone slipped in between: roll back again
         rows = state.follower.rows
         return (
             state._replace(
@@ -202,7 +202,7 @@ class Model:
         return state._replace(log=log), after
 
     def wrong_state(self, state: State) -> str | None:
-        """What a reader sees now, and what a fresh driver would make of it, whoever sleeps where."""
+        """What a reader sees now, and what a fresh driver would make of it, at any place where a process sleeps."""
         key = (state.log, state.follower)
         if key not in self._judged:
             self._judged[key] = _wrong_rows(state) or self._wrong_after_recovery(state)

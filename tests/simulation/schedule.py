@@ -59,7 +59,7 @@ class _Inline:
 
 
 class _Silent:
-    """A log nobody reads."""
+    """A log no one reads."""
 
     def warning(self, *_: object, **__: object) -> None:
         """Nothing."""
@@ -273,7 +273,7 @@ def run_seed(
 
 
 def finish(world: World) -> None:
-    """Everybody still alive dies."""
+    """Everyone still alive dies."""
     for process in world.processes:
         process.alive = False
     world.bury()

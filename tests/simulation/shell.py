@@ -44,7 +44,7 @@ _SCRATCH = Path("/nonexistent")  # nothing is ever written there
 
 
 class SimSteps(DriverSteps):
-    """The driver's steps; the world knows where everybody stands."""
+    """The driver's steps; the world knows where everyone stands."""
 
     def enter(self, name: str) -> None:
         """Announce a step."""

@@ -81,7 +81,7 @@ class SimBucket(MemoryBucket):
         return etag
 
     def remove(self, key: str) -> None:
-        """An object goes, whoever did that."""
+        """An object is deleted, by any process."""
         if self.objects.pop(key, None) is not None:
             del self.etags[key], self.keys[bisect_left(self.keys, key)]
 

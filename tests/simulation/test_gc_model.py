@@ -20,5 +20,5 @@ def test_no_interleaving_deletes_what_is_needed() -> None:
 
 @pytest.mark.parametrize(("name", "mends"), list(mutants()))
 def test_every_rule_is_needed(name: str, mends: Mends) -> None:
-    """Without this rule some interleaving retires the head or deletes a file somebody needs."""
+    """Without this rule some interleaving retires the head or deletes a file someone needs."""
     assert check(mends).violation is not None

@@ -31,7 +31,7 @@ QUICK = (
 @pytest.mark.timeout(120)
 def test_a_short_soak_finds_nothing() -> None:
     """No schedule loses, doubles or misorders a row, changes a sealed slot, or deletes what
-    somebody needs.
+    someone needs.
     """
     done = soak(SECONDS)
     assert done.violations == []

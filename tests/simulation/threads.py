@@ -44,7 +44,7 @@ class _Waiters:
             self._waiting.remove(me)
 
     def wake(self) -> None:
-        """Let everybody go on who waits."""
+        """Let everyone go on who waits."""
         for actor in self._waiting:
             actor.wake = self.world.now
         self._waiting.clear()
@@ -112,7 +112,7 @@ class SimCondition:
         return holds()
 
     def notify_all(self) -> None:
-        """Let everybody look again."""
+        """Let everyone look again."""
         self._waiters.wake()
 
 

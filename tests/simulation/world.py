@@ -51,7 +51,7 @@ NAPS = (
     120.0,
     4000.0,
     NEVER,
-)  # seconds; for ever means: until everybody else has ended
+)  # seconds; forever means: until everyone else has ended
 
 
 @dataclass(eq=False)
@@ -249,11 +249,11 @@ class World:
         return any(p.pid == holder.pid and not p.alive for p in self.processes)
 
     def current(self) -> Actor | None:
-        """Who has the baton; nobody while the scheduler has it."""
+        """Who has the baton; no one while the scheduler has it."""
         return self._running
 
     def current_process(self) -> Process:
-        """The process of whoever has the baton."""
+        """The process of the thread that has the baton."""
         assert self._running is not None
         return self._running.process
 
@@ -269,7 +269,7 @@ class World:
     # the scheduler
 
     def run(self, limit: int = 4000, until: Callable[[], bool] = lambda: False) -> None:
-        """Until nobody is left, or `until`, or `limit` steps."""
+        """Until no one is left, or `until`, or `limit` steps."""
         for _ in range(limit):
             if self.died:
                 self.bury()
@@ -291,7 +291,7 @@ class World:
             self.actors = [a for a in self.actors if a.process.alive and not a.thread.dead]
 
     def _next(self) -> None:
-        """Let somebody go on who is ready; if nobody is, let time pass first."""
+        """Let someone go on who is ready; if no one is, let time pass first."""
         if self.waits:
             self._wake_waiting()
         while not (ready := self._ready()):
@@ -329,7 +329,7 @@ class World:
     def _ready(self) -> list[Actor]:
         """Who may go on now.
 
-        If nobody, time has passed until somebody may, and the answer is empty.
+        If no one, time has passed until someone may, and the answer is empty.
         """
         now, soonest, ready = self.now, NEVER, []
         for actor in self.actors:
@@ -352,7 +352,7 @@ class World:
             self.now += 10_000.0
             if all(actor.wake > self.now for actor in self.actors):
                 raise RuntimeError(
-                    f"nobody will ever wake: {[actor.name for actor in self.actors]}"
+                    f"no one will ever wake: {[actor.name for actor in self.actors]}"
                 )
         else:
             self.now = soonest

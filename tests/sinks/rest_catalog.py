@@ -76,4 +76,4 @@ class RestCatalogServer:
         self._gateway.shutdown()
         self._process.communicate(
             timeout=60
-        )  # or Python would complain of a process nobody waited for
+        )  # or Python would complain of a process no one waited for

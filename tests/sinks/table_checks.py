@@ -19,7 +19,7 @@ def once(
     when: Callable[[TableFollower], bool],
     act: Callable[[], object],
 ) -> None:
-    """Let somebody else act at the moment between load and commit.
+    """Let someone else act at the moment between load and commit.
 
     Just before `Follower.target` runs.
     """

@@ -24,7 +24,7 @@ from tidegate.jobs.sinks.lineage_position import read_published_cut
 
 @pytest.fixture
 def original(world: World) -> World:
-    """Three epochs, published; nobody drives."""
+    """Three epochs, published; no one drives."""
     world.seal(3, ("events", "late"))
     uid = ensure_identity(world.store, "p")
     world.sink(uid=uid).follow(world.log)

@@ -1,6 +1,6 @@
 """Small files become larger ones.
 
-No row changes, whoever else commits, restores, sleeps or dies meanwhile.
+No row changes if others commit, restore, sleep or die meanwhile.
 """
 
 from __future__ import annotations

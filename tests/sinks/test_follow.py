@@ -1,4 +1,4 @@
-"""The Iceberg tables follow the log: each slot once, whoever races, sleeps, crashes or restores."""
+"""The Iceberg tables follow the log: each slot once, through races, sleeps, crashes and restores."""
 
 from __future__ import annotations
 
@@ -315,7 +315,7 @@ def test_straddling_publish_comes_back_with_the_retry(
 
 
 def test_a_bare_rollback_stops_no_sleeper_in_general_but_a_fence_does(world: World) -> None:
-    """After a rewind main is a snapshot that nobody has seen before, so a commit prepared on the
+    """After a rewind main is a snapshot that no one has seen before, so a commit prepared on the
     old one fails.
     """
     world.seal(2)
@@ -402,7 +402,7 @@ def test_restore_of_a_restore(world: World) -> None:
 def test_a_restore_without_a_new_epoch_is_seen_by_readers(world: World) -> None:
     """Readers no longer see what a restore took back, although no epoch was sealed since.
 
-    A sink that is filled from the tables would wait for that pointer for ever.
+    A sink that is filled from the tables would wait for that pointer forever.
     """
     sink = world.sink()
     kept = world.seal(2).id
@@ -443,7 +443,7 @@ def test_lost_catalog_is_found_through_the_pointer(world: World) -> None:
 
 @pytest.mark.parametrize("lost", ["tables", "catalog and pointer"])
 def test_catalog_is_rebuilt_from_the_log(world: World, lost: str) -> None:
-    """Tables made anew from the log alone hold the same rows."""
+    """Tables made again from the log alone hold the same rows."""
     target = world.seal(3, ("events", "hourly")).id
     sink = world.sink()
     sink.follow(world.log)

@@ -27,7 +27,7 @@ class Broker:
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
         self.away = False
-        self.says = "nobody there"
+        self.says = "no one there"
 
     def __call__(self, messages: pa.Table, settings: dict[str, str]) -> None:
         assert settings == {"bootstrap.servers": "b:9092"}
@@ -81,7 +81,7 @@ def test_again_after_an_outage() -> None:
     """While the brokers are away nothing is marked; afterwards the epoch comes whole."""
     world, broker = bench(), Broker()
     broker.away = True
-    with pytest.raises(TransientError, match="nobody there"):
+    with pytest.raises(TransientError, match="no one there"):
         sink(world, broker).follow(world.log)
     broker.away = False
     assert sink(world, broker).follow(world.log) == 1

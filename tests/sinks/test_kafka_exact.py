@@ -112,7 +112,7 @@ def test_a_crash_between_commit_and_copy() -> None:
 
 @pytest.mark.parametrize("answer", ["lost:_TIMED_OUT", "_TIMED_OUT"])
 def test_an_answer_that_is_lost(answer: str) -> None:
-    """Whether the transaction was committed or not, the next try finds out by opening anew."""
+    """Whether the transaction was committed or not, the next try finds out by opening again."""
     of, broker = world(), Broker()
     sealed = [str(of.seal().id) for _ in range(2)]
     publisher = sink(of, Client(broker, "", answer))

@@ -40,7 +40,7 @@ def test_shared_slots(
 def test_positions_after_a_restore(world: World) -> None:
     """A table of an old timeline is right up to the fork.
 
-    One of a timeline that nobody knows is not judged.
+    One of a timeline that no one knows is not judged.
     """
     target = world.seal(2).id
     world.seal(2)

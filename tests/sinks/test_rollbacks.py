@@ -1,6 +1,6 @@
-"""Somebody rolls a table back by hand, to any snapshot it has.
+"""Someone rolls a table back by hand, to any snapshot it has.
 
-Every row of the lineage comes back, once, whoever publishes.
+Every row of the lineage comes back, once, with any publisher.
 """
 
 from __future__ import annotations

@@ -102,9 +102,9 @@ class Schedule:
         self.pending = None
 
     def compact(self) -> None:
-        """Merge files and delete what nobody names.
+        """Merge files and delete what no one names.
 
-        Perhaps somebody else acts before one of its commits, or it dies there.
+        Perhaps someone else acts before one of its commits, or it dies there.
         """
         follow = self.dice.choice(self.sinks).follow
 
@@ -127,13 +127,13 @@ class Schedule:
         self.world.fork(self.dice.choice([*self.ids, None]) if self.ids else None)
 
     def lose_catalog(self) -> None:
-        """The SQLite file is gone; every process starts anew."""
+        """The SQLite file is gone; every process starts again."""
         if (self.world.workdir.parent / "store" / ".tidegate-store" / "catalog.sqlite").exists():
             self.world.lose_catalog()
         self.sinks = [self.world.sink() for _ in range(2)]
 
     def roll_back(self) -> None:
-        """Somebody rolls one table back by hand, to any snapshot that it has, also into the middle
+        """Someone rolls one table back by hand, to any snapshot that it has, also into the middle
         of a rewind.
         """
         sink, name = self.world.sink(), self.dice.choice((*TABLES, "checkpoints"))
@@ -208,7 +208,7 @@ def test_tables_equal_the_log_after_any_schedule(
 def test_files_are_merged_in_any_schedule(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    """The same while small files are merged and garbage is deleted at any moment, by somebody who
+    """The same while small files are merged and garbage is deleted at any moment, by someone who
     may die of it. Odd seeds use the catalog of a bucket, even ones a SQLite file.
     """
     if seed % 2:

@@ -222,7 +222,7 @@ def test_bounded_source_ends_after_a_whole_listing() -> None:
 def test_an_end_in_the_middle_of_a_listing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A listing that was under way when the end came has passed names already.
 
-    It begins anew, once, and not in every epoch.
+    It begins again, once, and not in every epoch.
     """
     monkeypatch.setattr(arrival_log, "_KEYS_PER_LISTING", 2)
     listed: list[str] = []

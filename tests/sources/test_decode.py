@@ -229,7 +229,7 @@ def test_bad_csv_rows_keep_their_place(tmp_path: Path) -> None:
 
 
 def test_added_columns_may_be_ignored(tmp_path: Path) -> None:
-    """A column nobody declared is left out and named in the plan, unless `added: dead_letter`."""
+    """A column no one declared is left out and named in the plan, unless `added: dead_letter`."""
     text = lines({**ROWS[0], "x": 1, 'y"': 2}, *ROWS[1:])
     rows, part = read({"1.json": text}, tmp_path / "j", format="json")
     assert plain(rows) == GOOD

@@ -219,7 +219,7 @@ def test_bad_object_is_consumed_and_named(case: str) -> None:
 
 
 def test_unknown_column_is_named() -> None:
-    """The dead letter names the column that nobody declared."""
+    """The dead letter names the column that no one declared."""
     data, _ = bad_objects()["unknown column"]
     assert (
         "extra" in source({"inbox/a/1": data}, **STRICT).plan(ME, None, ReadLimits()).dead[0].detail

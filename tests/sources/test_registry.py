@@ -134,7 +134,7 @@ def test_schemas_that_cannot_be_used(registry: Registry) -> None:
 
 
 def test_a_registry_that_is_away() -> None:
-    """Nobody listens: waited for."""
+    """No one listens: waited for."""
     with pytest.raises(TransientError, match="could not be reached"):
         make_registry_reader("http://127.0.0.1:9", "avro")(3)
 

@@ -244,7 +244,7 @@ def test_iceberg_catalog_that_is_away(tmp_path: Path) -> None:
 
 
 def test_iceberg_manifest_that_expires_meanwhile(iceberg: tuple[Lake, Any]) -> None:
-    """A manifest that is gone when it is read is looked for again, by a table loaded anew.
+    """A manifest that is gone when it is read is looked for again, by a table loaded again.
 
     The driver goes on.
     """

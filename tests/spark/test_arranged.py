@@ -1,6 +1,6 @@
 """A large release by the driver and the same one by Spark's tasks.
 
-The same rows, positions and types, whoever arranges them.
+The same rows, positions and types, sorted by the driver or by Spark.
 """
 
 from __future__ import annotations

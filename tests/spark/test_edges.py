@@ -162,7 +162,7 @@ def told(pair: Pair) -> list[tuple[str, int, int, int]]:
 
 
 def restored(pair: Pair, spec: PipelineSpec, session: SparkSession, folder: Path) -> Pair:
-    """Both movers anew, on another disk: what they go on from is what a manifest holds."""
+    """Both movers again, on another disk: what they go on from is what a manifest holds."""
     from tidegate.jobs.spark.mover import SparkMover
 
     after = Pair(spec, session, folder)

@@ -135,11 +135,11 @@ def test_messages_in_messages() -> None:
     [
         ("at", {"at": {"seconds": 10**12}}, "Timestamp"),
         ("first", {"first": {"at": {"seconds": 10**12}}}, "Timestamp"),
-        ("what", {"what": {"type_url": "t/shop.Nobody", "value": b"\x08\x01"}}, "shop.Nobody"),
+        ("what", {"what": {"type_url": "t/shop.No one", "value": b"\x08\x01"}}, "shop.No one"),
     ],
 )
 def test_values_that_have_no_text(name: str, values: dict[str, Any], complaint: str) -> None:
-    """A time that no calendar has, a message of a type that nobody knows.
+    """A time that no calendar has, a message of a type that no one knows.
 
     The message's fault, its neighbours are read.
     """

@@ -188,7 +188,7 @@ def test_a_run_with_silences_equals_the_oracle(session: Any, tmp_path: Path, nam
         for entry in filled.epoch.decision["recorded"]
         if entry["kind"] in ("idle", "residence_expired", "cti")
     ]
-    # The others of the presets have no timer: their sources wait for ever.
+    # The others of the presets have no timer: their sources wait forever.
     assert bool(idle) == (name in ("hazelcast", "nscldaq", "pipet", "streaminsight", "wire"))
 
 

@@ -70,7 +70,7 @@ BATCH = (
 
 
 def spec_of() -> PipelineSpec:
-    """Three airports in order of actual departure, no lag: whoever leaves late is late."""
+    """Three airports in order of actual departure, no lag: a flight that leaves late is late."""
     source = {"schema": COLUMNS, "event_time": "event_time", "lag": 0, "limits": {"objects": 1}}
     source["punctuation"] = {"every_events": 1}  # judged record by record, whatever the cut
     windows = {

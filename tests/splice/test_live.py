@@ -1,6 +1,6 @@
 """Merges that race a driver on a real store.
 
-Both seal, nobody undoes the other, and at the end all is as if in time.
+Both seal, no one undoes the other, and at the end all is as if in time.
 
 The driver seals a given number of epochs, so that a merge that loses to all of them still comes to
 its end.

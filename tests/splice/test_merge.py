@@ -103,7 +103,7 @@ def test_only_touched_results_are_written() -> None:
 def test_existing_rows_come_first_on_ties() -> None:
     """A merged row stands behind the rows that have its stamp already.
 
-    Its identity stays; nobody else is written again.
+    Its identity stays; no one else is written again.
     """
     bench = world([])
     play(

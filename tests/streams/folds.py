@@ -45,7 +45,7 @@ def writing(state: Any, event: Event, index: int) -> tuple[Any, list[Any]]:
 
 
 def calling(state: Any, event: Event, index: int) -> tuple[Any, list[Any]]:
-    """Calls somebody."""
+    """Calls someone."""
     with socket.socket() as line:
         line.connect(("127.0.0.1", 9))
     return state, []

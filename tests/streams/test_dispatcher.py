@@ -262,7 +262,7 @@ def test_a_splice_collects_one_request_per_attachment() -> None:
 
 
 def test_detach_and_attach_again() -> None:
-    """Detached rows are not dispatched; a second round starts anew under a name of its own."""
+    """Detached rows are not dispatched; a second round starts again under a name of its own."""
     world = world_of("reducers", "r", reducer("totals"))
     world.epoch((1, 1))
     world.epoch((2, 2), ask=(("detach", "r"),))
@@ -438,7 +438,7 @@ def test_replay_dispatches_the_same_and_changes_nothing() -> None:
 
 
 def test_the_document_of_a_request_follows_the_log() -> None:
-    """Written when the request is complete, once, whoever comes to write it.
+    """Written when the request is complete, once, by any of several writers.
 
     Its files are those of the manifest.
     """

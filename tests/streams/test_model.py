@@ -240,7 +240,7 @@ def test_detached_means_no_later_row() -> None:
 def test_detaching_twice_is_detaching_once() -> None:
     """The first time stands.
 
-    Rows that came in between are not dispatched by whatever is computed anew later.
+    Rows that came in between are not dispatched by whatever is computed again later.
     """
     world = world_of("o", "d")
     world.attach(counting("sum", "o", "d", inherit=True))
