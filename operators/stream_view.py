@@ -32,10 +32,11 @@ from tidegate.checkpoints.pipeline_overview import DriverOverview, PipelineState
 from tidegate.checkpoints.restore import plan_restore, read_restore_audits
 from tidegate.checkpoints.slot_index import SlotIndex, SlotSummary
 from tidegate.checkpoints.slot_log import LineageSegment, LogHead, SlotContents, SlotLog
-from tidegate.checkpoints.splice_requests import list_splice_requests
+from tidegate.checkpoints.splice_requests import OPEN_STATES, list_splice_requests
 from tidegate.checkpoints.store import NotFoundError, Store
 from tidegate.checkpoints.verify import verify_checkpoint
 from tidegate.errors import TidegateError, TransientError
+from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.operators.errors import PAGE_BUSY
 from tidegate.operators.page_data import (
     LatenessSketches,
@@ -49,6 +50,7 @@ from tidegate.operators.page_data import (
     read_sketches,
     to_milliseconds,
 )
+from tidegate.operators.pipeline_graph import build_graph
 from tidegate.operators.timeline import (
     EpochFacts,
     list_driver_events,
@@ -110,7 +112,7 @@ class StreamView:
         self._index = SlotIndex(self.log, workers=READ_WORKERS)
         self._seen: dict[_Position, _SeenEpoch | None] = {}
         self._barriers: dict[_Position, list[dict[str, Any]]] = {}
-        self._timeout: tuple[str, int | None] | None = None  # of barriers, by digest of the spec
+        self._spec: tuple[str, PipelineSpec | None] | None = None  # of the newest epoch, by digest
         self._searched: int | None = None  # the timeline whose past was searched for barriers
         self._forks: tuple[int, list[LineageSegment], list[ForkRecord]] | None = None
         self._facts: dict[_Position, EpochFacts | None] = {}
@@ -350,6 +352,7 @@ class StreamView:
             "freshness": live_facts.get("freshness") or {},
             "stale": live_facts.get("stale") or {},
             "lag": count_waiting_messages(live_facts),
+            "sinks": live_facts.get("sinks") or {},
             "late_uploads": live_facts.get("late_uploads") or {},
             "warnings": overview.warnings,
             "holder": _describe_frontier_holder(driver, newest),
@@ -370,10 +373,12 @@ class StreamView:
         forks = reversed(self._read_lineage(head)[1])
         requests = list_pending_requests(self.store, self.pipeline)
         audits = read_restore_audits(self.store, self.pipeline)
+        summary = self._read_shared("summary", lambda: self._read_summary(head))
         return {
-            **self._read_shared("summary", lambda: self._read_summary(head)),
+            **summary,
             "lateness": build_lateness_charts(epoch[2] for epoch in seen if epoch),
             "barriers": self._barrier_history(head, recent),
+            "graph": self._read_graph(head, summary),
             "open_barriers": self._read_open_barriers(head.record) if head.record else [],
             "requests": [request.model_dump(mode="json") for request in requests],
             "restores": [_describe_restore(fork) for fork in forks],
@@ -387,10 +392,25 @@ class StreamView:
     def _read_open_barriers(self, newest: Manifest) -> list[dict[str, Any]]:
         if not (newest.decider.get("barriers") or {}).get("open"):
             return []
-        if self._timeout is None or self._timeout[0] != newest.spec_digest:
-            spec = read_spec(self.store, self.pipeline, newest.spec_digest)
-            self._timeout = newest.spec_digest, spec.barrier_timeout if spec else None
-        return list_open_barriers(newest, self._timeout[1])
+        spec = self._read_spec(newest)
+        return list_open_barriers(newest, spec.barrier_timeout if spec else None)
+
+    def _read_spec(self, newest: Manifest) -> PipelineSpec | None:
+        if self._spec is None or self._spec[0] != newest.spec_digest:
+            digest = newest.spec_digest
+            self._spec = digest, read_spec(self.store, self.pipeline, digest)
+        return self._spec[1]
+
+    def _read_graph(self, head: LogHead, summary: dict[str, Any]) -> dict[str, Any] | None:
+        spec = self._read_spec(head.record) if head.record else None
+        if spec is None:
+            return None
+        requests = self._read_shared(
+            "merges",
+            lambda: list_splice_requests(self.store, self.pipeline),
+            _QUALITY_FRESH_SECONDS,
+        )
+        return build_graph(spec, summary, sum(one.state in OPEN_STATES for one in requests))
 
     def _read_quality(self) -> dict[str, Any] | None:
         result = self._read_quality_file("results/latest.json")

@@ -5,7 +5,7 @@ import {card, checkpoint, code, count, empty, fill, h, insist, mark, span, table
 const EVERY = 10_000; // milliseconds between two looks at the tables
 const NAMES = {reason: "Reason", output: "Output", _source: "Source"};
 
-export function resultsPanel(pipeline) {
+export function resultsPanel(pipeline, showRows) {
   const base = `api/streams/${pipeline}.stream/results/`, get = (what, asked = {}) => insist(`${base}${what}?${new URLSearchParams(asked)}`, "GET");
   let tables = [], chosen = null, filters = {}, slot = null, at = 0, busy = false;
   const pick = h("select", {id: "results-table", "aria-label": "Table", change: () => choose(pick.value)});
@@ -24,6 +24,7 @@ export function resultsPanel(pipeline) {
       const found = await get("tables");
       tables = found.tables;
       chosen ||= (tables.find(t => t.window && t.rows) || tables[0]).table;
+      showRows(tables);
       fill(pick, tables, () => tables.map(t => h("option", {value: t.table}, `${t.table}: ${count(t.rows)} rows`)));
       fill(column, found.columns, () => found.columns.map(name => h("option", {}, name)));
       pick.value = chosen;

@@ -3,6 +3,7 @@ import {barrierLanes, histogram, lines, look, shape, toneOf} from "./chart.js";
 import {checkpointPanel} from "./checkpoints.js";
 import {checksPanel} from "./checks.js";
 import {abortBarrier, explain, questions, restore, startStream, stopStream} from "./dialogs.js";
+import {graphPanel} from "./graph.js";
 import {resultsPanel} from "./results.js";
 import {proofPanel} from "./proof.js";
 import {timelinePanel} from "./timeline.js";
@@ -10,7 +11,7 @@ import {whatIfPanel} from "./whatif.js";
 import {ago, airflow, announce, card, checkpoint, count, empty, fill, h, mark, pill, plural, share, sinceThen, span, table, until, when} from "./dom.js";
 
 const KEPT = 120;
-const SECTIONS = [["sources", "Frontier"], ["throughput", "Throughput"], ["results", "Results"], ["lateness", "Lateness"], ["barriers", "Barriers"], ["quality", "Quality"], ["whatif", "What if"], ["checkpoints", "Checkpoints"], ["trail", "Timeline"]];
+const SECTIONS = [["graph", "Pipeline"], ["sources", "Frontier"], ["throughput", "Throughput"], ["results", "Results"], ["lateness", "Lateness"], ["barriers", "Barriers"], ["quality", "Quality"], ["whatif", "What if"], ["checkpoints", "Checkpoints"], ["trail", "Timeline"]];
 
 const WORDS = {
   Epoch: "One micro-batch. It reads a part of every source, decides, writes and commits.",
@@ -39,10 +40,10 @@ export function streamPage(pipeline, {framed, open, refresh}) {
   const epoch = lines("Epoch time", {zero: true, unit: v => v >= 10 ? span(v) : v.toFixed(2) + " s"});
   const behind = histogram("Lateness of the rows read"), lanes = barrierLanes("Barriers");
   const sources = h("div", {}), targets = h("div", {}), barriers = h("div", {}), waiting = h("div", {}), requests = h("div", {}), runs = h("div", {});
-  const results = resultsPanel(pipeline), quality = checksPanel(pipeline), whatif = whatIfPanel(pipeline), past = timelinePanel(pipeline), shelf = checkpointPanel(pipeline, () => last), proof = proofPanel(pipeline);
+  const graph = graphPanel(), results = resultsPanel(pipeline, graph.setRows), quality = checksPanel(pipeline), whatif = whatIfPanel(pipeline), past = timelinePanel(pipeline), shelf = checkpointPanel(pipeline, () => last), proof = proofPanel(pipeline);
   const barrierCard = card("barriers", "Barriers", lanes.node, waiting, barriers), requestCard = card("requests", "Open requests and runs", requests, runs);
   const spans = h("select", {id: "span", change: () => { reach = Number(spans.value); points = []; refresh(); }}, [[KEPT, "last 120 epochs"], [1000, "last 1,000"], [10000, "last 10,000"], [0, "all epochs"]].map(([v, name]) => h("option", {value: v}, name)));
-  const node = h("div", {}, head, jump, notes, asked, proof.node, h("div", {class: "card"}, facts),
+  const node = h("div", {}, head, jump, notes, asked, proof.node, h("div", {class: "card"}, facts), graph.node,
     h("div", {class: "grid"},
       card("sources", "Frontier of each source", h("label", {class: "choice"}, "Show ", spans), frontier.node, h("h3", {}, "Ahead of the output; at 0 it holds everyone back"), ahead.node, sources),
       card("throughput", "Throughput", h("h3", {}, "Rows per second"), rate.node, h("h3", {}, "Epoch time"), epoch.node)),
@@ -166,6 +167,6 @@ export function streamPage(pipeline, {framed, open, refresh}) {
       if (state && state !== s.state) announce(`${pipeline} is now ${s.state}`);
       state = s.state;
       header(s); noted(s); numbers(s); charts(s); waits(s); open_(s); past.update(s); proof.update(s, points);
-      shelf.update(s); results.update(s); quality.update(s);
+      shelf.update(s); graph.update(s); results.update(s); quality.update(s);
     }, scrollTo};
 }
