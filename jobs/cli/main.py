@@ -97,9 +97,18 @@ def _accept_global_options(
     pass
 
 
+class _PandasHider:
+    """Keeps pyarrow from importing pandas, for half a second, to recognise objects of pandas."""
+
+    @staticmethod
+    def find_spec(name: str, *_: object) -> None:
+        """Report pandas as missing."""
+        if name == "pandas":
+            raise ModuleNotFoundError(name, name=name)
+
+
 def main() -> None:
     """Entry point of the `tidegate` script."""
     if sys.argv[1:2] in (["row"], ["tables"]):
-        # pyarrow imports pandas, for half a second, to recognise pandas objects; there are none.
-        sys.modules["pandas"] = None  # type: ignore[assignment]
+        sys.meta_path.insert(0, _PandasHider)  # type: ignore[arg-type]
     app()

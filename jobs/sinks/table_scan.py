@@ -12,9 +12,8 @@ import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -38,28 +37,9 @@ _ENTRY_FIELDS: Final = {
     *("status", "data_file", "manifest_path", "content", "file_path"),
     *("record_count", "null_value_counts", "lower_bounds", "upper_bounds", "key", "value"),
 }
+_DataFile = Mapping[str, Any]  # a record of a manifest, with these fields
 _DELETED: Final = 2  # the status of an entry whose file has left the table
 _INTEGER_BOUNDS: Final = pa.types.is_integer, pa.types.is_timestamp
-
-
-@dataclass(frozen=True, slots=True)
-class _DataFile:
-    """A data file; its statistics are by the id of the column, bounds as Iceberg encodes them."""
-
-    path: str
-    rows: int
-    nulls: Mapping[int, int]
-    lower: Mapping[int, bytes]
-    upper: Mapping[int, bytes]
-
-    @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> Self:
-        """Return the file of a manifest's entry."""
-        statistics = (
-            {pair["key"]: pair["value"] for pair in record.get(name) or ()}
-            for name in ("null_value_counts", "lower_bounds", "upper_bounds")
-        )
-        return cls(record["file_path"], record["record_count"], *statistics)
 
 
 class TableScan:
@@ -129,7 +109,9 @@ class TableScan:
         if self._has_row_deletes:
             return select(self._read_with_pyiceberg(schema)).select([f.name for f in kept])
         known = ranges.keys() <= self._ids.keys()
-        chosen = [f for f in self._files if known and self._may_have_rows(f, ranges, with_value)]
+        chosen = [
+            f for f in self._iterate_files() if known and self._may_have_rows(f, ranges, with_value)
+        ]
         read = partial(self._read_rows, schema=schema, select=select)
         with ThreadPoolExecutor(_READERS) as pool:
             parts = list(pool.map(read, chosen)) if len(chosen) > 1 else list(map(read, chosen))
@@ -150,19 +132,22 @@ class TableScan:
     def _has_row_deletes(self) -> bool:
         return any(manifest.get("content") for manifest in self._manifests)
 
-    @property
-    def _files(self) -> Iterator[_DataFile]:
+    def _iterate_files(self) -> Iterator[_DataFile]:
         for manifest in self._manifests:
             for entry in self._opener.read_records(manifest["manifest_path"]):
                 if entry["status"] != _DELETED:
-                    yield _DataFile.from_record(entry["data_file"])
+                    yield entry["data_file"]
 
     def _may_have_rows(self, file: _DataFile, ranges: Ranges, with_value: str | None) -> bool:
-        if with_value and file.nulls.get(self._ids[with_value]) == file.rows:
+        if with_value and (
+            _find_statistic(file, "null_value_counts", self._ids[with_value])
+            == file["record_count"]
+        ):
             return False
         for name, bounds in ranges.items():
             decode = _get_decoder(self.schema.field(name).type)
-            lower, upper = (b.get(self._ids[name]) for b in (file.lower, file.upper))
+            lower = _find_statistic(file, "lower_bounds", self._ids[name])
+            upper = _find_statistic(file, "upper_bounds", self._ids[name])
             if decode is None or lower is None or upper is None:
                 continue
             least, greatest = decode(lower), decode(upper)
@@ -174,7 +159,7 @@ class TableScan:
         return True
 
     def _read_rows(self, file: _DataFile, schema: pa.Schema, select: Any) -> pa.Table:
-        with self._opener.open(file.path) as opened:
+        with self._opener.open(file["file_path"]) as opened:
             parquet = pq.ParquetFile(opened, pre_buffer=True)
             there = [name for name in schema.names if name in parquet.schema_arrow.names]
             rows = parquet.read(there, use_threads=False)
@@ -287,6 +272,12 @@ def _keep_needed_fields(schema: Any) -> Any:
         if field["name"] in _ENTRY_FIELDS
     ]
     return {**schema, "fields": fields}
+
+
+def _find_statistic(file: _DataFile, name: str, column: int) -> Any:
+    """Return a count or an encoded bound of a column; None if the file has none."""
+    pairs = file[name] or ()
+    return next((pair["value"] for pair in pairs if pair["key"] == column), None)
 
 
 def _get_decoder(kind: pa.DataType) -> Any:

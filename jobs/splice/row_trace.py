@@ -368,7 +368,7 @@ class _RowTracer:
                 "section": event["section"],
                 "epoch": event["_epoch"],
                 "flagged_late": bool(event["_late"]),
-                "position": self._find_position(row.identity, event["_epoch"]),
+                "position": self._find_position(row.identity, event),
                 "request": event[SPLICE_COLUMN],
                 **self._describe_wait(row.identity, event["_epoch"]),
                 **self._describe_result(EVENTS, event["_epoch"]),
@@ -386,8 +386,11 @@ class _RowTracer:
         waited = (released.created_at - read.created_at) / 1_000_000
         return {"waited_s": waited, **self._describe_holder(slot - 1)}
 
-    def _find_position(self, who: RowIdentity, epoch: int) -> int | None:
+    def _find_position(self, who: RowIdentity, event: Mapping[str, Any]) -> int | None:
         """Return the current position of an event; None if its epoch is not published yet."""
+        epoch = event["_epoch"]
+        if epoch > self._tables.published or not find_merge_segments(self._head):
+            return event["position"] if epoch <= self._tables.published else None
         # The current position is computed by readers: merges move rows without rewriting them.
         columns = ("position", *IDENTITY_COLUMNS)
         table = scan_table(

@@ -266,6 +266,15 @@ def keep_spec(history: History) -> None:
         {
             "name": history.pipeline,
             "sources": {name: {**source, "path": f"inbox/{name}"} for name in history.sources},
+            "windows": {
+                "hourly": {"kind": "tumbling", "size": "1h", "aggregates": {"n": "count(*)"}}
+            },
+            "streams": {"big": {}, "sums": {"schema": {"total": "long"}}},
+            "pipes": {"large": {"from": "events", "to": "big", "where": "value > 9"}},
+            "reducers": {
+                "add": {"from": "big", "to": "sums", "aggregates": {"total": "sum(value)"}}
+            },
+            "sinks": {"copy": {"kind": "files", "path": "out/", "tables": ["hourly", "sums"]}},
         }
     )
     key = BucketLayout(history.pipeline).spec_key("s")
@@ -284,7 +293,7 @@ def gallery(store: Store, length: int = 90) -> History:
     drives(store, "flights")
     flights.wanted(DesiredState.RUN)
     waits = {"sealed": [1.4, 2.9, 4.2], "visible": [2.2, 4.8, 9.6]}
-    flights.says("running", freshness=dict.fromkeys(AIRPORTS, waits))
+    flights.says("running", freshness=dict.fromkeys(AIRPORTS, waits), sinks={"copy": 3})
     RootsFile(store, "flights").pin(
         "before_fix", newest[length // 4].id, who="ann", why="known to be good"
     )

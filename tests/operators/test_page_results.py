@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -133,6 +135,14 @@ def test_a_row_has_its_own_way_in_time(base: str) -> None:
     assert (event["held_by"], event["waited_s"]) == ("web/0", 0.0)
     assert row["sealed"] == event["sealed"] == counted["sealed"] == "2025-06-15T15:06:40Z"
     assert row["arrived"] < event["visible"]
+
+
+def test_the_command_finds_the_row_in_a_process_without_pandas(shop: Shop) -> None:
+    """`tidegate row` hides pandas from pyarrow, which must not take that for an error."""
+    command = [sys.executable, "-m", "tidegate.jobs.cli", "row", "shop", "item=tea", "price=3"]
+    done = subprocess.run([*command, "--store", shop.store.url], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "released" in done.stdout
 
 
 def test_a_wrong_value_is_an_answer(base: str) -> None:

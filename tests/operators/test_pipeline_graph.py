@@ -49,7 +49,9 @@ def test_rows_backlog_freshness_and_quality_are_on_it() -> None:
     """What the summary says of a source or sink is at its node and edge."""
     facts = {
         "latest": {
-            **{"released": 70, "late": 5, "dead": 3, "retained": 2},
+            **dict.fromkeys(("late", "dead"), 3),
+            "released": 70,
+            "retained": 2,
             "sources": {"web": {"read": 80}},
             "statuses": {"web": "active", "shop": "idle"},
         },

@@ -46,7 +46,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     read: Callable[..., Any] = TableScan._read_rows
 
     def count(self: TableScan, file: Any, *arguments: Any, **options: Any) -> Any:
-        found.append(file.path)
+        found.append(file["file_path"])
         return read(self, file, *arguments, **options)
 
     monkeypatch.setattr(TableScan, "_read_rows", count)
