@@ -53,19 +53,18 @@ def build_graph(spec: PipelineSpec, facts: Mapping[str, Any], open_requests: int
 
 
 def _list_sources(spec: PipelineSpec, facts: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
-    latest, holder = facts.get("latest") or {}, (facts.get("holder") or {}).get("member") or ""
+    latest = facts.get("latest") or {}
     for name, source in spec.sources.items():
         rows = (latest.get("sources") or {}).get(name, {})
         status = (latest.get("statuses") or {}).get(name, "not read yet")
         ill = name in (facts.get("silent") or {}) or name in (facts.get("stale") or {})
-        held = ", holds the frontier" if holder.partition("/")[0] == name else ""
         yield {
             "id": f"source:{name}",
             "name": name,
             "kind": f"{source.format} source",
             "column": 0,
             "rows": rows.get("read", 0),
-            "note": f"{status}{held}",
+            "note": status,
             "tone": "warn" if ill else "good" if status == "active" else "off",
         }
 
@@ -73,9 +72,11 @@ def _list_sources(spec: PipelineSpec, facts: Mapping[str, Any]) -> Iterable[dict
 def _describe_source(name: str, facts: Mapping[str, Any]) -> dict[str, Any]:
     """Backlog and freshness of a source, for its edge."""
     behind = (facts.get("lag") or {}).get(name)
+    holder = (facts.get("holder") or {}).get("member") or ""
     visible = ((facts.get("freshness") or {}).get(name) or {}).get("visible")
     return {
         "label": "" if behind is None else f"{behind:,} messages behind",
+        "held": holder.partition("/")[0] == name,
         "fresh": visible[1] if visible else None,
         "tone": "warn" if name in (facts.get("stale") or {}) else "off",
     }
@@ -89,7 +90,7 @@ def _list_outputs(
     depth = _measure_depths(spec)
     late = {"rows": latest.get("late", 0), "tone": "warn" if "late" in failed else "good"}
     dead = {"rows": latest.get("dead", 0), "tone": "warn" if latest.get("dead") else "good"}
-    waiting = f"{latest.get('retained', 0):,} rows wait for their order"
+    waiting = f"{latest.get('retained', 0):,} wait for order"
     events = {"rows": latest.get("released", 0), "note": waiting}
     yield {"id": EVENTS, "name": EVENTS, "kind": "released rows", **events, "column": 1} | {
         "tone": "bad" if (facts.get("quality") or {}).get("verdict") == "fail" else "good"

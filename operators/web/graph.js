@@ -1,8 +1,8 @@
 // What the rows of a pipeline pass, from sources to sinks, with rows, backlog, quality and freshness.
 import {card, count, fill, h, mark, span, table} from "./dom.js";
 
-const W = 178, H = 56, GAP = 132, ROW = 12; // a node, and the room beside and below it
-const short = text => text.length > 25 ? text.slice(0, 24) + "…" : text;
+const W = 168, H = 56, GAP = 120, ROW = 12; // a node, and the room beside and below it
+const short = text => text.length > 23 ? text.slice(0, 22) + "…" : text;
 
 export function graphPanel() {
   let graph = null, rows = {};
@@ -11,7 +11,7 @@ export function graphPanel() {
   node.hidden = true;
   const rowsOf = n => rows[n.id] ?? n.rows;
   const detail = n => [rowsOf(n) === undefined ? null : `${count(rowsOf(n))} rows`, n.note].filter(Boolean).join(", ");
-  const words = e => [e.label, e.kind, e.fresh === null || e.fresh === undefined ? null : `visible after ${span(e.fresh)} (p95)`].filter(Boolean);
+  const words = e => [e.kind ? `${e.kind} ${e.label}` : e.label, e.held ? "holds the frontier" : null, e.fresh === null || e.fresh === undefined ? null : `p95 visible ${span(e.fresh)}`].filter(Boolean);
 
   function draw() {
     const columns = [];
@@ -23,8 +23,8 @@ export function graphPanel() {
       const a = at[e.from], b = at[e.to], [x1, y1, x2, y2] = [a.x + W, a.y + H / 2, b.x, b.y + H / 2];
       const path = e.back ? `M${a.x + W / 2} ${a.y + H}C${a.x + W / 2} ${height + 20} ${b.x + W / 2} ${height + 20} ${b.x + W / 2} ${b.y + H}` : x2 > x1 ? `M${x1} ${y1}C${x1 + GAP / 2} ${y1} ${x2 - GAP / 2} ${y2} ${x2} ${y2}` : `M${x1} ${y1}C${x1 + 40} ${y1} ${x1 + 40} ${y2} ${x1} ${y2}`;
       const nth = into[e.to] = (into[e.to] ?? -1) + (words(e).length ? 1 : 0), first = e.from.startsWith("source:");
-      const lines = words(e).flatMap(text => text.split(" (")).map((text, i) => i ? text.replace(/\)?$/, "").replace(/^p95$/, "(p95)") : text);
-      return h("g", {class: `edge ${e.tone || "off"}`}, h("path", {d: path}), lines.map((text, i) => h("text", {x: first ? x1 + 6 : x2 - 6, y: (first ? y1 - 5 : y2 - 5 - nth * 26) + i * 13, "text-anchor": first ? "start" : "end"}, short(text))));
+      const lines = words(e);
+      return h("g", {class: `edge ${e.tone || "off"}`}, h("path", {d: path}), lines.map((text, i) => h("text", {x: first ? x1 + 6 : x2 - 6, y: (first ? y1 : y2) - 5 - 13 * (lines.length - 1 - i) - (first ? 0 : nth * 13), "text-anchor": first ? "start" : "end"}, short(text))));
     });
     const boxes = graph.nodes.map(n => h("g", {class: `node ${n.tone}`, transform: `translate(${at[n.id].x} ${at[n.id].y})`},
       h("title", {}, `${n.name}, ${n.kind}. ${detail(n)}`), h("rect", {width: W, height: H, rx: 8}), h("rect", {class: "tone", width: 5, height: H, rx: 2}),

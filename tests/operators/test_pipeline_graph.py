@@ -67,7 +67,7 @@ def test_rows_backlog_freshness_and_quality_are_on_it() -> None:
     web = next(edge for edge in graph["edges"] if edge["from"] == "source:web")
     assert (web["label"], web["fresh"]) == ("1,200 messages behind", 4)
     assert (nodes["source:web"]["rows"], nodes["source:web"]["tone"]) == (80, "good")
-    assert nodes["source:web"]["note"] == "active, holds the frontier"
+    assert (nodes["source:web"]["note"], web["held"]) == ("active", True)
     tones = [nodes[name]["tone"] for name in ("source:shop", "late", "dead_letters", "sink:copy")]
     assert tones == ["warn"] * 4
     assert nodes["sink:copy"]["note"] == "40 epochs behind"
