@@ -110,5 +110,5 @@ class _PandasHider:
 def main() -> None:
     """Entry point of the `tidegate` script."""
     if sys.argv[1:2] in (["row"], ["tables"]):
-        sys.meta_path.insert(0, _PandasHider)  # type: ignore[arg-type]
+        sys.meta_path.insert(0, _PandasHider)
     app()
