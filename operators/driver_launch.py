@@ -280,6 +280,16 @@ def send_signal(process: ProcessIdentity, number: signal.Signals, *, group: bool
     return False
 
 
+def has_own_session(process: ProcessIdentity) -> bool:
+    """Whether a process of this host was started in a session of its own, as `start_detached` does.
+
+    Its group then holds the driver and its JVM, and nothing else.
+    """
+    with suppress(ProcessLookupError):
+        return os.getsid(process.pid) == os.getpgid(process.pid) != os.getpgid(0)
+    return False
+
+
 def tail_log_file(log: str, lines: int = 20, max_bytes: int = 16_384) -> list[str]:
     """Return the last lines of a log, reading at most its last `max_bytes`.
 

@@ -22,7 +22,7 @@ from tidegate.checkpoints.driver_requests import DriverRequest, RequestKind, sub
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
 from tidegate.checkpoints.lease import LeaseObserver, evict_lease_holder
 from tidegate.checkpoints.store import NotFoundError, Store
-from tidegate.operators.driver_launch import send_signal
+from tidegate.operators.driver_launch import has_own_session, send_signal
 
 # States that a person or a time-out gives a task. Any other state means that a new try is on its
 # way or has adopted the driver.
@@ -87,7 +87,9 @@ class _DriverStop:
         process = self._process
         steps = ((signal.SIGTERM, timeouts.terminate), (signal.SIGKILL, timeouts.kill))
         for number, seconds in steps:
-            if process is None or not send_signal(process, number):
+            # A JVM that hangs would outlive a driver that is killed alone.
+            group = number is signal.SIGKILL and process is not None and has_own_session(process)
+            if process is None or not send_signal(process, number, group=group):
                 break
             say(f"sent {number.name} to pid {process.pid}")
             if self.wait_until_ended(seconds):

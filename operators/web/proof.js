@@ -3,13 +3,22 @@ import {ago, ask, card, checkpoint, count, fill, h, mark, plural, sinceThen, spa
 
 const EVERY = 4000, RECENT = 3_600_000, PAUSE = 10_000; // milliseconds
 
-/** The newest epoch that another driver sealed, or on another timeline, or after a pause unlike the others. */
+/** A source that was idle for a while until the point before `i`, and is active at `i`. */
+function returned(points, i) {
+  return Object.keys(points[i].statuses).find(name => {
+    let j = i - 1;
+    while (j >= 0 && points[j].statuses[name] === "idle") j--;
+    return points[i].statuses[name] === "active" && points[i - 1].at - points[j + 1].at >= PAUSE && j + 1 < i;
+  });
+}
+
+/** The newest epoch that another driver sealed, or on another timeline, or after a pause unlike the others, or when a source came back. */
 function resumption(points) {
   const gaps = points.slice(1).map((p, i) => p.at - points[i].at).sort((a, b) => a - b), usual = gaps[gaps.length >> 1] || 0;
   for (let i = points.length - 1; i > 0; i--) {
     const [p, before] = [points[i], points[i - 1]], gap = p.at - before.at;
-    const how = p.timeline !== before.timeline ? `on timeline ${p.timeline}, after a restore` : p.token !== before.token ? `by the driver with token ${p.token}` : gap > Math.max(PAUSE, 5 * usual) ? "by the same driver" : null;
-    if (how) return {p, gap, how};
+    const how = p.timeline !== before.timeline ? `on timeline ${p.timeline}, after a restore` : p.token !== before.token ? `by the driver with token ${p.token}` : gap > Math.max(PAUSE, 5 * usual) ? "by the same driver" : null, source = how ? null : returned(points, i);
+    if (how || source) return {p, gap, how: how || `with ${source} active again`};
   }
   return points[0]?.slot === 1 ? {p: points[0], gap: 0, how: "after a start from nothing"} : null;
 }

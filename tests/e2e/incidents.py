@@ -65,7 +65,7 @@ windows:
 sinks: {{lake: {{kind: files, path: lake/{name}, format: jsonl}}}}
 checkpoint: {{idle_interval: 500ms}}
 spark: {{driver_memory: 1g, jvm: quick}}
-supervision: {{retries: 20, retry_delay: 1s, maintain: "0 0 1 1 *", sweep: "0 0 1 1 *"}}
+supervision: {{retries: 20, retry_delay: 1s, maintain: "0 0 31 12 *", sweep: "0 0 31 12 *"}}
 """
 # Spark computes the rows of a source with rules; the others start no JVM.
 _RULES = "rules: {not_negative: {predicate: amount >= 0, severity: fail}}"

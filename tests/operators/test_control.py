@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from tests.operators.clocks import World
+from tests.operators.conftest import Wait
 from tests.servers.memory_store import MemoryStore
 
 from tidegate.checkpoints.bucket_layout import BucketLayout
@@ -80,6 +84,30 @@ def test_only_the_lost_driver_is_terminated() -> None:
     assert terminate_driver(store, "p", lost.token, print) == "no driver was running"
     successor.ensure_held()
     successor.renew()
+
+
+_DEAF_DRIVER = """\
+import os, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+jvm = subprocess.Popen(["sleep", "600"])
+os.kill(jvm.pid, signal.SIGSTOP)
+print(jvm.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_hung_jvm_does_not_outlive_its_driver(wait_until: Wait) -> None:
+    """Both are killed, as both are in the session in which a launcher starts a driver."""
+    command = [sys.executable, "-c", _DEAF_DRIVER]
+    driver = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert driver.stdout is not None
+    jvm = int(driver.stdout.readline())
+    store = MemoryStore()
+    Lease.acquire(store, "p", ProcessIdentity.of_process(driver.pid))
+    order = StopOrder("ann", "test", timeouts=StopTimeouts(0.0, 0.1, 30.0))
+    assert stop_driver(store, "p", order) == "the driver ended after SIGKILL"
+    driver.communicate()
+    wait_until(lambda: not Path(f"/proc/{jvm}").exists())
 
 
 def test_without_a_driver_there_is_nothing_to_stop() -> None:
