@@ -166,7 +166,7 @@ def list_requests(
     from tidegate.checkpoints.splice_requests import list_splice_requests
     from tidegate.jobs.splice.request_creation import resolve_request_state
 
-    log = arguments.open_spec_and_log(pipeline, store)[1]
+    log = arguments.open_log(pipeline, store)
     # One head for all: the state of every request is shown at the same moment.
     head, now = log.head(), SYSTEM_CLOCK.wall_ticks()
     # The log decides about a state, so the documents alone would not do.
@@ -283,7 +283,7 @@ def reject_request(
     store: StoreOption = None,
 ) -> None:
     """Reject a request. Nothing changes; a later request may ask for its rows."""
-    log = arguments.open_spec_and_log(pipeline, store)[1]
+    log = arguments.open_log(pipeline, store)
     _decide_request(log, request_id, "rejected", who or arguments.get_user_name(), why)
     output.print_line(f"{request_id} is rejected")
 
@@ -328,7 +328,7 @@ def expire_requests(pipeline: SpecArgument, store: StoreOption = None) -> None:
     from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
     from tidegate.checkpoints.splice_requests import OPEN_STATES, list_splice_requests
 
-    log = arguments.open_spec_and_log(pipeline, store)[1]
+    log = arguments.open_log(pipeline, store)
     now = SYSTEM_CLOCK.wall_ticks()
     expired = [
         request

@@ -40,7 +40,7 @@ def show_status(
     if pipeline is not None:
         log = arguments.open_log(pipeline, store)
         report = describe_pipeline(log) | {
-            "landings": _describe_landings(pipeline, log.store),
+            "landings": _describe_landings(pipeline, log, store),
             "store": _describe_store(log.store),
         }
         output.print_envelope("status", report) if as_json else _print_pipeline_status(report)
@@ -101,21 +101,21 @@ def describe_pipeline(log: SlotLog) -> dict[str, Any]:
     }
 
 
-def _describe_landings(pipeline: str, store: Store) -> dict[str, dict[str, Any]]:
-    """What the processes say that land this pipeline's sources, as far as its spec is at hand."""
+def _describe_landings(pipeline: str, log: SlotLog, store: str | None) -> dict[str, dict[str, Any]]:
+    """What the processes say that land this pipeline's sources, as far as its spec can be read."""
     from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
     from tidegate.errors import TidegateError
 
     try:
         sources = {
             name: source
-            for name, source in arguments.find_spec(pipeline).sources.items()
+            for name, source in arguments.find_or_read_spec(pipeline, store).sources.items()
             if source.landing is not None
         }
     except TidegateError:
         return {}
     return {
-        name: _describe_landing(name, source, store, SYSTEM_CLOCK.wall_ticks())
+        name: _describe_landing(name, source, log.store, SYSTEM_CLOCK.wall_ticks())
         for name, source in sources.items()
     }
 

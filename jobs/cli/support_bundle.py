@@ -188,8 +188,7 @@ def write_support_bundle(
 
     A file of that name is replaced. Look into it before you send it.
     """
-    spec = arguments.find_spec(pipeline)
-    log = arguments.open_log(spec.name, store)
+    spec, log = arguments.open_spec_and_log(pipeline, store)
     masker = SecretMasker(os.environ, _ENVIRONMENT_REFERENCE.findall(spec.canonical_json()))
     target = out or Path(f"{spec.name}-support.zip")
     # In memory, so that a failure leaves no half file that a person may send.

@@ -63,6 +63,8 @@ class TableScan:
         self._ids: dict[str, int] = {field["name"]: field["id"] for field in fields}
         self.schema = pa.schema([(field["name"], _to_arrow(field["type"])) for field in fields])
 
+        self._decoders = {field.name: _get_decoder(field.type) for field in self.schema}
+
     @property
     def row_count(self) -> int:
         """All rows that the table stores: every revision, and rows that a merge replaced."""
@@ -145,7 +147,7 @@ class TableScan:
         ):
             return False
         for name, bounds in ranges.items():
-            decode = _get_decoder(self.schema.field(name).type)
+            decode = self._decoders[name]
             lower = _find_statistic(file, "lower_bounds", self._ids[name])
             upper = _find_statistic(file, "upper_bounds", self._ids[name])
             if decode is None or lower is None or upper is None:

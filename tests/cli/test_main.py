@@ -269,3 +269,31 @@ def test_a_schema_is_proposed_from_an_object(cli: Cli, tmp_path: Path) -> None:
     }
     assert cli("infer", "a.json", "--format", "parquet").exit_code == 2
     assert cli("infer", str(tmp_path / "a")).exit_code == 2
+
+
+def test_no_color_and_completion_work_as_on_other_command_lines(
+    cli: Cli, log: SlotLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NO_COLOR wins over FORCE_COLOR; a shell gets its completion script."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert "\x1b[1" in cli("checkpoints", "list", "flights").out
+    monkeypatch.setenv("NO_COLOR", "1")
+    said = cli("checkpoints", "list", "flights")
+    assert "\x1b[3" not in said.out + cli("status", "nowhere").err
+    script = subprocess.run(
+        [sys.executable, "-m", "tidegate.jobs.cli", "--show-completion", "bash"],
+        capture_output=True,
+        text=True,
+    )
+    assert "COMPREPLY" in script.stdout
+
+
+def test_ctrl_c_ends_with_130(cli: Cli, log: SlotLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As shells report SIGINT, without a traceback."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(arguments, "open_log", interrupt)
+    said = cli("status", "flights")
+    assert (said.exit_code, "Traceback" in said.err) == (130, False)

@@ -11,10 +11,12 @@ from urllib.parse import quote, quote_plus
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.cli.conftest import Cli
+from tests.cli.conftest import Cli, seal
 
+from tidegate.checkpoints.checkpoint_specs import write_spec
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.jobs.cli.support_bundle import SecretMasker
+from tidegate.jobs.spec.loader import load_spec
 
 PLANTED = (
     "hunter2-of-minio",
@@ -45,9 +47,9 @@ spark: {conf: {spark.hadoop.fs.s3a.secret.key: spark-conf-value}}
 """
 
 
-def bundle(cli: Cli, folder: Path) -> dict[str, str]:
+def bundle(cli: Cli, folder: Path, pipeline: str = "flights.yaml") -> dict[str, str]:
     """Name -> text of every file in a fresh bundle."""
-    said = cli("support-bundle", "flights.yaml", "--out", "b.zip")
+    said = cli("support-bundle", pipeline, "--out", "b.zip")
     assert said.exit_code == 0, said.err
     with zipfile.ZipFile(folder / "b.zip") as files:
         return {name: files.read(name).decode() for name in files.namelist()}
@@ -93,6 +95,19 @@ def test_what_is_in_it(cli: Cli, log: SlotLog, spec_file: Path, tmp_path: Path) 
     assert json.loads(files["slots/0000000003.json"])["counters"]["read"] == 30
     assert json.loads(files["overview.json"])["state"] == "stopped"
     assert not [name for name in files if name.endswith(".parquet")]
+
+
+def test_a_name_suffices_in_a_folder_without_the_spec(
+    cli: Cli, log: SlotLog, spec_file: Path, tmp_path: Path
+) -> None:
+    """The spec that sealed the newest epoch is in the store, so a person needs no file."""
+    files = bundle(cli, tmp_path)
+    spec = load_spec(spec_file)
+    seal(log, spec_digest=spec.digest())
+    write_spec(log.store, spec)
+    spec_file.unlink()
+    assert set(bundle(cli, tmp_path, "flights")) - set(files) == {"slots/0000000004.json"}
+    assert cli("status", "flights", "--json").data["landings"] == {}
 
 
 def test_masker_leaves_words_alone() -> None:
