@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.canonical_json import canonical_bytes, parse_json
+from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 from tidegate.checkpoints.store import NotFoundError, Store
 
 PIECE_BYTES: Final = 256 * 1024  # bytes
@@ -173,10 +174,20 @@ def read_status(store: Store, pipeline: str, *, token: int | None = None) -> Dri
 
     None if it is missing or unreadable, or if another driver than `token` wrote it.
     """
+    status, _ = read_status_and_age(store, pipeline)
+    return status if status and token in (None, status.token) else None
+
+
+def read_status_and_age(store: Store, pipeline: str) -> tuple[DriverStatus | None, float]:
+    """Return the report, None if it is missing or unreadable, and its age in seconds.
+
+    The age is by the clock of the store. Only if that has none, the clock of the host that wrote
+    the report is compared with that of this one.
+    """
     try:
-        status = DriverStatus.model_validate(
-            parse_json(store.get(BucketLayout(pipeline).status_key).data)
-        )
+        found = store.get(BucketLayout(pipeline).status_key)
+        status = DriverStatus.model_validate(parse_json(found.data))
     except (NotFoundError, ValueError):
-        return None
-    return status if token is None or status.token == token else None
+        return None, 0.0
+    by_hosts = (SYSTEM_CLOCK.wall_ticks() - status.at) / 1_000_000
+    return status, by_hosts if found.age is None else found.age

@@ -16,7 +16,7 @@ from enum import StrEnum
 from typing import Any, Final, Literal
 
 from tidegate.checkpoints.desired_state import DesiredDocument, DesiredState, read_desired_state
-from tidegate.checkpoints.driver_reports import DriverStatus, read_status
+from tidegate.checkpoints.driver_reports import DriverStatus, read_status_and_age
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 from tidegate.checkpoints.lease import LeaseObserver, LeaseView, read_lease
 from tidegate.checkpoints.manifest import Manifest
@@ -25,8 +25,8 @@ from tidegate.checkpoints.slot_log import LogHead, SlotLog
 from tidegate.checkpoints.store import Store
 from tidegate.time_units import format_instant
 
-# Ticks. A driver reports every 2 s, and `tidegate status` should show a loss in under 15 s.
-_REPORT_IS_OLD_AFTER: Final = 15_000_000
+# Seconds. A driver reports every 2 s, and `tidegate status` should show a loss in under 15 s.
+_REPORT_IS_OLD_AFTER: Final = 15.0
 _FAR_FUTURE: Final = 24 * 3_600_000_000  # ticks; clocks of producers may be an hour or a zone off
 # Of one source. A member takes some 500 bytes of each manifest and a request in each epoch.
 _MANY_MEMBERS: Final = 200
@@ -84,6 +84,7 @@ class DriverOverview:
             False without such a report. Always False for an observer, which times the lease itself
             and need not compare the clocks of two hosts.
         read_at: ticks of this host's wall clock.
+        report_age: seconds since the last report was written.
     """
 
     lease: LeaseView | None
@@ -91,6 +92,7 @@ class DriverOverview:
     lease_expired: bool = False
     report_is_old: bool = False
     read_at: int = 0
+    report_age: float = 0.0
 
     @property
     def report(self) -> DriverStatus | None:
@@ -155,11 +157,12 @@ def read_driver(
     """
     lease = observer.observe() if observer else read_lease(store, pipeline)
     expired = observer.is_expired(lease) if observer else lease is None or lease.is_free
+    report, age = read_status_and_age(store, pipeline)
     driver = DriverOverview(
-        lease, read_status(store, pipeline), expired, read_at=SYSTEM_CLOCK.wall_ticks()
+        lease, report, expired, read_at=SYSTEM_CLOCK.wall_ticks(), report_age=age
     )
-    age = driver.read_at - driver.report.at if driver.report and not observer else 0
-    return replace(driver, report_is_old=age > _REPORT_IS_OLD_AFTER)
+    is_old = bool(driver.report) and not observer and age > _REPORT_IS_OLD_AFTER
+    return replace(driver, report_is_old=is_old)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ import os
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -243,7 +244,8 @@ class S3Store:
         def read_object() -> StoredObject:
             location = self._locate(key)
             answer = self._get_client().get_object(**location, **arguments)
-            return StoredObject(key, answer["Body"].read(), _strip_etag(answer))
+            data = answer["Body"].read()
+            return StoredObject(key, data, _strip_etag(answer), _compute_age(answer))
 
         return self._run_translated(read_object, key)
 
@@ -444,6 +446,11 @@ def _selects_prefix(rule: Mapping[str, Any], prefix: str) -> bool:
     selected = selected.get("And") or selected
     start = str(selected.get("Prefix") or rule.get("Prefix") or "")
     return prefix.startswith(start) or start.startswith(prefix)
+
+
+def _compute_age(answer: Mapping[str, Any]) -> float | None:
+    now = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
+    return (parsedate_to_datetime(now) - answer["LastModified"]).total_seconds() if now else None
 
 
 def _strip_etag(answer: dict[str, Any]) -> str:

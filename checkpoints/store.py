@@ -35,11 +35,17 @@ FolderNames = list[str]  # in the class bodies of stores, mypy takes `list` for 
 
 @dataclass(frozen=True, slots=True)
 class StoredObject:
-    """One object with its bytes."""
+    """One object with its bytes.
+
+    Attributes:
+        age: seconds since it was written, by the clock of the store alone; None if the store has no
+            clock of its own, or does not say.
+    """
 
     key: str
     data: bytes
     etag: str
+    age: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -279,7 +279,8 @@ class BackfillOperator(PipelineOperator):
         comparison: dict[str, Any] = {**parse_json(access.open().get(key).data), "key": key}
         for name, window in comparison["windows"].items():
             differences = ", ".join(f"{window[kind]} {kind}" for kind in _DIFFERENCE_KINDS)
-            self.log.info("%s: %s equal, %s", name, window["equal"], differences)
+            open_ = f"{window.get('uncompared', 0)} not compared"
+            self.log.info("%s: %s equal, %s, %s", name, window["equal"], differences, open_)
         if not comparison["equal"] and self.replace == "True":
             self._request_merge(context, access, comparison)
         if not comparison["equal"] and self.fail == "True":

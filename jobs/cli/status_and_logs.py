@@ -147,7 +147,7 @@ def _describe_driver(driver: DriverOverview) -> dict[str, Any] | None:
         "token": driver.lease.token,
         "step": report.step if report else None,
         "started_at": driver.facts.get("started_at"),
-        "heard_of": (driver.read_at - report.at) / 1_000_000 if report else None,
+        "heard_of": driver.report_age if report else None,
     }
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tidegate.errors import get_first_line
 from tidegate.jobs.cli import arguments, output
 from tidegate.jobs.cli.arguments import DryRunOption, JsonOption, SpecArgument, StoreOption
 from tidegate.jobs.cli.errors import BAD_CONDITION, BAD_FIELD
@@ -92,7 +93,7 @@ def _select_rows(name: str, table: pa.Table, where: str) -> pa.Table:
         try:
             chosen = db.execute(query).fetchnumpy()["_row_number"]
         except duckdb.Error as error:
-            cause, columns = str(error).splitlines()[0], ", ".join(table.column_names)
+            cause, columns = get_first_line(error), ", ".join(table.column_names)
             raise BAD_CONDITION(table=name, cause=cause, columns=columns) from error
     return table.take(chosen)
 

@@ -130,8 +130,8 @@ def compare_windows(
 def compare_results(window: WindowSpec, stream: _Rows, batch: _Rows) -> dict[str, Any]:
     """Compare results by key and span: counts, and examples of each kind of difference.
 
-    Results that end after the last window of the other side are left out, because the other side
-    may still emit them. So if a side has no result, nothing is compared, and all counts are 0.
+    Results that end after the last window of the other side are not compared, because the other
+    side may still emit them. `uncompared` counts them; they are all if a side has no result.
     Aggregates may differ as in `values_differ`. At most 10 examples of each kind are listed.
     """
     ends = [[row["window_end"] for row in rows] for rows in (stream, batch)]
@@ -158,6 +158,7 @@ def compare_results(window: WindowSpec, stream: _Rows, batch: _Rows) -> dict[str
         "different": len(different),
         "only_stream": len(only_stream),
         "only_batch": len(only_batch),
+        "uncompared": len(stream) + len(batch) - len(ours) - len(theirs),
         "examples": {
             "different": [
                 {
@@ -173,6 +174,12 @@ def compare_results(window: WindowSpec, stream: _Rows, batch: _Rows) -> dict[str
     }
 
 
+def is_equal(window: Mapping[str, Any]) -> bool:
+    """Whether a comparison found no difference, and compared a result if there is one."""
+    differs = any(window[kind] for kind in ("different", "only_stream", "only_batch"))
+    return not differs and not (window["uncompared"] and not window["equal"])
+
+
 def _run_and_compare(spec: PipelineSpec, url: str, bounds: _Range, keep: bool, folder: Path) -> str:
     batch, store = make_batch_spec(spec, bounds, folder), open_store(url)
     _delete_pipeline_state(store, batch.name)  # an earlier run may have left it behind
@@ -180,10 +187,7 @@ def _run_and_compare(spec: PipelineSpec, url: str, bounds: _Range, keep: bool, f
     if code != 0:
         raise typer.Exit(code)
     windows = compare_windows(spec, batch, store, bounds)
-    equal = all(
-        not any(window[kind] for kind in ("different", "only_stream", "only_batch"))
-        for window in windows.values()
-    )
+    equal = all(is_equal(window) for window in windows.values())
     checkpoint = SlotLog(store, spec.name).head().checkpoint
     newest = SlotLog(store, batch.name).head().record
     result = {

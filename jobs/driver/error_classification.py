@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import structlog
 
-from tidegate.errors import PoisonError, TidegateError, TransientError
+from tidegate.errors import PoisonError, TidegateError, TransientError, get_first_line
 from tidegate.jobs.driver.errors import BACKGROUND_FAILED, DISK_FULL, JVM_LOST, UNEXPECTED
 
 _log = structlog.get_logger("tidegate.driver")
@@ -37,7 +37,7 @@ def classify_error(pipeline: str, error: Exception) -> TidegateError:
     if isinstance(error, TidegateError):
         return error
     _log.error("traceback", pipeline=pipeline, exc_info=error)
-    return UNEXPECTED(pipeline=pipeline, kind=type(error).__name__, text=_get_first_line(error))
+    return UNEXPECTED(pipeline=pipeline, kind=type(error).__name__, text=get_first_line(error))
 
 
 def log_background_failure(event: str, task: str, error: Exception) -> TidegateError:
@@ -54,7 +54,7 @@ def log_background_failure(event: str, task: str, error: Exception) -> TidegateE
         _log.warning(event, code=error.code, error=error.message)
         return error
     _log.error(event, task=task, exc_info=error)
-    return BACKGROUND_FAILED(task=task, kind=type(error).__name__, text=_get_first_line(error))
+    return BACKGROUND_FAILED(task=task, kind=type(error).__name__, text=get_first_line(error))
 
 
 def _detect_spark_loss(pipeline: str, error: Exception) -> TransientError | None:
@@ -72,7 +72,7 @@ def _detect_spark_loss(pipeline: str, error: Exception) -> TransientError | None
     )
     if lost_process is None:
         return None
-    text = _get_first_line(error) or type(error).__name__
+    text = get_first_line(error)
     return JVM_LOST(pipeline=pipeline, what=lost_process, text=text)
 
 
@@ -98,10 +98,6 @@ def _is_jvm_responding() -> bool:
         return bool(SparkContext._gateway and SparkContext._gateway.jvm.System.nanoTime())
     except Exception:
         return False
-
-
-def _get_first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [""])[0][:500]
 
 
 def detect_full_disk(pipeline: str, error: BaseException) -> TransientError | None:

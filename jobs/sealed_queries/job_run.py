@@ -32,7 +32,7 @@ from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.pipeline_identity import ensure_identity
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store, require_honest_store
-from tidegate.errors import TidegateError, TransientError
+from tidegate.errors import TidegateError, TransientError, get_first_line
 from tidegate.jobs.driver.epoch_loop import RunOutcome
 from tidegate.jobs.driver.error_classification import classify_error
 from tidegate.jobs.driver.errors import OTHER_KIND, UNEXPECTED
@@ -463,9 +463,7 @@ class JobSession:
         reported = classify_error(self._spec.name, error)
         if reported.code != UNEXPECTED.code:
             return reported
-        return self._fail(
-            str(error).strip().splitlines()[0] if str(error) else type(error).__name__
-        )
+        return self._fail(get_first_line(error))
 
     def _fail(self, text: str) -> TidegateError:
         return SCRIPT_FAILED(pipeline=self._spec.name, what="the script", text=text[:500])

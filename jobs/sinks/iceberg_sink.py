@@ -30,6 +30,7 @@ from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import PreconditionFailedError, Store
+from tidegate.errors import get_first_line
 from tidegate.jobs.eventtime.decision_types import BarrierOutcome
 from tidegate.jobs.sinks.errors import (
     CATALOG_DENIED,
@@ -532,18 +533,16 @@ class IcebergSink:
             raise CATALOG_DENIED(
                 pipeline=self.spec.name,
                 catalog=mask_address(str(self.spec.outputs.catalog)),
-                cause=_first_line(error),
+                cause=get_first_line(error),
             ) from error
         # This may be a commit of unknown outcome: the next call sees it in the tables' positions.
         except (OSError, SQLAlchemyError, RESTError) as error:
             self._tables.clear()
-            raise TABLES_UNREACHABLE(pipeline=self.spec.name, cause=_first_line(error)) from error
+            raise TABLES_UNREACHABLE(
+                pipeline=self.spec.name, cause=get_first_line(error)
+            ) from error
 
 
 def _select_newest(old: list[str], new: list[str]) -> list[str]:
     """Return those of the old tags, oldest first, for which there is room beside the new ones."""
     return old[max(0, len(old) + len(new) - _MAX_TAGS) :]
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0]

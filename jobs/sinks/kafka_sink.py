@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.slot_log import SlotLog
-from tidegate.errors import ConfigurationError, TidegateError
+from tidegate.errors import ConfigurationError, TidegateError, get_first_line
 from tidegate.jobs.sinks.base_follower import SlotFollower, import_client_library
 from tidegate.jobs.sinks.errors import (
     MESSAGE_TOO_LARGE,
@@ -76,11 +76,10 @@ class KafkaSink(AtLeastOnceSink):
                 raise message_too_large_error(
                     self, _find_exception_line(error, "RecordTooLargeException")
                 ) from error
-            first_line = str(error).strip().splitlines()[0]
             raise SINK_UNAVAILABLE(
                 pipeline=self.spec.name,
                 sink=self.name,
-                cause=f"Kafka does not take {topic}: {first_line[:300]}",
+                cause=f"Kafka does not take {topic}: {get_first_line(error)[:300]}",
                 remedy="bring the brokers back, or correct the sink's options",
             ) from error
 

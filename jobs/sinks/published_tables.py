@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
+from tidegate.errors import get_first_line
 from tidegate.jobs.sinks.base_follower import read_stored_position
 from tidegate.jobs.sinks.errors import EXPORT_FAILED, NOT_PUBLISHED, TABLE_UNREADABLE, UNKNOWN_TABLE
 from tidegate.jobs.sinks.lineage_position import (
@@ -354,7 +355,7 @@ def translate_read_errors(spec: PipelineSpec, name: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise TABLE_UNREADABLE(
-            pipeline=spec.name, table=name, cause=str(error).splitlines()[0]
+            pipeline=spec.name, table=name, cause=get_first_line(error)
         ) from error
 
 

@@ -65,6 +65,7 @@ from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.canonical_json import canonical_bytes, parse_json
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
 from tidegate.checkpoints.store import NotFoundError, ObjectInfo, Store
+from tidegate.errors import get_first_line
 from tidegate.jobs.sinks.errors import COMPACTION_UNAVAILABLE
 from tidegate.jobs.sinks.iceberg_catalog import (
     build_io_properties,
@@ -135,9 +136,7 @@ def compact_tables(spec: PipelineSpec, store: Store) -> dict[str, CompactionResu
                 for table in current.tables
             }
     except (OSError, ImportError, SQLAlchemyError, RESTError) as error:
-        raise COMPACTION_UNAVAILABLE(
-            pipeline=spec.name, cause=str(error).splitlines()[0]
-        ) from error
+        raise COMPACTION_UNAVAILABLE(pipeline=spec.name, cause=get_first_line(error)) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,7 @@ import structlog
 
 from tidegate.checkpoints.s3_store import S3Settings, S3Store
 from tidegate.checkpoints.store import PreconditionFailedError, Store
+from tidegate.errors import get_first_line
 from tidegate.jobs.sources.object_inspection import map_in_threads
 
 _log = structlog.get_logger("tidegate.driver")
@@ -327,7 +328,7 @@ class BucketNotifications:
                     if self._stop.is_set():
                         return
             except Exception as error:  # of any kind, from the SDK: the stream must go on
-                why = str(error).splitlines()[0][:200]
+                why = get_first_line(error)[:200]
                 if "NotImplemented" in str(error) or "AccessDenied" in str(error):
                     _log.info("no_notifications", why=why, instead="the safety listing")
                     return

@@ -131,7 +131,9 @@ def make_registry_reader(address: str, payload: str, login: str | None = None) -
     return fetch_schema
 
 
-def _parse_registry_answer(payload: str, answer: dict[str, Any]) -> bytes | UnusableSchema:
+def _parse_registry_answer(payload: str, answer: Any) -> bytes | UnusableSchema:
+    if not isinstance(answer, dict):
+        raise ValueError("it answers without a schema")
     kind = answer.get("schemaType", "AVRO")
     if kind != _SCHEMA_TYPES[payload]:
         return UnusableSchema(f"it is of type {kind}")

@@ -232,21 +232,22 @@ def open_staging(
 def build_s3a_settings(settings: S3Settings) -> dict[str, str]:
     """The settings of a session with which Hadoop's S3A reaches the store's bucket.
 
-    Without keys S3A looks in AWS's environment variables and for an instance's role, but in no
-    profile.
+    Without keys S3A looks where boto3 does: in the environment, for a web identity, in profiles,
+    and for the role of a container or instance.
     """
     found = {"fs.s3a.endpoint.region": settings.region, "fs.s3a.path.style.access": "true"}
     if settings.endpoint:
         secure = str(settings.endpoint.startswith("https://")).lower()
         found |= {"fs.s3a.endpoint": settings.endpoint, "fs.s3a.connection.ssl.enabled": secure}
+    # S3A's own default reads neither profiles nor tokens of a web identity.
+    provider = "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider"
     if settings.access_key and settings.secret_key:
         provider = "org.apache.hadoop.fs.s3a.SimpleAWSCredentialsProvider"
         found |= {
             "fs.s3a.access.key": settings.access_key,
             "fs.s3a.secret.key": settings.secret_key.get_secret_value(),
         }
-        found["fs.s3a.aws.credentials.provider"] = provider
-    return found
+    return {**found, "fs.s3a.aws.credentials.provider": provider}
 
 
 def _require_shared_disk(session: SparkSession, spec: PipelineSpec, folder: Path) -> None:

@@ -7,11 +7,19 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    WrapValidator,
+    model_validator,
+)
 
-from tidegate.time_units import Duration, SignedDuration
+from tidegate.time_units import TICK_MAX, Duration, SignedDuration, format_duration
 
 
 class SpecModel(BaseModel):
@@ -30,6 +38,19 @@ def _parse_frame(value: Any) -> Any:
     return 0 if value == "never" else _parse_never(value)
 
 
+NEVER: Final = TICK_MAX
+"""``never`` for an option that has another meaning if it is left out."""
+BarrierTimeout = Annotated[
+    Duration | None,
+    WrapValidator(
+        lambda value, parse: NEVER if value in ("never", "off", "none") else parse(value)
+    ),
+    PlainSerializer(
+        lambda ticks: "never" if ticks == NEVER else format_duration(ticks),
+        when_used="json-unless-none",
+    ),
+]
+"""A duration or ``never``; None if it is left out."""
 OptionalDuration = Annotated[Duration | None, BeforeValidator(_parse_never)]
 """A duration, or ``never``."""
 
@@ -168,11 +189,11 @@ class BarrierOptions(SpecModel):
 
     identity: Literal["id", "ordinal"] = "ordinal"
     """Pair barriers by their id, or number them per source with resynchronisation."""
-    timeout: OptionalDuration = None
+    timeout: BarrierTimeout = None
     """A barrier open for longer than this is closed.
 
     The time counts from the later of its first arrival and the previous close. By default it is
-    four times `release.build_window`, and there is no timeout if that is not set.
+    four times `release.build_window`. There is no timeout if that is not set, or with ``never``.
     """
     on_timeout: Literal["incomplete", "abort"] = "incomplete"
     """What the timeout does: close the barrier as incomplete, or abort it."""

@@ -277,6 +277,19 @@ def list_spec_warnings(spec: PipelineSpec) -> list[str]:
             f"max_jump is off ({', '.join(exposed)}): one row with a time far ahead takes the"
             " frontier along, and all behind is late"
         )
+    ignored = [
+        name
+        for name, source in spec.sources.items()
+        if source.partition_by == "source"
+        and "idle_timeout" in source.coalesce.model_fields_set
+        and source.coalesce.idle_timeout == type(source.coalesce)().idle_timeout
+        and spec.coalesce.idle_timeout != source.coalesce.idle_timeout
+    ]
+    if ignored:
+        found.append(
+            f"coalesce.idle_timeout of {', '.join(ignored)} is the default and does not count: a"
+            " source that is one partition then has the output's; add a millisecond to set its own"
+        )
     if stuck:
         found.append(
             f"nothing can move the frontier ({', '.join(stuck)}): only punctuation rows of the"

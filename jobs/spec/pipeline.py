@@ -15,6 +15,7 @@ from zoneinfo import available_timezones
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from tidegate.jobs.spec.event_time_options import (
+    NEVER,
     BarrierOptions,
     CoalesceOptions,
     FrontierOptions,
@@ -762,7 +763,7 @@ class PipelineSpec(SpecModel):
         It is `barriers.timeout`, and without that four times `release.build_window`.
         """
         if self.barriers.timeout is not None:
-            return self.barriers.timeout
+            return None if self.barriers.timeout == NEVER else self.barriers.timeout
         # The factor is NSCLDAQ's (docs/semantics.md, section 2).
         window = self.release.build_window
         return None if window is None else 4 * window

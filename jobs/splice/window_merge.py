@@ -304,7 +304,8 @@ class WindowMerge:
         results do not follow from the rows.
         """
         schema, columns = self._schemas[name], list(self._spec.windows[name].aggregates)
-        targets = [target for target in targets if not target.has_overlapping_sessions]
+        touch = self._spec.windows[name].session_touch == "merge"
+        targets = [t for t in targets if not t.has_overlapping_sessions(merge_touching=touch)]
         published = [(n, r) for n, target in enumerate(targets) for r in target.published_results]
         bounds = [WindowBounds(targets[n].bounds.key, r["_ws"], r["_we"]) for n, r in published]
         counted = [0] * len(targets)
@@ -397,14 +398,14 @@ class AffectedWindow:
     published_results: list[dict[str, Any]] = field(default_factory=list)
     has_new_rows: bool = True
 
-    @property
-    def has_overlapping_sessions(self) -> bool:
-        """Whether two published sessions overlap or touch.
+    def has_overlapping_sessions(self, *, merge_touching: bool) -> bool:
+        """Whether two published sessions overlap, or touch where touching ones are one session.
 
         Then a row came when its session had been purged.
         """
         spans = sorted((row["_ws"], row["_we"]) for row in self.published_results)
-        return any(first[1] >= second[0] for first, second in pairwise(spans))
+        reach = 0 if merge_touching else 1
+        return any(first[1] >= second[0] + reach for first, second in pairwise(spans))
 
     @property
     def next_revision(self) -> int:

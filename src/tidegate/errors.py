@@ -33,6 +33,15 @@ class FailureClass(StrEnum):
         return {"poison": 1, "configuration": 2, "transient": 3, "fenced": 4}[self.value]
 
 
+def get_first_line(error: BaseException) -> str:
+    """Return the first line of an error's text, at most 500 characters; its class without text.
+
+    >>> get_first_line(OSError("no disk\\nat all")), get_first_line(OSError())
+    ('no disk', 'OSError')
+    """
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:500]
+
+
 class TidegateError(Exception):
     """Base of all errors shown to people.
 

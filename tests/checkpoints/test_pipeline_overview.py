@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from tests.checkpoints.conftest import Author
 from tests.servers.memory_store import MemoryStore, StoreRequest
@@ -107,3 +109,14 @@ def test_many_folders_of_a_source_are_a_warning(
         warnings if warned else []
     )
     assert len(warnings) == warned
+
+
+@pytest.mark.parametrize(("age", "state"), [(2.0, "running"), (60.0, "silent")])
+def test_the_age_of_a_report_is_that_of_the_store(
+    monkeypatch: pytest.MonkeyPatch, age: float, state: str
+) -> None:
+    """The clocks of two hosts may differ by hours; the store's own clock says how old it is."""
+    store = bucket("held", "running", ago=3600.0 if age < 15 else -3600.0)
+    read = store.get
+    monkeypatch.setattr(store, "get", lambda key: replace(read(key), age=age))
+    assert read_overview(SlotLog(store, "p")).state.value == state

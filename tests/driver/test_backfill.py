@@ -21,7 +21,7 @@ from tests.oracle.mover import OracleMover
 from tidegate.checkpoints.local_store import LocalStore
 from tidegate.jobs.cli.main import app as tidegate
 from tidegate.jobs.driver import backfill, pipeline_run
-from tidegate.jobs.driver.backfill import compare_results, make_batch_spec
+from tidegate.jobs.driver.backfill import compare_results, is_equal, make_batch_spec
 from tidegate.jobs.driver.pipeline_run import RunContext, RunOptions, run_pipeline
 from tidegate.jobs.engine.interfaces import Mover
 from tidegate.jobs.eventtime.decision_types import Member
@@ -86,7 +86,15 @@ def test_what_one_side_has_not_closed_is_not_held_against_it(swapped: bool) -> N
     sides = [[_row(0)], [_row(0), _row(1), _row(2)]]
     found = compare_results(WINDOW, *(reversed(sides) if swapped else sides))
     assert (found["equal"], found["only_stream"], found["only_batch"]) == (1, 0, 0)
-    assert compare_results(WINDOW, [], [_row(0)])["only_batch"] == 0
+    assert found["uncompared"] == 2
+    assert is_equal(found)
+
+
+def test_a_side_without_results_is_not_equal() -> None:
+    """Nothing can be compared then, which is no proof; without results on both sides it is."""
+    found = compare_results(WINDOW, [], [_row(0)])
+    assert (found["only_batch"], found["uncompared"], is_equal(found)) == (0, 1, False)
+    assert is_equal(compare_results(WINDOW, [], []))
 
 
 def test_the_batch_takes_all_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

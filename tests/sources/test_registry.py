@@ -106,10 +106,11 @@ def test_a_broken_answer_may_be_better_later(registry: Registry, answer: dict[st
     [
         ((403, {}), ConfigurationError, "refuses to tell schema 3"),
         ((500, {}), TransientError, "it answers 500"),
+        ((200, ["not", "found"]), TransientError, "without a schema"),
     ],
 )
 def test_answers_that_are_no_schema(
-    registry: Registry, answer: tuple[int, dict[str, Any]], error: type[Exception], said: str
+    registry: Registry, answer: tuple[int, Any], error: type[Exception], said: str
 ) -> None:
     """Each says what it is: a right that is missing, a registry in trouble."""
     registry.answers["/schemas/ids/3"] = answer

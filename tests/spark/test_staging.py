@@ -177,7 +177,10 @@ def test_an_outage_of_the_store_is_not_blamed_on_rows(
 def test_s3a_gets_the_settings_of_the_store() -> None:
     """Endpoint, region and keys; without keys S3A looks for them itself."""
     given = S3Settings(bucket="b", endpoint="https://minio.example.org", region="eu-west-1")
-    assert "fs.s3a.access.key" not in build_s3a_settings(given)
+    without = build_s3a_settings(given)
+    assert "fs.s3a.access.key" not in without
+    # Of the SDK: it reads profiles and tokens of a web identity too.
+    assert without["fs.s3a.aws.credentials.provider"].endswith(".DefaultCredentialsProvider")
     found = build_s3a_settings(
         S3Settings.model_validate({**given.model_dump(), "access_key": "who", "secret_key": "what"})
     )

@@ -9,9 +9,21 @@ from typing import Any
 import pytest
 
 from tidegate.errors import ConfigurationError, FailureClass, TransientError
-from tidegate.jobs.spec.loader import load_spec, parse_spec
+from tidegate.jobs.spec.loader import list_spec_warnings, load_spec, parse_spec
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.window_specs import Aggregate
+
+SHOP_WITH_WINDOW = """\
+apiVersion: tidegate/v1
+name: shop
+sources:
+  web:
+    path: inbox/web/
+    schema: {placed: timestamp}
+    event_time: placed
+    lag: 1s
+release: {build_window: 2s}
+"""
 
 GOOD = """\
 apiVersion: tidegate/v1
@@ -169,3 +181,28 @@ def test_errors_survive_pickling() -> None:
     again = pickle.loads(pickle.dumps(error))
     assert again.as_dict() == error.as_dict()
     assert type(again) is TransientError
+
+
+def test_a_barrier_timeout_of_never_is_not_the_default() -> None:
+    """Left out, it is four times the build window; `never` also comes back from a stored spec."""
+    text = SHOP_WITH_WINDOW
+    assert parse_spec(text).barrier_timeout == 8_000_000
+    never = parse_spec(text + "barriers: {timeout: never}\n")
+    assert never.barrier_timeout is None
+    assert '"timeout":"never"' in never.canonical_json()
+    again = PipelineSpec.model_validate_json(never.canonical_json())
+    assert (again.barrier_timeout, again.digest()) == (None, never.digest())
+    set_ = parse_spec(text + "barriers: {timeout: 3s}\n")
+    assert set_.barrier_timeout == 3_000_000
+
+
+def test_an_idle_timeout_that_does_not_count_is_a_warning() -> None:
+    """A source of one partition has the output's, unless its own differs from the default."""
+    own = "    coalesce: {idle_timeout: 60s}\n"
+    text = SHOP_WITH_WINDOW.replace("    lag: 1s\n", "    lag: 1s\n" + own)
+    said = [w for w in list_spec_warnings(parse_spec(text)) if "idle_timeout of web" in w]
+    assert said == []
+    text += "coalesce: {idle_timeout: 5m}\n"
+    assert [w for w in list_spec_warnings(parse_spec(text)) if "idle_timeout of web" in w]
+    other = text.replace("60s", "61s")
+    assert not [w for w in list_spec_warnings(parse_spec(other)) if "idle_timeout of web" in w]

@@ -49,6 +49,8 @@ from tidegate.jobs.splice.request_creation import (
     resolve_request_state,
 )
 from tidegate.jobs.splice.split_request import split_request
+from tidegate.jobs.splice.window_merge import AffectedWindow
+from tidegate.jobs.splice.window_recompute import WindowBounds
 
 
 def _request(bench: Bench, **which: Any) -> str:
@@ -519,3 +521,14 @@ def test_dead_rows_keep_the_times_they_have() -> None:
     assert sorted(r["n"] for r in results(bench, "fixed") if r["_source"] == "a") == [1, 2]
     rows = cast_rows(bench.spec, [{"t": 5, "_seq": 1}, {"t": "1970-01-01T00:00:02Z", "_seq": 2}])
     assert rows["t"].cast("int64").to_pylist() == [5, 2 * SECOND]
+
+
+def test_sessions_that_touch_overlap_only_where_touching_ones_merge() -> None:
+    """With `session_touch: separate` two sessions side by side follow from their rows."""
+    target = AffectedWindow(
+        WindowBounds((), 0, 20), [{"_ws": 0, "_we": 10}, {"_ws": 10, "_we": 20}]
+    )
+    assert target.has_overlapping_sessions(merge_touching=True)
+    assert not target.has_overlapping_sessions(merge_touching=False)
+    target.published_results[1]["_ws"] = 9
+    assert target.has_overlapping_sessions(merge_touching=False)
