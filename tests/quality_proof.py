@@ -1,7 +1,9 @@
 """Every preset in every trouble, on every surface: ``make quality-proof``.
 
 Each cell writes down the rows of a pipeline, so what has to be counted and which checks have to
-fail follow from the cell itself. The real engine seals the epochs with the oracle mover, which the
+fail follow from the cell itself. A preset only sets defaults, so a trouble that its own policies
+exclude is played with the option that allows it; `choose_options` has these. What no option makes
+possible is not applicable, with the reason where the trouble returns None. The real engine seals the epochs with the oracle mover, which the
 Spark mover is compared with elsewhere. The last line is ``N cells, N differences, N not
 applicable``.
 """
@@ -20,7 +22,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from tests.driver.sealed_epochs import FACTS, measured
-from tests.engine.harness import barrier, row
+from tests.engine.harness import barrier, row, spec_of
 from tests.expectations.preset_pipelines import BREAKING_VALUES, RECENT, Pipeline
 from tidegate.checkpoints.pipeline_overview import read_overview
 from tidegate.checkpoints.slot_index import SlotIndex
@@ -69,6 +71,31 @@ class Expected:
     failed: tuple[str, ...] = ()
 
 
+POLICIES: Final = {"flagged": "emit_flagged", "dropped": "drop", "rejected": "reject_to_origin"}
+"""Disposition of a late row -> the `on_late` that gives it."""
+
+
+def choose_options(preset: str, trouble: str) -> dict[str, Any]:
+    """The options of the spec that a trouble needs beside the preset."""
+    if trouble in POLICIES and preset in ORDERED:
+        return {"release": {"on_late": POLICIES[trouble]}}
+    if trouble in POLICIES:
+        window = spec_of().windows["w"].model_dump(mode="json", exclude_defaults=True)
+        return {"windows": {"w": {**window, "on_late": POLICIES[trouble]}}}
+    # These wait for a barrier without end by themselves.
+    if trouble in ("incomplete", "tardy") and preset not in ("nscldaq", "wire"):
+        return {"barriers": {"timeout": "80s"}}
+    return {}
+
+
+def start_pipeline(preset: str, trouble: str) -> Pipeline:
+    """A pipeline with the options of a trouble, after its healthy epochs."""
+    pipeline = Pipeline(preset, choose_options(preset, trouble))
+    for _ in range(HEALTHY_EPOCHS):
+        pipeline.run_epoch()
+    return pipeline
+
+
 Trouble = Callable[[Pipeline, str], Expected | None]
 """Plays a trouble on a preset; None if the preset cannot have it."""
 
@@ -82,11 +109,15 @@ def play_no_late_rows(pipeline: Pipeline, _preset: str) -> Expected:
 
 def play_late_for_events(pipeline: Pipeline, preset: str) -> Expected | None:
     """Rows behind everything that left; the window has been purged as well."""
-    if preset not in ORDERED:
+    if preset not in ORDERED:  # under `pass_through` no row is late for the order (semantics, 3.3)
         return None
+    return play_late_for_both(pipeline, ORDERED[preset])
+
+
+def play_late_for_both(pipeline: Pipeline, disposition: str) -> Expected:
+    """Rows late for events and window, with what the release does with them."""
     for _ in range(RECENT):
         pipeline.run_epoch(*(row(n) for n in range(1, 1 + BAD)))
-    disposition = ORDERED[preset]
     dropped = ("dropped_ratio",) if disposition == "dropped" else ()
     return Expected(
         {"late_rows": _TOTAL, disposition: _TOTAL},
@@ -97,7 +128,9 @@ def play_late_for_events(pipeline: Pipeline, preset: str) -> Expected | None:
 
 def play_late_for_windows(pipeline: Pipeline, preset: str) -> Expected | None:
     """Under `pass_through` rows are late for windows only."""
-    if preset not in PASS_THROUGH:
+    if (
+        preset not in PASS_THROUGH
+    ):  # late for a window is late for the events too, in the cell above
         return None
     for _ in range(RECENT):
         pipeline.run_epoch(*(row(n) for n in range(1, 1 + BAD)))
@@ -105,19 +138,23 @@ def play_late_for_windows(pipeline: Pipeline, preset: str) -> Expected | None:
 
 
 def play_disposition(disposition: str) -> Trouble:
-    """Late rows, for the one preset whose policy gives them this disposition."""
+    """Late rows of the release that has this policy; under `pass_through` of the window."""
 
     def play(pipeline: Pipeline, preset: str) -> Expected | None:
-        applies = ORDERED.get(preset) == disposition
-        return play_late_for_events(pipeline, preset) if applies else None
+        if preset in ORDERED:
+            return play_late_for_both(pipeline, disposition)
+        if disposition == "flagged":  # windows have no such policy: they release no rows
+            return None
+        expected = play_late_for_windows(pipeline, preset)
+        if expected and disposition == "dropped":
+            expected.failed = (*expected.failed, "dropped_ratio")
+        return expected
 
     return play
 
 
-def play_incomplete(pipeline: Pipeline, preset: str) -> Expected | None:
+def play_incomplete(pipeline: Pipeline, preset: str) -> Expected:
     """One source does not bring its barrier within the timeout."""
-    if preset not in ("nscldaq", "wire"):  # the others wait forever, or until the source is idle
-        return None
     outcome = close_without_b(pipeline, preset)
     waited = ("barriers_waited",) if preset == "wire" else ()  # its timeout is as long as the limit
     return Expected(barriers=[(1, outcome, "yes", "")], failed=(*_INCOMPLETE_CHECKS, *waited))
@@ -125,11 +162,11 @@ def play_incomplete(pipeline: Pipeline, preset: str) -> Expected | None:
 
 def play_tardy(pipeline: Pipeline, preset: str) -> Expected | None:
     """The source brings its barrier after the close, behind one row of the same epoch."""
-    if preset != "nscldaq":  # wire aborts the barrier, and ignores later rows of its id
+    if preset == "wire":  # it aborts the barrier, and ignores later rows of its id
         return None
     outcome = close_without_b(pipeline, preset)
     pipeline.run_epoch(markers={"b": barrier(pipeline.time + 10, 1)})
-    failed = (*_INCOMPLETE_CHECKS, "barriers_tardy")
+    failed = (*_INCOMPLETE_CHECKS, "barriers_tardy", "barrier_members_tardy")
     return Expected({"tardy": 1}, barriers=[(1, outcome, "yes", "b/0")], failed=failed)
 
 
@@ -293,9 +330,7 @@ def main() -> int:
     cells = differences = skipped = 0
     for trouble, play in TROUBLES.items():
         for preset in PRESETS:
-            pipeline = Pipeline(preset)
-            for _ in range(HEALTHY_EPOCHS):
-                pipeline.run_epoch()
+            pipeline = start_pipeline(preset, trouble)
             expected = play(pipeline, preset)
             if expected is None:
                 skipped += 1

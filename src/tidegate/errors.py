@@ -34,9 +34,9 @@ class FailureClass(StrEnum):
 
 
 def get_first_line(error: BaseException) -> str:
-    """Return the first line of an error's text, at most 500 characters; its class without text.
+    r"""Return the first line of an error's text, at most 500 characters; its class without text.
 
-    >>> get_first_line(OSError("no disk\\nat all")), get_first_line(OSError())
+    >>> get_first_line(OSError("no disk\nat all")), get_first_line(OSError())
     ('no disk', 'OSError')
     """
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:500]

@@ -46,13 +46,14 @@ class ObjectSourceDouble(MemorySource):
 class Pipeline:
     """A pipeline whose epochs follow each other by three seconds and ten seconds of event time."""
 
-    def __init__(self, preset: str, **quality: Any) -> None:
+    def __init__(self, preset: str, options: dict[str, Any] | None = None, **quality: Any) -> None:
         plain = spec_of().model_dump(by_alias=True, include={"sources"})["sources"]["a"]
         names = ("path", "schema", "event_time", "lag", "barriers")
         source = {name: plain[name] for name in names}
         source["barriers"]["types"] = ["cut", "end"]
         source["rules"] = RULES
-        fields: dict[str, Any] = {"preset": preset, "quality": {"recent": RECENT, **quality}}
+        quality = {"recent": RECENT, **quality}
+        fields: dict[str, Any] = {"preset": preset, "quality": quality, **(options or {})}
         self.bench = Bench(spec_of(sources={"a": source, "b": source}, **fields))
         self.bench.sources = {name: ObjectSourceDouble(name) for name in self.bench.sources}
         self.engine = self.bench.engine(steps=PlainSteps(self.bench.clock))

@@ -7,16 +7,13 @@ from functools import cache
 from typing import Any
 
 import pytest
-from tests.expectations.preset_pipelines import Pipeline
-from tests.quality_proof import COUNTED, HEALTHY_EPOCHS, PRESETS, TROUBLES, read_surfaces
+from tests.quality_proof import COUNTED, PRESETS, TROUBLES, read_surfaces, start_pipeline
 
 
 @cache
 def play_trouble(preset: str, trouble: str) -> tuple[dict[str, Any], dict[str, Any]] | None:
     """Return what has to be counted and what each surface shows; None if it cannot happen."""
-    pipeline = Pipeline(preset)
-    for _ in range(HEALTHY_EPOCHS):
-        pipeline.run_epoch()
+    pipeline = start_pipeline(preset, trouble)
     expected = TROUBLES[trouble](pipeline, preset)
     if expected is None:
         return None
