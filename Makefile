@@ -190,7 +190,7 @@ bench-splice: venv java ## what a merge costs against a full run (ROWS=20000000)
 	$(BIN)/python -m tests.bench.splice --rows $(or $(ROWS),20000000) $(ARGS)
 
 .PHONY: bench-quality
-bench-quality: venv ## time and memory of the quality checks over 10,000 epochs, their tables in memory (EPOCHS=10000)
+bench-quality: venv ## time and memory of the quality checks over 10,000 epochs in Iceberg tables (EPOCHS=10000)
 	$(BIN)/python -m tests.bench.quality --epochs $(or $(EPOCHS),10000)
 
 .PHONY: bench-decider

@@ -133,54 +133,42 @@ def summarize_late_by_source(evidence: Evidence) -> pd.DataFrame:
     strangers = sorted(set(evidence.late["_source"].to_pylist()) - set(evidence.spec.sources))
     rows = []
     for source in [*evidence.spec.sources, *strangers]:
-        own = late[late["_source"] == source]
-        lateness = own["lateness_us"].to_numpy(dtype="float64", na_value=np.nan)
-        lateness = lateness / _TICKS_PER_SECOND
+        own = late.loc[late["_source"] == source, "lateness_us"]
+        lateness = own.to_numpy(dtype="float64", na_value=np.nan) / _TICKS_PER_SECOND
+        p50, p99, largest = (_compute_quantile(lateness, q) for q in (0.50, 0.99, 1.0))
         now, newest = every[source], recent[source]
+        ratio = _use_nan_for_none(newest.late_ratio)
         # All epochs but the recent ones, so that a rise is not compared with itself.
-        before = now.since(newest)
+        rise = ratio - _use_nan_for_none(now.since(newest).late_ratio)
         spec = evidence.spec.sources.get(source)
         lag = spec.lag / _TICKS_PER_SECOND if spec and spec.lag else np.nan
-        largest = _compute_quantile(lateness, 1.0)
-        rows.append(
-            {
-                "source": source,
-                "source_in_spec": "yes" if spec else "no",
-                "rows_read": now["read"],
-                "rows_late": now.late_rows,
-                "late_ratio": _use_nan_for_none(now.late_ratio),
-                "recent_read": newest["read"],
-                "recent_late": newest.late_rows,
-                "recent_late_ratio": _use_nan_for_none(newest.late_ratio),
-                "late_ratio_rise": _use_nan_for_none(newest.late_ratio)
-                - _use_nan_for_none(before.late_ratio),
-                "lateness_p50_s": _compute_quantile(lateness, 0.50),
-                "lateness_p99_s": _compute_quantile(lateness, 0.99),
-                "lateness_max_s": largest,
-                "lag_s": lag,
-                "lateness_lags": largest / lag,
-                "late_rows_missing": float(_count_in_late_table(newest) - len(own)),
-            }
-        )
-    return pd.DataFrame(rows)
+        missing = float(_count_in_late_table(newest) - len(own))
+        counts = (now["read"], now.late_rows, _use_nan_for_none(now.late_ratio))
+        recently = (newest["read"], newest.late_rows, ratio, rise)
+        names = (source, "yes" if spec else "no")
+        rows.append((*names, *counts, *recently, p50, p99, largest, lag, largest / lag, missing))
+    return _make_frame(
+        "source source_in_spec rows_read rows_late late_ratio recent_read recent_late"
+        " recent_late_ratio late_ratio_rise lateness_p50_s lateness_p99_s lateness_max_s lag_s"
+        " lateness_lags late_rows_missing",
+        rows,
+    )
 
 
 def summarize_late_by_output(evidence: Evidence) -> pd.DataFrame:
     """One row per output: rows offered to it and late for it, in all and recently."""
-    now, newest = evidence.count_all_sources()
-    return pd.DataFrame(
+
+    def count(rows: RowCounts, output: str) -> tuple[float, ...]:
+        late = rows.late_by_output.get(output, 0)
+        return rows.count_offered(output), late, _use_nan_for_none(rows.late_share(output))
+
+    both = evidence.count_all_sources()
+    return _make_frame(
+        "output rows_offered rows_late late_share recent_offered recent_late recent_late_share",
         [
-            {
-                "output": output,
-                "rows_offered": now.count_offered(output),
-                "rows_late": now.late_by_output.get(output, 0),
-                "late_share": _use_nan_for_none(now.late_share(output)),
-                "recent_offered": newest.count_offered(output),
-                "recent_late": newest.late_by_output.get(output, 0),
-                "recent_late_share": _use_nan_for_none(newest.late_share(output)),
-            }
+            (output, *(figure for rows in both for figure in count(rows, output)))
             for output in (EVENTS, *evidence.spec.windows)
-        ]
+        ],
     )
 
 
@@ -211,22 +199,15 @@ def summarize_dropped(evidence: Evidence) -> pd.DataFrame:
     In all and recently, with the share of the source's recent rows.
     """
     every, recent = evidence.count_rows()
-    rows: list[dict[str, Any]] = []
+    rows = []
     for source, now in every.items():
         for output in (EVENTS, *evidence.spec.windows):
             total, newest = (_count_dropped(counts, output) for counts in (now, recent[source]))
             if total:
-                rows.append(
-                    {
-                        "source": source,
-                        "output": output,
-                        "rows_dropped": total,
-                        "recent_dropped": newest,
-                        "recent_dropped_ratio": _compute_ratio(newest, recent[source]["read"]),
-                    }
-                )
-    columns = ["source", "output", "rows_dropped", "recent_dropped", "recent_dropped_ratio"]
-    return pd.DataFrame(rows, columns=columns)
+                ratio = _compute_ratio(newest, recent[source]["read"])
+                rows.append((source, output, total, newest, ratio))
+    columns = "source output rows_dropped recent_dropped recent_dropped_ratio"
+    return _make_frame(columns, rows)
 
 
 def summarize_stream_rejections(evidence: Evidence) -> pd.DataFrame:
@@ -236,18 +217,16 @@ def summarize_stream_rejections(evidence: Evidence) -> pd.DataFrame:
     """
     now, newest = evidence.count_all_sources()
     rejected, recent = now.count_stream_rejections(), newest.count_stream_rejections()
-    return pd.DataFrame(
-        [
-            {
-                "stream": stream,
-                "rows_rejected": rejected.get(stream, 0),
-                "recent_rejected": recent.get(stream, 0),
-                "recent_rejected_ratio": _compute_ratio(recent.get(stream, 0), newest["read"]),
-            }
-            for stream in evidence.spec.streams
-        ],
-        columns=["stream", "rows_rejected", "recent_rejected", "recent_rejected_ratio"],
-    )
+    rows = [
+        (
+            name,
+            rejected.get(name, 0),
+            some := recent.get(name, 0),
+            _compute_ratio(some, newest["read"]),
+        )
+        for name in evidence.spec.streams
+    ]
+    return _make_frame("stream rows_rejected recent_rejected recent_rejected_ratio", rows)
 
 
 def summarize_rules(evidence: Evidence) -> pd.DataFrame:
@@ -258,20 +237,13 @@ def summarize_rules(evidence: Evidence) -> pd.DataFrame:
     every, recent = evidence.count_rows()
     rows = []
     for source, spec in evidence.spec.sources.items():
-        now, newest = every[source], recent[source]
+        broken, newest = every[source].count_broken_rules(), recent[source].count_broken_rules()
         for rule, own in spec.rules.items():
-            broken = newest.count_broken_rules().get(rule, 0)
-            rows.append(
-                {
-                    "rule": f"{source}.{rule}",
-                    "severity": own.severity,
-                    "rows_broken": now.count_broken_rules().get(rule, 0),
-                    "recent_broken": broken,
-                    "recent_broken_ratio": _compute_ratio(broken, newest["read"]),
-                }
-            )
-    columns = ["rule", "severity", "rows_broken", "recent_broken", "recent_broken_ratio"]
-    return pd.DataFrame(rows, columns=columns)
+            some = newest.get(rule, 0)
+            ratio = _compute_ratio(some, recent[source]["read"])
+            rows.append((f"{source}.{rule}", own.severity, broken.get(rule, 0), some, ratio))
+    columns = "rule severity rows_broken recent_broken recent_broken_ratio"
+    return _make_frame(columns, rows)
 
 
 def summarize_barriers(evidence: Evidence) -> pd.DataFrame:
@@ -326,15 +298,18 @@ def summarize_barrier_members(evidence: Evidence) -> pd.DataFrame:
         Counter(m for names in newest[column] for m in names.split(", ") if m)
         for column in ("missing", "tardy")
     )
-    rows = [
-        {"member": m, "arrived": arrived[m], "last": len(held[m]), "missing": missing[m]}
-        | {"tardy": tardy[m], "missing_ratio": missing[m] / len(newest)}
-        | {"tardy_ratio": tardy[m] / len(newest)}
-        | {"held_p99_s": _compute_quantile(np.array(held[m], "float64"), 0.99)}
-        for m in sorted({*arrived, *missing, *tardy})
-    ]
-    counts = ("member", "arrived", "last", "missing", "tardy")
-    return pd.DataFrame(rows, columns=[*counts, "missing_ratio", "tardy_ratio", "held_p99_s"])
+    closed = max(len(newest), 1)
+    return _make_frame(
+        "member arrived last missing tardy missing_ratio tardy_ratio held_p99_s",
+        [
+            (
+                *(m, arrived[m], len(held[m]), missing[m], tardy[m]),
+                *(missing[m] / closed, tardy[m] / closed),
+                _compute_quantile(np.array(held[m], "float64"), 0.99),
+            )
+            for m in sorted({*arrived, *missing, *tardy})
+        ],
+    )
 
 
 def summarize_freshness(evidence: Evidence) -> pd.DataFrame:
@@ -347,13 +322,12 @@ def summarize_freshness(evidence: Evidence) -> pd.DataFrame:
         for source, arrived in manifest.find_oldest_arrivals().items():
             wait = max(0, manifest.created_at - arrived) / _TICKS_PER_SECOND
             waits.setdefault(source, []).append(wait)
-    quantiles = {"sealed_p50_s": 0.50, "sealed_p95_s": 0.95}
-    return pd.DataFrame(
+    return _make_frame(
+        "source epochs sealed_p50_s sealed_p95_s",
         [
-            {"source": source, "epochs": len(found)}
-            | {name: _compute_quantile(np.array(found), q) for name, q in quantiles.items()}
+            (source, len(found), *(_compute_quantile(np.array(found), q) for q in (0.50, 0.95)))
             for source, found in waits.items()
-        ]
+        ],
     )
 
 
@@ -709,6 +683,10 @@ def _count_out_of_order(events: pa.Table, event_time: str) -> int:
     time = events[event_time].cast(pa.timestamp("us", "UTC")).cast(pa.int64()).to_numpy()[~flagged]
     before = (section[1:] < section[:-1]) | ((section[1:] == section[:-1]) & (time[1:] < time[:-1]))
     return int(before.sum())
+
+
+def _make_frame(columns: str, rows: Sequence[tuple[Any, ...]]) -> pd.DataFrame:
+    return pd.DataFrame(rows, columns=columns.split())
 
 
 def _make_single_row(row: dict[str, Any]) -> pd.DataFrame:
