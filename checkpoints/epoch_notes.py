@@ -15,8 +15,8 @@ class EpochCounters:
     """Rows of one epoch by disposition; `Counters` adds them up along a lineage.
 
     The row equation of ``docs/semantics.md``, section 6, for one epoch is ``read + retained_before
-    = released + late + dropped + rejected + dead_lettered + rule_quarantined + retained``. Summed
-    over a lineage, `retained_before` cancels out.
+    = released + late + dropped + rejected + dead_lettered + rule_quarantined + filtered +
+    retained``. Summed over a lineage, `retained_before` cancels out.
 
     Attributes:
         read: rows read, dead ones included.
@@ -33,6 +33,7 @@ class EpochCounters:
         windows: window -> results emitted (first emissions and revisions).
         per_source: source -> name of a count (`row_counts`) -> rows.
         rule_quarantined: rows that a row rule sent to the dead letters.
+        filtered: rows that `where` of their source left out; counted only.
         dead_objects: objects that could not be read; counted apart, as their rows are unknown.
     """
 
@@ -49,6 +50,7 @@ class EpochCounters:
     per_source: dict[str, dict[str, int]] = field(default_factory=dict)
     dead_objects: int = 0
     rule_quarantined: int = 0
+    filtered: int = 0
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Self:
@@ -58,15 +60,13 @@ class EpochCounters:
     def is_conserved(self) -> bool:
         """Return whether every row read, and every row buffered before, is counted once."""
         out = self.released + self.late + self.rejected + self.dead_lettered + self.retained
-        out += self.rule_quarantined + sum(self.dropped.values())
+        out += self.rule_quarantined + self.filtered + sum(self.dropped.values())
         return self.read + self.retained_before == out
 
     def to_record(self) -> dict[str, Any]:
-        """Return the form in the manifest; `rule_quarantined` is left out when it is zero."""
-        record = asdict(self)
-        if not self.rule_quarantined:
-            del record["rule_quarantined"]
-        return record
+        """Return the form in the manifest, without `rule_quarantined` and `filtered` if zero."""
+        rare = ("rule_quarantined", "filtered")
+        return {name: value for name, value in asdict(self).items() if value or name not in rare}
 
 
 @dataclass(frozen=True, slots=True)

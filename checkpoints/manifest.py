@@ -25,7 +25,7 @@ from tidegate.checkpoints.errors import (
 from tidegate.time_units import TICK_MIN
 
 FORMAT_VERSION = 2
-"""Of epochs. Version 2 added `Manifest.survey` and `Counters.rule_quarantined`."""
+"""Of epochs. Version 2 added `Manifest.survey`, `Counters.rule_quarantined` and `.filtered`."""
 
 
 class _RecordModel(BaseModel):
@@ -81,6 +81,7 @@ class Counters(_RecordModel):
     dead_lettered: int = 0
     # Left out when zero, so that manifests without it keep their bytes.
     rule_quarantined: int = Field(default=0, exclude_if=lambda rows: not rows)
+    filtered: int = Field(default=0, exclude_if=lambda rows: not rows)
     retained: int = 0
     per_source: dict[str, dict[str, int]] = Field(default_factory=dict)
 
@@ -93,6 +94,7 @@ class Counters(_RecordModel):
             + self.rejected
             + self.dead_lettered
             + self.rule_quarantined
+            + self.filtered
             + self.retained
         )
 
@@ -111,6 +113,7 @@ class Counters(_RecordModel):
             rejected=self.rejected + epoch.rejected,
             dead_lettered=self.dead_lettered + epoch.dead_lettered,
             rule_quarantined=self.rule_quarantined + epoch.rule_quarantined,
+            filtered=self.filtered + epoch.filtered,
             retained=epoch.retained,
             per_source={
                 name: _add_counts(self.per_source.get(name, {}), epoch.per_source.get(name, {}))

@@ -194,6 +194,8 @@ def _count_rows_taken_back(head: Counters, target: Counters) -> dict[str, int]:
     names = ("read", "released", "late", "rejected", "dead_lettered", "retained")
     rows = {name: getattr(head, name) - getattr(target, name) for name in names}
     rows["dead_lettered"] += head.rule_quarantined - target.rule_quarantined  # in the same table
+    if filtered := head.filtered - target.filtered:
+        rows["filtered"] = filtered
     return rows | {"dropped": sum(head.dropped.values()) - sum(target.dropped.values())}
 
 

@@ -20,13 +20,14 @@ NULLS_FILLED: Final = "nulls_filled"
 COLUMNS_LEFT_OUT: Final = "columns_left_out"
 # As in jobs/spec/row_rules.py, whose import would slow down every command.
 RULE_QUARANTINED: Final = "rule_quarantined"
+FILTERED: Final = "filtered"
 RULE: Final = "rule"
 """The reason of rows that a row rule dropped."""
 RULE_DROPPED: Final = "dropped:events:rule"
 RULE_WARNED: Final = "rule_warned"
 ROW_EQUATION: Final = (
     *("read", "released", "late", "dropped", "rejected", "dead_lettered"),
-    RULE_QUARANTINED,
+    *(RULE_QUARANTINED, FILTERED),
 )
 """Dispositions for the events output; with the retained rows they are equal on both sides."""
 ROW_NOTES: Final = (
@@ -169,12 +170,12 @@ class RowCounts:
     def count_offered(self, output: str) -> int:
         """Return how many rows an output was offered.
 
-        Dead rows, and rows that a rule removed, are offered to no output. Rows that were set aside
-        before they were judged (far in the future, or below their own punctuation) missed the
-        events, and no window saw them.
+        Rows that are dead or filtered, or that a rule removed, are offered to no output. Rows that
+        were set aside before they were judged (far in the future, or below their own punctuation)
+        missed the events, and no window saw them.
         """
         aside = 0 if output == _EVENTS else sum(self[name] for name in _SET_ASIDE)
-        stopped = ("dead_lettered", RULE_QUARANTINED, RULE_DROPPED)
+        stopped = ("dead_lettered", RULE_QUARANTINED, RULE_DROPPED, FILTERED)
         return self["read"] - sum(self[name] for name in stopped) - aside
 
     def late_share(self, output: str) -> float | None:
@@ -202,5 +203,5 @@ class RowCounts:
             "late_share": {output: self.late_share(output) for output in late},
             "stream_rejections": self.count_stream_rejections(),
             "rules": self.count_broken_rules(),
-            **{name: self[name] for name in (RULE_QUARANTINED, *ROW_NOTES)},
+            **{name: self[name] for name in (RULE_QUARANTINED, FILTERED, *ROW_NOTES)},
         }

@@ -396,8 +396,9 @@ def _build_figures_table(facts: DemoResults) -> Table:
     table.add_column("what")
     table.add_column("value")
     counters = [epoch.epoch_counters for epoch in facts.epochs]
-    emitted = sum(sum(epoch.windows.values()) for epoch in counters)
-    results = sum(facts.exactness.windows.values())
+    compared = facts.exactness.windows
+    emitted = sum(epoch.windows.get(name, 0) for epoch in counters for name in compared)
+    results = sum(compared.values())
     seals = [e.timings["seal_before"] for e in facts.epochs if "seal_before" in e.timings]
     totals = [sum(e.timings.values()) for e in facts.epochs]
     barriers = [b["outcome"] for e in facts.epochs for b in e.barriers]

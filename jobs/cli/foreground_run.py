@@ -164,6 +164,7 @@ def _format_epoch(report: EpochReport, manifest: Manifest, seconds: float) -> st
         "released": epoch.released,
         "late": rows.late_rows,
         "dead": epoch.dead_lettered,
+        "filtered": epoch.filtered,
         "broke rules": sum(rows.count_broken_rules().values()),
         "dead objects": epoch.dead_objects,
     }

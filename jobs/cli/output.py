@@ -167,6 +167,8 @@ def format_row_counts(rows: dict[str, Any] | None) -> str:
     parts.append(f"{sum(rows['dropped'].values()):,} dropped")
     if quarantined := rows.get("rule_quarantined"):
         parts.append(f"{quarantined:,} quarantined by rules")
+    if filtered := rows.get("filtered"):
+        parts.append(f"{filtered:,} filtered")
     return f"{rows['read']:,} read = " + " + ".join(parts)
 
 

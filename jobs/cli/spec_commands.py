@@ -164,7 +164,9 @@ def _print_engines(pipeline: PipelineSpec) -> None:
     from tidegate.jobs.rules.native_support import explain_spark_rows, explain_spark_window
 
     rows = explain_spark_rows(pipeline)
-    reasons = {"released and late rows": rows}
+    own = {name: s for name, s in pipeline.sources.items() if s.select or s.has_conditions}
+    reasons = {f"where, select and rules of {n}": rows for n in own}
+    reasons |= {"released and late rows": rows}
     reasons |= {f"window {w}": rows or explain_spark_window(pipeline, w) for w in pipeline.windows}
     for name, reason in reasons.items():
         engine = "DuckDB, in the driver" if reason is None else f"Spark SQL: {reason}"

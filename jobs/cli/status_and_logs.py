@@ -456,6 +456,7 @@ def _list_row_notes(counts: dict[str, Any] | None) -> list[tuple[str, object]]:
     words = output.COLUMN_NOTES | {
         "flagged": "released late, flagged",
         "tardy": "read before a tardy barrier",
+        "filtered": "left out by where",
     }
     notes += [(word, f"{counts[name]:,}") for name, word in words.items() if counts[name]]
     return notes

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from tidegate.jobs.driver.errors import CLASS_ARCHIVE_FAILED, NO_JAVA
 
 _BUILD_TIMEOUT = 600.0  # seconds
-# Without the row rule DuckDB would compute everything, and no JVM would start.
+# The rule has a form that only Spark SQL computes: otherwise DuckDB would, and no JVM would start.
 _WARMUP_SPEC = """\
 apiVersion: tidegate/v1
 name: warm
@@ -31,7 +31,7 @@ sources:
     limits: {objects: 1}
     bounded: true
     barriers: {kind: kind, types: [shift]}
-    rules: {positive: {predicate: amount > 0}}
+    rules: {named: {predicate: "item rlike '^[a-z]'"}}
   two: {<<: *source, path: inbox/two}
 coalesce: {idle_timeout: never}
 release: {mode: ordered}

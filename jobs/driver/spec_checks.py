@@ -20,7 +20,7 @@ from tidegate.errors import ConfigurationError
 from tidegate.jobs.sources.object_decoding import DUCKDB_TYPES
 from tidegate.jobs.spec.errors import SPEC_INVALID
 from tidegate.jobs.spec.loader import Location
-from tidegate.jobs.spec.pipeline import PipelineSpec
+from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
 from tidegate.jobs.spec.window_specs import Aggregate, AggregateFunction
 from tidegate.jobs.streams.reducers import load_fold_function
 
@@ -49,7 +49,8 @@ class SqlField:
         columns: those that it may name, with their types.
         is_spark: it is Spark SQL, otherwise DuckDB's.
         refused: beginnings of the names of types that it must not have.
-        is_condition: it is a row rule, a condition whose answer depends on the row alone.
+        is_condition: it is a condition.
+        is_per_row: its value depends on the row alone: of `where`, `select` or a row rule.
     """
 
     place: Location
@@ -58,6 +59,7 @@ class SqlField:
     is_spark: bool = False
     refused: tuple[str, ...] = ()
     is_condition: bool = False
+    is_per_row: bool = False
 
 
 def find_mistakes(spec: PipelineSpec) -> tuple[list[tuple[Location, str]], list[SqlField]]:
@@ -122,9 +124,7 @@ def _build_error(spec: PipelineSpec, mistakes: list[tuple[Location, str]]) -> Co
 
 def _list_expressions(spec: PipelineSpec) -> Iterator[SqlField]:
     for name, source in spec.sources.items():
-        for rule, own in source.rules.items():
-            field = ("sources", name, "rules", rule, "predicate")
-            yield SqlField(field, own.predicate, source.columns, is_spark=True, is_condition=True)
+        yield from _list_row_expressions(("sources", name), source)
     row = {**spec.columns, **_ROW_COLUMNS}
     for name, window in spec.windows.items():
         for column, one in window.aggregates.items():
@@ -142,6 +142,22 @@ def _list_expressions(spec: PipelineSpec) -> Iterator[SqlField]:
             yield from _list_aggregate(one, SqlField(place, one.expression, columns))
 
 
+def _list_row_expressions(place: Location, source: SourceSpec) -> Iterator[SqlField]:
+    conditions: dict[Location, tuple[str, Mapping[str, str]]] = {
+        ("rules", name, "predicate"): (rule.predicate, source.row_columns)
+        for name, rule in source.rules.items()
+    }
+    if source.where is not None:
+        conditions["where",] = (source.where, source.columns)
+    for field, (sql, columns) in conditions.items():
+        yield SqlField(
+            (*place, *field), sql, columns, is_spark=True, is_condition=True, is_per_row=True
+        )
+    for name, sql in source.select.items():
+        field = (*place, "select", name)
+        yield SqlField(field, sql, source.columns, is_spark=True, is_per_row=True)
+
+
 def _list_aggregate(one: Aggregate, field: SqlField) -> Iterator[SqlField]:
     if one.expression != "*":
         refused = _NOT_NUMBERS if one.function in _NUMERIC_ONLY else ()
@@ -157,9 +173,7 @@ def _judge_field(field: SqlField) -> bool:
     sql = _translate_spark(field) if field.is_spark else field.sql
     if sql is None:
         return False
-    columns = ", ".join(
-        f'"{name}" {DUCKDB_TYPES.get(kind, kind)}' for name, kind in field.columns.items()
-    )
+    columns = ", ".join(f'"{name}" {_name_type(kind)}' for name, kind in field.columns.items())
     with duckdb.connect() as db:
         db.execute(f"CREATE TABLE rows ({columns})")
         try:
@@ -176,11 +190,19 @@ def _judge_field(field: SqlField) -> bool:
     return True
 
 
+def _name_type(declared: str) -> str:
+    if "<" not in declared:
+        return DUCKDB_TYPES.get(declared, declared)
+    from sqlglot import exp
+
+    return exp.DataType.build(declared, dialect="spark").sql("duckdb")
+
+
 def _translate_spark(field: SqlField) -> str | None:
     """Return Spark SQL in DuckDB's dialect; None if the translator cannot read it.
 
     Raises:
-        ValueError: it names a column that is not there, or cannot be a row rule.
+        ValueError: it names a column that is not there, or does not depend on the row alone.
     """
     if field.sql in field.columns:
         return f'"{field.sql}"'
@@ -191,13 +213,13 @@ def _translate_spark(field: SqlField) -> str | None:
     try:
         tree, *more = sqlglot.parse(field.sql, read="spark")
     except sqlglot.errors.SqlglotError as error:
-        if field.is_condition:
+        if field.is_per_row:
             raise ValueError(f"{field.sql} is not Spark SQL") from error
         return None
     if tree is None or more:
         raise ValueError(f"{field.sql} is not one expression")
-    if field.is_condition:
-        _require_row_condition(tree)
+    if field.is_per_row:
+        _require_per_row(tree)
     bound = {p.name for one in tree.find_all(exp.Lambda) for p in one.expressions}
     known = {name.lower() for name in (*field.columns, *bound)}
     for column in tree.find_all(exp.Column):
@@ -209,12 +231,14 @@ def _translate_spark(field: SqlField) -> str | None:
     return tree.sql(dialect="duckdb")
 
 
-def _require_row_condition(tree: Any) -> None:
+def _require_per_row(tree: Any) -> None:
     """Refuse what looks at more than the row, or answers differently when it is asked again."""
     from sqlglot import exp
 
     if tree.find(exp.AggFunc, exp.Window, exp.Query, exp.UDTF, exp.Explode, exp.Alias, exp.Star):
-        raise ValueError("a rule cannot have aggregates, window functions, queries or names")
+        raise ValueError(
+            "an expression over a row cannot have aggregates, window functions, queries or names"
+        )
     functions = tree.find_all(exp.Func)
     called = {(f.name if isinstance(f, exp.Anonymous) else f.key).lower() for f in functions}
     if changing := sorted(called & _UNREPEATABLE):

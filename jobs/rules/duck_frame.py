@@ -41,7 +41,6 @@ _REWRITES: Final = [
         (r"\bcollect_list\((\w+)\)", r"list(\1) FILTER (WHERE \1 IS NOT NULL)"),
         (r"\bcollect_list\(", "list("),
         (r"\btimestamp_micros\(", "make_timestamptz("),
-        (r"\bunix_micros\(", "epoch_us("),
         (r"\bAS timestamp\)", "AS timestamptz)"),
         (r"\bAS binary\)", "AS blob)"),
         (r"array<string>", "VARCHAR[]"),
@@ -54,6 +53,9 @@ _REWRITES: Final = [
     )
 ]
 _MACROS: Final = (
+    # DuckDB takes the ends of int64 for infinity, which has no ticks.
+    "unix_micros(t) AS CASE WHEN isinf(t) THEN error('the end of time') ELSE epoch_us(t) END",
+    "shiftleft(a, b) AS a << b",
     "pmod(a, b) AS ((a % b) + b) % b",
     "array_size(a) AS len(a)",
     "collect_set(a) AS list(DISTINCT a) FILTER (WHERE a IS NOT NULL)",

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from tidegate.jobs.rules.aggregates import explain_spark_aggregate
+from tidegate.jobs.rules.expressions import explain_spark_sources
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 _LONGEST_SPAN: Final = 1 << 55
@@ -32,10 +33,11 @@ def explain_spark_rows(spec: PipelineSpec) -> str | None:
     """Why Spark SQL has to compute all outputs of a pipeline; None if it has not."""
     if not spec.spark.master.startswith("local"):
         return "rows are computed on the executors of a cluster"
-    if not can_name_columns(*spec.row_columns):
+    if not can_name_columns(*spec.row_columns) or not all(
+        can_name_columns(*source.columns) for source in spec.sources.values()
+    ):
         return "names of columns differ in upper and lower case only"
-    ruled = [name for name, source in spec.sources.items() if source.rules]
-    return f"row rules of {', '.join(ruled)}" if ruled else None
+    return explain_spark_sources(spec)
 
 
 def explain_spark_window(spec: PipelineSpec, name: str) -> str | None:

@@ -21,6 +21,7 @@ from tidegate.checkpoints.row_counts import (
     COLUMNS_LEFT_OUT,
     DEAD_OBJECT_ROWS,
     DEAD_OBJECTS,
+    FILTERED,
     NULLS_FILLED,
     RULE_DROPPED,
 )
@@ -105,7 +106,7 @@ def audit_exactness(
     """
     base, epochs = _list_comparable_epochs(log)
     found = ExactnessReport(
-        topics=[name for name, source in spec.sources.items() if source.kafka is not None],
+        topics=[name for name, source in spec.sources.items() if not _is_read_again(source)],
         retired_upto=None if base is None else str(base.id),
     )
     if not epochs:
@@ -131,6 +132,11 @@ def _count_set_aside(head: Manifest) -> dict[str, dict[str, int]]:
     return {source: own for source, own in counts.items() if own}
 
 
+def _is_read_again(source: SourceSpec) -> bool:
+    """Whether input is compared: Kafka may have deleted it, and only Spark selects from it."""
+    return source.kafka is None and not source.select
+
+
 def _list_comparable_epochs(log: SlotLog) -> tuple[Manifest | None, list[Manifest]]:
     """Return the epoch to begin after, None for the beginning, and the epochs behind it."""
     epochs: list[Manifest] = []
@@ -144,14 +150,14 @@ def _list_comparable_epochs(log: SlotLog) -> tuple[Manifest | None, list[Manifes
 def _read_input_rows(spec: PipelineSpec, store: Store, epochs: Iterable[Manifest]) -> pa.Table:
     """Return every data row of every consumed object, with its provenance.
 
-    Topics are not read: Kafka may have deleted the messages.
+    See `_is_read_again`.
     """
     tables: dict[str, pa.Table] = {}
     rows = []
     for epoch in epochs:
         for member, cut in epoch.cut.items():
             source, _, partition = member.partition("/")
-            for part in cut["parts"] if spec.sources[source].kafka is None else ():
+            for part in cut["parts"] if _is_read_again(spec.sources[source]) else ():
                 if part["key"] not in tables:
                     tables[part["key"]] = pq.read_table(io.BytesIO(store.get(part["key"]).data))
                 begin, end = part["row_start"], part["row_end"]
@@ -326,6 +332,9 @@ def _count_rows_by_source(
     for name in found.topics:
         counted = head.counters.per_source.get(name, {}).get("read", 0)
         found.rows.setdefault(name, {})["read"] = counted
+    for name, own in head.counters.per_source.items():
+        if own.get(FILTERED):
+            found.rows.setdefault(name, {"read": 0})[FILTERED] = own[FILTERED]
 
 
 def _check_missing_rows(
@@ -342,6 +351,7 @@ def _check_missing_rows(
     # Without an events table released rows are only counted. Rejected rows are in the late table.
     only_counted = 0 if spec.outputs.events else counters.released - before.released
     dropped = sum(counters.dropped.values()) - sum(before.dropped.values())
+    dropped += counters.filtered - before.filtered
     # Of the rows that wait now, and of those that were released since, some may have waited before.
     most = dropped + only_counted + counters.retained
     least = max(dropped, most - before.retained)
@@ -367,8 +377,9 @@ def _check_window_results(
     if base is not None and lasting:
         found.skipped[name] = "rows of retired epochs may last into it"
         return
-    if sum(own.get(RULE_DROPPED, 0) for own in head.counters.per_source.values()):
-        found.skipped[name] = "rules have dropped rows, which no table has"
+    unseen = (RULE_DROPPED, FILTERED)
+    if any(own.get(count) for own in head.counters.per_source.values() for count in unseen):
+        found.skipped[name] = "rules or where have left out rows, which no table has"
         return
     violations = {s.punctuation.on_violation for s in spec.sources.values() if s.punctuation}
     dropped = (f"dropped:{name}", "dropped:events:cti_violation")
@@ -380,7 +391,7 @@ def _check_window_results(
         found.skipped[name] = "rows were dropped or adjusted, which no table says"
         return
     if found.topics:
-        found.skipped[name] = "it counts messages, and topics are not read again"
+        found.skipped[name] = "it counts rows of topics or of select, which are not read again"
         return
     if window.kind is not WindowKind.TUMBLING or any(
         a.function.value not in _CHECKED_FUNCTIONS for a in window.aggregates.values()

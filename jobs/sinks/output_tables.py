@@ -229,7 +229,7 @@ def _checkpoint_to_row(manifest: Manifest) -> dict[str, Any]:
         "rows_read": epoch.read,
         "rows_released": epoch.released,
         "rows_late": epoch.late,
-        "rows_dropped": sum(epoch.dropped.values()),
+        "rows_dropped": sum(epoch.dropped.values()) + epoch.filtered,
         "rows_rejected": epoch.rejected,
         "rows_dead": epoch.dead_lettered + epoch.rule_quarantined,
         "rows_retained": manifest.counters.retained,

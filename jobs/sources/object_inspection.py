@@ -142,7 +142,7 @@ class ObjectInspector:
             names = f"column {', '.join(unknown)} is not in the schema ({', '.join(declared)})"
             return BadObject("unknown_column", names, footer.rows)
         event_time = self._spec.event_time
-        if event_time not in columns:
+        if event_time not in columns and not self._spec.select:
             detail = f"there is no column {event_time}, which is the event time"
             return BadObject("missing_column", detail, footer.rows)
         missing = [c for c in declared if c not in columns]

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from itertools import accumulate
 from typing import Final
 
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812
-
+from tidegate.jobs.rules.duck_frame import DuckFrame, Frame
 from tidegate.jobs.rules.row_conditions import quote_name, quote_text
 from tidegate.jobs.sources.object_decoding import BAD_REASON
 from tidegate.jobs.spec.cast_rules import EXACT_BITS, accepts_family, build_text_pattern
 from tidegate.jobs.spec.pipeline import BarrierColumns, SourceSpec
-from tidegate.jobs.spec.row_rules import RowRule
+from tidegate.jobs.spec.row_rules import FILTERED
 from tidegate.jobs.spec.table_layout import DeadLetterReason
 from tidegate.time_units import TICK_MAX
 
@@ -47,7 +46,7 @@ _ARROW_OF_SPARK: Final = {
     "timestamp": "timestamp[us, tz=UTC]",
     "timestamp_ntz": "timestamp[us]",
 }
-_SPARK_OF_DECLARED: Final = {"long": "bigint"}
+_PLACES: Final = ("_m", "_p", "_o", "_row")
 # Physical types whose every value fits the declared type, so that no row needs a check.
 _WIDENING: Final = {
     "int": {"int8", "int16", "int32", "uint8", "uint16"},
@@ -57,6 +56,7 @@ _WIDENING: Final = {
 }
 _TIMESTAMP: Final = re.compile(r"timestamp\[(s|ms|us|ns)(?:, tz=([^\]]+))?\]\Z")
 _DECIMAL: Final = re.compile(r"decimal(?:32|64|128|256)\((\d+), ?(-?\d+)\)\Z")
+_NESTED: Final = re.compile(r"(struct|list|large_list)<(.*)>\Z")
 _DICTIONARY: Final = re.compile(r"dictionary<values=(.+), indices=\w+, ordered=\d>\Z")
 
 
@@ -79,14 +79,34 @@ def arrow_to_spark_type(arrow: str) -> str | None:
     timestamps as bigint (`select_readable_columns`).
 
     >>> [arrow_to_spark_type(kind) for kind in ("timestamp[us]", "uint16", "list<item: int64>")]
-    ['timestamp_ntz', 'int', None]
+    ['timestamp_ntz', 'int', 'array<bigint>']
+    >>> arrow_to_spark_type("struct<at: timestamp[us, tz=UTC], tags: list<item: string not null>>")
+    'struct<at:timestamp,tags:array<string>>'
     """
     arrow = unwrap_dictionary(arrow)
     if match := _TIMESTAMP.match(arrow):
         return "timestamp" if match[2] else "timestamp_ntz"
     if (match := _DECIMAL.match(arrow)) and int(match[1]) <= 38 and int(match[2]) >= 0:
         return f"decimal({match[1]},{match[2]})"
+    if match := _NESTED.match(arrow):
+        return _nested_to_spark_type(match[1], match[2])
     return _SPARK_OF_ARROW.get(arrow)
+
+
+def _nested_to_spark_type(form: str, inner: str) -> str | None:
+    # Fields are separated by commas outside of all brackets.
+    depths = accumulate((c in "<[(") - (c in ">])") for c in inner)
+    text = "".join("\0" if c == "," and not d else c for c, d in zip(inner, depths, strict=True))
+    parts = [field.strip().removesuffix(" not null") for field in text.split("\0")]
+    fields = [
+        (name, arrow_to_spark_type(kind))
+        for name, _, kind in (part.partition(": ") for part in parts)
+    ]
+    if not all(kind and re.fullmatch(r"\w+", name) for name, kind in fields) or "[ns" in inner:
+        return None
+    if form != "struct":
+        return f"array<{fields[0][1]}>"
+    return f"struct<{','.join(f'{name}:{kind}' for name, kind in fields)}>"
 
 
 def spark_to_arrow_type(own: str) -> str:
@@ -130,7 +150,7 @@ def is_nanosecond_timestamp(arrow: str) -> bool:
 
 def declared_to_spark_type(declared: str) -> str:
     """The Spark SQL type of a declared column type."""
-    return _SPARK_OF_DECLARED.get(declared, declared)
+    return re.sub(r"\blong(?=[,>]|\Z)", "bigint", declared.replace(" ", ""))
 
 
 def cast_never_fails(arrow: str, declared: str) -> bool:
@@ -144,8 +164,7 @@ def cast_never_fails(arrow: str, declared: str) -> bool:
         return match is not None and match[2] is not None and match[1] != "ns"
     own = arrow_to_spark_type(arrow)
     return own is not None and (
-        own == declared_to_spark_type(declared).replace(" ", "")
-        or arrow in _WIDENING.get(declared, ())
+        own == declared_to_spark_type(declared) or arrow in _WIDENING.get(declared, ())
     )
 
 
@@ -167,8 +186,8 @@ def select_readable_columns(columns: Iterable[tuple[str, str]]) -> list[tuple[st
     ]
 
 
-def cast_to_declared(raw: DataFrame, source: SourceSpec, physical: dict[str, str]) -> DataFrame:
-    """Cast to the declared schema and judge each row: by the schema, its time, and the rules.
+def cast_to_declared(raw: Frame, source: SourceSpec, physical: dict[str, str]) -> Frame:
+    """Cast to the schema, filter, select, and judge each row: by its values, time, and the rules.
 
     Args:
         raw: rows with the columns of `select_readable_columns`, `_m`, `_p`, `_o` and `_row`.
@@ -176,63 +195,81 @@ def cast_to_declared(raw: DataFrame, source: SourceSpec, physical: dict[str, str
         physical: column -> Arrow type text.
 
     Returns:
-        The declared columns, `_time`, `_end` (exclusive, in ticks), `_kind` (null if unknown),
-        `_dead`, `_detail`, `_json` (the columns read), `_rule`, `_warned` and the four places.
+        The columns of `select` or the schema, `_time`, `_end` (exclusive, in ticks), `_kind` (null
+        if unknown), `_dead`, `_detail`, `_json` (the columns read; null in DuckDB), `_rule`,
+        `_warned` and the four places.
     """
     casts = {
         name: _cast_column_sql(quote_name(name), declared, physical.get(name), source.timezone)
         for name, declared in source.columns.items()
     }
-    selected = [f"{cast} AS {quote_name(name)}" for name, cast in casts.items()]
-    kind = _row_kind_sql(source.barriers, casts)
-    unfit = _first_reason_sql(_list_unfit_values(source, physical, casts))
-    fault = _first_reason_sql(_list_time_faults(source, casts))
-    detail = _dead_detail_sql(source, physical, casts)
     names = ", ".join(quote_name(n) for n, _ in select_readable_columns(physical.items()))
-    json = f"to_json(struct({names}))"
-    judged = raw.selectExpr(
-        *selected,
-        f"{casts[source.event_time]} AS _time",
-        f"{_end_ticks_sql(source, casts)} AS _end",
-        f"{kind} AS _kind",
-        f"coalesce({unfit}, {fault}) AS _dead",
-        f"{detail} AS _detail",
+    # Only Spark writes dead letters.
+    json = "CAST(NULL AS string)" if isinstance(raw, DuckFrame) else f"to_json(struct({names}))"
+    cast = raw.selectExpr(
+        *(f"{sql} AS {quote_name(name)}" for name, sql in casts.items()),
+        f"{_first_reason_sql(_list_unfit_values(source, physical, casts))} AS _unfit",
+        f"{_dead_detail_sql(source, physical, casts)} AS _detail",
         f"{json} AS _json",
-        "_m",
-        "_p",
-        "_o",
-        "_row",
-        "CAST(NULL AS string) AS _rule",
-        "CAST(NULL AS string) AS _warned",
-        *([f"{unfit} AS _unfit"] if source.rules else []),
+        *_PLACES,
     )
-    return _apply_rules(judged, source.rules) if source.rules else judged
+    rows = _select_columns(cast, source).selectExpr(
+        "*",
+        f"{quote_name(source.event_time)} AS _time",
+        f"{_end_ticks_sql(source)} AS _end",
+        f"{_first_reason_sql(_list_time_faults(source))} AS _fault",
+    )
+    return _apply_rules(rows, source)
 
 
-def _apply_rules(rows: DataFrame, rules: dict[str, RowRule]) -> DataFrame:
-    """Judge rows that fit the schema by the rules of their source.
+def _select_columns(rows: Frame, source: SourceSpec) -> Frame:
+    """The columns of `select` with `_kind`, and in `_unfit` also unknown kinds and filtered rows.
+
+    Of a row that does not fit or is filtered, nothing is selected.
+    """
+    columns = {name: quote_name(name) for name in source.columns}
+    own = [*columns.values(), "_detail", "_json", *_PLACES]
+    # A comment in an expression ends with its line.
+    selected = {
+        name: f"IF(_unfit IS NULL, (\n{sql}\n), NULL)" for name, sql in source.select.items()
+    }
+    kind = _row_kind_sql(source.barriers, selected or columns)
+    keep = "true" if source.where is None else f"coalesce((\n{source.where}\n), false)"
+    unfit = (
+        "coalesce(_unfit, CASE WHEN _kind IS NULL THEN 'bad_value'"
+        f" WHEN _kind = 'data' AND NOT {keep} THEN '{FILTERED}' END) AS _unfit"
+    )
+    judged = rows.selectExpr("*", f"{kind} AS _kind").selectExpr(*own, "_kind", unfit)
+    if not selected:
+        return judged
+    return judged.selectExpr(
+        *(f"{sql} AS {quote_name(name)}" for name, sql in selected.items()),
+        *("_kind", "_unfit", "_detail", "_json", *_PLACES),
+    )
+
+
+def _apply_rules(rows: Frame, source: SourceSpec) -> Frame:
+    """Judge rows that fit and are not filtered by the rules of their source.
 
     `_rule` is the rule that removes a row, `_warned` the others that it breaks, with commas.
     """
-    checked = "_unfit IS NULL AND _kind = 'data'"
-    # A comment in a predicate ends with its line.
+    rules, checked = source.rules, "_unfit IS NULL AND _kind = 'data'"
     broken = {name: f"NOT coalesce((\n{rule.predicate}\n), false)" for name, rule in rules.items()}
     removing = {name: rule.removal_reason for name, rule in rules.items() if rule.removal_reason}
     first = _first_reason_sql([(name, f"{checked} AND {broken[name]}") for name in removing])
     warning = ", ".join(
         f"CASE WHEN {broken[name]} THEN '{name}' END" for name in rules if name not in removing
     )
+    warned = f"CASE WHEN {checked} AND _rule IS NULL THEN concat_ws(',', {warning}) END"
     reason = _first_reason_sql([(reason, f"_rule = '{name}'") for name, reason in removing.items()])
     details = [(f"rule {n}: {r.predicate}", f"_rule = '{n}'") for n, r in rules.items()]
-    new = {
-        "_warned": (
-            f"CASE WHEN {checked} AND _rule IS NULL THEN concat_ws(',', {warning or 'NULL'}) END"
-        ),
-        "_dead": f"coalesce({reason}, _dead)",
-        "_detail": f"coalesce({_first_reason_sql(details)}, _detail)",
-    }
-    named = rows.withColumn("_rule", F.expr(first))
-    return named.withColumns({name: F.expr(sql) for name, sql in new.items()}).drop("_unfit")
+    return rows.selectExpr("*", f"{first} AS _rule").selectExpr(
+        *map(quote_name, source.row_columns),
+        *("_time", "_end", "_kind", "_json", "_rule", *_PLACES),
+        f"coalesce(_unfit, {reason}, _fault) AS _dead",
+        f"coalesce({_first_reason_sql(details)}, _detail) AS _detail",
+        f"{warned if warning else 'CAST(NULL AS string)'} AS _warned",
+    )
 
 
 def _first_reason_sql(cases: Iterable[tuple[str, str]]) -> str:
@@ -291,21 +328,19 @@ def _cast_timestamp_sql(column: str, arrow: str, timezone: str | None) -> str:
     )
 
 
-def _end_ticks_sql(source: SourceSpec, casts: dict[str, str]) -> str:
+def _end_ticks_sql(source: SourceSpec) -> str:
     """Exclusive end in ticks; a point event lasts one."""
     # One tick after TICK_MAX would overflow.
-    point = f"least(unix_micros({casts[source.event_time]}), {TICK_MAX - 1}L) + 1L"
-    return (
-        point
-        if source.end_time is None
-        else f"coalesce(unix_micros({casts[source.end_time]}), {point})"
-    )
+    point = f"least(unix_micros({quote_name(source.event_time)}), {TICK_MAX - 1}L) + 1L"
+    if source.end_time is None:
+        return point
+    return f"coalesce(unix_micros({quote_name(source.end_time)}), {point})"
 
 
-def _row_kind_sql(barriers: BarrierColumns | None, casts: dict[str, str]) -> str:
+def _row_kind_sql(barriers: BarrierColumns | None, columns: dict[str, str]) -> str:
     if barriers is None:
         return "'data'"
-    column = casts[barriers.kind]
+    column = columns[barriers.kind]
     types = ", ".join(quote_text(t) for t in barriers.types)
     cases = [f"WHEN {column} IS NULL OR {column} = {quote_text(barriers.data)} THEN 'data'"]
     if barriers.punctuation is not None:
@@ -386,8 +421,6 @@ def _list_unfit_values(
         and is_naive_timestamp(physical[name])
     ]
     bad = [condition for _, condition in _list_bad_columns(source, physical, casts)]
-    if source.barriers is not None:
-        bad.append(f"{_row_kind_sql(source.barriers, casts)} IS NULL")
     if BAD_REASON in physical:  # a decoded object: what it says of a row comes first
         bad.append(f"{BAD_REASON} IS NOT NULL")
     cases: list[tuple[DeadLetterReason, str]] = [
@@ -397,28 +430,18 @@ def _list_unfit_values(
     return [(reason, condition) for reason, condition in cases if condition]
 
 
-def _list_time_faults(
-    source: SourceSpec, casts: dict[str, str]
-) -> list[tuple[DeadLetterReason, str]]:
+def _list_time_faults(source: SourceSpec) -> list[tuple[DeadLetterReason, str]]:
     """Faults of the event time; a barrier row needs none."""
-    time, data = casts[source.event_time], f"{_row_kind_sql(source.barriers, casts)} = 'data'"
-    cases: list[tuple[DeadLetterReason, str]] = [("no_event_time", f"{time} IS NULL AND {data}")]
-    if source.barriers is not None:
-        cases.append(
-            (
-                "bad_value",
-                f"{time} IS NULL AND {_row_kind_sql(source.barriers, casts)} = 'punctuation'",
-            )
-        )
+    time, data = quote_name(source.event_time), "_kind = 'data'"
+    cases: list[tuple[DeadLetterReason, str]] = [
+        ("no_event_time", f"{time} IS NULL AND {data}"),
+        ("bad_value", f"{time} IS NULL AND _kind = 'punctuation'"),
+    ]
     if source.min_event_time is not None:
-        cases.append(
-            (
-                "before_min_event_time",
-                f"{data} AND {time} < timestamp_micros({source.min_event_time}L)",
-            )
-        )
+        least = f"timestamp_micros({source.min_event_time}L)"
+        cases.append(("before_min_event_time", f"{data} AND {time} < {least}"))
     if source.end_time is not None:
-        cases.append(("bad_value", f"{data} AND {casts[source.end_time]} <= {time}"))
+        cases.append(("bad_value", f"{data} AND {quote_name(source.end_time)} <= {time}"))
     return cases
 
 

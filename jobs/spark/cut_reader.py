@@ -36,6 +36,7 @@ from tidegate.checkpoints.store import Store
 from tidegate.errors import TransientError
 from tidegate.jobs.engine.errors import CorruptObjectsError
 from tidegate.jobs.engine.interfaces import Cut
+from tidegate.jobs.rules.duck_frame import DuckFrame, Frame
 from tidegate.jobs.rules.row_conditions import quote_name, quote_text
 from tidegate.jobs.sources.input_view import STAGED_PREFIX
 from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN
@@ -51,7 +52,7 @@ from tidegate.jobs.spark.staging import Staging
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 Ints = NDArray[np.int64]
-_PartReader = Callable[[Any, list[tuple[int, "CutPart"]]], DataFrame]
+_PartReader = Callable[[Any, list[tuple[int, "CutPart"]]], Frame]
 
 _POSITION_COLUMNS: Final = (
     ("_m", "int", pa.int32()),
@@ -59,6 +60,12 @@ _POSITION_COLUMNS: Final = (
     ("_o", "bigint", pa.int64()),
     ("_row", "bigint", pa.int64()),
 )
+
+
+_TRAITS: Final = {
+    *("columns", "select", "where", "rules", "event_time", "end_time", "timezone"),
+    *("min_event_time", "barriers"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +176,11 @@ def open_cut(
             cut,
             list(enumerate(parts)),
             lambda columns, chosen: (
-                _read_in_driver(session, columns, chosen)
+                arrow_to_frame(
+                    session,
+                    _read_parts(columns, chosen),
+                    _format_ddl(columns, _POSITION_COLUMNS),
+                )
                 if small
                 else _scan_in_tasks(session, columns, chosen, scratch, staging)
             ),
@@ -180,28 +191,41 @@ def open_cut(
     return CutFrame(cut, parts, build_frame, rows)
 
 
+def read_in_driver(staged: CutFrame, spec: PipelineSpec, member: int, names: set[str]) -> Frame:
+    """The rows of one slice in DuckDB, with only these columns of the objects; the rest is null.
+
+    Raises:
+        CorruptObjectsError: an object cannot be read; a TransientError for a copy of offsets.
+    """
+    chosen = [(i, part) for i, part in enumerate(staged.parts) if part.member == member]
+
+    def read(columns: Any, parts: list[tuple[int, CutPart]]) -> Frame:
+        """Read objects that look alike."""
+        return DuckFrame.from_table(_read_parts(columns, parts))
+
+    return _read_similar_parts(spec, staged.cut, chosen, read, names)
+
+
 def _read_similar_parts(
-    spec: PipelineSpec, cut: Cut, parts: Sequence[tuple[int, CutPart]], read: _PartReader
-) -> DataFrame | None:
+    spec: PipelineSpec,
+    cut: Cut,
+    parts: Sequence[tuple[int, CutPart]],
+    read: _PartReader,
+    names: set[str] | None = None,
+) -> Frame | None:
     """Objects that look alike are read together; the rows of all, cast and with their places."""
     groups: dict[tuple[Any, ...], list[tuple[int, CutPart]]] = {}
     for index, part in parts:
         source = spec.sources[cut.slices[part.member].member.source]
+        columns = tuple((c, own) for c, own in part.columns if names is None or c in names)
         # What decides about casts and verdicts. Parts that agree in it share one plan.
-        traits = (
-            source.event_time,
-            source.end_time,
-            source.timezone,
-            source.min_event_time,
-            source.barriers,
-            tuple(source.rules.items()),
-        )
-        groups.setdefault((part.columns, *traits), []).append((index, part))
+        traits = source.model_dump_json(include=_TRAITS)
+        groups.setdefault((columns, traits), []).append((index, part))
     frames = []
-    for (columns, *_), chosen in groups.items():
+    for (columns, _), chosen in groups.items():
         source = spec.sources[cut.slices[chosen[0][1].member].member.source]
         frames.append(cast_to_declared(read(columns, chosen), source, dict(columns)))
-    return _add_positions(reduce(DataFrame.unionAll, frames), spec, cut) if frames else None
+    return _add_positions(reduce(lambda a, b: a.unionAll(b), frames), spec, cut) if frames else None
 
 
 def ensure_local_file(store: Store, key: str, folder: Path) -> Path:
@@ -260,8 +284,9 @@ def unreadable_objects_error(keys: Sequence[str]) -> CorruptObjectsError | Trans
     return COPY_UNREADABLE(key=staged[0])
 
 
-def _format_ddl(columns: Iterable[tuple[str, str]]) -> str:
-    return ", ".join(f"{quote_name(name)} {own}" for name, own in columns)
+def _format_ddl(columns: Any, places: Iterable[tuple[str, str, Any]]) -> str:
+    read = [*select_readable_columns(columns), *((name, own) for name, own, _ in places)]
+    return ", ".join(f"{quote_name(name)} {own}" for name, own in read)
 
 
 def _scan_in_tasks(
@@ -274,12 +299,7 @@ def _scan_in_tasks(
     base = scratch / "cut"
     with ThreadPoolExecutor(8) as pool:  # where tasks do not see the disk, this uploads
         paths = list(pool.map(lambda item: staging.expose_file(_link_object(base, *item)), parts))
-    schema = _format_ddl(
-        [
-            *select_readable_columns(columns),
-            *((name, own) for name, own, _ in _POSITION_COLUMNS[:3]),
-        ]
-    )
+    schema = _format_ddl(columns, _POSITION_COLUMNS[:3])
     frame = session.read.schema(schema).option("basePath", staging.address(base)).parquet(*paths)
     frame = frame.withColumn(
         "_row", F.expr(OFFSET_COLUMN if parts[0][1].has_row_numbers else "_metadata.row_index")
@@ -303,20 +323,13 @@ def _link_object(base: Path, index: int, part: CutPart) -> Path:
     return link
 
 
-def _read_in_driver(
-    session: SparkSession, columns: Any, parts: list[tuple[int, CutPart]]
-) -> DataFrame:
+def _read_parts(columns: Any, parts: list[tuple[int, CutPart]]) -> pa.Table:
     physical = select_readable_columns(columns)
     fields = [
         pa.field(name, _choose_arrow_type(own, dict(columns)[name])) for name, own in physical
     ]
     schema = pa.schema([*fields, *(pa.field(name, arrow) for name, _, arrow in _POSITION_COLUMNS)])
-    table = pa.concat_tables([_read_part(index, part, schema) for index, part in parts])
-    return arrow_to_frame(
-        session,
-        table,
-        schema=_format_ddl([*physical, *((name, own) for name, own, _ in _POSITION_COLUMNS)]),
-    )
+    return pa.concat_tables([_read_part(index, part, schema) for index, part in parts])
 
 
 def arrow_to_frame(session: SparkSession, table: pa.Table, schema: str | None = None) -> DataFrame:
@@ -341,6 +354,11 @@ def _choose_arrow_type(own: str, arrow: str) -> pa.DataType:
     if own.startswith("decimal"):
         precision, scale = own[8:-1].split(",")
         return pa.decimal128(int(precision), int(scale))
+    if "<" in own:
+        from pyspark.sql.pandas.types import to_arrow_type
+        from pyspark.sql.types import DataType
+
+        return to_arrow_type(DataType.fromDDL(own), timestamp_utc=True)
     kinds = {
         "boolean": pa.bool_(),
         "tinyint": pa.int8(),
@@ -378,7 +396,7 @@ def _read_part(index: int, part: CutPart, schema: pa.Schema) -> pa.Table:
     )
 
 
-def _add_positions(frame: DataFrame, spec: PipelineSpec, cut: Cut) -> DataFrame:
+def _add_positions(frame: Frame, spec: PipelineSpec, cut: Cut) -> Frame:
     """Add provenance and position; the latter from ordinal and row."""
     columns = [*select_provenance(spec, cut), "shiftleft(_o, 32) + _row AS _seq"]
     more = ["_time", "_end", "_kind", "_dead", "_detail", "_json", "_rule", "_warned", "_m", "_p"]

@@ -15,21 +15,23 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import structlog
 
 from tidegate.errors import PoisonError
 from tidegate.jobs.advise.lag_advice import GAMMA
 from tidegate.jobs.engine.column_types import to_arrow_type
 from tidegate.jobs.engine.errors import RULE_FAILED as BROKEN_RULE
-from tidegate.jobs.engine.interfaces import join_seq, split_seq
+from tidegate.jobs.engine.interfaces import split_seq
 from tidegate.jobs.eventtime.decision_types import MemberSurvey, Survey
+from tidegate.jobs.rules.duck_frame import ENGINE_ERRORS, Frame
 from tidegate.jobs.rules.row_conditions import quote_name
 from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN
-from tidegate.jobs.sources.parquet_footers import read_parquet_table
+from tidegate.jobs.sources.object_decoding import BAD_REASON
 from tidegate.jobs.spark.column_casts import cast_never_fails
 from tidegate.jobs.spark.cut_reader import (
     CutFrame,
     CutPart,
-    unreadable_objects_error,
+    read_in_driver,
 )
 from tidegate.jobs.spark.file_writer import collect_to_driver
 from tidegate.jobs.spark.member_scan import (
@@ -42,14 +44,16 @@ from tidegate.jobs.spark.member_scan import (
     RowVerdict,
     scan_member,
 )
-from tidegate.jobs.spec.pipeline import BarrierColumns, PipelineSpec, SourceSpec
-from tidegate.jobs.spec.row_rules import RULE_FAILED
+from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
+from tidegate.jobs.spec.row_rules import FILTERED, RULE_DROPPED, RULE_FAILED
 from tidegate.time_units import TICK_MIN
 
 NATIVE_CELLS: Final = 64_000_000
 """Values of a cut, rows times columns, up to which the driver holds its rows: about 1 GB."""
 _NATIVE_TIMES: Final = (-30_610_224_000_000_000, 253_402_300_800_000_000)
 """Years 1000 to 9999 in ticks: there both engines write times alike, and no sum leaves int64."""
+_JUDGED: Final = ("_dead", "_rule", "_warned")
+_log = structlog.get_logger("tidegate.driver")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +63,17 @@ class MemberScans:
     Attributes:
         verdicts: index of the slice -> its rows that are not plain data.
         sketches: source -> lateness sketch of these rows.
-        rows: the data rows with declared types, `_m`, `_seq`, `_et`, `_end`, and, if any has one,
-            `_verdict` and `_mark`; None where Spark has to read them.
+        rows: the data rows with the columns of the spec, `_m`, `_seq`, `_et`, `_end`, and, if any
+            has one, `_verdict` and `_mark`; None where Spark has to read them.
+        judged: beside them, the rows that are dead, filtered, or break a rule, with `_m`, `_dead`,
+            `_rule` and `_warned`.
     """
 
     survey: Survey
     verdicts: dict[int, list[RowVerdict]] = field(default_factory=dict)
     sketches: dict[str, Any] = field(default_factory=dict)
     rows: pa.Table | None = None
+    judged: pa.Table | None = None
 
 
 def survey_cut(
@@ -75,8 +82,8 @@ def survey_cut(
     """Summarise a staged cut, and keep its rows for the move if `native`.
 
     `now` and the like are the engine's to fill in. It keeps no rows of more than `NATIVE_CELLS`
-    values, none that need Spark's casts or have rules, and none of a cut with times outside the
-    years 1000 to 9999.
+    values, none that need Spark's casts, and none of a cut with times outside the years 1000 to
+    9999.
 
     Raises:
         PoisonError: a dead row of a source whose `on_bad` is ``fail``, one that breaks a rule of
@@ -93,15 +100,50 @@ def survey_cut(
         )
         for i, piece in enumerate(staged.cut.slices)
     )
+    rows = None
+    if tables is not None:
+        rows = pa.concat_tables(tables or [_make_no_rows(spec)], promote_options="default")
+    judged = None if rows is None else _select_judged(rows)
     for found in members:
-        if found.dead:
+        if found.dead and has_dead_letters(judged):
             _refuse_bad_rows(staged, spec, found)
     verdicts = {i: scan.verdicts for i, scan in scans.items() if scan.verdicts}
     low, high = _NATIVE_TIMES
     times = [t for m in members for t in (m.min_time, m.max_time) if t is not None]
-    safe = tables is not None and all(low <= time < high for time in times)
-    rows = pa.concat_tables(tables, promote_options="default") if safe else None
-    return MemberScans(Survey(now=0, members=members), verdicts, _merge_sketches(scans), rows)
+    if rows is not None and all(low <= time < high for time in times):
+        rows = rows.filter(pc.equal(rows["_code"], DATA)).drop_columns(["_code", "_type", "_id"])
+    else:
+        rows = judged = None
+    survey = Survey(now=0, members=members)
+    return MemberScans(survey, verdicts, _merge_sketches(scans), rows, judged)
+
+
+def _make_no_rows(spec: PipelineSpec) -> pa.Table:
+    kinds = {name: to_arrow_type(kind) for name, kind in spec.columns.items()}
+    kinds |= dict.fromkeys(("_m", "_code"), pa.int32()) | {"_type": pa.string()}
+    kinds |= dict.fromkeys(("_seq", "_et", "_end", "_id"), pa.int64())
+    return pa.schema(kinds).empty_table()
+
+
+def _select_judged(rows: pa.Table) -> pa.Table:
+    found = pc.equal(rows["_code"], DEAD)
+    if "_warned" in rows.column_names:
+        found = pc.or_(found, pc.fill_null(pc.not_equal(rows["_warned"], ""), False))
+    judged = rows.filter(found)
+    nulls = {name: pa.nulls(judged.num_rows, pa.string()) for name in _JUDGED}
+    return pa.table(
+        {"_m": judged["_m"]}
+        | {n: judged[n] if n in judged.column_names else none for n, none in nulls.items()}
+    )
+
+
+def has_dead_letters(judged: pa.Table | None) -> bool:
+    """Whether some of the rows may be dead letters, or stop the epoch; None: it is not known."""
+    if judged is None:
+        return True
+    counted = pc.is_in(judged["_dead"], pa.array([FILTERED, RULE_DROPPED]))
+    passed = pc.and_(pc.is_null(judged["_rule"]), pc.is_valid(judged["_warned"]))
+    return not pc.all(pc.or_(counted, passed), min_count=0).as_py()
 
 
 def _survey_empty_member(spec: PipelineSpec, member: Any, state: Mapping[str, Any]) -> MemberSurvey:
@@ -125,174 +167,89 @@ def _merge_sketches(scans: dict[int, MemberScan]) -> dict[str, Any]:
     }
 
 
-def _is_cast_safe(part: CutPart, source: SourceSpec) -> bool:
+def _scan_members(
+    staged: CutFrame, spec: PipelineSpec, state: Mapping[str, Any], *, native: bool
+) -> tuple[dict[int, MemberScan], list[pa.Table] | None]:
+    """Index of each slice with rows -> what it holds; and the rows, None if Spark reads them.
+
+    The rows are all that is in the slices; dead rows among them have the reason in `_dead`.
+    """
+    sources = {i: spec.sources[piece.member.source] for i, piece in enumerate(staged.cut.slices)}
+    indexes = sorted({part.member for part in staged.parts})
+
+    def read(index: int) -> tuple[MemberScan, pa.Table]:
+        """Read one slice and scan it."""
+        source = sources[index]
+        names = set(source.columns) if native else _name_marks(source)
+        frame = read_in_driver(staged, spec, index, {*names, BAD_REASON, OFFSET_COLUMN})
+        own = list(map(quote_name, spec.columns)) if native else []
+        own += _JUDGED if native and source.has_conditions else ()
+        rows = _sort_rows(_select_surveyed(frame, {index: source}, own).toArrow())
+        found = scan(index, rows)
+        return found, _add_verdicts(rows, found)
+
+    def scan(index: int, rows: pa.Table) -> MemberScan:
+        """Scan one slice."""
+        columns = _build_member_columns(rows)
+        return scan_member(sources[index], staged.cut.slices[index].member, columns, state)
+
+    if all(_is_plain(part, sources[part.member], native=native) for part in staged.parts):
+        try:
+            with ThreadPoolExecutor(4) as pool:  # Arrow and DuckDB leave the other cores to others
+                found = dict(zip(indexes, pool.map(read, indexes), strict=True))
+            scans = {i: own for i, (own, _) in found.items()}
+            return scans, [table for _, table in found.values()] if native else None
+        except (*ENGINE_ERRORS, pa.ArrowInvalid) as error:
+            # Spark SQL reads them, or says what is wrong with the rows.
+            _log.info("survey_left_to_spark", cause=str(error).splitlines()[0])
+    rows = _sort_rows(collect_to_driver(_select_surveyed(staged.frame, sources, [])))
+    return {i: scan(i, rows.filter(pc.equal(rows["_m"], i))) for i in indexes}, None
+
+
+def _is_plain(part: CutPart, source: SourceSpec, *, native: bool) -> bool:
+    """Whether no value of an object can be bad, and the driver may judge its rows."""
     physical = dict(part.columns)
-    # Only Spark SQL knows what the rules of a source say of a row.
-    return not source.rules and all(
+    # Whole rows of a cut that is too large for the driver are left to Spark SQL.
+    return (native or not (source.has_conditions or source.select)) and all(
         cast_never_fails(physical.get(name, "null"), own) for name, own in source.columns.items()
     )
 
 
-def _scan_members(
-    staged: CutFrame, spec: PipelineSpec, state: Mapping[str, Any], *, native: bool
-) -> tuple[dict[int, MemberScan], list[pa.Table] | None]:
-    """Index of each slice with rows -> what it holds; and the rows, None if Spark reads them."""
-    sources = {i: spec.sources[piece.member.source] for i, piece in enumerate(staged.cut.slices)}
-    indexes = sorted({part.member for part in staged.parts})
-
-    def scan(index: int, rows: MemberColumns) -> MemberScan:
-        """Scan one slice."""
-        return scan_member(sources[index], staged.cut.slices[index].member, rows, state)
-
-    if not all(_is_cast_safe(part, sources[part.member]) for part in staged.parts):
-        columns = _read_cast_columns(staged, sources, indexes)
-        return {i: scan(i, rows) for i, rows in columns.items()}, None
-    types = pa.schema({c: to_arrow_type(t) for c, t in spec.columns.items()} if native else {})
-
-    def read_and_scan(index: int) -> tuple[MemberScan, pa.Table | None]:
-        """Read one slice and scan it."""
-        own = [part for part in staged.parts if part.member == index]
-        rows, table = _read_plain_columns(own, sources[index], types)
-        found = scan(index, rows)
-        return found, None if table is None else _add_row_places(index, table, rows, found)
-
-    with ThreadPoolExecutor(4) as pool:  # Arrow and NumPy leave the other cores to others
-        found = list(pool.map(read_and_scan, indexes))
-    tables = [table for _, table in found if table is not None]
-    scans = {i: own for i, (own, _) in zip(indexes, found, strict=True)}
-    whole = native and len(tables) == len(found)
-    return scans, [types.empty_table(), *tables] if whole else None
-
-
-def _add_row_places(index: int, table: pa.Table, rows: MemberColumns, scan: MemberScan) -> pa.Table:
-    """The data rows of a slice with their places, times and verdicts."""
-    numbers = {"_seq": rows.seqs, "_et": rows.times, "_end": rows.ends}
-    columns = {name: pa.array(values, pa.int64()) for name, values in numbers.items()}
-    columns["_m"] = pa.repeat(pa.scalar(index, pa.int32()), table.num_rows)
-    if scan.verdicts:
-        known = {verdict.seq: verdict for verdict in scan.verdicts}
-        found = [known.get(seq) for seq in rows.seqs.tolist()]
-        columns["_verdict"] = pa.array([v and v.what for v in found], pa.string())
-        columns["_mark"] = pa.array([v and v.mark for v in found], pa.int64())
-    marked = pa.table({**{name: table[name] for name in table.column_names}, **columns})
-    data = rows.kinds == DATA
-    return marked if data.all() else marked.filter(pa.array(data))
-
-
-def _read_plain_columns(
-    parts: list[CutPart], source: SourceSpec, types: pa.Schema
-) -> tuple[MemberColumns, pa.Table | None]:
-    """Return times and kinds as the objects have them, and the rows with columns of these types.
-
-    All of them fit the declared types; there are no rows without types, or where Arrow cannot cast
-    a value.
-    """
+def _name_marks(source: SourceSpec) -> set[str]:
+    """The columns that say when and of which kind a row is."""
     marks = source.barriers
-    wanted = [
-        source.event_time,
-        *([source.end_time] if source.end_time else []),
-        *([marks.kind] if marks else []),
-    ]
-    wanted += [marks.id] if marks is not None and marks.id else []
-    tables, seqs = [], []
-    for part in parts:
-        try:
-            places = [OFFSET_COLUMN] if part.has_row_numbers else []
-            table = part.slice_rows(
-                read_parquet_table(part.path, [*dict.fromkeys((*wanted, *types.names)), *places])
-            )
-        except (pa.ArrowException, OSError) as error:
-            raise unreadable_objects_error([part.key]) from error
-        tables.append(table)
-        seqs.append(join_seq(part.ordinal, 0) + part.row_numbers(table).to_numpy())
-    marked = [table.select([*dict.fromkeys(wanted)]) for table in tables]
-    rows = pa.concat_tables(marked, promote_options="permissive")
-    times, absent = _convert_to_ticks(rows[source.event_time])
-    kinds = (
-        _encode_kinds(rows[marks.kind], marks)
-        if marks is not None
-        else np.zeros(times.size, dtype=np.int8)
-    )
-    ends = times + 1
-    if source.end_time is not None:
-        own, open_end = _convert_to_ticks(rows[source.end_time])
-        kinds[(kinds == DATA) & ~absent & ~open_end & (own <= times)] = DEAD
-        ends = np.where(open_end, ends, own)
-    # A barrier row needs no time.
-    kinds[absent & ((kinds == DATA) | (kinds == PUNCTUATION))] = DEAD
-    if source.min_event_time is not None:
-        kinds[(kinds == DATA) & (times < source.min_event_time)] = DEAD
-    members = MemberColumns(
-        np.concatenate(seqs), times, ends, kinds, _find_first_barrier(rows, kinds, marks)
-    )
-    return members, _cast_rows(tables, types)
+    names = (source.event_time, source.end_time, marks and marks.kind, marks and marks.id)
+    return {name for name in names if name}
 
 
-def _cast_rows(tables: list[pa.Table], types: pa.Schema) -> pa.Table | None:
-    """The columns of all objects in these types; None where there are none to read or to cast."""
-    if not types.names:
-        return None
-    try:
-        # Object by object: what one of them holds as a dictionary the next may hold as text.
-        return pa.concat_tables(table.select(types.names).cast(types) for table in tables)
-    except pa.ArrowException:
-        return None
+def _sort_rows(rows: pa.Table) -> pa.Table:
+    seqs = rows["_seq"].to_numpy()
+    return rows if (seqs[1:] > seqs[:-1]).all() else rows.sort_by("_seq")
 
 
-def _convert_to_ticks(column: Any) -> tuple[Any, Any]:
-    """Ticks, and where there is none (their ticks are TICK_MIN)."""
-    ticks = column.cast(pa.timestamp("us", "UTC")).cast(pa.int64())
-    return pc.fill_null(ticks, TICK_MIN).to_numpy(), pc.is_null(column).to_numpy()
+def _add_verdicts(rows: pa.Table, scan: MemberScan) -> pa.Table:
+    if not scan.verdicts:
+        return rows
+    known = {verdict.seq: verdict for verdict in scan.verdicts}
+    found = [known.get(seq) for seq in rows["_seq"].to_pylist()]
+    rows = rows.append_column("_verdict", pa.array([v and v.what for v in found], pa.string()))
+    return rows.append_column("_mark", pa.array([v and v.mark for v in found], pa.int64()))
 
 
-def _encode_kinds(column: Any, marks: BarrierColumns) -> Any:
-    """Kind codes of a text column, by its few distinct values."""
-    column = column.cast(pa.string()).combine_chunks()
-    codes = (
-        column.dictionary_encode()
-        if not isinstance(column, pa.ChunkedArray)
-        else column.unify_dictionaries().chunk(0)
-    )
-    known = {marks.data: DATA, **dict.fromkeys(marks.types, BARRIER)}
-    if marks.punctuation is not None:
-        known.setdefault(marks.punctuation, PUNCTUATION)
-    own = np.array(
-        [*(known.get(value, DEAD) for value in codes.dictionary.to_pylist()), DATA], dtype=np.int8
-    )
-    return own[pc.fill_null(codes.indices, len(own) - 1).to_numpy(zero_copy_only=False)]
-
-
-def _find_first_barrier(
-    rows: pa.Table, kinds: Any, marks: BarrierColumns | None
-) -> tuple[str, int | None] | None:
-    found = np.flatnonzero(kinds == BARRIER)
-    if marks is None or not found.size:
-        return None
-    number = rows[marks.id][int(found[0])].as_py() if marks.id else None
-    return str(rows[marks.kind][int(found[0])].as_py()), number
-
-
-def _read_cast_columns(
-    staged: CutFrame, sources: dict[int, SourceSpec], indexes: list[int]
-) -> dict[int, MemberColumns]:
-    """Times and kinds after the casts: one Spark job."""
-    assert staged.frame is not None  # noqa: S101 - there are parts
+def _select_surveyed(frame: Frame, sources: dict[int, SourceSpec], more: list[str]) -> Frame:
+    """Places, times and kinds of the rows of slices, and `more`."""
     marks = {i: source.barriers for i, source in sources.items() if source.barriers is not None}
     kind = _select_by_slice_sql({i: own.kind for i, own in marks.items()}, "string")
     number = _select_by_slice_sql({i: own.id for i, own in marks.items() if own.id}, "bigint")
     code = (
         f"CASE WHEN _dead IS NOT NULL THEN {DEAD} WHEN _kind = 'barrier' THEN {BARRIER} "
-        + f"WHEN _kind = 'punctuation' THEN {PUNCTUATION} ELSE {DATA} END AS code"
+        + f"WHEN _kind = 'punctuation' THEN {PUNCTUATION} ELSE {DATA} END AS _code"
     )
     # TICK_MIN itself cannot be written as a literal in SQL.
     ticks = [f"coalesce({c}, {TICK_MIN + 1}L - 1L) AS {c}" for c in ("_et", "_end")]
-    rows = collect_to_driver(
-        staged.frame.selectExpr("_m", "_seq", *ticks, code, f"{kind} AS type", f"{number} AS id")
+    return frame.selectExpr(
+        "_m", "_seq", *ticks, code, f"{kind} AS _type", f"{number} AS _id", *more
     )
-    rows = rows.sort_by([("_m", "ascending"), ("_seq", "ascending")])
-    return {
-        index: _build_member_columns(rows.filter(pc.equal(rows["_m"], index))) for index in indexes
-    }
 
 
 def _select_by_slice_sql(columns: dict[int, str], kind: str) -> str:
@@ -308,11 +265,12 @@ def _select_by_slice_sql(columns: dict[int, str], kind: str) -> str:
 
 
 def _build_member_columns(rows: pa.Table) -> MemberColumns:
-    kinds = rows["code"].to_numpy().astype(np.int8)
+    kinds = rows["_code"].to_numpy().astype(np.int8)
     first = np.flatnonzero(kinds == BARRIER)
     barrier = None
     if first.size:
-        barrier = (str(rows["type"][int(first[0])].as_py()), rows["id"][int(first[0])].as_py())
+        at = int(first[0])
+        barrier = (str(rows["_type"][at].as_py()), rows["_id"][at].as_py())
     return MemberColumns(
         rows["_seq"].to_numpy(), rows["_et"].to_numpy(), rows["_end"].to_numpy(), kinds, barrier
     )
@@ -321,7 +279,7 @@ def _build_member_columns(rows: pa.Table) -> MemberColumns:
 def _refuse_bad_rows(staged: CutFrame, spec: PipelineSpec, found: MemberSurvey) -> None:
     """Raise for the first dead row that `on_bad` or a rule does not allow."""
     source = spec.sources[found.member.source]
-    refused = ["_rule IS NULL"] if source.on_bad == "fail" else []
+    refused = [f"_rule IS NULL AND _dead <> '{FILTERED}'"] if source.on_bad == "fail" else []
     if any(rule.severity == "fail" for rule in source.rules.values()):
         refused.append(f"_dead = '{RULE_FAILED}'")
     if not refused:
@@ -346,7 +304,7 @@ def _refuse_bad_rows(staged: CutFrame, spec: PipelineSpec, found: MemberSurvey) 
                 sample=row["_json"],
             )
         raise PoisonError(
-            f"{found.dead} bad rows in {found.member}; the first is row {number} of {place}:"
+            f"bad rows in {found.member}; the first is row {number} of {place}:"
             f" {row['_dead']} ({row['_detail']}): {row['_json']}",
             code=f"row.{row['_dead']}",  # the reason is part of it: alerts can tell them apart
             pipeline=spec.name,

@@ -39,7 +39,7 @@ from tidegate.jobs.spark.late_and_dead_rows import DeadRows, LateRows
 from tidegate.jobs.spark.ordered_release import ReleasedRows, count_buffered_rows
 from tidegate.jobs.spec.event_time_options import GlomOptions
 from tidegate.jobs.spec.pipeline import BUILT, DEAD_LETTERS, EVENTS, LATE, PipelineSpec
-from tidegate.jobs.spec.row_rules import RULE_QUARANTINED
+from tidegate.jobs.spec.row_rules import FILTERED, RULE_QUARANTINED
 from tidegate.time_units import saturate_ticks
 
 
@@ -124,6 +124,7 @@ class EpochOutputs:
             rejected=tally.total("rejected"),
             dead_lettered=tally.total("dead_lettered"),
             rule_quarantined=tally.total(RULE_QUARANTINED),
+            filtered=tally.total(FILTERED),
             retained_before=buffered_before,
             retained=buffered_after,
             dropped=dict(tally.dropped),

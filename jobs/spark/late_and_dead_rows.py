@@ -28,13 +28,14 @@ from tidegate.jobs.rules.row_conditions import (
     quote_text,
     time_below_sql,
 )
+from tidegate.jobs.spark.cut_survey import has_dead_letters
 from tidegate.jobs.spark.epoch_context import EpochContext
 from tidegate.jobs.spark.errors import LATE_ROW
 from tidegate.jobs.spark.file_writer import FETCH_ROWS, WrittenFiles, collect_to_driver
 from tidegate.jobs.spark.session_windows import select_late_for_sessions
 from tidegate.jobs.spec.event_time_options import LatePolicy
 from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENTS, LATE
-from tidegate.jobs.spec.row_rules import RULE_DROPPED, RULE_QUARANTINED
+from tidegate.jobs.spec.row_rules import FILTERED, RULE_DROPPED, RULE_QUARANTINED
 from tidegate.jobs.spec.table_layout import LateReason
 from tidegate.jobs.spec.window_specs import WindowKind
 from tidegate.time_units import TICK_MAX, TICK_MIN
@@ -294,7 +295,8 @@ class DeadRows:
 
     Attributes:
         written: files of the dead-letter table.
-        counts: source -> `dead_lettered` or `rule_quarantined` -> rows in these files.
+        counts: source -> `dead_lettered` or `rule_quarantined` -> rows in these files; and
+            `filtered` -> rows that `where` leaves out.
         broken: (source, name of a rule) -> rows that it removed.
         warned: (source, names of rules) -> rows that no rule removed and that broke these.
     """
@@ -305,18 +307,31 @@ class DeadRows:
     warned: Counter[tuple[str, tuple[str, ...]]] = field(default_factory=Counter)
 
 
-def write_dead_letters(epoch: EpochContext) -> DeadRows:
-    """Write the dead rows of an epoch to their table, and count what rules say of its rows.
+def write_dead_letters(epoch: EpochContext, judged: pa.Table | None) -> DeadRows:
+    """Write the dead rows of an epoch to their table, and count what conditions say of its rows.
 
-    Rows that a rule drops are counted only.
+    Rows that are filtered, or that a rule drops, are counted only.
+
+    Args:
+        epoch: the epoch.
+        judged: see `MemberScans`; None where only Spark knows.
     """
+    dead = _write_dead_letters(epoch) if has_dead_letters(judged) else DeadRows()
+    if any(source.has_conditions for source in epoch.spec.sources.values()):
+        frame = epoch.staged.frame if judged is None else DuckFrame.from_table(judged)
+        if frame is not None:
+            _count_judged_rows(epoch, frame, dead)
+    return dead
+
+
+def _write_dead_letters(epoch: EpochContext) -> DeadRows:
     frame = epoch.staged.frame
     if frame is None:
         return DeadRows()
     parts = epoch.staged.parts
     objects = ", ".join(quote_text(part.key) for part in parts)
     etags = ", ".join(quote_text(part.etag) for part in parts)
-    rows = frame.where(f"_dead <> '{RULE_DROPPED}'").selectExpr(
+    rows = frame.where(f"_dead NOT IN ('{RULE_DROPPED}', '{FILTERED}')").selectExpr(
         "_dead AS reason",
         "_detail AS detail",
         f"array({objects})[_p] AS object",
@@ -333,15 +348,17 @@ def write_dead_letters(epoch: EpochContext) -> DeadRows:
         quarantined = row["reason"] == RULE_QUARANTINED
         name = RULE_QUARANTINED if quarantined else "dead_lettered"
         dead.counts.setdefault(row["_source"], Counter())[name] += row["count_all"]
-    if any(source.rules for source in epoch.spec.sources.values()):
-        _count_broken_rules(frame, dead)
     return dead
 
 
-def _count_broken_rules(frame: Frame, dead: DeadRows) -> None:
-    broken = frame.where("_rule IS NOT NULL OR _warned <> ''")
-    for row in collect_to_driver(broken.groupBy("_source", "_rule", "_warned").count()).to_pylist():
+def _count_judged_rows(epoch: EpochContext, frame: Frame, dead: DeadRows) -> None:
+    found = frame.where(f"_rule IS NOT NULL OR _warned <> '' OR _dead = '{FILTERED}'")
+    counted = group_rows(found, ["_m", "_rule", "_warned"], {"_rows": "count(*)"})
+    for row in collect_to_driver(counted).to_pylist():
+        source = epoch.staged.cut.slices[row["_m"]].member.source
         if row["_rule"] is not None:
-            dead.broken[row["_source"], row["_rule"]] += row["count"]
+            dead.broken[source, row["_rule"]] += row["_rows"]
+        elif row["_warned"] is not None:
+            dead.warned[source, tuple(row["_warned"].split(","))] += row["_rows"]
         else:
-            dead.warned[row["_source"], tuple(row["_warned"].split(","))] += row["count"]
+            dead.counts.setdefault(source, Counter())[FILTERED] += row["_rows"]

@@ -188,8 +188,9 @@ class SparkMover:
 
     def _move_outputs(self, order: MoveOrder, staged: _StagedCut, *, native: bool) -> MoveResult:
         any_dead = any(member.dead for member in staged.scans.survey.members) or any(
-            source.rules for source in self._spec.sources.values()
+            source.has_conditions for source in self._spec.sources.values()
         )
+        judged = staged.scans.judged if native else None
         epochs = _EpochContexts(self._make_context(order, staged, native=native))
         if native:
             epochs.on_spark = self._list_spark_outputs(order)
@@ -199,7 +200,7 @@ class SparkMover:
         with ThreadPoolExecutor(4) as pool:  # the jobs are small: one alone would leave a core idle
             released = pool.submit(_release_rows, epochs.for_output(EVENTS), staged.scans)
             late = pool.submit(write_late_rows, epoch, epochs.for_output)
-            dead = pool.submit(write_dead_letters, epoch) if any_dead else None
+            dead = pool.submit(write_dead_letters, epoch, judged) if any_dead else None
             # In this thread, because every window needs it, while the pool already works on the
             # rest.
             edges = pair_edges(epochs.spark or epoch)

@@ -50,7 +50,7 @@ def accepts_family(declared: str, family: str) -> bool:
     >>> accepts_family("decimal(6,2)", "int"), accepts_family("date", "int")
     (True, False)
     """
-    return family in _ACCEPTED_FAMILIES[declared.partition("(")[0]]
+    return family in _ACCEPTED_FAMILIES.get(declared.partition("(")[0], ())
 
 
 def build_text_pattern(declared: str) -> str | None:

@@ -26,7 +26,7 @@ from tidegate.jobs.spec.event_time_options import (
 )
 from tidegate.jobs.spec.operations import QualitySpec, SpliceSpec
 from tidegate.jobs.spec.presets import apply_preset
-from tidegate.jobs.spec.row_rules import RowRule
+from tidegate.jobs.spec.row_rules import RowRule, read_cast_type
 from tidegate.jobs.spec.sinks import SinkSpec
 from tidegate.jobs.spec.source_options import (
     DiscoveryOptions,
@@ -83,8 +83,11 @@ _OTHER_STORES: Final = {
 # Names become parts of keys, tables, DAG ids and metric labels: the pattern is what all of these
 # accept.
 _NAME_PATTERN: Final = re.compile(r"[a-z][a-z0-9_]{0,62}\Z")
-_COLUMN_TYPE_PATTERN: Final = re.compile(
-    r"(string|boolean|int|long|float|double|date|timestamp|binary|decimal\(\d{1,2},\s*\d{1,2}\))\Z"
+_FLAT_TYPE: Final = (
+    r"(?:string|boolean|int|long|float|double|date|timestamp|binary|decimal\(\d{1,2},\s*\d{1,2}\))"
+)
+_NESTED_TYPE: Final = re.compile(
+    rf"array<{_FLAT_TYPE}>|struct<\w+:\s*{_FLAT_TYPE}(?:,\s*\w+:\s*{_FLAT_TYPE})*>"
 )
 
 
@@ -106,15 +109,23 @@ def _validate_source_name(value: str) -> str:
 
 
 def _validate_column_type(value: str) -> str:
-    if not _COLUMN_TYPE_PATTERN.match(value):
+    if not re.fullmatch(_FLAT_TYPE, value):
         allowed = "string, boolean, int, long, float, double, date, timestamp, binary, decimal(p,s)"
         raise ValueError(f"unknown column type {value!r}; allowed: {allowed}")
     return value
 
 
+def _validate_field_type(value: str) -> str:
+    inner = value
+    while (shorter := _NESTED_TYPE.sub("int", inner)) != inner:  # from the inside out
+        inner = shorter
+    _validate_column_type(inner)
+    return value
+
+
 Name = Annotated[str, AfterValidator(_validate_name)]
 SourceName = Annotated[str, AfterValidator(_validate_source_name)]
-ColumnType = Annotated[str, AfterValidator(_validate_column_type)]
+FieldType = Annotated[str, AfterValidator(_validate_field_type)]
 
 
 class BarrierColumns(SpecModel):
@@ -178,8 +189,22 @@ class SourceSpec(FrontierOptions):
     """The stream from which `tidegate land` writes the objects of this source."""
     partition_by: Literal["source", "folder"] = "source"
     """One partition for the whole source, or one per folder directly below `path`."""
-    columns: dict[str, ColumnType] = Field(alias="schema", min_length=1)
-    """Column name and type. What happens to objects with other columns: see `evolution`."""
+    columns: dict[str, FieldType] = Field(alias="schema", min_length=1)
+    """Column name and type. What happens to objects with other columns: see `evolution`.
+
+    With `select` also ``struct<name: type, ...>`` and ``array<type>``, as the objects have them.
+    """
+    # These are left out when empty, so that specs without them keep their digest.
+    where: str | None = Field(default=None, exclude_if=lambda where: where is None)
+    """Condition in Spark SQL over the columns of `schema`: data rows for which it is not true
+    are counted as filtered, and kept nowhere.
+    """
+    select: dict[str, str] = Field(default={}, exclude_if=lambda select: not select)
+    """Column name and Spark SQL over the columns of `schema`: the columns of the rows that go on.
+
+    Each is a column of `schema`, or a cast: ``cast(payload.amount as double)``. Without `select`
+    the columns are those of `schema`. Every other field names columns of `select`.
+    """
     event_time: str
     """The timestamp column that is the event time."""
     end_time: str | None = None
@@ -188,10 +213,9 @@ class SourceSpec(FrontierOptions):
     """Time zone of timestamps that carry none. Without it such timestamps are bad values."""
     min_event_time: Instant | None = None
     """Rows before this instant are dead letters. Written as ISO 8601 text."""
-    # Left out when empty, so that specs without rules keep their digest.
     rules: dict[Name, RowRule] = Field(default={}, exclude_if=lambda rules: not rules)
-    """Rule name and condition. The rules are checked in this order, after the schema and before
-    everything else.
+    """Rule name and condition. The rules are checked in this order, after `schema`, `where` and
+    `select`, and before everything else.
     """
     barriers: BarrierColumns | None = None
     """How barrier rows and punctuation rows are recognised."""
@@ -230,7 +254,7 @@ class SourceSpec(FrontierOptions):
     @model_validator(mode="after")
     def _require_plain_names(self) -> Self:
         # The names become parts of SQL in two engines, and of JSON paths.
-        names = [*self.columns, *self.evolution.renamed]
+        names = [*self.columns, *self.select, *self.evolution.renamed]
         unusable = [name for name in names if re.search(r"""["'`\\\x00-\x1f]""", name)]
         if unusable:
             raise ValueError(
@@ -243,26 +267,29 @@ class SourceSpec(FrontierOptions):
     def _require_valid_columns(self) -> Self:
         # Every field that names a column is collected first, so that one message form covers them
         # all.
+        columns = self.row_columns
+        self._require_typed_columns(columns)
         wanted = {"event_time": self.event_time, "end_time": self.end_time}
         if self.barriers:
             wanted |= {"barriers.kind": self.barriers.kind, "barriers.id": self.barriers.id}
         if self.edges:
-            wanted |= self.edges.named_columns(self.columns)
+            wanted |= self.edges.named_columns(columns)
             if self.end_time is not None:
                 raise ValueError(
                     "edges: a source has edge events or interval events (end_time), not both"
                 )
         for field, column in wanted.items():
-            if column is not None and column not in self.columns:
+            if column is not None and column not in columns:
                 raise ValueError(
-                    f"{field}: column {column!r} is not in the schema ({', '.join(self.columns)})"
+                    f"{field}: column {column!r} is not in the"
+                    f" {'select' if self.select else 'schema'} ({', '.join(columns)})"
                 )
         # Ticks are computed from timestamps only: a number has no unit, and a text no agreed form.
         for field in ("event_time", "end_time"):
             column = wanted[field]
-            if column is not None and self.columns[column] != "timestamp":
+            if column is not None and columns[column] != "timestamp":
                 raise ValueError(
-                    f"{field}: column {column!r} must be a timestamp, not {self.columns[column]}"
+                    f"{field}: column {column!r} must be a timestamp, not {columns[column]}"
                 )
         self._require_location()
         strangers = [new for new in self.evolution.renamed.values() if new not in self.columns]
@@ -272,12 +299,43 @@ class SourceSpec(FrontierOptions):
                 f" ({', '.join(self.columns)})"
             )
         # Outputs add provenance columns such as `_source` and `_seq` to those of the user.
-        reserved = [c for c in self.columns if c.startswith("_")]
+        reserved = [c for c in {**self.columns, **self.select} if c.startswith("_")]
         if reserved:
             raise ValueError(
                 f"column names starting with '_' are tidegate's own: {', '.join(reserved)}"
             )
         return self
+
+    def _require_typed_columns(self, columns: dict[str, str]) -> None:
+        """Require flat types for the columns of the rows, and none that the source cannot have."""
+        for name, kind in columns.items():
+            try:
+                _validate_column_type(kind)
+            except ValueError as error:
+                fix = f": write cast({self.select[name]} as TYPE)" if self.select else ""
+                where = f"select.{name}" if self.select else f"schema.{name}"
+                raise ValueError(f"{where}: {error}{fix}") from None
+        nested = [name for name, kind in self.columns.items() if "<" in kind]
+        if nested and (self.kafka or self.landing or self.format in ("json", "csv")):
+            raise ValueError(
+                f"schema: {', '.join(nested)}: JSON is read as text: declare string, and select"
+                " from_json(...) or get_json_object(...)"
+            )
+
+    @property
+    def has_conditions(self) -> bool:
+        """Whether `where` or rules judge the rows."""
+        return self.where is not None or bool(self.rules)
+
+    @property
+    def row_columns(self) -> dict[str, str]:
+        """Column name and type of the rows that go on: those of `select`, or else of `schema`."""
+        if not self.select:
+            return self.columns
+        return {
+            name: read_cast_type(sql) or self.columns.get(sql.strip(), "untyped")
+            for name, sql in self.select.items()
+        }
 
     def _require_location(self) -> None:
         if (self.kind == "kafka") != (self.kafka is not None):
@@ -315,10 +373,15 @@ class SourceSpec(FrontierOptions):
             raise ValueError(f"kafka.timestamp: column {kafka.timestamp} must be a timestamp")
         # A tombstone has no payload, so its event time must come from what Kafka delivers with
         # it.
-        if kafka.tombstones == "row" and self.event_time not in (
-            kafka.timestamp,
-            kafka.key,
-            *kafka.headers,
+        if (
+            kafka.tombstones == "row"
+            and not self.select
+            and self.event_time
+            not in (
+                kafka.timestamp,
+                kafka.key,
+                *kafka.headers,
+            )
         ):
             raise ValueError(
                 f"kafka.tombstones: row: a message without a value has no {self.event_time}; "
@@ -627,12 +690,13 @@ class PipelineSpec(SpecModel):
         if clash:
             raise ValueError(f"window names {', '.join(sorted(clash))} are reserved for tables")
         # The events and late tables hold the rows of all sources.
-        schemas = {json.dumps(s.columns, sort_keys=True) for s in self.sources.values()}
+        schemas = {json.dumps(s.row_columns, sort_keys=True) for s in self.sources.values()}
         if len(schemas) > 1:
             raise ValueError(
-                "all sources of a pipeline share one schema: the same columns with the same types"
+                "all sources of a pipeline share one schema: the same columns with the same types;"
+                " a source with other columns needs a 'select'"
             )
-        columns = next(iter(self.sources.values())).columns
+        columns = self.columns
         for name, window in self.windows.items():
             missing = [k for k in window.keys if k not in columns and k != "_source"]
             if missing:
@@ -737,8 +801,8 @@ class PipelineSpec(SpecModel):
 
     @property
     def columns(self) -> dict[str, str]:
-        """The one schema that all sources share."""
-        return next(iter(self.sources.values())).columns
+        """The one schema that the rows of all sources share, behind `select`."""
+        return next(iter(self.sources.values())).row_columns
 
     @property
     def event_time_column(self) -> str:

@@ -132,10 +132,9 @@ def _compare_sources(old: PipelineSpec, new: PipelineSpec, live: LiveState) -> I
 
 
 def _compare_source(where: str, old: SourceSpec, new: SourceSpec) -> Iterator[SpecChange]:
-    left, right = (
-        old.model_dump(mode="json", exclude={"columns"}),
-        new.model_dump(mode="json", exclude={"columns"}),
-    )
+    # The columns of the rows are compared as one for all sources.
+    beside = set() if old.select and new.select else {"columns"}
+    left, right = (one.model_dump(mode="json", exclude=beside) for one in (old, new))
     for path in _list_differing_paths(left, right):
         field = path.partition(".")[0]
         # The rule is by the place of the option, not by its value: an unknown option is kept,

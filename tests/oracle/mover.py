@@ -280,6 +280,7 @@ def _count_rows(
         rejected=total["rejected"],
         dead_lettered=total["dead_lettered"],
         rule_quarantined=total["rule_quarantined"],
+        filtered=total["filtered"],
         retained_before=buffered_before,
         retained=len(moves.state.buffer),
         dropped=dict(+moves.dropped),

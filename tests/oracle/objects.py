@@ -81,6 +81,8 @@ class ObjectReader:
         column, declared = table.column(name), self._source.columns[name]
         if pa.types.is_dictionary(column.type):
             column = column.cast(column.type.value_type)
+        if "<" in declared:
+            return column.to_pylist(), {}
         if declared == "timestamp" and pa.types.is_timestamp(column.type):
             return self._timestamps(column, name)
         if column.type == to_arrow_type(declared):

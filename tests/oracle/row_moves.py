@@ -200,7 +200,7 @@ class RowMoves:
         if rows.rule_dropped:
             self.dropped["rule"] += rows.rule_dropped
         tally = Counter({"dropped": rows.rule_dropped, "dropped:events:rule": rows.rule_dropped})
-        tally = +(tally + rows.broken)
+        tally = +(tally + rows.broken + Counter({"filtered": rows.filtered}))
         if tally:
             self.tally.setdefault(rows.survey.member.source, Counter()).update(tally)
 

@@ -19,6 +19,7 @@ import duckdb
 import pyarrow as pa
 import sqlglot
 
+from tests.oracle.tables import from_arrow
 from tidegate.errors import PoisonError
 from tidegate.jobs.engine.column_types import to_arrow_type
 from tidegate.jobs.engine.errors import BrokenRuleError
@@ -26,7 +27,6 @@ from tidegate.jobs.engine.interfaces import Slice
 from tidegate.jobs.eventtime.decision_types import BarrierRow, Member, MemberSurvey
 from tidegate.jobs.spec.event_time_options import PunctuationOptions
 from tidegate.jobs.spec.pipeline import SourceSpec
-from tidegate.jobs.spec.row_rules import RowRule
 from tidegate.jobs.spec.table_layout import DeadLetterReason
 from tidegate.time_units import saturate_ticks
 
@@ -77,6 +77,7 @@ class SliceRows:
         violations: rows before their member's punctuation that are error rows, with that
             punctuation.
         dropped: such rows that the policy drops.
+        filtered: how many rows `where` left out.
         rule_dropped: how many rows a rule of severity ``drop`` removed.
         broken: name of a count of `checkpoints.row_counts` -> rows that broke rules.
     """
@@ -87,6 +88,7 @@ class SliceRows:
     quarantined: list[Row] = field(default_factory=list)
     violations: list[tuple[Row, int]] = field(default_factory=list)
     dropped: list[Row] = field(default_factory=list)
+    filtered: int = 0
     rule_dropped: int = 0
     broken: Counter[str] = field(default_factory=Counter)
 
@@ -100,6 +102,7 @@ class SliceRows:
             + len(self.violations)
             + len(self.dropped)
             + self.rule_dropped
+            + self.filtered
         )
 
 
@@ -152,10 +155,18 @@ class PartitionReader:
         if raw.bad is not None:
             self._bury(raw, *raw.bad)
             return
-        marks, time = self.source.barriers, raw.values.get(self.source.event_time)
+        source = self.source
+        passed = source.where is None or evaluate(source.where, source.columns, raw) is True
+        if source.select:
+            values = {n: evaluate(sql, source.columns, raw) for n, sql in source.select.items()}
+            raw = replace(raw, values=values)
+        marks, time = source.barriers, raw.values.get(self.source.event_time)
         kind = raw.values.get(marks.kind) if marks else None
         if marks is None or kind is None or kind == marks.data:
-            self._data(raw, time)
+            if passed:
+                self._data(raw, time)
+            else:
+                self.rows.filtered += 1
         elif kind in marks.types:
             number = raw.values.get(marks.id) if marks.id else None
             self.barrier = BarrierRow(
@@ -183,7 +194,7 @@ class PartitionReader:
             pending=part.pending,
             done=part.done,
             quarantined=len(self.rows.quarantined),
-            dead=len(self.rows.dead) + self.rows.rule_dropped,
+            dead=len(self.rows.dead) + self.rows.rule_dropped + self.rows.filtered,
             **self.counts,
         )
         return self.rows
@@ -237,7 +248,8 @@ class PartitionReader:
 
     def _breaks_rule(self, raw: RawRow) -> bool:
         """Whether a rule removes the row; counts the rules that it breaks."""
-        broken = [n for n, rule in self.source.rules.items() if not meets(rule, self.source, raw)]
+        columns, rules = self.source.row_columns, self.source.rules
+        broken = [n for n, r in rules.items() if evaluate(r.predicate, columns, raw) is not True]
         first = next((n for n in broken if self.source.rules[n].severity != "warn"), None)
         self.rows.broken.update(f"rule:{n}" for n in ([first] if first else broken))
         if first is None:
@@ -340,25 +352,25 @@ def adjusted(row: Row, start: int, column: str) -> Row:
     return replace(row, time=start, values={**row.values, column: start})
 
 
-def meets(rule: RowRule, source: SourceSpec, raw: RawRow) -> bool:
-    """Whether a predicate is true for a row, by DuckDB; null is not true."""
+def evaluate(sql: str, columns: Mapping[str, str], raw: RawRow) -> Any:
+    """The value of Spark SQL for a row, by DuckDB; times in ticks."""
     table = pa.table(
         {
             name: pa.array([raw.values.get(name)], pa.int64()).cast(to_arrow_type(kind))
             if kind == "timestamp"
-            else pa.array([raw.values.get(name)], to_arrow_type(kind))
-            for name, kind in source.columns.items()
+            else pa.array([raw.values.get(name)], None if "<" in kind else to_arrow_type(kind))
+            for name, kind in columns.items()
         }
     )
     db = _open_engine()
     db.register("own", table)
-    query = f"select coalesce(({_render_for_duckdb(rule.predicate)}), false) from own"
-    return bool(db.execute(query).fetchall()[0][0])
+    found = db.sql(f"select ({_render_for_duckdb(sql)}) as v from own").to_arrow_table()["v"]
+    return from_arrow(found)[0]
 
 
 @cache
-def _render_for_duckdb(predicate: str) -> str:
-    return sqlglot.transpile(predicate, read="spark", write="duckdb")[0]
+def _render_for_duckdb(sql: str) -> str:
+    return sqlglot.transpile(sql, read="spark", write="duckdb")[0]
 
 
 @cache

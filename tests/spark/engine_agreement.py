@@ -19,6 +19,7 @@ from tidegate.jobs.engine.column_types import to_arrow_type
 from tidegate.jobs.rules import row_conditions
 from tidegate.jobs.rules.aggregates import Aggregation, explain_spark_aggregate
 from tidegate.jobs.rules.duck_frame import DuckFrame, Frame
+from tidegate.jobs.rules.expressions import explain_spark_condition, explain_spark_value
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.window_specs import AggregateFunction, WindowSpec
 from tidegate.time_units import TICK_MAX, TICK_MIN
@@ -181,12 +182,96 @@ def prove_conditions(session: SparkSession) -> tuple[set[str], list[str]]:
     return set(conditions), wrong
 
 
+# Over the columns of `make_rows`: c0 int, c1 long, c3 double, c6 string, c7 boolean, c8 date, c9 timestamp.
+CONDITIONS = [
+    *(
+        f"{c} {sign} {v}"
+        for c in ("c0", "c1", "c3")
+        for sign in ("=", "<>", "<", ">=")
+        for v in (7, 0.1)
+    ),
+    *(f"{c} {sign} 'a'" for c in ("c6",) for sign in ("=", "<>", "<", ">=", "<=>")),
+    *(f"c1 {sign} c0 and c3 {sign} c1" for sign in ("=", "<", ">", "<=>")),
+    *("c0 between -1 and 7", "c6 not between 'Z' and 'b'", "c3 between 0.0 and 0.1", "c3 = -0.0"),
+    *(
+        "c0 in (0, 7, null)",
+        "c1 in (7, 2.5)",
+        "c6 in ('', 'ü')",
+        "c3 not in (0.1, 5)",
+        "c6 not in ('a', null)",
+    ),
+    *(
+        "c0 is null or not c7",
+        "c7 and c0 is not null",
+        "c7 = true",
+        "not (c7 <=> null)",
+        "null",
+        "true",
+    ),
+    *(
+        "c0 % 2 = 1",
+        "c1 % 3 <> -1",
+        "-c3 > c1",
+        "(c0 - 1) * 2 < c1",
+        "c3 * 2 + 1 >= c3",
+        "c3 = c3",
+        "c3 < c3 + 1",
+    ),
+    *("length(c6) = 1", "coalesce(c0, 5) = 5", "coalesce(c6, 'a') < 'b'", "coalesce(c7, false)"),
+    *(
+        "c8 < c8",
+        "c9 = c9",
+        "c8 is null",
+        "coalesce(c9, c9) > c9",
+        "c0 < 1 and c0 is not null -- left to Spark",
+    ),
+    *("c2 > 1", "c4 = 7", "c6 like 'a%'", "lower(c6) = 'a'", "c0 / 2 > 1", "c0 % c0 = 0", "c6 > 5"),
+]
+VALUES_OF_SELECT = [
+    *(
+        "c0",
+        "c6",
+        "`c9`",
+        "cast(c0 as bigint)",
+        "cast(c0 as double)",
+        "cast(c1 as double)",
+        "cast(c3 as double)",
+    ),
+    *("cast(c6 as string)", "cast(c7 as boolean)", "cast(c8 as date)", "cast(c0 - 1 as bigint)"),
+    *("cast(c0 > 1 as boolean)", "cast(length(c6) as bigint)", "cast(coalesce(c6, 'x') as string)"),
+    *("cast(c1 as int)", "cast(c3 as bigint)", "try_cast(c6 as int)", "cast(c0 as string)"),
+]
+
+
+def prove_expressions(session: SparkSession) -> tuple[set[str], set[str], list[str]]:
+    """(proven, left to Spark SQL, differences) of conditions and columns of `select`."""
+    table, columns = make_rows(), make_spec().columns
+    # A sum that overflows is left to Spark SQL at run time, which says so.
+    table = table.set_column(0, "c0", pa.array([None, 0, -1, 2**29, -(2**29), 7] * 2, pa.int32()))
+    reasons = {sql: explain_spark_condition(sql, columns) for sql in CONDITIONS}
+    reasons |= {sql: explain_spark_value(sql, columns) for sql in VALUES_OF_SELECT}
+    native = [sql for sql, reason in reasons.items() if reason is None]
+    chosen = ["_seq", *(f"(\n{sql}\n) AS v{i}" for i, sql in enumerate(native))]
+    left, right = (
+        sorted(f.selectExpr(*chosen).toArrow().to_pylist(), key=lambda r: r["_seq"])
+        for f in (DuckFrame.from_table(table), session.createDataFrame(table))
+    )
+    wrong = [
+        f"{sql} of row {mine['_seq']}: DuckDB {mine[f'v{i}']!r}, Spark {theirs[f'v{i}']!r}"
+        for i, sql in enumerate(native)
+        for mine, theirs in zip(left, right, strict=True)
+        if not same(mine[f"v{i}"], theirs[f"v{i}"])
+    ]
+    return {*native}, reasons.keys() - {*native}, wrong
+
+
 def prove(session: SparkSession) -> tuple[str, list[str]]:
     """Return the last line of the report, and the differences."""
     proven, left, wrong = prove_aggregates(session)
     conditions, more = prove_conditions(session)
-    wrong += more
-    line = f"{len(proven) + len(conditions)} functions proven, {len(left)} on Spark SQL, {len(wrong)} differ"
+    expressions, others, found = prove_expressions(session)
+    proven, left, wrong = proven | conditions | expressions, left | others, [*wrong, *more, *found]
+    line = f"{len(proven)} functions proven, {len(left)} on Spark SQL, {len(wrong)} differ"
     return line, wrong
 
 

@@ -57,10 +57,13 @@ def test_the_reason_for_spark_sql_is_named(window: dict[str, Any], reason: str |
 
 
 @pytest.mark.unit
-def test_row_rules_leave_a_pipeline_to_spark_sql() -> None:
-    """Only Spark SQL knows the predicates of rules."""
+def test_only_unproven_row_rules_leave_a_pipeline_to_spark_sql() -> None:
+    """The reason names source and expression."""
     spec = spec_of({"a": {"rules": {"positive": {"predicate": "n > 0"}}}, "b": {}})
-    assert explain_spark_rows(spec) == "row rules of a"
+    assert explain_spark_rows(spec) is None
+    spec = spec_of({"a": {"rules": {"named": {"predicate": "k rlike 'x'"}}}, "b": {}})
+    reason = "source a: k RLIKE 'x' is not proven equal in DuckDB"
+    assert explain_spark_rows(spec) == reason
 
 
 @pytest.mark.unit

@@ -6,11 +6,14 @@ import random
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 
-from tests.spark.agreement import SECOND, Pair, spec_of
+from tests.spark.agreement import SECOND, TIMESTAMP, Pair, spec_of
 from tidegate.errors import ConfigurationError, PoisonError
 from tidegate.jobs.driver.spec_checks import judge_with_spark, require_no_mistakes
+from tidegate.jobs.rules.native_support import explain_spark_rows
+from tidegate.jobs.spec.pipeline import PipelineSpec
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,19 +44,42 @@ def random_rows(draw: random.Random, count: int) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.parametrize("many", [False, True])
+SELECTED = {
+    "schema": {"t": "timestamp", "kind": "string", "k": "string", "n": "long", "v": "double"},
+    "where": "n > 20 -- null is filtered",
+    "select": {"t": "t", "kind": "kind", "k": "k", "n": "cast(n - 20 as long)", "v": "v"},
+}
+
+
+@pytest.mark.parametrize("way", ["few", "many", "native"])
 def test_both_movers_judge_alike(
-    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, many: bool
+    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     """Rows, counts and surveys are equal; a source without rules stays as it is."""
+    many = way == "many"
     if many:
         monkeypatch.setattr("tidegate.jobs.spark.spark_session.SMALL_ROWS", 0)
         for module in ("file_writer", "epoch_context", "late_and_dead_rows"):
             monkeypatch.setattr(f"tidegate.jobs.spark.{module}.FETCH_ROWS", 0)
     draw = random.Random(7)
     marks = {"kind": "kind", "types": ["stop"]}
-    sources = {"a": {"rules": RULES, "barriers": marks}, "b": {}}
-    pair = Pair(spec_of(sources, windows={"w": WINDOW}), session, tmp_path)
+    selected = {**SELECTED, "rules": {"odd": {"predicate": "n % 2 = 1", "severity": "drop"}}}
+    sources = {
+        "a": {"rules": RULES, "barriers": marks},
+        "b": {},
+        "c": {**selected, "barriers": marks},
+    }
+    spec = spec_of(sources, windows={"w": WINDOW})
+    if way == "native":  # without a literal and comments that only Spark knows
+        text = (
+            spec.canonical_json()
+            .replace(" -- null breaks it", "")
+            .replace(" -- null is filtered", "")
+        )
+        text = text.replace("t > timestamp '1970-01-01 00:00:04'", "length(k) = 1 and t = t")
+        spec = PipelineSpec.model_validate_json(text)
+    assert (explain_spark_rows(spec) is None) == (way == "native")
+    pair = Pair(spec, session, tmp_path)
     for epoch in range(1 if many else 2):  # the plans for many rows take longer
         for source in sources:
             rows = random_rows(draw, 60)
@@ -69,6 +95,51 @@ def test_both_movers_judge_alike(
     assert {f"rule:{name}" for name in RULES} < counts.keys()
     assert counts["rule_quarantined"] == counts["rule:known"] + counts["rule:time"]
     assert counts["dropped:events:rule"] == counts["rule:small"]
+    for moved in pair.sides["spark"].moved:
+        assert moved.counters.filtered == moved.counters.per_source["c"]["filtered"] > 10
+
+
+def test_rows_that_are_only_counted_need_no_jvm(tmp_path: Path) -> None:
+    """DuckDB filters, selects, warns and drops; Spark writes dead letters only."""
+    rules = {"low": {"predicate": "n < 50"}, "even": {"predicate": "n % 2 = 0", "severity": "drop"}}
+    spec = spec_of({"a": {**SELECTED, "where": "n > 20", "rules": rules}}, windows={"w": WINDOW})
+    pair = Pair(spec, None, tmp_path)
+    pair.put("a", [{**row, "t": row["t"] or 0} for row in random_rows(random.Random(3), 60)])
+    moved, _ = pair.run(SECOND)
+    counts = moved.counters.per_source["a"]
+    assert counts.keys() > {"filtered", "rule:low", "rule:even", "rule_warned", "released"}
+    assert not pair.spark._sessions.is_started
+
+
+def test_nested_fields_and_json_are_selected(session: SparkSession, tmp_path: Path) -> None:
+    """Fields of structs and of JSON texts become columns; a row of another form is a dead letter."""
+    own = {
+        "schema": {"at": "timestamp", "who": "struct<name: string, born: int>", "text": "string"},
+        "select": {
+            "t": "at",
+            "kind": "cast(null as string)",
+            "k": "cast(who.name as string)",
+            "n": "cast(who.born as long)",
+            "v": "cast(get_json_object(text, '$.v') as double)",
+        },
+        "where": "who is not null",
+        "barriers": None,
+    }
+    pair = Pair(spec_of({"a": own}), session, tmp_path)
+    who = pa.struct([("name", pa.string()), ("born", pa.int32())])
+    columns = {
+        "at": pa.array([1, 2, 3], pa.int64()).cast(TIMESTAMP),
+        "who": pa.array([{"name": "ü", "born": 3}, None, {"name": None, "born": None}], who),
+        "text": pa.array(['{"v": 1.5}', '{"v": 2}', "{}"]),
+    }
+    pair.put("a", pa.table(columns))
+    moved, _ = pair.run(SECOND, done=True)
+    assert (moved.counters.read, moved.counters.filtered) == (3, 1)
+    rows = {(row["k"], row["n"], row["v"]) for row in pair.table("events")}
+    assert rows == {("ü", 3, 1.5), (None, None, None)}
+    pair.put("a", pa.table({**columns, "who": pa.array(["x", None, "y"])}))
+    moved, _ = pair.run(2 * SECOND, done=True)
+    assert (moved.counters.dead_lettered, moved.counters.filtered) == (2, 1)
 
 
 def test_fail_names_rule_object_and_row(session: SparkSession, tmp_path: Path) -> None:
