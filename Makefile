@@ -165,6 +165,10 @@ ci: ## what CI runs: all of the above, and the tests against the built wheel
 flights-year: venv java ## a year of real flights through `tidegate run`, lag 0, 1h, 4h, 24h: late rows per airport, exactness, advice (ARGS="--lags 1h")
 	$(BIN)/python -m tests.bench.flights_year $(ARGS)
 
+.PHONY: bench
+bench: venv java ## six jobs against plain Structured Streaming, the batch limit and further peers (ROWS=20000000 ROUNDS=5 ARGS="W1 W5")
+	$(BIN)/python -m tests.bench.suite --rows $(or $(ROWS),20000000) --rounds $(or $(ROUNDS),5) $(ARGS)
+
 .PHONY: bench-windows
 bench-windows: venv java ## throughput of windows against plain Structured Streaming, interleaved (ROWS=20000000 ROUNDS=5)
 	$(BIN)/python -m tests.bench.rounds windows --rows $(or $(ROWS),20000000) --rounds $(or $(ROUNDS),5) $(ARGS)

@@ -23,7 +23,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from tests.driver.sealed_epochs import FACTS, measured
 from tests.engine.harness import barrier, row, spec_of
-from tests.expectations.preset_pipelines import BREAKING_VALUES, RECENT, Pipeline
+from tests.expectations.preset_pipelines import BREAKING_VALUES, FILTERED_VALUE, RECENT, Pipeline
 from tidegate.checkpoints.pipeline_overview import read_overview
 from tidegate.checkpoints.slot_index import SlotIndex
 from tidegate.expectations.quality_run import gather_evidence
@@ -207,6 +207,14 @@ def play_broken_rule(severity: str, *counts: str, failed: tuple[str, ...] = ()) 
     return play
 
 
+def play_filtered(pipeline: Pipeline, _preset: str) -> Expected:
+    """Rows that `where` leaves out."""
+    for _ in range(RECENT):
+        bad = row(pipeline.time + 10, FILTERED_VALUE)
+        pipeline.run_epoch(*(bad for _ in range(BAD)))
+    return Expected({"filtered": _TOTAL})
+
+
 def play_dead_objects(pipeline: Pipeline, _preset: str) -> Expected:
     """An object with a column that no one declared: 50 rows that no one reads."""
     source = pipeline.bench.sources["a"]
@@ -232,10 +240,12 @@ TROUBLES: Final[Mapping[str, Trouble]] = {
     "quarantined": play_broken_rule("quarantine", "rule_quarantined"),
     "dropped by a rule": play_broken_rule("drop", "dropped", failed=("dropped_ratio",)),
     "warned": play_broken_rule("warn", "rule_warned"),
+    "filtered": play_filtered,
 }
 COUNTED: Final = (
     *("late_rows", "flagged", "dropped", "rejected", "tardy"),
     *("dead_lettered", "dead_objects", "dead_object_rows", "rule_quarantined", "rule_warned"),
+    "filtered",
 )
 
 
@@ -270,7 +280,7 @@ def read_surfaces(pipeline: Pipeline) -> dict[str, dict[str, Any]]:
     by_output = summarize_late_by_output(evidence).set_index("output")["rows_late"]
     dead = summarize_dead_letter_health(evidence).iloc[0]
     noted = [*("late_rows", "flagged", "tardy", "dead_objects", "dead_object_rows")]
-    noted += ("rule_quarantined", "rule_warned")
+    noted += ("rule_quarantined", "rule_warned", "filtered")
     rules = summarize_rules(evidence).groupby("severity")["rows_broken"].sum()
     return {
         "manifest": {**{name: counts[name] for name in COUNTED}, "late": counts.late_by_output},

@@ -104,7 +104,8 @@ export function streamPage(pipeline, {framed, open, refresh}) {
     const nulls = counts.nulls_filled ? [`${plural(counts.nulls_filled, "row")} with columns filled by null`] : [];
     const rules = Object.entries(counts.rules).map(([rule, rows]) => `${count(rows)} broke rule ${rule}`);
     const extra = counts.columns_left_out ? [`${plural(counts.columns_left_out, "row")} with columns left out`] : [];
-    return [...objects, ...nulls, ...extra, ...streams, ...rules].join(", ") || null;
+    const filtered = counts.filtered ? [`${plural(counts.filtered, "row")} left out by where`] : [];
+    return [...objects, ...nulls, ...extra, ...filtered, ...streams, ...rules].join(", ") || null;
   }
   function numbers(s) {
     const p = s.latest, q = s.quality;

@@ -30,7 +30,7 @@ TRIGGER_ROWS: Final = 2_000_000
 _ROW_GROUP: Final = 100_000
 
 
-def generate(folder: Path, rows: int, files: int, seed: int = 1) -> None:
+def generate(folder: Path, rows: int, files: int, seed: int = 1, keys: int = KEYS) -> None:
     """Write `files` files for each source below `folder`, and the marker of its end."""
     dice = np.random.default_rng(seed)
     per_file = rows // (files * SOURCES)
@@ -39,14 +39,16 @@ def generate(folder: Path, rows: int, files: int, seed: int = 1) -> None:
             path = folder / f"s{source}" / f"part-{number:05d}.parquet"
             path.parent.mkdir(parents=True, exist_ok=True)
             pq.write_table(
-                _rows(dice, source, number * per_file, per_file), path, row_group_size=_ROW_GROUP
+                _rows(dice, source, number * per_file, per_file, keys),
+                path,
+                row_group_size=_ROW_GROUP,
             )
             os.utime(path, (T0 // 1_000_000 + number, T0 // 1_000_000 + number))
     for source in range(SOURCES):
         (folder / f"s{source}" / "_DONE").touch()
 
 
-def _rows(dice: np.random.Generator, source: int, first: int, count: int) -> pa.Table:
+def _rows(dice: np.random.Generator, source: int, first: int, count: int, keys: int) -> pa.Table:
     place = np.arange(first, first + count, dtype=np.int64)
     draw = dice.random(count)
     behind = np.where(
@@ -54,7 +56,7 @@ def _rows(dice: np.random.Generator, source: int, first: int, count: int) -> pa.
         120_000_000,
         np.where(draw < 0.0101, dice.integers(1_000_000, 30_000_001, count), 0),
     )
-    key = np.minimum((dice.random(count) ** 1.5 * KEYS).astype(np.int32), KEYS - 1)
+    key = np.minimum((dice.random(count) ** 1.5 * keys).astype(np.int32), keys - 1)
     columns = {
         "source": pa.array(np.full(count, source, dtype=np.int32)),
         "seq": pa.array(place),

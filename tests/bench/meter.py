@@ -5,7 +5,9 @@ On a busy machine processor time says more than the clock.
 
 from __future__ import annotations
 
+import contextlib
 import time
+from pathlib import Path
 
 import psutil
 
@@ -21,6 +23,20 @@ def cpu_seconds() -> float:
             continue
         total += times.user + times.system
     return total
+
+
+def peak_megabytes() -> int:
+    """Sum of the greatest sizes that this process and its living descendants have had, in MB.
+
+    An upper bound of what they had at one time.
+    """
+    own = psutil.Process()
+    total = 0
+    for process in (own, *own.children(recursive=True)):
+        with contextlib.suppress(OSError):
+            status = Path(f"/proc/{process.pid}/status").read_text(encoding="ascii")
+            total += int(status.partition("VmHWM:")[2].split()[0])
+    return total // 1024
 
 
 def since_start() -> float:

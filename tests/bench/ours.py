@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.bench.generate import SOURCES
-from tests.bench.meter import cpu_seconds, since_start
+from tests.bench.meter import cpu_seconds, peak_megabytes, since_start
 from tidegate.jobs.driver.epoch_loop import EndConditions
 from tidegate.jobs.driver.log_output import configure_logs
 from tidegate.jobs.driver.pipeline_run import RunOptions, run_pipeline
@@ -45,6 +45,26 @@ JOBS: Final[dict[str, dict[str, Any]]] = {
         "outputs": {"events": False},
     },
     "order": {"release": {"mode": "ordered"}},
+    "sliding": {
+        "windows": {
+            "per_key": {**_WINDOWS["per_key"], "kind": "sliding", "size": "60s", "slide": "10s"}
+        },
+        "release": {"mode": "pass_through"},
+        "outputs": {"events": False},
+    },
+    "sessions": {
+        "windows": {
+            "per_key": {"kind": "session", "gap": "1s", "keys": ["key"], "aggregates": _AGGREGATES}
+        },
+        "release": {"mode": "pass_through"},
+        "outputs": {"events": False},
+    },
+    "pass": {"release": {"mode": "pass_through"}},
+    "keys": {
+        "windows": {"per_key": {**_WINDOWS["per_key"], "lateness": "3m"}},
+        "release": {"mode": "pass_through"},
+        "outputs": {"events": False},
+    },
     "both": {"windows": _WINDOWS, "release": {"mode": "ordered"}},
 }
 
@@ -82,6 +102,10 @@ def run(spec: PipelineSpec, out: Path, *, rows: int | None = None) -> dict[str, 
             found["epochs"].append(round(seconds, 3))
             found["timings"].append(report.manifest.timings)
             found["rows"] = report.manifest.counters.read
+            found["expired"] = sum(
+                own.get("expired:per_key", 0)
+                for own in report.manifest.counters.per_source.values()
+            )
             if found["rows"] == rows:
                 os.kill(os.getpid(), signal.SIGTERM)
 
@@ -101,7 +125,7 @@ def _metered(note: Any, found: dict[str, Any], spent: float) -> Any:
 
     def metered(report: EpochReport, seconds: float) -> None:
         note(report, seconds)
-        found["cpu"] = round(cpu_seconds() - spent, 2)
+        found.update(cpu=round(cpu_seconds() - spent, 2), peak_mb=peak_megabytes())
 
     return metered
 

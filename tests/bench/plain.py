@@ -2,7 +2,7 @@
 
 File source, watermark, 10 s windows by key, RocksDB, Parquet sink.
 
-``python -m tests.bench.plain INPUT OUT`` prints one JSON line. Time counts from a warm session
+``python -m tests.bench.plain INPUT OUT [JOB]`` prints one JSON line. Time counts from a warm session
 until it has stopped, as it does for tidegate. It keeps no late row: those it finds it drops.
 """
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.bench.generate import SOURCES
-from tests.bench.meter import cpu_seconds
+from tests.bench.meter import cpu_seconds, peak_megabytes
 
 
 def open_session(**more: str) -> Any:
@@ -44,20 +44,35 @@ def open_session(**more: str) -> Any:
     return spark
 
 
-def run(spark: Any, read: Callable[[], Any], out: Path) -> dict[str, Any]:
-    """Everything that `read` gives through the windows; stops the session. What it took."""
+def build_query(job: str, rows: Any) -> Any:
+    """The peer's way to do a job of `tests.bench.suite`.
+
+    It has no revisions: for ``keys`` its watermark is later by the lateness.
+    """
     from pyspark.sql import functions as F  # noqa: N812
 
-    begun, spent = time.monotonic(), cpu_seconds()
-    windows = (
-        read()
-        .withWatermark("event_time", "10 seconds")
-        .groupBy(F.window("event_time", "10 seconds"), "key")
+    if job == "pass":
+        return rows
+    group = {
+        "windows": F.window("event_time", "10 seconds"),
+        "keys": F.window("event_time", "10 seconds"),
+        "sliding": F.window("event_time", "60 seconds", "10 seconds"),
+        "sessions": F.session_window("event_time", "1 second"),
+    }[job]
+    return (
+        rows.withWatermark("event_time", "190 seconds" if job == "keys" else "10 seconds")
+        .groupBy(group.alias("window"), "key")
         .agg(F.count("*").alias("n"), F.sum("value").alias("s"))
         .select(F.col("window.start").alias("w"), "key", "n", "s")
     )
+
+
+def run(spark: Any, read: Callable[[], Any], out: Path, job: str = "windows") -> dict[str, Any]:
+    """Everything that `read` gives through the job; stops the session. What it took."""
+    begun, spent = time.monotonic(), cpu_seconds()
     query = (
-        windows.writeStream.format("parquet")
+        build_query(job, read())
+        .writeStream.format("parquet")
         .option("path", str(out / "windows"))
         .option("checkpointLocation", str(out / "checkpoint"))
         .outputMode("append")
@@ -65,7 +80,7 @@ def run(spark: Any, read: Callable[[], Any], out: Path) -> dict[str, Any]:
         .start()
     )
     query.awaitTermination()
-    spent = cpu_seconds() - spent
+    spent, peak = cpu_seconds() - spent, peak_megabytes()
     progress = query.recentProgress
     batches = [
         batch.durationMs.get("triggerExecution", 0) / 1000
@@ -75,12 +90,13 @@ def run(spark: Any, read: Callable[[], Any], out: Path) -> dict[str, Any]:
     spark.stop()
     seconds = time.monotonic() - begun
     rows = sum(batch.numInputRows for batch in progress)
-    return {"seconds": round(seconds, 2), "rows": rows, "epochs": batches, "cpu": round(spent, 2)}
+    took = {"seconds": round(seconds, 2), "cpu": round(spent, 2), "peak_mb": peak}
+    return {**took, "rows": rows, "epochs": batches}
 
 
 def main() -> None:
     """Run the query over everything that is there."""
-    source, out = Path(sys.argv[1]), Path(sys.argv[2])
+    source, out, job = Path(sys.argv[1]), Path(sys.argv[2]), [*sys.argv[3:], "windows"][0]
     spark = open_session()
 
     def read() -> Any:
@@ -89,7 +105,7 @@ def main() -> None:
         )
         return files.option("maxFilesPerTrigger", SOURCES).parquet(str(source / "s*" / "*.parquet"))
 
-    print(json.dumps(run(spark, read, out)), flush=True)
+    print(json.dumps(run(spark, read, out, job)), flush=True)
 
 
 if __name__ == "__main__":

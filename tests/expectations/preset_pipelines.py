@@ -23,6 +23,7 @@ RECENT = 2
 """Epochs that the checks of these pipelines call recent."""
 BREAKING_VALUES = {"quarantine": 101, "drop": 102, "warn": 103}
 """Severity of a row rule -> the value of ``v`` that breaks it."""
+FILTERED_VALUE = 104
 RULES = {
     severity: {"predicate": f"v <> {value}", "severity": severity}
     for severity, value in BREAKING_VALUES.items()
@@ -51,7 +52,7 @@ class Pipeline:
         names = ("path", "schema", "event_time", "lag", "barriers")
         source = {name: plain[name] for name in names}
         source["barriers"]["types"] = ["cut", "end"]
-        source["rules"] = RULES
+        source |= {"rules": RULES, "where": f"v <> {FILTERED_VALUE}"}
         quality = {"recent": RECENT, **quality}
         fields: dict[str, Any] = {"preset": preset, "quality": quality, **(options or {})}
         self.bench = Bench(spec_of(sources={"a": source, "b": source}, **fields))

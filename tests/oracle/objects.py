@@ -81,8 +81,11 @@ class ObjectReader:
         column, declared = table.column(name), self._source.columns[name]
         if pa.types.is_dictionary(column.type):
             column = column.cast(column.type.value_type)
-        if "<" in declared:
-            return column.to_pylist(), {}
+        if "<" in declared:  # nested values are as the declared type, or of another form
+            fault: tuple[DeadLetterReason, str] = ("bad_value", f"{name} is no {declared}")
+            raw = column.to_pylist()
+            other = not pa.types.is_nested(column.type)
+            return raw, {n: fault for n, v in enumerate(raw) if other and v is not None}
         if declared == "timestamp" and pa.types.is_timestamp(column.type):
             return self._timestamps(column, name)
         if column.type == to_arrow_type(declared):

@@ -364,7 +364,13 @@ def evaluate(sql: str, columns: Mapping[str, str], raw: RawRow) -> Any:
     )
     db = _open_engine()
     db.register("own", table)
-    found = db.sql(f"select ({_render_for_duckdb(sql)}) as v from own").to_arrow_table()["v"]
+    nested = [
+        f'cast("{name}" as {sqlglot.exp.DataType.build(kind, dialect="spark").sql("duckdb")}) as "{name}"'
+        for name, kind in columns.items()
+        if "<" in kind
+    ]
+    row = f"select * replace ({', '.join(nested)}) from own" if nested else "from own"
+    found = db.sql(f"select ({_render_for_duckdb(sql)}) as v from ({row})").to_arrow_table()["v"]
     return from_arrow(found)[0]
 
 

@@ -15,7 +15,7 @@ from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.row_rules import read_cast_type
 from tidegate.jobs.spec.spec_changes import ChangeEffect, LiveState, compare_specs
 
-OWN = {
+OWN: dict[str, Any] = {
     "schema": {
         "at": "timestamp",
         "payload": "string",
