@@ -191,8 +191,12 @@ def open_cut(
     return CutFrame(cut, parts, build_frame, rows)
 
 
-def read_in_driver(staged: CutFrame, spec: PipelineSpec, member: int, names: set[str]) -> Frame:
+def read_in_driver(
+    staged: CutFrame, spec: PipelineSpec, member: int, names: set[str]
+) -> tuple[Frame, list[pa.Table]]:
     """The rows of one slice in DuckDB, with only these columns of the objects; the rest is null.
+
+    Also the tables that they are made of, one for each form of objects.
 
     Raises:
         CorruptObjectsError: an object cannot be read; a TransientError for a copy of offsets.
@@ -201,9 +205,11 @@ def read_in_driver(staged: CutFrame, spec: PipelineSpec, member: int, names: set
 
     def read(columns: Any, parts: list[tuple[int, CutPart]]) -> Frame:
         """Read objects that look alike."""
-        return DuckFrame.from_table(_read_parts(columns, parts))
+        tables.append(_read_parts(columns, parts))
+        return DuckFrame.from_table(tables[-1])
 
-    return _read_similar_parts(spec, staged.cut, chosen, read, names)
+    tables: list[pa.Table] = []
+    return _read_similar_parts(spec, staged.cut, chosen, read, names), tables
 
 
 def _read_similar_parts(

@@ -111,7 +111,8 @@ def survey_cut(
     low, high = _NATIVE_TIMES
     times = [t for m in members for t in (m.min_time, m.max_time) if t is not None]
     if rows is not None and all(low <= time < high for time in times):
-        rows = rows.filter(pc.equal(rows["_code"], DATA)).drop_columns(["_code", "_type", "_id"])
+        data = pc.equal(rows["_code"], DATA)
+        rows = rows if pc.all(data, min_count=0).as_py() else rows.filter(data)
     else:
         rows = judged = None
     survey = Survey(now=0, members=members)
@@ -120,8 +121,8 @@ def survey_cut(
 
 def _make_no_rows(spec: PipelineSpec) -> pa.Table:
     kinds = {name: to_arrow_type(kind) for name, kind in spec.columns.items()}
-    kinds |= dict.fromkeys(("_m", "_code"), pa.int32()) | {"_type": pa.string()}
-    kinds |= dict.fromkeys(("_seq", "_et", "_end", "_id"), pa.int64())
+    kinds |= dict.fromkeys(("_m", "_code"), pa.int32())
+    kinds |= dict.fromkeys(("_seq", "_et", "_end"), pa.int64())
     return pa.schema(kinds).empty_table()
 
 
@@ -181,10 +182,16 @@ def _scan_members(
         """Read one slice and scan it."""
         source = sources[index]
         names = set(source.columns) if native else _name_marks(source)
-        frame = read_in_driver(staged, spec, index, {*names, BAD_REASON, OFFSET_COLUMN})
-        own = list(map(quote_name, spec.columns)) if native else []
+        names |= {BAD_REASON, OFFSET_COLUMN}
+        frame, tables = read_in_driver(staged, spec, index, names)
+        # Columns that stay as they were read need no copy by DuckDB, which keeps the order.
+        kept = native and not source.select and len(tables) == 1
+        own = list(map(quote_name, spec.columns)) if native and not kept else []
         own += _JUDGED if native and source.has_conditions else ()
-        rows = _sort_rows(_select_surveyed(frame, {index: source}, own).toArrow())
+        rows = _select_surveyed(frame, {index: source}, own).toArrow()
+        for name, kind in spec.columns.items() if kept else ():
+            rows = rows.append_column(name, tables[0][name].cast(to_arrow_type(kind)))
+        rows = _sort_rows(rows)
         found = scan(index, rows)
         return found, _add_verdicts(rows, found)
 
@@ -237,7 +244,7 @@ def _add_verdicts(rows: pa.Table, scan: MemberScan) -> pa.Table:
 
 
 def _select_surveyed(frame: Frame, sources: dict[int, SourceSpec], more: list[str]) -> Frame:
-    """Places, times and kinds of the rows of slices, and `more`."""
+    """Places, times and kinds of the rows of slices, and `more`; types of barriers if any has."""
     marks = {i: source.barriers for i, source in sources.items() if source.barriers is not None}
     kind = _select_by_slice_sql({i: own.kind for i, own in marks.items()}, "string")
     number = _select_by_slice_sql({i: own.id for i, own in marks.items() if own.id}, "bigint")
