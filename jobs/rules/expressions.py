@@ -25,7 +25,9 @@ class _UnprovenError(Exception):
 
 
 @lru_cache(1024)
-def _explain(sql: str, columns: tuple[tuple[str, str], ...], wanted: str | None) -> str | None:
+def _explain_expression(
+    sql: str, columns: tuple[tuple[str, str], ...], wanted: str | None
+) -> str | None:
     import sqlglot
 
     known = dict(columns)
@@ -84,7 +86,7 @@ def _infer_family(node: Any, columns: Mapping[str, str]) -> str:
         (exp.Coalesce, len(alike) == 1 and "fraction" not in alike, inner[0]),
     ]
     known = (family for form, proven, family in forms if isinstance(node, form) and proven)
-    return next(known, None) or _refuse(node)
+    return next(known, None) or _refuse_form(node)
 
 
 def _infer_leaf(node: Any, columns: Mapping[str, str]) -> str:
@@ -92,13 +94,13 @@ def _infer_leaf(node: Any, columns: Mapping[str, str]) -> str:
 
     if isinstance(node, exp.Column) and not node.table and node.name in columns:
         family = _FAMILIES.get(columns[node.name], columns[node.name])
-        return family if family in _COMPARABLE else _refuse(node)
+        return family if family in _COMPARABLE else _refuse_form(node)
     if isinstance(node, exp.Boolean | exp.Null):
         return "boolean" if isinstance(node, exp.Boolean) else "null"
     if not isinstance(node, exp.Literal) or node.is_string:
-        return "string" if isinstance(node, exp.Literal) else _refuse(node)
+        return "string" if isinstance(node, exp.Literal) else _refuse_form(node)
     if not re.fullmatch(r"\d{1,9}(\.\d{1,9})?", node.name):
-        _refuse(node)
+        _refuse_form(node)
     return "whole" if node.is_int else "fraction"
 
 
@@ -122,18 +124,18 @@ def _list_operands(node: Any) -> list[Any]:
     return [node.this] if isinstance(node, exp.Unary | exp.Length) else []
 
 
-def _refuse(node: Any) -> str:
+def _refuse_form(node: Any) -> str:
     raise _UnprovenError(node.sql("spark"))
 
 
 def explain_spark_condition(sql: str, columns: Mapping[str, str]) -> str | None:
     """Why Spark SQL has to judge a condition; None if DuckDB is proven to give the same."""
-    return _explain(sql, tuple(columns.items()), "boolean")
+    return _explain_expression(sql, tuple(columns.items()), "boolean")
 
 
 def explain_spark_value(sql: str, columns: Mapping[str, str]) -> str | None:
     """Why Spark SQL has to compute a column of `select`; None if DuckDB is proven to."""
-    return _explain(sql, tuple(columns.items()), None)
+    return _explain_expression(sql, tuple(columns.items()), None)
 
 
 def explain_spark_source(source: SourceSpec) -> str | None:
