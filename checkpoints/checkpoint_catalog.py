@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -90,10 +90,10 @@ class CheckpointCatalog:
             return CheckpointId.parse(pin.checkpoint)
         return self._find_by_prefix(text)
 
-    def find_gap(self, target: CheckpointId) -> int | None:
+    def find_gap(self, target: CheckpointId, retiring: Collection[str] = ()) -> int | None:
         """Return the slot of the first retired epoch that a restore to `target` would need.
 
-        None: none.
+        None: none. Checkpoints with an id in `retiring` count as retired.
 
         A restore to an abandoned timeline applies its epochs again. A restore on the current
         lineage applies no epoch again and needs none.
@@ -103,7 +103,7 @@ class CheckpointCatalog:
             last = target.slot if part.last is None else min(part.last, target.slot)
             first = max(part.first, parting + 1)
             for row in self.index.iterate_summaries(part.timeline, first=first, last=last):
-                if row.kind == "stub":
+                if row.kind == "stub" or row.id in retiring:
                     return row.slot
         return None
 

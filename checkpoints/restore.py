@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from enum import StrEnum
 
 from pydantic import BaseModel, ConfigDict
@@ -144,11 +145,12 @@ def commit_restore(
     if (head.timeline, head.slot, head.sha256) != (plan.timeline, plan.slot, plan.sha256):
         raise _head_moved_error(plan, head)
     if target is not None:
-        RootsFile(log.store, log.pipeline).claim(
+        roots = RootsFile(log.store, log.pipeline).claim(
             request_id, target, timeline=head.timeline, slot=head.next_slot, who=who
         )
-        # Retention spares the way to a claimed checkpoint. It may have retired a part before.
-        _require_no_gap(CheckpointCatalog(log), target)
+        # Retention spares the way to a claimed checkpoint. It may have retired a part before, or
+        # have condemned one whose stub is not in place yet.
+        _require_no_gap(CheckpointCatalog(log), target, roots.retiring_checkpoints)
     lease.ensure_held()
     outcome = log.fork(head, target, request_id=request_id, who=who, why=why)
     if isinstance(outcome, SlotTaken):
@@ -184,8 +186,10 @@ def _sum_epochs_after(
     return epochs, dict(sorted(tables.items())), dict(sorted(windows.items()))
 
 
-def _require_no_gap(catalog: CheckpointCatalog, target: CheckpointId) -> None:
-    gap = catalog.find_gap(target)
+def _require_no_gap(
+    catalog: CheckpointCatalog, target: CheckpointId, retiring: Collection[str] = ()
+) -> None:
+    gap = catalog.find_gap(target, retiring)
     if gap is not None:
         raise RESTORE_GAP(pipeline=catalog.log.pipeline, checkpoint=target, slot=gap)
 

@@ -75,6 +75,19 @@ class CurrentLineage:
         """Return how many slots of this lineage a follower has; 0 without a valid position."""
         return self.last_shared_slot(position) if position and self.is_in_log(position) else 0
 
+    def count_surely_kept_slots(self, position: FollowerPosition | None) -> int:
+        """Return how many slots of this lineage a follower has whatever its publishers do next.
+
+        One that sleeps may have read a timeline between the follower's and this one, and rewind the
+        follower to it first.
+        """
+        if position is None or not self.is_in_log(position):
+            return 0
+        here = self._lineage(position.timeline)
+        later = range(position.timeline + 1, self.timeline + 1)
+        shared = (count_shared_slots(here, self._lineage(timeline)) for timeline in later)
+        return min(position.upto, *shared, self.slot)
+
     def count_missing_slots(self, position: FollowerPosition | None) -> int:
         """Return how many slots of this lineage a follower lacks."""
         return self.slot - self.count_applied_slots(position)

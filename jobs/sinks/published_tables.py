@@ -192,13 +192,13 @@ def describe_table(spec: PipelineSpec, store: Store, name: str) -> dict[str, Any
 
 
 def find_published_slot(spec: PipelineSpec, log: SlotLog) -> int:
-    """Return the newest slot of the current lineage that the tables and every sink show.
+    """Return the newest slot of the current lineage that the tables and every sink show for good.
 
     It is 0 while one of them has not stored a position. Slots after it must not be retired.
     """
     positions = _read_follower_positions(spec, log.store)
     lineage = CurrentLineage(log, log.head())
-    return min(map(lineage.count_applied_slots, positions))
+    return min(map(lineage.count_surely_kept_slots, positions))
 
 
 def have_followers_rewound(spec: PipelineSpec, log: SlotLog) -> bool:

@@ -7,7 +7,7 @@ from tests.checkpoints.conftest import Author
 from tests.checkpoints.hourly_history import HourlyHistory
 
 from tidegate.checkpoints.lease import Lease
-from tidegate.checkpoints.pins import pin_checkpoint
+from tidegate.checkpoints.pins import RootsFile, pin_checkpoint
 from tidegate.checkpoints.process_identity import ProcessIdentity
 from tidegate.checkpoints.restore import commit_restore, plan_restore
 from tidegate.checkpoints.retention import Retention
@@ -91,4 +91,16 @@ def test_a_gap_that_opens_after_the_plan_is_refused(history: HourlyHistory) -> N
     history.catalog.index.note_retired([epochs[4].id])
     with pytest.raises(ConfigurationError, match="slot 5"):
         commit_restore(history.log, lease, plan, request_id="late", who="ann", why="")
+    assert history.log.head().timeline == 1
+
+
+def test_a_gap_that_is_condemned_but_not_retired_yet_is_refused(history: HourlyHistory) -> None:
+    """Retention sleeps between its decision and its stub, while the beginning is restored."""
+    epochs = history.seal(4)
+    roots = RootsFile(history.log.store, "p", history.clock)
+    roots.condemn_retired(lambda _: ({str(epochs[1].id)}, set()))
+    history.log.fork(history.log.head(), None, request_id="beginning", who="ann", why="")
+    history.seal(1)
+    with pytest.raises(ConfigurationError, match="slot 2, which lies between"):
+        history.restore(epochs[2].id)
     assert history.log.head().timeline == 1

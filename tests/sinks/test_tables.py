@@ -233,6 +233,14 @@ def test_published_upto_is_a_position_of_the_current_lineage(published: World) -
     assert find_published_slot(published.spec, published.log) == 2
 
 
+def test_published_upto_is_what_no_sleeping_publisher_takes_back(published: World) -> None:
+    """One may have read the restore to the beginning, and rewind the tables after the next one."""
+    newest = published.log.head().checkpoint
+    published.fork(None)
+    published.fork(newest)
+    assert find_published_slot(published.spec, published.log) == 0
+
+
 def test_nothing_published_protects_everything(world: World) -> None:
     """Before the first publish no slot may be retired, and no file is referenced."""
     assert (
