@@ -139,6 +139,10 @@ deploy-check: venv ## infra/deploy judged by helm, promtool and the code of Kube
 	test -x $(TOOLS)/promtool || go build -C tests/infra/promtool -o $(TOOLS)/promtool github.com/prometheus/prometheus/cmd/promtool
 	$(BIN)/python -m pytest -n0 tests/infra/test_deploy_tools.py $(ARGS)
 
+.PHONY: judge
+judge: venv ## take each step of simulated runs by the rules of the protocol, plant bugs (SECONDS=60 SEED=0): "N runs, N steps, all taken"
+	$(BIN)/python -m tests.simulation.judge_traces --seconds $(or $(SECONDS),60) --seed $(or $(SEED),0)
+
 .PHONY: mutants
 mutants: venv ## plant bugs; the simulation must find each (SECONDS=60 for each bug)
 	$(BIN)/python -m tests.simulation.mutants --seconds $(or $(SECONDS),60)

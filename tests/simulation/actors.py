@@ -15,6 +15,7 @@ from tests.oracle.memory_source import MemorySource
 from tests.servers.memory_store import MemoryStore
 from tests.simulation.basics import NEVER, PIPELINE, Violation
 from tests.simulation.catalog_model import Catalog, external_files
+from tests.simulation.protocol_trace import TraceJudge
 from tests.simulation.servers import Database, server_of
 from tests.simulation.shell import drive, options_of
 from tests.simulation.storage import SimStore
@@ -99,6 +100,7 @@ class Stage:
         self.spec = SPECS[sink]
         self.server = server_of(self.spec, world)
         self.catalog = Catalog(world)
+        world.judge = TraceJudge(self.spec.sinks)
         self.sources = {name: MemorySource(name) for name in SPEC.sources}
         self.fed: dict[str, int] = dict.fromkeys(self.sources, 0)
         self.compacts = False

@@ -25,6 +25,7 @@ from pyiceberg.manifest import DataFile
 from tests.simulation.basics import PIPELINE, Violation
 from tests.simulation.cheap import rows_of
 from tests.simulation.coverage import COMMIT, KINDS, LOAD
+from tests.simulation.protocol_trace import table_of
 from tests.simulation.storage import MERGED, SimStore
 from tests.simulation.world import World
 
@@ -195,6 +196,9 @@ class Catalog:
 
     def _stands(self, table: str, metadata: Metadata) -> None:
         self.tables[table] = metadata
+        if metadata.main is not None:
+            there = table_of(metadata)
+            self.world.judge.take("follow", table, there.mark, there.files)
         self.world.mark(table, metadata.main and metadata.main.mark)
 
     def _later(self, what: str, act: Callable[[], object]) -> None:

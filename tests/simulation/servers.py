@@ -141,6 +141,7 @@ class Transaction:
         if self._ledger is not None:
             self._database.ledger = self._ledger
             self._world.mark("database", self._ledger)
+            self._world.judge.take("apply", "postgres", self._ledger[1:])
         self.end()
 
     def end(self) -> None:

@@ -56,6 +56,8 @@ class SimBucket(MemoryBucket):
         """Let a write take effect, if the bucket may look like that."""
         key, verb, there = request.key, request.verb, self.etags.get(request.key)
         if verb == "delete":
+            if there is not None:
+                self.world.judge.removed(key)
             self._deleting(key)
             self.remove(key)
             return ""
@@ -68,6 +70,7 @@ class SimBucket(MemoryBucket):
             insort(self.keys, key)
         self.objects[key] = data
         etag = self.etags[key] = compute_etag(data)
+        self.world.judge.wrote(key, data, self.world.catalog.versions)
         if "/slots/" in key:
             self._filled(request, before)
         elif key == self.layout.lease_key:
@@ -87,6 +90,7 @@ class SimBucket(MemoryBucket):
 
     def wipe(self) -> None:
         """Everything goes."""
+        self.world.judge.begin_again()
         for kept in (
             self.objects,
             self.keys,

@@ -19,6 +19,7 @@ from typing import Any
 from greenlet import getcurrent, greenlet
 from tests.simulation.basics import LATENCY, NEVER, Crash, Violation
 from tests.simulation.coverage import CELLS, KINDS, POINT, step_of
+from tests.simulation.protocol_trace import TraceJudge
 from tests.simulation.storage import SimBucket
 
 from tidegate.checkpoints.process_identity import ProcessIdentity
@@ -188,6 +189,7 @@ class World:
         self.housekeeping_every = NEVER  # seconds between two rounds of a driver's own housekeeping
         self.stage: Any = None
         self.catalog: Any = None
+        self.judge = TraceJudge()
         self.trace: list[str] | None = None
         self.violation: Violation | None = None
         self.died = False
