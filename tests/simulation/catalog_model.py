@@ -192,13 +192,17 @@ class Catalog:
     def _registered(self, table: str, location: str) -> None:
         if table in self.tables:
             raise TableAlreadyExistsError(table)
+        self._judge(table, self.versions[location])
         self._stands(table, self.versions[location])
 
-    def _stands(self, table: str, metadata: Metadata) -> None:
-        self.tables[table] = metadata
+    def _judge(self, table: str, metadata: Metadata) -> None:
+        """The protocol must allow this version."""
         if metadata.main is not None:
             there = table_of(metadata)
             self.world.judge.take("follow", table, there.mark, there.files)
+
+    def _stands(self, table: str, metadata: Metadata) -> None:
+        self.tables[table] = metadata
         self.world.mark(table, metadata.main and metadata.main.mark)
 
     def _later(self, what: str, act: Callable[[], object]) -> None:
@@ -234,6 +238,7 @@ class Catalog:
         if now.main is not judged.main and not (self.rebase and timeline >= 0):
             raise CommitFailedException(f"main of {table} has moved")
         after = change(now)
+        self._judge(table, after)
         self._watch(table, timeline if timeline >= 0 else -timeline - 1, after)
         self._stands(table, self.version(replace(after, location=f"{table}/{len(self.versions)}")))
         return self.tables[table]

@@ -433,12 +433,8 @@ class Scene(NamedTuple):
     readers: bool = False
 
 
-QUICK = (
-    Scene(2, 1, deletes=True, readers=True),
-    Scene(2, 1, rivals=True, deletes=True),
-    Scene(2, 1, pins=True),
-)
-WHOLE = (*QUICK, Scene(3, 1), Scene(2, 2))
+QUICK = (Scene(2, 1, deletes=True, readers=True), Scene(2, 1, pins=True))
+WHOLE = (*QUICK, Scene(2, 1, rivals=True, deletes=True), Scene(3, 1), Scene(2, 2))
 
 
 def start(without: frozenset[str] = frozenset()) -> Protocol:

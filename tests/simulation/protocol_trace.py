@@ -160,7 +160,9 @@ def table_of(version: _Version) -> Table:
     main = version.main
     if main is None:
         return Table(START)
-    return Table((main.mark.timeline, main.mark.upto), frozenset(main.files))
+    files = frozenset(main.files)
+    twice = {"a file twice"} if len(files) < len(main.files) else set()
+    return Table((main.mark.timeline, main.mark.upto), files | twice)
 
 
 def _name(slot: Slot, attempt: str) -> str:
