@@ -48,8 +48,9 @@ class SealTrigger(BaseEventTrigger):
     """Yields events when new checkpoints bring something of its kind; never ends.
 
     It looks every 5 s; at its start and after an event it waits `every` seconds. The asset's state
-    store keeps the last position before its event leaves, so a restarted triggerer repeats no
-    event. Airflow's database has this class path and these arguments.
+    store keeps the last position once its events were taken, so a triggerer that is killed loses
+    no event; the next one may repeat the last. Airflow's database has this class path and these
+    arguments.
     """
 
     def __init__(
@@ -75,13 +76,13 @@ class SealTrigger(BaseEventTrigger):
             reported = False
             for position, events in await asyncio.to_thread(self.find_events, log, before):
                 before = position
-                # Saved before the events leave: a restart must not repeat them.
-                if events or _has_moved_far(saved, position):
-                    await asyncio.to_thread(self._save_last_position, position)
-                    saved = position
                 for event in events:
                     reported = True
                     yield TriggerEvent(event)  # type: ignore[no-untyped-call]  # Airflow's
+                # Saved after the triggerer took the events: a kill must not lose them.
+                if events or _has_moved_far(saved, position):
+                    await asyncio.to_thread(self._save_last_position, position)
+                    saved = position
             await asyncio.sleep(self.every if reported else _SEAL_POLL_SECONDS)
 
     def find_events(

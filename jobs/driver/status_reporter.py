@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import structlog
 
-from tidegate.checkpoints.driver_reports import DriverStatus, write_status
+from tidegate.checkpoints.driver_reports import DriverStatus, read_status, write_status
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
 from tidegate.checkpoints.lease import LEASE_TTL, Lease, LeaseRenewer
 from tidegate.checkpoints.manifest import Manifest
@@ -249,9 +249,17 @@ class StatusReporter:
             return {"trouble": trouble.as_dict()}
 
     def write(self) -> None:
-        """Write the document now. A failure is only logged: no epoch depends on the document."""
-        lease = self._steps.lease
+        """Write the document now. A failure is only logged: no epoch depends on the document.
+
+        A driver that fails after another one took over leaves the other's document as it is: it may
+        be its last one.
+        """
+        lease, pipeline = self._steps.lease, self._facts["pipeline"]
         try:
+            if self.state == "failed":
+                there = read_status(self._store, pipeline)
+                if there is not None and there.token > lease.token:
+                    return
             status = DriverStatus(
                 token=lease.token,
                 driver=lease.holder.driver,
@@ -259,7 +267,7 @@ class StatusReporter:
                 at=self._clock.wall_ticks(),
                 body={**self.snapshot(), "holder_process": lease.holder.model_dump()},
             )
-            write_status(self._store, self._facts["pipeline"], status)
+            write_status(self._store, pipeline, status)
         except Exception as error:
             log_background_failure("status_not_written", "writing the status", error)
 

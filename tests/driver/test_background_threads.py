@@ -14,7 +14,7 @@ from tests.engine.harness import spec_of
 from tests.servers.memory_store import MemoryStore
 from tidegate.checkpoints.driver_reports import read_status
 from tidegate.checkpoints.host_clock import ManualClock
-from tidegate.checkpoints.lease import Lease
+from tidegate.checkpoints.lease import Lease, evict_lease_holder
 from tidegate.checkpoints.process_identity import ProcessIdentity
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.jobs.driver import startup
@@ -66,6 +66,18 @@ def test_the_status_is_written_without_facts_that_cannot_be_read() -> None:
     status = read_status(store, "p")
     assert status is not None
     assert "dictionary changed size" in status.body["trouble"]["message"]
+
+
+def test_a_driver_that_fails_late_leaves_the_status_of_its_successor() -> None:
+    """The successor may have ended: nobody would write its last status again."""
+    store = MemoryStore()
+    stale = StatusReporter(store, steps(store), {"pipeline": "p"}, ManualClock())
+    evict_lease_holder(store, "p")
+    StatusReporter(store, steps(store), {"pipeline": "p"}, ManualClock()).set_state("finished")
+    stale.set_state("failed")
+    status = read_status(store, "p")
+    assert status is not None
+    assert status.body["state"] == "finished"
 
 
 def test_the_status_says_how_long_a_step_may_take() -> None:

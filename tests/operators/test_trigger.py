@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from tests.epochs import seal_epoch
@@ -264,6 +266,31 @@ def test_each_closed_barrier_is_one_event(empty_log: SlotLog) -> None:
     found = [(event["barrier"], event["outcome"]) for _, events in steps for event in events]
     assert found == [(1, "complete"), (2, "aborted")]
     assert watcher.find_events(empty_log, steps[-1][0]) == []
+
+
+def test_a_position_is_saved_once_its_event_was_taken(empty_log: SlotLog) -> None:
+    """A triggerer that is killed with an event in its hands loses none."""
+    watcher = SealTrigger(pipeline="p", kind="sealed", every=0.0)
+    seal_epoch(empty_log)
+    saved: list[dict[str, Any]] = []
+
+    async def take_one() -> int:
+        events = watcher.run()
+        await anext(events)
+        before = len(saved)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(anext(events), 0.2)
+        return before
+
+    with (
+        patch.object(SealTrigger, "_open_log", lambda _: empty_log),
+        patch.object(SealTrigger, "_load_last_position", lambda _: None),
+        patch.object(
+            SealTrigger, "_save_last_position", lambda _, position: saved.append(position)
+        ),
+    ):
+        assert asyncio.run(take_one()) == 0
+    assert [position["slot"] for position in saved] == [1]
 
 
 def test_barriers_that_close_again_after_a_restore_are_events_again(empty_log: SlotLog) -> None:
