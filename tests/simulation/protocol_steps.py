@@ -403,7 +403,9 @@ class Protocol:
 
     @staticmethod
     def _is_of(file: File, name: str) -> bool:
-        return file[2] == name if isinstance(file, tuple) else name.partition("-")[2] in file
+        if isinstance(file, tuple):
+            return bool(file[2] == name)
+        return name.partition("-")[2] in file
 
     @staticmethod
     def _is_merged(file: File) -> bool:

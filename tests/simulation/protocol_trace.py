@@ -39,7 +39,9 @@ class UntakenError(Violation):
 class _Version(Interface):
     """A version of a table, as the model of the catalog has it."""
 
-    main: Any
+    @property
+    def main(self) -> Any:
+        """Its newest snapshot; None before the first."""
 
 
 class TraceJudge:
