@@ -124,9 +124,14 @@ class ClicksJob:
         return self.process.wait(timeout=_PATIENCE)
 
     def run_to_end_of_input(self) -> None:
-        """Launch a driver, wait until all files are sealed in both queries, and stop it."""
+        """Launch a driver, wait until all files are sealed in both queries, and stop it.
+
+        The input may be complete already. A driver handles SIGTERM before it takes the lease, so
+        its token says that it can be stopped.
+        """
+        token = self.token()
         self.launch()
-        self.wait(self.is_complete)
+        self.wait(lambda: self.token() > token and self.is_complete())
         assert self.stop() == 0
 
     def wait(self, condition: Callable[[], bool]) -> None:
