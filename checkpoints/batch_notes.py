@@ -8,7 +8,7 @@ batch of one query and repeats where the job's other queries were, so it restore
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Final, Self
+from typing import Annotated, Final, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -30,6 +30,25 @@ class _NotesModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
+class SourceProgress(_NotesModel):
+    """What one source gave to a batch.
+
+    Attributes:
+        name: Spark's description.
+        rows: rows that the batch read of it.
+        backlog: messages behind the batch; None if Spark does not say (only Kafka's source does).
+    """
+
+    name: str
+    rows: int = 0
+    backlog: int | None = None
+
+
+_Sources = Annotated[tuple[SourceProgress, ...], Field(exclude_if=lambda sources: not sources)]
+_Phases = Annotated[dict[str, float], Field(exclude_if=lambda phases: not phases)]
+_Holder = Annotated[str | None, Field(exclude_if=lambda holder: holder is None)]
+
+
 class QueryPosition(_NotesModel):
     """Where one query was when a slot was sealed.
 
@@ -44,6 +63,9 @@ class QueryPosition(_NotesModel):
         state_rows: rows of state after the batch.
         state_bytes: memory of the state, in bytes.
         seconds: duration of the batch; None if Spark's report of it was lost.
+        sources: its sources, in the order of the offsets.
+        phases: phase of the batch -> seconds.
+        holder: the source whose watermark decides that of the query.
     """
 
     batch: int
@@ -55,6 +77,9 @@ class QueryPosition(_NotesModel):
     state_rows: int = 0
     state_bytes: int = 0
     seconds: float | None = None
+    sources: _Sources = ()
+    phases: _Phases = {}
+    holder: _Holder = None
 
 
 class BatchNotes(_NotesModel):

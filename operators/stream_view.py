@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import Any, Final, TypeVar
 
+from tidegate.checkpoints.batch_notes import BatchNotes
 from tidegate.checkpoints.bucket_layout import BucketLayout, CheckpointId
 from tidegate.checkpoints.canonical_json import parse_json
 from tidegate.checkpoints.checkpoint_catalog import (
@@ -358,6 +359,7 @@ class StreamView:
             "holder": _describe_frontier_holder(driver, newest),
             "error": driver.facts.get("error"),
             "spark_ui": driver.facts.get("spark_ui"),
+            "queries": _describe_queries(newest),
             "checkpoint": str(newest.id) if newest else None,
             "timeline": head.timeline,
             "slot": head.slot,
@@ -572,6 +574,15 @@ def _describe_frontier_holder(
         "member": holder.get("member"),
         "why": holder.get("why"),
         "since": to_milliseconds(holder.get("since")),
+    }
+
+
+def _describe_queries(newest: Manifest | None) -> dict[str, Any]:
+    """Return the queries of a job; empty for a pipeline."""
+    notes = BatchNotes.from_manifest(newest)
+    queries = notes.model_dump(mode="json")["queries"] if notes else {}
+    return {
+        name: {**at, "watermark": to_milliseconds(at["watermark"])} for name, at in queries.items()
     }
 
 

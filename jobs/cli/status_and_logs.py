@@ -210,8 +210,26 @@ def _format_query(at: dict[str, Any]) -> str:
     # Spark counts after partial aggregation, so the true number may be larger.
     dropped = f", at least {at['dropped']:,} dropped" if at["dropped"] else ""
     took = "" if at["seconds"] is None else f" in {at['seconds']:.2f} s"
+    # The phases add up to the whole, which Spark reports as one of them.
+    phases = sorted(
+        (seconds, phase)
+        for phase, seconds in at.get("phases", {}).items()
+        if phase != "triggerExecution"
+    )
+    if phases:
+        took += f" ({phases[-1][1]} {phases[-1][0]:.2f} s)"
+    sources = at.get("sources", ())
+    behind = [
+        f", {source['name']} {source['backlog']:,} messages behind"
+        for source in sources
+        if source["backlog"]
+    ]
+    read = [f"{source['rows']:,} of {source['name']}" for source in sources]
+    rows = f"{at['rows']:,}" + (f" ({', '.join(read)})" if len(read) > 1 else "")
+    held = f" held by {at['holder']}" if at.get("holder") and len(sources) > 1 else ""
     return (
-        f"batch {at['batch']}{took}, rows {at['rows']:,}{dropped}, watermark {watermark},"
+        f"batch {at['batch']}{took}, rows {rows}{''.join(behind)}{dropped},"
+        f" watermark {watermark}{held},"
         f" state {at['state_rows']:,} rows, {output.format_size(at['state_bytes'])},"
         f" to {at['sink']}"
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -47,12 +47,9 @@ class EpochListeners:
         progress: EpochListener,
     ) -> None:
         self._listeners: list[EpochListener] = [progress, _log_sealed_epoch]
-        self._closers: list[Callable[[], object]] = []
-        provider = create_meter_provider(os.environ, spec.name)
-        if provider is not None:
-            metrics = DriverMetrics(provider.get_meter("tidegate"), spec.name, facts)
+        metrics, self._closers = open_metrics(spec.name, facts)
+        if metrics is not None:
             self._listeners.append(metrics.record_epoch)
-            self._closers.append(lambda: provider.shutdown(FLUSH_TIMEOUT * 1e3))
         self._lineage = create_lineage_sender(os.environ, spec, store)
         if self._lineage is not None:
             self._listeners.append(self._lineage.on_epoch)
@@ -71,12 +68,33 @@ class EpochListeners:
 
     def close(self) -> None:
         """Send what is still queued, to each receiver for at most `FLUSH_TIMEOUT`; never raises."""
-        for close in self._closers:
-            try:
-                close()
-            except Exception as error:  # OpenTelemetry's SDK raises bare exceptions
-                _log.warning("last_words_not_sent", why=str(error))
+        close_receivers(self._closers)
         bind_log_context(pipeline=None, epoch=None, attempt=None)
+
+
+def open_metrics(
+    name: str, facts: Callable[[], Mapping[str, Any]]
+) -> tuple[DriverMetrics | None, list[Callable[[], object]]]:
+    """Return the metrics of a pipeline or job if the environment names a receiver, and their end.
+
+    Args:
+        name: of the pipeline or job.
+        facts: returns the fields of the driver's status.
+    """
+    provider = create_meter_provider(os.environ, name)
+    if provider is None:
+        return None, []
+    metrics = DriverMetrics(provider.get_meter("tidegate"), name, facts)
+    return metrics, [lambda: provider.shutdown(FLUSH_TIMEOUT * 1e3)]
+
+
+def close_receivers(closers: Iterable[Callable[[], object]]) -> None:
+    """Send what is still queued; a failure is logged."""
+    for close in closers:
+        try:
+            close()
+        except Exception as error:  # OpenTelemetry's SDK raises bare exceptions
+            _log.warning("last_words_not_sent", why=str(error))
 
 
 @contextmanager

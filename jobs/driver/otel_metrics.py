@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from tidegate.checkpoints.batch_notes import BatchNotes, QueryPosition
 from tidegate.checkpoints.epoch_notes import EpochCounters
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
+from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.row_counts import ROW_EQUATION, ROW_NOTES, RowCounts
 from tidegate.jobs.driver.status_reporter import read_member_frontiers
 from tidegate.jobs.engine.epoch_engine import EpochReport
@@ -62,6 +64,15 @@ METRICS: Final = {
     ),
     "tidegate.driver.state": "1 for the state it is in, 0 for the others",
     "tidegate.driver.error": "1 while the driver has an error of this class and code, then 0",
+    "tidegate.query.rows": "rows that a job's query has read, by source",
+    "tidegate.query.dropped": (
+        "rows behind the watermark that Spark has dropped; it counts after partial aggregation, so"
+        " the true number may be larger"
+    ),
+    "tidegate.query.backlog": "messages behind a source of a job's query",
+    "tidegate.query.state.rows": "rows of state of a job's query",
+    "tidegate.query.state.bytes": "memory of that state",
+    "tidegate.query.watermark.lag": "how far the watermark of a job's query is behind the clock",
     "tidegate.landing.rows": "rows landed by this process",
     "tidegate.landing.batches": "batches landed by this process; those without rows land nothing",
     "tidegate.landing.restarts": "queries that failed and were started again",
@@ -73,6 +84,7 @@ DRIVER_STATES: Final = (
 )  # fmt: skip
 _LANDING_STATES: Final = ("running", "stopped", "failed")
 _SECONDS: Final = "s"
+_BYTES: Final = "By"
 _ITEMS: Final = "{item}"  # an annotation; the unit "1" would become the suffix _ratio in Prometheus
 _TICKS_PER_SECOND: Final = 1_000_000
 _EXPORT_INTERVAL_MILLIS: Final = 10_000
@@ -108,6 +120,8 @@ class DriverMetrics:
         self._sealed_at = self._loop_ended_at = seconds()
         self._seen_errors: set[tuple[str, str]] = set()  # class and code
         self._report: EpochReport | None = None
+        self._frontier: int | None = None
+        self._queries: dict[str, QueryPosition] = {}
         self._buffered = 0
 
         def create_counter(name: str) -> Any:
@@ -124,6 +138,8 @@ class DriverMetrics:
         self._late = create_counter("tidegate.rows.late")
         self._windows = create_counter("tidegate.windows.emitted")
         self._barriers = create_counter("tidegate.barriers")
+        self._query_rows = create_counter("tidegate.query.rows")
+        self._query_dropped = create_counter("tidegate.query.dropped")
         self._epoch_seconds = create_histogram("tidegate.epoch.duration")
         self._step_seconds = create_histogram("tidegate.step.duration")
         for name, (unit, read) in self._define_gauges().items():
@@ -138,17 +154,30 @@ class DriverMetrics:
         self._report, self._loop_ended_at = report, self._seconds()
         if report.lost:
             self._lost.add(1, self._attributes)
-        if report.manifest is None:
-            return
-        self._sealed_at = self._seconds()
+        if report.manifest is not None:
+            self.record_sealed(report.manifest, seconds)
+            for barrier in report.decision.barriers:
+                if not barrier.tardy:  # such a row is about a barrier that closed before
+                    outcome = str(barrier.outcome.value)
+                    self._barriers.add(1, {**self._attributes, "outcome": outcome})
+        self._frontier = report.decision.frontier_after
+
+    def record_sealed(self, manifest: Manifest, seconds: float) -> None:
+        """Count a sealed epoch, or a sealed batch of a job: seconds, steps and rows."""
+        self._sealed_at = self._loop_ended_at = self._seconds()
+        self._frontier = manifest.frontier_after
         self._epochs.add(1, self._attributes)
         self._epoch_seconds.record(seconds, self._attributes)
-        for step, took in report.manifest.timings.items():
+        for step, took in manifest.timings.items():
             self._step_seconds.record(took, {**self._attributes, "step": step})
-        self._count_rows(report.manifest.epoch_counters)
-        for barrier in report.decision.barriers:
-            if not barrier.tardy:  # such a row is about a barrier that closed before
-                self._barriers.add(1, {**self._attributes, "outcome": str(barrier.outcome.value)})
+        self._count_rows(manifest.epoch_counters)
+        notes = BatchNotes.from_manifest(manifest)
+        if notes is not None:
+            self._queries = notes.queries
+            query = {**self._attributes, "query": notes.query}
+            for source in notes.queries[notes.query].sources:
+                self._query_rows.add(source.rows, {**query, "source": source.name})
+            self._query_dropped.add(notes.queries[notes.query].dropped, query)
 
     def _count_rows(self, epoch: EpochCounters) -> None:
         self._buffered = epoch.retained
@@ -201,6 +230,15 @@ class DriverMetrics:
             ),
             "tidegate.source.stale": (_SECONDS, read_fact("stale", "source")),
             "tidegate.late_uploads": (_ITEMS, read_fact("late_uploads", "source")),
+            "tidegate.query.backlog": (_ITEMS, self._read_query_backlogs),
+            "tidegate.query.state.rows": (_ITEMS, self._make_query_reader("state_rows")),
+            "tidegate.query.state.bytes": (_BYTES, self._make_query_reader("state_bytes")),
+            "tidegate.query.watermark.lag": (
+                _SECONDS,
+                lambda: self._compute_lags(
+                    {name: at.watermark for name, at in self._queries.items()}, "query"
+                ),
+            ),
             "tidegate.trouble": (
                 _ITEMS,
                 lambda: [(int(facts().get("trouble") is not None), {})],
@@ -211,6 +249,17 @@ class DriverMetrics:
         """Return a reader of a fact that maps names to numbers; `label` is the names' attribute."""
         return lambda: [
             (factor * value, {label: name}) for name, value in self._facts().get(fact, {}).items()
+        ]
+
+    def _make_query_reader(self, fact: str) -> _ReadValues:
+        return lambda: [(getattr(at, fact), {"query": name}) for name, at in self._queries.items()]
+
+    def _read_query_backlogs(self) -> Iterable[_Value]:
+        return [
+            (source.backlog, {"query": name, "source": source.name})
+            for name, at in self._queries.items()
+            for source in at.sources
+            if source.backlog is not None
         ]
 
     def _read_errors(self) -> Iterable[_Value]:
@@ -228,9 +277,7 @@ class DriverMetrics:
         ]
 
     def _read_frontier_lag(self) -> Iterable[_Value]:
-        if self._report is None:
-            return []
-        return self._compute_lags({"": self._report.decision.frontier_after}, "")
+        return self._compute_lags({"": self._frontier}, "")
 
     def _read_member_lags(self) -> Iterable[_Value]:
         if self._report is None:

@@ -12,7 +12,12 @@ from typing import Any
 import structlog
 
 from tidegate import __version__
-from tidegate.checkpoints.batch_notes import BatchNotes, QueryPosition, SinkRewind
+from tidegate.checkpoints.batch_notes import (
+    BatchNotes,
+    QueryPosition,
+    SinkRewind,
+    SourceProgress,
+)
 from tidegate.checkpoints.bucket_layout import CheckpointId, generate_attempt_id
 from tidegate.checkpoints.epoch_notes import EpochCounters
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
@@ -39,6 +44,7 @@ class SealedQuery:
         sink_log: log folder of its file sink; None for other sinks.
         sealed: newest batch that is sealed, or was given up because Spark has deleted its files;
             -1: none.
+        handle: PySpark's query; None until it has started.
     """
 
     name: str
@@ -48,6 +54,7 @@ class SealedQuery:
     sink: str
     sink_log: Path | None
     sealed: int = -1
+    handle: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,22 +78,24 @@ class BatchReport:
 
     Attributes:
         rows: that it read.
-        sources: Spark's descriptions, in the order of the offsets.
+        sources: in the order of the offsets.
         sink: Spark's description.
         watermark: in ticks; None if the query has none.
         dropped: rows behind the watermark.
         state_rows, state_bytes: of all its state, in memory.
         phases: phase of the batch -> seconds.
+        holder: the source that decides the watermark, if Spark says.
     """
 
     rows: int = 0
-    sources: tuple[str, ...] = ()
+    sources: tuple[SourceProgress, ...] = ()
     sink: str = ""
     watermark: int | None = None
     dropped: int = 0
     state_rows: int = 0
     state_bytes: int = 0
     phases: dict[str, float] = field(default_factory=dict)
+    holder: str | None = None
 
     @classmethod
     def from_progress(cls, progress: Mapping[str, Any]) -> BatchReport:
@@ -95,7 +104,7 @@ class BatchReport:
         watermark = (progress.get("eventTime") or {}).get("watermark")
         return cls(
             sum(int(source["numInputRows"]) for source in progress["sources"]),
-            tuple(str(source["description"]) for source in progress["sources"]),
+            tuple(map(_read_source, progress["sources"])),
             str((progress.get("sink") or {}).get("description", "")),
             None if watermark is None else _parse_instant(watermark),
             sum(int(one.get("numRowsDroppedByWatermark", 0)) for one in operators),
@@ -196,6 +205,9 @@ class BatchSealer:
             state_rows=report.state_rows,
             state_bytes=report.state_bytes,
             seconds=report.phases.get("triggerExecution"),
+            sources=report.sources,
+            phases=report.phases,
+            holder=report.holder,
         )
         before = BatchNotes.from_manifest(head.record)
         queries = {**(before.queries if before else {}), query.name: position}
@@ -215,7 +227,7 @@ class BatchSealer:
             driver=self._lease.holder.driver,
             recorded_now=now,
             cut=_update_cut(head.record, query.name, report, offsets),
-            decision=_describe_watermarks(head.record, queries),
+            decision=_describe_watermarks(head.record, queries, now),
             counters=(head.record.counters if head.record else Counters()).add_epoch(epoch),
             segments=_replace_segments(head.record, query.name, segments),
             notes={"epoch": asdict(epoch), **notes.to_record()},
@@ -238,7 +250,7 @@ def _update_cut(
     cut: dict[str, Any] = dict(parent.cut) if parent else {}
     for number, offset in enumerate(offsets):
         member = f"{query}/{number}"
-        source = report.sources[number] if number < len(report.sources) else ""
+        source = report.sources[number].name if number < len(report.sources) else ""
         before = cut.get(member) or {}
         cut[member] = {
             "source": source or before.get("source", ""),
@@ -249,12 +261,22 @@ def _update_cut(
 
 
 def _describe_watermarks(
-    parent: Manifest | None, queries: Mapping[str, QueryPosition]
+    parent: Manifest | None, queries: Mapping[str, QueryPosition], now: int
 ) -> dict[str, Any]:
     """Return the least watermark in the place of a pipeline's frontier, which all surfaces show."""
-    marks = [at.watermark for at in queries.values() if at.watermark is not None]
-    before = parent.frontier_after if parent else TICK_MIN
-    return {"frontier_before": before, "frontier_after": min(marks, default=TICK_MIN)}
+    marks = {name: at.watermark for name, at in queries.items() if at.watermark is not None}
+    found = {
+        "frontier_before": parent.frontier_after if parent else TICK_MIN,
+        "frontier_after": min(marks.values(), default=TICK_MIN),
+    }
+    if not marks:
+        return found
+    least = min(marks, key=marks.__getitem__)
+    member = f"{least}/{queries[least].holder or ''}".rstrip("/")
+    before = (parent.frontier_holder if parent else None) or {}
+    since = before["since"] if before.get("member") == member else now
+    holder = {"member": member, "since": since, "why": "its watermark is the least of the job"}
+    return {**found, "holder": holder}
 
 
 def _replace_segments(
@@ -262,6 +284,26 @@ def _replace_segments(
 ) -> list[FileRef]:
     others = parent.segments if parent else []
     return [*(ref for ref in others if ref.kind != get_object_kind(query)), *segments]
+
+
+def _read_source(progress: Mapping[str, Any]) -> SourceProgress:
+    return SourceProgress(
+        name=str(progress["description"]),
+        rows=int(progress["numInputRows"]),
+        backlog=_count_backlog(progress.get("endOffset"), progress.get("latestOffset")),
+    )
+
+
+def _count_backlog(end: Any, latest: Any) -> int | None:
+    """Count what lies between two offsets of the form topic -> partition -> number."""
+    try:
+        return sum(
+            max(0, int(number) - end[topic].get(partition, number))
+            for topic, partitions in latest.items()
+            for partition, number in partitions.items()
+        )
+    except (AttributeError, KeyError, TypeError):
+        return None
 
 
 def _parse_instant(text: str) -> int:

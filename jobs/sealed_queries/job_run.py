@@ -33,6 +33,7 @@ from tidegate.checkpoints.pipeline_identity import ensure_identity
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store, require_honest_store
 from tidegate.errors import TidegateError, TransientError, get_first_line
+from tidegate.jobs.driver.epoch_listeners import close_receivers, open_metrics
 from tidegate.jobs.driver.epoch_loop import RunOutcome
 from tidegate.jobs.driver.error_classification import classify_error
 from tidegate.jobs.driver.errors import OTHER_KIND, UNEXPECTED
@@ -195,6 +196,7 @@ class JobSession:
             "spec_digest": self._digest,
         }
         self._status = StatusReporter(store, self._steps, facts)
+        self._metrics, self._closers = open_metrics(spec.name, self._status.snapshot)
         self._reports = SparkReports()
         self._sessions: list[Any] = []
         self._script_ended = threading.Event()
@@ -230,6 +232,7 @@ class JobSession:
         self._steps.stop()
         with contextlib.suppress(TransientError):
             self._steps.lease.release()
+        close_receivers(self._closers)
 
     def _run(self) -> RunOutcome:
         spec = self._spec
@@ -251,7 +254,9 @@ class JobSession:
         watching = threading.Thread(target=self._watch, name="tidegate-watch", daemon=True)
         watching.start()
         try:
-            with install_hooks(self._prepare_builder, self._adopt_session, self._start_query):
+            with install_hooks(
+                self._prepare_builder, self._adopt_session, self._start_query, self._note_query
+            ):
                 self._run_script()
                 self._wait_for_queries(loop)
         except KeyboardInterrupt:  # PySpark has its own handler of Ctrl-C
@@ -397,6 +402,11 @@ class JobSession:
         )
         return folder
 
+    def _note_query(self, facts: WriterFacts, query: Any) -> None:
+        """Keep PySpark's query, which knows more than the reports of the listener."""
+        if self._loop is not None and (sealed := self._loop.queries.get(facts.name or "")):
+            sealed.handle = query
+
     def _refuse_bad_query(self, name: str, facts: WriterFacts) -> None:
         spec = self._spec
         if not is_query_name(name):
@@ -446,7 +456,10 @@ class JobSession:
         _log.info("checkpoint_adopted", query=name, given=str(old))
 
     def _report_seal(self, manifest: Manifest) -> None:
-        self._status.record_epoch(manifest, manifest.timings.get("triggerExecution", 0.0))
+        seconds = manifest.timings.get("triggerExecution", 0.0)
+        self._status.record_epoch(manifest, seconds)
+        if self._metrics is not None:
+            self._metrics.record_sealed(manifest, seconds)
         self._options.on_seal(manifest)
 
     def _collect_live_facts(self) -> dict[str, object]:

@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,6 +29,7 @@ from tidegate.jobs.driver.status_reporter import STEP_DEADLINES, DriverSteps, St
 from tidegate.jobs.sealed_queries.batch_sealer import BatchReport, BatchSealer, SealedQuery
 from tidegate.jobs.sealed_queries.checkpoint_files import find_running_batch, list_committed_batches
 from tidegate.jobs.sealed_queries.errors import BATCH_STALLED, SCRIPT_FAILED, SINK_RACED, SLOT_TAKEN
+from tidegate.jobs.sealed_queries.watermark_holder import find_watermark_holder
 
 _LOOK_EVERY: Final = 0.2  # seconds
 _REQUESTS_EVERY: Final = 1.0  # seconds; each look costs a LIST
@@ -175,7 +177,10 @@ class SealLoop:
                 if report is None and _get_age(query.folder, batch) < patience:
                     break
                 self._steps.enter("seal")
-                sealed += self._sealer.seal(query, batch, report or BatchReport())
+                report = replace(
+                    report or BatchReport(), holder=find_watermark_holder(query.handle)
+                )
+                sealed += self._sealer.seal(query, batch, report)
                 self._steps.enter("wait")
         return sealed
 

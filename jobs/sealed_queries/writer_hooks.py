@@ -49,6 +49,7 @@ def install_hooks(
     prepare: Callable[[Any], None],
     on_session: Callable[[Any], None],
     on_start: Callable[[WriterFacts], Path | None],
+    on_started: Callable[[WriterFacts, Any], None],
 ) -> Iterator[None]:
     """Replace methods of PySpark, in the whole process, until the block ends.
 
@@ -59,6 +60,7 @@ def install_hooks(
         on_session: called with each session that a builder gives.
         on_start: called before a query starts; returns the checkpoint folder that the query gets,
             or None to leave it alone.
+        on_started: called with each query that has started.
     """
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -78,7 +80,7 @@ def install_hooks(
             hooked = _note_call(getattr(DataStreamWriter, name), note)
             patches.enter_context(_replace_method(DataStreamWriter, name, hooked))
         for name in ("start", "toTable"):
-            hooked = _make_start_hook(getattr(DataStreamWriter, name), name, on_start)
+            hooked = _make_start_hook(getattr(DataStreamWriter, name), name, on_start, on_started)
             patches.enter_context(_replace_method(DataStreamWriter, name, hooked))
         yield
 
@@ -146,7 +148,10 @@ def _note_call(method: Callable[..., Any], note: Callable[..., None]) -> Callabl
 
 
 def _make_start_hook(
-    method: Callable[..., Any], kind: str, on_start: Callable[[WriterFacts], Path | None]
+    method: Callable[..., Any],
+    kind: str,
+    on_start: Callable[[WriterFacts], Path | None],
+    on_started: Callable[[WriterFacts, Any], None],
 ) -> Callable[..., Any]:
     @functools.wraps(method)
     def start(
@@ -171,7 +176,7 @@ def _make_start_hook(
         if folder is not None:
             options = {key: one for key, one in options.items() if key.lower() != _LOCATION}
             writer.option("checkpointLocation", str(folder))
-        return method(
+        query = method(
             writer,
             target,
             format=format,
@@ -180,5 +185,7 @@ def _make_start_hook(
             queryName=queryName,
             **options,
         )
+        on_started(facts, query)
+        return query
 
     return start

@@ -3,6 +3,7 @@ import {ago, airflow, announce, ask, checkpoint, code, count, fill, h, insist, m
 
 const DIALOG = document.getElementById("dialog");
 const runs = dag => `/api/v2/dags/${dag}/dagRuns`;
+export const FOLLOWS = {log: "its log is cut to that batch, later files stay unread", callback: "on_restore takes later batches back", rollback: "rolled back in one commit", repeat: "may get later batches twice", refused: "nothing can take later batches back, so the restore is refused"};
 const summed = counts => Object.entries(counts).filter(([, n]) => n).map(([name, n]) => `${name.replace("_", " ")} ${count(n)}`).join(", ") || "none";
 
 function show(title, ...body) {
@@ -94,6 +95,7 @@ export async function restore(s, id) {
       ["Taken back", plan.epochs_rewound ? `${plural(plan.epochs_rewound, "epoch")}, everything since ${when(plan.since)} UTC` : "nothing"],
       plan.epochs_regained ? ["Regained", plural(plan.epochs_regained, "epoch")] : null,
       ["Rows", summed(plan.rows)], ["Rows of tables", summed(plan.tables)], ["Window results", summed(plan.windows)],
+      ...plan.sinks.map(one => [`Query ${one.query}`, `from batch ${one.newest} to ${one.batch ?? "the beginning"}; ${one.sink}: ${FOLLOWS[one.rewind] || one.rewind}`]),
       plan.spec_changed ? ["Mind", "the spec has changed since that checkpoint"] : null,
     ].filter(Boolean).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)))));
   } catch (error) { report.replaceChildren(problem(error)); go.disabled = true; }

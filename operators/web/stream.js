@@ -2,13 +2,13 @@
 import {barrierLanes, histogram, lines, look, shape, toneOf} from "./chart.js";
 import {checkpointPanel} from "./checkpoints.js";
 import {checksPanel} from "./checks.js";
-import {abortBarrier, explain, questions, restore, startStream, stopStream} from "./dialogs.js";
+import {FOLLOWS, abortBarrier, explain, questions, restore, startStream, stopStream} from "./dialogs.js";
 import {graphPanel} from "./graph.js";
 import {resultsPanel} from "./results.js";
 import {proofPanel} from "./proof.js";
 import {timelinePanel} from "./timeline.js";
 import {whatIfPanel} from "./whatif.js";
-import {ago, airflow, announce, card, checkpoint, count, empty, fill, h, mark, pill, plural, share, sinceThen, span, table, until, when} from "./dom.js";
+import {ago, airflow, announce, card, checkpoint, code, count, empty, fill, h, mark, pill, plural, share, sinceThen, size, span, table, until, when} from "./dom.js";
 
 const KEPT = 120;
 const SECTIONS = [["graph", "Pipeline"], ["sources", "Frontier"], ["throughput", "Throughput"], ["results", "Results"], ["lateness", "Lateness"], ["barriers", "Barriers"], ["quality", "Quality"], ["whatif", "What if"], ["checkpoints", "Checkpoints"], ["trail", "Timeline"]];
@@ -42,15 +42,14 @@ export function streamPage(pipeline, {framed, open, refresh}) {
   const sources = h("div", {}), targets = h("div", {}), barriers = h("div", {}), waiting = h("div", {}), requests = h("div", {}), runs = h("div", {});
   const graph = graphPanel(), results = resultsPanel(pipeline, graph.setRows), quality = checksPanel(pipeline), whatif = whatIfPanel(pipeline), past = timelinePanel(pipeline), shelf = checkpointPanel(pipeline, () => last), proof = proofPanel(pipeline);
   const barrierCard = card("barriers", "Barriers", lanes.node, waiting, barriers), requestCard = card("requests", "Open requests and runs", requests, runs);
+  const queries = h("div", {}), queryCard = card("queries", "Queries of the job", queries), lateCard = card("lateness", "Lateness and the lag it asks for", behind.node, targets);
   const spans = h("select", {id: "span", change: () => { reach = Number(spans.value); points = []; refresh(); }}, [[KEPT, "last 120 epochs"], [1000, "last 1,000"], [10000, "last 10,000"], [0, "all epochs"]].map(([v, name]) => h("option", {value: v}, name)));
   const node = h("div", {}, head, jump, notes, asked, proof.node, h("div", {class: "card"}, facts), graph.node,
     h("div", {class: "grid"},
       card("sources", "Frontier of each source", h("label", {class: "choice"}, "Show ", spans), frontier.node, h("h3", {}, "Ahead of the output; at 0 it holds everyone back"), ahead.node, sources),
       card("throughput", "Throughput", h("h3", {}, "Rows per second"), rate.node, h("h3", {}, "Epoch time"), epoch.node)),
-    results.node,
-    h("div", {class: "grid"},
-      card("lateness", "Lateness and the lag it asks for", behind.node, targets),
-      barrierCard),
+    queryCard, results.node,
+    h("div", {class: "grid"}, lateCard, barrierCard),
     quality.node,
     whatif.node,
     shelf.node,
@@ -137,6 +136,16 @@ export function streamPage(pipeline, {framed, open, refresh}) {
     const wanted = Object.entries(s.lateness.sources).filter(([, found]) => found.rows);
     fill(targets, wanted, () => wanted.length ? table("Advice", ["Source", ">Rows", ">In order", ">Lag for 1 % late", ">for 0.1 %"], wanted.map(([name, found]) => ({cells: [name, count(found.rows), share(found.in_order, found.rows), ...found.targets.map(t => span(t.lag))]}))) : []);
   }
+  function asked_(s) {
+    const found = Object.entries(s.queries || {}), job = found.length > 0;
+    queryCard.hidden = !job;
+    results.node.hidden = lateCard.hidden = whatif.node.hidden = job;
+    fill(queries, s.queries, () => job ? [h("div", {class: "scroll", tabindex: 0}, table("Queries", ["Query", ">Batch", ">Seconds", "Sources: rows, messages behind", "Watermark (UTC)", ">Dropped", ">State", "Sink, and what a restore does~"], found.map(([name, q]) => ({cells: [
+      code(name), count(q.batch), h("span", {title: Object.entries(q.phases || {}).map(([phase, t]) => `${phase} ${t} s`).join("\n")}, q.seconds === null ? "–" : q.seconds.toFixed(2)),
+      (q.sources || []).map(one => h("div", {}, code(one.name), ` ${count(one.rows)}`, one.backlog === null ? "" : `, ${count(one.backlog)} behind`, q.holder?.includes(one.name) && q.sources.length > 1 ? h("span", {class: "tag"}, "holds") : null)),
+      h("span", {class: "num nowrap"}, when(q.watermark)), q.dropped ? `at least ${count(q.dropped)}` : "0", `${plural(q.state_rows, "row")}, ${size(q.state_bytes)}`, `${q.sink}: ${FOLLOWS[q.rewind] || q.rewind}`]})))),
+      h("p", {class: "soft"}, "Figures of the newest sealed batch of each query. Spark counts dropped rows after partial aggregation, so the true number may be larger.")] : []);
+  }
   function waits(s) {
     barrierCard.hidden = !s.barriers.length && !s.open_barriers.length;
     lanes.update(s.barriers, s.open_barriers);
@@ -167,7 +176,7 @@ export function streamPage(pipeline, {framed, open, refresh}) {
       last = s;
       if (state && state !== s.state) announce(`${pipeline} is now ${s.state}`);
       state = s.state;
-      header(s); noted(s); numbers(s); charts(s); waits(s); open_(s); past.update(s); proof.update(s, points);
+      header(s); noted(s); numbers(s); charts(s); asked_(s); waits(s); open_(s); past.update(s); proof.update(s, points);
       shelf.update(s); graph.update(s); results.update(s); quality.update(s);
     }, scrollTo};
 }

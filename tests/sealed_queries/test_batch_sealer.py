@@ -10,7 +10,7 @@ import pytest
 from tests.sealed_queries.conftest import JobBench
 from tests.sealed_queries.fake_checkpoint import FakeCheckpoint, read_tree
 from tests.servers.memory_store import Fault, MemoryStore, StoreRequest
-from tidegate.checkpoints.batch_notes import BatchNotes, SinkRewind
+from tidegate.checkpoints.batch_notes import BatchNotes, SinkRewind, SourceProgress
 from tidegate.checkpoints.bucket_layout import CheckpointId
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.restore import commit_restore, plan_restore
@@ -22,7 +22,9 @@ from tidegate.jobs.sealed_queries.batch_objects import QueryObjects, restore_fil
 from tidegate.jobs.sealed_queries.batch_sealer import BatchReport
 from tidegate.jobs.sealed_queries.checkpoint_files import select_restoring_files
 
-_REPORT = BatchReport(rows=3, sources=("FileStreamSource[in]",), sink="ForeachBatchSink")
+_REPORT = BatchReport(
+    rows=3, sources=(SourceProgress(name="FileStreamSource[in]", rows=3),), sink="ForeachBatchSink"
+)
 
 
 def _seal(bench: JobBench, batches: int, name: str = "q", partitions: int = 2) -> FakeCheckpoint:

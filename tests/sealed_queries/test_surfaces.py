@@ -3,19 +3,45 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
+from tests.driver.sealed_epochs import measured
 from tests.sealed_queries.conftest import JobBench
 from tidegate.checkpoints.batch_notes import SinkRewind
 from tidegate.checkpoints.pipeline_identity import ensure_identity
 from tidegate.checkpoints.restore import plan_restore
 from tidegate.jobs.cli.status_and_logs import describe_pipeline
+from tidegate.jobs.driver.otel_metrics import METRICS, DriverMetrics
 from tidegate.jobs.sealed_queries.batch_sealer import BatchReport
 from tidegate.operators.recover_and_pin import format_impact_report
 from tidegate.operators.stream_view import StreamView
 
 _WATERMARK = 1_767_225_639_699_000
+_KAFKA = "KafkaV2[Subscribe[clicks]]"
+_PROGRESS: dict[str, Any] = {
+    "sources": [
+        {
+            "description": _KAFKA,
+            "numInputRows": 3,
+            "endOffset": {"clicks": {"0": 5, "1": 7}},
+            "latestOffset": {"clicks": {"0": 9, "1": 7}},
+        },
+        {
+            "description": "FileStreamSource[/in]",
+            "numInputRows": 2,
+            "endOffset": {"logOffset": 1},
+            "latestOffset": None,
+        },
+    ],
+    "sink": {"description": "FileSink[/x]"},
+    "eventTime": {"watermark": "2026-01-01T00:00:39.699Z"},
+    "stateOperators": [{"numRowsTotal": 7, "memoryUsedBytes": 640, "numRowsDroppedByWatermark": 2}],
+    "durationMs": {"addBatch": 400, "triggerExecution": 500},
+}
 
 
 @pytest.fixture
@@ -23,7 +49,7 @@ def job(bench: JobBench) -> JobBench:
     """Three sealed batches."""
     ensure_identity(bench.store, "clicks")
     query, made = bench.query("q", SinkRewind.CALLBACK)
-    report = BatchReport(rows=5, watermark=_WATERMARK, sink="FileSink[/x]", state_rows=7)
+    report = BatchReport.from_progress(_PROGRESS)
     for batch in range(3):
         made.commit(batch)
         bench.sealer.seal(query, batch, report)
@@ -35,6 +61,7 @@ def test_the_page_shows_a_job(job: JobBench) -> None:
     view = StreamView(job.store, "clicks")
     assert json.dumps(view.summary())
     detail = view.detail()
+    assert detail["queries"]["q"]["watermark"] == _WATERMARK // 1000
     assert f'"frontier": {_WATERMARK // 1000}' in json.dumps(detail)
     assert json.dumps(view.checkpoint_page())
     target = str(job.sealed[0].id)
@@ -51,12 +78,38 @@ def test_the_status_lists_the_queries(job: JobBench) -> None:
         "rewind": "callback",
         "watermark": _WATERMARK,
         "rows": 5,
-        "dropped": 0,
+        "dropped": 2,
         "state_rows": 7,
-        "state_bytes": 0,
-        "seconds": None,
+        "state_bytes": 640,
+        "seconds": 0.5,
+        "sources": [
+            {"name": _KAFKA, "rows": 3, "backlog": 4},
+            {"name": "FileStreamSource[/in]", "rows": 2, "backlog": None},
+        ],
+        "phases": {"addBatch": 0.4, "triggerExecution": 0.5},
     }
+    assert status["holder"]["member"] == "q"
     assert json.dumps(status)
+
+
+def test_the_metrics_count_a_batch_by_query_and_source(job: JobBench) -> None:
+    """Rows and dropped rows add up; state, backlog and watermark are those of the newest batch."""
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader])
+    metrics = DriverMetrics(provider.get_meter("t"), "p", lambda: {"state": "running"})
+    for manifest in job.sealed:
+        metrics.record_sealed(manifest, 0.5)
+    found = measured(reader)
+    query = ("query", "q")
+    assert found["tidegate.query.rows", (query, ("source", _KAFKA))] == 9
+    assert found["tidegate.query.dropped", (query,)] == 6
+    assert found["tidegate.query.backlog", (query, ("source", _KAFKA))] == 4
+    assert found["tidegate.query.state.rows", (query,)] == 7
+    assert found["tidegate.query.state.bytes", (query,)] == 640
+    assert found["tidegate.query.watermark.lag", (query,)] > 0
+    assert found["tidegate.step.duration", (("step", "addBatch"),)] == 3
+    assert {name for name, _ in found} <= set(METRICS)
+    provider.shutdown()
 
 
 def test_the_impact_report_names_the_sinks(job: JobBench) -> None:

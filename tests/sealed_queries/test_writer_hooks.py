@@ -32,7 +32,7 @@ class Script:
 
     def run(self, script: Any) -> list[tuple[str, str]]:
         """The options that Spark got, in their order."""
-        with install_hooks(lambda _: None, lambda _: None, self.on_start):
+        with install_hooks(lambda _: None, lambda _: None, self.on_start, lambda *_: None):
             writer = self.writer()
             script(writer)
         return [call.args for call in writer._jwrite.option.call_args_list]
