@@ -179,6 +179,10 @@ class DriverMetrics:
                 self._query_rows.add(source.rows, {**query, "source": source.name})
             self._query_dropped.add(notes.queries[notes.query].dropped, query)
 
+    def note_turn(self) -> None:
+        """Note that there is nothing to do: `tidegate.loop.age` starts again from 0."""
+        self._loop_ended_at = self._seconds()
+
     def _count_rows(self, epoch: EpochCounters) -> None:
         self._buffered = epoch.retained
         for source, own in epoch.per_source.items():

@@ -246,7 +246,13 @@ class JobSession:
         author = JobAuthor(self._uid, self._digest, describe_location(location))
         sealer = BatchSealer(self._slot_log, self._steps.lease, author, self._report_seal)
         loop = SealLoop(
-            sealer, self._reports, self._slot_log, self._steps, self._status, self._stop
+            sealer,
+            self._reports,
+            self._slot_log,
+            self._steps,
+            self._status,
+            self._stop,
+            self._metrics.note_turn if self._metrics else lambda: None,
         )
         self._location, self._loop = location, loop
         self._steps.enter("wait")

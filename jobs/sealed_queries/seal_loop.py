@@ -121,6 +121,7 @@ class SealLoop:
         steps: the lease, and the deadline of a batch.
         status: says when the store is away.
         stop: set when the job should end; also set here on a request or an error.
+        on_idle: called while no batch runs.
 
     Attributes:
         error: what ended the job; None while nothing has.
@@ -135,7 +136,9 @@ class SealLoop:
         steps: DriverSteps,
         status: StatusReporter,
         stop: threading.Event,
+        on_idle: Callable[[], None] = lambda: None,
     ) -> None:
+        self._on_idle = on_idle
         self._sealer, self._reports, self._slot_log = sealer, reports, log
         self._steps, self._status, self._stop = steps, status, stop
         self._requests = RequestQueue(log.store, log.pipeline)
@@ -208,6 +211,7 @@ class SealLoop:
 
     def _refuse_stalled_batch(self) -> None:
         """End the job if a batch takes longer than an epoch of a pipeline may."""
+        idle = True
         for name, query in list(self.queries.items()):
             batch, now = find_running_batch(query.folder), time.monotonic()
             if (known := self._running.get(name)) is None or known[0] != batch:
@@ -215,6 +219,9 @@ class SealLoop:
             elif batch is not None and now - known[1] > STEP_DEADLINES["move"]:
                 fields = {"query": name, "batch": batch, "seconds": now - known[1]}
                 raise BATCH_STALLED(pipeline=self._slot_log.pipeline, **fields)
+            idle = idle and batch is None
+        if idle:
+            self._on_idle()
 
     def _seal_rest(self) -> bool:
         self.seal_committed()

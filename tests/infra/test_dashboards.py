@@ -20,8 +20,14 @@ from tests.infra.deploy import DEPLOY
 from tests.servers.otlp import Collector, collecting
 
 from tidegate.checkpoints.driver_reports import DriverStatus
+from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.pipeline_overview import DriverOverview, PipelineState
-from tidegate.jobs.driver.epoch_listeners import EpochListeners, measure_landing
+from tidegate.jobs.driver.epoch_listeners import (
+    EpochListeners,
+    close_receivers,
+    measure_landing,
+    open_metrics,
+)
 from tidegate.jobs.driver.otel_metrics import METRICS
 from tidegate.operators import trigger as airflow_metrics
 from tidegate.operators.liveness import LivenessSample
@@ -44,8 +50,31 @@ def told() -> set[str]:
         with measure_landing("p", "a") as landing:
             landing.record_batch(3)
             landing.record_restart()
+        _job()
         _airflow(collector)
     return collector.names
+
+
+def _job() -> None:
+    """A batch of a query that reads Kafka."""
+    metrics, closers = open_metrics("p", lambda: FACTS)
+    assert metrics is not None
+    manifest = Manifest.model_construct(
+        notes={
+            "batch": {
+                "query": "q",
+                "location": "",
+                "queries": {
+                    "q": {
+                        **{"batch": 0, "sink": "", "rewind": "repeat", "watermark": 1},
+                        "sources": [{"name": "kafka", "rows": 1, "backlog": 2}],
+                    }
+                },
+            }
+        }
+    )
+    metrics.record_sealed(manifest, 0.5)
+    close_receivers(closers)
 
 
 def _airflow(collector: Collector) -> None:
