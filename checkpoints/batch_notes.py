@@ -22,6 +22,7 @@ class SinkRewind(StrEnum):
 
     LOG = "log"  # a file sink: its log is cut; files of later batches stay, but are not read
     CALLBACK = "callback"  # the script's `on_restore` takes the later batches back
+    ROLLBACK = "rollback"  # an Iceberg or Delta table, which goes back in one commit
     REPEAT = "repeat"  # the sink may get the later batches twice: declared, or it keeps nothing
     REFUSED = "refused"  # nothing can take the later batches back
 
@@ -46,7 +47,7 @@ class SourceProgress(_NotesModel):
 
 _Sources = Annotated[tuple[SourceProgress, ...], Field(exclude_if=lambda sources: not sources)]
 _Phases = Annotated[dict[str, float], Field(exclude_if=lambda phases: not phases)]
-_Holder = Annotated[str | None, Field(exclude_if=lambda holder: holder is None)]
+_Optional = Annotated[str | None, Field(exclude_if=lambda text: text is None)]
 
 
 class QueryPosition(_NotesModel):
@@ -65,6 +66,7 @@ class QueryPosition(_NotesModel):
         seconds: duration of the batch; None if Spark's report of it was lost.
         sources: its sources, in the order of the offsets.
         phases: phase of the batch -> seconds.
+        id: Spark's id of the query, which its sinks note; None in slots of older versions.
         holder: the source whose watermark decides that of the query.
     """
 
@@ -79,7 +81,8 @@ class QueryPosition(_NotesModel):
     seconds: float | None = None
     sources: _Sources = ()
     phases: _Phases = {}
-    holder: _Holder = None
+    id: _Optional = None
+    holder: _Optional = None
 
 
 class BatchNotes(_NotesModel):

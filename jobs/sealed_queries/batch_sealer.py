@@ -25,7 +25,11 @@ from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.manifest import Counters, FileRef, Manifest
 from tidegate.checkpoints.slot_log import LogHead, SlotLog, SlotTaken
 from tidegate.jobs.sealed_queries.batch_objects import QueryObjects, get_object_kind
-from tidegate.jobs.sealed_queries.checkpoint_files import read_offsets, select_restoring_files
+from tidegate.jobs.sealed_queries.checkpoint_files import (
+    read_offsets,
+    read_query_id,
+    select_restoring_files,
+)
 from tidegate.jobs.sealed_queries.errors import SLOT_TAKEN
 from tidegate.time_units import TICK_MIN
 
@@ -207,6 +211,7 @@ class BatchSealer:
             seconds=report.phases.get("triggerExecution"),
             sources=report.sources,
             phases=report.phases,
+            id=read_query_id(query.folder),
             holder=report.holder,
         )
         before = BatchNotes.from_manifest(head.record)
@@ -297,13 +302,14 @@ def _read_source(progress: Mapping[str, Any]) -> SourceProgress:
 def _count_backlog(end: Any, latest: Any) -> int | None:
     """Count what lies between two offsets of the form topic -> partition -> number."""
     try:
-        return sum(
-            max(0, int(number) - end[topic].get(partition, number))
+        behind: list[int] = [
+            max(0, number - end[topic].get(partition, number))
             for topic, partitions in latest.items()
             for partition, number in partitions.items()
-        )
+        ]
     except (AttributeError, KeyError, TypeError):
         return None
+    return sum(behind)
 
 
 def _parse_instant(text: str) -> int:

@@ -113,6 +113,14 @@ def read_offsets(folder: Path, batch: int) -> list[Any]:
     return [None if line == "-" else json.loads(line) for line in lines]
 
 
+def read_query_id(folder: Path) -> str | None:
+    """Return Spark's id of the query; None before its first start."""
+    try:
+        return str(json.loads((folder / "metadata").read_text(encoding="utf-8"))["id"])
+    except (OSError, ValueError, KeyError):
+        return None
+
+
 def _get_log_offset(offset: Any) -> int | None:
     return offset.get("logOffset") if isinstance(offset, Mapping) else None
 

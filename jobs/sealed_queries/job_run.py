@@ -42,6 +42,7 @@ from tidegate.jobs.driver.pipeline_run import make_startup_retry, stop_on_signal
 from tidegate.jobs.driver.startup import LeaderElection, select_head
 from tidegate.jobs.driver.status_reporter import DriverSteps, StatusReporter
 from tidegate.jobs.sealed_queries.batch_sealer import BatchSealer, JobAuthor, SealedQuery
+from tidegate.jobs.sealed_queries.checkpoint_files import read_query_id
 from tidegate.jobs.sealed_queries.errors import (
     BAD_QUERY_NAME,
     CHECKPOINT_TAKEN,
@@ -68,6 +69,7 @@ from tidegate.jobs.sealed_queries.sink_restore import (
     find_sink_log,
     restore_sink,
 )
+from tidegate.jobs.sealed_queries.table_rollback import SealedPoint
 from tidegate.jobs.sealed_queries.writer_hooks import WriterFacts, install_hooks
 from tidegate.jobs.spec.job_spec import JobSpec, is_query_name
 
@@ -393,8 +395,11 @@ class JobSession:
         folder, batch = location.folder / name, location.get_sealed_batch(name)
         objects = location.prepare_query(self._store, name)
         rewind = choose_rewind(facts, repeatable=name in spec.repeatable)
-        if location.is_new and (batch is not None or self._was_sealed(name)):
-            restore_sink(spec.name, facts, folder, batch, rewind)
+        before = self._list_query_ids(name) if location.is_new else frozenset()
+        if location.is_new and (batch is not None or before):
+            at = location.manifest.created_at if location.manifest else 0
+            ids = before | {read_query_id(folder) or ""}
+            restore_sink(spec.name, facts, folder, SealedPoint(ids, batch, at), rewind)
         if facts.location is not None:
             self._replace_location(name, facts.location, folder)
         loop.queries[name] = SealedQuery(
@@ -422,15 +427,20 @@ class JobSession:
         if facts.trigger in ("continuous", "realTime"):
             raise CONTINUOUS_QUERY(pipeline=spec.name, query=name, trigger=facts.trigger)
 
-    def _was_sealed(self, query: str) -> bool:
-        """Return whether a timeline that a restore has left holds batches of the query."""
+    def _list_query_ids(self, query: str) -> frozenset[str]:
+        """Return the ids that a query has had in this timeline and in those that were left.
+
+        Empty if it was never sealed; a slot of an older version gives an empty id.
+        """
+        ends = [self._location.manifest] if self._location else []
         for fork in self._slot_log.list_forks():
             filled = self._slot_log.read_slot(fork.timeline, fork.slot - 1)
             if filled is not None and isinstance(filled.record, Manifest):
-                notes = BatchNotes.from_manifest(filled.record)
-                if notes is not None and query in notes.queries:
-                    return True
-        return False
+                ends.append(filled.record)
+        found = (BatchNotes.from_manifest(end) for end in ends)
+        return frozenset(
+            notes.queries[query].id or "" for notes in found if notes and query in notes.queries
+        )
 
     def _replace_location(self, name: str, given: str, folder: Path) -> None:
         """Adopt the checkpoint that the script names if the job has never sealed a batch.

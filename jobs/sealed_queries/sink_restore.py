@@ -13,6 +13,11 @@ import structlog
 from tidegate.checkpoints.batch_notes import SinkRewind
 from tidegate.job import find_restore_callback
 from tidegate.jobs.sealed_queries.checkpoint_files import SINK_LOG
+from tidegate.jobs.sealed_queries.table_rollback import (
+    SealedPoint,
+    can_roll_back,
+    roll_back_table,
+)
 from tidegate.jobs.sealed_queries.writer_hooks import WriterFacts
 
 _log = structlog.get_logger("tidegate.job")
@@ -41,38 +46,43 @@ def choose_rewind(facts: WriterFacts, *, repeatable: bool) -> SinkRewind:
     """Return how the sink of a query follows a restore; the script has run up to its start.
 
     The first that holds: by the script's callback, by repeating if the sink is `repeatable` or
-    keeps nothing, by its log if it is a local file sink; else a restore is refused.
+    keeps nothing, by its log if it is a local file sink, by a rollback if it is an Iceberg or Delta
+    table; else a restore is refused.
     """
     if find_restore_callback(facts.name or ""):
         return SinkRewind.CALLBACK
     if repeatable or facts.format in _KEEP_NOTHING:
         return SinkRewind.REPEAT
-    return SinkRewind.LOG if find_sink_log(facts) else SinkRewind.REFUSED
+    if find_sink_log(facts):
+        return SinkRewind.LOG
+    return SinkRewind.ROLLBACK if can_roll_back(facts) else SinkRewind.REFUSED
 
 
 def restore_sink(
-    pipeline: str, facts: WriterFacts, folder: Path, batch: int | None, rewind: SinkRewind
+    pipeline: str, facts: WriterFacts, folder: Path, point: SealedPoint, rewind: SinkRewind
 ) -> None:
     """Bring the sink to a batch, before the query starts from a new checkpoint folder.
 
-    A file sink gets its sealed log back; later files stay and are not read. A callback is called,
-    and its errors pass through. A sink that can do neither is left as it is; if it cannot repeat a
-    batch either, a warning is logged.
+    A file sink gets its sealed log back; later files stay and are not read. A table is rolled
+    back. A callback is called, and its errors pass through. Another sink is left as it is; if it
+    cannot repeat a batch either, a warning is logged.
 
     Args:
         pipeline: name of the job.
         facts: of the query.
         folder: its checkpoint as it was sealed, with the sealed log of a file sink.
-        batch: what the sink should hold; None for nothing.
+        point: what the sink should hold.
         rewind: how.
     """
-    query, sink_log = facts.name or "", find_sink_log(facts)
+    query, batch, sink_log = facts.name or "", point.batch, find_sink_log(facts)
     callback = find_restore_callback(query)
     if sink_log is not None:
         # Also beside a callback: Spark skips batches that the log of a file sink has already.
         _replace_log(sink_log, folder / SINK_LOG)
     if rewind is SinkRewind.CALLBACK and callback is not None:
         _run_callback(callback, query, batch)
+    elif rewind is SinkRewind.ROLLBACK:
+        roll_back_table(pipeline, facts, point)
     elif rewind is SinkRewind.REFUSED:
         # A restore was refused before it was committed, so this is a launch on a new folder.
         _log.warning(

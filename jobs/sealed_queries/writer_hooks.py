@@ -23,9 +23,11 @@ class WriterFacts:
 
     Attributes:
         name: of the query; None if it has none.
-        format: of the sink; "foreach" for `foreach` and `foreachBatch`, "table" for `toTable`; None
-            for Spark's default.
-        path: of a file sink.
+        format: of the sink; "foreach" for `foreach` and `foreachBatch`, "table" for `toTable`
+            without a format; None for Spark's default.
+        path: of a file sink, or of a table that the script does not name by `toTable`.
+        table: of `toTable`.
+        session: PySpark's.
         location: of the script's own checkpoint.
         trigger: the kind of the trigger, such as "availableNow"; None for the default.
     """
@@ -35,6 +37,8 @@ class WriterFacts:
     path: str | None = None
     location: str | None = None
     trigger: str | None = None
+    table: str | None = None
+    session: Any = None
 
     def note_option(self, key: str, value: Any) -> None:
         """Note the options that matter here; Spark ignores the case of their names."""
@@ -168,8 +172,9 @@ def _make_start_hook(
         facts = _get_facts(writer)
         _note_options(facts, **options)
         facts.name, facts.format = queryName or facts.name, format or facts.format
+        facts.session = writer._spark
         if kind == "toTable":
-            facts.format = "table"
+            facts.format, facts.table = facts.format or "table", target
         elif target is not None:
             facts.path = target
         folder = on_start(facts)

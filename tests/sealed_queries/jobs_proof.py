@@ -105,7 +105,9 @@ def main() -> None:
     options = parser.parse_args()
     totals = [0, 0, 0]
     with ExitStack() as resources:
-        folder = resources.enter_context(tempfile.TemporaryDirectory(prefix="jobs-proof-"))
+        folder = resources.enter_context(
+            tempfile.TemporaryDirectory(prefix="jobs-proof-", ignore_cleanup_errors=True)
+        )
         bucket = None
         if options.minio:
             minio = resources.enter_context(running(Path(folder)))

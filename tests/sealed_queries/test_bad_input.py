@@ -25,6 +25,7 @@ from tidegate.jobs.sealed_queries.job_location import JobLocation
 from tidegate.jobs.sealed_queries.job_run import JobOptions, JobSession, find_script
 from tidegate.jobs.sealed_queries.seal_loop import SealLoop
 from tidegate.jobs.sealed_queries.sink_restore import choose_rewind, find_sink_log, restore_sink
+from tidegate.jobs.sealed_queries.table_rollback import SealedPoint
 from tidegate.jobs.sealed_queries.writer_hooks import WriterFacts
 from tidegate.jobs.spec.job_spec import JobSpec
 from tidegate.jobs.spec.loader import load_any_spec, load_spec
@@ -223,7 +224,7 @@ def test_a_job_where_a_pipeline_is_meant(tmp_path: Path) -> None:
 
 
 def test_how_a_sink_follows(tmp_path: Path) -> None:
-    """A function of the script wins; a file sink here has a log; a table or Kafka has nothing."""
+    """A function of the script wins; a file sink here has a log, a table of Iceberg or Delta its commits."""
 
     def rewind(**said: Any) -> SinkRewind:
         return choose_rewind(WriterFacts(name="q", **said), repeatable=False)
@@ -232,7 +233,9 @@ def test_how_a_sink_follows(tmp_path: Path) -> None:
     assert rewind(path="s3a://bucket/out") is SinkRewind.REFUSED
     assert rewind(format="kafka") is SinkRewind.REFUSED
     assert rewind(format="table") is SinkRewind.REFUSED
-    assert rewind(format="iceberg", path="db.table") is SinkRewind.REFUSED
+    assert rewind(format="iceberg", path="db.table") is SinkRewind.ROLLBACK
+    assert rewind(format="delta", path=str(tmp_path)) is SinkRewind.ROLLBACK
+    assert rewind(format="delta", table="t") is SinkRewind.REFUSED
     assert rewind(format="console") is SinkRewind.REPEAT
     assert (
         choose_rewind(WriterFacts(name="q", format="kafka"), repeatable=True) is SinkRewind.REPEAT
@@ -250,7 +253,7 @@ def test_the_log_of_a_file_sink_becomes_the_sealed_one(tmp_path: Path) -> None:
         folder.mkdir(parents=True)
         for name in names:
             (folder / name).write_text(f"{folder.name} {name}")
-    restore_sink("clicks", facts, sealed.parent, 8, SinkRewind.LOG)
+    restore_sink("clicks", facts, sealed.parent, SealedPoint(frozenset(), 8, 0), SinkRewind.LOG)
     assert {path.name: path.read_text() for path in live.iterdir()} == {
         "7": "_sink 7",
         "8": "_sink 8",
@@ -263,7 +266,8 @@ def test_the_script_takes_batches_back() -> None:
     job.on_restore()(lambda query, batch: calls.append((query, batch)))
     facts = WriterFacts(name="q", format="kafka")
     for batch in (4, None):
-        restore_sink("clicks", facts, Path("/none"), batch, SinkRewind.CALLBACK)
+        point = SealedPoint(frozenset(), batch, 0)
+        restore_sink("clicks", facts, Path("/none"), point, SinkRewind.CALLBACK)
     assert calls == [("q", 4), ("q", None)]
 
 

@@ -87,6 +87,7 @@ def test_the_status_lists_the_queries(job: JobBench) -> None:
             {"name": "FileStreamSource[/in]", "rows": 2, "backlog": None},
         ],
         "phases": {"addBatch": 0.4, "triggerExecution": 0.5},
+        "id": "x",
     }
     assert status["holder"]["member"] == "q"
     assert json.dumps(status)

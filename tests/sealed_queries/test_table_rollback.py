@@ -1,0 +1,110 @@
+"""Later batches leave an Iceberg or Delta table in one commit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+
+from tidegate.errors import ConfigurationError
+from tidegate.jobs.sealed_queries.table_rollback import (
+    SealedPoint,
+    TableCommit,
+    can_roll_back,
+    choose_commit,
+    roll_back_table,
+)
+from tidegate.jobs.sealed_queries.writer_hooks import WriterFacts
+
+_FOREVER = 1 << 60
+
+
+def _commits(*batches: int, query: str = "q") -> list[TableCommit]:
+    return [TableCommit(n, 100 + n, query, batch) for n, batch in enumerate(batches)]
+
+
+def _point(batch: int | None, before: int = _FOREVER) -> SealedPoint:
+    return SealedPoint(frozenset({"q"}), batch, before)
+
+
+def test_the_newest_commit_of_the_batch_before_its_seal_is_chosen() -> None:
+    """Batch 1 exists twice, on two timelines: the older seal means the older commit."""
+    known = _commits(0, 1, 2, 1, 2)
+    newest, older = (
+        choose_commit(known, known, _point(1)),
+        choose_commit(known, known, _point(1, 102_000)),
+    )
+    assert newest is not None
+    assert older is not None
+    assert (newest.id, older.id) == (3, 1)
+
+
+def test_a_batch_that_wrote_nothing_leaves_the_one_before() -> None:
+    """A batch without data makes no commit in some tables."""
+    known = _commits(0, 1, 4)
+    chosen = choose_commit(known, known, _point(3))
+    assert chosen is not None
+    assert chosen.batch == 1
+
+
+def test_the_beginning_is_before_the_first_commit_of_the_query() -> None:
+    """What was in the table before stays."""
+    foreign = TableCommit(9, 1, None, -1, "append")
+    assert choose_commit([foreign, *_commits(0, 1)], [], _point(None)) == foreign
+    assert choose_commit(_commits(0, 1), [], _point(None)) is None
+
+
+def test_a_commit_that_the_table_no_longer_keeps_is_an_error() -> None:
+    """Expired snapshots cannot be restored."""
+    with pytest.raises(LookupError):
+        choose_commit([], _commits(5, 6), _point(4))
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> WriterFacts:
+    """A Delta table with batches 0 to 3, as Delta's streaming sink notes them."""
+    path = tmp_path / "table"
+    for batch in range(4):
+        done = CommitProperties(app_transactions=[Transaction("q", batch)])
+        write_deltalake(path, pa.table({"v": [batch]}), mode="append", commit_properties=done)
+        log = path / "_delta_log" / f"{batch:020}.json"
+        lines = [json.loads(line) for line in log.read_text().splitlines()]
+        for line in lines:
+            if "commitInfo" in line:
+                given = {"outputMode": "Append", "queryId": "q", "epochId": str(batch)}
+                line["commitInfo"] |= {
+                    "operation": "STREAMING UPDATE",
+                    "operationParameters": given,
+                }
+        log.write_text("\n".join(map(json.dumps, lines)))
+    return WriterFacts(name="sink", format="delta", path=str(path))
+
+
+def _rows(facts: WriterFacts) -> list[int]:
+    return sorted(DeltaTable(facts.path or "").to_pyarrow_table()["v"].to_pylist())
+
+
+def test_a_delta_table_goes_back_in_one_commit_and_takes_the_batches_again(
+    table: WriterFacts,
+) -> None:
+    """The number of the newest batch goes back too, or Delta would skip those that come again."""
+    assert can_roll_back(table)
+    roll_back_table("clicks", table, _point(1))
+    found = DeltaTable(table.path or "")
+    assert (_rows(table), found.version(), found.transaction_version("q")) == ([0, 1], 4, 1)
+    roll_back_table("clicks", table, _point(3))
+    assert _rows(table) == [0, 1, 2, 3]
+    roll_back_table("clicks", table, _point(None))
+    assert _rows(table) == []
+    assert DeltaTable(table.path or "").transaction_version("q") == -1
+
+
+def test_what_another_writer_committed_is_not_taken_back(table: WriterFacts) -> None:
+    """The rollback is refused, and the table stays."""
+    write_deltalake(table.path or "", pa.table({"v": [99]}), mode="append")
+    with pytest.raises(ConfigurationError, match="another writer has made commit 4"):
+        roll_back_table("clicks", table, _point(1))
+    assert _rows(table) == [0, 1, 2, 3, 99]
