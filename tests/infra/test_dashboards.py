@@ -66,7 +66,10 @@ def _job() -> None:
                 "location": "",
                 "queries": {
                     "q": {
-                        **{"batch": 0, "sink": "", "rewind": "repeat", "watermark": 1},
+                        "batch": 0,
+                        "sink": "",
+                        "rewind": "repeat",
+                        "watermark": 1,
                         "sources": [{"name": "kafka", "rows": 1, "backlog": 2}],
                     }
                 },
