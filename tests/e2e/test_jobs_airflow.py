@@ -135,8 +135,8 @@ def test_a_restore_on_the_page_names_the_sinks(job: SupervisedJob) -> None:
     with browser_of_the_machine() as browser:
         context = browser.new_context(viewport={"width": 1280, "height": 900})
         context.set_default_timeout(PATIENCE)
-        cookie = {"name": "_token", "value": cockpit.bearer("admin")}
-        context.add_cookies([{**cookie, "url": cockpit.stack.airflow_url}])
+        token, url = cockpit.bearer("admin"), cockpit.stack.airflow_url
+        context.add_cookies([{"name": "_token", "value": token, "url": url}])
         page = context.new_page()
         page.goto(f"{cockpit.stack.airflow_url}/tidegate/page#/clicks")
         expect(page.locator("#queries")).to_contain_text("per_minute")
