@@ -44,7 +44,7 @@ from tidegate.checkpoints.errors import (
 from tidegate.checkpoints.errors import LeaseHeldError as LeaseHeldError
 from tidegate.checkpoints.errors import LeaseLostError as LeaseLostError
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
-from tidegate.checkpoints.process_identity import ProcessIdentity
+from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.checkpoints.store import (
     NotFoundError,
     OutcomeUnknownError,

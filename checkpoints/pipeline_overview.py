@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final, Literal
 
-from tidegate.checkpoints.desired_state import DesiredDocument, DesiredState, read_desired_state
 from tidegate.checkpoints.driver_reports import DriverStatus, read_status_and_age
+from tidegate.checkpoints.driver_requests import DesiredDocument, DesiredState, read_desired_state
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 from tidegate.checkpoints.lease import LeaseObserver, LeaseView, read_lease
 from tidegate.checkpoints.manifest import Manifest

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.checkpoints.bucket_layout import BucketLayout
-from tidegate.checkpoints.desired_state import DesiredState, read_desired_state
+from tidegate.checkpoints.driver_requests import DesiredState, read_desired_state
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
 from tidegate.checkpoints.lease import read_lease
 from tidegate.checkpoints.manifest import Manifest

@@ -1,6 +1,6 @@
 """Every error of the local stack, the demo and its feed; see `tidegate.errors.ErrorDefinition`.
 
-Not here is `airflow_api.AirflowApiError`, whose code carries the HTTP status.
+Not here is `airflow_processes.AirflowApiError`, whose code carries the HTTP status.
 """
 
 from __future__ import annotations

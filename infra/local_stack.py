@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tidegate.infra import airflow_processes
-from tidegate.infra.airflow_api import AirflowApi
-from tidegate.infra.airflow_processes import AirflowProcesses, list_unhealthy_components
+from tidegate.infra.airflow_processes import AirflowApi, AirflowProcesses, list_unhealthy_components
 from tidegate.infra.errors import NO_DAGS_FOLDER, STACK_NEVER_UP
 from tidegate.infra.local_processes import (
     choose_free_port,

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tidegate.checkpoints.driver_reports import make_attempt_name
-from tidegate.checkpoints.process_identity import ProcessIdentity
+from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.errors import ConfigurationError
 from tidegate.jobs.spec.job_spec import JobSpec
 from tidegate.jobs.spec.loader import load_any_spec

@@ -49,9 +49,8 @@ from tidegate.operators.recover_and_pin import (
     RecoverOperator,
     ReportRestoreOperator,
 )
-from tidegate.operators.stop_operator import StopOperator
 from tidegate.operators.stream_operator import StreamOperator
-from tidegate.operators.sweep_operator import SweepOperator, SweepReportOperator
+from tidegate.operators.sweep_operator import StopOperator, SweepOperator, SweepReportOperator
 
 STORE_TAG_PREFIX: Final = "store:"  # of the tag that names the store's Airflow connection
 APPROVAL_TAG: Final = "approval"  # of streams whose restores another person approves

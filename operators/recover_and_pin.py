@@ -23,18 +23,20 @@ from airflow.sdk.exceptions import AirflowSkipException
 
 from tidegate.checkpoints.bucket_layout import BucketLayout, CheckpointId
 from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
-from tidegate.checkpoints.desired_state import DesiredState, read_desired_state, set_desired_state
 from tidegate.checkpoints.driver_requests import (
     AckOutcome,
+    DesiredState,
     RequestKind,
     read_ack,
+    read_desired_state,
+    set_desired_state,
     submit_request,
 )
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 from tidegate.checkpoints.lease import Lease, LeaseRenewer
 from tidegate.checkpoints.manifest import ForkRecord
 from tidegate.checkpoints.pins import RootsFile, pin_checkpoint
-from tidegate.checkpoints.process_identity import ProcessIdentity
+from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.checkpoints.restore import (
     RestoreAudit,
     RestoreAuditEntry,

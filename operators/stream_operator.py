@@ -28,13 +28,13 @@ from typing import Any
 from airflow.sdk.execution_time.context import NEVER_EXPIRE
 
 from tidegate.checkpoints.bucket_layout import BucketLayout
-from tidegate.checkpoints.desired_state import (
+from tidegate.checkpoints.driver_reports import DriverLog, delete_old_logs, read_log_tail
+from tidegate.checkpoints.driver_requests import (
     DesiredDocument,
     DesiredState,
     read_desired_state,
     set_desired_state,
 )
-from tidegate.checkpoints.driver_reports import DriverLog, delete_old_logs, read_log_tail
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 from tidegate.checkpoints.lease import read_lease
 from tidegate.checkpoints.pipeline_identity import read_identity

@@ -1,4 +1,6 @@
-"""The scheduled sweep: give a run to each stream that should run and has none.
+"""The tasks that follow the desired state: the scheduled sweep, and `<p>.stop`.
+
+The sweep gives a run to each stream that should run and has none.
 
 That starts a stream without a driver. A driver without a run (its run was deleted, or ended while
 the triggerer was down) is adopted by the new one.
@@ -11,16 +13,20 @@ from typing import Any
 
 from airflow.sdk import BaseOperator
 
-from tidegate.checkpoints.desired_state import (
+from tidegate.checkpoints.driver_requests import (
     DesiredState,
     end_abandoned_recovery,
     read_desired_state,
+    set_desired_state,
 )
+from tidegate.checkpoints.lease import read_lease
 from tidegate.checkpoints.pipeline_overview import PipelineState, parse_reported_state, read_driver
 from tidegate.checkpoints.store import Store
 from tidegate.errors import TidegateError, TransientError
-from tidegate.operators.errors import SWEEP_UNREADABLE
+from tidegate.operators.driver_shutdown import StopOrder, stop_driver, terminate_driver
+from tidegate.operators.errors import STOP_DURING_RESTORE, SWEEP_UNREADABLE
 from tidegate.operators.liveness import needs_person
+from tidegate.operators.pipeline_operator import PipelineOperator, get_requester
 from tidegate.operators.store_access import StoreAccess
 
 UNREADABLE_KEY = "unreadable"  # of the XCom with the pipelines that could not be judged
@@ -119,3 +125,52 @@ def decide_start(store: Store, pipeline: str, *, watched: bool) -> tuple[bool, s
     if failed and needs_person(error):
         return False, f"waits for a person: {error.get('message')}"
     return True, "should run and does not: starting it"
+
+
+class StopOperator(PipelineOperator):
+    """Lets the driver seal what it has read, and waits for its end; then nothing starts the stream.
+
+    A driver that has not ended after a minute is stopped by force (`stop_driver`).
+
+    Args:
+        reason: kept with the desired state; a template, by default the run's param.
+        replace: end the driver by force, for example because it hangs, and leave the desired state,
+            so that the stream's own task launches the next one; a template that renders to `True`
+            or `False`.
+    """
+
+    ui_color = "#e8d5d5"
+    template_fields = ("reason", "replace")
+
+    def __init__(
+        self,
+        *,
+        reason: str = "{{ params.reason }}",
+        replace: str = "{{ params.replace }}",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.reason, self.replace = reason, replace
+
+    def execute(self, context: Any) -> dict[str, Any]:
+        """Stop the driver; how it ended is the task's result.
+
+        Raises:
+            ConfigurationError: a restore is under way, which starts the stream at its end.
+        """
+        store, who = self.resolve_access().open(), get_requester(context)
+        desired = read_desired_state(store, self.pipeline)
+        if desired.state is DesiredState.RECOVERING:
+            raise STOP_DURING_RESTORE(pipeline=self.pipeline, who=desired.who or "someone")
+        if self.replace == "True":
+            lease = read_lease(store, self.pipeline)
+            said = terminate_driver(
+                store, self.pipeline, lease.token if lease else 0, self.log.info
+            )
+            return {"pipeline": self.pipeline, "said": said}
+        # First of all, or the trigger and the sweep would replace the driver that is stopped next.
+        set_desired_state(store, self.pipeline, DesiredState.STOPPED, who=who, why=self.reason)
+        order = StopOrder(who, self.reason, asker=str(context["run_id"])[-60:])
+        said = stop_driver(store, self.pipeline, order, say=self.log.info)
+        self.log.info("%s", said)
+        return {"pipeline": self.pipeline, "said": said}

@@ -36,7 +36,7 @@ from sqlalchemy import event, func, select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import object_session
 
-from tidegate.checkpoints.desired_state import (
+from tidegate.checkpoints.driver_requests import (
     DesiredDocument,
     DesiredState,
     read_desired_state,

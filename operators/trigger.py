@@ -15,7 +15,7 @@ from typing import Any, Final
 from airflow.sdk.observability import stats
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from tidegate.checkpoints.desired_state import DesiredState, read_desired_state, set_desired_state
+from tidegate.checkpoints.driver_requests import DesiredState, read_desired_state, set_desired_state
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 from tidegate.checkpoints.lease import read_lease
 from tidegate.checkpoints.pipeline_overview import PipelineState

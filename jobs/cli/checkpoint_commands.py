@@ -464,7 +464,7 @@ def _find_spec_and_target(
 def _commit_under_lease(log: SlotLog, plan: RestorePlan, why: str) -> None:
     """Commit the restore while holding the lease, so that no driver can seal in between."""
     from tidegate.checkpoints.lease import Lease
-    from tidegate.checkpoints.process_identity import ProcessIdentity
+    from tidegate.checkpoints.pipeline_identity import ProcessIdentity
     from tidegate.checkpoints.restore import commit_restore
 
     lease = Lease.acquire(log.store, log.pipeline, ProcessIdentity.this_process())
@@ -489,7 +489,7 @@ def _declare_recovering(log: SlotLog) -> Iterator[None]:
 
     Afterwards the previous desired state is set again, unless it was changed meanwhile.
     """
-    from tidegate.checkpoints.desired_state import (
+    from tidegate.checkpoints.driver_requests import (
         DesiredState,
         read_desired_state,
         set_desired_state,

@@ -26,8 +26,8 @@ from tidegate.checkpoints.store import Store
 from tidegate.errors import TidegateError
 from tidegate.jobs.cli.errors import NO_SEALED_SPEC, UNEXPECTED
 from tidegate.jobs.engine.column_types import convert_to_ticks
+from tidegate.jobs.engine.manifest_writer import SPLICE_KIND
 from tidegate.jobs.engine.recorded_epochs import read_recorded_epochs
-from tidegate.jobs.engine.resume_state import SPLICE_KIND
 from tidegate.jobs.engine.what_if import WhatIfOptions, run_what_if
 from tidegate.jobs.sinks.base_follower import read_stored_position
 from tidegate.jobs.sinks.lineage_position import (

@@ -163,12 +163,13 @@ def stop_pipeline(
     which sets the desired state at its end. Exit code 3 if the driver has not ended after --wait
     seconds; it ends after its epoch.
     """
-    from tidegate.checkpoints.desired_state import (
+    from tidegate.checkpoints.driver_requests import (
         DesiredState,
+        RequestKind,
         end_abandoned_recovery,
         set_desired_state,
+        submit_request,
     )
-    from tidegate.checkpoints.driver_requests import RequestKind, submit_request
     from tidegate.checkpoints.lease import read_lease
 
     log, who = arguments.open_log(pipeline, store), arguments.get_user_name()
@@ -194,7 +195,7 @@ def allow_start(pipeline: PipelineArgument, store: StoreOption = None, why: WhyO
     A standby driver takes over at once, Airflow's sweep by default within five minutes. The command
     itself starts no process; if you have neither, use `tidegate run`. Refused during a restore.
     """
-    from tidegate.checkpoints.desired_state import (
+    from tidegate.checkpoints.driver_requests import (
         DesiredState,
         read_desired_state,
         set_desired_state,

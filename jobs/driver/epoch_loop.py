@@ -15,7 +15,7 @@ from tidegate.jobs.driver.error_classification import detect_full_disk
 from tidegate.jobs.driver.operator_requests import RequestInbox
 from tidegate.jobs.driver.status_reporter import DriverSteps, StatusReporter
 from tidegate.jobs.engine.epoch_engine import Engine, EpochReport, EpochRequests
-from tidegate.jobs.engine.fault_points import Faults
+from tidegate.jobs.engine.interfaces import Faults
 from tidegate.jobs.engine.publisher import Publisher
 from tidegate.jobs.spec.pipeline import PipelineSpec
 

@@ -69,7 +69,7 @@ from tidegate.jobs.driver.errors import (
     STALE_LANDING_CHECKPOINT,
 )
 from tidegate.jobs.driver.otel_metrics import LandingMetrics
-from tidegate.jobs.engine.fault_points import read_faults_from_environment
+from tidegate.jobs.engine.interfaces import read_faults_from_environment
 from tidegate.jobs.sources.input_view import locate_source
 from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
 from tidegate.jobs.spec.source_options import LandingOptions, resolve_environment_value

@@ -32,7 +32,7 @@ from tenacity.nap import sleep_using_event
 
 from tidegate import __version__
 from tidegate.checkpoints.bucket_layout import BucketLayout
-from tidegate.checkpoints.desired_state import (
+from tidegate.checkpoints.driver_requests import (
     DesiredState,
     read_desired_state,
     set_desired_state,
@@ -50,7 +50,6 @@ from tidegate.jobs.driver.epoch_listeners import EpochListeners
 from tidegate.jobs.driver.epoch_loop import EndConditions, EpochLoop, LoopRuntime, RunOutcome
 from tidegate.jobs.driver.error_classification import classify_error
 from tidegate.jobs.driver.errors import STORE_WIPED
-from tidegate.jobs.driver.freshness import FreshnessMeter
 from tidegate.jobs.driver.housekeeping import Housekeeper
 from tidegate.jobs.driver.operator_requests import RequestInbox
 from tidegate.jobs.driver.spec_checks import SqlField, judge_with_spark, require_no_mistakes
@@ -61,15 +60,14 @@ from tidegate.jobs.driver.startup import (
     select_start_checkpoint,
     touch_alive_file,
 )
-from tidegate.jobs.driver.status_reporter import DriverSteps, StatusReporter
+from tidegate.jobs.driver.status_reporter import DriverSteps, FreshnessMeter, StatusReporter
 from tidegate.jobs.engine.epoch_engine import (
     Engine,
     EngineRuntime,
     EpochPorts,
     EpochReport,
 )
-from tidegate.jobs.engine.fault_points import read_faults_from_environment
-from tidegate.jobs.engine.interfaces import Mover, RowDispatcher, Sink
+from tidegate.jobs.engine.interfaces import Mover, RowDispatcher, Sink, read_faults_from_environment
 from tidegate.jobs.engine.manifest_writer import ManifestAuthor
 from tidegate.jobs.engine.publisher import Publisher
 from tidegate.jobs.sinks.factory import make_sinks
@@ -516,7 +514,7 @@ def make_followers(spec: PipelineSpec, store: Store, uid: str) -> list[Sink]:
     """
     sinks = make_sinks(spec, store, uid)
     if any(one.merge == "splice" for one in spec.stream_graph.attachments.values()):
-        from tidegate.jobs.streams.splice_request_sink import SpliceRequestSink
+        from tidegate.jobs.streams.stream_state import SpliceRequestSink
 
         sinks.append(SpliceRequestSink())
     return sinks

@@ -34,7 +34,7 @@ from tidegate.checkpoints.checkpoint_specs import (
     require_compatible_spec,
     write_spec,
 )
-from tidegate.checkpoints.desired_state import (
+from tidegate.checkpoints.driver_requests import (
     DesiredDocument,
     DesiredState,
     end_abandoned_recovery,
@@ -43,7 +43,7 @@ from tidegate.checkpoints.desired_state import (
 )
 from tidegate.checkpoints.lease import Lease, LeaseHeldError, LeaseWait, read_lease
 from tidegate.checkpoints.manifest import Manifest
-from tidegate.checkpoints.process_identity import ProcessIdentity
+from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.checkpoints.restore import commit_restore, plan_restore
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store

@@ -33,11 +33,11 @@ from tidegate.jobs.engine.errors import (
     BrokenRuleError,
     CorruptObjectsError,
 )
-from tidegate.jobs.engine.fault_points import Faults
 from tidegate.jobs.engine.interfaces import (
     Cut,
     DeadObject,
     DispatchResult,
+    Faults,
     MoveOrder,
     Mover,
     MoveResult,
@@ -49,8 +49,13 @@ from tidegate.jobs.engine.interfaces import (
     skip_slice_record,
     split_seq,
 )
-from tidegate.jobs.engine.manifest_writer import ManifestAuthor, ManifestDraft, add_cut_counts
-from tidegate.jobs.engine.resume_state import DISPATCHER_KINDS, ResumeState
+from tidegate.jobs.engine.manifest_writer import (
+    DISPATCHER_KINDS,
+    ManifestAuthor,
+    ManifestDraft,
+    ResumeState,
+    add_cut_counts,
+)
 from tidegate.jobs.eventtime.decider import decide, list_blocked_members, select_members_ahead
 from tidegate.jobs.eventtime.decision_types import Decision, Member, Survey
 from tidegate.jobs.eventtime.pipeline_clock import WorkedTime, read_pipeline_time

@@ -27,8 +27,7 @@ from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import StoreDeniedError
 from tidegate.errors import TidegateError, TransientError
 from tidegate.jobs.engine.errors import SINK_UNEXPECTED
-from tidegate.jobs.engine.fault_points import Faults
-from tidegate.jobs.engine.interfaces import Sink
+from tidegate.jobs.engine.interfaces import Faults, Sink
 
 _JOIN_SECONDS = 30.0
 

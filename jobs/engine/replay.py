@@ -31,8 +31,8 @@ from tidegate.checkpoints.verify import DeepCheck, ObjectProblem, VerificationFi
 from tidegate.errors import TransientError
 from tidegate.jobs.engine.epoch_engine import EpochPorts
 from tidegate.jobs.engine.interfaces import MoveOrder, MoveResult, RowDispatcher
+from tidegate.jobs.engine.manifest_writer import SPLICE_KIND
 from tidegate.jobs.engine.recorded_epochs import RecordedEpoch
-from tidegate.jobs.engine.resume_state import SPLICE_KIND
 from tidegate.jobs.eventtime.decision_types import ReleaseMark
 from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENTS, LATE, PipelineSpec
 

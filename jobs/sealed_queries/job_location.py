@@ -19,7 +19,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from tidegate.checkpoints.batch_notes import BatchNotes
 from tidegate.checkpoints.manifest import Manifest
-from tidegate.checkpoints.process_identity import ProcessIdentity
+from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.checkpoints.slot_log import LogHead
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.sealed_queries.batch_objects import QueryObjects, restore_files

@@ -28,8 +28,8 @@ from tidegate.checkpoints.row_counts import (
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.interfaces import join_seq
+from tidegate.jobs.engine.manifest_writer import SPLICE_KIND
 from tidegate.jobs.engine.replay import FLOAT_TOLERANCE
-from tidegate.jobs.engine.resume_state import SPLICE_KIND
 from tidegate.jobs.rules.duck_frame import open_database
 from tidegate.jobs.rules.recomputation import build_recompute_columns, build_starts_sql
 from tidegate.jobs.sinks.output_tables import build_table_schema

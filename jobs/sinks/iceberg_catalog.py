@@ -34,8 +34,11 @@ from tidegate.checkpoints.canonical_json import canonical_bytes, parse_json
 from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
 from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.local_store import LocalStore
-from tidegate.checkpoints.pipeline_identity import refuse_copied_store, rewrite_identity
-from tidegate.checkpoints.process_identity import ProcessIdentity
+from tidegate.checkpoints.pipeline_identity import (
+    ProcessIdentity,
+    refuse_copied_store,
+    rewrite_identity,
+)
 from tidegate.checkpoints.s3_store import S3Store
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import NotFoundError, PreconditionFailedError, Store

@@ -29,7 +29,7 @@ from tidegate.checkpoints.row_counts import (
 )
 from tidegate.jobs.engine.column_types import TIMESTAMP_UTC
 from tidegate.jobs.engine.interfaces import MoveResult
-from tidegate.jobs.engine.resume_state import ORDER_KIND
+from tidegate.jobs.engine.manifest_writer import ORDER_KIND
 from tidegate.jobs.eventtime.decision_types import ReleaseMark
 from tidegate.jobs.spark.cut_survey import MemberScans
 from tidegate.jobs.spark.edge_events import EpochEdges

@@ -25,7 +25,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.interfaces import Cut, MoveOrder, MoveResult, SurveyedCut
-from tidegate.jobs.engine.resume_state import ORDER_KIND
+from tidegate.jobs.engine.manifest_writer import ORDER_KIND
 from tidegate.jobs.rules.duck_frame import ENGINE_ERRORS, DuckFrame, Frame
 from tidegate.jobs.rules.native_support import explain_spark_rows, explain_spark_window
 from tidegate.jobs.spark.cut_reader import CutFrame, open_cut, select_provenance

@@ -47,8 +47,7 @@ from tidegate.checkpoints.splice_requests import (
     read_splice_request,
 )
 from tidegate.jobs.engine.interfaces import skip_slice_record
-from tidegate.jobs.engine.manifest_writer import ManifestAuthor, ManifestDraft
-from tidegate.jobs.engine.resume_state import SPLICE_KIND
+from tidegate.jobs.engine.manifest_writer import SPLICE_KIND, ManifestAuthor, ManifestDraft
 from tidegate.jobs.eventtime.decision_types import Decision
 from tidegate.jobs.sinks.output_tables import build_table_schema
 from tidegate.jobs.spec.event_time_options import ReleaseMode

@@ -54,7 +54,7 @@ from tidegate.jobs.streams.dispatched_rows import (
     release_below,
     select_request_segments,
 )
-from tidegate.jobs.streams.pipe_filter import PipeFilter
+from tidegate.jobs.streams.dispatcher import PipeFilter
 from tidegate.jobs.streams.reducers import ReducerRunner, build_reducer, fold_batch
 from tidegate.jobs.streams.stream_state import (
     DispatchState,

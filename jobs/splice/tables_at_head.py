@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from tidegate.checkpoints.manifest import FileRef, Manifest
 from tidegate.checkpoints.slot_log import LogHead, SlotLog
-from tidegate.jobs.engine.resume_state import SPLICE_KIND
+from tidegate.jobs.engine.manifest_writer import SPLICE_KIND
 from tidegate.jobs.sinks.lineage_position import (
     CurrentLineage,
     FollowerPosition,

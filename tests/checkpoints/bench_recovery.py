@@ -32,14 +32,12 @@ from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.manifest import Counters, FileRef, Manifest
 from tidegate.checkpoints.open_store import open_store
-from tidegate.checkpoints.pipeline_identity import ensure_identity
-from tidegate.checkpoints.process_identity import ProcessIdentity
+from tidegate.checkpoints.pipeline_identity import ProcessIdentity, ensure_identity
 from tidegate.checkpoints.slot_log import LogHead, SlotLog
 from tidegate.checkpoints.store import Store, require_honest_store
 from tidegate.jobs.driver.startup import select_start_checkpoint
 from tidegate.jobs.engine.epoch_engine import Engine, EngineRuntime, EpochPorts
-from tidegate.jobs.engine.fault_points import NoFaults
-from tidegate.jobs.engine.interfaces import Cut, MoveOrder, MoveResult, SurveyedCut
+from tidegate.jobs.engine.interfaces import Cut, MoveOrder, MoveResult, NoFaults, SurveyedCut
 from tidegate.jobs.engine.manifest_writer import ManifestAuthor
 from tidegate.jobs.eventtime.decider import create_initial_state
 

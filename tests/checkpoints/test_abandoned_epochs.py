@@ -8,7 +8,7 @@ from tests.checkpoints.hourly_history import HourlyHistory
 
 from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.pins import RootsFile, pin_checkpoint
-from tidegate.checkpoints.process_identity import ProcessIdentity
+from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.checkpoints.restore import commit_restore, plan_restore
 from tidegate.checkpoints.retention import Retention
 from tidegate.checkpoints.slot_log import Sealed, SlotLog

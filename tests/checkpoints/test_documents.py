@@ -11,22 +11,20 @@ import pytest
 from tests.servers.memory_store import Fault, MemoryBucket, MemoryStore, StoreRequest
 
 from tidegate.checkpoints.bucket_layout import CheckpointId
-from tidegate.checkpoints.desired_state import (
-    DesiredDocument,
-    DesiredState,
-    read_desired_state,
-    set_desired_state,
-)
 from tidegate.checkpoints.driver_reports import DriverStatus, read_status, write_status
 from tidegate.checkpoints.driver_requests import (
     ANSWER_RETENTION,
     Ack,
     AckOutcome,
+    DesiredDocument,
+    DesiredState,
     RequestKind,
     RequestQueue,
     acknowledge_request,
     list_pending_requests,
     read_ack,
+    read_desired_state,
+    set_desired_state,
     submit_request,
 )
 from tidegate.checkpoints.host_clock import ManualClock

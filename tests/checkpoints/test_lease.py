@@ -24,7 +24,7 @@ from tidegate.checkpoints.lease import (
     evict_lease_holder,
     read_lease,
 )
-from tidegate.checkpoints.process_identity import ProcessIdentity
+from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.checkpoints.store import OutcomeUnknownError, Store, StoreUnavailableError
 from tidegate.errors import ConfigurationError, FencedError, PoisonError
 
@@ -136,7 +136,7 @@ def test_a_standby_can_be_told_to_stop(memory: MemoryStore, sleepy: Sleepy) -> N
 def test_a_holder_proven_dead_is_replaced_at_once(memory: MemoryStore, clock: ManualClock) -> None:
     """A process of this host that ended leaves its lease to the next one without a wait."""
     code = (
-        "from tidegate.checkpoints.process_identity import ProcessIdentity;"
+        "from tidegate.checkpoints.pipeline_identity import ProcessIdentity;"
         " print(ProcessIdentity.this_process().model_dump_json(), flush=True); input()"
     )
     with subprocess.Popen(

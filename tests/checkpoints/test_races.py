@@ -21,7 +21,7 @@ from tidegate.checkpoints.canonical_json import sha256_of_bytes
 from tidegate.checkpoints.host_clock import Clock
 from tidegate.checkpoints.lease import Lease, LeaseWait
 from tidegate.checkpoints.manifest import ForkRecord, Manifest
-from tidegate.checkpoints.process_identity import ProcessIdentity
+from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.checkpoints.slot_log import Sealed, SlotLog
 from tidegate.errors import ConfigurationError, TidegateError
 

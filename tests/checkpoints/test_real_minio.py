@@ -14,7 +14,7 @@ from pydantic import SecretStr
 
 from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.manifest import Manifest
-from tidegate.checkpoints.process_identity import ProcessIdentity
+from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.checkpoints.s3_store import S3Settings, S3Store
 from tidegate.checkpoints.slot_log import LogHead, Sealed, SlotLog, SlotTaken
 from tidegate.infra.local_processes import is_port_free
@@ -132,7 +132,7 @@ def test_light_parts_stay_light() -> None:
     Expectations.
     """
     modules = (
-        "bucket_layout checkpoint_catalog desired_state driver_reports driver_requests epoch_notes"
+        "bucket_layout checkpoint_catalog driver_reports driver_requests epoch_notes"
         " host_clock lease manifest open_store pins pipeline_identity restore"
         " shared_documents slot_log store"
     )

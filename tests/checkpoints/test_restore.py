@@ -12,7 +12,7 @@ from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.checkpoints.lease import Lease, LeaseLostError, evict_lease_holder
 from tidegate.checkpoints.manifest import FileRef, Manifest
 from tidegate.checkpoints.pins import RootsFile
-from tidegate.checkpoints.process_identity import ProcessIdentity
+from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.checkpoints.restore import commit_restore, plan_restore
 from tidegate.checkpoints.slot_log import SealUndecidedError, SlotLog
 from tidegate.checkpoints.store import Store

@@ -16,7 +16,7 @@ import pytest
 from pydantic import SecretStr
 
 from tidegate.checkpoints.lease import Lease, LeaseLostError
-from tidegate.checkpoints.process_identity import ProcessIdentity
+from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.checkpoints.s3_store import S3Settings, S3Store
 from tidegate.checkpoints.slot_log import Sealed, SlotLog, SlotTaken
 from tidegate.checkpoints.store import require_honest_store

@@ -16,7 +16,7 @@ from tidegate.checkpoints.pipeline_identity import ensure_identity
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.epoch_engine import Engine, EngineRuntime, EpochPorts
-from tidegate.jobs.engine.fault_points import NoFaults
+from tidegate.jobs.engine.interfaces import NoFaults
 from tidegate.jobs.engine.manifest_writer import ManifestAuthor
 from tidegate.jobs.sinks.exactness_audit import audit_exactness
 from tidegate.jobs.sinks.iceberg_sink import IcebergSink

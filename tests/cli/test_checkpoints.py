@@ -7,10 +7,10 @@ import pytest
 from tests.cli.conftest import Cli, ids, seal
 
 from tidegate.checkpoints.checkpoint_specs import write_spec
-from tidegate.checkpoints.desired_state import DesiredState, read_desired_state, set_desired_state
+from tidegate.checkpoints.driver_requests import DesiredState, read_desired_state, set_desired_state
 from tidegate.checkpoints.host_clock import SystemClock
 from tidegate.checkpoints.lease import Lease
-from tidegate.checkpoints.process_identity import ProcessIdentity
+from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.jobs.spec.loader import load_spec
 

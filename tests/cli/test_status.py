@@ -5,13 +5,17 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import SEALED, Cli, seal
 
-from tidegate.checkpoints.desired_state import DesiredState, read_desired_state, set_desired_state
 from tidegate.checkpoints.driver_reports import DriverStatus, write_status
-from tidegate.checkpoints.driver_requests import list_pending_requests
+from tidegate.checkpoints.driver_requests import (
+    DesiredState,
+    list_pending_requests,
+    read_desired_state,
+    set_desired_state,
+)
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, ManualClock
 from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.local_store import LocalStore
-from tidegate.checkpoints.process_identity import ProcessIdentity
+from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.jobs.driver.landing_log import LandingLog
 from tidegate.jobs.spec.loader import load_spec

@@ -24,7 +24,7 @@ from tidegate.jobs.engine.epoch_engine import (
     EpochReport,
     EpochRequests,
 )
-from tidegate.jobs.engine.fault_points import NoFaults
+from tidegate.jobs.engine.interfaces import NoFaults
 from tidegate.jobs.engine.manifest_writer import ManifestAuthor
 from tidegate.jobs.sinks.iceberg_sink import IcebergSink
 from tidegate.jobs.sinks.output_tables import DriverTables

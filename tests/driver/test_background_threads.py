@@ -15,7 +15,7 @@ from tests.servers.memory_store import MemoryStore
 from tidegate.checkpoints.driver_reports import read_status
 from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.checkpoints.lease import Lease, evict_lease_holder
-from tidegate.checkpoints.process_identity import ProcessIdentity
+from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.jobs.driver import startup
 from tidegate.jobs.driver.housekeeping import Housekeeper

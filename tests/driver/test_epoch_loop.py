@@ -20,7 +20,7 @@ from tidegate.jobs.driver import epoch_loop
 from tidegate.jobs.driver.epoch_loop import EndConditions, EpochLoop, LoopRuntime
 from tidegate.jobs.driver.operator_requests import RequestInbox
 from tidegate.jobs.engine.epoch_engine import EpochReport, EpochRequests
-from tidegate.jobs.engine.fault_points import NoFaults
+from tidegate.jobs.engine.interfaces import NoFaults
 from tidegate.jobs.engine.publisher import Publisher
 
 

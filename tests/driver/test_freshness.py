@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.engine.harness import SECOND
 from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.checkpoints.manifest import Manifest
-from tidegate.jobs.driver.freshness import FreshnessMeter
+from tidegate.jobs.driver.status_reporter import FreshnessMeter
 
 
 def epoch(slot: int, sealed_at: float, **arrived: float) -> Manifest:

@@ -15,9 +15,8 @@ from tests.driver.sealed_epochs import FACTS, sealed
 from tests.engine.harness import spec_of
 from tests.servers.memory_store import MemoryStore
 from tidegate.checkpoints.lease import Lease, read_lease
-from tidegate.checkpoints.pipeline_identity import ensure_identity
+from tidegate.checkpoints.pipeline_identity import ProcessIdentity, ensure_identity
 from tidegate.checkpoints.pipeline_overview import PipelineState, read_overview
-from tidegate.checkpoints.process_identity import ProcessIdentity
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.errors import TidegateError
 from tidegate.jobs.driver import epoch_listeners

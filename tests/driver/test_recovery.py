@@ -9,7 +9,7 @@ import pytest
 from tests.epochs import seal_epoch
 from tests.servers.memory_store import MemoryStore
 from tidegate.checkpoints.lease import Lease
-from tidegate.checkpoints.process_identity import ProcessIdentity
+from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.errors import ConfigurationError
 from tidegate.jobs.driver.startup import select_start_checkpoint

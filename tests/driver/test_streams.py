@@ -15,7 +15,7 @@ from tests.streams.support import streams_spec
 from tidegate.errors import ConfigurationError
 from tidegate.jobs.driver.pipeline_run import make_dispatcher, make_followers
 from tidegate.jobs.streams.dispatcher import StreamDispatcher
-from tidegate.jobs.streams.splice_request_sink import SpliceRequestSink
+from tidegate.jobs.streams.stream_state import SpliceRequestSink
 
 
 def test_only_a_pipeline_with_streams_dispatches() -> None:

@@ -10,7 +10,7 @@ import pytest
 from tenacity import Retrying, stop_after_attempt
 
 from tests.servers.memory_store import Fault, MemoryStore
-from tidegate.checkpoints.desired_state import (
+from tidegate.checkpoints.driver_requests import (
     DesiredDocument,
     DesiredState,
     read_desired_state,
@@ -18,7 +18,7 @@ from tidegate.checkpoints.desired_state import (
 )
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, ManualClock
 from tidegate.checkpoints.lease import Lease, read_lease
-from tidegate.checkpoints.process_identity import ProcessIdentity
+from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.errors import FencedError
 from tidegate.jobs.driver import startup
 from tidegate.jobs.driver.startup import ALIVE_FILE, LeaderElection

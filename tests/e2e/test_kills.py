@@ -9,7 +9,7 @@ import pytest
 
 from tests.e2e.drivers import SIGKILLED, Piped, Steady
 from tests.e2e.feed import SPEC, write_feed
-from tidegate.jobs.engine.fault_points import EPOCH_POINTS
+from tidegate.jobs.engine.interfaces import EPOCH_POINTS
 from tidegate.jobs.engine.replay import make_content_check
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(3600)]

@@ -20,8 +20,7 @@ from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.epoch_engine import Engine, EngineRuntime, EpochPorts
-from tidegate.jobs.engine.fault_points import Faults, NoFaults
-from tidegate.jobs.engine.interfaces import Mover, RowDispatcher, Source
+from tidegate.jobs.engine.interfaces import Faults, Mover, NoFaults, RowDispatcher, Source
 from tidegate.jobs.engine.manifest_writer import ManifestAuthor
 from tidegate.jobs.sinks.output_tables import DriverTables
 from tidegate.jobs.spec.pipeline import PipelineSpec

@@ -15,8 +15,7 @@ from tests.servers.memory_store import MemoryStore
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.errors import FencedError
 from tidegate.jobs.engine.epoch_engine import EpochPorts, EpochRequests
-from tidegate.jobs.engine.fault_points import EPOCH_POINTS
-from tidegate.jobs.engine.interfaces import Slice
+from tidegate.jobs.engine.interfaces import EPOCH_POINTS, Slice
 from tidegate.jobs.engine.replay import ReplayResult, replay_epoch
 from tidegate.jobs.eventtime.decision_types import Member
 from tidegate.jobs.sinks.output_tables import DriverTables

@@ -7,7 +7,7 @@ import pytest
 from tests.servers.memory_store import MemoryStore
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.errors import PoisonError, TidegateError, TransientError
-from tidegate.jobs.engine.fault_points import NoFaults
+from tidegate.jobs.engine.interfaces import NoFaults
 from tidegate.jobs.engine.publisher import Publisher
 
 

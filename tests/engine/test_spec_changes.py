@@ -18,7 +18,7 @@ from tidegate.checkpoints.checkpoint_specs import (
 )
 from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.checkpoints.lease import Lease
-from tidegate.checkpoints.process_identity import ProcessIdentity
+from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.checkpoints.restore import commit_restore, plan_restore
 from tidegate.errors import ConfigurationError
 from tidegate.jobs.driver.startup import select_start_checkpoint

@@ -12,7 +12,7 @@ from tests.engine.harness import SECOND, Bench, PlainSteps, barrier, row, spec_o
 from tests.servers.memory_store import Fault, MemoryStore
 from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.manifest import Manifest
-from tidegate.checkpoints.process_identity import ProcessIdentity
+from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.errors import TransientError
 from tidegate.jobs.driver.status_reporter import DriverSteps
 from tidegate.jobs.engine.epoch_engine import Engine, EpochReport

@@ -13,11 +13,11 @@ from tests.servers.airflow import ApiForTests
 
 from tidegate.errors import ConfigurationError
 from tidegate.infra import stack_state
-from tidegate.infra.airflow_api import AirflowApiError
 from tidegate.infra.airflow_processes import (
     AIRFLOW_COMPONENTS,
     IMPATIENT,
     PATIENT,
+    AirflowApiError,
     build_airflow_settings,
     build_component_settings,
     build_process_environment,

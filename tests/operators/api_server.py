@@ -36,11 +36,15 @@ from fastapi.testclient import TestClient
 from sqlalchemy import select
 from tests.operators.conftest import spec_of
 
-from tidegate.checkpoints.desired_state import DesiredState, read_desired_state, set_desired_state
-from tidegate.checkpoints.driver_requests import list_pending_requests
+from tidegate.checkpoints.driver_requests import (
+    DesiredState,
+    list_pending_requests,
+    read_desired_state,
+    set_desired_state,
+)
 from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.open_store import open_store
-from tidegate.checkpoints.process_identity import ProcessIdentity
+from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.operators.airflow_db import AirflowQueries
 
 BUNDLE, FILE = "dags-folder", "tidegate_dags.py"

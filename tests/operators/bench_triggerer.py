@@ -25,7 +25,7 @@ import psutil
 from tidegate.checkpoints.driver_reports import DriverStatus, write_status
 from tidegate.checkpoints.lease import Lease, LeaseRenewer
 from tidegate.checkpoints.open_store import open_store
-from tidegate.checkpoints.process_identity import ProcessIdentity
+from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.checkpoints.store import Store
 from tidegate.infra.local_processes import stop_processes
 from tidegate.infra.minio_server import MinioServer, ensure_minio, provision_bucket

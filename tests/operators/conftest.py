@@ -21,7 +21,7 @@ from tenacity import retry, retry_if_result, stop_after_attempt, wait_fixed
 from tests.epochs import seal_epoch
 from tests.servers.airflow import ApiForTests
 
-from tidegate.checkpoints.desired_state import read_desired_state
+from tidegate.checkpoints.driver_requests import read_desired_state
 from tidegate.checkpoints.lease import LeaseView, read_lease
 from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.slot_log import SlotLog

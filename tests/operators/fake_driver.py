@@ -31,8 +31,7 @@ from tidegate.checkpoints.driver_requests import (
 from tidegate.checkpoints.lease import Lease, LeaseRenewer
 from tidegate.checkpoints.manifest import Counters, Manifest
 from tidegate.checkpoints.open_store import open_store
-from tidegate.checkpoints.pipeline_identity import ensure_identity
-from tidegate.checkpoints.process_identity import ProcessIdentity
+from tidegate.checkpoints.pipeline_identity import ProcessIdentity, ensure_identity
 from tidegate.checkpoints.slot_log import Sealed, SlotLog
 from tidegate.checkpoints.store import NotFoundError, Store
 from tidegate.errors import (

@@ -14,13 +14,17 @@ from math import ceil, log, sin
 from typing import Any
 
 from tidegate.checkpoints.bucket_layout import BucketLayout, CheckpointId, generate_attempt_id
-from tidegate.checkpoints.desired_state import DesiredState, set_desired_state
 from tidegate.checkpoints.driver_reports import DriverStatus, write_status
-from tidegate.checkpoints.driver_requests import RequestKind, submit_request
+from tidegate.checkpoints.driver_requests import (
+    DesiredState,
+    RequestKind,
+    set_desired_state,
+    submit_request,
+)
 from tidegate.checkpoints.lease import Lease, LeaseRenewer
 from tidegate.checkpoints.manifest import Counters, FileRef, Manifest
 from tidegate.checkpoints.pins import RootsFile
-from tidegate.checkpoints.process_identity import ProcessIdentity
+from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.checkpoints.slot_log import Sealed, SlotLog
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.spec.pipeline import PipelineSpec

@@ -10,7 +10,7 @@ import pytest
 from airflow.sdk.exceptions import TaskDeferred
 from airflow.sdk.execution_time.context import NEVER_EXPIRE
 
-from tidegate.checkpoints.process_identity import ProcessIdentity
+from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.operators.driver_launch import LaunchedDriver
 from tidegate.operators.stream_operator import (
     RelaunchBudget,

@@ -7,9 +7,9 @@ import json
 import pytest
 
 from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
-from tidegate.checkpoints.desired_state import DesiredState, read_desired_state, set_desired_state
+from tidegate.checkpoints.driver_requests import DesiredState, read_desired_state, set_desired_state
 from tidegate.checkpoints.slot_log import SlotLog
-from tidegate.infra.airflow_api import AirflowApiError
+from tidegate.infra.airflow_processes import AirflowApiError
 
 from .conftest import Cockpit
 

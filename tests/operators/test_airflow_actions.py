@@ -19,9 +19,9 @@ import pytest
 from tests.operators.conftest import Cockpit, cockpit_of, spec_of, task_state
 from tests.servers.airflow import ApiForTests
 
-from tidegate.checkpoints.desired_state import DesiredState, read_desired_state
+from tidegate.checkpoints.driver_requests import DesiredState, read_desired_state
 from tidegate.checkpoints.slot_log import SlotLog
-from tidegate.infra.airflow_api import AirflowApiError
+from tidegate.infra.airflow_processes import AirflowApiError
 from tidegate.infra.local_processes import is_process_alive
 from tidegate.infra.stack_state import StackState
 

@@ -17,7 +17,7 @@ from tests.splice.worlds import LATE_ONES, play
 
 from tidegate.checkpoints.pipeline_identity import ensure_identity
 from tidegate.checkpoints.splice_requests import OPEN_STATES, SpliceRequest, list_splice_requests
-from tidegate.infra.airflow_api import AirflowApi, AirflowApiError
+from tidegate.infra.airflow_processes import AirflowApi, AirflowApiError
 from tidegate.jobs.spec.loader import load_spec
 
 pytestmark = [pytest.mark.airflow, pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1800)]

@@ -12,16 +12,17 @@ from tests.operators.conftest import Wait
 from tests.servers.memory_store import MemoryStore
 
 from tidegate.checkpoints.bucket_layout import BucketLayout
-from tidegate.checkpoints.desired_state import (
+from tidegate.checkpoints.driver_reports import DriverStatus, write_status
+from tidegate.checkpoints.driver_requests import (
     DesiredState,
+    RequestKind,
     end_abandoned_recovery,
+    list_pending_requests,
     set_desired_state,
 )
-from tidegate.checkpoints.driver_reports import DriverStatus, write_status
-from tidegate.checkpoints.driver_requests import RequestKind, list_pending_requests
 from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.checkpoints.lease import Lease, read_lease
-from tidegate.checkpoints.process_identity import ProcessIdentity
+from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.checkpoints.store import Store
 from tidegate.errors import PoisonError
 from tidegate.operators.driver_shutdown import (

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.servers.memory_store import MemoryStore
 
-from tidegate.checkpoints.desired_state import DesiredState
+from tidegate.checkpoints.driver_requests import DesiredState
 from tidegate.operators.airflow_db import _explain_stale_dag
 from tidegate.operators.stream_view import StreamView
 

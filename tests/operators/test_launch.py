@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.checkpoints.process_identity import ProcessIdentity
+from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.errors import ConfigurationError
 from tidegate.operators.child_processes import run_child
 from tidegate.operators.driver_launch import (

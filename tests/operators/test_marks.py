@@ -17,10 +17,15 @@ from sqlalchemy.pool import NullPool
 from tests.operators.clocks import World
 from tests.servers.memory_store import Fault, MemoryStore
 
-from tidegate.checkpoints.desired_state import DesiredState, read_desired_state, set_desired_state
-from tidegate.checkpoints.driver_requests import RequestKind, list_pending_requests
+from tidegate.checkpoints.driver_requests import (
+    DesiredState,
+    RequestKind,
+    list_pending_requests,
+    read_desired_state,
+    set_desired_state,
+)
 from tidegate.checkpoints.lease import Lease
-from tidegate.checkpoints.process_identity import ProcessIdentity
+from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.operators import task_state_listener
 from tidegate.operators.plugin import _LISTENER
 from tidegate.operators.task_state_listener import MarkedTask, StopOnMark

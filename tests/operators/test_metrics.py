@@ -19,7 +19,7 @@ from tidegate.checkpoints.driver_reports import DriverStatus, write_status
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.local_store import LocalStore
-from tidegate.checkpoints.process_identity import ProcessIdentity
+from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.checkpoints.store import Store, StoreUnavailableError
 from tidegate.operators import stream_operator, trigger
 from tidegate.operators.trigger import StreamTrigger

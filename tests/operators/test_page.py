@@ -12,7 +12,7 @@ from tests.servers.memory_store import Fault, MemoryStore, StoreRequest
 from tidegate.checkpoints import slot_index
 from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.checkpoint_specs import write_spec
-from tidegate.checkpoints.desired_state import DesiredState
+from tidegate.checkpoints.driver_requests import DesiredState
 from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.checkpoints.pins import RootsFile
 from tidegate.checkpoints.restore import RestoreEvent, record_restore_event

@@ -12,7 +12,7 @@ import pytest
 from tests.epochs import checkpoint_id, seal_epoch
 
 from tidegate.checkpoints.bucket_layout import CheckpointId
-from tidegate.checkpoints.desired_state import DesiredState, read_desired_state, set_desired_state
+from tidegate.checkpoints.driver_requests import DesiredState, read_desired_state, set_desired_state
 from tidegate.checkpoints.pins import RootsFile
 from tidegate.checkpoints.restore import RestoreEvent, plan_restore, read_restore_audits
 from tidegate.checkpoints.slot_log import SlotLog

@@ -23,13 +23,17 @@ from tests.operators.supervising import (
 )
 
 from tidegate.checkpoints.bucket_layout import BucketLayout
-from tidegate.checkpoints.desired_state import DesiredState, read_desired_state, set_desired_state
 from tidegate.checkpoints.driver_reports import DriverStatus, read_status, write_status
-from tidegate.checkpoints.driver_requests import RequestKind, submit_request
+from tidegate.checkpoints.driver_requests import (
+    DesiredState,
+    RequestKind,
+    read_desired_state,
+    set_desired_state,
+    submit_request,
+)
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 from tidegate.checkpoints.lease import Lease
-from tidegate.checkpoints.pipeline_identity import ensure_identity
-from tidegate.checkpoints.process_identity import ProcessIdentity
+from tidegate.checkpoints.pipeline_identity import ProcessIdentity, ensure_identity
 from tidegate.checkpoints.store import Store
 from tidegate.errors import ConfigurationError, PoisonError
 from tidegate.operators import stream_operator

@@ -11,18 +11,18 @@ from tests.operators.history import History, drives, drove
 from tests.operators.supervising import HERE
 from tests.servers.memory_store import MemoryStore
 
-from tidegate.checkpoints.desired_state import (
+from tidegate.checkpoints.driver_reports import DriverLog
+from tidegate.checkpoints.driver_requests import (
     DesiredState,
     read_desired_state,
     set_desired_state,
 )
-from tidegate.checkpoints.driver_reports import DriverLog
 from tidegate.checkpoints.lease import Lease, read_lease
 from tidegate.errors import ConfigurationError
 from tidegate.operators.page_data import find_transition
-from tidegate.operators.stop_operator import StopOperator
 from tidegate.operators.store_access import StoreAccess
 from tidegate.operators.stream_view import StreamView
+from tidegate.operators.sweep_operator import StopOperator
 
 NOW = 1_000_000_000
 ASKED = {"state": "run", "who": "ann", "at": NOW - 5_000}

@@ -11,8 +11,8 @@ from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.driver_reports import DriverLog, DriverStatus, write_status
 from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.checkpoints.lease import Lease, LeaseView, read_lease
+from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.checkpoints.pipeline_overview import DriverOverview, PipelineState
-from tidegate.checkpoints.process_identity import ProcessIdentity
 from tidegate.operators.driver_launch import LaunchedDriver
 from tidegate.operators.liveness import (
     UNREADABLE_PATIENCE,

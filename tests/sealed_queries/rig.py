@@ -21,7 +21,7 @@ from tidegate.checkpoints.batch_notes import BatchNotes
 from tidegate.checkpoints.bucket_layout import CheckpointId
 from tidegate.checkpoints.lease import Lease, read_lease
 from tidegate.checkpoints.open_store import open_store
-from tidegate.checkpoints.process_identity import ProcessIdentity
+from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.checkpoints.restore import RestorePlan, commit_restore, plan_restore
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.jobs.spec.job_spec import JobSpec

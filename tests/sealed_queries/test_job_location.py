@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.sealed_queries.conftest import JobBench
-from tidegate.checkpoints.process_identity import ProcessIdentity
+from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.checkpoints.restore import commit_restore, plan_restore
 from tidegate.jobs.sealed_queries import job_location
 from tidegate.jobs.sealed_queries.batch_sealer import BatchReport

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tidegate.infra.airflow_api import (
+from tidegate.infra.airflow_processes import (
     AirflowApi,
     build_run_path,
     quote_segment,

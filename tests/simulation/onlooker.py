@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from tests.servers.memory_store import MemoryStore
 from tests.simulation.basics import PIPELINE, Violation
 
-from tidegate.checkpoints.desired_state import read_desired_state
+from tidegate.checkpoints.driver_requests import read_desired_state
 from tidegate.checkpoints.pipeline_overview import PipelineOverview, PipelineState
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.operators.liveness import LivenessLimits, StreamObserver

@@ -25,7 +25,7 @@ from tests.simulation.world import World
 from tidegate.checkpoints import retention, slot_index, verify
 from tidegate.checkpoints.bucket_layout import CheckpointId
 from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
-from tidegate.checkpoints.process_identity import ProcessIdentity
+from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.jobs.driver import (
     epoch_listeners,

@@ -24,7 +24,7 @@ from tests.simulation.storage import SimStore
 from tests.simulation.threads import SimRandom, SimSignals, SimThreading, SimTime
 
 from tidegate.checkpoints import host_clock, lease
-from tidegate.checkpoints.process_identity import ProcessIdentity
+from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.errors import FailureClass, TidegateError
 from tidegate.jobs.driver import housekeeping, pipeline_run, status_reporter
 from tidegate.jobs.driver.epoch_loop import EndConditions, EpochLoop, LoopRuntime, RunOutcome

@@ -30,7 +30,7 @@ from tests.simulation.storage import SimStore
 
 from tidegate.checkpoints.bucket_layout import CheckpointId
 from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
-from tidegate.checkpoints.process_identity import ProcessIdentity
+from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.errors import FailureClass, TidegateError
 from tidegate.operators import (
     driver_shutdown,
@@ -42,9 +42,8 @@ from tidegate.operators import (
 )
 from tidegate.operators.driver_launch import LaunchedDriver
 from tidegate.operators.recover_and_pin import RecoverOperator
-from tidegate.operators.stop_operator import StopOperator
 from tidegate.operators.stream_operator import StreamOperator
-from tidegate.operators.sweep_operator import SweepOperator
+from tidegate.operators.sweep_operator import StopOperator, SweepOperator
 
 if TYPE_CHECKING:
     from tests.simulation.actors import Stage

@@ -22,7 +22,7 @@ from tests.simulation.coverage import CELLS, KINDS, POINT, step_of
 from tests.simulation.protocol_trace import TraceJudge
 from tests.simulation.storage import SimBucket
 
-from tidegate.checkpoints.process_identity import ProcessIdentity
+from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.errors import TidegateError
 
 # A quarter of the seeds are cruel to one of these steps, a quarter to any cell of the table.

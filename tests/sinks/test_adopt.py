@@ -14,8 +14,7 @@ from tests.sinks.conftest import World
 
 from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.local_store import LocalStore
-from tidegate.checkpoints.pipeline_identity import ensure_identity, read_identity
-from tidegate.checkpoints.process_identity import ProcessIdentity
+from tidegate.checkpoints.pipeline_identity import ProcessIdentity, ensure_identity, read_identity
 from tidegate.errors import ConfigurationError
 from tidegate.jobs.driver.housekeeping import maintain_bucket
 from tidegate.jobs.sinks.iceberg_catalog import adopt_copied_store

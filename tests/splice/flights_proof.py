@@ -33,8 +33,7 @@ from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
 from tidegate.infra.flights import AIRPORTS, FlightsFeed
 from tidegate.jobs.engine.epoch_engine import Engine, EngineRuntime, EpochPorts
-from tidegate.jobs.engine.fault_points import NoFaults
-from tidegate.jobs.engine.interfaces import Mover
+from tidegate.jobs.engine.interfaces import Mover, NoFaults
 from tidegate.jobs.engine.manifest_writer import ManifestAuthor
 from tidegate.jobs.sinks.iceberg_sink import IcebergSink
 from tidegate.jobs.sinks.output_tables import DriverTables

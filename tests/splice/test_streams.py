@@ -32,8 +32,8 @@ from tidegate.checkpoints.splice_requests import list_splice_requests, read_spli
 from tidegate.errors import ConfigurationError, PoisonError
 from tidegate.jobs.driver.operator_requests import RequestInbox
 from tidegate.jobs.engine.epoch_engine import EpochPorts
+from tidegate.jobs.engine.manifest_writer import SPLICE_KIND
 from tidegate.jobs.engine.replay import make_content_check, replay_epoch
-from tidegate.jobs.engine.resume_state import SPLICE_KIND
 from tidegate.jobs.sinks.iceberg_sink import IcebergSink
 from tidegate.jobs.sinks.output_tables import DriverTables
 from tidegate.jobs.sinks.published_tables import read_table, scan_table
@@ -50,7 +50,7 @@ from tidegate.jobs.splice.request_creation import (
 from tidegate.jobs.streams.dispatched_rows import MergeMode
 from tidegate.jobs.streams.dispatcher import StreamDispatcher
 from tidegate.jobs.streams.row_history import LogHistory
-from tidegate.jobs.streams.splice_request_sink import SpliceRequestSink
+from tidegate.jobs.streams.stream_state import SpliceRequestSink
 
 STREAMS = ("a", "b", "c")
 

@@ -10,7 +10,7 @@ from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.epoch_engine import Engine, EpochReport, EpochRequests
-from tidegate.jobs.engine.fault_points import Faults
+from tidegate.jobs.engine.interfaces import Faults
 from tidegate.jobs.sinks.published_tables import read_positions
 from tidegate.jobs.streams.dispatcher import StreamDispatcher
 from tidegate.jobs.streams.reducers import ReducerRunner, fold_batch

@@ -19,13 +19,13 @@ from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.splice_requests import list_splice_requests
 from tidegate.errors import ConfigurationError
 from tidegate.jobs.engine.epoch_engine import EpochPorts
-from tidegate.jobs.engine.fault_points import EPOCH_POINTS
+from tidegate.jobs.engine.interfaces import EPOCH_POINTS
 from tidegate.jobs.engine.replay import replay_epoch
 from tidegate.jobs.sinks.output_tables import DriverTables
 from tidegate.jobs.streams.dispatched_rows import find_root_source
 from tidegate.jobs.streams.dispatcher import StreamDispatcher
 from tidegate.jobs.streams.row_history import LogHistory
-from tidegate.jobs.streams.splice_request_sink import SpliceRequestSink
+from tidegate.jobs.streams.stream_state import SpliceRequestSink
 
 V = {"schema": {"v": "long"}}
 
