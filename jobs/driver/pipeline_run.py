@@ -139,12 +139,37 @@ def run_pipeline(spec: PipelineSpec, options: RunOptions) -> int:
     0 if it was stopped or is finished. Errors are logged and turned into the exit code of their
     class; they are in the status if the run held the lease. Signals: see `run_until_end`.
     """
+    return run_to_exit_code(spec.name, lambda: run_until_end(spec, options))
+
+
+def run_to_exit_code(name: str, run: Callable[[], object]) -> int:
+    """Call a run of a pipeline or job, log the error that ends it, and return its exit code."""
     try:
-        run_until_end(spec, options)
+        run()
     except TidegateError as error:
-        _log.error("ended", **{**error.as_dict(), "pipeline": spec.name})
+        _log.error("ended", **{**error.as_dict(), "pipeline": name})
         return error.failure_class.exit_code
     return 0
+
+
+@contextlib.contextmanager
+def open_run(name: str, store_url: str) -> Iterator[tuple[Store, threading.Event, Retrying]]:
+    """Yield the store, the event that signals set, and the retry of a run of a pipeline or job.
+
+    An error of the block leaves it as `classify_error` gives it.
+    """
+    stop = threading.Event()
+    try:
+        with stop_on_signals(stop):
+            retry = make_startup_retry(name, stop)
+            with contextlib.closing(retry(open_store, store_url)) as store:
+                yield store, stop, retry
+    except Exception as error:
+        reported = classify_error(name, error)
+        # As it is, so that its traceback does not name a second exception.
+        if reported is error:
+            raise
+        raise reported from error
 
 
 def run_until_end(spec: PipelineSpec, options: RunOptions) -> RunOutcome:
@@ -156,21 +181,11 @@ def run_until_end(spec: PipelineSpec, options: RunOptions) -> RunOutcome:
     Raises:
         TidegateError: what ended the run; it is in the status if the run held the lease.
     """
-    stop = threading.Event()
-    try:
-        with contextlib.ExitStack() as resources:
-            resources.enter_context(stop_on_signals(stop))
-            work = resources.enter_context(open_work_folder(options.work))
-            retry = make_startup_retry(spec.name, stop)
-            store = retry(open_store, options.store_url)
-            resources.callback(store.close)
-            outcome = _run_when_wanted(RunContext(spec, options, store, work, stop, retry))
-    except Exception as error:
-        reported = classify_error(spec.name, error)
-        # As it is, so that its traceback does not name a second exception.
-        if reported is error:
-            raise
-        raise reported from error
+    with (
+        open_run(spec.name, options.store_url) as (store, stop, retry),
+        open_work_folder(options.work) as work,
+    ):
+        outcome = _run_when_wanted(RunContext(spec, options, store, work, stop, retry))
     _log.info("ended", pipeline=spec.name, state=outcome.state, why=outcome.why)
     return outcome
 

@@ -28,7 +28,6 @@ from tidegate.checkpoints.batch_notes import BatchNotes
 from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.manifest import Manifest
-from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.pipeline_identity import ensure_identity
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store, require_honest_store
@@ -38,7 +37,7 @@ from tidegate.jobs.driver.epoch_loop import RunOutcome
 from tidegate.jobs.driver.error_classification import classify_error
 from tidegate.jobs.driver.errors import OTHER_KIND, UNEXPECTED
 from tidegate.jobs.driver.housekeeping import Housekeeper
-from tidegate.jobs.driver.pipeline_run import make_startup_retry, stop_on_signals
+from tidegate.jobs.driver.pipeline_run import open_run, run_to_exit_code
 from tidegate.jobs.driver.startup import LeaderElection, select_head
 from tidegate.jobs.driver.status_reporter import DriverSteps, StatusReporter
 from tidegate.jobs.sealed_queries.batch_sealer import BatchSealer, JobAuthor, SealedQuery
@@ -121,12 +120,7 @@ def run_job(spec: JobSpec, options: JobOptions) -> int:
 
     0 if it did not fail. An error is logged, not raised. See `run_job_until_end`.
     """
-    try:
-        run_job_until_end(spec, options)
-    except TidegateError as error:
-        _log.error("ended", **{**error.as_dict(), "pipeline": spec.name})
-        return error.failure_class.exit_code
-    return 0
+    return run_to_exit_code(spec.name, lambda: run_job_until_end(spec, options))
 
 
 def run_job_until_end(spec: JobSpec, options: JobOptions) -> RunOutcome:
@@ -139,32 +133,20 @@ def run_job_until_end(spec: JobSpec, options: JobOptions) -> RunOutcome:
     Raises:
         TidegateError: what ended the run.
     """
-    stop = threading.Event()
-    retry = make_startup_retry(spec.name, stop)
-    try:
-        with contextlib.ExitStack() as resources:
-            resources.enter_context(stop_on_signals(stop))
-            store = retry(open_store, options.store_url)
-            resources.callback(store.close)
-            home = options.home / spec.name
-            home.mkdir(parents=True, exist_ok=True)
-            alive = home / "alive"
-            election = LeaderElection(store, spec.name, stop, retry, standby=False, alive=alive)
-            if options.asked_by is not None:
-                election.clear_stop(options.asked_by)
-            election.wait_until_wanted()
-            retry(require_honest_store, store)
-            uid = retry(ensure_identity, store, spec.name)
-            lease = election.acquire_lease(uid)
-            assert lease is not None  # noqa: S101 - only a standby ends without one
-            session = JobSession(spec, options, store, lease, uid, stop)
-            with contextlib.closing(session):
-                outcome = session.run_to_end()
-    except Exception as error:
-        reported = classify_error(spec.name, error)
-        if reported is error:
-            raise
-        raise reported from error
+    with open_run(spec.name, options.store_url) as (store, stop, retry):
+        home = options.home / spec.name
+        home.mkdir(parents=True, exist_ok=True)
+        alive = home / "alive"
+        election = LeaderElection(store, spec.name, stop, retry, standby=False, alive=alive)
+        if options.asked_by is not None:
+            election.clear_stop(options.asked_by)
+        election.wait_until_wanted()
+        retry(require_honest_store, store)
+        uid = retry(ensure_identity, store, spec.name)
+        lease = election.acquire_lease(uid)
+        assert lease is not None  # noqa: S101 - only a standby ends without one
+        with contextlib.closing(JobSession(spec, options, store, lease, uid, stop)) as session:
+            outcome = session.run_to_end()
     _log.info("ended", pipeline=spec.name, state=outcome.state, why=outcome.why)
     return outcome
 
