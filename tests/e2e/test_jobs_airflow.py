@@ -14,7 +14,7 @@ from playwright.sync_api import expect
 
 from tests.e2e.browser import PATIENCE, browser_of_the_machine, needs_chromium
 from tests.operators.conftest import Cockpit, cockpit_of, task_state
-from tests.sealed_queries.rig import EXAMPLE, read_counts, read_files, write_clicks
+from tests.sealed_queries.clicks import EXAMPLE, read_counts, read_files, write_clicks
 from tidegate.checkpoints.batch_notes import BatchNotes
 from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
 from tidegate.checkpoints.slot_log import SlotLog

@@ -1,6 +1,6 @@
-"""Kills and restores of a job, drawn by a seed: `make jobs-proof KILLS=3 RESTORES=3 SEED=1`.
+"""Kills and restores of jobs, drawn by a seed: `make jobs-proof KILLS=3 RESTORES=3 SEED=1`.
 
-For each combination of state store and checkpoint format: an undisturbed run; a run that is killed
+For each combination of state store and checkpoint format, and each application: an undisturbed run; a run that is killed
 at random moments (driver, JVM, or a pause during which a second driver takes over); then restores
 of random slots of the killed run. After each, the sinks must hold the rows of the undisturbed run,
 batch by batch.
@@ -14,11 +14,13 @@ import random
 import tempfile
 import time
 from contextlib import ExitStack, closing
+from itertools import product
 from pathlib import Path
 
 import psutil
 
-from tests.sealed_queries.rig import COMBINATIONS, ClicksJob
+from tests.sealed_queries.apps import APPS, App
+from tests.sealed_queries.rig import COMBINATIONS, KilledJob
 from tests.servers.minio import running
 from tidegate.checkpoints.bucket_layout import CheckpointId
 from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
@@ -31,26 +33,29 @@ def prove_combination(
     restores: int,
     dice: random.Random,
     *,
+    app: type[App],
     files: int = 8,
     bucket: str | None = None,
 ) -> tuple[int, int, int]:
     """Kills, restores and differences of one combination; `bucket` instead of a local store."""
-    with closing(ClicksJob(folder / f"{name}-whole", COMBINATIONS[name], files)) as whole:
+    conf, prefix = COMBINATIONS[name], f"{app.name}-{name}"
+    with closing(KilledJob(folder / f"{prefix}-whole", conf, app, files)) as whole:
         whole.run_to_end_of_input()
-        expected, differences = whole.outputs(), 0
-    store_url = bucket and f"s3://{bucket}/{name}"
-    job = ClicksJob(folder / f"{name}-killed", COMBINATIONS[name], files, store_url)
+        expected, differences = whole.app.outputs(), 0
+    store_url = bucket and f"s3://{bucket}/{prefix}"
+    job = KilledJob(folder / f"{prefix}-killed", conf, app, files, store_url)
+    name = f"{app.name} on {name}"
     with closing(job):
         for number in range(kills):
             _disturb(job, dice, files * (number + 1) // (kills + 1))
         job.run_to_end_of_input()
-        differences += _compare(f"{name} after {kills} kills", expected, job.outputs())
+        differences += _compare(f"{name} after {kills} kills", expected, job.app.outputs())
         differences += _restore_often(name, job, restores, dice, expected)
     return kills, restores, differences
 
 
 def _restore_often(
-    name: str, job: ClicksJob, restores: int, dice: random.Random, expected: dict[str, object]
+    name: str, job: KilledJob, restores: int, dice: random.Random, expected: dict[str, object]
 ) -> int:
     """Go back to random slots, and run to the end of the input again; differences."""
     differences = 0
@@ -59,15 +64,16 @@ def _restore_often(
         target = dice.choice([row.id for row in rows if row.id is not None])
         job.restore(CheckpointId.parse(target))
         job.run_to_end_of_input()
-        differences += _compare(f"{name} after a restore of {target}", expected, job.outputs())
+        differences += _compare(f"{name} after a restore of {target}", expected, job.app.outputs())
     return differences
 
 
-def _disturb(job: ClicksJob, dice: random.Random, batch: int) -> None:
+def _disturb(job: KilledJob, dice: random.Random, batch: int) -> None:
     """Let a driver seal up to a batch, and disturb it a moment later."""
     kind = dice.choice(["driver", "jvm", "pause"])
     process = job.launch()
-    job.wait(lambda: job.positions().get("per_minute", -1) >= batch)
+    (query, *_) = job.app.last
+    job.wait(lambda: job.positions().get(query, -1) >= batch)
     time.sleep(dice.random() * 3)
     if kind != "pause":
         job.kill(kind)
@@ -101,6 +107,8 @@ def main() -> None:
     parser.add_argument("--restores", type=int, default=3, help="per combination")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", choices=COMBINATIONS, help="one combination")
+    parser.add_argument("--apps", nargs="+", choices=APPS, default=["clicks"])
+    parser.add_argument("--files", type=int, default=8, help="of input, a batch each")
     parser.add_argument("--minio", action="store_true", help="keep the sealed batches in MinIO")
     options = parser.parse_args()
     totals = [0, 0, 0]
@@ -113,12 +121,16 @@ def main() -> None:
             minio = resources.enter_context(running(Path(folder)))
             os.environ.update(minio.environment())
             bucket = minio.bucket
-        for name in [options.only] if options.only else COMBINATIONS:
-            dice = random.Random(f"{options.seed} {name}")
-            counts = prove_combination(
-                Path(folder), name, options.kills, options.restores, dice, bucket=bucket
-            )
+        apps = [APPS[name] for name in options.apps]
+        for app in apps:
+            app.prepare(Path(folder) / f"server-{app.name}", resources)
+        for name, app in product([options.only] if options.only else COMBINATIONS, apps):
+            dice = random.Random(f"{options.seed} {name} {app.name}")
+            more = {"app": app, "files": options.files, "bucket": bucket}
+            work, kills = Path(folder), options.kills
+            counts = prove_combination(work, name, kills, options.restores, dice, **more)
             totals = [total + count for total, count in zip(totals, counts, strict=True)]
+            print("so far: {} kills, {} restores, {} differences".format(*totals), flush=True)
     print(f"{totals[0]} kills, {totals[1]} restores, {totals[2]} differences")
     raise SystemExit(1 if totals[2] else 0)
 

@@ -1,22 +1,18 @@
-"""The example job of docs/examples/clicks as a process that tests kill, stop and restore."""
+"""A job as a process that tests kill, stop and restore."""
 
 from __future__ import annotations
 
-import json
 import os
-import random
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import psutil
-import pyarrow.parquet as pq
 
+from tests.sealed_queries.apps import App
 from tidegate.checkpoints.batch_notes import BatchNotes
 from tidegate.checkpoints.bucket_layout import CheckpointId
 from tidegate.checkpoints.lease import Lease, read_lease
@@ -26,7 +22,6 @@ from tidegate.checkpoints.restore import RestorePlan, commit_restore, plan_resto
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.jobs.spec.job_spec import JobSpec
 
-EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "clicks"
 _STATE = "org.apache.spark.sql.execution.streaming.state."
 COMBINATIONS: dict[str, dict[str, str]] = {
     "hdfs-1": {},
@@ -42,38 +37,43 @@ COMBINATIONS: dict[str, dict[str, str]] = {
 _PATIENCE = 1200.0  # seconds; the machine may be busy
 
 
-class ClicksJob:
-    """One job with its input, its outputs and its store below a folder."""
+class KilledJob:
+    """One job with its store below a folder; `kind` says which application, with how many files."""
 
     def __init__(
         self,
         folder: Path,
         conf: Mapping[str, str],
+        kind: type[App],
         files: int,
         store_url: str | None = None,
         environment: Mapping[str, str] = os.environ,
     ) -> None:
-        self.folder, self.files = folder, files
         folder.mkdir(parents=True)
+        self.folder, self.files, self.app = folder, files, kind(folder, files)
         self._environment = {
             **environment,
             "TIDEGATE_HOME": str(folder / "home"),
             "SPARK_LOCAL_IP": "127.0.0.1",
         }
         self.store_url = store_url or str(folder / "store")
-        write_clicks(folder / "in", files)
         quiet = {"spark.ui.enabled": "false", "spark.log.level": "ERROR"}
         self.spec = JobSpec.model_validate(
             {
                 "kind": "job",
-                "name": "clicks",
-                "app": str(EXAMPLE / "clicks.py"),
-                "args": [str(folder / "in"), str(folder / "out")],
-                "conf": {**quiet, "spark.ui.showConsoleProgress": "false", **conf},
+                "name": kind.name,
+                "app": str(self.app.script),
+                "args": self.app.arguments(),
+                "conf": {
+                    **quiet,
+                    "spark.ui.showConsoleProgress": "false",
+                    **self.app.conf(),
+                    **conf,
+                },
             }
         )
-        (folder / "clicks.yaml").write_text(self.spec.model_dump_json(by_alias=True))
-        self.log = SlotLog(open_store(self.store_url), "clicks")
+        (folder / "job.yaml").write_text(self.spec.model_dump_json(by_alias=True))
+        self.log = SlotLog(open_store(self.store_url), kind.name)
         self.process: subprocess.Popen[bytes] | None = None
         self._started: list[subprocess.Popen[bytes]] = []
 
@@ -86,7 +86,7 @@ class ClicksJob:
 
     def token(self) -> int:
         """The fencing token of the lease; 0 before the first."""
-        lease = read_lease(self.log.store, "clicks")
+        lease = read_lease(self.log.store, self.app.name)
         return lease.token if lease else 0
 
     def launch(self) -> subprocess.Popen[bytes]:
@@ -94,7 +94,7 @@ class ClicksJob:
         with (self.folder / "driver.log").open("ab") as log:
             command = [sys.executable, "-m", "tidegate.jobs.sealed_queries"]
             self.process = subprocess.Popen(
-                [*command, str(self.folder / "clicks.yaml"), "--store", self.store_url],
+                [*command, str(self.folder / "job.yaml"), "--store", self.store_url],
                 env=self._environment,
                 stdout=log,
                 stderr=log,
@@ -144,11 +144,9 @@ class ClicksJob:
             time.sleep(0.1)
 
     def is_complete(self) -> bool:
-        """Whether both queries have sealed their last batch with data, and no batch is coming."""
+        """Whether all queries have sealed their last batch, and no batch with rows is coming."""
         at = self.positions()
-        last = {name: at.get(name, -1) >= self.files - 1 for name in ("enriched", "per_minute")}
-        # The last batch without data follows the last file: it moves the watermark.
-        return all(last.values()) and at["per_minute"] >= self.files
+        return all(at.get(name, -1) >= self.files + more for name, more in self.app.last.items())
 
     def positions(self) -> dict[str, int]:
         """Query -> newest sealed batch."""
@@ -157,53 +155,10 @@ class ClicksJob:
 
     def restore(self, target: CheckpointId | None) -> RestorePlan:
         """Go back as the command line does."""
-        lease = Lease.acquire(self.log.store, "clicks", ProcessIdentity.this_process())
+        lease = Lease.acquire(self.log.store, self.app.name, ProcessIdentity.this_process())
         try:
             plan = plan_restore(self.log, target)
             commit_restore(self.log, lease, plan, request_id=f"r{time.time_ns()}", who="t", why="t")
         finally:
             lease.release()
         return plan
-
-    def outputs(self) -> dict[str, object]:
-        """What the sinks hold: per batch, each row as text."""
-        return {
-            "counts": read_counts(self.folder / "out"),
-            "enriched": read_files(self.folder / "out"),
-        }
-
-
-def read_counts(out: Path) -> list[tuple[object, ...]]:
-    """The rows that `foreachBatch` wrote."""
-    with sqlite3.connect(out / "clicks.sqlite") as db:
-        return sorted(db.execute("SELECT batch, minute, page, clicks FROM counts"))
-
-
-def read_files(out: Path) -> dict[int, list[str]]:
-    """Batch -> rows of the file sink, by its log, whose compacted entries are left out."""
-    found: dict[int, list[str]] = {}
-    log = out / "enriched" / "_spark_metadata"
-    for entry in log.iterdir():
-        if not entry.name.isdigit():
-            continue
-        rows: list[str] = []
-        for line in entry.read_text().splitlines()[1:]:
-            table = pq.read_table(json.loads(line)["path"].removeprefix("file://"))
-            rows += [repr(row) for row in table.to_pylist()]
-        found[int(entry.name)] = sorted(rows)
-    return found
-
-
-def write_clicks(folder: Path, files: int, rows: int = 60) -> None:
-    """Write the input at once: then each file is a batch of its own, always the same one."""
-    folder.mkdir()
-    dice, begin = random.Random(7), datetime(2026, 1, 1, tzinfo=UTC)
-    for number in range(files):
-        lines = []
-        for _ in range(rows):
-            at = begin + timedelta(seconds=40 * number + dice.random() * 40)
-            page = f"/{dice.choice(['news', 'shop', 'help'])}/{dice.randrange(5)}"
-            lines.append(json.dumps({"at": at.isoformat(), "user": "u", "page": page}))
-        path = folder / f"{number:05}.json"
-        path.write_text("\n".join(lines))
-        os.utime(path, (1_700_000_000 + number,) * 2)

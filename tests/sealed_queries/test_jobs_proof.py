@@ -1,25 +1,35 @@
-"""The example job, killed and restored, with a real Spark."""
+"""Applications, killed and restored, with a real Spark."""
 
 from __future__ import annotations
 
 import random
+from contextlib import ExitStack
+from itertools import product
 from pathlib import Path
 
 import pytest
 
+from tests.sealed_queries.apps import APPS
 from tests.sealed_queries.jobs_proof import prove_combination
 from tests.sealed_queries.rig import COMBINATIONS
+
+_IN_CI = ("clicks", "rocksdb-2")
 
 
 @pytest.mark.slow
 @pytest.mark.e2e
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
-    "name",
+    ("app", "name"),
     [
-        pytest.param(name, marks=() if name == "rocksdb-2" else pytest.mark.long)
-        for name in COMBINATIONS
+        pytest.param(*pair, marks=() if pair == _IN_CI else pytest.mark.long)
+        for pair in product(APPS, COMBINATIONS)
     ],
 )
-def test_kills_and_restores_do_not_show_in_the_sinks(name: str, tmp_path: Path) -> None:
+def test_kills_and_restores_do_not_show_in_the_sinks(app: str, name: str, tmp_path: Path) -> None:
     """Each batch holds the rows of the undisturbed run, for each kind of state."""
-    assert prove_combination(tmp_path, name, 1, 1, random.Random(name), files=4) == (1, 1, 0)
+    dice = random.Random(name)
+    with ExitStack() as resources:
+        APPS[app].prepare(tmp_path / "server", resources)
+        counts = prove_combination(tmp_path, name, 1, 1, dice, app=APPS[app], files=4)
+    assert counts == (1, 1, 0)

@@ -1,0 +1,50 @@
+"""Input of the applications, and what their files hold."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sqlite3
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "clicks"
+
+
+def read_counts(out: Path) -> list[tuple[object, ...]]:
+    """The rows that `foreachBatch` wrote."""
+    with sqlite3.connect(out / "clicks.sqlite") as db:
+        return sorted(db.execute("SELECT batch, minute, page, clicks FROM counts"))
+
+
+def read_files(out: Path) -> dict[int, list[str]]:
+    """Batch -> rows of the file sink, by its log, whose compacted entries are left out."""
+    found: dict[int, list[str]] = {}
+    log = out / "enriched" / "_spark_metadata"
+    for entry in log.iterdir():
+        if not entry.name.isdigit():
+            continue
+        rows: list[str] = []
+        for line in entry.read_text().splitlines()[1:]:
+            table = pq.read_table(json.loads(line)["path"].removeprefix("file://"))
+            rows += [repr(row) for row in table.to_pylist()]
+        found[int(entry.name)] = sorted(rows)
+    return found
+
+
+def write_clicks(folder: Path, files: int, rows: int = 60, seed: int = 7) -> None:
+    """Write the input at once: then each file is a batch of its own, always the same one."""
+    folder.mkdir()
+    dice, begin = random.Random(seed), datetime(2026, 1, 1, tzinfo=UTC)
+    for number in range(files):
+        lines = []
+        for _ in range(rows):
+            at = begin + timedelta(seconds=40 * number + dice.random() * 40)
+            page = f"/{dice.choice(['news', 'shop', 'help'])}/{dice.randrange(5)}"
+            lines.append(json.dumps({"at": at.isoformat(), "user": "u", "page": page}))
+        path = folder / f"{number:05}.json"
+        path.write_text("\n".join(lines))
+        os.utime(path, (1_700_000_000 + number,) * 2)
