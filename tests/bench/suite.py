@@ -68,7 +68,7 @@ JOBS: Final = {
     "W2": Job(
         "sliding",
         "60 s windows that slide by 10 s",
-        "select w + d as w, key, sum(n), sum(s) from (select"
+        "select w - d as w, key, sum(n), sum(s) from (select"
         f" {PER_KEY} from rows group by all), (select unnest(range(6)) * 10000000 as d) group by all",
         copies=6,
     ),
