@@ -410,6 +410,7 @@ def recover_silent(scene: Scene, watch: Watch) -> list[str]:
     watch.begin()
     slot = scene.cockpit.head("silent")
     scene.until(lambda: scene.cockpit.head("silent") > slot + 1, "epochs without it")
+    scene.page.wait_for_timeout(15_000)  # the page calls a return what follows 10 s of silence
     scene.picture("silent")
     scene.feed.open["silent"] = ("web", "shop")
     return scene.proof(watch)
