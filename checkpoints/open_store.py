@@ -79,4 +79,5 @@ class ScratchStore:
         self._below.close()
 
     def _store_holding(self, key: str) -> Store:
+        # What the dry run has written hides the object below.
         return self._scratch if self._scratch.stat(key) is not None else self._below

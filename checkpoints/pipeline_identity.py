@@ -64,6 +64,7 @@ def rewrite_identity(store: Store, pipeline: str) -> str:
         PreconditionFailedError: another process changed it meanwhile.
     """
     found, uid = store.get(BucketLayout(pipeline).identity_key), secrets.token_hex(16)
+    # By ETag: of two processes that adopt a copy at once, one has to fail.
     store.compare_and_swap(found.key, _encode_identity(store, pipeline, uid), found.etag)
     return uid
 

@@ -77,6 +77,7 @@ def change_document(store: Store, key: str, empty: D, step: Callable[[D], D]) ->
         after = step(before or empty)
         if after == before:
             return after
+        # A raised revision gives a new ETag, so a delayed swap cannot succeed (ABA).
         after = after.model_copy(update={"revision": (before or empty).revision + 1})
         try:
             if before is None:

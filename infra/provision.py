@@ -194,6 +194,7 @@ def _provision_from_environment(
     if not store.startswith("s3://") or not bucket:
         raise STORE_NOT_A_BUCKET(store=store)
     try:
+        # Before the first request: a bad file must change nothing on the server.
         rights = json.loads(policy.read_text("utf-8")) if policy else build_bucket_policy(bucket)
     except (OSError, ValueError) as error:
         raise POLICY_UNREADABLE(file=policy, error=error) from error

@@ -82,6 +82,7 @@ def resolve_store_url(given: str | None) -> str:
         ConfigurationError: the stack was never up.
     """
     chosen = given or os.environ.get("TIDEGATE_STORE")
+    # A store in this folder wins over the stack: the person works here.
     only_stack = not _DEFAULT_STORE.is_dir() and _STACK_STATE_FILE.is_file()
     if chosen == "stack" or (chosen is None and only_stack):
         from tidegate.infra.local_stack import Stack

@@ -151,6 +151,7 @@ class LandingLog:
         per_process = landing is not None and landing.format in _FORMATS_WITHOUT_OFFSETS
         claimed = self._claim_generation(new_generation, per_process)
         self.generation, self._note, self._etag = claimed
+        # Such a format counts from 0 in every process, so each needs a checkpoint of its own.
         folder = f"spark-{self.generation:04d}" if per_process else "spark"
         self.spark_folder = checkpoint / folder
         self.landed = 0

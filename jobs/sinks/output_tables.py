@@ -69,6 +69,7 @@ def build_system_schema(table: str) -> Any:
 
 def _build_own_columns(table: str) -> dict[str, Any]:
     own = {
+        # Users cannot declare lists, so `to_arrow_type` does not know them.
         name: _STRING_LIST if kind == "strings" else to_arrow_type(kind)
         for name, kind in OWN_COLUMNS[table].items()
     }

@@ -142,6 +142,7 @@ class ObjectSource:
         if end >= part.end:
             return part
         ordinal, row = split_seq(end)
+        # Parts that begin at `end` or after it are left to the next slice.
         kept = [p for p in part.parts if join_seq(p["ordinal"], p["row_start"]) < end]
         last = kept[-1]
         resume = _ResumePoint(ordinal, row, None, _pin_object(last))

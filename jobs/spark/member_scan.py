@@ -111,6 +111,7 @@ class _MemberScanner:
         self.jumped, self.places = data[jumps], data[~jumps]
         self.times = rows.times[self.places]
         first = memory.get("newest", TICK_MIN)
+        # Empty arrays stay empty, so a slice without data rows needs no case of its own.
         self.newest = np.maximum(np.maximum.accumulate(self.times), first)
         # The newest time before each row, from earlier cuts for the first one.
         self.before = np.concatenate(([first], self.newest[:-1])) if self.times.size else self.times

@@ -9,6 +9,7 @@ import tomllib
 from importlib.resources import files
 from typing import Any, Final
 
+# TOML, because every command reads this and the standard library parses it.
 PRESETS: Final[dict[str, dict[str, Any]]] = tomllib.loads(
     files(__package__).joinpath("presets.toml").read_text("utf-8")
 )

@@ -79,6 +79,7 @@ WINDOW_COLUMNS: Final = {"window_start": "timestamp", "window_end": "timestamp",
 Aggregates are left out: their types are known with the first result only.
 """
 _TABLES: Final = tomllib.loads(files(__package__).joinpath("tables.toml").read_text("utf-8"))
+# Popped, so that only tables are left.
 _NOT_FOR_LAYOUT: Final = _TABLES.pop("not_for_layout")
 OWN_COLUMNS: Final[dict[str, dict[str, str]]] = _TABLES
 """Table -> tidegate's own columns; ``<stream>`` has those of the table of any stream."""

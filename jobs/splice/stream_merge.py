@@ -225,6 +225,7 @@ class StreamMerge:
 
     def _run_attachment(self, name: str) -> _DispatchedRows:
         """Return what an attachment dispatches when it reads its origin after the merge."""
+        # One attachment may write to several streams; it runs once.
         if name in self._dispatched:
             return self._dispatched[name]
         spec, state = self._graph.attachments[name], self._state.attachments[name]
@@ -379,6 +380,7 @@ class StreamMerge:
                 parts.append(rows)
                 stamp = pc.max(rows["stream_time"]).as_py()
                 last = stamp if last is None else max(last, stamp)
+        # Positions are given last, because a merged row moves all rows behind it.
         rebuilt = order_stream_rows(parts, state.next)
         self._state.streams[stream] = StreamState(state.next + rebuilt.num_rows, last)
         if self._spec.streams[stream].buffer:

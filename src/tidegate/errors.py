@@ -203,6 +203,7 @@ def load_catalogue(module: str) -> Callable[[str], ErrorDefinition]:
     call.
     """
     texts = files(module.rpartition(".")[0]).joinpath("errors.toml").read_text("utf-8")
+    # The folder's own classes win over those of this module.
     classes = {**globals(), **vars(sys.modules[module])}
     catalogue = {
         name: ErrorDefinition(**{**entry, "error": classes[entry["error"]]})
