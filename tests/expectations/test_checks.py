@@ -147,7 +147,7 @@ def test_suites_are_read_from_inside_a_zip(tmp_path: Path) -> None:
         for folder in ("checkpoints", "expectations", "jobs"):
             base = (package / folder).resolve()  # a link in the checkout, a folder in the wheel
             for file in base.rglob("*"):
-                if file.suffix in (".py", ".yaml", ".html", ".css"):
+                if file.suffix in (".py", ".toml", ".yaml", ".html", ".css"):
                     bundle.write(file, f"tidegate/{folder}/{file.relative_to(base)}")
     code = """
 import sys; sys.path.insert(0, sys.argv[1])
