@@ -34,7 +34,7 @@ _VERB_LIST = """
     needs new normalize note on open opens order pair parse passes pick pin plan poll prepare
     print probe process propose provision publish put query quote rank read reap rebuild recompute
     record reduce refuse register reject release remove render replace replay report request
-    require resolve respond restore rewrite round run runs sample saturate scan scrub seal select
+    require resolve respond restore rewrite roll round run runs sample saturate scan scrub seal select
     selects send serve set ship shorten show signal sketch skip slice slugify sort spawn split
     stage start stop store stream stringify strip submit subtract suggest sum summarize survey
     tail take takes terminate touch trace translate truncate try unwrap update use uses validate
