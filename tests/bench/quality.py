@@ -52,7 +52,7 @@ def seal_epochs(spec: PipelineSpec, log: SlotLog, first: int, last: int) -> None
             late=2 * slot,
             per_source={source: dict(total) for source in _SOURCES},
         )
-        notes = {"next_position": 2 * released * slot}
+        notes: dict[str, Any] = {"next_position": 2 * released * slot}
         notes["epoch"] = {"read": 2 * _READ, "released": 2 * released, "late": 2}
         seal_epoch(log, counters=counters, notes=notes, files=files, timings={"seal_before": 0.01})
 
