@@ -170,7 +170,8 @@ class EpochLoop:
 
     def _publish_to_head(self) -> None:
         self._head_read_at = self._monotonic()
-        self._publisher.note_sealed(self._engine.resume_state.head.slot)
+        head = self._engine.resume_state.head
+        self._publisher.note_sealed(head.timeline, head.slot)
 
     def _collect_requests(self) -> EpochRequests:
         """Return the requests for the coming epoch.

@@ -368,7 +368,8 @@ class DriverSession:
             select_start_checkpoint, run.spec, self._log, self._steps.lease, run.options.recover_to
         )
         # Only now: a restore may have moved the head, and sinks follow the new timeline at once.
-        self._publisher.start(retry(self._log.head).slot)
+        head = retry(self._log.head)
+        self._publisher.start(head.timeline, head.slot)
         mover = wait_for_mover()
         self._spark_ui = _find_spark_ui(run.spec)
         # Not in the first plan, which has two minutes: every next driver would have the same fate.

@@ -48,15 +48,15 @@ class Publisher:
     ) -> None:
         self._threads = {sink.name: _SinkThread(sink, log, faults, group) for sink in sinks}
 
-    def start(self, slot: int) -> None:
+    def start(self, timeline: int, slot: int) -> None:
         """Start the threads; `slot` is the head of the log and is applied first."""
         for thread in self._threads.values():
-            thread.start(slot)
+            thread.start((timeline, slot))
 
-    def note_sealed(self, slot: int) -> None:
+    def note_sealed(self, timeline: int, slot: int) -> None:
         """Publish up to `slot`, the newest slot of the log, whichever process filled it."""
         for thread in self._threads.values():
-            thread.publish_up_to(slot)
+            thread.publish_up_to((timeline, slot))
 
     @property
     def unpublished_count(self) -> int:
@@ -67,7 +67,7 @@ class Publisher:
     def lags(self) -> dict[str, int]:
         """Slots sealed that a sink does not show yet, by sink.
 
-        Until a sink was followed once in this process, all slots of the log count.
+        Until a sink was followed once on this timeline in this process, all slots of the log count.
         """
         return {name: thread.lag for name, thread in self._threads.items()}
 
@@ -146,8 +146,9 @@ class _SinkThread:
         self._log = log
         self._faults = faults
         self._group = group
-        self._sealed = 0
-        self._published = -1  # below every slot: the head is applied first
+        # Timeline and slot: after a restore slot numbers are smaller than those published before.
+        self._sealed = (0, 0)
+        self._published = (0, -1)  # below every slot: the head is applied first
         self._flush = False
         self._wake = threading.Condition()
         self._stop = threading.Event()
@@ -163,17 +164,18 @@ class _SinkThread:
     @property
     def lag(self) -> int:
         """Sealed epochs that the sink does not show yet."""
-        return max(0, self._sealed - max(self._published, 0))
+        (timeline, slot), (shown, published) = self._sealed, self._published
+        return max(0, slot - max(published, 0)) if shown == timeline else slot
 
-    def start(self, slot: int) -> None:
-        """Start the thread; it applies everything up to `slot` first."""
-        self._sealed = slot
+    def start(self, head: tuple[int, int]) -> None:
+        """Start the thread; it applies everything up to `head` first."""
+        self._sealed = head
         self._thread.start()
 
-    def publish_up_to(self, slot: int) -> None:
-        """Say that `slot` is the newest one."""
+    def publish_up_to(self, head: tuple[int, int]) -> None:
+        """Say that `head` is the newest slot."""
         with self._wake:
-            self._sealed = slot
+            self._sealed = head
             self._wake.notify_all()
 
     def flush(self) -> None:
@@ -214,7 +216,7 @@ class _SinkThread:
                 self.error = error if isinstance(error, TidegateError) else _wrap_unexpected(error)
                 self._wake.notify_all()
 
-    def _publish(self, target: int, flush: bool) -> None:
+    def _publish(self, target: tuple[int, int], flush: bool) -> None:
         # With its retries: what people want to know is how far the tables are behind.
         begun = time.monotonic()
         self._faults.reach("publish.start")
@@ -224,11 +226,11 @@ class _SinkThread:
         # Without a flush the sink leaves a group that is not full unpublished.
         waiting = 0 if flush or self._group == 1 else self._retry(self._sink.lag, self._log)
         with self._wake:
-            self._published = target - waiting
+            self._published = target[0], target[1] - waiting
             self.trouble, self.catches_up = None, False
             self._wake.notify_all()
 
-    def _has_work(self, target: int, flushed: bool) -> bool:
+    def _has_work(self, target: tuple[int, int], flushed: bool) -> bool:
         return (
             self._stop.is_set()
             or self._sealed > target

@@ -139,7 +139,8 @@ class Shell:
 
     def run(self) -> Any:
         """Run to the end, with the publisher's thread beside it."""
-        self.publisher.start(self.engine.resume_state.head.slot)
+        head = self.engine.resume_state.head
+        self.publisher.start(head.timeline, head.slot)
         try:
             return self.loop.run()
         finally:

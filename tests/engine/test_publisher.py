@@ -36,7 +36,7 @@ class Sink:
 def publisher(sink: Sink, group: int = 1) -> Publisher:
     """A started publisher with one sealed slot to publish."""
     found = Publisher([sink], SlotLog(MemoryStore(), "p"), NoFaults(), group=group)
-    found.start(1)
+    found.start(1, 1)
     return found
 
 
@@ -87,7 +87,7 @@ def test_a_sink_that_is_away_does_not_hold_up_the_others() -> None:
     well, away = Sink(), Sink(*[TransientError("away", code="sink.unavailable")] * 1000)
     well.name, away.name = "well", "away"
     both = Publisher([well, away], SlotLog(MemoryStore(), "p"), NoFaults())
-    both.start(3)
+    both.start(1, 3)
     try:
         while both.wait_below(1, 0.05):  # one failure alone does not make a new sink hold others up
             pass
@@ -101,3 +101,22 @@ def test_a_sink_that_is_away_does_not_hold_up_the_others() -> None:
         assert both.publish_seconds["away"] > both.publish_seconds["well"]  # the wait is in it
     finally:
         both.stop()
+
+
+def test_slots_of_an_abandoned_timeline_do_not_count_as_published() -> None:
+    """After a restore a sink is followed again, though its last slot had a greater number."""
+    sink = Sink()
+    own = publisher(sink)
+    own.note_sealed(1, 10)
+    assert own.drain(10.0)
+    calls = sink.calls
+    own.note_sealed(2, 4)
+    try:
+        assert own.drain(10.0)
+        assert (sink.calls, own.unpublished_count) == (calls + 1, 0)
+        sink.errors.extend([TransientError("away", code="sink.unavailable")] * 1000)
+        own.note_sealed(3, 2)
+        assert own.lags == {"fake": 2}
+    finally:
+        sink.errors.clear()
+        own.stop()
