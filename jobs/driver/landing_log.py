@@ -58,7 +58,7 @@ from tidegate.checkpoints.store import (
     PreconditionFailedError,
     Store,
 )
-from tidegate.errors import TidegateError, TransientError
+from tidegate.errors import TidegateError, TransientError, get_first_line
 from tidegate.jobs.driver.errors import (
     LANDING_BAD_VALUE,
     LANDING_BUSY,
@@ -394,7 +394,7 @@ def start_landing_query(
         expressions = _make_select_expressions(source, options)
         rows = _load_landing_stream(session, options).selectExpr(*expressions)
     except (AnalysisException, IllegalArgumentException) as error:
-        text = str(error).strip().splitlines()[0][:400]
+        text = get_first_line(error)
         raise LANDING_REFUSED(source=f"{spec.name}.{landing.name}", text=text) from error
     writer = rows.writeStream.queryName(f"landing {spec.name}.{landing.name}")
     writer = writer.foreachBatch(_make_batch_writer(landing))

@@ -25,7 +25,7 @@ from tenacity.nap import sleep_using_event
 
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import StoreDeniedError
-from tidegate.errors import TidegateError, TransientError
+from tidegate.errors import TidegateError, TransientError, get_first_line
 from tidegate.jobs.engine.errors import SINK_UNEXPECTED
 from tidegate.jobs.engine.interfaces import Faults, Sink
 
@@ -277,7 +277,7 @@ class _SinkThread:
 
 def _wrap_unexpected(error: Exception) -> TidegateError:
     """Wrap a defect of a sink, so that `wait_below` raises it instead of waiting without end."""
-    first_line = str(error).strip().partition("\n")[0][:500]
-    wrapped: TidegateError = SINK_UNEXPECTED(kind=type(error).__name__, detail=first_line)
+    kind, detail = type(error).__name__, get_first_line(error)
+    wrapped: TidegateError = SINK_UNEXPECTED(kind=kind, detail=detail)
     wrapped.__cause__ = error
     return wrapped

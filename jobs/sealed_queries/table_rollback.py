@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import structlog
 
-from tidegate.errors import TidegateError
+from tidegate.errors import TidegateError, get_first_line
 from tidegate.jobs.sealed_queries.errors import COMMIT_GONE, ROLLBACK_FAILED, TABLE_SHARED
 from tidegate.jobs.sealed_queries.writer_hooks import WriterFacts
 
@@ -88,7 +88,7 @@ def roll_back_table(pipeline: str, facts: WriterFacts, point: SealedPoint) -> No
         what = {"table": name, "query": facts.name, "text": str(error)}
         raise COMMIT_GONE(pipeline=pipeline, **what) from error
     except Exception as error:  # py4j and delta-rs raise errors of their own
-        text = str(error).strip().splitlines()[0][:300]
+        text = get_first_line(error)
         raise ROLLBACK_FAILED(pipeline=pipeline, table=name, text=text) from error
     _log.info("table_rolled_back", table=name, query=facts.name, batch=point.batch, commit=done)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from tidegate.errors import get_first_line
 from tidegate.jobs.spec.table_layout import DeadLetterReason
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ def _parse_metadata(tail: bytes, size: int) -> Footer | BadObject:
         metadata: Any = pq.read_metadata(io.BytesIO(_MAGIC + tail))
         schema = metadata.schema.to_arrow_schema()
     except Exception as error:  # pyarrow raises OSError, ArrowInvalid, ValueError and more here
-        detail = f"the footer cannot be read ({size} bytes): {str(error).splitlines()[0][:200]}"
+        detail = f"the footer cannot be read ({size} bytes): {get_first_line(error)[:200]}"
         return BadObject("truncated", detail)
     instants = _find_int96_columns(metadata)
     columns = {f.name: _INSTANT_TYPE if f.name in instants else str(f.type) for f in schema}

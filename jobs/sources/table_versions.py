@@ -25,7 +25,7 @@ from urllib.parse import unquote
 import pyarrow.parquet as pq
 
 from tidegate.checkpoints.store import NotFoundError, Store
-from tidegate.errors import ConfigurationError, PoisonError, TransientError
+from tidegate.errors import ConfigurationError, PoisonError, TransientError, get_first_line
 from tidegate.jobs.sources.errors import (
     TABLE_ABSENT,
     TABLE_CATALOG_DENIED,
@@ -343,7 +343,7 @@ class IcebergVersions(_VersionsBase):
             raise TABLE_CATALOG_DENIED(
                 source=self.source,
                 catalog=mask_address(str(self.options.catalog)),
-                detail=_get_first_line(error),
+                detail=get_first_line(error),
             ) from error
         except FileNotFoundError as error:
             # A snapshot expired since the table was loaded: the next look says which.
@@ -355,12 +355,8 @@ class IcebergVersions(_VersionsBase):
 
     def _table_unavailable_error(self, what: str, error: Exception) -> TransientError:
         return TABLE_UNAVAILABLE(
-            source=self.source, table=self.options.name, what=what, detail=_get_first_line(error)
+            source=self.source, table=self.options.name, what=what, detail=get_first_line(error)
         )
-
-
-def _get_first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
 
 
 def _removed_rows(snapshot: Any) -> bool:

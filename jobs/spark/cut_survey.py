@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import structlog
 
-from tidegate.errors import PoisonError
+from tidegate.errors import PoisonError, get_first_line
 from tidegate.jobs.advise.lag_advice import GAMMA
 from tidegate.jobs.engine.column_types import to_arrow_type
 from tidegate.jobs.engine.errors import RULE_FAILED as BROKEN_RULE
@@ -208,7 +208,7 @@ def _scan_members(
             return scans, [table for _, table in found.values()] if native else None
         except (*ENGINE_ERRORS, pa.ArrowInvalid) as error:
             # Spark SQL reads them, or says what is wrong with the rows.
-            _log.info("survey_left_to_spark", cause=str(error).splitlines()[0])
+            _log.info("survey_left_to_spark", cause=get_first_line(error))
     rows = _sort_rows(collect_to_driver(_select_surveyed(staged.frame, sources, [])))
     return {i: scan(i, rows.filter(pc.equal(rows["_m"], i))) for i in indexes}, None
 

@@ -24,6 +24,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from tidegate.checkpoints.store import Store
+from tidegate.errors import get_first_line
 from tidegate.jobs.engine.interfaces import Cut, MoveOrder, MoveResult, SurveyedCut
 from tidegate.jobs.engine.manifest_writer import ORDER_KIND
 from tidegate.jobs.rules.duck_frame import ENGINE_ERRORS, DuckFrame, Frame
@@ -183,7 +184,7 @@ class SparkMover:
                 return self._move_outputs(order, staged, native=True)
             except ENGINE_ERRORS as error:
                 # Spark SQL computes it, or says what is wrong with the rows.
-                _log.info("native_epoch_left_to_spark", cause=str(error).splitlines()[0])
+                _log.info("native_epoch_left_to_spark", cause=get_first_line(error))
         return self._move_outputs(order, staged, native=False)
 
     def _move_outputs(self, order: MoveOrder, staged: _StagedCut, *, native: bool) -> MoveResult:

@@ -29,6 +29,7 @@ from tidegate.checkpoints.splice_requests import (
     generate_splice_request_id,
     list_splice_requests,
 )
+from tidegate.errors import get_first_line
 from tidegate.jobs.rules.duck_frame import open_database
 from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENT_TIME, EVENTS, LATE, PipelineSpec
 from tidegate.jobs.splice.errors import (
@@ -471,7 +472,7 @@ def _cast_column(values: list[Any], field: Any) -> Any:
             table = db.sql(f"select cast(v as {kind}) as v from texts").to_arrow_table()
             return table["v"].cast(field.type).combine_chunks()
     except Exception as error:
-        raise BAD_VALUE(column=field.name, text=str(error).splitlines()[0]) from error
+        raise BAD_VALUE(column=field.name, text=get_first_line(error)) from error
 
 
 def _format_value(value: Any) -> str | None:

@@ -19,6 +19,7 @@ from pydantic import BaseModel
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.splice_requests import SpliceRequest, list_splice_requests
+from tidegate.errors import get_first_line
 from tidegate.jobs.engine.manifest_writer import ORDER_KIND
 from tidegate.jobs.rules.duck_frame import open_database
 from tidegate.jobs.sinks.output_tables import build_table_schema
@@ -199,7 +200,7 @@ class _RowTracer:
             try:
                 yield db, {name: f"cast(? as {types[name]})" for name in self._fields}
             except Exception as error:
-                text = str(error).splitlines()[0]
+                text = get_first_line(error)
                 raise BAD_ROW_VALUE(pipeline=self._spec.name, text=text) from error
 
     def _read_order_buffer(self) -> Any:

@@ -14,6 +14,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
+from tidegate.errors import get_first_line
 from tidegate.jobs.rules.aggregates import build_recompute_sql
 from tidegate.jobs.rules.recomputation import build_recompute_columns, build_starts_sql
 from tidegate.jobs.spec.pipeline import PipelineSpec
@@ -119,7 +120,7 @@ def recompute_results(
         results = db.sql(query).to_arrow_table()
     # The expressions are the user's, written for Spark SQL; DuckDB knows most of them.
     except duckdb.Error as error:
-        text = str(error).splitlines()[0]
+        text = get_first_line(error)
         raise FOREIGN_EXPRESSION(pipeline=spec.name, window=name, text=text) from error
     return list(_cast_aggregates(results, window, schema).to_pylist())
 

@@ -25,6 +25,7 @@ import pyarrow.compute as pc
 
 from tidegate.checkpoints.row_counts import name_stream_rejections
 from tidegate.checkpoints.store import Store
+from tidegate.errors import get_first_line
 from tidegate.jobs.engine.column_types import to_arrow_type
 from tidegate.jobs.engine.interfaces import DispatchResult, MoveOrder, MoveResult
 from tidegate.jobs.engine.manifest_writer import DISPATCHER_KINDS
@@ -84,7 +85,7 @@ class PipeFilter:
             self._build_row_mask(empty)
         except (duckdb.Error, pa.ArrowException) as error:
             raise BAD_PREDICATE(
-                pipe=name, cause=_first_error_line(error), columns=", ".join(columns)
+                pipe=name, cause=get_first_line(error), columns=", ".join(columns)
             ) from error
 
     def select_rows(self, rows: Any) -> tuple[dict[str, Any], FoldFailure | None]:
@@ -100,7 +101,7 @@ class PipeFilter:
             return {}, FoldFailure(
                 first["position"],
                 first["_id"],
-                f"in the batch from here on: {_first_error_line(error)}",
+                f"in the batch from here on: {get_first_line(error)}",
             )
         sent = chosen.select(list(self._columns)).append_column("_position", chosen["position"])
         nth = pa.array([0] * chosen.num_rows, pa.int64())  # a pipe sends each row at most once
@@ -134,10 +135,6 @@ def _mask_predicate(predicate: str, rows: Any) -> Any:
         session.register("origin", rows)
         select = f"SELECT coalesce(CAST(({predicate}) AS BOOLEAN), false) AS chosen FROM origin"  # noqa: S608 - from a validated spec
         return session.sql(select).to_arrow_table()["chosen"]
-
-
-def _first_error_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0]
 
 
 @dataclass(slots=True)
@@ -442,7 +439,7 @@ class StreamDispatcher:
             add_argument_columns(empty, build_reducer(self._spec, name).aggregates)
         except duckdb.Error as error:
             raise BAD_EXPRESSION(
-                reducer=name, cause=str(error).strip().splitlines()[0], columns=", ".join(columns)
+                reducer=name, cause=get_first_line(error), columns=", ".join(columns)
             ) from error
 
     def _send_rows(

@@ -25,6 +25,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 import duckdb
 import pyarrow as pa
 
+from tidegate.errors import get_first_line
 from tidegate.jobs.engine.column_types import to_arrow_type
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.streams.dispatched_rows import Event
@@ -387,7 +388,7 @@ def prepare_arguments(reducer: Reducer, rows: Any) -> Any:
         return add_argument_columns(rows, reducer.aggregates)
     except duckdb.Error as error:
         first = rows.slice(0, 1).to_pylist()[0]
-        message = str(error).strip().splitlines()[0]
+        message = get_first_line(error)
         return FoldedBatch(
             _make_empty_dispatches(reducer),
             {},

@@ -17,6 +17,7 @@ from tidegate.checkpoints.local_store import LocalStore
 from tidegate.checkpoints.store import ObjectInfo, StoredObject, StoreUnavailableError
 from tidegate.jobs.engine.interfaces import Slice, join_seq, skip_slice_record
 from tidegate.jobs.eventtime.decision_types import Member
+from tidegate.jobs.sources import parquet_footers
 from tidegate.jobs.sources.object_source import DONE_MARKER, ObjectSource
 from tidegate.jobs.spec.pipeline import ReadLimits
 
@@ -393,3 +394,17 @@ def test_the_search_for_skipped_objects_is_bounded(monkeypatch: pytest.MonkeyPat
     now[0] += 600.0
     src.plan(ME, resume, ReadLimits())
     assert src.late_uploads == 1
+
+
+def test_an_error_without_a_text_gives_the_name_of_its_class(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A footer whose reader fails without a word is a bad object, as any other."""
+
+    def fail(file: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("pyarrow.parquet.read_metadata", fail)
+    found = parquet_footers._parse_metadata(b"", 4)
+    assert isinstance(found, parquet_footers.BadObject)
+    assert found.detail.endswith("MemoryError")
