@@ -7,6 +7,7 @@ another engine has deleted single rows is left to pyiceberg.
 
 from __future__ import annotations
 
+import gzip
 import io
 import os
 import re
@@ -57,7 +58,10 @@ class TableScan:
         """
         self._store, self._address, self._opener = store, address, _StoreFiles(store)
         with self._opener.open(address) as opened:
-            self._metadata = parse_json(opened.read())
+            data = opened.read()
+        # Catalogs of Java may compress it, and say so in the name.
+        packed = address.endswith(".gz.metadata.json")
+        self._metadata = parse_json(gzip.decompress(data) if packed else data)
         current = self._metadata["current-schema-id"]
         fields = next(s for s in self._metadata["schemas"] if s["schema-id"] == current)["fields"]
         self._ids: dict[str, int] = {field["name"]: field["id"] for field in fields}
@@ -181,8 +185,6 @@ def conform_to_schema(rows: pa.Table, schema: pa.Schema) -> pa.Table:
 
     A file written before a column was added reads as null there.
     """
-    if rows.schema.equals(schema):
-        return rows
     return pa.table(
         [get_column_or_nulls(rows, f.name, f.type).cast(f.type) for f in schema], schema
     )
@@ -245,8 +247,12 @@ class _StoreFiles:
         """Open a file for random access."""
         # Catalogs of Java write addresses with other schemes.
         scheme, found, path = re.sub("^s3[an]://", "s3://", address).partition("://")
-        files = self._s3 if scheme == "s3" else LocalFileSystem()
-        path = path if found else address.removeprefix("file:")
+        if not found or scheme == "file":
+            files, path = LocalFileSystem(), path if found else address.removeprefix("file:")
+        elif scheme == "s3":
+            files = self._s3
+        else:  # a catalog may have its tables in another cloud
+            files, path = FileSystem.from_uri(address)
         return files.open_input_file(path)
 
     def read_records(self, address: str) -> Iterator[dict[str, Any]]:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from pyarrow.fs import LocalFileSystem
 from pyiceberg.table import StaticTable
 from tests.sinks.conftest import World
 
+from tidegate.checkpoints.local_store import LocalStore
 from tidegate.jobs.sinks import table_scan
 from tidegate.jobs.sinks.iceberg_catalog import build_io_properties
 from tidegate.jobs.sinks.lineage_position import read_published_cut
@@ -116,6 +121,38 @@ def test_deleted_rows_are_left_to_pyiceberg(
     monkeypatch.setattr(TableScan, "_read_rows", None)
     assert _sorted(scan.read(None, {"_epoch": [(3, 5)]})) == _sorted(wanted)
     assert pc.min_max(wanted["_epoch"]).as_py() == {"min": 3, "max": 5}
+
+
+METADATA = {
+    "current-schema-id": 0,
+    "schemas": [{"schema-id": 0, "fields": [{"id": 1, "name": "n", "type": "long"}]}],
+    "current-snapshot-id": 7,
+    "snapshots": [{"snapshot-id": 7, "summary": {"total-records": "24"}}],
+}
+
+
+def test_metadata_may_be_compressed(tmp_path: Path) -> None:
+    """Catalogs of other engines may write it with gzip, and say so in its name."""
+    packed = tmp_path / "00001.gz.metadata.json"
+    packed.write_bytes(gzip.compress(json.dumps(METADATA).encode()))
+    assert TableScan(LocalStore(tmp_path), str(packed)).row_count == 24
+
+
+def test_tables_may_be_in_another_cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A catalog decides where its tables are; Arrow knows more file systems than two."""
+    file = tmp_path / "00001.metadata.json"
+    file.write_text(json.dumps(METADATA))
+
+    class Files:
+        """The local files, by addresses of Google's cloud."""
+
+        @staticmethod
+        def from_uri(address: str) -> Any:
+            """Return the local files and the path."""
+            return LocalFileSystem(), address.removeprefix("gs:/")
+
+    monkeypatch.setattr(table_scan, "FileSystem", Files)
+    assert TableScan(LocalStore(tmp_path), f"gs:/{file}").row_count == 24
 
 
 def test_reading_tables_needs_no_slow_import() -> None:
