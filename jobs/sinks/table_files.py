@@ -43,6 +43,7 @@ from pyiceberg.typedef import Record
 from pyiceberg.types import BinaryType, DecimalType, IcebergType, LongType, StringType
 
 from tidegate.checkpoints.canonical_json import canonical_bytes, sha256_of_bytes
+from tidegate.jobs.sinks.table_scan import get_column_or_nulls
 from tidegate.jobs.spec.table_layout import PartitionBy, PartitionTransform, SortBy, TableLayout
 
 PartitionValues = tuple[Any, ...]
@@ -117,14 +118,14 @@ def split_by_partition(
     Equal rows keep their order, so that a repetition gives the same files.
     """
     parts = [
-        _encode_partition_values(_get_column_or_nulls(rows, part.column), part)
+        _encode_partition_values(get_column_or_nulls(rows, part.column, pa.int64()), part)
         for part in by.partitions
     ]
     # Partitions first, so that each is one contiguous run of rows.
     keys: dict[str, Any] = {f"p{n}": pa.array(codes) for n, (codes, _) in enumerate(parts)}
     directions = dict.fromkeys(keys, "ascending")
     for n, key in enumerate(by.order):
-        keys[f"s{n}"] = _get_column_or_nulls(rows, key.column)
+        keys[f"s{n}"] = get_column_or_nulls(rows, key.column, pa.int64())
         directions[f"s{n}"] = "descending" if key.descending else "ascending"
     if keys:
         indices = pc.sort_indices(pa.table(keys), sort_keys=list(directions.items()))
@@ -139,16 +140,6 @@ def split_by_partition(
         if end > start:
             values = tuple(values[codes[start, n]] for n, (_, values) in enumerate(parts))
             yield values, rows.slice(start, end - start)
-
-
-def conform_to_schema(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return the rows with exactly the columns of `schema`.
-
-    A file written before a column was added reads as null there.
-    """
-    return pa.table(
-        [_get_column_or_nulls(rows, f.name, f.type).cast(f.type) for f in schema], schema=schema
-    )
 
 
 def write_partition_files(
@@ -189,14 +180,6 @@ def describe_data_file(
     found[_SORT_ORDER] = metadata.default_sort_order_id or None
     found.spec_id = metadata.default_spec_id
     return found
-
-
-def _get_column_or_nulls(
-    rows: pa.Table, name: str, kind: pa.DataType | None = None
-) -> pa.ChunkedArray:
-    if name in rows.column_names:
-        return rows[name]
-    return pa.chunked_array([pa.nulls(rows.num_rows, kind or pa.int64())])
 
 
 def _encode_partition_values(column: pa.ChunkedArray, part: PartitionBy) -> tuple[Any, list[Any]]:

@@ -83,7 +83,6 @@ from tidegate.jobs.sinks.table_files import (
     LiveDataFile,
     PartitionValues,
     PhysicalLayout,
-    conform_to_schema,
     get_newest_sequence_number,
     make_merged_stem,
     parse_commit_bound,
@@ -92,6 +91,7 @@ from tidegate.jobs.sinks.table_files import (
     write_partition_files,
 )
 from tidegate.jobs.sinks.table_follower import TableFollower
+from tidegate.jobs.sinks.table_scan import conform_to_schema
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 _NEWEST_SLOTS_KEPT = 100  # newest slots whose files stay as they are
