@@ -10,8 +10,6 @@ from contextlib import suppress
 from itertools import islice
 from typing import Any
 
-from pydantic import ValidationError
-
 from tidegate.checkpoints.bucket_layout import BucketLayout, CheckpointId
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.slot_log import SlotLog
@@ -48,7 +46,7 @@ def read_spec(
         if like is not None and list(found := json.loads(data)) == sorted(found):
             data = json.dumps(_order_like(found, json.loads(like.canonical_json()))).encode()
         return PipelineSpec.model_validate_json(data)
-    except (NotFoundError, ValidationError):
+    except (NotFoundError, ValueError):  # of json and of pydantic
         return None
 
 

@@ -53,6 +53,16 @@ def test_a_spec_lies_in_the_bucket_without_its_secrets() -> None:
     assert kept.outputs.catalog == mask_address(str(spec.outputs.catalog))
 
 
+def test_a_damaged_spec_counts_as_not_stored() -> None:
+    """With or without a spec whose order it gets, it is None."""
+    store, spec = MemoryStore(), PipelineSpec.model_validate(BASE)
+    write_spec(store, spec)
+    (entry,) = store.list_objects("p/specs/")
+    store.put(entry.key, b'{"apiVersion')
+    assert read_spec(store, "p", spec.digest()) is None
+    assert read_spec(store, "p", spec.digest(), spec) is None
+
+
 def test_names_that_users_choose_are_not_secrets() -> None:
     """Columns, also of headers and renamed ones, may be named like secrets; the spec is kept."""
     data = copy.deepcopy(BASE)
