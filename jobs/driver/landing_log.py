@@ -351,7 +351,6 @@ def read_landing_status(name: str, source: SourceSpec, store: Store) -> dict[str
 def _make_empty_object(source: SourceSpec) -> bytes:
     """Return a Parquet object with the source's columns and no rows."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     from tidegate.jobs.engine.column_types import to_arrow_type
 
