@@ -55,7 +55,7 @@ def check_quality(
         TransientError: the store or the catalog cannot be reached now.
     """
     read = read or _make_table_reader(spec, store)
-    # Like pyiceberg's import above a part of the process's start, not of the check.
+    # Its import is a part of the process's start, not of the check.
     load_great_expectations()
     begun = time.monotonic()
     evidence = gather_evidence(spec, store, read, clock=clock)
@@ -91,7 +91,7 @@ def _dump_check(check: CheckResult) -> dict[str, Any]:
 
 
 def _make_table_reader(spec: PipelineSpec, store: Store) -> TableReader:
-    # pyiceberg takes a second to import.
+    # Arrow and DuckDB take a second to import.
     from tidegate.jobs.sinks.published_tables import scan_table
 
     # The two tables that may be large are read without the user's columns.

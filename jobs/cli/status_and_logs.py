@@ -240,18 +240,16 @@ def _count_unpublished(store: Store, pipeline: str, timeline: int, slot: int) ->
 
     None while they still stand on an older timeline.
     """
-    from tidegate.checkpoints.bucket_layout import BucketLayout
-    from tidegate.checkpoints.canonical_json import parse_json
-    from tidegate.checkpoints.store import NotFoundError
+    from tidegate.jobs.sinks.lineage_position import read_published_cut
 
-    # jobs.sinks.lineage_position reads this document, but it imports pyiceberg, which takes a
-    # second.
     try:
-        pointer = parse_json(store.get(BucketLayout(pipeline).published_cut_key).data)
+        cut = read_published_cut(store, pipeline)
+    except ValueError:
+        cut = None
     # Never published, or not readable: all sealed slots count.
-    except (NotFoundError, ValueError):
+    if cut is None:
         return slot
-    return slot - int(pointer["upto"]) if pointer["timeline"] == timeline else None
+    return slot - cut.upto if cut.timeline == timeline else None
 
 
 def _describe_store(store: Store) -> dict[str, Any]:

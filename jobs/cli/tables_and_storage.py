@@ -107,7 +107,7 @@ def _list_tables(spec: PipelineSpec, log: SlotLog, as_json: bool) -> None:
         rows = count_table_rows(log.store, spec.name, address) if address else 0
         # A merge leaves rows in a stream's files that readers do not see.
         if rows is None or (rows and table in spec.streams):
-            # Seconds of imports, which the list needs for these tables only.
+            # A second of imports, which the list needs for these tables only.
             from tidegate.jobs.sinks.published_tables import read_table
 
             rows = read_table(spec, log.store, table, columns=("_epoch",)).num_rows
