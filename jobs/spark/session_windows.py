@@ -17,14 +17,16 @@ from tidegate.jobs.rules.duck_frame import Frame, get_column_types, group_rows
 from tidegate.jobs.rules.row_conditions import (
     end_reached_sql,
     is_window_closed,
-    is_window_purged,
     quote_name,
     window_purged_sql,
 )
 from tidegate.jobs.spark.epoch_context import EpochContext, WindowOutput
 from tidegate.jobs.spark.file_writer import WrittenFiles
 from tidegate.jobs.spark.ordered_release import adjust_start_times
-from tidegate.jobs.spark.tumbling_sliding_windows import assign_rows_to_windows
+from tidegate.jobs.spark.tumbling_sliding_windows import (
+    assign_rows_to_windows,
+    is_window_segment_purged,
+)
 from tidegate.jobs.spec.event_time_options import LatePolicy
 from tidegate.jobs.spec.window_specs import WindowKind, WindowSpec
 from tidegate.time_units import TICK_MIN
@@ -48,7 +50,7 @@ def process_sessions(epoch: EpochContext, name: str) -> WindowOutput:
     if epoch.data is None and not closing and not (live and window.emit == "complete"):
         return WindowOutput(
             WrittenFiles(),
-            tuple(ref for ref in live if not _is_session_segment_purged(window, ref, after)),
+            tuple(ref for ref in live if not is_window_segment_purged(window, ref, after)),
             WrittenFiles(),
         )
     aggregation = Aggregation(epoch.spec, name)
@@ -70,7 +72,7 @@ def process_sessions(epoch: EpochContext, name: str) -> WindowOutput:
         )
     return WindowOutput(
         results,
-        tuple(ref for ref in written.refs if not _is_session_segment_purged(window, ref, after)),
+        tuple(ref for ref in written.refs if not is_window_segment_purged(window, ref, after)),
         written,
     )
 
@@ -90,10 +92,6 @@ def select_late_for_sessions(epoch: EpochContext, name: str) -> Frame:
         return late
     stays = f"_end <= {before}L" if window.on_late is LatePolicy.ADJUST else "true"
     return late.unionByName(epoch.data.where(f"{alone} AND {stays}").selectExpr(*place))
-
-
-def _is_session_segment_purged(window: WindowSpec, ref: FileRef, frontier: int) -> bool:
-    return ref.max_time is None or is_window_purged(window, ref.max_time, frontier)
 
 
 def _late_alone_sql(window: WindowSpec, before: int) -> str:

@@ -115,7 +115,7 @@ def process_window(epoch: EpochContext, name: str, edges: EpochEdges) -> WindowO
     segments = [
         ref
         for ref in (*live, *written.refs)
-        if not _is_window_segment_purged(window, ref, decision.frontier_after)
+        if not is_window_segment_purged(window, ref, decision.frontier_after)
     ]
     purged = window_purged_sql(window, "_we", decision.frontier_after)
     merged = epoch.merge_small_segments(
@@ -137,7 +137,8 @@ def _choose_state_engine(
     return replace(epoch, native=True) if here else epoch
 
 
-def _is_window_segment_purged(window: WindowSpec, ref: FileRef, frontier: int) -> bool:
+def is_window_segment_purged(window: WindowSpec, ref: FileRef, frontier: int) -> bool:
+    """Return whether all results that have rows in a segment of the window are purged."""
     return ref.max_time is None or is_window_purged(window, ref.max_time, frontier)
 
 
