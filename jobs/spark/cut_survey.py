@@ -143,7 +143,7 @@ def has_dead_letters(judged: pa.Table | None) -> bool:
     if judged is None:
         return True
     counted = pc.is_in(judged["_dead"], pa.array([FILTERED, RULE_DROPPED]))
-    passed = pc.and_(pc.is_null(judged["_rule"]), pc.is_valid(judged["_warned"]))
+    passed = pc.and_(pc.is_null(judged["_dead"]), pc.is_valid(judged["_warned"]))
     return not pc.all(pc.or_(counted, passed), min_count=0).as_py()
 
 
