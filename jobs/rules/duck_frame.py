@@ -41,7 +41,7 @@ _REWRITES: Final = [
         (r"\bcollect_list\((\w+)\)", r"list(\1) FILTER (WHERE \1 IS NOT NULL)"),
         (r"\bcollect_list\(", "list("),
         (r"\btimestamp_micros\(", "make_timestamptz("),
-        (r"\bAS timestamp\)", "AS timestamptz)"),
+        (r"(?i)\bas\s+timestamp\s*\)", "AS timestamptz)"),
         (r"\bAS binary\)", "AS blob)"),
         (r"array<string>", "VARCHAR[]"),
         (r"array<struct<s:bigint,e:bigint>>", "STRUCT(s BIGINT, e BIGINT)[]"),

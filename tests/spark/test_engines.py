@@ -75,3 +75,11 @@ def test_a_sum_that_overflows_is_an_error_and_not_a_number() -> None:
     frame = aggregation.aggregate_rows(DuckFrame.from_table(rows), 0, 1)
     with pytest.raises(duckdb.Error):
         frame.toArrow()
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("cast", ["cast(t as timestamp)", "try_cast(t AS\nTimestamp )"])
+def test_a_timestamp_that_select_casts_keeps_its_zone(cast: str) -> None:
+    """In whatever letters the type is written: times without a zone fit no table."""
+    rows = pa.table({"t": pa.array([7], pa.timestamp("us", "UTC"))})
+    assert DuckFrame.from_table(rows).selectExpr(f"{cast} AS t").toArrow().equals(rows)
