@@ -15,7 +15,8 @@ from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
 _FAMILIES: Final = {"int": "whole", "long": "whole"}
 # 32-bit floats and decimals are compared with literals by rules that differ.
 _COMPARABLE: Final = ("whole", "double", "string", "boolean", "date", "timestamp")
-_NUMBERS: Final = frozenset({"whole", "double", "fraction"})
+# A length has 32 bits in Spark SQL and 64 in DuckDB, so sums of it may overflow in one of them.
+_NUMBERS: Final = frozenset({"whole", "length", "double", "fraction"})
 # Of the text itself: sqlglot reads them, but they mean something else to one of the engines.
 _FOREIGN: Final = ('"', "--", "/*", "\\", "!", "==", "{")
 
@@ -54,7 +55,8 @@ def _strip_proven_cast(tree: Any, columns: Mapping[str, str]) -> Any:
     if not isinstance(tree, exp.Cast):
         raise _UnprovenError(tree.sql("spark"))
     family, kind = _infer_family(tree.this, columns), tree.to.sql("spark").lower()
-    if kind not in {"whole": ("bigint", "double"), "double": ("double",)}.get(family, (family,)):
+    wider = dict.fromkeys(("whole", "length"), ("bigint", "double"))
+    if kind not in wider.get(family, (family,)):
         raise _UnprovenError(tree.sql("spark"))
     return tree.this
 
@@ -72,21 +74,43 @@ def _infer_family(node: Any, columns: Mapping[str, str]) -> str:
     inner = [_infer_family(one, columns) for one in operands]
     alike = {family for family in inner if family != "null"}
     compared = exp.EQ | exp.NEQ | exp.GT | exp.GTE | exp.LT | exp.LTE | exp.NullSafeEQ
+    compared |= exp.Between | exp.In
+    if isinstance(node, compared | exp.Is):
+        _require_same_reading(operands, compared | exp.Is | exp.Not)
+    # Spark compares each bound as itself, and DuckDB all three numbers as doubles.
+    mixed = isinstance(node, exp.Between) and inner[0] == "whole" and "double" in alike
     forms = [
         (exp.Paren, True, inner[0]),
         (exp.Neg, inner[0] in _NUMBERS, inner[0]),
         (exp.And | exp.Or | exp.Not, alike <= {"boolean"}, "boolean"),
         (exp.Is, inner[-1] == "null", "boolean"),
-        (compared | exp.Between | exp.In, len(alike) == 1 or alike <= _NUMBERS, "boolean"),
+        (compared, len(alike) == 1 or (alike <= _NUMBERS and not mixed), "boolean"),
         (exp.Add | exp.Sub | exp.Mul, alike <= {"whole"}, "whole"),
         (exp.Add | exp.Sub | exp.Mul, alike <= {"whole", "double"}, "double"),
         # By zero Spark fails, and DuckDB gives null.
         (exp.Mod, alike == {"whole"} and _is_positive(node.args.get("expression")), "whole"),
-        (exp.Length, alike == {"string"}, "whole"),
-        (exp.Coalesce, len(alike) == 1 and "fraction" not in alike, inner[0]),
+        (exp.Length, alike == {"string"}, "length"),
+        (exp.Coalesce, len(alike) == 1 and "fraction" not in alike, min(alike, default="")),
     ]
     known = (family for form, proven, family in forms if isinstance(node, form) and proven)
     return next(known, None) or _refuse_form(node)
+
+
+def _require_same_reading(operands: list[Any], compared: Any) -> None:
+    """Refuse what the engines read, or overflow, in different ways.
+
+    Of `a = b in (c)` Spark SQL takes `=` first and DuckDB `in`; of `a <=> b = c` DuckDB takes `=`
+    first. `a + 1 > 5` is `a > 4` in DuckDB, and does not overflow.
+    """
+    from sqlglot import exp
+
+    summed = [one for one in operands if isinstance(one.unnest(), exp.Add | exp.Sub | exp.Mul)]
+    fixed = [one for one in operands if not list(one.find_all(exp.Column))]
+    for one in operands:
+        # sqlglot adds brackets to `<=>`.
+        unlike = isinstance(one, compared) or isinstance(one.unnest(), exp.NullSafeEQ)
+        if unlike or (fixed and one in summed):
+            _refuse_form(one.parent)
 
 
 def _infer_leaf(node: Any, columns: Mapping[str, str]) -> str:

@@ -136,11 +136,22 @@ def test_the_expression_that_needs_spark_is_named() -> None:
             "a = 1e3",
             "a is true",
         ),
+        *(
+            "p = p in (true)",
+            "p <=> p = p",
+            "a between b and d",
+            "a + 1 > 5",
+            "(b * 2) in (4)",
+            "length(s) * 999999999 > 5",
+            "(coalesce(null, d) + a) % 2 = 0",
+        ),
     ],
 )
 def test_what_is_not_proven_is_left_to_spark(sql: str) -> None:
-    """Other forms may differ: division by zero, case, patterns, literals, 32-bit floats."""
-    columns = {"a": "long", "b": "int", "s": "string", "f": "float"}
+    """Other forms may differ: division by zero, case, patterns, literals, 32-bit floats, order of
+    comparisons, overflow.
+    """
+    columns = {"a": "long", "b": "int", "s": "string", "f": "float", "d": "double", "p": "boolean"}
     assert explain_spark_condition(sql, columns) is not None
 
 
