@@ -304,7 +304,10 @@ class _RowTracer:
         return self._epochs[slot]
 
     def _find_read_epoch(self, who: RowIdentity) -> Manifest | None:
-        """Return the epoch that read a row: the first whose slice ends behind it."""
+        """Return the epoch that read a row: the first whose slice ends behind it.
+
+        If that one is retired, None: the first that is kept begins behind the row.
+        """
         member = f"{who[0]}/{who[1]}"
 
         def is_read(slot: int) -> bool:
@@ -312,8 +315,9 @@ class _RowTracer:
             return epoch is not None and epoch.cut.get(member, {}).get("end", -1) > who[2]
 
         slots = range(1, self._head.slot + 1)
-        first = bisect_left(slots, True, key=is_read) + 1
-        return self._read_epoch(first) if first <= self._head.slot and is_read(first) else None
+        epoch = self._read_epoch(bisect_left(slots, True, key=is_read) + 1)
+        piece = {} if epoch is None else epoch.cut.get(member, {})
+        return epoch if piece.get("start", who[2] + 1) <= who[2] < piece["end"] else None
 
     def _describe_holder(self, slot: int) -> dict[str, Any]:
         """Return which member held the frontier after a slot, and how far behind the others."""
