@@ -23,7 +23,12 @@ from tidegate.jobs.spark.cut_reader import (
     CutPart,
     unreadable_objects_error,
 )
-from tidegate.jobs.spark.cut_survey import has_dead_letters, survey_cut
+from tidegate.jobs.spark.cut_survey import (
+    NATIVE_CELLS,
+    fits_driver,
+    has_dead_letters,
+    survey_cut,
+)
 from tidegate.jobs.spec.pipeline import PipelineSpec, ReadLimits
 
 
@@ -96,3 +101,13 @@ def test_a_row_without_a_time_is_a_dead_letter_also_where_a_rule_warns() -> None
         columns = zip(("_dead", "_rule", "_warned"), zip(*rows, strict=True), strict=True)
         judged = pa.table({name: pa.array(values, pa.string()) for name, values in columns})
         assert has_dead_letters(judged) is dead
+
+
+def test_columns_that_are_read_and_not_selected_need_memory_too() -> None:
+    """A limit on the selected ones would let the driver read a hundred times as much."""
+    wide = {"t": "timestamp"} | {f"c{n}": "long" for n in range(99)}
+    source = {"schema": wide, "event_time": "t", "lag": "1s", "path": "inbox"}
+    for selected in ({}, {"select": {"t": "t"}}):
+        spec = PipelineSpec.model_validate({"name": "p", "sources": {"a": {**source, **selected}}})
+        assert fits_driver(NATIVE_CELLS // 100, spec)
+        assert not fits_driver(NATIVE_CELLS // 100 + 1, spec)
