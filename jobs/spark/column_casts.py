@@ -340,7 +340,8 @@ def _end_ticks_sql(source: SourceSpec) -> str:
 def _row_kind_sql(barriers: BarrierColumns | None, columns: dict[str, str]) -> str:
     if barriers is None:
         return "'data'"
-    column = columns[barriers.kind]
+    # Of any type: a number would not be compared with the text of a kind.
+    column = f"CAST({columns[barriers.kind]} AS string)"
     types = ", ".join(quote_text(t) for t in barriers.types)
     cases = [f"WHEN {column} IS NULL OR {column} = {quote_text(barriers.data)} THEN 'data'"]
     if barriers.punctuation is not None:

@@ -6,10 +6,12 @@ Which ones, and what happens when they cannot be read.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from tests.spark.kafka_topics import spec_of
 from tidegate.errors import TransientError
@@ -111,3 +113,23 @@ def test_columns_that_are_read_and_not_selected_need_memory_too() -> None:
         spec = PipelineSpec.model_validate({"name": "p", "sources": {"a": {**source, **selected}}})
         assert fits_driver(NATIVE_CELLS // 100, spec)
         assert not fits_driver(NATIVE_CELLS // 100 + 1, spec)
+
+
+@pytest.mark.parametrize(("marks", "kind"), [([None, 1], "1"), ([None, True], "true")])
+def test_the_column_of_kinds_may_have_any_type(tmp_path: Path, marks: list[Any], kind: str) -> None:
+    """Null marks data then, and the text of another value is a type of barriers."""
+    mark = pa.array(marks)
+    schema = {"t": "timestamp", "mark": "long" if kind == "1" else "boolean"}
+    source = {"schema": schema, "event_time": "t", "lag": "1s", "path": "inbox"}
+    spec = PipelineSpec.model_validate(
+        {"name": "p", "sources": {"a": {**source, "barriers": {"kind": "mark", "types": [kind]}}}}
+    )
+    file = tmp_path / "object"
+    pq.write_table(pa.table({"t": pa.array([1, 2], pa.timestamp("us", "UTC")), "mark": mark}), file)
+    columns = (("t", "timestamp[us, tz=UTC]"), ("mark", str(mark.type)))
+    part = CutPart(0, "inbox/object", "etag", 0, 2, 0, 2, file, columns)
+    staged = CutFrame(Cut((Slice(Member("a"), 0, 2),)), (part,), lambda: None, 2)
+    (found,) = survey_cut(staged, spec, create_initial_state(spec), native=True).survey.members
+    assert found.rows == 1
+    assert found.barrier is not None
+    assert found.barrier.type == kind
