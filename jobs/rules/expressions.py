@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Final
 
+from tidegate.jobs.rules.duck_frame import ENGINE_ERRORS, open_database, to_duckdb
 from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
 
 _FAMILIES: Final = {"int": "whole", "long": "whole"}
@@ -41,8 +42,10 @@ def _explain_expression(
         if wanted is None:
             tree = _strip_proven_cast(tree, known)
         family = _infer_family(tree, known)
+        with open_database(for_frames=True) as db:  # a column may have a word of DuckDB as its name
+            db.extract_statements(f"SELECT ({to_duckdb(sql)})")
         return None if wanted in (None, family) else f"{sql} is not of type {wanted}"
-    except sqlglot.errors.SqlglotError:
+    except (sqlglot.errors.SqlglotError, *ENGINE_ERRORS):
         return f"{sql} is not proven equal in DuckDB"
     except _UnprovenError as error:
         return f"{error} is not proven equal in DuckDB"

@@ -144,6 +144,7 @@ def test_the_expression_that_needs_spark_is_named() -> None:
             "(b * 2) in (4)",
             "length(s) * 999999999 > 5",
             "(coalesce(null, d) + a) % 2 = 0",
+            "offset > 1",
         ),
     ],
 )
@@ -152,6 +153,7 @@ def test_what_is_not_proven_is_left_to_spark(sql: str) -> None:
     comparisons, overflow.
     """
     columns = {"a": "long", "b": "int", "s": "string", "f": "float", "d": "double", "p": "boolean"}
+    columns |= {"offset": "long"}  # to be quoted in DuckDB
     assert explain_spark_condition(sql, columns) is not None
 
 
