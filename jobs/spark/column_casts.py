@@ -199,13 +199,17 @@ def cast_to_declared(raw: Frame, source: SourceSpec, physical: dict[str, str]) -
         if unknown), `_dead`, `_detail`, `_json` (the columns read; null in DuckDB), `_rule`,
         `_warned` and the four places.
     """
+    native = isinstance(raw, DuckFrame)
     casts = {
-        name: _cast_column_sql(quote_name(name), declared, physical.get(name), source.timezone)
+        # DuckDB computes nothing from nested columns, so it does not get them.
+        name: "NULL"
+        if native and "<" in declared
+        else _cast_column_sql(quote_name(name), declared, physical.get(name), source.timezone)
         for name, declared in source.columns.items()
     }
     names = ", ".join(quote_name(n) for n, _ in select_readable_columns(physical.items()))
     # Only Spark writes dead letters.
-    json = "CAST(NULL AS string)" if isinstance(raw, DuckFrame) else f"to_json(struct({names}))"
+    json = "CAST(NULL AS string)" if native else f"to_json(struct({names}))"
     cast = raw.selectExpr(
         *(f"{sql} AS {quote_name(name)}" for name, sql in casts.items()),
         f"{_first_reason_sql(_list_unfit_values(source, physical, casts))} AS _unfit",
@@ -229,9 +233,10 @@ def _select_columns(rows: Frame, source: SourceSpec) -> Frame:
     """
     columns = {name: quote_name(name) for name in source.columns}
     own = [*columns.values(), "_detail", "_json", *_PLACES]
-    # A comment in an expression ends with its line.
+    # A comment in an expression ends with its line. A column may have a word of SQL as its name.
     selected = {
-        name: f"IF(_unfit IS NULL, (\n{sql}\n), NULL)" for name, sql in source.select.items()
+        name: f"IF(_unfit IS NULL, (\n{columns.get(sql.strip(), sql)}\n), NULL)"
+        for name, sql in source.select.items()
     }
     kind = _row_kind_sql(source.barriers, selected or columns)
     keep = "true" if source.where is None else f"coalesce((\n{source.where}\n), false)"

@@ -188,8 +188,8 @@ def _scan_members(
     def read(index: int) -> tuple[MemberScan, pa.Table]:
         """Read one slice and scan it."""
         source = sources[index]
-        names = set(source.columns) if native else _name_marks(source)
-        names |= {BAD_REASON, OFFSET_COLUMN}
+        flat = {name for name, kind in source.columns.items() if "<" not in kind}
+        names = (flat if native else _name_marks(source)) | {BAD_REASON, OFFSET_COLUMN}
         frame, tables = read_in_driver(staged, spec, index, names)
         # Columns that stay as they were read need no copy by DuckDB, which keeps the order.
         kept = native and not source.select and len(tables) == 1

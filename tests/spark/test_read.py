@@ -27,6 +27,7 @@ from tidegate.jobs.spark.cut_reader import (
 )
 from tidegate.jobs.spark.cut_survey import (
     NATIVE_CELLS,
+    MemberScans,
     fits_driver,
     has_dead_letters,
     survey_cut,
@@ -115,21 +116,50 @@ def test_columns_that_are_read_and_not_selected_need_memory_too() -> None:
         assert not fits_driver(NATIVE_CELLS // 100 + 1, spec)
 
 
+def survey_object(folder: Path, table: pa.Table, **source: Any) -> MemberScans:
+    """What the driver finds in one object of a source, without Spark."""
+    base = {"event_time": "t", "lag": "1s", "path": "inbox", **source}
+    spec = PipelineSpec.model_validate({"name": "p", "sources": {"a": base}})
+    pq.write_table(table, folder / "object")
+    columns = tuple((field.name, str(field.type)) for field in table.schema)
+    rows = table.num_rows
+    part = CutPart(0, "inbox/object", "etag", 0, rows, 0, rows, folder / "object", columns)
+    staged = CutFrame(Cut((Slice(Member("a"), 0, rows),)), (part,), lambda: None, rows)
+    return survey_cut(staged, spec, create_initial_state(spec), native=True)
+
+
 @pytest.mark.parametrize(("marks", "kind"), [([None, 1], "1"), ([None, True], "true")])
 def test_the_column_of_kinds_may_have_any_type(tmp_path: Path, marks: list[Any], kind: str) -> None:
     """Null marks data then, and the text of another value is a type of barriers."""
-    mark = pa.array(marks)
+    rows = pa.table({"t": pa.array([1, 2], pa.timestamp("us", "UTC")), "mark": pa.array(marks)})
     schema = {"t": "timestamp", "mark": "long" if kind == "1" else "boolean"}
-    source = {"schema": schema, "event_time": "t", "lag": "1s", "path": "inbox"}
-    spec = PipelineSpec.model_validate(
-        {"name": "p", "sources": {"a": {**source, "barriers": {"kind": "mark", "types": [kind]}}}}
-    )
-    file = tmp_path / "object"
-    pq.write_table(pa.table({"t": pa.array([1, 2], pa.timestamp("us", "UTC")), "mark": mark}), file)
-    columns = (("t", "timestamp[us, tz=UTC]"), ("mark", str(mark.type)))
-    part = CutPart(0, "inbox/object", "etag", 0, 2, 0, 2, file, columns)
-    staged = CutFrame(Cut((Slice(Member("a"), 0, 2),)), (part,), lambda: None, 2)
-    (found,) = survey_cut(staged, spec, create_initial_state(spec), native=True).survey.members
+    barriers = {"kind": "mark", "types": [kind]}
+    (found,) = survey_object(tmp_path, rows, schema=schema, barriers=barriers).survey.members
     assert found.rows == 1
     assert found.barrier is not None
     assert found.barrier.type == kind
+
+
+def test_nested_columns_that_nothing_names_need_no_jvm(tmp_path: Path) -> None:
+    """The schema has to name all columns of an object, and `at` is a word of DuckDB."""
+    rows = pa.table(
+        {
+            "at": pa.array([1, 2], pa.timestamp("us", "UTC")),
+            "n": [1, 0],
+            "who": [{"name": "x"}, None],
+            "tags": [["a"], None],
+        }
+    )
+    nested = {"who": "struct<name: string>", "tags": "array<string>"}
+    found = survey_object(
+        tmp_path,
+        rows,
+        schema={"at": "timestamp", "n": "long", **nested},
+        select={"t": "at", "n": "n"},
+        where="n > 0",
+    )
+    assert (found.survey.members[0].rows, found.survey.members[0].dead) == (1, 1)
+    assert found.rows is not None
+    assert found.rows.select(["t", "n"]).equals(
+        rows.select(["at", "n"]).rename_columns(["t", "n"])[:1]
+    )
