@@ -6,6 +6,7 @@ Great Expectations is imported inside the functions, as in `data_docs`: it takes
 from __future__ import annotations
 
 import logging
+import math
 import os
 import warnings
 from collections.abc import Mapping, Sequence
@@ -272,20 +273,20 @@ def _read_limits(evidence: Evidence) -> dict[str, float]:
 def _compare_with_limit(
     found: ExpectationValidationResult, frame: pd.DataFrame, check: Check, limits: dict[str, float]
 ) -> tuple[float | None, float | None, bool]:
-    """`value`, `limit` and `is_least` of a result."""
+    """`value`, `limit` and `is_least` of a result; a value that JSON cannot hold is None."""
     kwargs = check.resolve_kwargs(limits)
     most, least = kwargs.get("max_value"), kwargs.get("min_value")
     values = frame[column] if (column := kwargs.get("column")) in frame else pd.Series(dtype=float)
     if most is None and least is None:
         broken = found.result.get("unexpected_count")
         return (None if broken is None else float(broken)), 0.0, False
+    limit = least if most is None else most
+    if not isinstance(limit, int | float):  # a time, for example
+        return None, None, most is None
     values = pd.to_numeric(values, errors="coerce")
     worst = values.min() if most is None else values.max()
-    return (
-        (None if pd.isna(worst) else float(worst)),
-        (least if most is None else most),
-        most is None,
-    )
+    is_number = not pd.isna(worst) and math.isfinite(worst)
+    return float(worst) if is_number else None, limit, most is None
 
 
 def _list_offender_names(

@@ -13,6 +13,7 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any, Final
 
 import numpy as np
@@ -595,14 +596,17 @@ def _sample_table(evidence: Evidence, name: str, names: Sequence[Any]) -> RowSam
     table, wanted = evidence.tables[name], set(names)
     rows = zip(_name_rows(table), table.to_pylist(), strict=True)
     chosen = [row for who, row in rows if who in wanted][-SAMPLE_ROWS:]
-    shown = tuple(
-        {c: v if isinstance(v, str | int | float) or v is None else str(v) for c, v in row.items()}
-        for row in chosen
-    )
+    shown = tuple({c: _make_plain(v) for c, v in row.items()} for row in chosen)
     command = (
         f'tidegate tables {evidence.spec.name} {name} --where "_epoch > {evidence.recent_since}"'
     )
     return RowSample(shown, command)
+
+
+def _make_plain(value: Any) -> str | int | float | None:
+    """The value as JSON holds it; NaN and infinities are text."""
+    is_plain = value is None or isinstance(value, str | int)
+    return value if is_plain or (isinstance(value, float) and isfinite(value)) else str(value)
 
 
 def _find_unhealthy(barriers: pa.Table) -> Any:

@@ -11,6 +11,7 @@ import pytest
 from tests.expectations.conftest import BARRIERS, LATE, arrivals, changed, manifest, rows
 from tests.servers.memory_store import MemoryStore
 
+from tidegate.checkpoints.canonical_json import canonical_bytes
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.errors import ConfigurationError
 from tidegate.expectations import data_docs, gx_runner
@@ -172,6 +173,27 @@ def test_an_owner_is_inherited(healthy: Evidence, tmp_path: Path) -> None:
         run = gx_runner.run_suites(changed(healthy, spec=spec))
         owners = {c.id: c.owner for c in run.checks}
         assert (owners["one"], owners["two"], owners["late_ratio"]) == ("uwe", "eva", owner)
+
+
+def test_times_and_infinities_are_judged(healthy: Evidence, tmp_path: Path) -> None:
+    """A limit that is a time has no value to draw, and an infinite value fits into a result."""
+    between = "summary: table.events, says: x, expect: expect_column_values_to_be_between"
+    (tmp_path / "mine.yaml").write_text(
+        "suite: mine\ntitle: Mine\nchecks:\n"
+        f"  - {{id: cheap, {between}, kwargs: {{column: price, max_value: 5}}}}\n"
+        f"  - {{id: young, {between}, kwargs: {{column: sched, min_value: '2013-01-01T00:00:00Z'}}}}\n"
+    )
+    data = healthy.spec.model_dump(by_alias=True)
+    for source in data["sources"].values():
+        source["schema"]["price"] = "double"
+    spec = PipelineSpec.model_validate(data | {"quality": {"suites": str(tmp_path)}})
+    prices = pa.array([1.0, float("inf")] * (healthy.events.num_rows // 2))
+    table = healthy.events.append_column("price", prices)
+    run = gx_runner.run_suites(changed(healthy, spec=spec, tables={"events": table}))
+    cheap, young = (next(c for c in run.checks if c.id == name) for name in ("cheap", "young"))
+    assert (cheap.passed, cheap.value, cheap.limit) == (False, None, 5)
+    assert (young.passed, young.value, young.limit) == (True, None, None)
+    assert canonical_bytes([cheap.sample, cheap.value])
 
 
 def test_critical_comes_first_and_fails(healthy: Evidence) -> None:
