@@ -88,7 +88,7 @@ def _list_outputs(
     latest = facts.get("latest") or {}
     failed = [check.get("suite") for check in (facts.get("quality") or {}).get("failed") or ()]
     depth = _measure_depths(spec)
-    late = {"rows": latest.get("late", 0), "tone": "warn" if "late" in failed else "good"}
+    late = {"rows": latest.get("late", 0), "tone": "warn" if "late_rows" in failed else "good"}
     dead = {"rows": latest.get("dead", 0), "tone": "warn" if latest.get("dead") else "good"}
     waiting = f"{latest.get('retained', 0):,} wait for order"
     events = {"rows": latest.get("released", 0), "note": waiting}

@@ -60,7 +60,7 @@ def test_rows_backlog_freshness_and_quality_are_on_it() -> None:
         "lag": {"web": 1200},
         "freshness": {"web": {"sealed": [1, 2, 3], "visible": [2, 4, 8]}},
         "sinks": {"copy": 40, "iceberg": 0},
-        "quality": {"verdict": "warn", "failed": [{"suite": "late", "id": "late_ratio"}]},
+        "quality": {"verdict": "warn", "failed": [{"suite": "late_rows", "id": "late_ratio"}]},
     }
     graph = build_graph(_spec(sinks={"copy": {"kind": "files", "path": "out/"}}), facts, 0)
     nodes = {node["id"]: node for node in graph["nodes"]}
