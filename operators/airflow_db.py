@@ -49,9 +49,18 @@ class AirflowQueries:
     """Reads Airflow's own database. One instance serves every request."""
 
     def list_streams(self, user: Any) -> list[dict[str, Any]]:
-        """Return the streams that the user may see, by name."""
+        """Return the streams that the user may see, by name, with `may_restore`."""
         readable = self._readable_dag_ids(user)
-        return [stream for stream in self._query_streams() if stream["dag_id"] in readable]
+
+        def may_restore(stream: Mapping[str, Any]) -> bool:
+            recover = f"{stream['dag_id'].removesuffix(STREAM_DAG_SUFFIX)}.recover"
+            return recover in readable and self._may_start(user, recover)
+
+        return [
+            {**stream, "may_restore": may_restore(stream)}
+            for stream in self._query_streams()
+            if stream["dag_id"] in readable
+        ]
 
     def list_broken_specs(self, user: Any) -> list[str]:
         """Return file, line, field and problem of each spec that could not be read, in Markdown.

@@ -10,8 +10,9 @@ export function listPage(open) {
   const words = h("input", {type: "search", id: "filter", placeholder: "Name, source or reason", autocomplete: "off", spellcheck: "false", input: () => show()});
   const chips = h("div", {class: "chips", role: "group", "aria-label": "State"});
   const found = h("p", {class: "soft", role: "status", id: "found"});
-  const body = h("div", {class: "card list"}), wrong = h("div", {});
-  const node = h("div", {}, h("header", {class: "top"}, h("h1", {}, "Streams")), h("div", {class: "tools"}, h("label", {class: "search"}, h("span", {class: "unseen"}, "Filter"), words), chips, h("button", {id: "restore-several", click: () => restoreSeveral(streams.filter(s => s.checkpoint && matches(s)))}, "Restore several…"), found), wrong, body);
+  const body = h("div", {class: "card list"}), wrong = h("div", {}), restorable = s => s.checkpoint && s.may_restore;
+  const several = h("button", {id: "restore-several", hidden: true, click: () => restoreSeveral(streams.filter(s => restorable(s) && matches(s)))}, "Restore several…");
+  const node = h("div", {}, h("header", {class: "top"}, h("h1", {}, "Streams")), h("div", {class: "tools"}, h("label", {class: "search"}, h("span", {class: "unseen"}, "Filter"), words), chips, several, found), wrong, body);
 
   function choose(tone) { chosen = chosen === tone ? "" : tone; sessionStorage.setItem("tone", chosen); show(); }
   function matches(s) {
@@ -43,6 +44,7 @@ export function listPage(open) {
   }
   return {node, title: "Streams", path: () => "api/streams", update(answer) {
     streams = answer.streams;
+    several.hidden = !streams.some(restorable);
     broken = answer.broken_specs || [];
     fill(wrong, broken, () => broken.length ? h("section", {class: "card list", id: "broken", "aria-labelledby": "broken-title"}, h("h2", {id: "broken-title"}, mark("bad"), "Specs that cannot be read: their pipelines have no DAGs until they are corrected"),
       table("Broken specs", ["File", "Line", "Field", "What is wrong~"], broken.map(text => { const [, file, line, field, what] = /^-? ?(.*?):(\d+): (?:([\w.[\]-]+): )?(.*)$/.exec(text) || [null, "", "–", "–", text]; return {cells: [h("code", {title: file}, file.split("/").at(-1)), line, field ? h("code", {}, field) : "–", what]}; }))) : []);

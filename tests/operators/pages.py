@@ -52,6 +52,7 @@ class FakeAirflowQueries:
 
     def list_streams(self, user: Any) -> list[dict[str, Any]]:
         own = {"runs": 1, "run_since": None, "conn_id": None, "approval": self.approval}
+        own["may_restore"] = "recover" in self.may
         return [
             {"dag_id": f"{p}.stream", "paused": p in self.paused, "unread": None, **own}
             for p in sorted(self.pipelines)

@@ -10,7 +10,7 @@ import pytest
 from tests.servers.memory_store import MemoryStore
 
 from tidegate.checkpoints.driver_requests import DesiredState
-from tidegate.operators.airflow_db import _explain_stale_dag
+from tidegate.operators.airflow_db import AirflowQueries, _explain_stale_dag
 from tidegate.operators.stream_view import StreamView
 
 from .history import History, drives
@@ -46,6 +46,22 @@ def test_a_removed_stream_is_hidden_when_nothing_runs() -> None:
     """
     assert _explain_stale_dag(dag(), 0, {FILE: NOW}, set()) is None
     assert _explain_stale_dag(dag(), 1, {FILE: NOW}, set()) == "missing"
+
+
+def test_the_list_says_which_streams_the_user_may_restore(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The right to start `<p>.recover`; a stream whose DAG is not there cannot be restored."""
+    queries = AirflowQueries()
+    streams = [{"dag_id": f"{name}.stream"} for name in ("a", "b", "c", "d")]
+    readable = {"a.stream", "a.recover", "b.stream", "b.recover", "c.stream"}
+    monkeypatch.setattr(queries, "_query_streams", lambda: streams)
+    monkeypatch.setattr(queries, "_readable_dag_ids", lambda user: readable)
+    monkeypatch.setattr(queries, "_may_start", lambda user, dag_id: dag_id in user)
+    shown = queries.list_streams({"a.recover", "c.recover", "d.recover"})
+    assert [(one["dag_id"], one["may_restore"]) for one in shown] == [
+        ("a.stream", True),
+        ("b.stream", False),
+        ("c.stream", False),
+    ]
 
 
 @pytest.mark.parametrize(
