@@ -107,14 +107,17 @@ export function restoreSeveral(streams) {
   const why = h("input", {id: "why", autocomplete: "off", maxlength: 200, required: true});
   const rows = streams.map(s => ({s, target: null, box: h("input", {type: "checkbox", id: `also-${s.pipeline}`, checked: s.tone === "bad" || s.tone === "warn"}), out: h("div", {"aria-live": "polite"}, "–")}));
   async function look(row) {
+    const at = time.value; // an answer about a time that was changed since does not count
     row.target = null;
+    row.out.replaceChildren("Looking…");
     try {
-      const base = `api/streams/${row.s.pipeline}.stream/`, found = await insist(`${base}checkpoints?limit=1&until=${Date.parse(`${time.value}Z`)}`, "GET");
+      const base = `api/streams/${row.s.pipeline}.stream/`, found = await insist(`${base}checkpoints?limit=1&until=${Date.parse(`${at}Z`)}`, "GET");
       if (!found.rows[0]?.restorable) throw new Error("nothing was sealed until then that can be restored");
       const plan = await insist(`${base}impact?checkpoint=${encodeURIComponent(found.rows[0].id)}`, "GET");
+      if (at !== time.value) return;
       row.target = found.rows[0].id;
-      row.out.replaceChildren(checkpoint(row.target), ` takes back ${plural(plan.epochs_rewound, "epoch")}`);
-    } catch (error) { row.out.replaceChildren(error.message); }
+      row.out.replaceChildren(checkpoint(row.target), ` takes back ${plural(plan.epochs_rewound, "epoch")}`, row.s.approval ? "; another person has to approve it" : "");
+    } catch (error) { if (at === time.value) row.out.replaceChildren(error.message); }
   }
   form("Restore several streams", h("p", {}, "Each stream you tick drains and stops, goes back to its newest checkpoint sealed until the time below, and starts again by itself."),
     [field("Sealed until (UTC)", time), table("Streams", ["Stream", "Back to~"], rows.map(r => ({cells: [h("label", {class: "check"}, r.box, ` ${r.s.pipeline}`), r.out]}))), field("Reason, kept with the restores", why)],

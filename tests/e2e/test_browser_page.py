@@ -402,6 +402,45 @@ def test_several_streams_are_restored_to_one_time(show: Open) -> None:
     assert len({one["conf"]["checkpoint"] for one in asked}) == 3
 
 
+def test_a_late_answer_about_another_time_is_not_restored(show: Open) -> None:
+    """Whoever corrects the time gets the checkpoints of the corrected time."""
+    page = show(quiet=False)
+    held: list[Route] = []
+    streams = len(GALLERY) - 1  # one has no checkpoint
+    page.get_by_role("button", name="Restore several…").click()
+    dialog = page.get_by_role("dialog", name="Restore several streams")
+    shown = dialog.locator("code.id")
+    times = (time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(time.time() - n)) for n in (5, 970))
+    page.route(
+        "**/checkpoints?limit=1*",
+        lambda route: held.append(route) if len(held) < streams else route.continue_(),
+    )
+    dialog.get_by_label("Sealed until (UTC)").fill(next(times))
+    while len(held) < streams:
+        page.wait_for_timeout(50)
+    dialog.get_by_label("Sealed until (UTC)").fill(next(times))
+    expect(dialog.get_by_text("nothing was sealed until then").first).to_be_visible()
+    expect(dialog.get_by_text("Looking…")).to_have_count(0)
+    wanted = shown.evaluate_all("ids => ids.map(id => id.title)")
+    with page.expect_response(lambda answer: "taxis.stream/impact" in answer.url):
+        for route in held:
+            route.continue_()
+    page.wait_for_timeout(500)
+    assert shown.evaluate_all("ids => ids.map(id => id.title)") == wanted
+
+
+def test_who_may_restore_nothing_is_not_offered_it(show: Open, site: Site) -> None:
+    """The list has no button that Airflow would refuse."""
+    expect(show().get_by_role("button", name="Restore several…")).to_be_visible()
+    site.desk.may.remove("recover")
+    try:
+        page = show()
+        page.locator("tr[data-pipeline]").first.wait_for()
+        expect(page.get_by_role("button", name="Restore several…")).to_be_hidden()
+    finally:
+        site.desk.may.append("recover")
+
+
 def test_a_code_leads_to_its_documentation(show: Open, site: Site) -> None:
     """One row for each code, under an anchor."""
     page = show()
