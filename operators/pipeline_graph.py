@@ -21,7 +21,7 @@ def build_graph(spec: PipelineSpec, facts: Mapping[str, Any], open_requests: int
     Args:
         spec: the pipeline.
         facts: the stream's summary (`StreamView.summary`).
-        open_requests: merge requests that wait for somebody.
+        open_requests: merge requests that wait for someone.
     """
     nodes = [*_list_sources(spec, facts), *_list_outputs(spec, facts, open_requests)]
     edges = [

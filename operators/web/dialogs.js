@@ -144,7 +144,7 @@ export function pin(s, row) {
 
 export function abortBarrier(s, barrier) {
   const why = h("input", {id: "why", autocomplete: "off", maxlength: 200, required: true, autofocus: true});
-  form(`Abort barrier ${barrier.id}`, h("p", {}, "The rows behind it flow on. It is recorded as aborted, without ", barrier.missing.join(", ") || "anybody missing", "."),
+  form(`Abort barrier ${barrier.id}`, h("p", {}, "The rows behind it flow on. It is recorded as aborted, without ", barrier.missing.join(", ") || "anyone missing", "."),
     field("Reason, kept with the request", why), "Abort", say => start(`${s.pipeline}.abort_barrier`, {barrier: barrier.id, reason: why.value}, say));
 }
 

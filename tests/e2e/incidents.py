@@ -477,7 +477,9 @@ def recover_five(scene: Scene, watch: Watch) -> list[str]:
     watch.press(scene.page.locator("#restore-several"))
     scene.page.locator("#restore-until").fill(utc(before))
     scene.page.locator("#why").fill("a wrong clock upstream")
-    scene.until(lambda: scene.page.locator("#dialog code.id").count() == len(ILL), "five targets")
+    # The form also lists streams of other incidents, which are not ticked.
+    targets = [f"#dialog tr:has(#also-{name}:checked) code.id" for name in ILL]
+    scene.until(lambda: all(scene.page.locator(one).count() for one in targets), "five targets")
     watch.press(scene.page.locator("#dialog-go"))
     lines = []
     for name in ILL:
