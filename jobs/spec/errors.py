@@ -10,14 +10,17 @@ _NO_JOIN: Final = "tidegate has no joins; join the tables that it writes"
 _NO_DEDUPLICATION: Final = (
     "tidegate removes no duplicates; a reducer can (docs/streams.md), or the reader of the table"
 )
-_CASE_WHEN: Final = "an aggregate can leave rows out: sum(case when CONDITION then x end)"
+_CASE_WHEN: Final = (
+    "'where' of a source leaves rows out, and so can an aggregate:"
+    " sum(case when CONDITION then x end)"
+)
 
 FOREIGN_FIELDS: Final = {
     "filter": ("where", _CASE_WHEN),
     "where": ("where", _CASE_WHEN),
     **dict.fromkeys(
         ("select", "transform", "with_column", "with_columns", "derived", "map"),
-        ("select", "tidegate derives no columns here; aggregates take Spark SQL expressions"),
+        ("select", "'select' of a source derives columns; aggregates take Spark SQL expressions"),
     ),
     **dict.fromkeys(("join", "joins", "lookup", "enrich"), ("", _NO_JOIN)),
     **dict.fromkeys(

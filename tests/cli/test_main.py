@@ -269,6 +269,8 @@ def test_a_schema_is_proposed_from_an_object(cli: Cli, tmp_path: Path) -> None:
     }
     assert cli("infer", "a.json", "--format", "parquet").exit_code == 2
     assert cli("infer", str(tmp_path / "a")).exit_code == 2
+    missing = cli("infer", "nope.csv")  # was called poison, with advice about checkpoints
+    assert (missing.exit_code, "there is no file" in missing.err) == (2, True)
 
 
 def test_no_color_and_completion_work_as_on_other_command_lines(

@@ -50,6 +50,14 @@ MISTAKES = {
     "path: inbox/store/": ("path: 'abfss://lake/web/'", "Azure storage is not supported"),
     "    lag: 30s\n": ("    lag: 30s\n    format: delta\n", "write table: {format: delta} beside"),
     "    size: 1h\n": ("    size: 1h\n    allowed_lateness: 1h\n", "write 'lateness'"),
+    "    keys: [item]\n": (
+        "    keys: [item]\n    filter: amount > 0\n",
+        "windows.hourly.filter: unknown field: 'where' of a source leaves rows out",
+    ),
+    "    kind: tumbling\n": (
+        "    kind: tumbling\n    derived: {a: amount}\n",
+        "windows.hourly.derived: unknown field: 'select' of a source derives columns",
+    ),
     "windows:\n": (
         "join: {a: b}\nwindows:\n",
         "shop.yaml:12: join: unknown field: tidegate has no",
