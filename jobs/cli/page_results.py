@@ -83,19 +83,20 @@ class PipelineResults:
         """
         log, name = self._log, self._spec.name
         lineage, cut = CurrentLineage(log, log.head()), read_published_cut(log.store, name)
-        positions = {"tables": FollowerPosition(cut.timeline, cut.upto) if cut else None}
-        for sink in self._spec.sinks:
-            stored = read_stored_position(log.store, name, sink)
-            positions[sink] = stored.position if stored else None
+        shown = FollowerPosition(cut.timeline, cut.upto) if cut else None
+        stored = ((sink, read_stored_position(log.store, name, sink)) for sink in self._spec.sinks)
         followers = [
             {
                 "name": follower,
                 "timeline": position.timeline if position else None,
                 "missing": lineage.count_missing_slots(position),
             }
-            for follower, position in positions.items()
+            for follower, position in (
+                ("tables", shown),
+                *((sink, found.position if found else None) for sink, found in stored),
+            )
         ]
-        counts = list(self._compare_counts(positions["tables"]))
+        counts = list(self._compare_counts(shown))
         return {"timeline": lineage.timeline, "followers": followers, "counts": counts}
 
     def _compare_counts(self, shown: FollowerPosition | None) -> Iterator[dict[str, Any]]:

@@ -19,6 +19,7 @@ from tests.operators.pages import FakeAirflowQueries, app_of, served
 from tidegate.checkpoints.checkpoint_specs import write_spec
 from tidegate.checkpoints.local_store import LocalStore
 from tidegate.errors import TransientError
+from tidegate.jobs.cli.page_results import PipelineResults
 from tidegate.jobs.spec.loader import parse_spec
 from tidegate.operators import results_process
 from tidegate.operators.results_process import ResultsProcess
@@ -173,3 +174,14 @@ def test_a_recovery_is_proven_by_positions_and_counts(base: str, shop: Shop) -> 
     assert set(counts) == {"read", "events"}
     assert counts["events"]["found"] == len(shop.table("events")) > 0
     assert all(count["sealed"] == count["found"] for count in counts.values())
+
+
+def test_a_sink_called_tables_is_not_the_tables(shop: Shop) -> None:
+    """Both are followers, and rows are compared by what the tables show."""
+    sink = "sinks: {tables: {kind: files, path: out/}}\n"
+    found = PipelineResults(parse_spec(SPEC + sink), shop.log).prove_recovery()
+    assert [(one["name"], one["timeline"]) for one in found["followers"]] == [
+        ("tables", 0),
+        ("tables", None),
+    ]
+    assert [one["what"] for one in found["counts"]] == ["read", "events"]
