@@ -90,7 +90,7 @@ def survey_cut(
             severity ``fail``, or punctuation that goes back under ``regress: error``.
         CorruptObjectsError: an object cannot be read; a TransientError for a copy of offsets.
     """
-    native = native and fits_driver(staged.rows, spec)
+    native = native and has_room_in_driver(staged.rows, spec)
     scans, tables = _scan_members(staged, spec, state, native=native)
     members = tuple(
         replace(
@@ -119,7 +119,7 @@ def survey_cut(
     return MemberScans(survey, verdicts, _merge_sketches(scans), rows, judged)
 
 
-def fits_driver(rows: int, spec: PipelineSpec) -> bool:
+def has_room_in_driver(rows: int, spec: PipelineSpec) -> bool:
     """Whether the driver may hold so many rows, with the columns that are read or selected."""
     sources = spec.sources.values()
     width = max(len(names) for one in sources for names in (one.columns, one.row_columns))

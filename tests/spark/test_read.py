@@ -28,8 +28,8 @@ from tidegate.jobs.spark.cut_reader import (
 from tidegate.jobs.spark.cut_survey import (
     NATIVE_CELLS,
     MemberScans,
-    fits_driver,
     has_dead_letters,
+    has_room_in_driver,
     survey_cut,
 )
 from tidegate.jobs.spec.pipeline import PipelineSpec, ReadLimits
@@ -112,8 +112,8 @@ def test_columns_that_are_read_and_not_selected_need_memory_too() -> None:
     source = {"schema": wide, "event_time": "t", "lag": "1s", "path": "inbox"}
     for selected in ({}, {"select": {"t": "t"}}):
         spec = PipelineSpec.model_validate({"name": "p", "sources": {"a": {**source, **selected}}})
-        assert fits_driver(NATIVE_CELLS // 100, spec)
-        assert not fits_driver(NATIVE_CELLS // 100 + 1, spec)
+        assert has_room_in_driver(NATIVE_CELLS // 100, spec)
+        assert not has_room_in_driver(NATIVE_CELLS // 100 + 1, spec)
 
 
 def survey_object(folder: Path, table: pa.Table, **source: Any) -> MemberScans:
