@@ -41,7 +41,7 @@ from tidegate.jobs.driver.pipeline_run import open_run, run_to_exit_code
 from tidegate.jobs.driver.startup import LeaderElection, select_head
 from tidegate.jobs.driver.status_reporter import DriverSteps, StatusReporter
 from tidegate.jobs.sealed_queries.batch_sealer import BatchSealer, JobAuthor, SealedQuery
-from tidegate.jobs.sealed_queries.checkpoint_files import read_query_id
+from tidegate.jobs.sealed_queries.checkpoint_files import find_running_batch, read_query_id
 from tidegate.jobs.sealed_queries.errors import (
     BAD_QUERY_NAME,
     CHECKPOINT_TAKEN,
@@ -69,7 +69,11 @@ from tidegate.jobs.sealed_queries.sink_restore import (
     restore_sink,
 )
 from tidegate.jobs.sealed_queries.table_rollback import SealedPoint
-from tidegate.jobs.sealed_queries.writer_hooks import WriterFacts, install_hooks
+from tidegate.jobs.sealed_queries.writer_hooks import (
+    WriterFacts,
+    choose_older_kafka_reader,
+    install_hooks,
+)
 from tidegate.jobs.spec.job_spec import JobSpec, is_query_name
 
 _log = structlog.get_logger("tidegate.job")
@@ -384,6 +388,9 @@ class JobSession:
             restore_sink(spec.name, facts, folder, SealedPoint(ids, batch, at), rewind)
         if facts.location is not None:
             self._replace_location(name, facts.location, folder)
+        if (begun := find_running_batch(folder)) is not None:
+            _log.info("batch_repeated", query=name, batch=begun)
+            choose_older_kafka_reader(facts.session)
         loop.queries[name] = SealedQuery(
             name,
             folder,

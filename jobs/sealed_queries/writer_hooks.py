@@ -15,6 +15,8 @@ from typing import Any, Final
 
 _LOCATION: Final = "checkpointlocation"
 _WRITER: Final = "_tidegate_facts"  # attribute of a `DataStreamWriter`
+_NOT_BY_V2: Final = "spark.sql.streaming.disabledV2MicroBatchReaders"
+_KAFKA: Final = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
 
 
 @dataclass(slots=True)
@@ -87,6 +89,16 @@ def install_hooks(
             hooked = _make_start_hook(getattr(DataStreamWriter, name), name, on_start, on_started)
             patches.enter_context(_replace_method(DataStreamWriter, name, hooked))
         yield
+
+
+def choose_older_kafka_reader(session: Any) -> None:
+    """Let queries that start in a session from now on read Kafka by the older of Spark's readers.
+
+    The newer one of connector 4.1.1 fails at the end of a batch that a start repeats, because it
+    has not asked for the latest offsets then (SPARK-57438). Both keep the same offsets.
+    """
+    before = session.conf.get(_NOT_BY_V2, "")
+    session.conf.set(_NOT_BY_V2, f"{before},{_KAFKA}".strip(","))
 
 
 @contextmanager

@@ -116,6 +116,26 @@ def test_a_checkpoint_is_adopted_by_one_job(tmp_path: Path) -> None:
             made._start_query(facts)
 
 
+def test_a_repeated_batch_is_read_by_the_reader_of_kafka_that_survives_it(
+    session: JobSession, tmp_path: Path
+) -> None:
+    """SPARK-57438: the newer one fails at its end. A start between two batches changes nothing."""
+    assert session._location is not None
+    made = FakeCheckpoint(session._location.folder / "q")
+    made.commit(0)
+    spark = MagicMock()
+    spark.conf.get.return_value = "org.x.Mine"
+    session._start_query(WriterFacts(name="q", session=spark))
+    assert not spark.conf.set.called
+    made.plan(1)
+    assert session._loop is not None
+    session._loop.queries.clear()
+    session._start_query(WriterFacts(name="q", session=spark))
+    (key, value), _ = spark.conf.set.call_args
+    assert key == "spark.sql.streaming.disabledV2MicroBatchReaders"
+    assert value == "org.x.Mine,org.apache.spark.sql.kafka010.KafkaSourceProvider"
+
+
 def test_only_a_query_that_was_sealed_has_its_sink_emptied(
     session: JobSession, tmp_path: Path
 ) -> None:
