@@ -81,6 +81,7 @@ _log = structlog.get_logger("tidegate.job")
 _POLL_INTERVAL: Final = 0.2  # seconds
 _BATCH_ENDS_WITHIN: Final = 30.0  # seconds; then a query is stopped inside its batch
 _QUERIES_END_WITHIN: Final = 90.0  # seconds
+_FAILURE_REPORTED_WITHIN: Final = 3.0  # seconds after the script has seen that a query failed
 _SCRIPT_ENDS_WITHIN: Final = 20.0  # seconds after its queries; then the process ends without it
 _ADOPTED_FILE: Final = "_tidegate_adopted"
 
@@ -273,10 +274,17 @@ class JobSession:
             except SystemExit as end:
                 if end.code not in (None, 0):
                     raise self._fail(f"the script ended with {end.code!r}") from end
-            except Exception:
+            except Exception as error:
                 # What ended the queries also ends the script: their error says more.
-                if not self._stop.is_set():
+                if not self._is_ending(error):
                     raise
+
+    def _is_ending(self, error: Exception) -> bool:
+        """Whether the job ends for another reason; Spark reports a failed query a moment later."""
+        from pyspark.errors import StreamingQueryException
+
+        wait = _FAILURE_REPORTED_WITHIN if isinstance(error, StreamingQueryException) else 0.0
+        return self._stop.wait(wait)
 
     def _wait_for_queries(self, loop: SealLoop) -> None:
         """Wait for the queries that the script has left running.

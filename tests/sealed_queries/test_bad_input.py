@@ -212,6 +212,23 @@ def test_a_query_that_fails_ends_the_job(session: JobSession) -> None:
         session._start_query(WriterFacts(name="later"))
 
 
+def test_a_script_that_waits_for_its_query_leaves_the_error_to_spark(session: JobSession) -> None:
+    """Spark's report comes after the script's exception, and tells a lost race from a bad script."""
+    session._start_query(WriterFacts(name="q"))
+    assert session._loop is not None
+    session._reports.note_start("run", "q")
+    session._reports.note_end("run", "x: Race while writing batch 2")
+    session._options.script.write_text(
+        "from pyspark.errors import StreamingQueryException as E; raise E('STREAM_FAILED')"
+    )
+    report = threading.Timer(0.1, session._loop.check_queries)
+    report.start()
+    session._run_script()
+    report.join()
+    assert session._loop.error is not None
+    assert session._loop.error.code == "job.sink_raced"
+
+
 @pytest.mark.parametrize(
     ("change", "what"),
     [
