@@ -24,6 +24,7 @@ _log = structlog.get_logger("tidegate.job")
 
 _QUERY: Final = "spark.sql.streaming.queryId"
 _BATCH: Final = "spark.sql.streaming.epochId"
+_OURS: Final = "tidegate.rollback"  # in a commit that deletes all rows: the query
 _ICEBERG: Final = "org.apache.iceberg."
 # Commits that change no row, so that nothing is lost if they are taken back.
 _ROWLESS: Final = {"replace", "OPTIMIZE", "VACUUM START", "VACUUM END", "RESTORE", "CREATE TABLE"}
@@ -155,7 +156,8 @@ def _roll_back_iceberg(facts: WriterFacts, point: SealedPoint, pipeline: str) ->
         table.manageSnapshots().setCurrentSnapshot(target.id).commit()
     elif target is None and line:
         every = jvm.org.apache.iceberg.expressions.Expressions.alwaysTrue()
-        table.newDelete().deleteFromRowFilter(every).commit()
+        delete = table.newDelete().deleteFromRowFilter(every)
+        delete.set(_OURS, facts.name or "").commit()
     return target and target.id
 
 
@@ -163,8 +165,9 @@ def _read_snapshot(snapshot: Any) -> TableCommit:
     summary = dict(snapshot.summary())
     batch = int(summary.get(_BATCH, -1))
     query = summary.get(_QUERY)
+    operation = "RESTORE" if _OURS in summary else snapshot.operation()
     return TableCommit(
-        snapshot.snapshotId(), snapshot.timestampMillis(), query, batch, snapshot.operation()
+        snapshot.snapshotId(), snapshot.timestampMillis(), query, batch, operation
     )
 
 
@@ -197,7 +200,8 @@ def _roll_back_delta(facts: WriterFacts, point: SealedPoint, pipeline: str) -> o
     # Without this Delta skips the batches that come again: it keeps the newest one of each query.
     done = -1 if target is None or target.query is None else target.batch
     seen = [Transaction(query, done) for query in sorted(point.queries)]
-    commit = CommitProperties(app_transactions=seen)
+    ours = {_OURS: facts.name or ""}
+    commit = CommitProperties(app_transactions=seen, custom_metadata=ours)
     if target is None:
         table.delete(commit_properties=commit)
     elif removed:
@@ -208,4 +212,5 @@ def _roll_back_delta(facts: WriterFacts, point: SealedPoint, pipeline: str) -> o
 def _read_version(info: dict[str, Any]) -> TableCommit:
     given = info.get("operationParameters") or {}
     query, batch = given.get("queryId"), int(given.get("epochId", -1))
-    return TableCommit(info["version"], info["timestamp"], query, batch, info["operation"])
+    operation = "RESTORE" if _OURS in info else info["operation"]
+    return TableCommit(info["version"], info["timestamp"], query, batch, operation)

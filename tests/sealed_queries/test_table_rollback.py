@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pyarrow as pa
 import pytest
@@ -11,8 +12,10 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from tidegate.errors import ConfigurationError
 from tidegate.jobs.sealed_queries.table_rollback import (
+    _ROWLESS,
     SealedPoint,
     TableCommit,
+    _read_snapshot,
     can_roll_back,
     choose_commit,
     roll_back_table,
@@ -100,6 +103,29 @@ def test_a_delta_table_goes_back_in_one_commit_and_takes_the_batches_again(
     roll_back_table("clicks", table, _point(None))
     assert _rows(table) == []
     assert DeltaTable(table.path or "").transaction_version("q") == -1
+
+
+def test_a_rollback_is_not_taken_for_another_writer(table: WriterFacts) -> None:
+    """One to the beginning deletes all rows, and can be followed by another."""
+    for _ in range(2):
+        roll_back_table("clicks", table, _point(None))
+    roll_back_table("clicks", table, _point(2))
+    assert _rows(table) == [0, 1, 2]
+
+
+def test_iceberg_snapshots_are_read_with_their_writer() -> None:
+    """A rollback has marked its own."""
+
+    def read(**summary: str) -> TableCommit:
+        snapshot = MagicMock()
+        snapshot.summary.return_value = summary
+        snapshot.operation.return_value = "delete"
+        return _read_snapshot(snapshot)
+
+    own = read(**{"spark.sql.streaming.queryId": "q", "spark.sql.streaming.epochId": "3"})
+    assert (own.query, own.batch, own.operation) == ("q", 3, "delete")
+    assert read().operation == "delete"
+    assert read(**{"tidegate.rollback": "q"}).operation in _ROWLESS
 
 
 def test_what_another_writer_committed_is_not_taken_back(table: WriterFacts) -> None:
