@@ -61,19 +61,19 @@ class JobLocation:
     def prepare_query(self, store: Store, query: str) -> QueryObjects:
         """Put the checkpoint of a query into the folder, and return what the bucket holds of it.
 
-        It restores only into a new folder, and deletes the state of batches that were not
-        committed. Without a sealed batch of the query it changes nothing.
+        It deletes the state of batches that were not committed, and restores only into a new
+        folder, from a sealed batch of the query.
 
         Raises:
             PoisonError: an object of the checkpoint is damaged or missing.
         """
         folder, manifest = self.folder / query, self.manifest
+        delete_uncommitted_state(folder)
         notes = BatchNotes.from_manifest(manifest)
         if manifest is None or notes is None or query not in notes.queries:
             return QueryObjects(store, query)
         if self.is_new and not folder.exists():
             restore_files(store, query, manifest.segments, folder)
-        delete_uncommitted_state(folder)
         return QueryObjects.from_segments(store, query, manifest.segments)
 
     def get_sealed_batch(self, query: str) -> int | None:

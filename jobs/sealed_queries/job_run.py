@@ -41,7 +41,11 @@ from tidegate.jobs.driver.pipeline_run import open_run, run_to_exit_code
 from tidegate.jobs.driver.startup import LeaderElection, select_head
 from tidegate.jobs.driver.status_reporter import DriverSteps, StatusReporter
 from tidegate.jobs.sealed_queries.batch_sealer import BatchSealer, JobAuthor, SealedQuery
-from tidegate.jobs.sealed_queries.checkpoint_files import find_running_batch, read_query_id
+from tidegate.jobs.sealed_queries.checkpoint_files import (
+    delete_uncommitted_state,
+    find_running_batch,
+    read_query_id,
+)
 from tidegate.jobs.sealed_queries.errors import (
     BAD_QUERY_NAME,
     CHECKPOINT_TAKEN,
@@ -465,6 +469,7 @@ class JobSession:
         part = folder.with_name(f"{name}.part")
         shutil.rmtree(part, ignore_errors=True)
         shutil.copytree(old, part, ignore=shutil.ignore_patterns(_ADOPTED_FILE, ".*.crc"))
+        delete_uncommitted_state(part)
         part.replace(folder)
         _log.info("checkpoint_adopted", query=name, given=str(old))
 

@@ -104,10 +104,13 @@ def test_a_checkpoint_is_adopted_by_one_job(tmp_path: Path) -> None:
     """A second one that goes on from it would write the same batches."""
     own = FakeCheckpoint(tmp_path / "own")
     own.commit(0)
-    facts = WriterFacts(name="q", location=f"file://{own.folder}")
+    own.plan(1)
+    own.write_state(2)
+    facts = WriterFacts(name="q", location=f"file://{own.folder}", session=MagicMock())
     for made in _open(tmp_path, SPEC):
         folder = made._start_query(facts)
         assert folder is not None
+        assert not (folder / "state/0/0/2.delta").exists()
         assert (folder / "commits/0").exists()
         assert made._loop is not None
         assert made._loop.seal_committed(patience=0) == 1

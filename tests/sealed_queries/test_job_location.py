@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.sealed_queries.conftest import JobBench
+from tests.sealed_queries.fake_checkpoint import FakeCheckpoint
 from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.checkpoints.restore import commit_restore, plan_restore
 from tidegate.jobs.sealed_queries import job_location
@@ -54,7 +55,15 @@ def test_the_next_launch_goes_on_after_a_proven_end(
     _note_owner(first, other.pid)
     other.kill()
     other.wait()
-    second = open_location(home, _sealed(bench).log.head(), 2)
+    made = FakeCheckpoint(first.folder / "q")
+    made.plan(0)
+    made.write_state(1)
+    again = open_location(home, bench.log.head(), 2)
+    again.prepare_query(bench.store, "q")
+    assert not (first.folder / "q/state/0/0/1.delta").exists()
+    assert (first.folder / "q/offsets/0").exists()
+    _note_owner(first, other.pid)
+    second = open_location(home, _sealed(bench).log.head(), 3)
     assert (second.folder, second.is_new) == (first.folder, False)
     assert second.get_sealed_batch("q") == 0
 
