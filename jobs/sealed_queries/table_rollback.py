@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any, Final
 
 import structlog
@@ -65,9 +66,9 @@ class TableCommit:
 
 
 def can_roll_back(facts: WriterFacts) -> bool:
-    """Return whether the sink of a query is a table that can be rolled back."""
+    """Return whether the sink of a query is a table that can be rolled back from here."""
     if facts.format == "delta":
-        return facts.path is not None
+        return facts.path is not None and find_spec("deltalake") is not None
     return facts.format == "iceberg" or (facts.table is not None and _is_iceberg_catalog(facts))
 
 
@@ -166,9 +167,7 @@ def _read_snapshot(snapshot: Any) -> TableCommit:
     batch = int(summary.get(_BATCH, -1))
     query = summary.get(_QUERY)
     operation = "RESTORE" if _OURS in summary else snapshot.operation()
-    return TableCommit(
-        snapshot.snapshotId(), snapshot.timestampMillis(), query, batch, operation
-    )
+    return TableCommit(snapshot.snapshotId(), snapshot.timestampMillis(), query, batch, operation)
 
 
 def _load_iceberg(facts: WriterFacts) -> Any:

@@ -11,6 +11,7 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from tidegate.errors import ConfigurationError
+from tidegate.jobs.sealed_queries import table_rollback
 from tidegate.jobs.sealed_queries.table_rollback import (
     _ROWLESS,
     SealedPoint,
@@ -103,6 +104,14 @@ def test_a_delta_table_goes_back_in_one_commit_and_takes_the_batches_again(
     roll_back_table("clicks", table, _point(None))
     assert _rows(table) == []
     assert DeltaTable(table.path or "").transaction_version("q") == -1
+
+
+def test_without_delta_rs_a_restore_is_refused_beforehand(
+    table: WriterFacts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise it would be committed, and no launch could follow it."""
+    monkeypatch.setattr(table_rollback, "find_spec", lambda _name: None)
+    assert not can_roll_back(table)
 
 
 def test_a_rollback_is_not_taken_for_another_writer(table: WriterFacts) -> None:
