@@ -68,6 +68,7 @@ class QueryPosition(_NotesModel):
         phases: phase of the batch -> seconds.
         id: Spark's id of the query, which its sinks note; None in slots of older versions.
         holder: the source whose watermark decides that of the query.
+        sealed_at: ticks, when the batch was sealed; None in slots of older versions.
     """
 
     batch: int
@@ -83,6 +84,7 @@ class QueryPosition(_NotesModel):
     phases: _Phases = {}
     id: _Optional = None
     holder: _Optional = None
+    sealed_at: Annotated[int | None, Field(exclude_if=lambda ticks: ticks is None)] = None
 
 
 class BatchNotes(_NotesModel):

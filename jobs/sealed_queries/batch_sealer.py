@@ -213,6 +213,7 @@ class BatchSealer:
             phases=report.phases,
             id=read_query_id(query.folder),
             holder=report.holder,
+            sealed_at=now,
         )
         before = BatchNotes.from_manifest(head.record)
         queries = {**(before.queries if before else {}), query.name: position}

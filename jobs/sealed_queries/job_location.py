@@ -76,10 +76,13 @@ class JobLocation:
             restore_files(store, query, manifest.segments, folder)
         return QueryObjects.from_segments(store, query, manifest.segments)
 
-    def get_sealed_batch(self, query: str) -> int | None:
-        """Return the newest sealed batch of a query; None if there is none."""
+    def get_sealed_batch(self, query: str) -> tuple[int | None, int]:
+        """Return the newest sealed batch of a query, and when it was sealed; None and 0 without."""
         notes = BatchNotes.from_manifest(self.manifest)
-        return notes.queries[query].batch if notes and query in notes.queries else None
+        if self.manifest is None or notes is None or query not in notes.queries:
+            return None, 0
+        at = notes.queries[query]
+        return at.batch, at.sealed_at or self.manifest.created_at
 
     def note_jvm(self, pid: int | None) -> None:
         """Note this process and its JVM, which must have ended before the next launch goes on here.

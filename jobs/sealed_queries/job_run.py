@@ -390,14 +390,13 @@ class JobSession:
         if name is None or not spec.seals(name):
             return None
         self._refuse_bad_query(name, facts)
-        folder, batch = location.folder / name, location.get_sealed_batch(name)
+        folder, (batch, sealed_at) = location.folder / name, location.get_sealed_batch(name)
         objects = location.prepare_query(self._store, name)
         rewind = choose_rewind(facts, repeatable=name in spec.repeatable)
         before = self._list_query_ids(name) if location.is_new else frozenset()
         if location.is_new and (batch is not None or before):
-            at = location.manifest.created_at if location.manifest else 0
-            ids = before | {read_query_id(folder) or ""}
-            restore_sink(spec.name, facts, folder, SealedPoint(ids, batch, at), rewind)
+            point = SealedPoint(before | {read_query_id(folder) or ""}, batch, sealed_at)
+            restore_sink(spec.name, facts, folder, point, rewind)
         if facts.location is not None:
             self._replace_location(name, facts.location, folder)
         if (begun := find_running_batch(folder)) is not None:

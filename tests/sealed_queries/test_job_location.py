@@ -65,7 +65,7 @@ def test_the_next_launch_goes_on_after_a_proven_end(
     _note_owner(first, other.pid)
     second = open_location(home, _sealed(bench).log.head(), 3)
     assert (second.folder, second.is_new) == (first.folder, False)
-    assert second.get_sealed_batch("q") == 0
+    assert second.get_sealed_batch("q") == (0, bench.sealed[-1].created_at)
 
 
 def test_a_driver_that_may_live_keeps_its_folder(
@@ -109,9 +109,21 @@ def test_a_restore_begins_in_a_new_folder(
     commit_restore(bench.log, bench.lease, plan, request_id="r", who="w", why="y")
     second = open_location(home, bench.log.head(), 2)
     assert second.is_new
-    assert second.get_sealed_batch("q") is None
+    assert second.get_sealed_batch("q") == (None, 0)
     _note_owner(second, other.pid)
     assert open_location(home, bench.log.head(), 3).folder == second.folder
+
+
+def test_a_slot_knows_when_each_query_was_sealed(bench: JobBench, tmp_path: Path) -> None:
+    """A table is rolled back to a commit before that, not before the seal of another query."""
+    _sealed(bench)
+    other, made = bench.query("other")
+    made.commit(0)
+    bench.sealer.seal(other, 0, BatchReport())
+    first, last = bench.sealed
+    location = open_location(tmp_path / "home", bench.log.head(), 1)
+    assert location.get_sealed_batch("q") == (0, first.created_at)
+    assert location.get_sealed_batch("other") == (0, last.created_at)
 
 
 def test_old_folders_are_deleted(bench: JobBench, tmp_path: Path) -> None:
