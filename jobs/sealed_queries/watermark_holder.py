@@ -29,10 +29,7 @@ def find_watermark_holder(query: Any) -> str | None:
         return None
     try:
         execution = query._jsq.streamingQuery()
-        tracker = execution.watermarkTracker()
-        field = tracker.getClass().getDeclaredField("operatorToWatermarkMap")
-        field.setAccessible(True)
-        known = field.get(tracker)
+        known = execution.watermarkTracker().watermarkMap()
         marks = []
         for node, sources in _list_watermarks(execution.logicalPlan()):
             mark = known.apply(node.nodeId())
