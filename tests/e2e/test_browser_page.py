@@ -594,6 +594,8 @@ def test_values_from_outside_are_text(show: Open, site: Site) -> None:
     page = show("#/nasty")
     expect(page.locator("#trail")).to_contain_text("<script>alert(1)</script>")
     assert page.evaluate("document.querySelectorAll('main img, main script, main b b').length") == 0
+    # A page that is open asks again, and would be answered that there is no such stream.
+    page.close()
     site.desk.pipelines.remove("nasty")
 
 
