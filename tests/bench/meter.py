@@ -35,7 +35,8 @@ def peak_megabytes() -> int:
     for process in (own, *own.children(recursive=True)):
         with contextlib.suppress(OSError):
             status = Path(f"/proc/{process.pid}/status").read_text(encoding="ascii")
-            total += int(status.partition("VmHWM:")[2].split()[0])
+            # A process that has ended but is not waited for yet has no such line.
+            total += int((status.partition("VmHWM:")[2].split() or ["0"])[0])
     return total // 1024
 
 
