@@ -101,7 +101,7 @@ def test_a_stopped_pipeline_stays_stopped_through_a_restore_until_it_is_started(
 
 
 def test_a_restore_alone_keeps_no_driver_away(cli: Cli, log: SlotLog) -> None:
-    """Where no one ever said whether the pipeline should run, whoever starts a driver afterwards
+    """Where no person has said whether the pipeline should run, a person who starts a driver afterwards
     has one.
     """
     assert cli("checkpoints", "restore", "flights", "t0-000001", "--yes").exit_code == 0

@@ -236,7 +236,7 @@ def test_stop_asks_this_driver_and_waits(cli: Cli, log: SlotLog) -> None:
 
 
 def test_a_paused_reducer_is_named_with_the_row_and_the_reason(cli: Cli, log: SlotLog) -> None:
-    """No one has to read a manifest to learn why a stream stands still."""
+    """The status says why a stream does not advance, without its manifests."""
     failure = {"position": 7, "id": "EWR/0/7", "error": "ValueError: cannot take 2"}
     known = {
         "cursor": 7,

@@ -69,7 +69,7 @@ def test_the_status_is_written_without_facts_that_cannot_be_read() -> None:
 
 
 def test_a_driver_that_fails_late_leaves_the_status_of_its_successor() -> None:
-    """The successor may have ended: nobody would write its last status again."""
+    """The successor may have ended: no process would write its last status again."""
     store = MemoryStore()
     stale = StatusReporter(store, steps(store), {"pipeline": "p"}, ManualClock())
     evict_lease_holder(store, "p")

@@ -403,7 +403,7 @@ def test_several_streams_are_restored_to_one_time(show: Open) -> None:
 
 
 def test_a_late_answer_about_another_time_is_not_restored(show: Open) -> None:
-    """Whoever corrects the time gets the checkpoints of the corrected time."""
+    """A person who corrects the time gets the checkpoints of the corrected time."""
     page = show(quiet=False)
     held: list[Route] = []
     streams = len(GALLERY) - 1  # one has no checkpoint

@@ -197,7 +197,7 @@ def test_times_and_infinities_are_judged(healthy: Evidence, tmp_path: Path) -> N
 
 
 def test_critical_comes_first_and_fails(healthy: Evidence) -> None:
-    """A row that no one counted, with an unknown reason, is critical and stands before warnings."""
+    """A row that no counter has, with an unknown reason, is critical and comes before warnings."""
     odd = rows(
         LATE, {"output": "x", "reason": "nonsense", "lateness_us": 1, "_source": "EWR", "_epoch": 1}
     )

@@ -44,7 +44,7 @@ _SCRATCH = Path("/nonexistent")  # nothing is ever written there
 
 
 class SimSteps(DriverSteps):
-    """The driver's steps; the world knows where everyone stands."""
+    """The driver's steps; the world knows the step of each process."""
 
     def enter(self, name: str) -> None:
         """Announce a step."""
