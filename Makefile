@@ -203,7 +203,7 @@ bench-splice: venv java ## what a merge costs against a full run (ROWS=20000000)
 
 .PHONY: bench-quality
 bench-quality: venv ## time and memory of the quality checks over 10,000 epochs in Iceberg tables (EPOCHS=10000)
-	$(BIN)/python -m tests.bench.quality --epochs $(or $(EPOCHS),10000)
+	$(BIN)/python -m tests.bench.quality --epochs $(or $(EPOCHS),10000) $(ARGS)
 
 .PHONY: bench-decider
 bench-decider: venv ## time of one decision at 1,000 and 10,000 partitions

@@ -2,13 +2,14 @@
 
 Not a test. The epochs are made up: 100 rows each, two of them late, one barrier. They are sealed in a
 local store with their files, published into real Iceberg tables and compacted as a driver does. Then
-the checks run as `tidegate quality` runs them, with the import of their libraries.
+the checks run three times as `tidegate quality` runs them, with the import of their libraries.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -101,12 +102,13 @@ def build_event_rows(epoch: int) -> list[dict[str, Any]]:
     ]
 
 
-def measure_quality_run(spec: PipelineSpec, store: LocalStore) -> tuple[dict[str, Any], float]:
-    """Run the checks in a process of their own; the result, and its seconds."""
+def measure_quality_run(spec: PipelineSpec, store: LocalStore) -> dict[str, Any]:
+    """Run the checks in a process of their own, print what it took, and return the result."""
     command = [sys.executable, "-m", "tidegate.expectations", "run", "--json"]
     with TemporaryDirectory() as folder:
         file = Path(folder) / "spec.json"
         file.write_text(spec.model_dump_json(by_alias=True))
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)  # the runs are the only children
         began = time.perf_counter()
         run = subprocess.run(
             [*command, str(file), "--store", store.url],
@@ -115,32 +117,37 @@ def measure_quality_run(spec: PipelineSpec, store: LocalStore) -> tuple[dict[str
             text=True,
         )
         seconds = time.perf_counter() - began
-    return json.loads(run.stdout.splitlines()[-1])["data"], seconds
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    processor = used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime
+    result: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])["data"]
+    sys.stdout.write(
+        f"{seconds:.1f} s, {processor:.1f} s of processor time ({result['seconds']:.1f} s without"
+        f" start and imports), largest memory {used.ru_maxrss / 1e6:.2f} GB, load average"
+        f" {os.getloadavg()[0]:.1f}\n"
+    )
+    sys.stdout.flush()
+    return result
 
 
 def main() -> int:
-    """Print what one quality run took; return 1 if a check failed."""
+    """Print what quality runs over the same epochs took; return 1 if a check failed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=10_000)
-    count = parser.parse_args().epochs
+    parser.add_argument("--runs", type=int, default=3)
+    chosen = parser.parse_args()
     spec = spec_of()
     with TemporaryDirectory() as folder:
         store = LocalStore(folder)
         log, sink = SlotLog(store, spec.name), IcebergSink(spec, store, "u")
-        for first in range(1, count + 1, _PUBLISHED_TOGETHER):
-            seal_epochs(spec, log, first, min(count, first + _PUBLISHED_TOGETHER - 1))
+        for first in range(1, chosen.epochs + 1, _PUBLISHED_TOGETHER):
+            seal_epochs(spec, log, first, min(chosen.epochs, first + _PUBLISHED_TOGETHER - 1))
             sink.follow(log)
             compact_tables(spec, store)
-        result, seconds = measure_quality_run(spec, store)
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)  # the run is the only child
-    failed = ", ".join(check["id"] for check in result["failed"]) or "none"
-    sys.stdout.write(
-        f"{count:,} epochs, {len(result['checks'])} checks, failed: {failed}\n"
-        f"{seconds:.1f} s, {used.ru_utime + used.ru_stime:.1f} s of processor time"
-        f" ({result['seconds']:.1f} s without start and imports), largest memory"
-        f" {used.ru_maxrss / 1e6:.2f} GB\n"
-    )
-    return int(bool(result["failed"]))
+        results = [measure_quality_run(spec, store) for _ in range(chosen.runs)]
+    failed = ", ".join(sorted({check["id"] for found in results for check in found["failed"]}))
+    checks = len(results[0]["checks"])
+    sys.stdout.write(f"{chosen.epochs:,} epochs, {checks} checks, failed: {failed or 'none'}\n")
+    return int(bool(failed))
 
 
 if __name__ == "__main__":
