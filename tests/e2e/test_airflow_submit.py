@@ -1,4 +1,7 @@
-"""An Airflow task launches drivers by the Spark provider's hook, and keeps one alive."""
+"""An Airflow task launches drivers by the Spark provider's hook, and keeps one alive.
+
+It also keeps a standby beside it, and loses sight of no driver when the triggerer is killed.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from signal import SIGKILL
+from typing import Any
 
 import psutil
 import pytest
@@ -20,11 +24,14 @@ from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.errors import FailureClass
 from tidegate.infra.local_stack import Stack, StackSettings
+from tidegate.infra.stack_state import StackState
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SPEC_OF_THE_FEED = SPEC.replace("limits: {objects: 1}", "limits: {objects: 8}")
+OBJECTS = 1200  # of each source, one a second: more than the kills can take
+STANDBY_KILLS = 3
 
 
 class Supervised:
@@ -56,6 +63,18 @@ class Supervised:
         _until(lambda: _newest_token(self.log) > token, 240)
         return time.monotonic() - killed
 
+    def kill_triggerer(self) -> None:
+        """kill -9 while the task sleeps in it; the process manager starts another one.
+
+        Returns when the stream is watched again.
+        """
+        _until(lambda: self._task_state() == "deferred", 60)
+        watcher = self._triggerer_job()
+        assert watcher is not None
+        os.kill(StackState.load(self.stack.home / "stack.json").processes["triggerer"].pid, SIGKILL)
+        self.stack.up(print)
+        _until(lambda: self._triggerer_job() not in (None, watcher), 240)
+
     def finish(self) -> str:
         """Say that there is nothing more to come; the state in which the run ends."""
         self._feed.finish()
@@ -67,7 +86,15 @@ class Supervised:
         return [file.read_text().strip() for file in sorted(self.drivers.glob("*.exit"))]
 
     def _task_state(self) -> str:
-        return str(self.api.task_instances(f"{PIPELINE}.stream", self._run)["stream"]["state"])
+        return str(self._task()["state"])
+
+    def _triggerer_job(self) -> int | None:
+        """The job of the triggerer that watches the stream."""
+        job = self._task().get("triggerer_job")
+        return None if job is None else int(job["id"])
+
+    def _task(self) -> dict[str, Any]:
+        return self.api.task_instances(f"{PIPELINE}.stream", self._run)["stream"]
 
 
 @pytest.fixture
@@ -86,7 +113,7 @@ def supervise(
     def start(supervision: str) -> Supervised:
         text = f"{SPEC_OF_THE_FEED}supervision: {{{supervision}, retry_delay: 1s}}\n"
         (dags / "pipelines" / f"{PIPELINE}.yaml").write_text(text)
-        write_feed(tmp_path / "feed", 300)
+        write_feed(tmp_path / "feed", OBJECTS)
         stack.up(print)
         for key, value in stack.environment().items():
             monkeypatch.setenv(key, value)
@@ -99,34 +126,52 @@ def supervise(
 
 
 def test_a_submitted_driver_is_supervised(supervise: Callable[[str], Supervised]) -> None:
-    """The task submits, defers, submits again after kill -9, and ends green with the sources."""
+    """The task submits, defers, submits again after kill -9, and ends green with the sources.
+
+    When the triggerer is killed in between, the next one adopts the running driver: none is
+    launched beside it, and its loss is noticed as before.
+    """
     stream = supervise("submit: {conn_id: spark_default}")
     above = [parent.cmdline() for parent in stream.holder()[0].parents()]
     assert any("org.apache.spark.deploy.SparkSubmit" in line for line in above)
     assert any("tidegate.operators.spark_submission" in line for line in above)
+    driver, token = stream.holder()
+    stream.kill_triggerer()
+    slot = stream.log.head().slot
+    _until(lambda: stream.log.head().slot >= slot + 2, 120)
+    assert stream.holder() == (driver, token)
+    assert stream.exit_codes() == []
     print(f"submitted: kill -9 to the next sealed epoch: {stream.kill_driver():.1f} s")  # noqa: T201
     assert stream.finish() == "success"
     assert stream.exit_codes() == ["137", "0"]
 
 
 def test_a_standby_takes_over_and_is_replaced(supervise: Callable[[str], Supervised]) -> None:
-    """Two drivers from the start; after kill -9 the second drives, and a third stands by.
+    """Two drivers from the start; after each kill -9 the other drives, and a new one stands by.
 
     When the sources have ended, the last standby ends by itself.
     """
     stream = supervise("standby: true")
-    standing_by = '"event": "standing_by"'
-    _until(lambda: _count(stream, standing_by) == 2, 120)
-    print(f"standby: kill -9 to the next sealed epoch: {stream.kill_driver():.1f} s")  # noqa: T201
-    _until(lambda: _count(stream, standing_by) == 3, 240)
+    _await_drivers_standing_by(stream, 2)
+    for kill in range(STANDBY_KILLS):
+        seconds = stream.kill_driver()
+        print(f"standby: kill -9 to the next sealed epoch: {seconds:.1f} s")  # noqa: T201
+        _await_drivers_standing_by(stream, 3 + kill)
     assert stream.finish() == "success"
-    _until(lambda: len(stream.exit_codes()) == 3, 60)
-    assert sorted(stream.exit_codes()) == ["0", "137", str(FailureClass.FENCED.exit_code)]
+    _until(lambda: len(stream.exit_codes()) == 2 + STANDBY_KILLS, 60)
+    fenced = str(FailureClass.FENCED.exit_code)
+    assert sorted(stream.exit_codes()) == sorted(["0", fenced, *["137"] * STANDBY_KILLS])
 
 
-def _count(stream: Supervised, event: str) -> int:
-    """In how many drivers' logs an event stands."""
-    return sum(event in log.read_text(errors="replace") for log in stream.drivers.glob("*.log"))
+def _await_drivers_standing_by(stream: Supervised, launches: int) -> None:
+    """Wait until so many drivers have stood by, those that drive or are dead by now included."""
+    event = '"event": "standing_by"'
+
+    def all_have() -> bool:
+        logs = [log.read_text(errors="replace") for log in stream.drivers.glob("*.log")]
+        return sum(event in text for text in logs) == launches
+
+    _until(all_have, 240)
 
 
 def _newest_token(log: SlotLog) -> int:
