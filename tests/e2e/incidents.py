@@ -34,7 +34,7 @@ import pyarrow.parquet as pq
 from playwright.sync_api import Locator, Page
 
 from tests.e2e.browser import browser_of_the_machine
-from tests.operators.conftest import FAKES, Cockpit, cockpit_of
+from tests.operators.conftest import FAKES, Cockpit, cockpit_of, database_of
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.jobs.sinks.exactness_audit import audit_exactness
 from tidegate.jobs.sinks.published_tables import read_table
@@ -161,13 +161,18 @@ class Watch:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One line of the result."""
+    """One line of the result.
+
+    Attributes:
+        steps: when Airflow's tasks and the drivers began, to tell their shares of the seconds.
+    """
 
     name: str
     clicks: int
     seconds: float
     proof: list[str] = field(default_factory=list)
     trouble: str = ""
+    steps: list[str] = field(default_factory=list)
 
     @property
     def recovered(self) -> bool:
@@ -268,26 +273,27 @@ class Scene:
         if self.pictures:
             self.page.screenshot(path=PICTURES / f"incident-{name}.png")
 
+    def start_from_page(self, watch: Watch, pipeline: str) -> list[str]:
+        """Let objects come again and start the stream; the proof that it is well."""
+        self.feed.open[pipeline] = ("web", "shop")
+        watch.press(self.page.locator("#start"))
+        watch.press(self.page.locator("#dialog-go"))
+        return self.proof(watch)
+
     def restore_until(self, watch: Watch, at: float, why: str) -> None:
         """Restore the newest checkpoint that was sealed until then."""
         self.page.locator("#until").fill(utc(at))
         self.page.locator("#until").press("Tab")
-        button = self.page.locator("[id^=restore-t]").first
-        self.until(
-            lambda: (
-                self.page.locator("#checkpoints time[data-at]").count()
-                and int(
-                    str(
-                        self.page.locator("#checkpoints time[data-at]").first.get_attribute(
-                            "data-at"
-                        )
-                    )
-                )
-                <= at * 1000
-            ),
-            "checkpoints of that time",
-        )
-        watch.press(button)
+        newest = self.page.locator("#checkpoints time[data-at]")
+
+        def listed() -> bool:
+            return (
+                newest.count() > 0
+                and float(str(newest.first.get_attribute("data-at"))) <= at * 1000
+            )
+
+        self.until(listed, "checkpoints of that time")
+        watch.press(self.page.locator("[id^=restore-t]").first)
         self.page.locator("#why").fill(why)
         self.sees("Taken back", "#dialog")
         watch.press(self.page.locator("#dialog-go"))
@@ -306,6 +312,30 @@ class Scene:
 
         self.until(proven, "the proof")
         return [line.inner_text().strip() for line in panel.locator("li").all()]
+
+
+def list_steps(scene: Scene, pipelines: tuple[str, ...], since: float) -> list[str]:
+    """When Airflow queued, started and ended tasks, and drivers were launched and sealed."""
+    found: list[tuple[float, str]] = []
+    with database_of(scene.cockpit.stack) as database:
+        asked = "SELECT dag_id, queued_dttm, start_date, end_date FROM task_instance"
+        for dag, *times in database.execute(asked):
+            if dag.partition(".")[0] in pipelines:
+                words = zip(("queued", "started", "ended"), times, strict=True)
+                found += [(_read_time(time), f"{dag} {word}") for word, time in words if time]
+    for name in pipelines:
+        folder = scene.cockpit.stack.home / "drivers" / name
+        found += [(file.stat().st_mtime, f"{name} launched") for file in folder.glob("*.json")]
+        log = SlotLog(scene.store, name)
+        head = log.head()
+        epochs = log.epochs_between(head.timeline, 1, head.slot)
+        sealed = [each.epoch.created_at / 1e6 for each in epochs]
+        found += [(at, f"{name} sealed") for at in sealed if at > since][:1]
+    return [f"{at - since:5.1f} s {what}" for at, what in sorted(found) if at >= since - 1]
+
+
+def _read_time(text: str) -> float:
+    return datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
 
 
 def utc(at: float) -> str:
@@ -365,10 +395,7 @@ def recover_wiped(scene: Scene, watch: Watch) -> list[str]:
     scene.wipe("wiped")
     scene.sees("Lost: every checkpoint up to t0-")
     scene.picture("wiped")
-    scene.feed.open["wiped"] = ("web", "shop")
-    watch.press(scene.page.locator("#start"))
-    watch.press(scene.page.locator("#dialog-go"))
-    return scene.proof(watch)
+    return scene.start_from_page(watch, "wiped")
 
 
 def recover_poisoned(scene: Scene, watch: Watch) -> list[str]:
@@ -381,10 +408,7 @@ def recover_poisoned(scene: Scene, watch: Watch) -> list[str]:
     scene.sees("not_negative")
     scene.picture("poisoned")
     scene.feed.put("metered", amount=7, key=key)
-    scene.feed.open["metered"] = ("web", "shop")
-    watch.press(scene.page.locator("#start"))
-    watch.press(scene.page.locator("#dialog-go"))
-    return scene.proof(watch)
+    return scene.start_from_page(watch, "metered")
 
 
 def recover_future(scene: Scene, watch: Watch) -> list[str]:
@@ -516,10 +540,11 @@ INCIDENTS: dict[str, tuple[Callable[[Scene, Watch], list[str]], tuple[str, ...]]
 def play(scene: Scene, name: str) -> Outcome:
     """Let one incident happen, recover from it, and compare tables and input afterwards."""
     recover, pipelines = INCIDENTS[name]
-    watch, proof, trouble, seconds = Watch(), [], "", GIVE_UP
+    watch, proof, trouble, seconds, steps = Watch(), [], "", GIVE_UP, []
     try:
         proof = recover(scene, watch)
         seconds = time.time() - watch.since
+        steps = list_steps(scene, pipelines, watch.since)
         scene.picture(f"{name.replace(' ', '-')}-over")
         for pipeline in pipelines:
             trouble = trouble or scene.compare(pipeline)
@@ -528,7 +553,7 @@ def play(scene: Scene, name: str) -> Outcome:
     finally:
         for pipeline in pipelines:
             scene.feed.hold(pipeline)
-    return Outcome(name, watch.clicks, seconds, proof, trouble)
+    return Outcome(name, watch.clicks, seconds, proof, trouble, steps)
 
 
 @contextmanager
@@ -567,7 +592,7 @@ def main() -> int:
             said = "recovered" if found.recovered else f"NOT recovered {found.trouble}"
             took = f"{found.clicks} clicks, {found.seconds:.0f} s (load {os.getloadavg()[0]:.1f})"
             sys.stdout.write(f"{name}: {said}, {took}\n")
-            sys.stdout.writelines(f"    {line}\n" for line in found.proof)
+            sys.stdout.writelines(f"    {line}\n" for line in (*found.proof, *found.steps))
             sys.stdout.flush()
     well = sum(outcome.recovered for outcome in outcomes)
     sys.stdout.write(f"{well} of {len(outcomes)} recovered\n")
