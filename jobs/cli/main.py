@@ -39,42 +39,53 @@ app = typer.Typer(
 )
 
 # Panels group the thirty commands by what a person wants, not by module.
-_RUN, _LOOK, _WRITE, _LOCAL = "Run", "Look", "Specs", "Local stack"
-
-app.command("run", rich_help_panel=_RUN)(run_commands.run_in_foreground)
-app.command("land", rich_help_panel=_RUN)(run_commands.land_source)
-app.command("stop", rich_help_panel=_RUN)(run_commands.stop_pipeline)
-app.command("start", rich_help_panel=_RUN)(run_commands.allow_start)
-app.command("abort-barrier", rich_help_panel=_RUN)(run_commands.abort_barrier)
-app.command("cti", rich_help_panel=_RUN)(run_commands.send_cti)
-app.command("savepoint", rich_help_panel=_RUN)(run_commands.take_savepoint)
-app.command("attach", rich_help_panel=_RUN)(run_commands.request_attach)
-app.command("detach", rich_help_panel=_RUN)(run_commands.request_detach)
-app.command("resume", rich_help_panel=_RUN)(run_commands.request_resume)
-app.command("status", rich_help_panel=_LOOK)(status_and_logs.show_status)
-app.command("logs", rich_help_panel=_LOOK)(status_and_logs.show_logs)
-app.add_typer(checkpoint_commands.app, name="checkpoints", rich_help_panel=_LOOK)
-app.command("tables", rich_help_panel=_LOOK)(tables_and_storage.show_tables)
-app.command("quality", rich_help_panel=_LOOK)(check_replay_quality.run_quality_checks)
-app.command("check", rich_help_panel=_LOOK)(check_replay_quality.check_exactness)
-app.command("replay", rich_help_panel=_LOOK)(check_replay_quality.replay_sealed_epoch)
-app.command("advise", rich_help_panel=_LOOK)(spec_commands.show_lag_advice)
-app.command("whatif", rich_help_panel=_LOOK)(spec_commands.show_what_if)
-app.command("storage", rich_help_panel=_LOOK)(tables_and_storage.show_storage)
-app.command("support-bundle", rich_help_panel=_LOOK)(support_bundle.write_support_bundle)
-app.command("gc", rich_help_panel=_RUN)(tables_and_storage.collect_garbage)
-app.command("row", rich_help_panel=_LOOK)(tables_and_storage.follow_row)
-app.add_typer(splice_commands.app, name="splice", rich_help_panel=_RUN)
-app.command("init", rich_help_panel=_WRITE)(starter_spec.write_starter_spec)
-app.command("put", rich_help_panel=_RUN)(starter_spec.put_files)
-app.command("reread", rich_help_panel=_RUN)(starter_spec.read_dead_letters_again)
-app.command("validate", rich_help_panel=_WRITE)(spec_commands.validate_specs)
-app.command("schema", rich_help_panel=_WRITE)(spec_commands.print_json_schema)
-app.command("infer", rich_help_panel=_WRITE)(spec_commands.propose_source_schema)
-app.command("up", rich_help_panel=_LOCAL)(stack_commands.start_stack)
-app.command("down", rich_help_panel=_LOCAL)(stack_commands.stop_stack)
-app.command("warm", rich_help_panel=_LOCAL)(stack_commands.archive_spark_classes)
-app.command("demo", rich_help_panel=_LOCAL)(stack_commands.run_demo)
+_COMMANDS = {
+    "Run": {
+        "run": run_commands.run_in_foreground,
+        "land": run_commands.land_source,
+        "stop": run_commands.stop_pipeline,
+        "start": run_commands.allow_start,
+        "abort-barrier": run_commands.abort_barrier,
+        "cti": run_commands.send_cti,
+        "savepoint": run_commands.take_savepoint,
+        "attach": run_commands.request_attach,
+        "detach": run_commands.request_detach,
+        "resume": run_commands.request_resume,
+        "gc": tables_and_storage.collect_garbage,
+        "put": starter_spec.put_files,
+        "reread": starter_spec.read_dead_letters_again,
+    },
+    "Look": {
+        "status": status_and_logs.show_status,
+        "logs": status_and_logs.show_logs,
+        "tables": tables_and_storage.show_tables,
+        "quality": check_replay_quality.run_quality_checks,
+        "check": check_replay_quality.check_exactness,
+        "replay": check_replay_quality.replay_sealed_epoch,
+        "advise": spec_commands.show_lag_advice,
+        "whatif": spec_commands.show_what_if,
+        "storage": tables_and_storage.show_storage,
+        "support-bundle": support_bundle.write_support_bundle,
+        "row": tables_and_storage.follow_row,
+    },
+    "Specs": {
+        "init": starter_spec.write_starter_spec,
+        "validate": spec_commands.validate_specs,
+        "schema": spec_commands.print_json_schema,
+        "infer": spec_commands.propose_source_schema,
+    },
+    "Local stack": {
+        "up": stack_commands.start_stack,
+        "down": stack_commands.stop_stack,
+        "warm": stack_commands.archive_spark_classes,
+        "demo": stack_commands.run_demo,
+    },
+}
+for _panel, _commands in _COMMANDS.items():
+    for _name, _command in _commands.items():
+        app.command(_name, rich_help_panel=_panel)(_command)
+app.add_typer(checkpoint_commands.app, name="checkpoints", rich_help_panel="Look")
+app.add_typer(splice_commands.app, name="splice", rich_help_panel="Run")
 
 
 def _print_version(wanted: bool) -> None:

@@ -103,25 +103,22 @@ def describe_pipeline(log: SlotLog) -> dict[str, Any]:
 
 def _describe_landings(pipeline: str, log: SlotLog, store: str | None) -> dict[str, dict[str, Any]]:
     """What the processes say that land this pipeline's sources, as far as its spec can be read."""
-    from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
     from tidegate.errors import TidegateError
 
     try:
-        sources = {
-            name: source
-            for name, source in arguments.find_or_read_spec(pipeline, store).sources.items()
-            if source.landing is not None
-        }
+        sources = arguments.find_or_read_spec(pipeline, store).sources
     except TidegateError:
         return {}
     return {
-        name: _describe_landing(name, source, log.store, SYSTEM_CLOCK.wall_ticks())
+        name: _describe_landing(name, source, log.store)
         for name, source in sources.items()
+        if source.landing is not None
     }
 
 
-def _describe_landing(name: str, source: SourceSpec, store: Store, now: int) -> dict[str, Any]:
+def _describe_landing(name: str, source: SourceSpec, store: Store) -> dict[str, Any]:
     """One of them. `silent`: it should speak every ten seconds and does not."""
+    from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
     from tidegate.errors import TidegateError
     from tidegate.jobs.driver.landing_log import read_landing_status
 
@@ -132,8 +129,9 @@ def _describe_landing(name: str, source: SourceSpec, store: Store, now: int) -> 
     if said is None:
         return {"state": "never ran", "why": None}
     # A killed process leaves "running" behind.
-    silent = said["state"] == "running" and now - said["at"] > _LANDING_SILENT_AFTER
-    return {**said, "state": "silent"} if silent else said
+    age = SYSTEM_CLOCK.wall_ticks() - said["at"]
+    silent = said["state"] == "running" and age > _LANDING_SILENT_AFTER
+    return said | ({"state": "silent"} if silent else {})
 
 
 def _describe_driver(driver: DriverOverview) -> dict[str, Any] | None:
@@ -167,32 +165,23 @@ def _describe_progress(overview: PipelineOverview) -> dict[str, Any]:
     """Frontiers and rows as of the newest sealed epoch."""
     manifest = overview.newest
     if manifest is None:
-        return {
-            "frontier": None,
-            "sources": {},
-            "holder": None,
-            "rows": None,
-            "counts": None,
-            "open_barriers": [],
-            "attachments": {},
-        }
-    decider = manifest.decider
-    inputs = decider.get("output", {}).get("inputs", {})
+        unknown = dict.fromkeys(("frontier", "holder", "rows", "counts"))
+        return {**unknown, "sources": {}, "open_barriers": [], "attachments": {}}
+    inputs = manifest.decider.get("output", {}).get("inputs", {})
     counters = manifest.counters
-    sources = {
-        name: {
-            "frontier": inputs.get(name, {}).get("frontier"),
-            "status": inputs.get(name, {}).get("status"),
-            "rows": counters.per_source.get(name, {}),
-            "counts": RowCounts.of_source(counters.per_source.get(name, {})).to_record(),
-            "pending": any(
-                part.get("pending")
-                for member, part in manifest.cut.items()
-                if member.startswith(f"{name}/")
-            ),
-        }
-        for name in sorted({*inputs, *counters.per_source})
+    waiting = {
+        member.partition("/")[0] for member, part in manifest.cut.items() if part.get("pending")
     }
+    sources = {}
+    for name in sorted({*inputs, *counters.per_source}):
+        decided, rows = inputs.get(name, {}), counters.per_source.get(name, {})
+        sources[name] = {
+            "frontier": decided.get("frontier"),
+            "status": decided.get("status"),
+            "rows": rows,
+            "counts": RowCounts.of_source(rows).to_record(),
+            "pending": name in waiting,
+        }
     return {
         "frontier": overview.frontier,
         "sources": sources,
@@ -269,7 +258,7 @@ def _print_all_pipelines(store: Store, reports: list[dict[str, Any]]) -> None:
             r["checkpoint"]["id"] if r["checkpoint"] else "none",
             output.format_age(r["checkpoint"]["sealed_at"]) if r["checkpoint"] else "",
             "restore under way" if r["unpublished"] is None else r["unpublished"],
-            _format_trouble(r) or "",
+            _format_trouble(r),
         )
         for r in reports
     ]
@@ -281,112 +270,101 @@ def _print_all_pipelines(store: Store, reports: list[dict[str, Any]]) -> None:
 def _print_pipeline_status(report: dict[str, Any]) -> None:
     from tidegate.checkpoints.driver_reports import count_waiting_messages
 
-    facts: list[tuple[str, object]] = [
+    sinks = [
+        f"{name} {lag:,} behind" if lag else f"{name} up to date"
+        for name, lag in report["sinks"].items()
+    ]
+    silent = [f"{name} for {seconds:,} s" for name, seconds in sorted(report["silent"].items())]
+    # Only Kafka sources know how many messages wait.
+    waiting = sorted(count_waiting_messages(report).items())
+    held_back = ", ".join(report["held_back"])
+    facts = [
         ("pipeline", report["pipeline"]),
         ("state", _format_state(report)),
         ("driver", _format_driver(report["driver"])),
         ("checkpoint", _format_checkpoint(report["checkpoint"])),
         (
             "unpublished",
-            (
-                "the tables still have to follow a restore"
-                if report["unpublished"] is None
-                else report["unpublished"]
-            ),
+            "the tables still have to follow a restore"
+            if report["unpublished"] is None
+            else report["unpublished"],
         ),
         ("frontier", output.format_short_instant(report["frontier"])),
         ("held by", _format_frontier_holder(report["holder"])),
         ("rows", output.format_row_counts(report["rows"])),
         *_list_row_notes(report["counts"]),
         ("store", report["store"]["url"]),
+        ("sinks", ", ".join(sinks) if len(sinks) > 1 else ""),
+        ("silent", ", ".join(silent)),
+        *(("freshness", _format_freshness(name, report)) for name in report["freshness"]),
+        ("behind", ", ".join(f"{name} by {count:,} messages" for name, count in waiting)),
+        (
+            "late uploads",
+            ", ".join(
+                f"{name} {count:,}" for name, count in sorted(report["late_uploads"].items())
+            ),
+        ),
+        ("held back", held_back and f"{held_back} (too far ahead, or the order buffer is full)"),
+        *((f"query {name}", _format_query(at)) for name, at in report.get("queries", {}).items()),
+        *(("warning", warning) for warning in report["warnings"]),
+        ("trouble", _format_trouble(report)),
     ]
-    if len(report["sinks"]) > 1:
-        facts.append(
-            (
-                "sinks",
-                ", ".join(
-                    f"{name} {lag:,} behind" if lag else f"{name} up to date"
-                    for name, lag in report["sinks"].items()
-                ),
-            )
-        )
-    if report["silent"]:
-        facts.append(
-            (
-                "silent",
-                ", ".join(
-                    f"{name} for {seconds:,} s"
-                    for name, seconds in sorted(report["silent"].items())
-                ),
-            )
-        )
-    for name, stages in report["freshness"].items():
-        sealed, visible = (" / ".join(f"{s:,.1f}" for s in stages[k]) for k in stages)
-        missed = ", beyond its goal" if name in report["stale"] else ""
-        times = f"sealed {sealed} s, visible {visible} s after arrival (p50 / p95 / p99){missed}"
-        facts.append(("freshness", f"{name}: {times}"))
-    # Only Kafka sources know how many messages wait.
-    if waiting := count_waiting_messages(report):
-        facts.append(
-            (
-                "behind",
-                ", ".join(
-                    f"{name} by {count:,} messages" for name, count in sorted(waiting.items())
-                ),
-            )
-        )
-    if report["late_uploads"]:
-        late = sorted(report["late_uploads"].items())
-        facts.append(("late uploads", ", ".join(f"{name} {count:,}" for name, count in late)))
-    if report["held_back"]:
-        held = ", ".join(report["held_back"])
-        facts.append(("held back", f"{held} (too far ahead, or the order buffer is full)"))
-    facts += [
-        (f"query {name}", _format_query(at)) for name, at in report.get("queries", {}).items()
-    ]
-    facts += [("warning", warning) for warning in report["warnings"]]
-    if trouble := _format_trouble(report):
-        facts.append(("trouble", trouble))
-    output.print_table(["", ""], [(f"{name}:", value) for name, value in facts])
+    output.print_facts(fact for fact in facts if fact[1] != "")
     _print_parts(report)
+
+
+def _format_freshness(source: str, report: dict[str, Any]) -> str:
+    stages = report["freshness"][source]
+    sealed, visible = (" / ".join(f"{s:,.1f}" for s in stages[k]) for k in stages)
+    missed = ", beyond its goal" if source in report["stale"] else ""
+    times = f"sealed {sealed} s, visible {visible} s after arrival (p50 / p95 / p99)"
+    return f"{source}: {times}{missed}"
 
 
 def _print_parts(report: dict[str, Any]) -> None:
     """Print a table each of sources, open barriers, landings, and pipes and reducers."""
-    sources = report["sources"]
-    if sources:
-        columns = ["source", "status", "frontier", "read", "released", "late", "more waiting"]
-        output.print_table(columns, [_format_source_row(name, s) for name, s in sources.items()])
-    if report["open_barriers"]:
-        columns = ["open barrier", "age", "arrived", "waits for"]
-        output.print_table(columns, [_format_open_barrier(b) for b in report["open_barriers"]])
-    if report["landings"]:
-        columns = ["landing", "state", "on", "rows landed", "newest batch", "landed at"]
-        output.print_table(
-            columns, [_format_landing_row(name, one) for name, one in report["landings"].items()]
+    paused = [n for n, one in report["attachments"].items() if one["status"] == "paused"]
+    parts: tuple[tuple[list[str], list[tuple[object, ...]]], ...] = (
+        (
+            ["source", "status", "frontier", "read", "released", "late", "more waiting"],
+            [_format_source_row(name, one) for name, one in report["sources"].items()],
+        ),
+        (
+            ["open barrier", "age", "arrived", "waits for"],
+            [_format_open_barrier(barrier) for barrier in report["open_barriers"]],
+        ),
+        (
+            ["landing", "state", "on", "rows landed", "newest batch", "landed at"],
+            [_format_landing_row(name, one) for name, one in report["landings"].items()],
+        ),
+        (
+            ["pipe or reducer", "status", "next row", "paused by"],
+            [
+                (name, one["status"], one["cursor"], _format_failure(one["failure"]))
+                for name, one in report["attachments"].items()
+            ],
+        ),
+    )
+    for columns, rows in parts:
+        if rows:
+            output.print_table(columns, rows)
+    name = report["pipeline"]
+    for one in paused:
+        output.print_line(
+            f"next: correct {one}, restart the driver, which keeps the code it has loaded"
+            f" (tidegate stop {name}, then start it), and then: tidegate resume {name} {one}"
         )
-    if report["attachments"]:
-        rows = [
-            (name, one["status"], one["cursor"], _format_failure(one["failure"]))
-            for name, one in report["attachments"].items()
-        ]
-        output.print_table(["pipe or reducer", "status", "next row", "paused by"], rows)
-        name = report["pipeline"]
-        for paused in (n for n, one in report["attachments"].items() if one["status"] == "paused"):
-            output.print_line(
-                f"next: correct {paused}, restart the driver, which keeps the code it has loaded"
-                f" (tidegate stop {name}, then start it), and then: tidegate resume {name} {paused}"
-            )
 
 
 def _format_state(report: dict[str, Any]) -> str:
-    why, wish = report["why"], report["desired"]
-    said = (
-        f"; {wish['who']} wants: {wish['state']}" + (f" ({wish['why']})" if wish["why"] else "")
-        if wish
-        else ""
-    )
-    return f"{report['state']}{f' ({why})' if why else ''}{said}"
+    wish, text = report["desired"], _add_reason(report["state"], report["why"])
+    if not wish:
+        return text
+    return f"{text}; {wish['who']} wants: {_add_reason(wish['state'], wish['why'])}"
+
+
+def _add_reason(state: str, why: str | None) -> str:
+    return f"{state} ({why})" if why else state
 
 
 def _format_source_row(name: str, source: dict[str, Any]) -> tuple[object, ...]:
@@ -401,22 +379,18 @@ def _format_open_barrier(barrier: dict[str, Any]) -> tuple[object, ...]:
 
 
 def _format_landing_row(name: str, one: dict[str, Any]) -> tuple[object, ...]:
-    state = f"{one['state']} ({one['why']})" if one["why"] else one["state"]
+    state = _add_reason(one["state"], one["why"])
     if one["state"] == "silent":
         state = f"silent: heard of {output.format_age(one['at'])} ago; is its process running?"
     if "pid" not in one:
         return name, state, "", "", "", ""
     batch = "" if one["batch"] is None else f"{one['batch']} ({one['rows']:,} rows)"
-    at = "" if one["landed_at"] is None else output.format_short_instant(one["landed_at"])
+    at = output.format_short_instant(one["landed_at"]) if one["landed_at"] is not None else ""
     return name, state, f"{one['host']}, pid {one['pid']}", one["landed"], batch, at
 
 
 def _format_failure(failure: dict[str, Any] | None) -> str:
-    return (
-        ""
-        if failure is None
-        else f"{failure['id']} (row {failure['position']}): {failure['error']}"
-    )
+    return f"{failure['id']} (row {failure['position']}): {failure['error']}" if failure else ""
 
 
 def _format_driver(driver: dict[str, Any] | None) -> str:
@@ -439,14 +413,10 @@ def _format_checkpoint(checkpoint: dict[str, Any] | None) -> str:
 
 
 def _format_frontier_holder(holder: dict[str, Any] | None) -> str:
-    return (
-        "no one"
-        if holder is None
-        else (
-            f"{holder['member']} since {output.format_short_instant(holder['since'])}:"
-            f" {holder['why']}"
-        )
-    )
+    if holder is None:
+        return "no one"
+    since = output.format_short_instant(holder["since"])
+    return f"{holder['member']} since {since}: {holder['why']}"
 
 
 def _list_row_notes(counts: dict[str, Any] | None) -> list[tuple[str, object]]:
@@ -478,10 +448,10 @@ def _list_row_notes(counts: dict[str, Any] | None) -> list[tuple[str, object]]:
     return notes
 
 
-def _format_trouble(report: dict[str, Any]) -> str | None:
+def _format_trouble(report: dict[str, Any]) -> str:
     # The error that ended a driver outweighs a trouble that it waits out.
     error = report["error"] or report["trouble"]
-    return f"{error['class']}: {error['message']}" if error else None
+    return f"{error['class']}: {error['message']}" if error else ""
 
 
 # `tidegate logs`: what a driver wrote, as far as it has been sent to the bucket.
@@ -511,20 +481,18 @@ def show_logs(
     log = arguments.open_log(pipeline, store)
     known = list_log_attempts(log.store, log.pipeline)
     chosen = attempt or (known[0] if known else None)
-    if chosen is None or chosen not in known:
-        available = (
-            f"kept: {', '.join(known)}"
-            if known
-            else "a driver sends its log ten seconds after its start"
-        )
-        raise NO_LOG(
-            pipeline=log.pipeline, attempt=f" {chosen!r}" if chosen else "", available=available
-        )
+    if chosen not in known:
+        names = f"kept: {', '.join(known)}"
+        available = names if known else "a driver sends its log ten seconds after its start"
+        given = f" {chosen!r}" if chosen else ""
+        raise NO_LOG(pipeline=log.pipeline, attempt=given, available=available)
     # The list of attempts needs no log.
-    found = [] if all_attempts else read_log_tail(log.store, log.pipeline, chosen, lines)
-    if as_json:
-        output.print_envelope(
-            "logs", {"attempts": known} if all_attempts else {"attempt": chosen, "lines": found}
-        )
+    if all_attempts:
+        found, data = known, {"attempts": known}
     else:
-        typer.echo("\n".join(known if all_attempts else found))
+        found = read_log_tail(log.store, log.pipeline, chosen, lines)
+        data = {"attempt": chosen, "lines": found}
+    if as_json:
+        output.print_envelope("logs", data)
+    else:
+        typer.echo("\n".join(found))
