@@ -6,11 +6,14 @@ import difflib
 import getpass
 import os
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tidegate.checkpoints.bucket_layout import BucketLayout
+from tidegate.errors import ConfigurationError
 from tidegate.jobs.cli.errors import (
     BAD_TIME,
     NO_PIPELINE_YET,
@@ -116,9 +119,6 @@ def open_existing_store(given: str | None) -> Store:
 
 def list_pipelines(store: Store) -> list[str]:
     """List the pipelines that have run in this store."""
-    from tidegate.checkpoints.bucket_layout import BucketLayout
-    from tidegate.errors import ConfigurationError
-
     names = []
     for name in store.list_folders(""):
         try:
@@ -183,7 +183,6 @@ def open_any_spec_and_log(
     pipeline: str, store: str | None
 ) -> tuple[PipelineSpec | JobSpec, SlotLog]:
     """Do what `open_spec_and_log` does, for jobs as well; a job's YAML file is always needed."""
-    from tidegate.errors import ConfigurationError
     from tidegate.jobs.spec.errors import SPEC_IS_JOB
 
     try:
@@ -202,7 +201,6 @@ def find_or_read_spec(pipeline: str, store: str | None) -> PipelineSpec:
         ConfigurationError: there is no such spec, and the pipeline never ran in this store.
     """
     from tidegate.checkpoints.checkpoint_specs import read_newest_spec
-    from tidegate.errors import ConfigurationError
 
     try:
         return find_spec(pipeline)
@@ -287,8 +285,6 @@ def parse_event_time(text: str) -> int:
     Raises:
         ConfigurationError: the text is no time.
     """
-    from datetime import UTC, datetime
-
     try:
         instant = datetime.fromisoformat(text)
     except ValueError as error:

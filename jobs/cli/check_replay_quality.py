@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tidegate.checkpoints.bucket_layout import BucketLayout
+from tidegate.checkpoints.canonical_json import parse_json
 from tidegate.jobs.cli import arguments, output
 from tidegate.jobs.cli.arguments import JsonOption, SpecArgument, StoreOption
 from tidegate.jobs.cli.errors import NO_EPOCH, SLOT_IS_MERGE
@@ -204,8 +206,6 @@ def run_quality_checks(
 
 
 def _copy_data_docs(log: SlotLog, folder: Path, *, quiet: bool) -> None:
-    from tidegate.checkpoints.bucket_layout import BucketLayout
-    from tidegate.checkpoints.canonical_json import parse_json
 
     results = f"{BucketLayout(log.pipeline).quality_prefix}results/latest.json"
     latest = parse_json(log.store.get(results).data)

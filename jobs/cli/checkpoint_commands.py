@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tidegate.checkpoints.bucket_layout import CheckpointId
+from tidegate.errors import ConfigurationError
 from tidegate.jobs.cli import arguments, output
 from tidegate.jobs.cli.arguments import (
     DryRunOption,
@@ -22,7 +24,6 @@ from tidegate.jobs.cli.arguments import (
 from tidegate.jobs.cli.errors import UNKNOWN_PIN
 
 if TYPE_CHECKING:
-    from tidegate.checkpoints.bucket_layout import CheckpointId
     from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog, CheckpointDiff
     from tidegate.checkpoints.manifest import FileRef, Manifest
     from tidegate.checkpoints.restore import RestorePlan
@@ -186,7 +187,6 @@ def verify_checkpoints(
 def _resolve_checkpoints(
     catalog: CheckpointCatalog, names: list[str] | None, everything: bool
 ) -> list[CheckpointId]:
-    from tidegate.checkpoints.bucket_layout import CheckpointId
 
     if everything:
         return [CheckpointId.parse(row.id) for row in catalog.list_checkpoints() if row.id]
@@ -449,8 +449,6 @@ def _refuse_unfit_spec(pipeline: str, log: SlotLog, plan: RestorePlan) -> None:
 def _find_spec_and_target(
     pipeline: str, log: SlotLog, plan: RestorePlan
 ) -> tuple[PipelineSpec, Manifest] | None:
-    from tidegate.checkpoints.bucket_layout import CheckpointId
-    from tidegate.errors import ConfigurationError
 
     if plan.target is None:
         return None

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer.core import TyperGroup
 
+from tidegate.errors import TidegateError
 from tidegate.jobs.cli.errors import UNEXPECTED
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tidegate.errors import TidegateError
 
 # Grows when a field of an envelope changes its meaning or goes; new fields leave it as it is.
 SCHEMA_VERSION = 1
@@ -38,8 +38,6 @@ class ErrorReportingGroup(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command, and turn an error into its exit code."""
-        from tidegate.errors import TidegateError
-
         try:
             return super().invoke(ctx)
         except TidegateError as error:

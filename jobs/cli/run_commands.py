@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
+from tidegate.errors import TidegateError
 from tidegate.jobs.cli import arguments, output
 from tidegate.jobs.cli.arguments import (
     PipelineArgument,
@@ -217,7 +219,6 @@ def allow_start(pipeline: PipelineArgument, store: StoreOption = None, why: WhyO
 
 def _wait_for_driver_end(log: SlotLog, token: int, timeout: float) -> bool:
     """Return whether the holder of `token` released or lost the lease within `timeout` seconds."""
-    from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
     from tidegate.checkpoints.lease import LeaseObserver
 
     observer = LeaseObserver(log.store, log.pipeline)
@@ -345,7 +346,6 @@ def _await_answer(log: SlotLog, request: DriverRequest, timeout: float) -> None:
         ConfigurationError: the driver refused it.
     """
     from tidegate.checkpoints.driver_requests import AckOutcome, read_ack
-    from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 
     deadline = SYSTEM_CLOCK.monotonic() + timeout
     while (ack := read_ack(log.store, log.pipeline, request.id)) is None:
@@ -428,8 +428,6 @@ def _run_landing(
 @contextmanager
 def _record_landing_end(landing: LandingLog) -> Iterator[None]:
     """Record for `tidegate status` how the landing ended."""
-    from tidegate.errors import TidegateError
-
     try:
         yield
     except Exception as error:

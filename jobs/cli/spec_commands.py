@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tidegate.checkpoints.row_counts import RowCounts
+from tidegate.errors import ConfigurationError
 from tidegate.jobs.cli import arguments, output
 from tidegate.jobs.cli.arguments import JsonOption, PipelineArgument, StoreOption
 from tidegate.jobs.cli.errors import CANNOT_WRITE
@@ -42,7 +43,6 @@ def validate_specs(
     The error of an invalid one names file, line, field, the value and the allowed values. Exit
     code 2 if one is invalid.
     """
-    from tidegate.errors import ConfigurationError
     from tidegate.jobs.spec.job_spec import JobSpec
     from tidegate.jobs.spec.loader import list_spec_warnings
 
@@ -215,8 +215,6 @@ def show_lag_advice(
 
 def read_present_lags(pipeline: str) -> dict[str, int | None]:
     """Return the lag (ticks) of every source as the spec sets it; empty without a spec here."""
-    from tidegate.errors import ConfigurationError
-
     try:
         # The advice needs the log only, so it works without a spec.
         path = arguments.resolve_spec_path(pipeline)

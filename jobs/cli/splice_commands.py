@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 from tidegate.jobs.cli import arguments, output
 from tidegate.jobs.cli.arguments import (
     JsonOption,
@@ -162,7 +163,6 @@ def list_requests(
     pipeline: SpecArgument, store: StoreOption = None, as_json: JsonOption = False
 ) -> None:
     """List splice requests, oldest first."""
-    from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
     from tidegate.checkpoints.splice_requests import list_splice_requests
     from tidegate.jobs.splice.request_creation import resolve_request_state
 
@@ -325,7 +325,6 @@ def divide_request(
 @app.command("expire")
 def expire_requests(pipeline: SpecArgument, store: StoreOption = None) -> None:
     """Close the requests whose time has run out."""
-    from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
     from tidegate.checkpoints.splice_requests import OPEN_STATES, list_splice_requests
 
     log = arguments.open_log(pipeline, store)
@@ -343,7 +342,6 @@ def expire_requests(pipeline: SpecArgument, store: StoreOption = None) -> None:
 def _decide_request(
     log: SlotLog, request_id: str, decision: Literal["rejected", "expired"], who: str, why: str
 ) -> None:
-    from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
     from tidegate.checkpoints.splice_requests import decide_splice_request
 
     now = SYSTEM_CLOCK.wall_ticks()

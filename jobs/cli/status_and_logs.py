@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 from tidegate.checkpoints.row_counts import RowCounts
+from tidegate.errors import TidegateError
 from tidegate.jobs.cli import arguments, output
 from tidegate.jobs.cli.arguments import JsonOption, PipelineArgument, StoreOption
 from tidegate.jobs.cli.errors import NO_LOG
@@ -103,8 +105,6 @@ def describe_pipeline(log: SlotLog) -> dict[str, Any]:
 
 def _describe_landings(pipeline: str, log: SlotLog, store: str | None) -> dict[str, dict[str, Any]]:
     """What the processes say that land this pipeline's sources, as far as its spec can be read."""
-    from tidegate.errors import TidegateError
-
     try:
         sources = arguments.find_or_read_spec(pipeline, store).sources
     except TidegateError:
@@ -118,8 +118,6 @@ def _describe_landings(pipeline: str, log: SlotLog, store: str | None) -> dict[s
 
 def _describe_landing(name: str, source: SourceSpec, store: Store) -> dict[str, Any]:
     """One of them. `silent`: it should speak every ten seconds and does not."""
-    from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
-    from tidegate.errors import TidegateError
     from tidegate.jobs.driver.landing_log import read_landing_status
 
     try:

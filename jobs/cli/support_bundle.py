@@ -25,6 +25,7 @@ from urllib.parse import quote, quote_plus, unquote
 
 import typer
 
+from tidegate.errors import TidegateError
 from tidegate.jobs.cli import arguments, output
 from tidegate.jobs.cli.arguments import SpecArgument, StoreOption
 
@@ -206,7 +207,6 @@ def write_support_bundle(
 def _collect_contents(
     spec: PipelineSpec, log: SlotLog, masker: SecretMasker
 ) -> Iterator[tuple[str, str]]:
-    from tidegate.errors import TidegateError
     from tidegate.jobs.cli.status_and_logs import describe_pipeline
 
     yield "versions.json", _dump_json(_collect_versions())

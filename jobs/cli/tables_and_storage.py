@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -260,8 +261,6 @@ def collect_garbage(
 
     ``checkpoint.retain`` decides which checkpoints are old. Safe while a driver runs.
     """
-    from dataclasses import asdict
-
     from tidegate.jobs.driver.housekeeping import maintain_bucket
 
     spec, log = arguments.open_any_spec_and_log(pipeline, store)
