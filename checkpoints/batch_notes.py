@@ -50,40 +50,48 @@ _Phases = Annotated[dict[str, float], Field(exclude_if=lambda phases: not phases
 _Optional = Annotated[str | None, Field(exclude_if=lambda text: text is None)]
 
 
-class QueryPosition(_NotesModel):
-    """Where one query was when a slot was sealed.
+class BatchReport(_NotesModel):
+    """What Spark reports about one batch; as it is by default if the report was lost.
 
     Attributes:
-        batch: its newest sealed batch.
         sink: Spark's description of the sink.
-        rewind: how the sink follows a restore.
         watermark: in ticks; None without one.
         rows: rows that the batch read.
         dropped: rows that Spark reports as dropped by the watermark. Spark counts them after
             partial aggregation, so a true count may be larger.
         state_rows: rows of state after the batch.
         state_bytes: memory of the state, in bytes.
-        seconds: duration of the batch; None if Spark's report of it was lost.
         sources: its sources, in the order of the offsets.
         phases: phase of the batch -> seconds.
-        id: Spark's id of the query, which its sinks note; None in slots of older versions.
         holder: the source whose watermark decides that of the query.
-        sealed_at: ticks, when the batch was sealed; None in slots of older versions.
     """
 
-    batch: int
-    sink: str
-    rewind: SinkRewind
+    sink: str = ""
     watermark: int | None = None
     rows: int = 0
     dropped: int = 0
     state_rows: int = 0
     state_bytes: int = 0
-    seconds: float | None = None
     sources: _Sources = ()
     phases: _Phases = {}
-    id: _Optional = None
     holder: _Optional = None
+
+
+class QueryPosition(BatchReport):
+    """Where one query was when a slot was sealed, with the report of its batch.
+
+    Attributes:
+        batch: its newest sealed batch.
+        rewind: how the sink follows a restore.
+        seconds: duration of the batch; None if Spark's report of it was lost.
+        id: Spark's id of the query, which its sinks note; None in slots of older versions.
+        sealed_at: ticks, when the batch was sealed; None in slots of older versions.
+    """
+
+    batch: int
+    rewind: SinkRewind
+    seconds: float | None = None
+    id: _Optional = None
     sealed_at: Annotated[int | None, Field(exclude_if=lambda ticks: ticks is None)] = None
 
 

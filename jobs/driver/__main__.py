@@ -6,6 +6,8 @@ read, it ends with the exit code of that error.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -17,15 +19,28 @@ from tidegate.jobs.driver.log_output import configure_logs, ship_log
 from tidegate.jobs.driver.pipeline_run import RunOptions, run_pipeline
 from tidegate.jobs.spec.loader import load_spec
 
+SpecArgument = Annotated[Path, typer.Argument(help="the YAML file of the pipeline or job")]
+StoreOption = Annotated[
+    str, typer.Option(help="s3://bucket/prefix or a folder", envvar="TIDEGATE_STORE")
+]
+RecoverOption = Annotated[str, typer.Option(help="latest, latest_healthy or a checkpoint id")]
+
+
+@contextmanager
+def report_bad_spec() -> Iterator[None]:
+    """Log JSON lines; let an error of the block end the process with the exit code of its class."""
+    configure_logs(json=True)
+    try:
+        yield
+    except TidegateError as error:
+        typer.echo(error, err=True)
+        raise typer.Exit(error.failure_class.exit_code) from None
+
 
 def drive_pipeline(
-    spec: Annotated[Path, typer.Argument(help="the pipeline's YAML file")],
-    store: Annotated[
-        str, typer.Option(help="s3://bucket/prefix or a folder", envvar="TIDEGATE_STORE")
-    ],
-    recover_to: Annotated[
-        str, typer.Option(help="latest, latest_healthy or a checkpoint id")
-    ] = "latest",
+    spec: SpecArgument,
+    store: StoreOption,
+    recover_to: RecoverOption = "latest",
     work: Annotated[
         Path | None, typer.Option(help="scratch folder; a temporary one by default")
     ] = None,
@@ -41,12 +56,8 @@ def drive_pipeline(
     ] = False,
 ) -> None:
     """Drive one pipeline until it is stopped or finished."""
-    configure_logs(json=True)
-    try:
+    with report_bad_spec():
         pipeline = load_spec(spec)
-    except TidegateError as error:
-        typer.echo(error, err=True)
-        raise typer.Exit(error.failure_class.exit_code) from None
     options = RunOptions(
         store_url=store,
         until=EndConditions(until_idle, epochs),

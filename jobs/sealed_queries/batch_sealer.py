@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import structlog
 from tidegate import __version__
 from tidegate.checkpoints.batch_notes import (
     BatchNotes,
+    BatchReport,
     QueryPosition,
     SinkRewind,
     SourceProgress,
@@ -74,48 +75,6 @@ class JobAuthor:
     uid: str
     spec_digest: str
     location: str
-
-
-@dataclass(frozen=True, slots=True)
-class BatchReport:
-    """What Spark reports about one batch; all zero if the report was lost.
-
-    Attributes:
-        rows: that it read.
-        sources: in the order of the offsets.
-        sink: Spark's description.
-        watermark: in ticks; None if the query has none.
-        dropped: rows behind the watermark.
-        state_rows, state_bytes: of all its state, in memory.
-        phases: phase of the batch -> seconds.
-        holder: the source that decides the watermark, if Spark says.
-    """
-
-    rows: int = 0
-    sources: tuple[SourceProgress, ...] = ()
-    sink: str = ""
-    watermark: int | None = None
-    dropped: int = 0
-    state_rows: int = 0
-    state_bytes: int = 0
-    phases: dict[str, float] = field(default_factory=dict)
-    holder: str | None = None
-
-    @classmethod
-    def from_progress(cls, progress: Mapping[str, Any]) -> BatchReport:
-        """Read a `StreamingQueryProgress` of Spark, as parsed JSON."""
-        operators = progress.get("stateOperators") or ()
-        watermark = (progress.get("eventTime") or {}).get("watermark")
-        return cls(
-            sum(int(source["numInputRows"]) for source in progress["sources"]),
-            tuple(map(_read_source, progress["sources"])),
-            str((progress.get("sink") or {}).get("description", "")),
-            None if watermark is None else _parse_instant(watermark),
-            sum(int(one.get("numRowsDroppedByWatermark", 0)) for one in operators),
-            sum(int(one["numRowsTotal"]) for one in operators),
-            sum(int(one["memoryUsedBytes"]) for one in operators),
-            {name: ms / 1000 for name, ms in (progress.get("durationMs") or {}).items()},
-        )
 
 
 class BatchSealer:
@@ -200,19 +159,11 @@ class BatchSealer:
     ) -> Manifest:
         now, head = self._clock.wall_ticks(), self.head
         position = QueryPosition(
+            **dict(report) | {"sink": report.sink or query.sink},
             batch=batch,
-            sink=report.sink or query.sink,
             rewind=query.rewind,
-            watermark=report.watermark,
-            rows=report.rows,
-            dropped=report.dropped,
-            state_rows=report.state_rows,
-            state_bytes=report.state_bytes,
             seconds=report.phases.get("triggerExecution"),
-            sources=report.sources,
-            phases=report.phases,
             id=read_query_id(query.folder),
-            holder=report.holder,
             sealed_at=now,
         )
         before = BatchNotes.from_manifest(head.record)
@@ -290,6 +241,22 @@ def _replace_segments(
 ) -> list[FileRef]:
     others = parent.segments if parent else []
     return [*(ref for ref in others if ref.kind != get_object_kind(query)), *segments]
+
+
+def read_progress(progress: Mapping[str, Any]) -> BatchReport:
+    """Read a `StreamingQueryProgress` of Spark, as parsed JSON."""
+    operators = progress.get("stateOperators") or ()
+    watermark = (progress.get("eventTime") or {}).get("watermark")
+    return BatchReport(
+        rows=sum(int(source["numInputRows"]) for source in progress["sources"]),
+        sources=tuple(map(_read_source, progress["sources"])),
+        sink=str((progress.get("sink") or {}).get("description", "")),
+        watermark=None if watermark is None else _parse_instant(watermark),
+        dropped=sum(int(one.get("numRowsDroppedByWatermark", 0)) for one in operators),
+        state_rows=sum(int(one["numRowsTotal"]) for one in operators),
+        state_bytes=sum(int(one["memoryUsedBytes"]) for one in operators),
+        phases={name: ms / 1000 for name, ms in (progress.get("durationMs") or {}).items()},
+    )
 
 
 def _read_source(progress: Mapping[str, Any]) -> SourceProgress:

@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -67,12 +68,12 @@ from tidegate.jobs.sealed_queries.job_location import (
 )
 from tidegate.jobs.sealed_queries.seal_loop import SealLoop, SparkReports
 from tidegate.jobs.sealed_queries.sink_restore import (
+    SealedPoint,
     choose_rewind,
     find_local_folder,
     find_sink_log,
     restore_sink,
 )
-from tidegate.jobs.sealed_queries.table_rollback import SealedPoint
 from tidegate.jobs.sealed_queries.writer_hooks import (
     WriterFacts,
     choose_older_kafka_reader,
@@ -193,8 +194,20 @@ class JobSession:
         self._reports = SparkReports()
         self._sessions: list[Any] = []
         self._script_ended = threading.Event()
-        self._location: JobLocation | None = None
-        self._loop: SealLoop | None = None
+
+    @cached_property
+    def _location(self) -> JobLocation:
+        """The folder of this launch, made after the head has been selected."""
+        home = self._options.home / self._spec.name
+        return open_location(home, self._slot_log.head(), self._steps.lease.token)
+
+    @cached_property
+    def _loop(self) -> SealLoop:
+        author = JobAuthor(self._uid, self._digest, describe_location(self._location))
+        sealer = BatchSealer(self._slot_log, self._steps.lease, author, self._report_seal)
+        on_idle = self._metrics.note_turn if self._metrics else lambda: None
+        own = (self._slot_log, self._steps, self._status, self._stop, on_idle)
+        return SealLoop(sealer, self._reports, *own)
 
     def run_to_end(self) -> RunOutcome:
         """Run the script, seal its batches, and write and return how it ended.
@@ -234,22 +247,8 @@ class JobSession:
         select_head(
             spec, self._slot_log, self._steps.lease, self._options.recover_to, self._require_job
         )
-        home, token = self._options.home / spec.name, self._steps.lease.token
-        location = open_location(home, self._slot_log.head(), token)
-        author = JobAuthor(self._uid, self._digest, describe_location(location))
-        sealer = BatchSealer(self._slot_log, self._steps.lease, author, self._report_seal)
-        loop = SealLoop(
-            sealer,
-            self._reports,
-            self._slot_log,
-            self._steps,
-            self._status,
-            self._stop,
-            self._metrics.note_turn if self._metrics else lambda: None,
-        )
-        self._location, self._loop = location, loop
         self._steps.enter("wait")
-        loop.start()
+        self._loop.start()
         watching = threading.Thread(target=self._watch, name="tidegate-watch", daemon=True)
         watching.start()
         try:
@@ -257,15 +256,15 @@ class JobSession:
                 self._prepare_builder, self._adopt_session, self._start_query, self._note_query
             ):
                 self._run_script()
-                self._wait_for_queries(loop)
+                self._wait_for_queries()
         except KeyboardInterrupt:  # PySpark has its own handler of Ctrl-C
             self._stop.set()
         finally:
             self._script_ended.set()
             self._stop_queries()
-            loop.close()
-        if loop.error is not None:
-            raise loop.error
+            self._loop.close()
+        if self._loop.error is not None:
+            raise self._loop.error
         if self._stop.is_set():
             return RunOutcome("stopped", "a signal or a request asked for it")
         return RunOutcome("finished", "the script and its queries have ended")
@@ -290,7 +289,7 @@ class JobSession:
         wait = _FAILURE_REPORTED_WITHIN if isinstance(error, StreamingQueryException) else 0.0
         return self._stop.wait(wait)
 
-    def _wait_for_queries(self, loop: SealLoop) -> None:
+    def _wait_for_queries(self) -> None:
         """Wait for the queries that the script has left running.
 
         Raises:
@@ -298,29 +297,28 @@ class JobSession:
         """
         while not self._stop.is_set() and self._list_active():
             time.sleep(_POLL_INTERVAL)
-        missing = sorted(set(self._spec.queries) - set(loop.queries))
-        if not self._stop.is_set() and (missing or not loop.queries):
+        started = self._loop.queries
+        missing = sorted(set(self._spec.queries) - set(started))
+        if not self._stop.is_set() and (missing or not started):
             names = ", ".join(missing) or "with a name"
             raise NO_QUERY(pipeline=self._spec.name, app=self._spec.app, queries=names)
 
     def _watch(self) -> None:
         """In a thread: end the script when the job should end."""
-        loop = self._loop
-        assert loop is not None  # noqa: S101 - set before the thread starts
         while not self._stop.wait(_POLL_INTERVAL):
-            loop.check_queries()
-        self._status.set_state("draining", error=loop.error)
+            self._loop.check_queries()
+        self._status.set_state("draining", error=self._loop.error)
         # In a thread: Spark waits without an end for a batch that does not react.
         stopping = threading.Thread(target=self._stop_queries, name="tidegate-stop", daemon=True)
         stopping.start()
         stopping.join(_QUERIES_END_WITHIN)
         if not self._script_ended.wait(_SCRIPT_ENDS_WITHIN):
-            self._leave_script(loop)
+            self._leave_script()
 
-    def _leave_script(self, loop: SealLoop) -> None:
+    def _leave_script(self) -> None:
         """End the process although the script goes on; its queries have ended."""
-        loop.close()
-        error = loop.error
+        self._loop.close()
+        error = self._loop.error
         state = "failed" if error else "stopped"
         self._status.set_state(state, error=error, why="the script did not end with its queries")
         _log.warning("script_left", pipeline=self._spec.name)
@@ -371,7 +369,6 @@ class JobSession:
         master = session.sparkContext.master
         if not master.startswith("local") or master.startswith("local-cluster"):
             raise NOT_LOCAL(pipeline=self._spec.name, master=master)
-        assert self._location is not None  # noqa: S101 - the script runs after that
         self._location.note_jvm(get_jvm_pid(session))
         session.streams.addListener(self._reports.make_listener())
         self._sessions.append(session)
@@ -379,10 +376,7 @@ class JobSession:
 
     def _start_query(self, facts: WriterFacts) -> Path | None:
         """Prepare the checkpoint and the sink of a query that the script is about to start."""
-        location, loop, spec = self._location, self._loop, self._spec
-        assert location is not None  # noqa: S101 - the script runs after that
-        assert loop is not None  # noqa: S101 - likewise
-        name = facts.name
+        location, spec, name = self._location, self._spec, facts.name
         if self._stop.is_set():
             raise SystemExit  # the queries were stopped before this one
         if name is None and not spec.queries:
@@ -402,7 +396,7 @@ class JobSession:
         if (begun := find_running_batch(folder)) is not None:
             _log.info("batch_repeated", query=name, batch=begun)
             choose_older_kafka_reader(facts.session)
-        loop.queries[name] = SealedQuery(
+        self._loop.queries[name] = SealedQuery(
             name,
             folder,
             objects,
@@ -415,14 +409,14 @@ class JobSession:
 
     def _note_query(self, facts: WriterFacts, query: Any) -> None:
         """Keep PySpark's query, which knows more than the reports of the listener."""
-        if self._loop is not None and (sealed := self._loop.queries.get(facts.name or "")):
+        if sealed := self._loop.queries.get(facts.name or ""):
             sealed.handle = query
 
     def _refuse_bad_query(self, name: str, facts: WriterFacts) -> None:
         spec = self._spec
         if not is_query_name(name):
             raise BAD_QUERY_NAME(pipeline=spec.name, query=name)
-        if self._loop is not None and name in self._loop.queries:
+        if name in self._loop.queries:
             raise QUERY_STARTED_TWICE(pipeline=spec.name, query=name)
         if facts.trigger in ("continuous", "realTime"):
             raise CONTINUOUS_QUERY(pipeline=spec.name, query=name, trigger=facts.trigger)
@@ -432,7 +426,7 @@ class JobSession:
 
         Empty if it was never sealed; a slot of an older version gives an empty id.
         """
-        ends = [self._location.manifest] if self._location else []
+        ends = [self._location.manifest]
         for fork in self._slot_log.list_forks():
             filled = self._slot_log.read_slot(fork.timeline, fork.slot - 1)
             if filled is not None and isinstance(filled.record, Manifest):
@@ -449,7 +443,6 @@ class JobSession:
             ConfigurationError: it cannot be read here, or another job has adopted it.
         """
         _log.info("checkpoint_replaced", query=name, given=given, used=str(folder))
-        assert self._location is not None  # noqa: S101 - the script runs after that
         if not self._location.is_first:
             return
         old = find_local_folder(given)
@@ -491,9 +484,8 @@ class JobSession:
 
     def _classify(self, error: Exception) -> TidegateError:
         reported = classify_error(self._spec.name, error)
-        if reported.code != UNEXPECTED.code:
-            return reported
-        return self._fail(get_first_line(error))
+        unexpected = reported.code == UNEXPECTED.code
+        return self._fail(get_first_line(error)) if unexpected else reported
 
     def _fail(self, text: str) -> TidegateError:
         return SCRIPT_FAILED(pipeline=self._spec.name, what="the script", text=text[:500])

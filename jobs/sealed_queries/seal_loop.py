@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import structlog
 
+from tidegate.checkpoints.batch_notes import BatchReport
 from tidegate.checkpoints.driver_requests import (
     Ack,
     AckOutcome,
@@ -26,10 +26,9 @@ from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.errors import ConfigurationError, PoisonError, TidegateError, TransientError
 from tidegate.jobs.driver.error_classification import classify_error
 from tidegate.jobs.driver.status_reporter import STEP_DEADLINES, DriverSteps, StatusReporter
-from tidegate.jobs.sealed_queries.batch_sealer import BatchReport, BatchSealer, SealedQuery
+from tidegate.jobs.sealed_queries.batch_sealer import BatchSealer, SealedQuery, read_progress
 from tidegate.jobs.sealed_queries.checkpoint_files import find_running_batch, list_committed_batches
 from tidegate.jobs.sealed_queries.errors import BATCH_STALLED, SCRIPT_FAILED, SINK_RACED, SLOT_TAKEN
-from tidegate.jobs.sealed_queries.watermark_holder import find_watermark_holder
 
 _LOOK_EVERY: Final = 0.2  # seconds
 _REQUESTS_EVERY: Final = 1.0  # seconds; each look costs a LIST
@@ -38,6 +37,7 @@ _REPORT_PATIENCE: Final = 3.0
 _MOST_REPORTS: Final = 1000
 _LOST_RACE: Final = "Race while writing batch"  # Spark's file sink, about its log
 _RETRY_AFTER: Final = 2.0  # seconds, when the store does not answer
+_WATERMARK_POLICY: Final = "spark.sql.streaming.multipleWatermarkPolicy"  # min unless set to max
 
 _log = structlog.get_logger("tidegate.job")
 
@@ -83,7 +83,7 @@ class SparkReports:
     def take(self, query: str, batch: int) -> BatchReport | None:
         """Return the report of a batch and forget it; None if it has not come or was taken."""
         report = self._batches.pop((query, batch), None)
-        return None if report is None else BatchReport.from_progress(report)
+        return None if report is None else read_progress(report)
 
     def make_listener(self) -> Any:
         """Return the listener to register with a session."""
@@ -180,9 +180,8 @@ class SealLoop:
                 if report is None and _get_age(query.folder, batch) < patience:
                     break
                 self._steps.enter("seal")
-                report = replace(
-                    report or BatchReport(), holder=find_watermark_holder(query.handle)
-                )
+                holder = find_watermark_holder(query.handle)
+                report = (report or BatchReport()).model_copy(update={"holder": holder})
                 sealed += self._sealer.seal(query, batch, report)
                 self._steps.enter("wait")
         return sealed
@@ -303,3 +302,56 @@ def _extract_cause(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
     return (causes[-1:] or lines[:1] or ["no reason given"])[0][:500]
+
+
+def find_watermark_holder(query: Any) -> str | None:
+    """Return Spark's descriptions of the sources behind the watermark that decides.
+
+    Spark's reports do not name them. It keeps one watermark per `withWatermark` of the query, in
+    internal objects: read on Spark 4.1.3 (`WatermarkTracker`, `EventTimeWatermark.nodeId`).
+
+    Args:
+        query: of PySpark; None before it has started.
+
+    Returns:
+        None without a watermark, or if this Spark keeps it elsewhere.
+    """
+    if query is None:
+        return None
+    try:
+        execution = query._jsq.streamingQuery()
+        known = execution.watermarkTracker().watermarkMap()
+        marks = []
+        for node, sources in _list_watermarks(execution.logicalPlan()):
+            mark = known.apply(node.nodeId())
+            marks.append((mark.get() if mark.isDefined() else 0, sources))
+        policy = execution.sparkSession().conf().get(_WATERMARK_POLICY, "min")
+    except Exception as error:  # py4j raises whatever another Spark, or one that ends, gives it
+        _log.debug("watermark_holder_unknown", why=str(error)[:200])
+        return None
+    choose = max if policy == "max" else min
+    return choose(marks, key=lambda one: one[0])[1] if marks else None
+
+
+def _list_watermarks(plan: Any) -> Iterator[tuple[Any, str]]:
+    """Yield the watermarks of a logical plan, each with the sources below it."""
+    if plan.nodeName() == "EventTimeWatermark":
+        yield plan, " + ".join(_list_sources(plan))
+    for child in _list_children(plan):
+        yield from _list_watermarks(child)
+
+
+def _list_sources(plan: Any) -> list[str]:
+    """List the sources below a node of a logical plan."""
+    children = _list_children(plan)
+    if children:
+        return [source for child in children for source in _list_sources(child)]
+    if not plan.isStreaming():
+        return []  # a table that the script joins
+    reader = plan.source if plan.nodeName() == "StreamingExecutionRelation" else plan.stream
+    return [str(reader().toString())]
+
+
+def _list_children(plan: Any) -> list[Any]:
+    children = plan.children()
+    return [children.apply(number) for number in range(children.size())]

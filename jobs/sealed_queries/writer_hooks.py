@@ -7,6 +7,7 @@ queries that are started in Scala or Java are not seen.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -42,12 +43,13 @@ class WriterFacts:
     table: str | None = None
     session: Any = None
 
-    def note_option(self, key: str, value: Any) -> None:
+    def note_options(self, /, **options: Any) -> None:
         """Note the options that matter here; Spark ignores the case of their names."""
-        if key.lower() == _LOCATION:
-            self.location = str(value)
-        elif key.lower() == "path":
-            self.path = str(value)
+        for key, value in options.items():
+            if key.lower() == _LOCATION:
+                self.location = str(value)
+            elif key.lower() == "path":
+                self.path = str(value)
 
 
 @contextmanager
@@ -133,12 +135,7 @@ def _note_trigger(facts: WriterFacts, **kinds: Any) -> None:
 
 
 def _note_option(facts: WriterFacts, key: str, value: Any) -> None:
-    facts.note_option(key, value)
-
-
-def _note_options(facts: WriterFacts, **options: Any) -> None:
-    for key, value in options.items():
-        facts.note_option(key, value)
+    facts.note_options(**{key: value})
 
 
 _NOTES: Final[dict[str, Callable[..., None]]] = {
@@ -148,7 +145,7 @@ _NOTES: Final[dict[str, Callable[..., None]]] = {
     "foreachBatch": _note_foreach,
     "trigger": _note_trigger,
     "option": _note_option,
-    "options": _note_options,
+    "options": WriterFacts.note_options,
 }
 
 
@@ -169,39 +166,28 @@ def _make_start_hook(
     on_start: Callable[[WriterFacts], Path | None],
     on_started: Callable[[WriterFacts, Any], None],
 ) -> Callable[..., Any]:
+    signature = inspect.signature(method)
+
     @functools.wraps(method)
-    def start(
-        writer: Any,
-        target: str | None = None,
-        format: str | None = None,
-        outputMode: str | None = None,  # noqa: N803 - Spark's names
-        partitionBy: Any = None,  # noqa: N803
-        queryName: str | None = None,  # noqa: N803
-        **options: Any,
-    ) -> Any:
+    def start(writer: Any, *args: Any, **kwargs: Any) -> Any:
         """Start the query with its checkpoint in the folder that `on_start` gives."""
-        target = options.pop("path" if kind == "start" else "tableName", target)
+        call = signature.bind(writer, *args, **kwargs)
+        given, options = call.arguments, call.arguments.get("options", {})
         facts = _get_facts(writer)
-        _note_options(facts, **options)
-        facts.name, facts.format = queryName or facts.name, format or facts.format
+        facts.note_options(**options)
+        facts.name = given.get("queryName") or facts.name
+        facts.format = given.get("format") or facts.format
         facts.session = writer._spark
         if kind == "toTable":
-            facts.format, facts.table = facts.format or "table", target
-        elif target is not None:
-            facts.path = target
+            facts.format, facts.table = facts.format or "table", given["tableName"]
+        else:
+            facts.path = given.get("path") or facts.path
         folder = on_start(facts)
         if folder is not None:
-            options = {key: one for key, one in options.items() if key.lower() != _LOCATION}
+            kept = {key: one for key, one in options.items() if key.lower() != _LOCATION}
+            given["options"] = kept
             writer.option("checkpointLocation", str(folder))
-        query = method(
-            writer,
-            target,
-            format=format,
-            outputMode=outputMode,
-            partitionBy=partitionBy,
-            queryName=queryName,
-            **options,
-        )
+        query = method(*call.args, **call.kwargs)
         on_started(facts, query)
         return query
 

@@ -24,8 +24,12 @@ from tidegate.jobs.sealed_queries.batch_sealer import BatchSealer, JobAuthor
 from tidegate.jobs.sealed_queries.job_location import JobLocation
 from tidegate.jobs.sealed_queries.job_run import JobOptions, JobSession, find_script
 from tidegate.jobs.sealed_queries.seal_loop import SealLoop
-from tidegate.jobs.sealed_queries.sink_restore import choose_rewind, find_sink_log, restore_sink
-from tidegate.jobs.sealed_queries.table_rollback import SealedPoint
+from tidegate.jobs.sealed_queries.sink_restore import (
+    SealedPoint,
+    choose_rewind,
+    find_sink_log,
+    restore_sink,
+)
 from tidegate.jobs.sealed_queries.writer_hooks import WriterFacts
 from tidegate.jobs.spec.job_spec import JobSpec
 from tidegate.jobs.spec.loader import load_any_spec, load_spec
@@ -97,7 +101,7 @@ def test_a_query_outside_the_list_is_left_alone(tmp_path: Path) -> None:
     for made in _open(tmp_path, {**SPEC, "queries": ["q"]}):
         assert made._start_query(WriterFacts(name="other", location="/own")) is None
         assert made._start_query(WriterFacts(location="/own")) is None
-        assert made._start_query(WriterFacts(name="q")) == made._location.folder / "q"  # type: ignore[union-attr]
+        assert made._start_query(WriterFacts(name="q")) == made._location.folder / "q"
 
 
 def test_a_checkpoint_is_adopted_by_one_job(tmp_path: Path) -> None:
@@ -112,7 +116,6 @@ def test_a_checkpoint_is_adopted_by_one_job(tmp_path: Path) -> None:
         assert folder is not None
         assert not (folder / "state/0/0/2.delta").exists()
         assert (folder / "commits/0").exists()
-        assert made._loop is not None
         assert made._loop.seal_committed(patience=0) == 1
     for made in _open(tmp_path, SPEC, "others"):
         with pytest.raises(ConfigurationError, match="adopted by clicks uid of clicks already"):
@@ -123,7 +126,6 @@ def test_a_repeated_batch_is_read_by_the_reader_of_kafka_that_survives_it(
     session: JobSession, tmp_path: Path
 ) -> None:
     """SPARK-57438: the newer one fails at its end. A start between two batches changes nothing."""
-    assert session._location is not None
     made = FakeCheckpoint(session._location.folder / "q")
     made.commit(0)
     spark = MagicMock()
@@ -131,7 +133,6 @@ def test_a_repeated_batch_is_read_by_the_reader_of_kafka_that_survives_it(
     session._start_query(WriterFacts(name="q", session=spark))
     assert not spark.conf.set.called
     made.plan(1)
-    assert session._loop is not None
     session._loop.queries.clear()
     session._start_query(WriterFacts(name="q", session=spark))
     (key, value), _ = spark.conf.set.call_args
@@ -151,7 +152,6 @@ def test_only_a_query_that_was_sealed_has_its_sink_emptied(
     session._location = JobLocation(tmp_path / "new", None, is_new=True, is_first=False)
     session._start_query(facts)
     assert (log / "0").exists()
-    assert session._loop is not None
     own = FakeCheckpoint(tmp_path / "new" / "q")
     own.commit(0)
     assert session._loop.seal_committed(patience=0) == 1
@@ -179,9 +179,8 @@ def test_executors_elsewhere(session: JobSession, master: str) -> None:
 
 def test_a_script_without_a_query(session: JobSession) -> None:
     """It ended at once: the job is not green."""
-    assert session._loop is not None
     with pytest.raises(ConfigurationError, match="none of the queries with a name"):
-        session._wait_for_queries(session._loop)
+        session._wait_for_queries()
 
 
 @pytest.mark.parametrize("text", ["raise ValueError('no such page')", "import sys; sys.exit(3)"])
@@ -206,7 +205,6 @@ def test_a_query_that_fails_ends_the_job(session: JobSession) -> None:
     session._start_query(WriterFacts(name="q"))
     session._reports.note_start("run", "q")
     session._reports.note_end("run", "org.x: bad\n at y\nCaused by: java.io.IOException: gone")
-    assert session._loop is not None
     session._loop.check_queries()
     assert session._stop.is_set()
     assert session._loop.error is not None
@@ -218,7 +216,6 @@ def test_a_query_that_fails_ends_the_job(session: JobSession) -> None:
 def test_a_script_that_waits_for_its_query_leaves_the_error_to_spark(session: JobSession) -> None:
     """Spark's report comes after the script's exception, and tells a lost race from a bad script."""
     session._start_query(WriterFacts(name="q"))
-    assert session._loop is not None
     session._reports.note_start("run", "q")
     session._reports.note_end("run", "x: Race while writing batch 2")
     session._options.script.write_text(

@@ -10,7 +10,7 @@ import pytest
 from tests.sealed_queries.conftest import JobBench
 from tests.sealed_queries.fake_checkpoint import FakeCheckpoint, read_tree
 from tests.servers.memory_store import Fault, MemoryStore, StoreRequest
-from tidegate.checkpoints.batch_notes import BatchNotes, SinkRewind, SourceProgress
+from tidegate.checkpoints.batch_notes import BatchNotes, BatchReport, SinkRewind, SourceProgress
 from tidegate.checkpoints.bucket_layout import CheckpointId
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.restore import commit_restore, plan_restore
@@ -19,7 +19,7 @@ from tidegate.checkpoints.verify import CheckpointVerdict, verify_checkpoint
 from tidegate.errors import ConfigurationError, FencedError, PoisonError, TransientError
 from tidegate.jobs.sealed_queries import batch_objects
 from tidegate.jobs.sealed_queries.batch_objects import QueryObjects, restore_files, select_objects
-from tidegate.jobs.sealed_queries.batch_sealer import BatchReport
+from tidegate.jobs.sealed_queries.batch_sealer import read_progress
 from tidegate.jobs.sealed_queries.checkpoint_files import select_restoring_files
 
 _REPORT = BatchReport(
@@ -271,7 +271,7 @@ def test_what_spark_reports_is_in_the_slot(bench: JobBench) -> None:
     }
     query, made = bench.query("q")
     made.commit(0)
-    bench.sealer.seal(query, 0, BatchReport.from_progress(progress))
+    bench.sealer.seal(query, 0, read_progress(progress))
     manifest = bench.sealed[0]
     notes = BatchNotes.from_manifest(manifest)
     assert notes is not None

@@ -11,10 +11,10 @@ import pytest
 
 from tests.sealed_queries.conftest import JobBench
 from tests.sealed_queries.fake_checkpoint import FakeCheckpoint
+from tidegate.checkpoints.batch_notes import BatchReport
 from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.checkpoints.restore import commit_restore, plan_restore
 from tidegate.jobs.sealed_queries import job_location
-from tidegate.jobs.sealed_queries.batch_sealer import BatchReport
 from tidegate.jobs.sealed_queries.job_location import JobLocation, open_location
 
 

@@ -16,7 +16,7 @@ from tidegate.checkpoints.pipeline_identity import ensure_identity
 from tidegate.checkpoints.restore import plan_restore
 from tidegate.jobs.cli.status_and_logs import describe_pipeline
 from tidegate.jobs.driver.otel_metrics import METRICS, DriverMetrics
-from tidegate.jobs.sealed_queries.batch_sealer import BatchReport
+from tidegate.jobs.sealed_queries.batch_sealer import read_progress
 from tidegate.operators.recover_and_pin import format_impact_report
 from tidegate.operators.stream_view import StreamView
 
@@ -49,7 +49,7 @@ def job(bench: JobBench) -> JobBench:
     """Three sealed batches."""
     ensure_identity(bench.store, "clicks")
     query, made = bench.query("q", SinkRewind.CALLBACK)
-    report = BatchReport.from_progress(_PROGRESS)
+    report = read_progress(_PROGRESS)
     for batch in range(3):
         made.commit(batch)
         bench.sealer.seal(query, batch, report)

@@ -11,8 +11,8 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from tidegate.errors import ConfigurationError
-from tidegate.jobs.sealed_queries import table_rollback
-from tidegate.jobs.sealed_queries.table_rollback import (
+from tidegate.jobs.sealed_queries import sink_restore
+from tidegate.jobs.sealed_queries.sink_restore import (
     _ROWLESS,
     SealedPoint,
     TableCommit,
@@ -110,7 +110,7 @@ def test_without_delta_rs_a_restore_is_refused_beforehand(
     table: WriterFacts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise it would be committed, and no launch could follow it."""
-    monkeypatch.setattr(table_rollback, "find_spec", lambda _name: None)
+    monkeypatch.setattr(sink_restore, "find_spec", lambda _name: None)
     assert not can_roll_back(table)
 
 

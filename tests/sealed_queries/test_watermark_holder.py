@@ -7,7 +7,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from tidegate.jobs.sealed_queries.watermark_holder import find_watermark_holder
+from tidegate.jobs.sealed_queries.seal_loop import find_watermark_holder
 
 
 def _node(name: str, *children: Any, **more: Any) -> Any:
