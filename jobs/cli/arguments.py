@@ -6,9 +6,10 @@ import difflib
 import getpass
 import os
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from tidegate.checkpoints.store import Store
     from tidegate.jobs.spec.job_spec import JobSpec
     from tidegate.jobs.spec.pipeline import PipelineSpec
+
+_Spec = TypeVar("_Spec")
 
 # Relative to the working folder: a checkout is the unit that a person works in.
 _DEFAULT_STORE = Path(".tidegate/store")
@@ -183,14 +186,7 @@ def open_any_spec_and_log(
     pipeline: str, store: str | None
 ) -> tuple[PipelineSpec | JobSpec, SlotLog]:
     """Do what `open_spec_and_log` does, for jobs as well; a job's YAML file is always needed."""
-    from tidegate.jobs.spec.errors import SPEC_IS_JOB
-
-    try:
-        return open_spec_and_log(pipeline, store)
-    except ConfigurationError as error:
-        if error.code != SPEC_IS_JOB.code:
-            raise
-    spec = find_any_spec(pipeline)
+    spec = _find_or_read_spec(find_any_spec, pipeline, store)
     return spec, open_log(spec.name, store)
 
 
@@ -200,14 +196,20 @@ def find_or_read_spec(pipeline: str, store: str | None) -> PipelineSpec:
     Raises:
         ConfigurationError: there is no such spec, and the pipeline never ran in this store.
     """
+    return _find_or_read_spec(find_spec, pipeline, store)
+
+
+def _find_or_read_spec(
+    find: Callable[[str], _Spec], pipeline: str, store: str | None
+) -> _Spec | PipelineSpec:
     from tidegate.checkpoints.checkpoint_specs import read_newest_spec
 
     try:
-        return find_spec(pipeline)
+        return find(pipeline)
     except ConfigurationError as error:
-        if error.code != UNKNOWN_SPEC.code:
-            raise
-        sealed = read_newest_spec(open_log(pipeline, store))
+        sealed = None
+        if error.code == UNKNOWN_SPEC.code:
+            sealed = read_newest_spec(open_log(pipeline, store))
         if sealed is None:
             raise
         return sealed

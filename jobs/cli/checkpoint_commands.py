@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tidegate.checkpoints.restore import RestorePlan
     from tidegate.checkpoints.slot_index import SlotSummary
     from tidegate.checkpoints.slot_log import SlotLog
-    from tidegate.checkpoints.verify import DeepCheck, Verification
+    from tidegate.checkpoints.verify import Verification
     from tidegate.jobs.spec.pipeline import PipelineSpec
     from tidegate.jobs.spec.spec_changes import SpecChange
 
@@ -168,8 +168,15 @@ def verify_checkpoints(
     from tidegate.checkpoints import verify
 
     catalog = _open_catalog(pipeline, store)
-    chosen = _resolve_checkpoints(catalog, checkpoint, everything)
-    check = _make_deep_check(catalog) if deep else None
+    if everything:
+        chosen = [CheckpointId.parse(row.id) for row in catalog.list_checkpoints() if row.id]
+    else:
+        chosen = [catalog.resolve(name) for name in checkpoint or ["latest"]]
+    check = None
+    if deep:
+        from tidegate.jobs.engine.replay import make_content_check
+
+        check = make_content_check(catalog.log.store)
     # Printed one by one, because a scrub over many checkpoints takes minutes.
     results: list[Verification] = []
     for result in verify.scrub_checkpoints(catalog.log, chosen, checksums=not fast, deep=check):
@@ -182,21 +189,6 @@ def verify_checkpoints(
         output.print_envelope("verification", [r.model_dump(mode="json") for r in results])
     if any(r.verdict == verify.CheckpointVerdict.DAMAGED for r in results):
         raise typer.Exit(1)
-
-
-def _resolve_checkpoints(
-    catalog: CheckpointCatalog, names: list[str] | None, everything: bool
-) -> list[CheckpointId]:
-
-    if everything:
-        return [CheckpointId.parse(row.id) for row in catalog.list_checkpoints() if row.id]
-    return [catalog.resolve(name) for name in names or ["latest"]]
-
-
-def _make_deep_check(catalog: CheckpointCatalog) -> DeepCheck:
-    from tidegate.jobs.engine.replay import make_content_check
-
-    return make_content_check(catalog.log.store)
 
 
 def _print_verification(result: Verification, number: int, count: int) -> None:
@@ -230,20 +222,25 @@ def restore_checkpoint(
     Nothing is deleted: later epochs stay on their own timeline and can be restored in turn. From
     `beginning` every row is read again.
     """
+    from tidegate.checkpoints import checkpoint_specs
     from tidegate.checkpoints.restore import plan_restore
 
     catalog = _open_catalog(pipeline, store)
-    log = catalog.log
+    log, changes = catalog.log, []
     # Resolved before the question, so that the person confirms one definite checkpoint.
     target = None if checkpoint == BEGINNING else catalog.resolve(checkpoint)
     plan = plan_restore(log, target, catalog=catalog)
-    changes = _find_spec_changes(pipeline, log, plan)
+    spec = _find_local_spec(pipeline) if target else None
+    if spec and target:
+        manifest = log.open_checkpoint(target).epoch
+        changes = checkpoint_specs.compare_spec_with_checkpoint(log.store, spec, manifest) or []
     if not as_json:
         _print_restore_plan(plan, changes)
     if not dry_run:
         plan.require_sinks_follow()
         # Before the question: what the next driver would refuse must not be committed first.
-        _refuse_unfit_spec(pipeline, log, plan)
+        if spec and target:
+            checkpoint_specs.require_compatible_spec(log, spec, manifest)
         if not yes:
             typer.confirm("restore?", abort=True, err=as_json)
         _commit_under_lease(log, plan, why)
@@ -288,7 +285,6 @@ def remove_pin(
     log = arguments.open_log(pipeline, store)
     roots = RootsFile(log.store, log.pipeline)
     pins = roots.read().pins
-    # A misspelt name must not look like success: retention would keep the checkpoint.
     # `unpin` itself is silent, so a mistyped name would seem to have worked.
     if name not in pins:
         raise UNKNOWN_PIN(pipeline=log.pipeline, name=name, pins=", ".join(sorted(pins)) or "none")
@@ -430,79 +426,44 @@ def _print_sink_plans(plan: RestorePlan) -> None:
     output.print_table(["query", "batch", "back to", "sink", "what happens to the sink"], cells)
 
 
-def _find_spec_changes(pipeline: str, log: SlotLog, plan: RestorePlan) -> list[SpecChange]:
-    """List what the local spec would do to the checkpoint's state; empty without a local spec."""
-    from tidegate.checkpoints.checkpoint_specs import compare_spec_with_checkpoint
-
-    pair = _find_spec_and_target(pipeline, log, plan)
-    return (compare_spec_with_checkpoint(log.store, *pair) or []) if pair else []
-
-
-def _refuse_unfit_spec(pipeline: str, log: SlotLog, plan: RestorePlan) -> None:
-    from tidegate.checkpoints.checkpoint_specs import require_compatible_spec
-
-    pair = _find_spec_and_target(pipeline, log, plan)
-    if pair:
-        require_compatible_spec(log, *pair)
-
-
-def _find_spec_and_target(
-    pipeline: str, log: SlotLog, plan: RestorePlan
-) -> tuple[PipelineSpec, Manifest] | None:
-
-    if plan.target is None:
-        return None
+def _find_local_spec(pipeline: str) -> PipelineSpec | None:
     try:
-        spec = arguments.find_spec(pipeline)
+        return arguments.find_spec(pipeline)
     except ConfigurationError:
         return None  # restored by name, without its spec: the driver checks it when it starts
-    return spec, log.open_checkpoint(CheckpointId.parse(plan.target)).epoch
 
 
 def _commit_under_lease(log: SlotLog, plan: RestorePlan, why: str) -> None:
-    """Commit the restore while holding the lease, so that no driver can seal in between."""
-    from tidegate.checkpoints.lease import Lease
-    from tidegate.checkpoints.pipeline_identity import ProcessIdentity
-    from tidegate.checkpoints.restore import commit_restore
+    """Commit the restore while holding the lease, so that no driver can seal in between.
 
-    lease = Lease.acquire(log.store, log.pipeline, ProcessIdentity.this_process())
-    try:
-        with _declare_recovering(log):
-            commit_restore(
-                log,
-                lease,
-                plan,
-                request_id=f"restore-{secrets.token_hex(6)}",
-                who=arguments.get_user_name(),
-                why=why or "asked for on the command line",
-            )
-    finally:
-        # Released at once, so that the next driver does not wait for the TTL.
-        lease.release()
-
-
-@contextmanager
-def _declare_recovering(log: SlotLog) -> Iterator[None]:
-    """Set the desired state to recovering, so that Airflow's sweep starts no driver.
-
-    Afterwards the previous desired state is set again, unless it was changed meanwhile.
+    Meanwhile the desired state is recovering, so that Airflow's sweep starts no driver. Afterwards
+    the previous one is set again, unless it was changed meanwhile.
     """
     from tidegate.checkpoints.driver_requests import (
         DesiredState,
         read_desired_state,
         set_desired_state,
     )
+    from tidegate.checkpoints.lease import Lease
+    from tidegate.checkpoints.pipeline_identity import ProcessIdentity
+    from tidegate.checkpoints.restore import commit_restore
 
-    store, name, recovering = log.store, log.pipeline, DesiredState.RECOVERING
-    # Remembered, because a restore must not turn a stopped pipeline into a running one.
-    before = read_desired_state(store, name)
-    set_desired_state(store, name, recovering, who=arguments.get_user_name(), why="restore")
+    who, set_state = arguments.get_user_name(), partial(set_desired_state, log.store, log.pipeline)
+    lease = Lease.acquire(log.store, log.pipeline, ProcessIdentity.this_process())
     try:
-        yield
+        # Remembered, because a restore must not turn a stopped pipeline into a running one.
+        before = read_desired_state(log.store, log.pipeline)
+        set_state(DesiredState.RECOVERING, who=who, why="restore")
+        try:
+            request = f"restore-{secrets.token_hex(6)}"
+            why = why or "asked for on the command line"
+            commit_restore(log, lease, plan, request_id=request, who=who, why=why)
+        finally:
+            only_from = DesiredState.RECOVERING
+            set_state(before.state, who=before.who, why=before.why, only_from=only_from)
     finally:
-        set_desired_state(
-            store, name, before.state, who=before.who, why=before.why, only_from=recovering
-        )
+        # Released at once, so that the next driver does not wait for the TTL.
+        lease.release()
 
 
 def _shorten_cell(value: object) -> str:

@@ -7,6 +7,7 @@ functions, because `tidegate --help` must answer at once.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -39,7 +40,7 @@ app = typer.Typer(
 )
 
 # Panels group the thirty commands by what a person wants, not by module.
-_COMMANDS = {
+_COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
     "Run": {
         "run": run_commands.run_in_foreground,
         "land": run_commands.land_source,

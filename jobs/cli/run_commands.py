@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 # A driver looks for requests once per epoch, so asking more often would not be answered sooner.
 _POLL_SECONDS = 0.3
+
+_Found = TypeVar("_Found")
 
 AttachmentArgument = Annotated[
     str, typer.Argument(metavar="NAME", help="A pipe or reducer of the spec.")
@@ -222,15 +224,21 @@ def _wait_for_driver_end(log: SlotLog, token: int, timeout: float) -> bool:
     from tidegate.checkpoints.lease import LeaseObserver
 
     observer = LeaseObserver(log.store, log.pipeline)
-    deadline = SYSTEM_CLOCK.monotonic() + timeout
-    while True:
-        # A crashed driver never releases its lease, so an expired one ends the wait as well.
+
+    def has_ended() -> bool:
+        """Look once: a crashed driver never releases its lease, so an expired one counts too."""
         view = observer.observe()
-        if view is None or view.token != token or observer.is_expired(view):
-            return True
-        if SYSTEM_CLOCK.monotonic() >= deadline:
-            return False
+        return view is None or view.token != token or observer.is_expired(view)
+
+    return bool(_poll(has_ended, timeout))
+
+
+def _poll(look: Callable[[], _Found], timeout: float) -> _Found:
+    """Look again and again until something is found, or for `timeout` seconds."""
+    deadline = SYSTEM_CLOCK.monotonic() + timeout
+    while not (found := look()) and SYSTEM_CLOCK.monotonic() < deadline:
         SYSTEM_CLOCK.sleep(_POLL_SECONDS)
+    return found
 
 
 def abort_barrier(
@@ -288,43 +296,37 @@ def take_savepoint(
     _request_and_wait("savepoint", pipeline, store, why, wait, name=name)
 
 
-def request_attach(
-    pipeline: PipelineArgument,
-    name: AttachmentArgument,
-    store: StoreOption = None,
-    why: WhyOption = "",
-    wait: WaitOption = 60.0,
-) -> None:
+def _make_attachment_command(kind: str, text: str) -> Callable[..., None]:
+    def request(
+        pipeline: PipelineArgument,
+        name: AttachmentArgument,
+        store: StoreOption = None,
+        why: WhyOption = "",
+        wait: WaitOption = 60.0,
+    ) -> None:
+        _request_and_wait(kind, pipeline, store, why, wait, name=name)
+
+    request.__doc__ = text
+    return request
+
+
+request_attach = _make_attachment_command(
+    "attach",
     """Ask the driver to start a pipe or reducer; the rows of its origin so far are its backfill.
 
     After a detach it starts again at the first row.
-    """
-    _request_and_wait("attach", pipeline, store, why, wait, name=name)
-
-
-def request_detach(
-    pipeline: PipelineArgument,
-    name: AttachmentArgument,
-    store: StoreOption = None,
-    why: WhyOption = "",
-    wait: WaitOption = 60.0,
-) -> None:
-    """Ask the driver to stop a pipe or reducer; what it has dispatched stays."""
-    _request_and_wait("detach", pipeline, store, why, wait, name=name)
-
-
-def request_resume(
-    pipeline: PipelineArgument,
-    name: AttachmentArgument,
-    store: StoreOption = None,
-    why: WhyOption = "",
-    wait: WaitOption = 60.0,
-) -> None:
+    """,
+)
+request_detach = _make_attachment_command(
+    "detach", "Ask the driver to stop a pipe or reducer; what it has dispatched stays."
+)
+request_resume = _make_attachment_command(
+    "resume",
     """Ask the driver to let a paused pipe or reducer go on with the row at which it failed.
 
     A driver keeps the code of a reducer that it has loaded: after a correction restart it first.
-    """
-    _request_and_wait("resume", pipeline, store, why, wait, name=name)
+    """,
+)
 
 
 def _request_and_wait(
@@ -347,11 +349,9 @@ def _await_answer(log: SlotLog, request: DriverRequest, timeout: float) -> None:
     """
     from tidegate.checkpoints.driver_requests import AckOutcome, read_ack
 
-    deadline = SYSTEM_CLOCK.monotonic() + timeout
-    while (ack := read_ack(log.store, log.pipeline, request.id)) is None:
-        if SYSTEM_CLOCK.monotonic() >= deadline:
-            raise NO_ANSWER(pipeline=log.pipeline, seconds=timeout)
-        SYSTEM_CLOCK.sleep(_POLL_SECONDS)
+    ack = _poll(lambda: read_ack(log.store, log.pipeline, request.id), timeout)
+    if ack is None:
+        raise NO_ANSWER(pipeline=log.pipeline, seconds=timeout)
     # The driver read the request and did nothing: the exit code must say so.
     if ack.outcome is not AckOutcome.APPLIED:
         raise REFUSED(

@@ -485,12 +485,10 @@ def show_logs(
         given = f" {chosen!r}" if chosen else ""
         raise NO_LOG(pipeline=log.pipeline, attempt=given, available=available)
     # The list of attempts needs no log.
-    if all_attempts:
-        found, data = known, {"attempts": known}
-    else:
-        found = read_log_tail(log.store, log.pipeline, chosen, lines)
-        data = {"attempt": chosen, "lines": found}
+    found = [] if all_attempts else read_log_tail(log.store, log.pipeline, chosen, lines)
     if as_json:
-        output.print_envelope("logs", data)
+        output.print_envelope(
+            "logs", {"attempts": known} if all_attempts else {"attempt": chosen, "lines": found}
+        )
     else:
-        typer.echo("\n".join(found))
+        typer.echo("\n".join(known if all_attempts else found))
