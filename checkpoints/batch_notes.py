@@ -84,6 +84,7 @@ class QueryPosition(BatchReport):
         batch: its newest sealed batch.
         rewind: how the sink follows a restore.
         seconds: duration of the batch; None if Spark's report of it was lost.
+        interval: seconds from batch to batch that the trigger asks for; None if it asks for none.
         id: Spark's id of the query, which its sinks note; None in slots of older versions.
         sealed_at: ticks, when the batch was sealed; None in slots of older versions.
     """
@@ -91,6 +92,7 @@ class QueryPosition(BatchReport):
     batch: int
     rewind: SinkRewind
     seconds: float | None = None
+    interval: Annotated[float | None, Field(exclude_if=lambda seconds: seconds is None)] = None
     id: _Optional = None
     sealed_at: Annotated[int | None, Field(exclude_if=lambda ticks: ticks is None)] = None
 

@@ -24,14 +24,14 @@ from tidegate.checkpoints.open_store import open_store
 from tidegate.errors import TidegateError
 from tidegate.expectations.quality_run import SCHEMA_VERSION, check_quality
 from tidegate.expectations.suite_files import find_suites
-from tidegate.jobs.spec.loader import load_spec
+from tidegate.jobs.spec.loader import load_any_spec
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
     options = _build_quality_parser().parse_args(arguments)
     try:
-        spec, store = load_spec(options.spec), open_store(options.store)
+        spec, store = load_any_spec(options.spec), open_store(options.store)
         spec = find_suites(spec, Path(options.spec).parent)
         result = check_quality(spec, store)
     except TidegateError as error:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from tidegate.errors import ConfigurationError
+from tidegate.expectations.job_batches import JobEvidence
 from tidegate.expectations.suite_files import Check, limit_values, load_suites
 from tidegate.expectations.summaries import Evidence, build_frame, sample_rows
 
@@ -105,7 +106,7 @@ class RunResult:
         return "warn" if self.failed_checks else "pass"
 
 
-def run_suites(evidence: Evidence) -> RunResult:
+def run_suites(evidence: Evidence | JobEvidence) -> RunResult:
     """Run all suites over the evidence.
 
     Raises:
@@ -193,7 +194,7 @@ def _collect_check_results(
     checks: Sequence[Check],
     validation: ExpectationSuiteValidationResult,
     frame: pd.DataFrame,
-    evidence: Evidence,
+    evidence: Evidence | JobEvidence,
 ) -> list[CheckResult]:
     by_id = {
         r.expectation_config.meta["check"]: r
@@ -227,7 +228,7 @@ def _interpret_validation(
     check: Check,
     found: ExpectationValidationResult,
     frame: pd.DataFrame,
-    evidence: Evidence,
+    evidence: Evidence | JobEvidence,
 ) -> CheckResult:
     limits = _read_limits(evidence)
     if found.exception_info.get("raised_exception") or any(
@@ -265,7 +266,7 @@ def _interpret_validation(
     )
 
 
-def _read_limits(evidence: Evidence) -> dict[str, float]:
+def _read_limits(evidence: Evidence | JobEvidence) -> dict[str, float]:
     spec = evidence.spec
     return limit_values(spec.quality.limits, spec.supervision.freshness)
 
@@ -300,7 +301,7 @@ def _list_offender_names(
 
 
 def _find_judged_epochs(
-    check: Check, names: Sequence[str | int], frame: pd.DataFrame, evidence: Evidence
+    check: Check, names: Sequence[str | int], frame: pd.DataFrame, evidence: Evidence | JobEvidence
 ) -> tuple[int, int] | None:
     """First and last epoch that a failure is about."""
     if check.scope == "all" or evidence.head is None:
@@ -312,8 +313,9 @@ def _find_judged_epochs(
     if names and epoch_column is not None:
         epochs = frame.loc[frame[frame.columns[0]].isin(names), epoch_column]
         return int(epochs.min()), int(epochs.max())
-    since = evidence.events_since if check.summary == "release" else evidence.recent_since
-    return since + 1, newest
+    if check.summary == "release" and isinstance(evidence, Evidence):
+        return evidence.events_since + 1, newest
+    return evidence.recent_since + 1, newest
 
 
 def _list_offenders(

@@ -20,8 +20,10 @@ from tidegate.checkpoints.store import Store
 from tidegate.checkpoints.verify import verify_checkpoint
 from tidegate.expectations import data_docs
 from tidegate.expectations.gx_runner import CheckResult, load_great_expectations, run_suites
+from tidegate.expectations.job_batches import JobEvidence, gather_batches
 from tidegate.expectations.suite_files import list_checked_tables, load_suites
 from tidegate.expectations.summaries import LATE_COLUMNS, Evidence, event_columns
+from tidegate.jobs.spec.job_spec import JobSpec
 from tidegate.jobs.spec.pipeline import (
     BARRIERS,
     CHECKPOINTS,
@@ -38,7 +40,7 @@ _UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def check_quality(
-    spec: PipelineSpec,
+    spec: PipelineSpec | JobSpec,
     store: Store,
     *,
     read: TableReader | None = None,
@@ -54,11 +56,15 @@ def check_quality(
         ConfigurationError: a suite is wrong, or a check cannot be computed.
         TransientError: the store or the catalog cannot be reached now.
     """
-    read = read or _make_table_reader(spec, store)
     # Its import is a part of the process's start, not of the check.
     load_great_expectations()
     begun = time.monotonic()
-    evidence = gather_evidence(spec, store, read, clock=clock)
+    evidence: Evidence | JobEvidence
+    if isinstance(spec, JobSpec):
+        evidence = gather_batches(spec, store, clock)
+    else:
+        read = read or _make_table_reader(spec, store)
+        evidence = gather_evidence(spec, store, read, clock=clock)
     run = run_suites(evidence)
     at = _UNIX_EPOCH + timedelta(microseconds=evidence.now)
     name, quality = at.strftime("%Y%m%dT%H%M%S.%fZ"), BucketLayout(spec.name).quality_prefix

@@ -15,12 +15,15 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from tidegate.errors import ConfigurationError
+from tidegate.expectations.job_batches import JOB_SUMMARIES
 from tidegate.expectations.summaries import SUMMARIES, TABLE_PREFIX, list_frame_columns
 from tidegate.jobs.spec.event_time_options import SpecModel
+from tidegate.jobs.spec.job_spec import JobSpec
 from tidegate.jobs.spec.loader import Location, format_findings, to_plain_value
 from tidegate.jobs.spec.operations import QualityLimits, QualitySpec, Severity
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
+_ALL_SUMMARIES = (*SUMMARIES, *JOB_SUMMARIES)
 _DURATION_LIMITS = {
     *("lateness_p99", "checkpoint_age", "seal_p95", "freshness"),
     *("barrier_waited_p99", "barrier_complete_p99", "barrier_held_p99"),
@@ -66,10 +69,9 @@ class Check(SpecModel):
         if self.summary.startswith(TABLE_PREFIX):
             if self.scope == "all":
                 raise ValueError("a check of a table looks at recent rows; leave scope out")
-        elif self.summary not in SUMMARIES:
-            raise ValueError(
-                f"no summary {self.summary!r}; there are: {', '.join(SUMMARIES)}, and table.NAME"
-            )
+        elif self.summary not in _ALL_SUMMARIES:
+            known = ", ".join(_ALL_SUMMARIES)
+            raise ValueError(f"no summary {self.summary!r}; there are: {known}, and table.NAME")
         for value in self.kwargs.values():
             if (
                 isinstance(value, dict)
@@ -115,7 +117,7 @@ def limit_values(limits: QualityLimits, freshness: int | None = None) -> dict[st
     return {k: v / _TICKS_PER_SECOND if k in _DURATION_LIMITS else v for k, v in plain.items()}
 
 
-def find_suites(spec: PipelineSpec, folder: Path) -> PipelineSpec:
+def find_suites(spec: PipelineSpec | JobSpec, folder: Path) -> PipelineSpec | JobSpec:
     """The spec with its folder of suites, if that lies next to the file of the spec in `folder`."""
     suites = spec.quality.suites
     if suites is None or not (folder / suites).is_dir():
@@ -124,7 +126,7 @@ def find_suites(spec: PipelineSpec, folder: Path) -> PipelineSpec:
     return spec.model_copy(update={"quality": quality})
 
 
-def load_suites(spec: PipelineSpec) -> list[Suite]:
+def load_suites(spec: PipelineSpec | JobSpec) -> list[Suite]:
     """Load the built-in suites and those in the folder `quality.suites`.
 
     The folder is relative to the working folder. A file there replaces the built-in one of the same
@@ -139,6 +141,8 @@ def load_suites(spec: PipelineSpec) -> list[Suite]:
     quality = spec.quality
     # Through importlib.resources, because the package may be read from a zip file.
     folder: Traversable = resources.files("tidegate.expectations") / "suites"
+    if isinstance(spec, JobSpec):
+        folder /= "jobs"
     suites = {f.name: _load_suite(f) for f in _list_suite_files(folder)}
     if quality.suites is not None:
         own = Path(quality.suites)
@@ -161,8 +165,10 @@ def load_suites(spec: PipelineSpec) -> list[Suite]:
     return [suite for suite in selected if suite is not None]
 
 
-def _list_parts(spec: PipelineSpec) -> set[Need]:
-    """What the pipeline has, of what checks may need."""
+def _list_parts(spec: PipelineSpec | JobSpec) -> set[Need]:
+    """What the pipeline has, of what checks may need; a job has nothing of it."""
+    if isinstance(spec, JobSpec):
+        return set()
     parts: dict[Need, object] = {
         "barriers": any(s.barriers and s.barriers.types for s in spec.sources.values()),
         "streams": spec.streams,
@@ -178,7 +184,7 @@ def _list_suite_files(folder: Traversable) -> list[Traversable]:
     return [f for f in folder.iterdir() if f.name.endswith((".yaml", ".yml"))]
 
 
-def _load_suite(file: Traversable, spec: PipelineSpec | None = None) -> Suite:
+def _load_suite(file: Traversable, spec: PipelineSpec | JobSpec | None = None) -> Suite:
     """Load one file; with a spec, its tables and columns have to exist in the pipeline."""
     try:
         raw = YAML(typ="rt").load(file.read_text(encoding="utf-8"))
@@ -206,7 +212,7 @@ def _make_suite_error(message: str) -> ConfigurationError:
     )
 
 
-def _refuse_unknown_ids(spec: PipelineSpec, suites: list[Suite]) -> None:
+def _refuse_unknown_ids(spec: PipelineSpec | JobSpec, suites: list[Suite]) -> None:
     known = [check.id for suite in suites for check in suite.checks]
     unknown = sorted(set(spec.quality.severity) - set(known))
     # Severities and results are stored by id.
@@ -227,13 +233,19 @@ def list_checked_tables(suites: list[Suite]) -> list[str]:
     return sorted(s.removeprefix(TABLE_PREFIX) for s in summaries if s.startswith(TABLE_PREFIX))
 
 
-def _list_unknown_names(spec: PipelineSpec, suite: Suite) -> list[tuple[Location, str]]:
-    """Tables and columns that checks name and the pipeline does not have."""
+def _list_unknown_names(spec: PipelineSpec | JobSpec, suite: Suite) -> list[tuple[Location, str]]:
+    """Summaries, tables and columns that checks name and the pipeline or job does not have."""
     mistakes: list[tuple[Location, str]] = []
+    is_job, tables = isinstance(spec, JobSpec), getattr(spec, "table_names", ())
     for place, check in enumerate(suite.checks):
         table = check.summary.removeprefix(TABLE_PREFIX)
-        if table != check.summary and table not in spec.table_names:
-            says = f"{spec.name} has no table {table!r}; there are: {', '.join(spec.table_names)}"
+        if table == check.summary and is_job != (table in JOB_SUMMARIES):
+            own = ", ".join(JOB_SUMMARIES if is_job else SUMMARIES)
+            says = f"{spec.name} has no summary {table!r}; there are: {own}"
+            mistakes.append((("checks", place, "summary"), says))
+            continue
+        if table != check.summary and table not in tables:
+            says = f"{spec.name} has no table {table!r}; there are: {', '.join(tables) or 'none'}"
             mistakes.append((("checks", place, "summary"), says))
             continue
         named = {key: check.kwargs[key] for key in _COLUMN_ARGUMENTS if key in check.kwargs}

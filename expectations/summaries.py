@@ -29,7 +29,9 @@ from tidegate.checkpoints.row_counts import (
     ROW_NOTES,
     RowCounts,
 )
+from tidegate.expectations.job_batches import JOB_SUMMARIES, JobEvidence
 from tidegate.jobs.spec.event_time_options import ReleaseMode
+from tidegate.jobs.spec.job_spec import JobSpec
 from tidegate.jobs.spec.pipeline import (
     BARRIERS,
     CHECKPOINTS,
@@ -474,11 +476,13 @@ TABLE_PREFIX: Final = "table."
 """Before the name of a table, as the summary of a check that looks at the table itself."""
 
 
-def build_frame(evidence: Evidence, summary: str) -> pd.DataFrame:
+def build_frame(evidence: Evidence | JobEvidence, summary: str) -> pd.DataFrame:
     """Build a summary, or the frame of the recent rows of a table (``table.NAME``).
 
     The frame of a table has the column `_row` in front, which names each row by its origin.
     """
+    if isinstance(evidence, JobEvidence):
+        return JOB_SUMMARIES[summary](evidence.manifests)
     if not summary.startswith(TABLE_PREFIX):
         return SUMMARIES[summary](evidence)
     table = evidence.tables[summary.removeprefix(TABLE_PREFIX)]
@@ -487,8 +491,10 @@ def build_frame(evidence: Evidence, summary: str) -> pd.DataFrame:
     return frame
 
 
-def list_frame_columns(spec: PipelineSpec, summary: str) -> list[str]:
+def list_frame_columns(spec: PipelineSpec | JobSpec, summary: str) -> list[str]:
     """List the columns of a summary or of a table's frame, from tables without rows."""
+    if isinstance(spec, JobSpec):
+        return list(JOB_SUMMARIES[summary](()).columns)
     from tidegate.jobs.sinks.output_tables import build_table_schema
 
     names = (LATE, BARRIERS, CHECKPOINTS, DEAD_LETTERS, EVENTS)
@@ -554,7 +560,7 @@ class RowSample:
 
 
 def sample_rows(
-    evidence: Evidence, summary: str, names: Sequence[Any], *, recent: bool
+    evidence: Evidence | JobEvidence, summary: str, names: Sequence[Any], *, recent: bool
 ) -> RowSample:
     """Return the newest rows behind some rows of a summary.
 
@@ -566,6 +572,8 @@ def sample_rows(
         recent: only rows of recent epochs.
     """
     pipeline = evidence.spec.name
+    if isinstance(evidence, JobEvidence):
+        return RowSample((), f"tidegate status {pipeline}")
     if summary.startswith(TABLE_PREFIX):
         return _sample_table(evidence, summary.removeprefix(TABLE_PREFIX), names)
     if summary not in _ROWS_BEHIND:

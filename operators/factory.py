@@ -14,7 +14,7 @@ Parsing reads YAML and nothing else: no store, no Spark, no expectations.
     <p>.windows     announces closed periods, if the spec says so
     tidegate.sweep  starts what should run and does not
 
-A job has the DAGs `stream`, `stop`, `recover`, `pin` and `maintain`.
+A job has the DAGs `stream`, `stop`, `recover`, `pin`, `maintain` and `quality`.
 
 One broken spec does not stop the others. What is wrong with it becomes a separate DAG, which fails
 and names the mistakes, and an import error of a file that asks for it (`check_specs`); see
@@ -186,20 +186,21 @@ class _PipelineDags:
             shares = count_scrub_shares(self._spec.checkpoint.retain_for)
             MaintainOperator(task_id="maintain", scrub_shares=shares, **self._about)
         yield dag
-        if isinstance(self._spec, PipelineSpec):
-            yield from self._build_event_time_dags(self._spec, quality_every)
-
-    def _build_event_time_dags(self, spec: PipelineSpec, quality_every: float) -> Iterator[DAG]:
-        """The DAGs about rows, which a job does not have."""
-        if any(source.barriers is not None for source in spec.sources.values()):
-            yield self._build_abort_barrier_dag()
         # One asset, so that there is one throttle: late rows and troubled barriers come with a
         # sealed checkpoint anyway.
-        what = "Checks late rows, barriers and checkpoints."
-        sealed = stream_asset(spec.name, "sealed", quality_every, self._conn_id)
+        pipeline = self._spec if isinstance(self._spec, PipelineSpec) else None
+        what = f"Checks {'late rows, barriers and checkpoints' if pipeline else 'batches'}."
+        sealed = stream_asset(self._spec.name, "sealed", quality_every, self._conn_id)
         with self._make_dag("quality", what, schedule=[sealed]) as dag:
             QualityOperator(task_id="quality", **self._about)
         yield dag
+        if pipeline is not None:
+            yield from self._build_event_time_dags(pipeline)
+
+    def _build_event_time_dags(self, spec: PipelineSpec) -> Iterator[DAG]:
+        """The DAGs about rows, which a job does not have."""
+        if any(source.barriers is not None for source in spec.sources.values()):
+            yield self._build_abort_barrier_dag()
         if spec.windows:
             yield self._build_backfill_dag(spec.supervision.backfill)
         if spec.windows or spec.streams or spec.splice.offer_rows is not None:

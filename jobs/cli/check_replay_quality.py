@@ -191,10 +191,12 @@ def run_quality_checks(
 ) -> None:
     """Check late rows, barriers, checkpoints, dead letters and order of a pipeline.
 
+    Of a job: the duration of its batches, backlog, state, dropped rows and watermarks.
+
     Exit code 1 if a critical check fails. The result and the Data Docs are in the store, under
     <pipeline>/quality/.
     """
-    log = arguments.open_spec_and_log(spec, store)[1]
+    log = arguments.open_any_spec_and_log(spec, store)[1]
     # In its own process, because Great Expectations takes seconds and 300 MB to load.
     command = [sys.executable, "-m", "tidegate.expectations", "run"]
     command += [str(arguments.resolve_spec_path(spec)), "--store", log.store.url]

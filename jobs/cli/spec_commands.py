@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tidegate.checkpoints.manifest import Manifest
     from tidegate.jobs.advise.lag_advice import LagAdvice
     from tidegate.jobs.engine.what_if import WhatIfReport
+    from tidegate.jobs.spec.job_spec import JobSpec
     from tidegate.jobs.spec.pipeline import PipelineSpec
 
 _TICKS_PER_SECOND, _TEN_MINUTES = 1_000_000, 600_000_000
@@ -51,12 +52,12 @@ def validate_specs(
     for name in spec:
         try:
             pipeline = arguments.find_any_spec(name)
+            _check_quality_suites(name, pipeline)
             if isinstance(pipeline, JobSpec):
                 reports.append({"spec": name, "valid": True, "name": pipeline.name, "kind": "job"})
                 if not as_json:
                     output.print_line(f"{name}: the job {pipeline.name} is valid")
                 continue
-            _check_quality_suites(name, pipeline)
             warnings = _check_expressions(name, pipeline) + list_spec_warnings(pipeline)
         except ConfigurationError as error:
             reports.append({"spec": name, "valid": False, "error": error.as_dict()})
@@ -129,7 +130,7 @@ def _check_expressions(name: str, pipeline: PipelineSpec) -> list[str]:
     return [f"{place}: Spark checks this expression when a run starts" for place in places]
 
 
-def _check_quality_suites(name: str, pipeline: PipelineSpec) -> None:
+def _check_quality_suites(name: str, pipeline: PipelineSpec | JobSpec) -> None:
     from tidegate.jobs.spec.operations import QualitySpec
 
     # Reading the suites imports pandas; the default section cannot be wrong.

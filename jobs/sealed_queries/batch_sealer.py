@@ -47,6 +47,7 @@ class SealedQuery:
         rewind: how its sink follows a restore.
         sink: the script's words for the sink, until Spark describes it.
         sink_log: log folder of its file sink; None for other sinks.
+        interval: of its trigger, in seconds; None if that has none.
         sealed: newest batch that is sealed, or was given up because Spark has deleted its files;
             -1: none.
         handle: PySpark's query; None until it has started.
@@ -58,6 +59,7 @@ class SealedQuery:
     rewind: SinkRewind
     sink: str
     sink_log: Path | None
+    interval: float | None = None
     sealed: int = -1
     handle: Any = None
 
@@ -163,6 +165,7 @@ class BatchSealer:
             batch=batch,
             rewind=query.rewind,
             seconds=report.phases.get("triggerExecution"),
+            interval=query.interval,
             id=read_query_id(query.folder),
             sealed_at=now,
         )

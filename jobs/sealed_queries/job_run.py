@@ -403,6 +403,7 @@ class JobSession:
             rewind,
             facts.format or "parquet",
             find_sink_log(facts),
+            facts.interval,
             sealed=-1 if batch is None else batch,
         )
         return folder

@@ -33,6 +33,7 @@ class WriterFacts:
         session: PySpark's.
         location: of the script's own checkpoint.
         trigger: the kind of the trigger, such as "availableNow"; None for the default.
+        interval: of a trigger by processing time, in seconds; None if it has none.
     """
 
     name: str | None = None
@@ -40,6 +41,7 @@ class WriterFacts:
     path: str | None = None
     location: str | None = None
     trigger: str | None = None
+    interval: float | None = None
     table: str | None = None
     session: Any = None
 
@@ -132,6 +134,17 @@ def _note_foreach(facts: WriterFacts, *_: Any, **__: Any) -> None:
 
 def _note_trigger(facts: WriterFacts, **kinds: Any) -> None:
     facts.trigger = next((kind for kind, value in kinds.items() if value), None)
+    facts.interval = _parse_interval(kinds.get("processingTime") or "")
+
+
+def _parse_interval(text: str) -> float | None:
+    """Return the seconds of an interval as Spark writes it, such as ``1 minute 30 seconds``."""
+    import pandas as pd
+
+    try:
+        return pd.Timedelta(text.lower().removeprefix("interval ")).total_seconds() or None
+    except ValueError:
+        return None
 
 
 def _note_option(facts: WriterFacts, key: str, value: Any) -> None:

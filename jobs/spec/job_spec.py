@@ -10,6 +10,7 @@ from typing import Annotated, Final, Literal, Protocol, Self
 from pydantic import Field, model_validator
 
 from tidegate.jobs.spec.event_time_options import SpecModel
+from tidegate.jobs.spec.operations import QualitySpec
 from tidegate.jobs.spec.pipeline import API_VERSION, CheckpointSpec, Name, SupervisionSpec
 
 _QUERY_NAME: Final = r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}"
@@ -71,6 +72,8 @@ class JobSpec(SpecModel):
     """Retention of sealed batches. The pace of batches stays that of the script's triggers."""
     supervision: SupervisionSpec = SupervisionSpec()
     """What Airflow does with the job."""
+    quality: QualitySpec = QualitySpec()
+    """What the quality checks compare with; `recent` counts the newest batches of each query."""
 
     @model_validator(mode="after")
     def _require_unique_queries(self) -> Self:

@@ -74,6 +74,20 @@ class QualityLimits(SpecModel):
     """Rows that broke a rule of their source, as a share of the rows read from it."""
     changed_columns: Count = 0
     """Largest number of recent rows whose object lacks a declared column or has another one."""
+    batch_time: Annotated[float, Field(gt=0)] = 1
+    """Jobs: 95 % of the recent batches of a query took at most this share of the interval of its
+    trigger.
+    """
+    batch_dropped: Ratio = 0.01
+    """Jobs: rows of a query that the watermark dropped, as a share of the rows that it read."""
+    state_growth: Annotated[float, Field(gt=0)] = 2
+    """Jobs: size of a query's state in the newer half of its recent batches, as a multiple of that
+    in the older half.
+    """
+    watermark_still: Count = 5
+    """Jobs: largest number of batches that read rows while the watermark stayed where it was."""
+    backlog_rising: Count = 5
+    """Jobs: largest number of batches in a row after each of which more messages were waiting."""
 
 
 class QualitySpec(SpecModel):

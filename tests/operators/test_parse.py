@@ -224,7 +224,7 @@ def test_a_job_gets_the_dags_that_are_not_about_rows(tmp_path: Path) -> None:
     """It is supervised and swept like a pipeline."""
     (tmp_path / "clicks.yaml").write_text("{kind: job, name: clicks, app: clicks.py}")
     dags = build_dags(tmp_path)
-    kinds = ("stream", "stop", "recover", "pin", "maintain")
+    kinds = ("stream", "stop", "recover", "pin", "maintain", "quality")
     assert set(dags) == {*(f"clicks.{kind}" for kind in kinds), "tidegate.sweep"}
     look: Any = dags["tidegate.sweep"].get_task("look")
     assert look.pipelines == {"clicks": "clicks.stream"}

@@ -78,6 +78,17 @@ def test_the_kind_of_sink_and_trigger_is_seen() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("1 minute 30 seconds", 90), ("interval 500 milliseconds", 0.5), ("0 seconds", None)],
+)
+def test_the_interval_of_a_trigger_is_seen(text: str, seconds: float | None) -> None:
+    """As Spark reads the text; a trigger without a pause has none."""
+    script = Script(None)
+    script.run(lambda w: w.queryName("q").trigger(processingTime=text).format("noop").start())
+    assert [one.interval for one in script.started] == [seconds]
+
+
 def test_pyspark_is_as_before_after_the_script() -> None:
     """Other code of the process starts queries as usual."""
     before = DataStreamWriter.start
