@@ -230,10 +230,10 @@ def _wait_for_driver_end(log: SlotLog, token: int, timeout: float) -> bool:
         view = observer.observe()
         return view is None or view.token != token or observer.is_expired(view)
 
-    return bool(_poll(has_ended, timeout))
+    return bool(_poll_until_found(has_ended, timeout))
 
 
-def _poll(look: Callable[[], _Found], timeout: float) -> _Found:
+def _poll_until_found(look: Callable[[], _Found], timeout: float) -> _Found:
     """Look again and again until something is found, or for `timeout` seconds."""
     deadline = SYSTEM_CLOCK.monotonic() + timeout
     while not (found := look()) and SYSTEM_CLOCK.monotonic() < deadline:
@@ -349,7 +349,7 @@ def _await_answer(log: SlotLog, request: DriverRequest, timeout: float) -> None:
     """
     from tidegate.checkpoints.driver_requests import AckOutcome, read_ack
 
-    ack = _poll(lambda: read_ack(log.store, log.pipeline, request.id), timeout)
+    ack = _poll_until_found(lambda: read_ack(log.store, log.pipeline, request.id), timeout)
     if ack is None:
         raise NO_ANSWER(pipeline=log.pipeline, seconds=timeout)
     # The driver read the request and did nothing: the exit code must say so.
