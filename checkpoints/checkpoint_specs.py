@@ -16,7 +16,7 @@ from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import NotFoundError, PreconditionFailedError, Store
 from tidegate.errors import ConfigurationError
 from tidegate.jobs.spec.pipeline import PipelineSpec
-from tidegate.jobs.spec.secret_values import mask_secrets
+from tidegate.jobs.spec.source_options import mask_secrets
 from tidegate.jobs.spec.spec_changes import ChangeEffect, LiveState, SpecChange, compare_specs
 
 _MAX_CHECKPOINTS_SEARCHED = (

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
+from tidegate.jobs.spec.row_rules import FILTERED, RULE_QUARANTINED
+
 LATE_ROWS: Final = "late_rows"
 FLAGGED: Final = "flagged"
 TARDY: Final = "tardy"
@@ -18,9 +20,6 @@ DEAD_OBJECTS: Final = "dead_objects"
 DEAD_OBJECT_ROWS: Final = "dead_object_rows"
 NULLS_FILLED: Final = "nulls_filled"
 COLUMNS_LEFT_OUT: Final = "columns_left_out"
-# As in jobs/spec/row_rules.py, whose import would slow down every command.
-RULE_QUARANTINED: Final = "rule_quarantined"
-FILTERED: Final = "filtered"
 RULE: Final = "rule"
 """The reason of rows that a row rule dropped."""
 RULE_DROPPED: Final = "dropped:events:rule"

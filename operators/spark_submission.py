@@ -26,8 +26,8 @@ from typing import Any, Final
 
 from tidegate.errors import FailureClass, TidegateError
 from tidegate.jobs.spec.loader import load_spec
-from tidegate.jobs.spec.pipeline import PipelineSpec, SubmitSpec
-from tidegate.jobs.spec.spark_packages import add_connector_jars
+from tidegate.jobs.spec.operations import SubmitSpec, add_connector_jars
+from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.operators.errors import NO_KUBERNETES, NO_SPARK_SUBMIT, SUBMIT_MODE, SUBMIT_UPLOAD
 from tidegate.operators.store_access import StoreAccess, build_child_environment
 

@@ -21,7 +21,6 @@ from tidegate.checkpoints.row_counts import (
     COLUMNS_LEFT_OUT,
     DEAD_OBJECT_ROWS,
     DEAD_OBJECTS,
-    FILTERED,
     NULLS_FILLED,
     RULE_DROPPED,
 )
@@ -35,7 +34,7 @@ from tidegate.jobs.rules.recomputation import build_recompute_columns, build_sta
 from tidegate.jobs.sinks.output_tables import build_table_schema
 from tidegate.jobs.spec.event_time_options import LatePolicy
 from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENTS, LATE, PipelineSpec, SourceSpec
-from tidegate.jobs.spec.row_rules import RULE_QUARANTINED
+from tidegate.jobs.spec.row_rules import FILTERED, RULE_QUARANTINED
 from tidegate.jobs.spec.window_specs import Aggregate, AggregateFunction, WindowKind, WindowSpec
 from tidegate.time_units import TICK_MAX, TICK_MIN
 

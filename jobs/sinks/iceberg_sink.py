@@ -73,7 +73,7 @@ from tidegate.jobs.sinks.table_follower import (
     build_tag_name,
 )
 from tidegate.jobs.spec.pipeline import CHECKPOINTS, EVENTS, PipelineSpec
-from tidegate.jobs.spec.secret_values import mask_address
+from tidegate.jobs.spec.source_options import mask_address
 
 # Tables committed at a time: a commit works for 40 ms and waits four times as long for the store.
 _COMMIT_THREADS = 3

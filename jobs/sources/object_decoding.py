@@ -31,8 +31,8 @@ import pyarrow.parquet as pq
 
 from tidegate.jobs.sources.avro import decompress_stream, read_avro_file
 from tidegate.jobs.sources.parquet_footers import BadObject, read_parquet_table
-from tidegate.jobs.spec.cast_rules import EXACT_BITS, build_text_pattern
 from tidegate.jobs.spec.pipeline import SourceSpec
+from tidegate.jobs.spec.row_rules import EXACT_BITS, build_text_pattern
 
 BAD_REASON: Final = "_why"
 BAD_TEXT: Final = "_text"
@@ -407,7 +407,7 @@ _ZONED_TIMESTAMP: Final = (
 )
 _NAIVE_TIMESTAMP: Final = rf"^\s*\d{{4}}-\d{{2}}-\d{{2}}([T ]{_TIME})?\s*$"
 # Every cast is guarded by a pattern: DuckDB's own casts round, and accept forms that Spark refuses,
-# while a value must mean the same in text and in Parquet (tidegate.jobs.spec.cast_rules).
+# while a value must mean the same in text and in Parquet (tidegate.jobs.spec.row_rules).
 _WHOLE_NUMBER: Final = r"^\s*[+-]?\d+\s*$"
 _MICROS_PER_UNIT: Final = {"s": 1_000_000, "ms": 1_000, "us": 1}
 

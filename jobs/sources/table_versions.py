@@ -35,9 +35,9 @@ from tidegate.jobs.sources.errors import (
     TABLE_UNSUPPORTED,
 )
 from tidegate.jobs.sources.object_decoding import parse_folder_values
-from tidegate.jobs.spec.secret_values import mask_address
 from tidegate.jobs.spec.source_options import (
     TableOptions,
+    mask_address,
     resolve_address,
     resolve_environment_value,
 )

@@ -13,9 +13,8 @@ from typing import Final
 from tidegate.jobs.rules.duck_frame import DuckFrame, Frame
 from tidegate.jobs.rules.row_conditions import quote_name, quote_text
 from tidegate.jobs.sources.object_decoding import BAD_REASON
-from tidegate.jobs.spec.cast_rules import EXACT_BITS, accepts_family, build_text_pattern
-from tidegate.jobs.spec.pipeline import BarrierColumns, SourceSpec
-from tidegate.jobs.spec.row_rules import FILTERED
+from tidegate.jobs.spec.row_rules import EXACT_BITS, FILTERED, accepts_family, build_text_pattern
+from tidegate.jobs.spec.source_spec import BarrierColumns, SourceSpec
 from tidegate.jobs.spec.table_layout import DeadLetterReason
 from tidegate.time_units import TICK_MAX
 
@@ -125,7 +124,7 @@ def spark_to_arrow_type(own: str) -> str:
 
 
 def classify_arrow_type(arrow: str) -> str:
-    """The family of a physical type, as `tidegate.jobs.spec.cast_rules.accepts_family` has it.
+    """The family of a physical type, as `tidegate.jobs.spec.row_rules.accepts_family` has it.
 
     >>> [classify_arrow_type(kind) for kind in ("uint64", "decimal128(6, 2)", "list<item: int64>")]
     ['int', 'decimal', 'other']

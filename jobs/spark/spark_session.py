@@ -19,8 +19,8 @@ from pyspark.sql import SparkSession
 
 from tidegate.errors import ErrorDefinition, TransientError
 from tidegate.jobs.spark.errors import EXECUTORS_LOST
-from tidegate.jobs.spec.pipeline import PipelineSpec, SparkSpec
-from tidegate.jobs.spec.spark_packages import add_connector_jars
+from tidegate.jobs.spec.operations import SparkSpec, add_connector_jars
+from tidegate.jobs.spec.pipeline import PipelineSpec
 
 SESSION_SETTINGS: Final[dict[str, str]] = {
     # What results depend on.

@@ -1,16 +1,204 @@
-"""The sections `quality:` and `splice:` of a pipeline.
+"""How a pipeline is operated, as opposed to what it computes.
 
-Limits and severities of the checks, and merges in Airflow.
+The sections `outputs:`, `checkpoint:`, `spark:`, `supervision:`, `quality:` and `splice:`.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import os
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from pydantic import Field
 
-from tidegate.jobs.spec.event_time_options import SpecModel
+from tidegate.jobs.spec.event_time_options import OptionalDuration, SpecModel
+from tidegate.jobs.spec.table_layout import TableLayout
 from tidegate.time_units import Duration
+
+if TYPE_CHECKING:
+    from tidegate.jobs.spec.pipeline import PipelineSpec
+
+
+class OutputSpec(SpecModel):
+    """Where the tables go."""
+
+    events: bool = True
+    """Whether released rows are written to the events table.
+
+    With ``false`` they are only counted; late rows can then not be merged back, because a merge
+    needs the rows of their windows.
+    """
+
+    catalog: str | None = None
+    """SQLAlchemy address of an Iceberg SQL catalog, or ``http(s)://`` address of an Iceberg
+    REST catalog. The default needs no server: objects in the bucket, or a SQLite file in a
+    local store.
+    ``${NAME}`` is replaced by an environment variable of the driver: keep passwords there.
+    """
+    catalog_options: dict[str, str] = Field(default={})
+    """Options of a REST catalog, such as ``token``, ``credential`` or ``warehouse``.
+
+    A value ``env:NAME`` is read from the environment.
+    """
+    namespace: str | None = None
+    """Iceberg namespace; default: the pipeline's name."""
+    publish_every: Annotated[int, Field(gt=0)] = 1
+    """Number of sealed epochs that one table snapshot contains."""
+    max_unpublished: Annotated[int, Field(gt=0)] = 50
+    """Largest number of sealed epochs that the tables may lack.
+
+    Beyond it the driver waits, and reports that it waits.
+    """
+    layout: dict[str, TableLayout] = Field(default={})
+    """Table name and how its files are partitioned and sorted.
+
+    By default files are written per epoch, with rows in the order of their release.
+    """
+    compact: bool = True
+    """Whether maintenance merges small files of older epochs."""
+    file_mb: Annotated[int, Field(gt=0, le=1024)] = 64
+    """Size to which merged files grow, in MB of Parquet."""
+
+
+class CheckpointSpec(SpecModel):
+    """Epoch pace and what happens to bad checkpoints."""
+
+    min_interval: Duration = 0
+    """Shortest time between the starts of two epochs."""
+    idle_interval: Duration = 1_000_000
+    """How long the driver waits before it looks again when there was nothing to read."""
+    idle_epochs: Literal["on_change", "always"] = "on_change"
+    """Without new rows, seal an epoch only if a timer or a status changes something, or always."""
+    on_bad_checkpoint: Literal["stop", "fork"] = "stop"
+    """What a driver does when the newest checkpoint is damaged: stop with an error, or go back
+    to the newest intact one by a fork.
+    """
+    retain: Annotated[int, Field(gt=0)] = 1000
+    """Number of completed checkpoints that stay restorable."""
+    retain_for: Duration = 86_400_000_000
+    """Checkpoints younger than this stay restorable as well, on any timeline."""
+    maintain_every: OptionalDuration = 3_600_000_000
+    """How often the driver retires checkpoints beyond both bounds and deletes unused objects.
+
+    ``never`` leaves this to `tidegate gc` and Airflow.
+    """
+    max_clock_step: Annotated[Duration, Field(gt=0)] = 10_000_000
+    """The most that an outage counts for timers, and the most of their time that a restart may
+    lose.
+    """
+
+
+class SparkSpec(SpecModel):
+    """The Spark session of the driver."""
+
+    master: str = "local[2]"
+    """Spark master of a driver that is started as a process."""
+    driver_memory: str = "2g"
+    """Memory of the driver's JVM."""
+    jvm: Literal["quick", "throughput"] = "throughput"
+    """``quick`` compiles lightly: a new driver seals its first epoch several times sooner, and
+    epochs of few rows stay fast. ``throughput`` suits millions of rows per epoch.
+    """
+    staging: Literal["disk", "bucket"] = "disk"
+    """How rows reach tasks on other hosts and come back: over a disk that driver and executors
+    share at one path, or through the bucket. A local master ignores it.
+    """
+    conf: dict[str, str] = Field(default={})
+    """Further Spark settings."""
+
+    @property
+    def jvm_options(self) -> str:
+        """Options of the driver's JVM for `jvm`; empty for ``throughput``.
+
+        A new JVM spends most of its first minute compiling what a small epoch runs a few times.
+        """
+        return "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC" if self.jvm == "quick" else ""
+
+
+class SubmitSpec(SpecModel):
+    """How spark-submit launches the driver.
+
+    Master and deploy mode are in the Airflow connection.
+    """
+
+    conn_id: str = "spark_default"
+    """Airflow connection that names master and deploy mode."""
+    py_files: tuple[str, ...] = ()
+    """Paths, as the worker sees them, of Python packages for the driver; tidegate's wheel where
+    it is not installed.
+    """
+    conf: dict[str, str] = Field(default={})
+    """Further Spark settings of the submission."""
+
+
+class SupervisionSpec(SpecModel):
+    """What Airflow does with the stream."""
+
+    recover_to: Literal["latest", "latest_healthy"] = "latest"
+    """Where a relaunched driver starts: at the newest checkpoint, or at the newest one that
+    quality checks did not reject.
+    """
+    stall_after: Duration = 120_000_000
+    """A driver whose step takes this long, and longer than it may, counts as stalled."""
+    start_timeout: Annotated[Duration, Field(gt=0)] = 180_000_000
+    """A driver that has not taken the lease this long after its launch counts as stalled.
+
+    Choose more than a cluster's queue takes.
+    """
+    silent_after: OptionalDuration = 3_600_000_000
+    """A source without a row for this long is named on the page and in `tidegate status`.
+
+    ``never`` for sources that may be silent.
+    """
+    freshness: Annotated[Duration, Field(gt=0)] | None = None
+    """Goal: 95 of 100 epochs show their rows in all sinks this long after the rows' objects
+    arrived. Sources that miss it are named on the page, in `tidegate status` and by an alert.
+    """
+    rotate_after: OptionalDuration = 86_400_000_000
+    """After this time a new Airflow run follows the stream's run and adopts the driver.
+
+    ``never`` keeps one run.
+    """
+    backfill: str | None = None
+    """Cron expression of the comparison with a batch run over the period before.
+
+    Without it the comparison runs only by hand.
+    """
+    announce: Annotated[Duration, Field(gt=0)] | None = None
+    """Closed periods of this length become partitions of the windows' Airflow assets, for DAGs
+    of your own.
+    """
+    submit: SubmitSpec | None = None
+    """Launch the driver by spark-submit through an Airflow connection.
+
+    Without it the driver is a process on the worker's host.
+    """
+    standby: bool = False
+    """A second driver waits, with Spark warm, and takes over when the first is lost.
+
+    It needs as much memory as the first.
+    """
+    approval: bool = False
+    """A restore that is requested in Airflow waits for the approval of another person, who sees
+    the impact report.
+    """
+    approvers: tuple[str, ...] = ()
+    """User ids that may approve.
+
+    If empty, every user who can see the task may approve, except the one who asked.
+    """
+    approval_timeout: OptionalDuration = 86_400_000_000
+    """An unanswered request fails after this time."""
+    retries: Annotated[int, Field(ge=0)] = 5
+    """How often a failed driver is relaunched before the task fails."""
+    retry_delay: Duration = 5_000_000
+    """Delay before each relaunch."""
+    sweep: str = "*/5 * * * *"
+    """Cron expression of the sweep that restarts streams which should run and do not."""
+    maintain: str = "30 3 * * *"
+    """Cron expression of retention, scrub and index maintenance."""
+    owner: str = "tidegate"
+    """Owner of the Airflow DAGs."""
+
 
 Severity = Literal["warn", "critical", "off"]
 Ratio = Annotated[float, Field(ge=0, le=1)]
@@ -140,3 +328,71 @@ class SpliceSpec(SpecModel):
 
     After that the run ends without a merge, and the request stays open.
     """
+
+
+# The jars that a pipeline needs in addition to those of Spark.
+
+_KAFKA_TOKEN_PROVIDER: Final = "org.apache.spark:spark-token-provider-kafka-0-10_2.13"
+AVRO: Final = "org.apache.spark:spark-avro_2.13:4.1.1"
+KAFKA: Final = (
+    "org.apache.spark:spark-sql-kafka-0-10_2.13:4.1.1",
+    f"{_KAFKA_TOKEN_PROVIDER}:4.0.0",
+)
+"""The token provider of the connector's own version is missing in some registries.
+
+4.0.0 has the same classes.
+"""
+_AWS_SDK: Final = "software.amazon.awssdk"
+S3A: Final = (
+    "org.apache.hadoop:hadoop-aws:3.4.2",
+    *(f"{_AWS_SDK}:{name}:2.29.52" for name in ("s3", "s3-transfer-manager", "sts")),
+)
+"""13 MB instead of the 600 MB of the SDK's bundle, which hadoop-aws would bring along."""
+_S3A_EXCLUDES: Final = (  # the bundle, and what Spark has itself
+    f"{_AWS_SDK}:bundle",
+    *(
+        f"{group}:*"
+        for group in ("org.wildfly.openssl", "io.netty", "org.slf4j", "org.apache.httpcomponents")
+    ),
+    *("commons-codec:*", "commons-logging:*"),
+)
+
+
+def add_connector_jars(spec: PipelineSpec) -> SparkSpec:
+    """Return the Spark settings with the jars that sources, sinks and staging need.
+
+    Settings that name jars themselves are returned unchanged.
+
+    ``TIDEGATE_SPARK_JARS`` (comma-separated files) stands in for packages where no registry can be
+    reached.
+    """
+    wanted, left_out = _select_kafka_packages(spec)
+    if spec.spark.staging == "bucket":
+        wanted, left_out = [*wanted, *S3A], [*left_out, *_S3A_EXCLUDES]
+    if not wanted or {"spark.jars", "spark.jars.packages"} & set(spec.spark.conf):
+        return spec.spark
+    files = os.environ.get("TIDEGATE_SPARK_JARS")
+    packages = {"spark.jars.packages": ",".join(wanted), "spark.jars.excludes": ",".join(left_out)}
+    return spec.spark.model_copy(
+        update={"conf": {**({"spark.jars": files} if files else packages), **spec.spark.conf}}
+    )
+
+
+def _select_kafka_packages(spec: PipelineSpec) -> tuple[list[str], list[str]]:
+    """Packages of the connector, and what is not to come with them.
+
+    Nothing where no topic is read or written by Spark.
+    """
+    topics = [source.kafka for source in spec.sources.values() if source.kafka is not None]
+    into = any(
+        sink.kind == "kafka" and sink.delivery == "at_least_once" for sink in spec.sinks.values()
+    )
+    landed = any(
+        source.landing is not None and source.landing.format == "kafka"
+        for source in spec.sources.values()
+    )
+    if not (topics or into or landed):
+        return [], []
+    return [*KAFKA, *([AVRO] if any(kafka.payload == "avro" for kafka in topics) else [])], [
+        _KAFKA_TOKEN_PROVIDER
+    ]

@@ -1,28 +1,55 @@
-"""Which rows of a source go on, and with which columns: `where`, `select` and row rules.
+"""What becomes of a row because of its values: names of the outcomes, casts, and values that fit.
 
-Rule: docs/semantics.md, section 2, "Where, select and row rules".
+Every mover applies this one rule (docs/semantics.md, "Never silent"). A value fits if it becomes
+the declared type without losing information: 1.5 does not fit an int, 0.125 does not fit a
+decimal(6,2), 2**60 + 1 does not fit a double. A value that does not fit is a bad value, and its row
+is a dead letter. Text is accepted only in one common form, so that the result does not depend on
+how lenient an engine is.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Final, Literal
+from typing import Final
 
-from tidegate.jobs.spec.event_time_options import SpecModel
-
+# What `where` and row rules of a source do (docs/semantics.md, section 2).
 FILTERED: Final = "filtered"
 RULE_QUARANTINED: Final = "rule_quarantined"
 RULE_DROPPED: Final = "rule_dropped"
 RULE_FAILED: Final = "rule_failed"
-_REASON_OF_SEVERITY: Final = {
-    "quarantine": RULE_QUARANTINED,
-    "drop": RULE_DROPPED,
-    "fail": RULE_FAILED,
-}
 _CAST: Final = re.compile(
     r"\s*(?:try_)?cast\s*\((.*)\bas\s+([a-z]+(?:\(\s*\d+\s*,\s*\d+\s*\))?)\s*\)\s*",
     re.IGNORECASE | re.DOTALL,
 )
+
+EXACT_BITS: Final = {"float": 24, "double": 53}
+"""Integers up to two to this power are exact in a floating type; larger ones do not fit."""
+
+_NUMERIC_FAMILIES: Final = frozenset({"bool", "int", "float", "decimal", "string"})
+_ACCEPTED_FAMILIES: Final = {
+    "string": frozenset(
+        {"bool", "int", "decimal", "date", "string"}
+    ),  # floats and times have no one text
+    "boolean": frozenset({"bool", "int", "float", "string"}),
+    "int": _NUMERIC_FAMILIES,
+    "long": _NUMERIC_FAMILIES,
+    "float": _NUMERIC_FAMILIES,
+    "double": _NUMERIC_FAMILIES,
+    "decimal": _NUMERIC_FAMILIES - {"bool"},
+    "date": frozenset({"date", "timestamp", "string"}),
+    "binary": frozenset({"binary", "string"}),
+    "timestamp": frozenset({"timestamp"}),  # a number has no unit, and a text no agreed zone
+}
+_INTEGER_PATTERN: Final = r"-?[0-9]+"
+_REAL_PATTERN: Final = r"[+-]?([0-9]+[.]?[0-9]*|[.][0-9]+)([eE][+-]?[0-9]+)?"
+_TEXT_PATTERNS: Final = {
+    "boolean": r"[tT][rR][uU][eE]|[fF][aA][lL][sS][eE]|0|1",
+    "int": _INTEGER_PATTERN,
+    "long": _INTEGER_PATTERN,
+    "float": _REAL_PATTERN,
+    "double": _REAL_PATTERN,
+    "date": r"[0-9]{4}-[0-9]{2}-[0-9]{2}",
+}
 
 
 def read_cast_type(expression: str) -> str | None:
@@ -43,25 +70,27 @@ def read_cast_type(expression: str) -> str | None:
     return {"bigint": "long", "integer": "int"}.get(kind, kind)
 
 
-class RowRule(SpecModel):
-    """A condition that every data row of a source has to meet."""
+def accepts_family(declared: str, family: str) -> bool:
+    """Return whether some value of a physical type family can fit the declared type.
 
-    predicate: str
-    """Condition in Spark SQL over the columns of `select`, or else of `schema`.
+    Families are bool, int, float, decimal, string, date, timestamp and binary.
 
-    A row meets the rule only if it is true; null breaks the rule.
+    >>> accepts_family("decimal(6,2)", "int"), accepts_family("date", "int")
+    (True, False)
     """
-    severity: Literal["warn", "drop", "quarantine", "fail"] = "warn"
-    """What happens to a row that breaks the rule.
+    return family in _ACCEPTED_FAMILIES.get(declared.partition("(")[0], ())
 
-    ``warn`` counts it and lets it go on. ``drop`` counts it and keeps it nowhere. ``quarantine``
-    sends it to the dead letters. ``fail`` stops the pipeline with an error that names the row.
+
+def build_text_pattern(declared: str) -> str | None:
+    """Return the regular expression that a whole text must match to be read as the declared type.
+
+    None means that no pattern decides: `string` takes every text; for `binary` and `timestamp` the
+    caller has rules of its own.
+
+    >>> build_text_pattern("decimal(6,2)"), build_text_pattern("string")
+    ('-?[0-9]+([.][0-9]{1,2})?', None)
     """
-
-    @property
-    def removal_reason(self) -> str | None:
-        """What becomes of the rows that the rule removes; None if it only warns.
-
-        Only `RULE_QUARANTINED` is the reason of a dead letter.
-        """
-        return _REASON_OF_SEVERITY.get(self.severity)
+    if declared.startswith("decimal"):
+        scale = int(re.findall(r"\d+", declared)[1])
+        return _INTEGER_PATTERN + (f"([.][0-9]{{1,{scale}}})?" if scale else "")
+    return _TEXT_PATTERNS.get(declared)

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, Field
 
 from tidegate.jobs.spec.errors import SECRET_MISSING
-from tidegate.jobs.spec.event_time_options import (
-    LatePolicy,
-    OrderOptions,
-    PunctuationOptions,
-    SpecModel,
-)
-from tidegate.jobs.spec.window_specs import WindowKind, WindowSpec
+from tidegate.jobs.spec.event_time_options import SpecModel
 from tidegate.time_units import Duration
+
+if TYPE_CHECKING:
+    from tidegate.jobs.spec.pipeline import PipelineSpec
 
 
 class ParseOptions(SpecModel):
@@ -256,52 +253,47 @@ class EdgeColumns(SpecModel):
         return {"edges.kind": self.kind, **{f"edges.keys: {key}": key for key in self.keys}}
 
 
-def list_edge_conflicts(
-    edges: Mapping[str, EdgeColumns],
-    punctuations: Mapping[str, PunctuationOptions | None],
-    release: OrderOptions,
-    windows: Mapping[str, WindowSpec],
-) -> Iterator[str]:
-    """Return which options cannot be combined with edge events, a sentence each.
+# Secrets that a spec should not hold but may.
 
-    `edges` are those of the sources that have any; `punctuations` has the same keys.
+_MASK: Final = "***"
+_PASSWORD_IN_ADDRESS: Final = re.compile(r"(://[^/@\s:]*:)(?!\$\{\w+\}@)[^/@\s]+@")
+# The end of an option's name: `sasl.oauthbearer.token.endpoint.url` is not a secret.
+_SECRET_NAME: Final = re.compile(
+    r"(password|passwd|secret|token|credential|login|access.?key|secret.?key|jaas.config)$",
+    re.IGNORECASE,
+)
+# Sections whose keys are names that users choose; their values are types and names.
+_NAMED_BY_USERS: Final = frozenset({"schema", "columns", "renamed", "headers", "keys", "severity"})
+
+
+def mask_secrets(spec: PipelineSpec) -> PipelineSpec:
+    """Return the spec with ``***`` for passwords in addresses and for secret options.
+
+    Secret are texts whose name ends with a word such as password, secret, token, credential or
+    login. Columns and other names that users choose are not judged. Without a secret, the spec
+    itself is returned.
+
+    What is written as ``env:NAME`` or ``${NAME}`` stays, because it is not a secret. Users who may
+    read the bucket may read the specs in it, so these must not hold the keys of other systems.
     """
-    if not edges:
-        return
-    for name, columns in edges.items():
-        # Every edge would then open a state and none would end it.
-        if columns.start == columns.end:
-            yield f"sources.{name}.edges: start and end are both {columns.start!r}"
-        # An adjusted row gets another event time: the state would begin or end at a time that no
-        # input row has.
-        punctuation = punctuations[name]
-        if punctuation is not None and punctuation.on_violation == "adjust":
-            yield (
-                f"sources.{name}.punctuation.on_violation: an edge is not adjusted: choose error or"
-                " drop"
-            )
-    if release.on_late is LatePolicy.ADJUST:
-        yield "release.on_late: an edge is not adjusted: choose another policy"
-    for name, window in windows.items():
-        yield from (
-            f"windows.{name}: over edge events {reason}"
-            for reason in _list_edge_window_conflicts(window)
-        )
+    data = spec.model_dump(mode="json", by_alias=True)
+    masked = _mask_value("", data)
+    return spec if masked == data else spec.model_validate(masked)
 
 
-def _list_edge_window_conflicts(window: WindowSpec) -> Iterator[str]:
-    """A window tells each result once, when it closes.
+def mask_address(address: str) -> str:
+    """Return an address with ``***`` for the password that it may hold; ``${NAME}`` stays."""
+    return _PASSWORD_IN_ADDRESS.sub(rf"\1{_MASK}@", address)
 
-    So a late end edge changes nothing that readers hold.
-    """
-    if window.kind is WindowKind.SESSION:
-        yield "a session would never end: take a tumbling or sliding window"
-    if window.lateness != 0 or window.late_unit != "event":
-        yield "results are final when they are written: lateness must be 0 and late_unit event"
-    if window.emit != "close" or window.fire_every is not None or window.zero_rows:
-        yield (
-            "results are written when the window closes: emit must be close, without fire_every and"
-            " zero_rows"
-        )
-    if window.on_late is LatePolicy.ADJUST:
-        yield "an edge is not adjusted: choose another on_late"
+
+def _mask_value(name: str, value: Any) -> Any:
+    if isinstance(value, dict):
+        chosen = name in _NAMED_BY_USERS
+        return {key: _mask_value("" if chosen else str(key), part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_mask_value(name, part) for part in value]
+    if not isinstance(value, str):
+        return value
+    if _SECRET_NAME.search(name) and not value.startswith(("env:", "${")):
+        return _MASK
+    return mask_address(value)

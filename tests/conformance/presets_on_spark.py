@@ -39,8 +39,7 @@ from tidegate.jobs.sinks.published_tables import read_table
 from tidegate.jobs.sources.input_view import InputView
 from tidegate.jobs.spark.spark_session import open_session
 from tidegate.jobs.spec.loader import parse_spec
-from tidegate.jobs.spec.pipeline import PipelineSpec
-from tidegate.jobs.spec.presets import PRESETS
+from tidegate.jobs.spec.pipeline import PRESETS, PipelineSpec
 
 NAMES = sorted(PRESETS.keys() - {"tidegate"})
 

@@ -20,7 +20,7 @@ from tests.servers.jars import spark_jars
 from tests.servers.minio import RealMinio, running
 from tests.servers.spark import Cluster, can_hide, standalone
 from tidegate.errors import TransientError
-from tidegate.jobs.spec.spark_packages import S3A
+from tidegate.jobs.spec.operations import S3A
 
 pytestmark = [
     pytest.mark.e2e,

@@ -10,7 +10,8 @@ from ruamel.yaml import YAML
 from tests.infra.deploy import DEPLOY
 
 from tidegate.infra.policies import Role
-from tidegate.jobs.spec.pipeline import OutputSpec, SourceSpec, SparkSpec
+from tidegate.jobs.spec.operations import OutputSpec, SparkSpec
+from tidegate.jobs.spec.pipeline import SourceSpec
 
 NAMES = (
     "deployment clusters security observability operations"

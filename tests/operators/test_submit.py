@@ -23,7 +23,7 @@ import structlog
 from airflow.providers.apache.spark.hooks import spark_submit
 
 from tidegate.errors import ConfigurationError, FailureClass
-from tidegate.jobs.spec.pipeline import SubmitSpec
+from tidegate.jobs.spec.operations import SubmitSpec
 from tidegate.operators import spark_submission
 from tidegate.operators.driver_launch import LocalLauncher, SubmitLauncher, make_launcher
 from tidegate.operators.factory import build_dags

@@ -1,6 +1,6 @@
 """A physical value as the declared type, one value at a time.
 
-The rule is `tidegate.jobs.spec.cast_rules`.
+The rule is `tidegate.jobs.spec.row_rules`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from tests.oracle.tables import from_arrow
 from tidegate.jobs.engine.column_types import to_arrow_type
-from tidegate.jobs.spec.cast_rules import EXACT_BITS, accepts_family, build_text_pattern
+from tidegate.jobs.spec.row_rules import EXACT_BITS, accepts_family, build_text_pattern
 
 
 def family_of(kind: Any) -> str:

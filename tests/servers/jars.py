@@ -15,7 +15,7 @@ from typing import Final
 
 from tidegate.errors import TransientError
 from tidegate.infra.minio_server import locate_cache_folder
-from tidegate.jobs.spec.spark_packages import AVRO, KAFKA
+from tidegate.jobs.spec.operations import AVRO, KAFKA
 
 BROKER: Final = ("org.apache.kafka:kafka_2.13:4.3.1",)
 CONNECTOR: Final = (*KAFKA, AVRO)

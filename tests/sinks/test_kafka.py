@@ -14,9 +14,9 @@ from tests.engine.harness import Bench, row, spec_of
 
 from tidegate.errors import ConfigurationError, TransientError
 from tidegate.jobs.sinks.kafka_sink import KafkaSink
+from tidegate.jobs.spec.operations import add_connector_jars
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.sinks import KafkaSinkSpec
-from tidegate.jobs.spec.spark_packages import add_connector_jars
 
 GIVEN = KafkaSinkSpec(kind="kafka", servers="b:9092", topic="out.{table}", tables=("events",))
 

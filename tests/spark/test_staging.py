@@ -18,8 +18,8 @@ from tidegate.checkpoints.s3_store import S3Settings
 from tidegate.errors import ConfigurationError
 from tidegate.jobs.spark.spark_session import SparkSessions
 from tidegate.jobs.spark.staging import BucketStaging, build_s3a_settings, open_staging
+from tidegate.jobs.spec.operations import add_connector_jars
 from tidegate.jobs.spec.pipeline import PipelineSpec
-from tidegate.jobs.spec.spark_packages import add_connector_jars
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -22,7 +22,7 @@ from tests.e2e.drivers import Piped
 
 from tidegate.jobs.sinks.published_tables import read_table
 from tidegate.jobs.spec.loader import load_spec, parse_spec
-from tidegate.jobs.spec.presets import PRESETS
+from tidegate.jobs.spec.pipeline import PRESETS
 
 DOCS: Final = Path(__file__).parents[2] / "docs"
 SECTIONS: Final = {  # the first column of a table -> the section of the preset

@@ -6,7 +6,7 @@ import pytest
 
 from tidegate.errors import ConfigurationError
 from tidegate.jobs.spec.loader import parse_spec
-from tidegate.jobs.spec.row_rules import RowRule
+from tidegate.jobs.spec.source_spec import RowRule
 
 SPEC = """\
 apiVersion: tidegate/v1

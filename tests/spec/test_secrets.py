@@ -16,8 +16,7 @@ from tidegate.checkpoints.checkpoint_specs import (
 )
 from tidegate.errors import ConfigurationError
 from tidegate.jobs.spec.pipeline import PipelineSpec
-from tidegate.jobs.spec.secret_values import mask_address
-from tidegate.jobs.spec.source_options import resolve_address
+from tidegate.jobs.spec.source_options import mask_address, resolve_address
 
 KAFKA = {"sasl.jaas.config": 'Login required password="hunter2";', "ssl.key.password": "env:KEY"}
 BASE: dict[str, Any] = {
