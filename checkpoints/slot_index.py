@@ -178,13 +178,13 @@ class SlotIndex:
             for page in found:
                 yield from (row for row in page.rows if stretch.contains(row.slot))
 
-    def iterate_newest_first(self, timeline: int) -> Iterator[SlotSummary]:
-        """Yield the filled slots of one timeline, newest first.
+    def iterate_newest_first(self, timeline: int, last: int | None = None) -> Iterator[SlotSummary]:
+        """Yield the filled slots of one timeline up to `last` (None: all), newest first.
 
         Reads only the pages that are needed.
         """
-        for page in self._iterate_pages_back(timeline):
-            yield from reversed(page.rows)
+        for page in self._iterate_pages_back(timeline, last):
+            yield from (row for row in reversed(page.rows) if last is None or row.slot <= last)
 
     def iterate_retained(self, timeline: int) -> Iterator[SlotSummary]:
         """Yield the slots of one timeline without its oldest pages that hold only stubs.
@@ -248,10 +248,15 @@ class SlotIndex:
             if fresh != rows:
                 self._write_index_page(key, fresh, etag)
 
-    def _iterate_pages_back(self, timeline: int) -> Iterator[_IndexPage]:
-        """Yield the pages from the newest back; `missing` names the slots that were filled in."""
+    def _iterate_pages_back(self, timeline: int, last: int | None = None) -> Iterator[_IndexPage]:
+        """Yield the pages from that of slot `last` back (None: from the newest).
+
+        `missing` names the slots that were filled in.
+        """
         stretch = self._timeline_segment(timeline)
         for number in reversed(_list_page_numbers(stretch)):
+            if last is not None and number * SLOTS_PER_PAGE >= last:
+                continue
             page = self._load_index_page(timeline, number, stretch)
             if page.missing:
                 self._fill_missing_slots(timeline, [page])

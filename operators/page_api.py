@@ -217,13 +217,14 @@ def _make_stream_routes(views: _StreamViews, airflow: AirflowQueries) -> APIRout
         limit: Annotated[int, Query(ge=1, le=100)] = CHECKPOINTS_PER_PAGE,
         abandoned: bool = False,
         until: int | None = None,
+        restorable: bool = False,
     ) -> dict[str, Any]:
         """A page of the checkpoint table."""
         position = _parse_position(before)
         return ask_view(
             dag_id,
             lambda view: view.checkpoint_page(
-                position, limit=limit, abandoned=abandoned, until=until
+                position, limit=limit, abandoned=abandoned, until=until, restorable=restorable
             ),
         )
 

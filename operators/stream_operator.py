@@ -55,7 +55,12 @@ from tidegate.operators.driver_launch import (
 from tidegate.operators.driver_shutdown import find_stop_request, terminate_driver
 from tidegate.operators.errors import BUCKET_WIPED, DRIVER_LOST
 from tidegate.operators.liveness import LivenessLimits, Observation, needs_person
-from tidegate.operators.pipeline_operator import PipelineOperator, get_requester, start_dag_run
+from tidegate.operators.pipeline_operator import (
+    PipelineOperator,
+    get_requester,
+    is_automatic_retry,
+    start_dag_run,
+)
 from tidegate.operators.trigger import StreamTrigger, record_adoption, record_launch
 
 _RUN_DECLARED_KEY = "said_run"  # key in the task state store
@@ -153,7 +158,7 @@ class StreamOperator(PipelineOperator):
         # If Airflow ended an earlier try before it declared the run, this try is the first one.
         if (
             desired is DesiredState.STOPPED
-            and _is_automatic_retry(context["ti"], self.retries or 0)
+            and is_automatic_retry(context["ti"], self.retries or 0)
             and task_state.get(_RUN_DECLARED_KEY)
         ):
             refuse_wiped_bucket(store, self.pipeline, RunMemory())
@@ -363,8 +368,3 @@ def refuse_wiped_bucket(store: Store, pipeline: str, memory: RunMemory) -> None:
 def _read_newest_checkpoint(store: Store, pipeline: str) -> str | None:
     checkpoint = SlotLog(store, pipeline).head().checkpoint
     return str(checkpoint) if checkpoint else None
-
-
-def _is_automatic_retry(task: Any, retries: int) -> bool:
-    """Whether Airflow retries by itself; clearing raises `max_tries` above the operator's."""
-    return int(task.try_number) > 1 and int(task.max_tries) <= retries

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -179,6 +180,7 @@ class StreamView:
         limit: int = CHECKPOINTS_PER_PAGE,
         abandoned: bool = False,
         until: int | None = None,
+        restorable: bool = False,
     ) -> dict[str, Any]:
         """Return a page of the checkpoint table, newest first.
 
@@ -187,20 +189,25 @@ class StreamView:
             limit: rows of a page.
             abandoned: those that restores have left behind, instead of the current lineage.
             until: only those sealed at or before this time, in milliseconds since 1970.
+            restorable: only those that can be restored.
         """
         with self._hold_lock():
-            head = self.log.head()
-            source = self._iterate_abandoned(head) if abandoned else self._iterate_lineage(head)
+            head, roots = self.log.head(), RootsFile(self.store, self.pipeline).read()
+            if abandoned:
+                source = self._iterate_abandoned(head)
+            else:
+                last = head.slot if until is None else self._find_newest_slot(head, until)
+                source = self._iterate_lineage(head, last)
             rest = (
                 row
                 for row in source
                 if (before is None or _is_past_cursor(row, before, abandoned))
                 and (until is None or row.created_at <= until * 1000)
+                and not (restorable and (not row.is_restorable or row.id in roots.condemned))
             )
             rows = list(islice(rest, limit + 1))  # one more, to know whether there is a next page
             if abandoned:
                 rows = CheckpointCatalog(self.log).mark_gaps(rows)
-            roots = RootsFile(self.store, self.pipeline).read()
             find_illness = (
                 build_illness_finder(self.store, self.pipeline)
                 if self._read_quality() is not None
@@ -254,20 +261,10 @@ class StreamView:
         """Return the events of `operators/timeline.py`, in no order."""
         with self._hold_lock():
             head = self.log.head()
-            segments, _ = self._read_lineage(head)
-
-        def read_epoch(slot: int) -> EpochFacts | None:
-            timeline = next((s.timeline for s in segments if s.contains(slot)), head.timeline)
-            if (timeline, slot) not in self._facts:
-                filled = self.log.read_slot(timeline, slot)
-                epoch = filled.record if filled else None
-                known = EpochFacts.from_manifest(epoch) if isinstance(epoch, Manifest) else None
-                self._facts[timeline, slot] = known
-            return self._facts[timeline, slot]
-
+            self._read_lineage(head)
         newest = EpochFacts.from_manifest(head.record) if head.record else None
         return [
-            *list_driver_events(newest, read_epoch),
+            *list_driver_events(newest, lambda slot: self._read_facts(head, slot)),
             *list_merge_events(list_splice_requests(self.store, self.pipeline)),
             *list_verdict_events(self._read_quality_file("history.json").get("runs", [])),
         ]
@@ -456,6 +453,30 @@ class StreamView:
             self._forks = head.timeline, self.log.lineage(head.timeline), forks
         return self._forks[1:]
 
+    def _read_facts(self, head: LogHead, slot: int) -> EpochFacts | None:
+        """What an epoch of the lineage records about its driver; None if it is retired."""
+        for position in self._locate_slots(head, [slot]):
+            if position not in self._facts:
+                filled = self.log.read_slot(*position)
+                epoch = filled.record if filled else None
+                known = EpochFacts.from_manifest(epoch) if isinstance(epoch, Manifest) else None
+                self._facts[position] = known
+            return self._facts[position]
+        return None
+
+    def _find_newest_slot(self, head: LogHead, until: int) -> int:
+        """The newest slot that may have been sealed until a time: times grow along a lineage.
+
+        A retired epoch counts as sealed before, so that no later one is missed.
+        """
+
+        def read_time(slot: int) -> int:
+            """When the epoch was sealed, in milliseconds since 1970."""
+            facts = self._read_facts(head, slot)
+            return facts.at if facts else 0
+
+        return bisect_right(range(1, head.slot + 1), until, key=read_time)
+
     def _load_epochs(self, positions: list[_Position]) -> list[_SeenEpoch | None]:
         """The epochs at these positions; reads those not seen before, several at once."""
         missing = [position for position in positions if position not in self._seen]
@@ -492,20 +513,21 @@ class StreamView:
 
     # Checkpoints
 
-    def _iterate_lineage(self, head: LogHead) -> Iterator[SlotSummary]:
-        """Epochs of the current lineage, newest first.
+    def _iterate_lineage(self, head: LogHead, last: int | None = None) -> Iterator[SlotSummary]:
+        """Epochs of the current lineage, newest first; not those after slot `last`.
 
         From memory as far as the charts reach, then from the index.
         """
         for point in reversed(self._recent_points(head)):
             seen = self._seen[point["timeline"], point["slot"]]
-            if seen is not None:
+            if seen is not None and (last is None or point["slot"] <= last):
                 yield seen[1]
         oldest = max(1, head.slot - CHART_POINTS + 1)
+        newest = min(oldest - 1, last if last is not None else head.slot)
         for segment in reversed(self._read_lineage(head)[0]):
-            if segment.first < oldest:
-                for row in self._index.iterate_newest_first(segment.timeline):
-                    if segment.contains(row.slot) and row.slot < oldest:
+            if segment.first <= newest:
+                for row in self._index.iterate_newest_first(segment.timeline, newest):
+                    if segment.contains(row.slot):
                         yield row
 
     def _iterate_abandoned(self, head: LogHead) -> Iterator[SlotSummary]:

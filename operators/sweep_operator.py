@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from airflow.sdk import BaseOperator
+from airflow.sdk.execution_time.context import NEVER_EXPIRE
 
 from tidegate.checkpoints.driver_requests import (
     DesiredState,
@@ -26,10 +27,15 @@ from tidegate.errors import TidegateError, TransientError
 from tidegate.operators.driver_shutdown import StopOrder, stop_driver, terminate_driver
 from tidegate.operators.errors import STOP_DURING_RESTORE, SWEEP_UNREADABLE
 from tidegate.operators.liveness import needs_person
-from tidegate.operators.pipeline_operator import PipelineOperator, get_requester
+from tidegate.operators.pipeline_operator import (
+    PipelineOperator,
+    get_requester,
+    is_automatic_retry,
+)
 from tidegate.operators.store_access import StoreAccess
 
 UNREADABLE_KEY = "unreadable"  # of the XCom with the pipelines that could not be judged
+_REPLACED_KEY = "replaced_token"  # key in the task state store
 _ACTIVE_RUN_STATES = ["queued", "running"]
 
 
@@ -163,10 +169,8 @@ class StopOperator(PipelineOperator):
         if desired.state is DesiredState.RECOVERING:
             raise STOP_DURING_RESTORE(pipeline=self.pipeline, who=desired.who or "someone")
         if self.replace == "True":
-            lease = read_lease(store, self.pipeline)
-            said = terminate_driver(
-                store, self.pipeline, lease.token if lease else 0, self.log.info
-            )
+            token = self._choose_token(context, store)
+            said = terminate_driver(store, self.pipeline, token, self.log.info)
             return {"pipeline": self.pipeline, "said": said}
         # First of all, or the trigger and the sweep would replace the driver that is stopped next.
         set_desired_state(store, self.pipeline, DesiredState.STOPPED, who=who, why=self.reason)
@@ -174,3 +178,20 @@ class StopOperator(PipelineOperator):
         said = stop_driver(store, self.pipeline, order, say=self.log.info)
         self.log.info("%s", said)
         return {"pipeline": self.pipeline, "said": said}
+
+    def _choose_token(self, context: Any, store: Store) -> int:
+        """The token of the driver to replace: the one that drove when the run's first try began.
+
+        A retry that read the lease again would kill the driver that has replaced it meanwhile.
+        """
+        kept = context["task_state_store"]
+        token = (
+            kept.get(_REPLACED_KEY)
+            if is_automatic_retry(context["ti"], self.retries or 0)
+            else None
+        )
+        if token is None:
+            lease = read_lease(store, self.pipeline)
+            token = lease.token if lease else 0
+            kept.set(_REPLACED_KEY, token, retention=NEVER_EXPIRE)
+        return int(token)

@@ -111,8 +111,8 @@ export function restoreSeveral(streams) {
     row.target = null;
     row.out.replaceChildren("Looking…");
     try {
-      const base = `api/streams/${row.s.pipeline}.stream/`, found = await insist(`${base}checkpoints?limit=1&until=${Date.parse(`${at}Z`)}`, "GET");
-      if (!found.rows[0]?.restorable) throw new Error("nothing was sealed until then that can be restored");
+      const base = `api/streams/${row.s.pipeline}.stream/`, found = await insist(`${base}checkpoints?limit=1&restorable=true&until=${Date.parse(`${at}Z`)}`, "GET");
+      if (!found.rows.length) throw new Error("nothing was sealed until then that can be restored");
       const plan = await insist(`${base}impact?checkpoint=${encodeURIComponent(found.rows[0].id)}`, "GET");
       if (at !== time.value) return;
       row.target = found.rows[0].id;

@@ -34,12 +34,12 @@ export function proofPanel(pipeline) {
       ...(found ? [...found.followers.map((f, i) => line(f.timeline === found.timeline, i ? "sink" : "tables", i ? `Sink ${f.name}` : "Tables", f.timeline === found.timeline ? ` follow${i ? "s" : ""} timeline ${f.timeline}: ${f.missing ? `${plural(f.missing, "epoch")} to come` : "every epoch is there"}.` : f.timeline === null ? ": nothing was written yet." : `: not rewound yet, still on timeline ${f.timeline}.`)),
         ...found.counts.map(c => line(c.sealed === c.found, "count", c.what === "read" ? `Rows read ${count(c.sealed)}, accounted for ${count(c.found)}: ` : `Rows released ${count(c.sealed)}, in the table ${c.what} ${count(c.found)}: `, c.sealed === c.found ? "equal." : "not equal."))] : [])]);
   }
-  return {node, update(s, points) {
+  return {node, update(s, points, job) {
     const begun = resumption(points);
     node.hidden = !begun || sinceThen(begun.p.at) > RECENT;
     if (node.hidden) return;
     draw(s, begun);
-    if (slot === s.slot + s.state && found || Date.now() - at < EVERY) return;
+    if (job || slot === s.slot + s.state && found || Date.now() - at < EVERY) return;
     at = Date.now();
     ask(`api/streams/${pipeline}.stream/results/proof`).then(answer => { found = answer; slot = answer.followers.some(f => f.missing || f.timeline !== answer.timeline) ? null : s.slot + s.state; draw(s, begun); }, () => {}); // asked again
   }};

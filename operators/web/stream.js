@@ -62,6 +62,7 @@ export function streamPage(pipeline, {framed, open, refresh}) {
     target?.querySelector("h2")?.focus({preventScroll: true});
     if (!framed) history.replaceState(null, "", `#/${pipeline}/${id}`);
   }
+  const isJob = s => Object.keys(s.queries || {}).length > 0;
   const members = () => [...new Set(points.flatMap(p => Object.keys(p.members)))].sort();
   const lookOf = name => look(Math.max(0, members().indexOf(name))), colourOf = name => lookOf(name).colour;
   function holderOf(p) { const name = p.holder?.split("/")[0]; return name ? {name: p.holder, colour: colourOf(name)} : null; }
@@ -137,7 +138,7 @@ export function streamPage(pipeline, {framed, open, refresh}) {
     fill(targets, wanted, () => wanted.length ? table("Advice", ["Source", ">Rows", ">In order", ">Lag for 1 % late", ">for 0.1 %"], wanted.map(([name, found]) => ({cells: [name, count(found.rows), share(found.in_order, found.rows), ...found.targets.map(t => span(t.lag))]}))) : []);
   }
   function asked_(s) {
-    const found = Object.entries(s.queries || {}), job = found.length > 0;
+    const found = Object.entries(s.queries || {}), job = isJob(s);
     queryCard.hidden = !job;
     results.node.hidden = lateCard.hidden = whatif.node.hidden = job;
     fill(queries, s.queries, () => job ? [h("div", {class: "scroll", tabindex: 0}, table("Queries", ["Query", ">Batch", ">Seconds", "Sources: rows, messages behind", "Watermark (UTC)", ">Dropped", ">State", "Sink, and what a restore does~"], found.map(([name, q]) => ({cells: [
@@ -176,7 +177,8 @@ export function streamPage(pipeline, {framed, open, refresh}) {
       last = s;
       if (state && state !== s.state) announce(`${pipeline} is now ${s.state}`);
       state = s.state;
-      header(s); noted(s); numbers(s); charts(s); asked_(s); waits(s); open_(s); past.update(s); proof.update(s, points);
-      shelf.update(s); graph.update(s); results.update(s); quality.update(s);
+      header(s); noted(s); numbers(s); charts(s); asked_(s); waits(s); open_(s); past.update(s); proof.update(s, points, isJob(s));
+      shelf.update(s); graph.update(s); quality.update(s);
+      if (!isJob(s)) results.update(s); // a job has no tables of its own
     }, scrollTo};
 }

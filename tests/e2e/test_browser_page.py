@@ -25,11 +25,13 @@ from tests.e2e.browser import (
 )
 from tests.operators.history import GALLERY, History, gallery, keep_spec
 from tests.operators.pages import FakeAirflowQueries, app_of, served
+from tests.sealed_queries.conftest import JobBench
 from tests.servers.memory_store import Fault, MemoryStore, StoreRequest
 from tests.yardstick import slowness
 from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.checkpoint_specs import write_spec
 from tidegate.checkpoints.local_store import LocalStore
+from tidegate.jobs.sealed_queries.batch_sealer import BatchReport
 from tidegate.jobs.spec.loader import parse_spec
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, needs_chromium, pytest.mark.timeout(1800)]
@@ -503,6 +505,25 @@ def test_results_are_shown_and_a_late_row_is_explained(chromium: Browser, tmp_pa
         panel.get_by_role("button", name="Find").click()
         expect(panel.locator(".found")).to_contain_text("which web/0 held")
         page.close()
+
+
+def test_a_job_is_not_asked_for_tables(chromium: Browser, tmp_path: Path) -> None:
+    """It has none of its own, so the questions about results would fail."""
+    bench = JobBench(tmp_path)
+    query, made = bench.query("counts")
+    for batch in range(2):
+        made.commit(batch)
+        bench.sealer.seal(query, batch, BatchReport())
+    page = chromium.new_context().new_page()
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    with served(app_of(FakeAirflowQueries(["clicks"], bench.store))) as url:
+        page.goto(f"{url}/page#/clicks")
+        expect(page.locator("#queries")).to_contain_text("counts")
+        expect(page.locator("#proof")).to_contain_text("First epoch")
+        page.wait_for_timeout(1000)
+        assert not [one for one in asked if "/results/" in one]
+        page.context.close()
 
 
 def test_the_timeline_is_narrowed_and_saved(show: Open, site: Site) -> None:

@@ -16,6 +16,7 @@ from tidegate.checkpoints.driver_requests import DesiredState
 from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.checkpoints.pins import RootsFile
 from tidegate.checkpoints.restore import RestoreEvent, record_restore_event
+from tidegate.checkpoints.retention import Retention, RetentionPolicy
 from tidegate.errors import TransientError
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.operators import stream_view
@@ -190,6 +191,35 @@ def test_the_newest_checkpoint_of_a_time_is_found(store: MemoryStore) -> None:
     wanted = sealed[7]
     page = StreamView(store, "p").checkpoint_page(limit=3, until=wanted.created_at // 1000 + 1)
     assert [row["id"] for row in page["rows"]] == [str(m.id) for m in sealed[7:4:-1]]
+
+
+def test_a_time_of_which_the_newest_checkpoint_is_gone_leads_to_an_older_one(
+    store: MemoryStore,
+) -> None:
+    """A restore to a time skips epochs that were retired, and those that are damaged."""
+    history = History(store, "p")
+    sealed, roots = history.extend(20, ago=100), RootsFile(store, "p")
+    roots.pin("kept", sealed[1].id, who="ann", why="known")
+    policy = RetentionPolicy(keep_last=14, keep_for=0, grace=0)
+    assert Retention(history.log, policy, external=tuple).run().retired
+    roots.condemn_damaged(sealed[9].id, "checksum of one file")
+    view = StreamView(store, "p")
+    for newest, found in ((4, 1), (9, 8)):
+        until = sealed[newest].created_at // 1000 + 1
+        rows = view.checkpoint_page(limit=1, until=until, restorable=True)["rows"]
+        assert [row["id"] for row in rows] == [str(sealed[found].id)]
+
+
+def test_a_time_long_ago_is_found_by_few_reads(store: MemoryStore, gets: list[str]) -> None:
+    """Neither the pages of the index nor the epochs after it are read one by one."""
+    sealed = History(store, "p").extend(200, ago=100)
+    view = StreamView(store, "p")
+    pages(view)
+    gets.clear()
+    rows = view.checkpoint_page(limit=1, until=sealed[20].created_at // 1000 + 1)["rows"]
+    assert [row["id"] for row in rows] == [str(sealed[20].id)]
+    assert sum("/index/" in key for key in gets) == 1
+    assert sum("/slots/" in key for key in gets) <= 8
 
 
 def test_a_log_that_begins_again_is_not_shown_with_the_old_one(store: MemoryStore) -> None:

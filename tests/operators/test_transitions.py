@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from tests.operators.history import History, drives, drove
-from tests.operators.supervising import HERE
+from tests.operators.supervising import HERE, Memory, make_context
 from tests.servers.memory_store import MemoryStore
 
 from tidegate.checkpoints.driver_reports import DriverLog
@@ -18,7 +19,9 @@ from tidegate.checkpoints.driver_requests import (
     set_desired_state,
 )
 from tidegate.checkpoints.lease import Lease, read_lease
-from tidegate.errors import ConfigurationError
+from tidegate.errors import ConfigurationError, TransientError
+from tidegate.operators import sweep_operator
+from tidegate.operators.driver_shutdown import terminate_driver
 from tidegate.operators.page_data import find_transition
 from tidegate.operators.store_access import StoreAccess
 from tidegate.operators.stream_view import StreamView
@@ -92,10 +95,10 @@ def test_a_stream_that_was_just_started_is_not_red() -> None:
     assert row["why"] == "a driver is being started by ann"
 
 
-def _stop(reason: str = "maintenance", replace: str = "False") -> dict[str, Any]:
-    operator = StopOperator(task_id="stop", pipeline="p", reason=reason, replace=replace)
+def _stop(reason: str = "maintenance", replace: str = "False", **known: Any) -> dict[str, Any]:
+    operator = StopOperator(task_id="stop", pipeline="p", reason=reason, replace=replace, retries=2)
     run = SimpleNamespace(triggering_user_name="uwe")
-    return operator.execute({"run_id": "r", "dag_run": run})
+    return operator.execute({**make_context(**known), "dag_run": run})
 
 
 @pytest.fixture
@@ -124,6 +127,33 @@ def test_a_driver_that_hangs_is_replaced(bucket: MemoryStore) -> None:
     assert held is not None
     assert (held.is_free, held.token) == (True, lease.token + 1)
     assert read_desired_state(bucket, "p").state is DesiredState.RUN
+
+
+@pytest.mark.parametrize("try_number", [2, 1])
+def test_a_retry_of_a_replacement_spares_the_next_driver(
+    bucket: MemoryStore, monkeypatch: pytest.MonkeyPatch, try_number: int
+) -> None:
+    """The first try failed after it had ended the driver; a cleared task begins from the start."""
+    memory, hung = Memory(), Lease.acquire(bucket, "p", HERE)
+    with monkeypatch.context() as patch:
+        patch.setattr(sweep_operator, "terminate_driver", _fail_after(terminate_driver))
+        with pytest.raises(TransientError):
+            _stop(replace="True", memory=memory)
+    successor = Lease.acquire(bucket, "p", HERE)
+    assert successor.token > hung.token
+    said = _stop(replace="True", memory=memory, try_number=try_number)["said"]
+    held = read_lease(bucket, "p")
+    assert held is not None
+    assert held.is_free is (try_number == 1)
+    assert said.startswith("no driver was running" if try_number == 2 else "the lease was taken")
+
+
+def _fail_after(act: Callable[..., Any]) -> Callable[..., Any]:
+    def act_and_fail(*given: Any) -> None:
+        act(*given)
+        raise TransientError("the store is away", code="store.away")
+
+    return act_and_fail
 
 
 def test_a_stop_does_not_cross_a_restore(bucket: MemoryStore) -> None:
