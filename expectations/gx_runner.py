@@ -1,24 +1,36 @@
 """Runs the suites over the summaries with Great Expectations, and collects the results.
 
+A failed check comes with a sample of the rows behind it.
+
 Great Expectations is imported inside the functions, as in `data_docs`: it takes seconds and 300 MB.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 import os
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from math import isfinite
+from typing import TYPE_CHECKING, Any, Final
 
 import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from tidegate.errors import ConfigurationError
 from tidegate.expectations.job_batches import JobEvidence
 from tidegate.expectations.suite_files import Check, limit_values, load_suites
-from tidegate.expectations.summaries import Evidence, build_frame, sample_rows
+from tidegate.expectations.summaries import (
+    ORIGIN,
+    TABLE_PREFIX,
+    Evidence,
+    build_frame,
+    name_rows,
+)
+from tidegate.jobs.spec.pipeline import BARRIERS, CHECKPOINTS, DEAD_LETTERS, EVENTS, LATE
+from tidegate.jobs.spec.stream_specs import REJECTIONS
 
 if TYPE_CHECKING:
     from great_expectations.core.expectation_validation_result import (
@@ -30,6 +42,8 @@ if TYPE_CHECKING:
     )
 
 _OFFENDERS_SHOWN = 5  # offenders named per check; the Data Docs list all of them
+SAMPLE_ROWS: Final = 5
+"""Rows that a failed check shows of those behind it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +300,7 @@ def _compare_with_limit(
         return None, None, most is None
     values = pd.to_numeric(values, errors="coerce")
     worst = values.min() if most is None else values.max()
-    is_number = not pd.isna(worst) and math.isfinite(worst)
+    is_number = not pd.isna(worst) and isfinite(worst)
     return float(worst) if is_number else None, limit, most is None
 
 
@@ -379,3 +393,117 @@ def _make_check_error(check: Check, cause: str) -> ConfigurationError:
         code="quality.bad_check",
         advice=f"correct `expect` and `kwargs` of {check.id} in its suite file",
     )
+
+
+# The rows behind a summary: table -> the columns that a sample shows, and the column whose value is
+# the first column of the summary (None: the summary is about the table as a whole).
+
+_SAMPLE_COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
+    LATE: (*ORIGIN, "_epoch", "output", "reason", "lateness_us"),
+    DEAD_LETTERS: (*ORIGIN, "_epoch", "reason", "object"),
+    REJECTIONS: ("row_id", "_epoch", "destination", "via", "reason"),
+    BARRIERS: ("barrier_id", "_epoch", "outcome", "missing", "tardy"),
+    CHECKPOINTS: ("checkpoint_id", "_epoch"),
+    EVENTS: (*ORIGIN, "_epoch", "position"),
+}
+_ROWS_BEHIND: Final[Mapping[str, tuple[str, str | None]]] = {
+    "late_by_source": (LATE, "_source"),
+    "late_by_output": (LATE, "output"),
+    "late_by_reason": (LATE, "reason"),
+    "stream_rejections": (REJECTIONS, "destination"),
+    "barriers": (BARRIERS, "barrier_id"),
+    "barrier_health": (BARRIERS, None),
+    "barrier_members": (BARRIERS, None),
+    "checkpoints": (CHECKPOINTS, "checkpoint_id"),
+    "checkpoint_health": (CHECKPOINTS, None),
+    "dead_letters": (DEAD_LETTERS, "reason"),
+    "dead_letter_health": (DEAD_LETTERS, None),
+    "release": (EVENTS, None),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RowSample:
+    """Rows behind a failed check.
+
+    Attributes:
+        rows: the newest, at most `SAMPLE_ROWS`; empty where rows were only counted.
+        command: shows all of them. For a check of a table it shows all recent rows; where rows were
+            only counted, the counts.
+    """
+
+    rows: tuple[dict[str, Any], ...]
+    command: str
+
+
+def sample_rows(
+    evidence: Evidence | JobEvidence, summary: str, names: Sequence[Any], *, recent: bool
+) -> RowSample:
+    """Return the newest rows behind some rows of a summary.
+
+    Args:
+        evidence: what the summary was computed from.
+        summary: its name.
+        names: first column of the rows that broke the check. Empty: rows behind the whole summary;
+            of a table none.
+        recent: only rows of recent epochs.
+    """
+    pipeline = evidence.spec.name
+    if isinstance(evidence, JobEvidence):
+        return RowSample((), f"tidegate status {pipeline}")
+    if summary.startswith(TABLE_PREFIX):
+        return _sample_table(evidence, summary.removeprefix(TABLE_PREFIX), names)
+    if summary not in _ROWS_BEHIND:
+        return RowSample((), f"tidegate status {pipeline}")
+    name, column = _ROWS_BEHIND[summary]
+    table = getattr(evidence, name)
+    conditions = []
+    if recent and evidence.recent_since:
+        table = evidence.select_recent(table)
+        conditions.append(f"_epoch > {evidence.recent_since}")
+    if name == EVENTS:
+        table = _select_doubled(table)
+    if (
+        name == BARRIERS
+        and column is None
+        and pc.any(unhealthy := pc.not_equal(table["outcome"], "complete")).as_py()
+    ):
+        table = table.filter(unhealthy)
+        conditions.append("outcome <> 'complete'")
+    if column is not None and names:
+        table = table.filter(
+            pc.is_in(table[column], pa.array(names, table.schema.field(column).type))
+        )
+        conditions.append(f"{column} in ({', '.join(map(_quote_sql, names))})")
+    shown = [c for c in _SAMPLE_COLUMNS[name] if c in table.column_names]
+    newest = table.select(shown).sort_by([("_epoch", "descending")]).slice(0, SAMPLE_ROWS)
+    where = f' --where "{" and ".join(conditions)}"' if conditions else ""
+    return RowSample(tuple(newest.to_pylist()), f"tidegate tables {pipeline} {name}{where}")
+
+
+def _sample_table(evidence: Evidence, name: str, names: Sequence[Any]) -> RowSample:
+    table, wanted = evidence.tables[name], set(names)
+    rows = zip(name_rows(table), table.to_pylist(), strict=True)
+    chosen = [row for who, row in rows if who in wanted][-SAMPLE_ROWS:]
+    shown = tuple({c: _make_plain(v) for c, v in row.items()} for row in chosen)
+    command = (
+        f'tidegate tables {evidence.spec.name} {name} --where "_epoch > {evidence.recent_since}"'
+    )
+    return RowSample(shown, command)
+
+
+def _make_plain(value: Any) -> str | int | float | None:
+    """The value as JSON holds it; NaN and infinities are text."""
+    is_plain = value is None or isinstance(value, str | int)
+    return value if is_plain or (isinstance(value, float) and isfinite(value)) else str(value)
+
+
+def _select_doubled(events: pa.Table) -> pa.Table:
+    """Events that share their position or their origin; a lost event has no row to show."""
+    rows = events.select([*ORIGIN, "position"]).to_pandas()
+    doubled = rows.duplicated([*ORIGIN], keep=False) | rows.duplicated("position", keep=False)
+    return events.filter(pa.array(doubled))
+
+
+def _quote_sql(value: Any) -> str:
+    return str(value) if isinstance(value, int) else "'" + str(value).replace("'", "''") + "'"

@@ -13,7 +13,6 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isfinite
 from typing import Any, Final
 
 import numpy as np
@@ -42,9 +41,12 @@ from tidegate.jobs.spec.pipeline import (
 )
 from tidegate.jobs.spec.stream_specs import REJECTIONS
 
+ORIGIN: Final = ("_source", "_partition", "_seq")
+"""The columns that name a row of most tables."""
 LATE_COLUMNS: Final = (
     *("output", "reason", "lateness_us"),
-    *("_source", "_partition", "_seq", "_epoch"),
+    *ORIGIN,
+    "_epoch",
 )
 """The columns of the late table that the checks need."""
 
@@ -57,14 +59,12 @@ _DISPOSITIONS: Final = [
     "rows_dead",
     "rows_retained",
 ]
-SAMPLE_ROWS: Final = 5
-"""Rows that a failed check shows of those behind it."""
 
 
 def event_columns(spec: PipelineSpec) -> tuple[str, ...]:
     """Return the columns of the events table that the checks need; no other table is large."""
     event_time = spec.event_time_column
-    return ("position", "section", "_late", "_source", "_partition", "_seq", "_epoch", event_time)
+    return ("position", "section", "_late", *ORIGIN, "_epoch", event_time)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +136,8 @@ def summarize_late_by_source(evidence: Evidence) -> pd.DataFrame:
     strangers = sorted(set(evidence.late["_source"].to_pylist()) - set(evidence.spec.sources))
     rows = []
     for source in [*evidence.spec.sources, *strangers]:
-        own = late.loc[late["_source"] == source, "lateness_us"]
-        lateness = own.to_numpy(dtype="float64", na_value=np.nan) / _TICKS_PER_SECOND
-        p50, p99, largest = (_compute_quantile(lateness, q) for q in (0.50, 0.99, 1.0))
+        own = late.loc[late["_source"] == source, "lateness_us"] / _TICKS_PER_SECOND
+        p50, p99, largest = (_compute_quantile(own, q) for q in (0.50, 0.99, 1.0))
         now, newest = every[source], recent[source]
         ratio = _use_nan_for_none(newest.late_ratio)
         # All epochs but the recent ones, so that a rise is not compared with itself.
@@ -260,24 +259,26 @@ def summarize_barrier_health(evidence: Evidence) -> pd.DataFrame:
     closed, newest = _join_tardy_reports(evidence.barriers), summarize_barriers(evidence)
     ids = set(newest["barrier_id"])
     complete, recent = (int((f["outcome"] == "complete").sum()) for f in (closed, newest))
-    return _make_single_row(
-        {
-            "pipeline": evidence.spec.name,
-            "barriers": len(closed),
-            "complete": complete,
-            "complete_ratio": _compute_ratio(complete, len(closed)),
-            "recent_barriers": len(newest),
-            "recent_complete": recent,
-            "recent_incomplete": int((newest["outcome"] == "incomplete").sum()),
-            "recent_aborted": int((newest["outcome"] == "aborted").sum()),
-            "recent_complete_ratio": _compute_ratio(recent, len(newest)),
-            "waited_p50_s": _compute_quantile(newest["waited_s"].to_numpy("float64"), 0.50),
-            "waited_p99_s": _compute_quantile(newest["waited_s"].to_numpy("float64"), 0.99),
-            "complete_p99_s": _compute_quantile(
-                newest.loc[newest["outcome"] == "complete", "waited_s"].to_numpy("float64"), 0.99
-            ),
-            "ids_missing": max(ids) - min(ids) + 1 - len(ids) if ids else 0,
-        }
+    return pd.DataFrame(
+        [
+            {
+                "pipeline": evidence.spec.name,
+                "barriers": len(closed),
+                "complete": complete,
+                "complete_ratio": _compute_ratio(complete, len(closed)),
+                "recent_barriers": len(newest),
+                "recent_complete": recent,
+                "recent_incomplete": int((newest["outcome"] == "incomplete").sum()),
+                "recent_aborted": int((newest["outcome"] == "aborted").sum()),
+                "recent_complete_ratio": _compute_ratio(recent, len(newest)),
+                "waited_p50_s": _compute_quantile(newest["waited_s"], 0.50),
+                "waited_p99_s": _compute_quantile(newest["waited_s"], 0.99),
+                "complete_p99_s": _compute_quantile(
+                    newest.loc[newest["outcome"] == "complete", "waited_s"], 0.99
+                ),
+                "ids_missing": max(ids) - min(ids) + 1 - len(ids) if ids else 0,
+            }
+        ]
     )
 
 
@@ -308,7 +309,7 @@ def summarize_barrier_members(evidence: Evidence) -> pd.DataFrame:
             (
                 *(m, arrived[m], len(held[m]), missing[m], tardy[m]),
                 *(missing[m] / closed, tardy[m] / closed),
-                _compute_quantile(np.array(held[m], "float64"), 0.99),
+                _compute_quantile(held[m], 0.99),
             )
             for m in sorted({*arrived, *missing, *tardy})
         ],
@@ -328,7 +329,7 @@ def summarize_freshness(evidence: Evidence) -> pd.DataFrame:
     return _make_frame(
         "source epochs sealed_p50_s sealed_p95_s",
         [
-            (source, len(found), *(_compute_quantile(np.array(found), q) for q in (0.50, 0.95)))
+            (source, len(found), *(_compute_quantile(found, q) for q in (0.50, 0.95)))
             for source, found in waits.items()
         ],
     )
@@ -376,17 +377,19 @@ def summarize_checkpoint_health(evidence: Evidence) -> pd.DataFrame:
         # A stopped pipeline grows older without being ill.
         (evidence.now - head.created_at) / _TICKS_PER_SECOND if head and evidence.wanted else np.nan
     )
-    return _make_single_row(
-        {
-            "pipeline": evidence.spec.name,
-            "checkpoints": len(table),
-            "newest": str(head.id) if head else "none",
-            "verified": evidence.verified,
-            "age_s": age,
-            "epoch_p95_s": _compute_quantile(recent["epoch_s"].to_numpy("float64"), 0.95),
-            "seal_p95_s": _compute_quantile(recent["seal_s"].to_numpy("float64"), 0.95),
-            "unpublished": evidence.sealed - (head.slot if head else 0),
-        }
+    return pd.DataFrame(
+        [
+            {
+                "pipeline": evidence.spec.name,
+                "checkpoints": len(table),
+                "newest": str(head.id) if head else "none",
+                "verified": evidence.verified,
+                "age_s": age,
+                "epoch_p95_s": _compute_quantile(recent["epoch_s"], 0.95),
+                "seal_p95_s": _compute_quantile(recent["seal_s"], 0.95),
+                "unpublished": evidence.sealed - (head.slot if head else 0),
+            }
+        ]
     )
 
 
@@ -408,23 +411,25 @@ def summarize_dead_letters(evidence: Evidence) -> pd.DataFrame:
 def summarize_dead_letter_health(evidence: Evidence) -> pd.DataFrame:
     """One row over all dead letters, and rows whose objects have other columns than declared."""
     now, newest = evidence.count_all_sources()
-    return _make_single_row(
-        {
-            "pipeline": evidence.spec.name,
-            "rows_read": now["read"],
-            "dead_rows": now["dead_lettered"],
-            "dead_ratio": _compute_ratio(now["dead_lettered"], now["read"]),
-            "recent_read": newest["read"],
-            "recent_dead_rows": newest["dead_lettered"],
-            "recent_dead_ratio": _compute_ratio(newest["dead_lettered"], newest["read"]),
-            "recent_changed_columns": newest[NULLS_FILLED] + newest[COLUMNS_LEFT_OUT],
-            **{
-                f"{prefix}{name}": counts[name]
-                for prefix, counts in (("", now), ("recent_", newest))
-                for name in ROW_NOTES
-                if name.startswith(("dead", "nulls", "columns"))
-            },
-        }
+    return pd.DataFrame(
+        [
+            {
+                "pipeline": evidence.spec.name,
+                "rows_read": now["read"],
+                "dead_rows": now["dead_lettered"],
+                "dead_ratio": _compute_ratio(now["dead_lettered"], now["read"]),
+                "recent_read": newest["read"],
+                "recent_dead_rows": newest["dead_lettered"],
+                "recent_dead_ratio": _compute_ratio(newest["dead_lettered"], newest["read"]),
+                "recent_changed_columns": newest[NULLS_FILLED] + newest[COLUMNS_LEFT_OUT],
+                **{
+                    f"{prefix}{name}": counts[name]
+                    for prefix, counts in (("", now), ("recent_", newest))
+                    for name in ROW_NOTES
+                    if name.startswith(("dead", "nulls", "columns"))
+                },
+            }
+        ]
     )
 
 
@@ -435,20 +440,22 @@ def summarize_release(evidence: Evidence) -> pd.DataFrame:
     position = events["position"].to_numpy()
     rows = len(position)
     distinct = int((np.diff(position) != 0).sum()) + 1 if rows else 0
-    origin = events.group_by(["_source", "_partition", "_seq"]).aggregate([])
-    return _make_single_row(
-        {
-            "pipeline": evidence.spec.name,
-            "events": rows,
-            "positions_missing": _count_expected_positions(evidence, position) - distinct,
-            "positions_doubled": rows - distinct,
-            "rows_doubled": rows - origin.num_rows,
-            "rows_out_of_order": (
-                _count_out_of_order(events, event_time)
-                if evidence.spec.release.mode is not ReleaseMode.PASS_THROUGH
-                else np.nan
-            ),
-        }
+    origin = events.group_by([*ORIGIN]).aggregate([])
+    return pd.DataFrame(
+        [
+            {
+                "pipeline": evidence.spec.name,
+                "events": rows,
+                "positions_missing": _count_expected_positions(evidence, position) - distinct,
+                "positions_doubled": rows - distinct,
+                "rows_doubled": rows - origin.num_rows,
+                "rows_out_of_order": (
+                    _count_out_of_order(events, event_time)
+                    if evidence.spec.release.mode is not ReleaseMode.PASS_THROUGH
+                    else np.nan
+                ),
+            }
+        ]
     )
 
 
@@ -487,7 +494,7 @@ def build_frame(evidence: Evidence | JobEvidence, summary: str) -> pd.DataFrame:
         return SUMMARIES[summary](evidence)
     table = evidence.tables[summary.removeprefix(TABLE_PREFIX)]
     frame: pd.DataFrame = table.to_pandas()
-    frame.insert(0, "_row", _name_rows(table))
+    frame.insert(0, "_row", name_rows(table))
     return frame
 
 
@@ -509,128 +516,11 @@ def list_frame_columns(spec: PipelineSpec | JobSpec, summary: str) -> list[str]:
     return list(SUMMARIES[summary](evidence).columns)
 
 
-def _name_rows(table: pa.Table) -> list[str]:
-    """The origin of each row; its epoch and its number where it has none."""
-    if {*_ORIGIN} <= {*table.column_names}:
-        return ["/".join(map(str, row.values())) for row in table.select(_ORIGIN).to_pylist()]
+def name_rows(table: pa.Table) -> list[str]:
+    """Return the origin of each row; its epoch and its number where it has none."""
+    if {*ORIGIN} <= {*table.column_names}:
+        return ["/".join(map(str, row.values())) for row in table.select(ORIGIN).to_pylist()]
     return [f"{epoch}:{n}" for n, epoch in enumerate(table["_epoch"].to_pylist())]
-
-
-_ORIGIN: Final = ("_source", "_partition", "_seq")
-
-# The rows behind a summary: table -> the columns that a sample shows, and the column whose value is
-# the first column of the summary (None: the summary is about the table as a whole).
-
-_SAMPLE_COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
-    LATE: ("_source", "_partition", "_seq", "_epoch", "output", "reason", "lateness_us"),
-    DEAD_LETTERS: ("_source", "_partition", "_seq", "_epoch", "reason", "object"),
-    REJECTIONS: ("row_id", "_epoch", "destination", "via", "reason"),
-    BARRIERS: ("barrier_id", "_epoch", "outcome", "missing", "tardy"),
-    CHECKPOINTS: ("checkpoint_id", "_epoch"),
-    EVENTS: ("_source", "_partition", "_seq", "_epoch", "position"),
-}
-_ROWS_BEHIND: Final[Mapping[str, tuple[str, str | None]]] = {
-    "late_by_source": (LATE, "_source"),
-    "late_by_output": (LATE, "output"),
-    "late_by_reason": (LATE, "reason"),
-    "stream_rejections": (REJECTIONS, "destination"),
-    "barriers": (BARRIERS, "barrier_id"),
-    "barrier_health": (BARRIERS, None),
-    "barrier_members": (BARRIERS, None),
-    "checkpoints": (CHECKPOINTS, "checkpoint_id"),
-    "checkpoint_health": (CHECKPOINTS, None),
-    "dead_letters": (DEAD_LETTERS, "reason"),
-    "dead_letter_health": (DEAD_LETTERS, None),
-    "release": (EVENTS, None),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class RowSample:
-    """Rows behind a failed check.
-
-    Attributes:
-        rows: the newest, at most `SAMPLE_ROWS`; empty where rows were only counted.
-        command: shows all of them. For a check of a table it shows all recent rows; where rows were
-            only counted, the counts.
-    """
-
-    rows: tuple[dict[str, Any], ...]
-    command: str
-
-
-def sample_rows(
-    evidence: Evidence | JobEvidence, summary: str, names: Sequence[Any], *, recent: bool
-) -> RowSample:
-    """Return the newest rows behind some rows of a summary.
-
-    Args:
-        evidence: what the summary was computed from.
-        summary: its name.
-        names: first column of the rows that broke the check. Empty: rows behind the whole summary;
-            of a table none.
-        recent: only rows of recent epochs.
-    """
-    pipeline = evidence.spec.name
-    if isinstance(evidence, JobEvidence):
-        return RowSample((), f"tidegate status {pipeline}")
-    if summary.startswith(TABLE_PREFIX):
-        return _sample_table(evidence, summary.removeprefix(TABLE_PREFIX), names)
-    if summary not in _ROWS_BEHIND:
-        return RowSample((), f"tidegate status {pipeline}")
-    name, column = _ROWS_BEHIND[summary]
-    table = getattr(evidence, name)
-    conditions = []
-    if recent and evidence.recent_since:
-        table = evidence.select_recent(table)
-        conditions.append(f"_epoch > {evidence.recent_since}")
-    if name == EVENTS:
-        table = _select_doubled(table)
-    if name == BARRIERS and column is None and pc.any(unhealthy := _find_unhealthy(table)).as_py():
-        table = table.filter(unhealthy)
-        conditions.append("outcome <> 'complete'")
-    if column is not None and names:
-        table = table.filter(
-            pc.is_in(table[column], pa.array(names, table.schema.field(column).type))
-        )
-        conditions.append(f"{column} in ({', '.join(map(_quote_sql, names))})")
-    shown = [c for c in _SAMPLE_COLUMNS[name] if c in table.column_names]
-    newest = table.select(shown).sort_by([("_epoch", "descending")]).slice(0, SAMPLE_ROWS)
-    where = f' --where "{" and ".join(conditions)}"' if conditions else ""
-    return RowSample(tuple(newest.to_pylist()), f"tidegate tables {pipeline} {name}{where}")
-
-
-def _sample_table(evidence: Evidence, name: str, names: Sequence[Any]) -> RowSample:
-    table, wanted = evidence.tables[name], set(names)
-    rows = zip(_name_rows(table), table.to_pylist(), strict=True)
-    chosen = [row for who, row in rows if who in wanted][-SAMPLE_ROWS:]
-    shown = tuple({c: _make_plain(v) for c, v in row.items()} for row in chosen)
-    command = (
-        f'tidegate tables {evidence.spec.name} {name} --where "_epoch > {evidence.recent_since}"'
-    )
-    return RowSample(shown, command)
-
-
-def _make_plain(value: Any) -> str | int | float | None:
-    """The value as JSON holds it; NaN and infinities are text."""
-    is_plain = value is None or isinstance(value, str | int)
-    return value if is_plain or (isinstance(value, float) and isfinite(value)) else str(value)
-
-
-def _find_unhealthy(barriers: pa.Table) -> Any:
-    return pc.not_equal(barriers["outcome"], "complete")
-
-
-def _select_doubled(events: pa.Table) -> pa.Table:
-    """Events that share their position or their origin; a lost event has no row to show."""
-    rows = events.select(["_source", "_partition", "_seq", "position"]).to_pandas()
-    origins = ["_source", "_partition", "_seq"]
-    doubled = rows.duplicated(origins, keep=False) | rows.duplicated("position", keep=False)
-    return events.filter(pa.array(doubled))
-
-
-def _quote_sql(value: Any) -> str:
-    return str(value) if isinstance(value, int) else "'" + str(value).replace("'", "''") + "'"
 
 
 def _join_tardy_reports(table: pa.Table) -> pd.DataFrame:
@@ -701,10 +591,6 @@ def _make_frame(columns: str, rows: Sequence[tuple[Any, ...]]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns.split())
 
 
-def _make_single_row(row: dict[str, Any]) -> pd.DataFrame:
-    return pd.DataFrame([row])
-
-
 def _count_nothing() -> RowCounts:
     return RowCounts({})
 
@@ -737,6 +623,6 @@ def _compute_ratio(part: int, whole: int) -> float:
     return part / whole if whole else np.nan
 
 
-def _compute_quantile(values: np.ndarray[Any, Any], q: float) -> float:
-    known = values[~np.isnan(values)]
-    return float(np.quantile(known, q)) if len(known) else np.nan
+def _compute_quantile(values: Any, q: float) -> float:
+    """Of the values that are known; NaN if none is."""
+    return float(pd.Series(values, dtype="float64").quantile(q))

@@ -12,7 +12,7 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from airflow.sdk import BaseOperatorLink
 from airflow.sdk.configuration import conf
@@ -232,27 +232,23 @@ class BackfillOperator(PipelineOperator):
     """Compares the windows of a range with a batch run over the same input.
 
     Args:
-        start: first window start; a template, by default the form's, else the run's data interval.
+        start: first window start; by default the form's, else the run's data interval.
         end: windows end at this instant or before; as `start`.
-        fail: a difference fails the task; a template that renders to `True` or `False`.
-        replace: a difference starts `<p>.splice` with the range's late rows, if there are any; a
-            template as `fail`.
+        fail: a difference fails the task.
+        replace: a difference starts `<p>.splice` with the range's late rows, if there are any.
     """
 
     ui_color = "#e7dcef"
     template_fields = ("start", "end", "fail", "replace")
-
-    def __init__(
-        self,
-        *,
-        start: str = "{{ params.start or data_interval_start or '' }}",
-        end: str = "{{ params.end or data_interval_end or '' }}",
-        fail: str = "{{ params.fail_on_difference }}",
-        replace: str = "{{ params.replace }}",
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
-        self.start, self.end, self.fail, self.replace = start, end, fail, replace
+    default_templates: ClassVar = {
+        "start": "{{ params.start or data_interval_start or '' }}",
+        "end": "{{ params.end or data_interval_end or '' }}",
+        "fail": "{{ params.fail_on_difference }}",
+    }
+    start: str
+    end: str
+    fail: str
+    replace: str
 
     def execute(self, context: Any) -> dict[str, Any]:
         """Run the batch; the comparison is the task's result.

@@ -25,9 +25,10 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOperator
@@ -42,6 +43,7 @@ from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.operators.assets import ClosedWindowsOperator, stream_asset
 from tidegate.operators.child_operators import BackfillOperator, MaintainOperator, QualityOperator
 from tidegate.operators.errors import SPEC_INVALID, SPEC_NAME_TAKEN
+from tidegate.operators.pipeline_operator import PipelineOperator
 from tidegate.operators.recover_and_pin import (
     AbortBarrierOperator,
     ApprovalTerms,
@@ -61,6 +63,7 @@ _BROKEN_SPECS_CRON: Final = "*/15 * * * *"
 QUALITY_EVERY_SECONDS: Final = 600.0
 # The least time between two announcements of closed periods; long periods need fewer looks.
 ANNOUNCE_EVERY_SECONDS: Final = 10.0
+_RETRIED: Final = {"retries": 2, "retry_delay": timedelta(seconds=5)}
 # One run at a time, because a pipeline has one driver. DAGs start unpaused, because a spec in the
 # folder is meant to run.
 _DAG_DEFAULTS: Final[dict[str, Any]] = {
@@ -176,24 +179,19 @@ class _PipelineDags:
             ),
         }
         what = "Ends the driver at its next epoch. It stays stopped until a run of the stream."
-        with self._make_dag("stop", what, params=params) as dag:
-            StopOperator(task_id="stop", retries=2, retry_delay=timedelta(seconds=5), **self._about)
-        yield dag
+        yield self._build_task_dag("stop", what, StopOperator, _RETRIED, params=params)
         yield self._build_recover_dag()
         yield self._build_pin_dag()
         what = "Retires old checkpoints, reads a share of the others, keeps the index fresh."
-        with self._make_dag("maintain", what, schedule=self._spec.supervision.maintain) as dag:
-            shares = count_scrub_shares(self._spec.checkpoint.retain_for)
-            MaintainOperator(task_id="maintain", scrub_shares=shares, **self._about)
-        yield dag
+        shares = {"scrub_shares": count_scrub_shares(self._spec.checkpoint.retain_for)}
+        cron = self._spec.supervision.maintain
+        yield self._build_task_dag("maintain", what, MaintainOperator, shares, schedule=cron)
         # One asset, so that there is one throttle: late rows and troubled barriers come with a
         # sealed checkpoint anyway.
         pipeline = self._spec if isinstance(self._spec, PipelineSpec) else None
         what = f"Checks {'late rows, barriers and checkpoints' if pipeline else 'batches'}."
         sealed = stream_asset(self._spec.name, "sealed", quality_every, self._conn_id)
-        with self._make_dag("quality", what, schedule=[sealed]) as dag:
-            QualityOperator(task_id="quality", **self._about)
-        yield dag
+        yield self._build_task_dag("quality", what, QualityOperator, schedule=[sealed])
         if pipeline is not None:
             yield from self._build_event_time_dags(pipeline)
 
@@ -207,6 +205,27 @@ class _PipelineDags:
             yield self._build_splice_dag(spec.splice)
         if spec.supervision.announce is not None and spec.windows:
             yield self._build_windows_dag(list(spec.windows), spec.supervision.announce)
+
+    def _build_task_dag(
+        self,
+        kind: str,
+        what: str,
+        operator: type[PipelineOperator],
+        arguments: Mapping[str, Any] = MappingProxyType({}),
+        **options: Any,
+    ) -> DAG:
+        """A DAG of one task, which has the name of the DAG's kind.
+
+        Args:
+            kind: the last part of the DAG's id.
+            what: its description.
+            operator: the class of the task.
+            arguments: of the task, beyond those of every task.
+            options: of the DAG.
+        """
+        with self._make_dag(kind, what, **options) as dag:
+            operator(task_id=kind, **arguments, **self._about)
+        return dag
 
     def _make_dag(self, kind: str, what: str, *, tags: Sequence[str] = (), **kwargs: Any) -> DAG:
         spec = self._spec
@@ -227,20 +246,17 @@ class _PipelineDags:
         if self._approval is not None:
             tags.append(APPROVAL_TAG)
         rotate_after = supervision.rotate_after
-        with self._make_dag("stream", what, tags=tags) as dag:
-            StreamOperator(
-                task_id="stream",
-                recover_to=supervision.recover_to,
-                stall_after=supervision.stall_after / 1e6,
-                start_timeout=supervision.start_timeout / 1e6,
-                submit=self._submit,
-                standby=supervision.standby,
-                rotate_after=None if rotate_after is None else rotate_after / 1e6,
-                retries=supervision.retries,
-                retry_delay=timedelta(microseconds=supervision.retry_delay),
-                **self._about,
-            )
-        return dag
+        arguments = {
+            "recover_to": supervision.recover_to,
+            "stall_after": supervision.stall_after / 1e6,
+            "start_timeout": supervision.start_timeout / 1e6,
+            "submit": self._submit,
+            "standby": supervision.standby,
+            "rotate_after": None if rotate_after is None else rotate_after / 1e6,
+            "retries": supervision.retries,
+            "retry_delay": timedelta(microseconds=supervision.retry_delay),
+        }
+        return self._build_task_dag("stream", what, StreamOperator, arguments, tags=tags)
 
     def _build_recover_dag(self) -> DAG:
         names = "`latest`, `latest_healthy`, a pin, or an id such as t0-000123-ab12cd"
@@ -286,9 +302,7 @@ class _PipelineDags:
             "reason": _text("Reason", "Kept with the pin."),
         }
         what = "Keeps a checkpoint under a name, or gives the name up."
-        with self._make_dag("pin", what, params=params) as dag:
-            PinOperator(task_id="pin", retries=2, retry_delay=timedelta(seconds=5), **self._about)
-        return dag
+        return self._build_task_dag("pin", what, PinOperator, _RETRIED, params=params)
 
     def _build_abort_barrier_dag(self) -> DAG:
         params = {
@@ -296,14 +310,9 @@ class _PipelineDags:
             "reason": _text("Reason", "Kept with the request."),
         }
         what = "Aborts an open barrier, so that the rows behind it flow on."
-        with self._make_dag("abort_barrier", what, params=params) as dag:
-            AbortBarrierOperator(
-                task_id="abort_barrier",
-                retries=2,
-                retry_delay=timedelta(seconds=5),
-                **self._about,
-            )
-        return dag
+        return self._build_task_dag(
+            "abort_barrier", what, AbortBarrierOperator, _RETRIED, params=params
+        )
 
     def _build_backfill_dag(self, cron: str | None) -> DAG:
         instant = "An instant with its offset, 2026-01-31T00:00:00Z; empty in a scheduled run: its"
@@ -318,9 +327,9 @@ class _PipelineDags:
             "Runs the pipeline over a past range as a batch and compares its windows with the"
             " stream's."
         )
-        with self._make_dag("backfill", what, schedule=schedule, params=params) as dag:
-            BackfillOperator(task_id="backfill", **self._about)
-        return dag
+        return self._build_task_dag(
+            "backfill", what, BackfillOperator, schedule=schedule, params=params
+        )
 
     def _build_splice_dag(self, splice: SpliceSpec) -> DAG:
         # Imported here as in `_add_approval_tasks`.
@@ -340,11 +349,10 @@ class _PipelineDags:
         every = max(ANNOUNCE_EVERY_SECONDS, period / 1e7)
         frontier = stream_asset(self._spec.name, "frontier", every, self._conn_id)
         what = "Announces closed periods as partitions of the windows' assets."
-        with self._make_dag("windows", what, schedule=[frontier]) as dag:
-            ClosedWindowsOperator(
-                task_id="windows", windows=windows, period=period, retries=2, **self._about
-            )
-        return dag
+        arguments = {"windows": windows, "period": period, "retries": 2}
+        return self._build_task_dag(
+            "windows", what, ClosedWindowsOperator, arguments, schedule=[frontier]
+        )
 
 
 def _build_sweep_dags(specs: Sequence[SupervisedSpec], conn_id: str | None) -> list[DAG]:

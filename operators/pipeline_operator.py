@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import DagRunTriggerException
@@ -15,17 +16,28 @@ from tidegate.operators.store_access import StoreAccess
 class PipelineOperator(BaseOperator):
     """A task about one pipeline.
 
+    Each of its `template_fields` is an option and an attribute. Its default is in
+    `default_templates`, or it is the run's param of that name. It renders to text, a flag to `True`
+    or `False`.
+
     Args:
         pipeline: name of the pipeline.
         spec: path of its YAML file, as the workers see it; not every task needs it.
         conn_id: Airflow connection of the store; None for the environment (`TIDEGATE_STORE`).
     """
 
+    default_templates: ClassVar[Mapping[str, str]] = {}
+
     def __init__(
         self, *, pipeline: str, spec: str = "", conn_id: str | None = None, **kwargs: Any
     ) -> None:
+        templates = {name: f"{{{{ params.{name} }}}}" for name in self.template_fields}
+        templates |= self.default_templates
+        options = {name: kwargs.pop(name, default) for name, default in templates.items()}
         super().__init__(**kwargs)
         self.pipeline, self.spec, self.conn_id = pipeline, spec, conn_id
+        for name, option in options.items():
+            setattr(self, name, option)
 
     def on_kill(self) -> None:
         """End the command that the task runs, if any: Airflow is about to end the task."""

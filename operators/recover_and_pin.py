@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from airflow.sdk.exceptions import AirflowSkipException
 
@@ -69,6 +69,7 @@ from tidegate.operators.pipeline_operator import PipelineOperator, get_requester
 MAX_APPROVAL_DRIFT: Final = 500
 
 _EPOCH_POLL_SECONDS = 1.0
+_ABORT_TIMEOUT = 60.0  # seconds to wait for the driver's answer
 _ANSWERS = (RestoreEvent.APPROVED, RestoreEvent.REJECTED)
 _ACTIVE_RUN_STATES = ["queued", "running"]
 
@@ -99,25 +100,17 @@ class ReportRestoreOperator(PipelineOperator):
     """Verifies the checkpoint and reports what a restore would take back; a dry run ends here.
 
     Args:
-        checkpoint: `latest`, `latest_healthy`, a pin, or an id; a template, by default the run's
-            param.
-        reason: kept with the restore; a template.
-        dry_run_only: verify and report; a template that renders to `True` or `False`.
+        checkpoint: `latest`, `latest_healthy`, a pin, or an id.
+        reason: kept with the restore.
+        dry_run_only: verify and report.
     """
 
     ui_color = "#f3d9cf"
     template_fields = ("checkpoint", "reason", "dry_run_only")
-
-    def __init__(
-        self,
-        *,
-        checkpoint: str = "{{ params.checkpoint }}",
-        reason: str = "{{ params.reason }}",
-        dry_run_only: str = "{{ params.dry_run }}",
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
-        self.checkpoint, self.reason, self.dry_run_only = checkpoint, reason, dry_run_only
+    default_templates: ClassVar = {"dry_run_only": "{{ params.dry_run }}"}
+    checkpoint: str
+    reason: str
+    dry_run_only: str
 
     def execute(self, context: Any) -> dict[str, Any]:
         """Plan, and note in the trail which checkpoint and head the question is about.
@@ -449,7 +442,7 @@ class PinOperator(PipelineOperator):
     It has its own DAG so that Airflow's audit log shows who changed pins.
 
     Args:
-        action: `pin` or `unpin`; a template, as are the others; by default the run's params.
+        action: `pin` or `unpin`.
         checkpoint: `latest`, `latest_healthy`, another pin, or an id; `unpin` ignores it.
         name: of the pin.
         reason: kept with the pin.
@@ -457,18 +450,10 @@ class PinOperator(PipelineOperator):
 
     ui_color = "#d9e6f3"
     template_fields = ("action", "checkpoint", "name", "reason")
-
-    def __init__(
-        self,
-        *,
-        action: str = "{{ params.action }}",
-        checkpoint: str = "{{ params.checkpoint }}",
-        name: str = "{{ params.name }}",
-        reason: str = "{{ params.reason }}",
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
-        self.action, self.checkpoint, self.name, self.reason = action, checkpoint, name, reason
+    action: str
+    checkpoint: str
+    name: str
+    reason: str
 
     def execute(self, context: Any) -> dict[str, Any]:
         """Change the pins; all pins of the pipeline are the task's result.
@@ -499,24 +484,14 @@ class AbortBarrierOperator(PipelineOperator):
     Trying again is harmless: a run makes one request.
 
     Args:
-        barrier: its id; a template, as is the reason; by default the run's params.
+        barrier: its id.
         reason: kept with the request.
-        timeout: seconds to wait for the driver's answer.
     """
 
     ui_color = "#f0e3c8"
     template_fields = ("barrier", "reason")
-
-    def __init__(
-        self,
-        *,
-        barrier: str = "{{ params.barrier }}",
-        reason: str = "{{ params.reason }}",
-        timeout: float = 60.0,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
-        self.barrier, self.reason, self.timeout = barrier, reason, timeout
+    barrier: str
+    reason: str
 
     def execute(self, context: Any) -> dict[str, Any]:
         """Ask, and wait for the answer, which is the task's result.
@@ -537,12 +512,12 @@ class AbortBarrierOperator(PipelineOperator):
             # One request per run, so that a task that is tried again asks once.
             request_id=f"abort-{context['run_id']}"[:200],
         )
-        deadline = SYSTEM_CLOCK.monotonic() + self.timeout
+        deadline = SYSTEM_CLOCK.monotonic() + _ABORT_TIMEOUT
         # Polled, because the acknowledgement is an object that the driver writes.
         while (answer := read_ack(store, self.pipeline, request.id)) is None:
             if SYSTEM_CLOCK.monotonic() >= deadline:
                 raise ABORT_UNANSWERED(
-                    pipeline=self.pipeline, barrier=self.barrier, seconds=self.timeout
+                    pipeline=self.pipeline, barrier=self.barrier, seconds=_ABORT_TIMEOUT
                 )
             SYSTEM_CLOCK.sleep(_EPOCH_POLL_SECONDS)
         if answer.outcome is not AckOutcome.APPLIED:

@@ -209,17 +209,16 @@ class ReportSpliceOperator(PipelineOperator):
 
     Args:
         at_least: late rows that are worth a request; fewer skip the run.
-        request: id of an existing request; a template; empty to make one of the late rows.
+        request: id of an existing request; empty to make one of the late rows.
     """
 
     ui_color = "#d9e8f3"
     template_fields = ("request",)
+    request: str
 
-    def __init__(
-        self, *, at_least: int, request: str = "{{ params.request }}", **kwargs: Any
-    ) -> None:
+    def __init__(self, *, at_least: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.at_least, self.request = at_least, request
+        self.at_least = at_least
 
     def execute(self, context: Any) -> dict[str, Any]:
         """The question's text and the request are the task's result.

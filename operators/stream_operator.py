@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from signal import SIGKILL
-from typing import Any
+from typing import Any, ClassVar
 
 from airflow.sdk.execution_time.context import NEVER_EXPIRE
 
@@ -128,11 +128,12 @@ class StreamOperator(PipelineOperator):
 
     ui_color = "#d7ecf2"
     template_fields = ("recover_to",)
+    default_templates: ClassVar = {"recover_to": "latest"}
+    recover_to: str
 
     def __init__(
         self,
         *,
-        recover_to: str = "latest",
         stall_after: float = 120.0,
         start_timeout: float = 180.0,
         rotate_after: float | None = None,
@@ -143,9 +144,8 @@ class StreamOperator(PipelineOperator):
         kwargs.setdefault("retry_delay", timedelta(seconds=5))
         kwargs.setdefault("retry_policy", build_retry_policy(kwargs["retry_delay"]))
         super().__init__(**kwargs)
-        self.recover_to, self.submit = recover_to, submit
         self.stall_after, self.start_timeout = stall_after, start_timeout
-        self.rotate_after, self.standby = rotate_after, standby
+        self.rotate_after, self.submit, self.standby = rotate_after, submit, standby
 
     def execute(self, context: Any) -> dict[str, Any]:
         """Set the desired state to run, adopt or launch a driver, then defer.

@@ -139,24 +139,15 @@ class StopOperator(PipelineOperator):
     A driver that has not ended after a minute is stopped by force (`stop_driver`).
 
     Args:
-        reason: kept with the desired state; a template, by default the run's param.
+        reason: kept with the desired state.
         replace: end the driver by force, for example because it hangs, and leave the desired state,
-            so that the stream's own task launches the next one; a template that renders to `True`
-            or `False`.
+            so that the stream's own task launches the next one.
     """
 
     ui_color = "#e8d5d5"
     template_fields = ("reason", "replace")
-
-    def __init__(
-        self,
-        *,
-        reason: str = "{{ params.reason }}",
-        replace: str = "{{ params.replace }}",
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
-        self.reason, self.replace = reason, replace
+    reason: str
+    replace: str
 
     def execute(self, context: Any) -> dict[str, Any]:
         """Stop the driver; how it ended is the task's result.

@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 import pytest
 from tests.expectations.conftest import BARRIERS, DEAD, LATE, changed, manifest, rows
 
-from tidegate.expectations import summaries
+from tidegate.expectations import gx_runner, summaries
 from tidegate.expectations.summaries import SUMMARIES, Evidence
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
@@ -297,7 +297,7 @@ def test_a_sample_names_the_rows_behind_a_check(healthy: Evidence) -> None:
         ),
     )
     evidence = changed(healthy, late=late, recent_since=2)
-    sample = summaries.sample_rows(evidence, "late_by_source", ["JFK"], recent=True)
+    sample = gx_runner.sample_rows(evidence, "late_by_source", ["JFK"], recent=True)
     assert [(r["_source"], r["_seq"]) for r in sample.rows] == [("JFK", n) for n in (9, 8, 7, 6, 5)]
     assert sample.command == (
         "tidegate tables flights late --where \"_epoch > 2 and _source in ('JFK')\""
