@@ -463,13 +463,11 @@ def sample_rows(
         conditions.append(f"_epoch > {evidence.recent_since}")
     if name == EVENTS:
         table = _select_doubled(table)
-    if (
-        name == BARRIERS
-        and column is None
-        and pc.any(unhealthy := pc.not_equal(table["outcome"], "complete")).as_py()
-    ):
-        table = table.filter(unhealthy)
-        conditions.append("outcome <> 'complete'")
+    if name == BARRIERS and column is None:
+        unhealthy = table.filter(pc.not_equal(table["outcome"], "complete"))
+        if unhealthy.num_rows:
+            table = unhealthy
+            conditions.append("outcome <> 'complete'")
     if column is not None and names:
         table = table.filter(
             pc.is_in(table[column], pa.array(names, table.schema.field(column).type))

@@ -43,21 +43,12 @@ from tidegate.jobs.spec.stream_specs import REJECTIONS
 
 ORIGIN: Final = ("_source", "_partition", "_seq")
 """The columns that name a row of most tables."""
-LATE_COLUMNS: Final = (
-    *("output", "reason", "lateness_us"),
-    *ORIGIN,
-    "_epoch",
-)
+LATE_COLUMNS: Final = ("output", "reason", "lateness_us", *ORIGIN, "_epoch")
 """The columns of the late table that the checks need."""
 
 _TICKS_PER_SECOND: Final = 1_000_000
 _DISPOSITIONS: Final = [
-    "rows_released",
-    "rows_late",
-    "rows_dropped",
-    "rows_rejected",
-    "rows_dead",
-    "rows_retained",
+    *("rows_released", "rows_late", "rows_dropped", "rows_rejected", "rows_dead", "rows_retained"),
 ]
 
 
@@ -182,16 +173,12 @@ def summarize_late_by_reason(evidence: Evidence) -> pd.DataFrame:
     late = evidence.select_recent(evidence.late).select(["output", "reason", "lateness_us"])
     grouped = late.to_pandas().groupby(["output", "reason"], sort=True)["lateness_us"]
     found = grouped.agg(["size", "min", "median", "max"]).reset_index()
-    judged = found["reason"].isin(
-        ["late_order", "late_window", "flagged"]
-    )  # the others are late for another cause than the frontier
-    frame = pd.DataFrame(
-        {"reason": found["reason"], "output": found["output"], "rows": found["size"]}
-    )
+    # The others are late for another cause than the frontier.
+    judged = found["reason"].isin(["late_order", "late_window", "flagged"])
+    frame: pd.DataFrame = found[["reason", "output"]].assign(rows=found["size"])
     for name in ("min", "median", "max"):
-        frame[f"lateness_{name}_s"] = (found[name].astype("float64") / _TICKS_PER_SECOND).where(
-            judged
-        )
+        lateness = found[name].astype("float64") / _TICKS_PER_SECOND
+        frame[f"lateness_{name}_s"] = lateness.where(judged)
     return frame
 
 
@@ -219,15 +206,10 @@ def summarize_stream_rejections(evidence: Evidence) -> pd.DataFrame:
     """
     now, newest = evidence.count_all_sources()
     rejected, recent = now.count_stream_rejections(), newest.count_stream_rejections()
-    rows = [
-        (
-            name,
-            rejected.get(name, 0),
-            some := recent.get(name, 0),
-            _compute_ratio(some, newest["read"]),
-        )
-        for name in evidence.spec.streams
-    ]
+    rows = []
+    for name in evidence.spec.streams:
+        some = recent.get(name, 0)
+        rows.append((name, rejected.get(name, 0), some, _compute_ratio(some, newest["read"])))
     return _make_frame("stream rows_rejected recent_rejected recent_rejected_ratio", rows)
 
 
@@ -373,10 +355,8 @@ def summarize_checkpoint_health(evidence: Evidence) -> pd.DataFrame:
     table = summarize_checkpoints(evidence)
     recent = table[table["epoch"] > evidence.recent_since]
     head = evidence.head
-    age = (
-        # A stopped pipeline grows older without being ill.
-        (evidence.now - head.created_at) / _TICKS_PER_SECOND if head and evidence.wanted else np.nan
-    )
+    # A stopped pipeline grows older without being ill.
+    sealed_at = head.created_at if head and evidence.wanted else np.nan
     return pd.DataFrame(
         [
             {
@@ -384,7 +364,7 @@ def summarize_checkpoint_health(evidence: Evidence) -> pd.DataFrame:
                 "checkpoints": len(table),
                 "newest": str(head.id) if head else "none",
                 "verified": evidence.verified,
-                "age_s": age,
+                "age_s": (evidence.now - sealed_at) / _TICKS_PER_SECOND,
                 "epoch_p95_s": _compute_quantile(recent["epoch_s"], 0.95),
                 "seal_p95_s": _compute_quantile(recent["seal_s"], 0.95),
                 "unpublished": evidence.sealed - (head.slot if head else 0),
@@ -399,13 +379,9 @@ def summarize_dead_letters(evidence: Evidence) -> pd.DataFrame:
     table = recent.select(["reason", "_source", "row"]).to_pandas()
     # A dead letter without a row is a whole object that could not be read.
     whole = table["row"].isna()
-    found = (
-        table.assign(rows=~whole, objects=whole)
-        .groupby(["reason", "_source"], sort=True)[["rows", "objects"]]
-        .sum()
-    )
-    frame: pd.DataFrame = found.reset_index().rename(columns={"_source": "source"})
-    return frame
+    counted = table.assign(source=table["_source"], rows=~whole, objects=whole)
+    frame: pd.DataFrame = counted.groupby(["reason", "source"])[["rows", "objects"]].sum()
+    return frame.reset_index()
 
 
 def summarize_dead_letter_health(evidence: Evidence) -> pd.DataFrame:
@@ -460,21 +436,24 @@ def summarize_release(evidence: Evidence) -> pd.DataFrame:
 
 
 SUMMARIES: Final[Mapping[str, Callable[[Evidence], pd.DataFrame]]] = {
-    "late_by_source": summarize_late_by_source,
-    "late_by_output": summarize_late_by_output,
-    "late_by_reason": summarize_late_by_reason,
-    "dropped": summarize_dropped,
-    "stream_rejections": summarize_stream_rejections,
-    "barriers": summarize_barriers,
-    "barrier_health": summarize_barrier_health,
-    "barrier_members": summarize_barrier_members,
-    "checkpoints": summarize_checkpoints,
-    "checkpoint_health": summarize_checkpoint_health,
-    "freshness": summarize_freshness,
-    "dead_letters": summarize_dead_letters,
-    "dead_letter_health": summarize_dead_letter_health,
-    "release": summarize_release,
-    "rules": summarize_rules,
+    build.__name__.removeprefix("summarize_"): build
+    for build in (
+        summarize_late_by_source,
+        summarize_late_by_output,
+        summarize_late_by_reason,
+        summarize_dropped,
+        summarize_stream_rejections,
+        summarize_barriers,
+        summarize_barrier_health,
+        summarize_barrier_members,
+        summarize_checkpoints,
+        summarize_checkpoint_health,
+        summarize_freshness,
+        summarize_dead_letters,
+        summarize_dead_letter_health,
+        summarize_release,
+        summarize_rules,
+    )
 }
 """Name of a summary in a suite file -> how it is built. The first column names the row."""
 

@@ -184,8 +184,7 @@ def start_detached(
         )
     # Nothing waits for the child, because it outlives this process; Popen would warn about that.
     child.returncode = 0
-    # With its start time, because the kernel uses pids again.
-    leader = _identify_process(child.pid, attempt)
+    leader = ProcessIdentity.of_process(child.pid, attempt)
     launched = LaunchedDriver(attempt, str(log), leader, str(exit_file))
     (folder / f"{attempt}.json").write_text(json.dumps(launched.as_dict()), encoding="utf-8")
     # After the record: the new attempt counts as one of those that are kept.
@@ -302,16 +301,6 @@ def tail_log_file(log: str, lines: int = 20, max_bytes: int = 16_384) -> list[st
             return file.read().decode(errors="replace").splitlines()[-lines:]
     except OSError:
         return []
-
-
-def _identify_process(pid: int, driver: str) -> ProcessIdentity:
-    # The second field of stat is the command in parentheses, which may contain anything, also
-    # parentheses.
-    stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    fields = stat.rpartition(")")[2].split()
-    return ProcessIdentity.this_process(driver).model_copy(
-        update={"pid": pid, "start_ticks": int(fields[19])}
-    )
 
 
 class SubmitLauncher(LocalLauncher):

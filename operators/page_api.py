@@ -39,8 +39,8 @@ from tidegate.operators.airflow_db import (
     TIMELINE_DAG_KINDS,
     AirflowQueries,
 )
+from tidegate.operators.child_processes import ResultsProcess
 from tidegate.operators.errors import NO_STREAM, PAGE_BUSY
-from tidegate.operators.results_process import ResultsProcess
 from tidegate.operators.store_access import StoreAccess
 from tidegate.operators.stream_view import (
     CHART_POINTS,

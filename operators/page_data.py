@@ -1,19 +1,25 @@
 """What the Streams page shows, computed from what was read: no store, no Airflow, no clock.
 
-The first half says whether a stream is well, and if not, why not. The second half takes charts out
-of manifests; its times are milliseconds since 1970.
+The first part says whether a stream is well, and if not, why not. The others take charts out of
+manifests, draw the pipeline as a graph, and list the events of the timeline. Times are milliseconds
+since 1970.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from math import ceil, log
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.pipeline_overview import PipelineOverview, PipelineState
 from tidegate.checkpoints.row_counts import RowCounts
+from tidegate.checkpoints.splice_requests import SpliceRequest
+from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENTS, LATE, PipelineSpec
+from tidegate.jobs.spec.stream_specs import REJECTIONS, PipeSpec
 from tidegate.time_units import TICK_MAX, TICK_MIN
 
 # An idle stream seals clock ticks far more often, so an older newest checkpoint means a hang.
@@ -330,3 +336,224 @@ def _find_target_lags(counts: Mapping[float, int], total: int) -> list[dict[str,
             late += count
         targets.append({"share": share, "lag": round(lag, 3)})
     return targets
+
+
+# The pipeline as a graph: what its rows pass, and how each part is. Rows per table are not in it:
+# the page knows them from the tables.
+
+REQUESTS = "merge requests"
+"""Node of the requests to merge late rows, rejections and dead letters into history."""
+
+
+def build_graph(spec: PipelineSpec, facts: Mapping[str, Any], open_requests: int) -> dict[str, Any]:
+    """Return the nodes and edges of a pipeline; each node has a `column`, from left to right.
+
+    Args:
+        spec: the pipeline.
+        facts: the stream's summary (`StreamView.summary`).
+        open_requests: merge requests that wait for someone.
+    """
+    facts = defaultdict(dict, {name: fact for name, fact in facts.items() if fact})
+    nodes = [*_list_sources(spec, facts), *_list_outputs(spec, facts, open_requests)]
+    edges = [
+        *(
+            {"from": f"source:{s}", "to": EVENTS, **_describe_source(s, facts)}
+            for s in spec.sources
+        ),
+        *({"from": EVENTS, "to": name} for name in (*spec.windows, LATE, DEAD_LETTERS)),
+        *(
+            {"from": one.origin, "to": to, "label": name, "kind": kind}
+            for name, one in spec.stream_graph.attachments.items()
+            for kind in ["pipe" if isinstance(one, PipeSpec) else "reducer"]
+            for to in one.destinations
+        ),
+        *({"from": stream, "to": REJECTIONS} for stream in spec.streams),
+        *({"from": name, "to": REQUESTS} for name in (LATE, DEAD_LETTERS) if open_requests),
+        *({"from": REQUESTS, "to": EVENTS, "back": True} for _ in range(bool(open_requests))),
+    ]
+    last = max(node["column"] for node in nodes) + 1
+    for name, sink in spec.sinks.items():
+        behind = facts["sinks"].get(name)
+        tone = "warn" if behind and behind > spec.outputs.publish_every else "good"
+        note = "" if behind is None else f"{behind} epochs behind"
+        found = {"id": f"sink:{name}", "name": name, "kind": f"{sink.kind} sink", "note": note}
+        nodes.append({**found, "column": last, "tone": tone if behind is not None else "off"})
+        tables = sink.tables or spec.table_names
+        shown = {node["id"] for node in nodes}
+        edges += [{"from": t, "to": found["id"]} for t in tables if t in shown]
+    return {"nodes": nodes, "edges": edges}
+
+
+def _list_sources(spec: PipelineSpec, facts: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
+    latest = facts["latest"]
+    for name, source in spec.sources.items():
+        rows = latest.get("sources", {}).get(name, {})
+        status = latest.get("statuses", {}).get(name, "not read yet")
+        ill = name in facts["silent"] or name in facts["stale"]
+        yield {
+            "id": f"source:{name}",
+            "name": name,
+            "kind": f"{source.format} source",
+            "column": 0,
+            "rows": rows.get("read", 0),
+            "note": status,
+            "tone": "warn" if ill else "good" if status == "active" else "off",
+        }
+
+
+def _describe_source(name: str, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Backlog and freshness of a source, for its edge."""
+    behind = facts["lag"].get(name)
+    holder = facts["holder"].get("member") or ""
+    visible = facts["freshness"].get(name, {}).get("visible")
+    return {
+        "label": "" if behind is None else f"{behind:,} messages behind",
+        "held": holder.partition("/")[0] == name,
+        "fresh": visible[1] if visible else None,
+        "tone": "warn" if name in facts["stale"] else "off",
+    }
+
+
+def _list_outputs(
+    spec: PipelineSpec, facts: Mapping[str, Any], open_requests: int
+) -> Iterable[dict[str, Any]]:
+    latest = facts["latest"]
+    failed = [check.get("suite") for check in facts["quality"].get("failed") or ()]
+    depth = _measure_depths(spec)
+    late = {"rows": latest.get("late", 0), "tone": "warn" if "late_rows" in failed else "good"}
+    dead = {"rows": latest.get("dead", 0), "tone": "warn" if latest.get("dead") else "good"}
+    waiting = f"{latest.get('retained', 0):,} wait for order"
+    events = {"rows": latest.get("released", 0), "note": waiting}
+    yield {"id": EVENTS, "name": EVENTS, "kind": "released rows", **events, "column": 1} | {
+        "tone": "bad" if facts["quality"].get("verdict") == "fail" else "good"
+    }
+    for name, window in spec.windows.items():
+        yield _make_table(name, f"{window.kind} window", 2)
+    for name in spec.streams:
+        yield _make_table(name, "stream", depth[name])
+    if spec.streams:
+        yield _make_table(REJECTIONS, "rejected dispatches", max(depth.values()) + 1)
+    yield _make_table(LATE, "late rows", 2) | late
+    yield _make_table(DEAD_LETTERS, "unreadable rows", 2) | dead
+    if open_requests:
+        note = f"{open_requests} open: tidegate splice list {spec.name}"
+        yield _make_table(REQUESTS, "merge", 3) | {"note": note, "tone": "warn"}
+
+
+def _make_table(name: str, kind: str, column: int) -> dict[str, Any]:
+    return {"id": name, "name": name, "kind": kind, "column": column, "tone": "good"}
+
+
+def _measure_depths(spec: PipelineSpec) -> dict[str, int]:
+    """Return the column of each stream: one behind the stream that it is written from."""
+    depth = {EVENTS: 1}
+    for stream in spec.stream_graph.order[1:]:  # each comes after its origins
+        origins = [
+            one.origin
+            for one in spec.stream_graph.attachments.values()
+            if stream in one.destinations
+        ]
+        depth[stream] = 1 + max((depth[origin] for origin in origins), default=1)
+    return depth
+
+
+# Events in the life of a stream: drivers, specs, merges and verdicts. Restores and pins are part of
+# `StreamView.detail`, and runs of DAGs are in Airflow's database.
+
+_DRIVERS_SHOWN: Final = 20
+
+
+class EpochFacts(NamedTuple):
+    """What an epoch records about the driver that sealed it; `at` in milliseconds since 1970."""
+
+    checkpoint: str
+    slot: int
+    at: int
+    token: int
+    spec_digest: str
+
+    @classmethod
+    def from_manifest(cls, manifest: Manifest) -> EpochFacts:
+        """Read the facts of one epoch."""
+        at, token = manifest.created_at // 1000, manifest.lease_token
+        return cls(str(manifest.id), manifest.slot, at, token, manifest.spec_digest)
+
+
+def list_driver_events(
+    newest: EpochFacts | None, read_epoch: Callable[[int], EpochFacts | None]
+) -> Iterator[dict[str, Any]]:
+    """Yield each driver's first epoch, newest first, and whether it came with another spec.
+
+    At most 20 drivers, and none before a retired epoch.
+
+    Lease tokens only grow along a lineage, so a search by halves finds the first epoch of each.
+
+    Args:
+        newest: the newest epoch; None before the first.
+        read_epoch: returns the epoch in a slot of the lineage; None if it is retired.
+    """
+    for _ in range(_DRIVERS_SHOWN):
+        if newest is None:
+            return
+        first, before = _find_first_epoch(newest, read_epoch)
+        event = {"at": first.at, "checkpoint": first.checkpoint}
+        if before is None:
+            yield {**event, "kind": "driver", "says": f"the driver with token {first.token} began"}
+            return
+        gap = (first.at - before.at) / 1000
+        says = f"the driver with token {first.token} took over from {before.token}"
+        yield {**event, "kind": "driver", "says": f"{says}, {gap:.0f} s after the last checkpoint"}
+        if first.spec_digest != before.spec_digest:
+            digests = f"{before.spec_digest[:8]} to {first.spec_digest[:8]}"
+            yield {**event, "kind": "spec", "says": f"the spec changed from {digests}"}
+        newest = before
+
+
+def _find_first_epoch(
+    newest: EpochFacts, read_epoch: Callable[[int], EpochFacts | None]
+) -> tuple[EpochFacts, EpochFacts | None]:
+    """The first epoch of the driver that sealed `newest`, and the one before it if it is kept."""
+    low, first, before = 0, newest, None
+    while first.slot - low > 1:
+        middle = (low + first.slot) // 2
+        found = read_epoch(middle)
+        if found is not None and found.token == newest.token:
+            first = found
+        else:
+            low, before = middle, found
+    return first, before
+
+
+def list_merge_events(requests: Iterable[SpliceRequest]) -> Iterator[dict[str, Any]]:
+    """Yield what people did with splice requests."""
+    for request in requests:
+        for line in request.trail:
+            yield {
+                "at": line["at"] // 1000,
+                "kind": "merge",
+                "who": line.get("who"),
+                "says": f"{line['what']}: {request.row_count} rows, splice request {request.id}",
+                "why": line.get("because"),
+                "checkpoint": line.get("checkpoint"),
+            }
+
+
+def list_verdict_events(runs: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the quality runs whose verdict differs from that of the run before, oldest first.
+
+    The oldest run is always there.
+
+    Args:
+        runs: of `quality/history.json`, newest first.
+    """
+    verdict = None
+    for run in reversed(runs):
+        if run["verdict"] != verdict:
+            yield {
+                "at": int(datetime.fromisoformat(run["at"]).timestamp() * 1000),
+                "kind": "verdict",
+                "says": f"the quality checks say: {run['verdict']}",
+                "why": ", ".join(run.get("failed") or ()) or None,
+                "checkpoint": run.get("checkpoint"),
+            }
+        verdict = run["verdict"]

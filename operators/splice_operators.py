@@ -36,6 +36,7 @@ from tidegate.checkpoints.splice_requests import (
     note_splice_event,
     read_splice_request,
 )
+from tidegate.checkpoints.store import Store
 from tidegate.jobs.spec.operations import SpliceSpec
 from tidegate.operators.child_processes import run_tidegate
 from tidegate.operators.errors import MERGE_NOT_APPROVED, RESTORE_NOT_APPROVED
@@ -109,6 +110,10 @@ class AskOperator(ApprovalOperator):
             self.record_answer(context, event, Responder.from_event(event))
         return super().execute_complete(context=context, event=event)
 
+    def open_store(self) -> Store:
+        """Open the pipeline's store."""
+        return StoreAccess.resolve(self.conn_id).open()
+
     def build_question(self, context: Any) -> str:
         """Return the question in Markdown."""
         raise NotImplementedError
@@ -133,7 +138,7 @@ class ApproveRestoreOperator(AskOperator):
         Raises:
             ConfigurationError: the report's task has made no report.
         """
-        log = SlotLog(StoreAccess.resolve(self.conn_id).open(), self.pipeline)
+        log = SlotLog(self.open_store(), self.pipeline)
         audit = read_restore_audit(log.store, self.pipeline, str(context["run_id"]))
         who = get_requester(context)
         if audit is None or not audit.target:
@@ -156,7 +161,7 @@ class ApproveRestoreOperator(AskOperator):
         """Keep who answered, by name and, where it differs, by id."""
         approved = event["chosen_options"] == [self.APPROVE]
         record_restore_event(
-            StoreAccess.resolve(self.conn_id).open(),
+            self.open_store(),
             self.pipeline,
             str(context["run_id"]),
             RestoreEvent.APPROVED if approved else RestoreEvent.REJECTED,
@@ -167,7 +172,7 @@ class ApproveRestoreOperator(AskOperator):
     def record_expiry(self, context: Any, event: dict[str, Any]) -> None:
         """Keep that the question has expired, so that the Streams page says so."""
         record_restore_event(
-            StoreAccess.resolve(self.conn_id).open(),
+            self.open_store(),
             self.pipeline,
             str(context["run_id"]),
             RestoreEvent.REFUSED,
@@ -327,8 +332,7 @@ class ApproveSpliceOperator(AskOperator):
 
     def _read_report(self, context: Any) -> tuple[SpliceRequest, dict[str, Any] | None]:
         request = context["ti"].xcom_pull(task_ids=REPORT)["request"]
-        store = StoreAccess.resolve(self.conn_id).open()
-        found = read_splice_request(store, self.pipeline, request)
+        found = read_splice_request(self.open_store(), self.pipeline, request)
         return found, _find_report(found, str(context["run_id"]))
 
     def _split_request(self, request: str, form: Mapping[str, str], who: str) -> None:
@@ -344,45 +348,23 @@ class ApproveSpliceOperator(AskOperator):
         # In a child process: splitting the rows needs the table libraries.
         access = StoreAccess.resolve(self.conn_id)
         made = run_tidegate(access, self.pipeline, "splice", "part", self.spec, request, *options)
-        self.log.info(
-            "%s is %s (%s rows) and %s (%s rows) now: start %s again with one of them",
-            request,
-            made["request"],
-            made["rows"],
-            made["rest"],
-            made["rest_rows"],
-            self.dag_id,
-        )
+        parts = "{request} ({rows} rows) and {rest} ({rest_rows} rows)".format_map(made)
+        self.log.info("%s is %s now: start %s again with one of them", request, parts, self.dag_id)
 
     def _record_decision(
         self, request: SpliceRequest, report: dict[str, Any], person: Responder, *, approved: bool
     ) -> None:
-        store, now, who = (
-            StoreAccess.resolve(self.conn_id).open(),
-            SYSTEM_CLOCK.wall_ticks(),
-            person.name,
-        )
+        who, now = person.name, SYSTEM_CLOCK.wall_ticks()
+        about = (self.open_store(), self.pipeline, request.id)
         if not approved:
-            why = "rejected in Airflow"
-            decide_splice_request(
-                store, self.pipeline, request.id, "rejected", who=who, why=why, at=now
-            )
+            decide_splice_request(*about, "rejected", who=who, why="rejected in Airflow", at=now)
         # Who made the request or started the run may not approve it; `airflow` is a schedule.
         elif person.is_among({request.who, report["who"]} - {"airflow"}):
             because = f"{who} has asked for it"
-            note_splice_event(
-                store, self.pipeline, request.id, "refused", who="tidegate", at=now, because=because
-            )
+            note_splice_event(*about, "refused", who="tidegate", at=now, because=because)
         elif request.state in OPEN_STATES:
-            facts = {
-                "state": "approved",
-                "decided_by": who,
-                "decided_at": now,
-                "approved_digest": report["digest"],
-            }
-            note_splice_event(
-                store, self.pipeline, request.id, "approved", who=who, at=now, **facts
-            )
+            facts = {"decided_by": who, "decided_at": now, "approved_digest": report["digest"]}
+            note_splice_event(*about, "approved", who=who, at=now, state="approved", **facts)
 
 
 class MergeSpliceOperator(PipelineOperator):
@@ -406,22 +388,12 @@ class MergeSpliceOperator(PipelineOperator):
         if refusal is not None:
             raise MERGE_NOT_APPROVED(pipeline=self.pipeline, reason=refusal, dag_id=self.dag_id)
         approver, digest = str(request.decided_by), str(request.approved_digest)
-        options = (
-            "--digest",
-            digest,
-            "--who",
-            approver,
-            "--why",
-            f"approved by {approver} in {run}",
-        )
-        command = ("splice", "merge", self.spec, request.id, *options)
+        options = ("--digest", digest, "--who", approver)
+        why = f"approved by {approver} in {run}"
+        command = ("splice", "merge", self.spec, request.id, *options, "--why", why)
         merged = run_tidegate(access, self.pipeline, *command)
-        self.log.info(
-            "merged in %s; promised %s, actual %s",
-            merged["checkpoint"],
-            merged["promised"],
-            merged["actual"],
-        )
+        text = "merged in {checkpoint}; promised {promised}, actual {actual}".format_map(merged)
+        self.log.info("%s", text)
         names = ("request", "checkpoint", "promised", "actual", "again")
         return {name: merged[name] for name in names}
 

@@ -41,23 +41,21 @@ from tidegate.errors import TidegateError, TransientError
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.operators.errors import PAGE_BUSY
 from tidegate.operators.page_data import (
+    EpochFacts,
     LatenessSketches,
     build_epoch_point,
+    build_graph,
     build_lateness_charts,
     diagnose_stream,
     explain_state,
     find_transition,
+    list_driver_events,
+    list_merge_events,
     list_open_barriers,
+    list_verdict_events,
     pick_worst_tone,
     read_sketches,
     to_milliseconds,
-)
-from tidegate.operators.pipeline_graph import build_graph
-from tidegate.operators.timeline import (
-    EpochFacts,
-    list_driver_events,
-    list_merge_events,
-    list_verdict_events,
 )
 
 # Epochs in the charts: more than pixels need, few enough to be read in a moment.
@@ -258,7 +256,7 @@ class StreamView:
         return {"attempt": attempts[0] if attempts else None, "lines": lines[0] if lines else []}
 
     def read_timeline(self) -> list[dict[str, Any]]:
-        """Return the events of `operators/timeline.py`, in no order."""
+        """Return the events of the timeline, in no order."""
         with self._hold_lock():
             head = self.log.head()
             self._read_lineage(head)

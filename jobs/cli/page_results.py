@@ -1,7 +1,7 @@
 """Answers the Streams page's questions about tables and rows, one line of JSON each.
 
 Airflow's processes do not import the table libraries, and a new process needs seconds to do so.
-The API server therefore keeps one such process per store (`operators/results_process.py`).
+The API server therefore keeps one such process per store (`operators/child_processes.py`).
 """
 
 from __future__ import annotations

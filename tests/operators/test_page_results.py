@@ -21,8 +21,8 @@ from tidegate.checkpoints.local_store import LocalStore
 from tidegate.errors import TransientError
 from tidegate.jobs.cli.page_results import PipelineResults
 from tidegate.jobs.spec.loader import parse_spec
-from tidegate.operators import results_process
-from tidegate.operators.results_process import ResultsProcess
+from tidegate.operators import child_processes
+from tidegate.operators.child_processes import ResultsProcess
 from tidegate.operators.store_access import StoreAccess
 
 
@@ -157,12 +157,12 @@ def test_a_wrong_value_is_an_answer(base: str) -> None:
 @pytest.mark.e2e
 def test_a_process_that_hangs_is_replaced(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """The question fails, the next one is answered."""
-    monkeypatch.setattr(results_process, "_START_PATIENCE", 120.0)
+    monkeypatch.setattr(child_processes, "_START_PATIENCE", 120.0)
     process = ResultsProcess(StoreAccess(shop.store.url))
-    monkeypatch.setattr(results_process, "_ANSWER_TIMEOUT", 0.0)
+    monkeypatch.setattr(child_processes, "_ANSWER_TIMEOUT", 0.0)
     with pytest.raises(TransientError, match="could not be read"):
         process.ask("shop", "tables", {})
-    monkeypatch.setattr(results_process, "_ANSWER_TIMEOUT", 60.0)
+    monkeypatch.setattr(child_processes, "_ANSWER_TIMEOUT", 60.0)
     assert process.ask("shop", "tables", {})["tables"]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tidegate.jobs.spec.pipeline import PipelineSpec
-from tidegate.operators.pipeline_graph import REQUESTS, build_graph
+from tidegate.operators.page_data import REQUESTS, build_graph
 
 SOURCE = {"schema": {"at": "timestamp", "n": "long"}, "event_time": "at", "lag": "1s"}
 

@@ -12,8 +12,8 @@ from tidegate.checkpoints.splice_requests import (
     create_splice_request,
     decide_splice_request,
 )
+from tidegate.operators.page_data import EpochFacts, list_driver_events, list_verdict_events
 from tidegate.operators.stream_view import StreamView
-from tidegate.operators.timeline import EpochFacts, list_driver_events, list_verdict_events
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=8), st.integers(0, 60))
