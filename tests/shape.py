@@ -6,7 +6,7 @@ with 1 while one of them is missed.
 
 Tokens count code without regard to line width: neither comments, docstrings' length nor line breaks
 change them. The figures about names leave out `__dunder__` and `test_*` functions, and a leading
-underscore is not a word. A share of comments counts lines on which a comment stands; `noqa`,
+underscore is not a word. A share of comments counts lines that have a comment; `noqa`,
 `type:` and `fmt:` are instructions to tools and do not count.
 """
 

@@ -45,7 +45,7 @@ OTHER_NAMES = {
 
 @pytest.mark.parametrize("row", ROWS, ids=[row[0] for row in ROWS])
 def test_the_tests_of_a_rule_exist(row: list[str]) -> None:
-    """Each test that the index names stands in its file, and a property's docstring says which one
+    """Each test that the index names is in its file, and a property's docstring says which one
     it is.
     """
     named = row[2].split()

@@ -58,7 +58,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_named_tests_exist(page: Path) -> None:
-    """Every test that a page names stands in its file."""
+    """Every test that a page names is in its file."""
     missing = []
     for file, function in named_tests(page.read_text()):
         path = ROOT / file

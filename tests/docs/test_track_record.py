@@ -17,7 +17,7 @@ ROWS = [
 
 
 def test_ids_are_unique() -> None:
-    """A fault stands once."""
+    """Each fault is listed once."""
     ids = [row[0] for row in ROWS]
     assert ROWS
     assert len(set(ids)) == len(ids)

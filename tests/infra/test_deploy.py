@@ -61,7 +61,7 @@ def test_compose_has_no_secret_of_its_own() -> None:
 
 
 def test_compose_s_spark_serves_only_who_has_its_secret() -> None:
-    """Master and workers authenticate, and the secret is no argument of a process."""
+    """Master and workers authenticate, and no argument of a process has the secret."""
     services = compose()["services"]
     for name in ("spark-master", "spark-worker"):
         given = services[name]["environment"]
@@ -83,7 +83,7 @@ def test_compose_is_not_open_to_the_world() -> None:
 
 
 def test_grafana_finds_its_dashboard() -> None:
-    """The folder of the dashboard is the one that Grafana is told to load, and its data come from
+    """The folder of the dashboard is the one that Grafana loads, and its data come from
     the Prometheus beside it.
     """
     services = compose()["services"]
@@ -105,7 +105,7 @@ def test_grafana_finds_its_dashboard() -> None:
     "unit", sorted((DEPLOY / "systemd").glob("*.service")), ids=lambda path: str(path.name)
 )
 def test_systemd_accepts_the_units(unit: Path, tmp_path: Path) -> None:
-    """systemd-analyze finds nothing to complain about, once programs and users stand for those of a
+    """systemd-analyze finds nothing to complain about, once programs and users replace those of a
     real box.
     """
     text = re.sub(r"^ExecStart=\S+", "ExecStart=/bin/true", unit.read_text(), flags=re.MULTILINE)
@@ -125,7 +125,7 @@ def test_systemd_accepts_the_units(unit: Path, tmp_path: Path) -> None:
 def test_systemd_restarts_what_can_be_helped() -> None:
     """Exit codes that need a person are not restarted.
 
-    All else is, and stands by: for the lease, or for `tidegate start`.
+    All else is, and waits: for the lease, or for `tidegate start`.
     """
     unit = (DEPLOY / "systemd" / "tidegate@.service").read_text()
     assert "Restart=always\n" in unit

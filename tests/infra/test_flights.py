@@ -72,7 +72,7 @@ def test_the_week_agrees_with_the_file_read_by_hand() -> None:
 
 
 def test_objects_are_keyed_and_ordered_by_hour_of_arrival() -> None:
-    """The order of keys is the order of arrival, every row stands in the object of its hour, and no
+    """The order of keys is the order of arrival, every row is in the object of its hour, and no
     object is empty.
     """
     for airport in AIRPORTS:

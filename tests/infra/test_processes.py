@@ -1,4 +1,4 @@
-"""Processes are told apart by pid and start ticks, and stopped with all their children."""
+"""Pid and start ticks identify a process, and it is stopped with all its children."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tidegate.infra.local_processes import (
     stop_processes,
 )
 
-# A parent with a child of its own; both end on SIGTERM only if the parent is told to.
+# A parent with a child of its own; both end on SIGTERM only if the parent gets the signal.
 _FAMILY = """
 import os, signal, subprocess, sys, time
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])

@@ -28,7 +28,7 @@ SOURCES = [(name, raw) for block in BLOCKS for name, raw in block.get("sources",
 
 @pytest.mark.parametrize(("name", "raw"), SOURCES, ids=[name for name, _ in SOURCES])
 def test_sources_are_valid(name: str, raw: dict[str, object]) -> None:
-    """Each source of the page can be put into a spec as it stands."""
+    """Each source of the page can be put into a spec without a change."""
     assert SourceSpec.model_validate(raw).event_time == "at"
 
 

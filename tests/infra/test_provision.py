@@ -166,7 +166,7 @@ def test_wrong_keys_are_reported(real_minio: RealMinio, called: Called) -> None:
 
 
 def test_what_is_missing_is_reported(called: Called, tmp_path: Path) -> None:
-    """Variables that are not set, a store that is no bucket, a file that is no policy, a server
+    """Variables that are not set, a store without a bucket, a file without a policy, a server
     that is away.
     """
     away = variables(

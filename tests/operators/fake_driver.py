@@ -85,7 +85,7 @@ class FakeDriver:
         return "stopped"
 
     def mode(self) -> str:
-        """What it was told."""
+        """What the test asks of it."""
         try:
             return str(json.loads(self.store.get(f"{self.pipeline}/fake.json").data)["mode"])
         except NotFoundError:

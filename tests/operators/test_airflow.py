@@ -16,7 +16,7 @@ from .conftest import Cockpit
 pytestmark = [
     pytest.mark.airflow,
     pytest.mark.timeout(1800),
-]  # the first test starts Airflow; a slow machine is no failure
+]  # the first test starts Airflow; a slow machine must not fail it
 
 
 def test_every_dag_parses(cockpit: Cockpit) -> None:
@@ -81,7 +81,7 @@ def test_a_task_marked_failed_stops_its_driver(cockpit: Cockpit) -> None:
 
 
 def test_poison_fails_at_once(cockpit: Cockpit) -> None:
-    """A driver that fails with poison fails the task without a retry, and its message stands in the
+    """A driver that fails with poison fails the task without a retry, and its message is in the
     log.
     """
     run = cockpit.running("poisoned")

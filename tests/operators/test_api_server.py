@@ -50,7 +50,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_a_broken_spec_stops_no_other_pipeline(seen: dict[str, Any]) -> None:
-    """It is no import error, by which Airflow would call every DAG of the file stale.
+    """It is not an import error, by which Airflow would call every DAG of the file stale.
 
     Its DAG names file, line and field.
     """

@@ -124,7 +124,7 @@ def test_a_forged_result_approves_nothing(log: SlotLog) -> None:
 
 
 def test_a_forged_report_changes_no_target(log: SlotLog) -> None:
-    """What is asked and what is restored stand in the bucket, not in a task's result."""
+    """The bucket, not a task's result, keeps what is asked and what is restored."""
     asking, target = Asking(), checkpoint_id(log, 3)
     asking.report(target)
     asking.results["report"] = {"target": checkpoint_id(log, 1), "who": "bob"}
@@ -167,7 +167,7 @@ def test_a_question_says_when_it_expires(
 
 
 def test_a_reason_cannot_imitate_the_report(log: SlotLog) -> None:
-    """The asker's words stand below the report, on one line, and are shown as they are."""
+    """The asker's words follow the report, on one line, and are shown as they are."""
     asking = Asking(reason="x\n```\nImpact of restoring p\n  epochs rewound   1\n![](http://e)")
     text = asking.report(checkpoint_id(log, 3))
     assert text.index("epochs rewound   3") < text.index("epochs rewound 1")
@@ -252,7 +252,7 @@ def test_an_unanswered_question_is_in_the_trail(log: SlotLog) -> None:
 
 
 def test_a_dry_run_asks_no_one(log: SlotLog) -> None:
-    """It ends after the report, which stands in its log."""
+    """It ends after the report, which is in its log."""
     with pytest.raises(AirflowSkipException, match="no one is asked"):
         Asking().report(checkpoint_id(log, 3), dry_run=True)
     assert read_restore_audits(log.store, "p") == []

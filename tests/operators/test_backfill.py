@@ -61,7 +61,7 @@ def _run(
 def test_the_comparison_is_the_result(said: list[list[str]]) -> None:
     """The range goes to the process, its result comes from the bucket.
 
-    A difference alone is no failure.
+    A difference alone is not a failure.
     """
     found = _run()
     assert (found["equal"], found["key"]) == (False, "p/backfills/x.json")

@@ -128,7 +128,7 @@ def test_a_watched_stream_and_its_loss(store: Store, noted: Noted) -> None:
 def test_looks_without_an_answer(
     store: Store, noted: Noted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A bucket that is away is no loss; it is counted as what it is."""
+    """A bucket that does not answer does not count as a lost stream, but as an unanswered look."""
     lease = Lease.acquire(store, "p", ELSEWHERE)
 
     def away(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""What the page is told about a stream, on a store in memory; no Airflow is imported here."""
+"""What the page gets to know of a stream, on a store in memory; Airflow is not imported here."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_a_deep_past_is_paged_from_the_index(store: MemoryStore, gets: list[str]
 
 
 def test_a_row_says_what_speaks_for_and_against_a_checkpoint(store: MemoryStore) -> None:
-    """Pins, damage and the verdict of quality stand in the row.
+    """The row has pins, damage and the verdict of quality.
 
     What is damaged cannot be restored from here.
     """
@@ -236,7 +236,7 @@ def test_a_log_that_begins_again_is_not_shown_with_the_old_one(store: MemoryStor
 
 
 def test_a_checked_checkpoint_remembers_it(store: MemoryStore) -> None:
-    """Whoever asks whether a checkpoint is whole is told, and so is everyone after.
+    """The page remembers the answer to whether a checkpoint is whole, for everyone.
 
     Nothing is written.
     """
@@ -299,7 +299,7 @@ def test_an_open_barrier_says_who_is_missing_and_until_when(store: MemoryStore) 
     sealed = newest.model_copy(update={"decider": decider, "decision": decision})
     first, second = list_open_barriers(sealed, spec.barrier_timeout)
     assert (first["id"], first["missing"], first["opened"]) == (3, ["LGA/0"], 480_000)
-    # The clock stands 15 s after the last barrier closed, so that 15 of its 30 s are left.
+    # It is 15 s after the last barrier closed, so that 15 of its 30 s are left.
     assert first["closes"] == sealed.created_at // 1000 + 15_000
     assert (second["missing"], second["closes"]) == (["EWR/0"], None)
     assert list_open_barriers(sealed, None)[0]["closes"] is None

@@ -58,7 +58,7 @@ def _get(url: str) -> Any:
 
 
 def test_each_stream_is_looked_for_in_its_own_store() -> None:
-    """Streams of several stores stand in one list.
+    """One list has the streams of several stores.
 
     One without a store says why and takes nothing from the others.
     """

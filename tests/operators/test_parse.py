@@ -90,7 +90,7 @@ def _measure(folder: Path) -> tuple[float, list[str], list[str]]:
 def _least(folder: Path, limit: float) -> tuple[float, list[str], list[str]]:
     """The first measurement within the limit, or the last of three.
 
-    Other work on the machine is no cost of ours.
+    Other work on the machine does not count.
     """
     for _ in range(3):
         found = _measure(folder)

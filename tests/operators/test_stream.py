@@ -232,7 +232,7 @@ def test_a_retry_over_a_wiped_bucket_fails(store: Store) -> None:
 def test_a_retry_of_a_try_that_never_came_so_far_is_the_first(store: Store) -> None:
     """Airflow ended the first try before it did anything.
 
-    The bucket of a new stream is empty, and that is no fault.
+    The bucket of a new stream is empty, and that is not a fault.
     """
     memory = Memory()
     with pytest.raises(TaskDeferred):

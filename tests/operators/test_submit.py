@@ -71,7 +71,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
-# Writes down its arguments and environment, and ends with the code that it is told.
+# Writes down its arguments and environment, and ends with the code that the test gives.
 PROGRAM = f"""#!{sys.executable}
 import json, os, sys
 json.dump([sys.argv, dict(os.environ)], open(os.environ["SEEN"], "w"))
@@ -137,7 +137,7 @@ def _after(line: list[str], option: str) -> list[str]:
 
 @pytest.mark.parametrize("name", MASTERS)
 def test_no_key_is_an_argument(submit: Submit, name: str) -> None:
-    """Master, memory, settings and packages stand in the line, the store's keys never do."""
+    """The line has master, memory, settings and packages, but never the store's keys."""
     code, line, environment = submit(name)
     assert code == 0
     assert _after(line, "--master")[0].startswith(MASTERS[name][1])

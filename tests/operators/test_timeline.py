@@ -60,7 +60,7 @@ def test_the_bucket_tells_of_drivers_merges_and_verdicts() -> None:
 
 
 def test_only_a_change_of_the_verdict_is_an_event() -> None:
-    """Of five runs the first and the two changes are told, oldest first."""
+    """Of five runs the first and the two changes are listed, oldest first."""
     verdicts = ("pass", "pass", "fail", "fail", "pass")
     runs = [
         {"at": f"2026-01-01T00:0{minute}:00Z", "verdict": verdict}

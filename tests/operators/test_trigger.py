@@ -171,7 +171,7 @@ def test_nothing_is_reported_during_a_restore(store: Store) -> None:
 
 
 def test_a_live_stream_is_reported_when_its_run_is_due(store: Store) -> None:
-    """Until then a live stream is no news; from then on the task may hand its driver over."""
+    """Until then the trigger says nothing of a live stream; from then on the task may hand its driver over."""
     Lease.acquire(store, "p", ELSEWHERE)
     watching, observer = _trigger(), StreamObserver(store, "p", floor=1)
     watching.due = SYSTEM_CLOCK.wall_ticks() + 3_600_000_000
@@ -244,7 +244,7 @@ def test_what_counts_as_an_event() -> None:
 
 @pytest.mark.parametrize("mark", [None, {"timeline": 0, "slot": 5, "late": 0, "frontier": 0}])
 def test_a_frontier_before_1970_is_an_event(mark: dict[str, Any] | None) -> None:
-    """Without a position on this timeline every frontier is new, and none at all is no event."""
+    """Without a position on this timeline every frontier is new; without a frontier there is no event."""
     manifest = _manifest(6, timeline=1)
     moved = manifest.model_copy(update={"decision": {"frontier_after": -5}})
     none_yet = manifest.model_copy(update={"decision": {"frontier_after": TICK_MIN}})
