@@ -39,7 +39,6 @@ from tidegate.jobs.spec.pipeline import (
     LATE,
     PipelineSpec,
 )
-from tidegate.jobs.spec.stream_specs import REJECTIONS
 
 ORIGIN: Final = ("_source", "_partition", "_seq")
 """The columns that name a row of most tables."""
@@ -103,7 +102,7 @@ class Evidence:
         """Count the rows of each source that `head` has: of all epochs, and of recent ones."""
         now, before = _count_by_source(self.head), _count_by_source(self.past)
         recent = {source: own.since(before[source]) for source, own in now.items()}
-        return now, defaultdict(_count_nothing, recent)
+        return now, defaultdict(lambda: RowCounts({}), recent)
 
     def count_all_sources(self) -> tuple[RowCounts, RowCounts]:
         """Count the rows of the pipeline: of all epochs, and of recent ones."""
@@ -488,10 +487,7 @@ def list_frame_columns(spec: PipelineSpec | JobSpec, summary: str) -> list[str]:
     if summary.startswith(TABLE_PREFIX):
         return ["_row", *build_table_schema(spec, summary.removeprefix(TABLE_PREFIX)).names]
     nothing: Any = {"events_since": 0, "head": None, "past": None, "sealed": 0, "now": 0}
-    rejections = build_table_schema(spec, REJECTIONS).empty_table() if spec.streams else None
-    evidence = Evidence(
-        spec, **empty, **nothing, wanted=False, verified="none", rejections=rejections
-    )
+    evidence = Evidence(spec, **empty, **nothing, wanted=False, verified="none")
     return list(SUMMARIES[summary](evidence).columns)
 
 
@@ -570,14 +566,10 @@ def _make_frame(columns: str, rows: Sequence[tuple[Any, ...]]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns.split())
 
 
-def _count_nothing() -> RowCounts:
-    return RowCounts({})
-
-
 def _count_by_source(manifest: Manifest | None) -> defaultdict[str, RowCounts]:
     per_source = manifest.counters.per_source if manifest else {}
     counted = {source: RowCounts.of_source(counts) for source, counts in per_source.items()}
-    return defaultdict(_count_nothing, counted)
+    return defaultdict(lambda: RowCounts({}), counted)
 
 
 def _count_in_late_table(counts: RowCounts) -> int:
