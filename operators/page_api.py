@@ -171,9 +171,9 @@ def _make_site_routes(views: _StreamViews, airflow: AirflowQueries, limit: Any) 
     def serve_data_docs(dag_id: str, path: str) -> Response:
         """A page of Great Expectations' Data Docs, from the bucket."""
         pipeline, _, kind = dag_id.rpartition(".")
-        dag = airflow.find_stream(f"{pipeline}{STREAM_DAG_SUFFIX}")
-        if dag is None or kind != "quality":
+        if kind != "quality":
             raise NO_STREAM(dag_id=dag_id)
+        dag = views.find_dag(f"{pipeline}{STREAM_DAG_SUFFIX}")
         key = f"{BucketLayout(pipeline).quality_prefix}docs/{path or 'index.html'}"
         try:
             data = views.ask_store(dag["conn_id"], lambda store: store.get(key).data)
@@ -190,10 +190,6 @@ def _make_stream_routes(views: _StreamViews, airflow: AirflowQueries) -> APIRout
     """What the page asks about one stream. The caller checks that the user may see it."""
     routes = APIRouter()
 
-    def ask_view(dag_id: str, read: Callable[[StreamView], dict[str, Any]]) -> dict[str, Any]:
-        """Read from the stream's view."""
-        return views.ask_view(_find_dag(airflow, dag_id), read)
-
     @routes.get("")
     def show_stream(
         dag_id: str,
@@ -202,7 +198,7 @@ def _make_stream_routes(views: _StreamViews, airflow: AirflowQueries) -> APIRout
         span: Annotated[int, Query(ge=0)] = CHART_POINTS,
     ) -> dict[str, Any]:
         """Everything about one stream, and what the user may do with it."""
-        pipeline, dag = parse_pipeline_name(dag_id), _find_dag(airflow, dag_id)
+        pipeline, dag = parse_pipeline_name(dag_id), views.find_dag(dag_id)
         return {
             "now": time.time_ns() // 1_000_000,
             **views.ask_view(dag, lambda view: view.detail(_parse_position(since), span, **dag)),
@@ -221,7 +217,7 @@ def _make_stream_routes(views: _StreamViews, airflow: AirflowQueries) -> APIRout
     ) -> dict[str, Any]:
         """A page of the checkpoint table."""
         position = _parse_position(before)
-        return ask_view(
+        return views.ask_stream(
             dag_id,
             lambda view: view.checkpoint_page(
                 position, limit=limit, abandoned=abandoned, until=until, restorable=restorable
@@ -231,22 +227,22 @@ def _make_stream_routes(views: _StreamViews, airflow: AirflowQueries) -> APIRout
     @routes.get("/impact")
     def show_impact(dag_id: str, checkpoint: str) -> dict[str, Any]:
         """What a restore to the checkpoint would take back."""
-        return ask_view(dag_id, lambda view: view.restore_impact(checkpoint))
+        return views.ask_stream(dag_id, lambda view: view.restore_impact(checkpoint))
 
     @routes.get("/diff")
     def show_diff(dag_id: str, left: str, right: str) -> dict[str, Any]:
         """What differs between two checkpoints."""
-        return ask_view(dag_id, lambda view: view.diff(left, right))
+        return views.ask_stream(dag_id, lambda view: view.diff(left, right))
 
     @routes.get("/log")
     def show_log(dag_id: str) -> dict[str, Any]:
         """The end of the newest driver's log."""
-        return ask_view(dag_id, lambda view: view.read_newest_log())
+        return views.ask_stream(dag_id, StreamView.read_newest_log)
 
     @routes.get("/verify")
     def verify_checkpoint(dag_id: str, checkpoint: str) -> dict[str, Any]:
         """Whether everything that the checkpoint needs is there."""
-        return ask_view(dag_id, lambda view: view.verify(checkpoint))
+        return views.ask_stream(dag_id, lambda view: view.verify(checkpoint))
 
     return routes
 
@@ -258,7 +254,7 @@ def _make_past_routes(views: _StreamViews, airflow: AirflowQueries) -> APIRouter
     @routes.get("/timeline")
     def show_timeline(dag_id: str, user: GetUserDep) -> dict[str, Any]:
         """What happened to the stream, and the runs by which people acted on it."""
-        events = views.ask_view(_find_dag(airflow, dag_id), StreamView.read_timeline)
+        events = views.ask_stream(dag_id, StreamView.read_timeline)
         pipeline = parse_pipeline_name(dag_id)
         runs = airflow.list_action_runs(user, pipeline, TIMELINE_DAG_KINDS, _RUNS_IN_TIMELINE)
         return {"events": events, "runs": runs}
@@ -266,12 +262,12 @@ def _make_past_routes(views: _StreamViews, airflow: AirflowQueries) -> APIRouter
     @routes.get("/checks")
     def show_checks(dag_id: str) -> dict[str, Any]:
         """The quality checks of the newest run, and the values of earlier runs."""
-        return views.ask_view(_find_dag(airflow, dag_id), StreamView.read_checks)
+        return views.ask_stream(dag_id, StreamView.read_checks)
 
     @routes.get("/results/{ask}")
     def show_results(dag_id: str, ask: ResultsQuestion, request: Request) -> Response:
         """Tables, a sample of one, its newest rows as CSV, where a row is, or a what-if."""
-        found = views.ask_results(_find_dag(airflow, dag_id), ask, dict(request.query_params))
+        found = views.ask_results(dag_id, ask, dict(request.query_params))
         if ask != "export":
             return JSONResponse(found)
         name = f"{parse_pipeline_name(dag_id)}-{request.query_params.get('table')}.csv"
@@ -279,14 +275,6 @@ def _make_past_routes(views: _StreamViews, airflow: AirflowQueries) -> APIRouter
         return Response(found["csv"], media_type="text/csv", headers=headers)
 
     return routes
-
-
-def _find_dag(airflow: AirflowQueries, dag_id: str) -> dict[str, Any]:
-    """What Airflow knows of the stream; 404 if there is none."""
-    dag = airflow.find_stream(dag_id)
-    if dag is None:
-        raise NO_STREAM(dag_id=dag_id)
-    return dag
 
 
 def parse_pipeline_name(dag_id: str) -> str:
@@ -335,21 +323,32 @@ class _StreamViews:
                 self._failures[conn_id] = self._clock.monotonic(), error
             raise
 
+    def find_dag(self, dag_id: str) -> dict[str, Any]:
+        """What Airflow knows of the stream; 404 if there is none."""
+        dag = self._airflow.find_stream(dag_id)
+        if dag is None:
+            raise NO_STREAM(dag_id=dag_id)
+        return dag
+
+    def ask_stream(self, dag_id: str, read: Callable[[StreamView], T]) -> T:
+        """Read from the view of a stream of which only the DAG's id is known."""
+        return self.ask_view(self.find_dag(dag_id), read)
+
     def ask_view(self, dag: dict[str, Any], read: Callable[[StreamView], T]) -> T:
         """Read from a stream's view, as `ask_store`."""
         return self.ask_store(dag["conn_id"], lambda store: read(self._find_view(dag, store)))
 
     def ask_results(
-        self, dag: dict[str, Any], ask: ResultsQuestion, arguments: dict[str, str]
+        self, dag_id: str, ask: ResultsQuestion, arguments: dict[str, str]
     ) -> dict[str, Any]:
         """Ask the process that reads the tables of the stream's store."""
-        conn_id = dag["conn_id"]
+        conn_id = self.find_dag(dag_id)["conn_id"]
         with self._lock:
             if conn_id not in self._results:
                 access = self._airflow.resolve_access(conn_id)
                 self._results[conn_id] = self._open_results(access)
             process = self._results[conn_id]
-        return process.ask(parse_pipeline_name(dag["dag_id"]), ask, arguments)
+        return process.ask(parse_pipeline_name(dag_id), ask, arguments)
 
     def _open_store(self, conn_id: str | None) -> Store:
         with self._lock:

@@ -140,16 +140,15 @@ class ReportRestoreOperator(PipelineOperator):
     def _record_request(
         self, log: SlotLog, run: str, who: str, plan: RestorePlan, **facts: Any
     ) -> RestoreAudit:
+        facts |= {"target": plan.target, "head": plan.head, "why": self.reason}
+        return self._record(log, run, RestoreEvent.ASKED, who, **facts)
+
+    def _record(
+        self, log: SlotLog, run: str, what: RestoreEvent, who: str, detail: str = "", **facts: Any
+    ) -> RestoreAudit:
+        """Add a line to the trail of a run, and return the trail."""
         return record_restore_event(
-            log.store,
-            self.pipeline,
-            run,
-            RestoreEvent.ASKED,
-            who=who,
-            target=plan.target,
-            head=plan.head,
-            why=self.reason,
-            **facts,
+            log.store, self.pipeline, run, what, who=who, detail=detail, **facts
         )
 
 
@@ -240,11 +239,6 @@ class RecoverOperator(ReportRestoreOperator):
             raise
         self._record(log, request, RestoreEvent.RESTORED, who, why)
         return None
-
-    def _record(
-        self, log: SlotLog, request: str, what: RestoreEvent, who: str, detail: str
-    ) -> None:
-        record_restore_event(log.store, self.pipeline, request, what, who=who, detail=detail)
 
     def _check_approval(
         self, log: SlotLog, terms: ApprovalTerms, run: str, who: str
