@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+import queue
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol
+from urllib.parse import urlsplit
 
 import structlog
 
+from tidegate import __version__
+from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
+from tidegate.checkpoints.manifest import FileRef, Manifest
 from tidegate.checkpoints.store import Store
 from tidegate.errors import TidegateError
 from tidegate.jobs.driver.log_output import bind_log_context
-from tidegate.jobs.driver.openlineage_events import create_lineage_sender
 from tidegate.jobs.driver.otel_metrics import DriverMetrics, LandingMetrics, create_meter_provider
 from tidegate.jobs.engine.epoch_engine import EpochReport
-from tidegate.jobs.spec.pipeline import PipelineSpec
+from tidegate.jobs.sinks.base_follower import expand_variables
+from tidegate.jobs.sinks.iceberg_catalog import build_table_location
+from tidegate.jobs.sources.input_view import locate_source
+from tidegate.jobs.spec.operations import FilesSinkSpec, KafkaSinkSpec, PostgresSinkSpec, SinkSpec
+from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
+from tidegate.time_units import format_instant
+
+if TYPE_CHECKING:
+    from openlineage.client.event_v2 import RunEvent
 
 _log = structlog.get_logger("tidegate.driver")
 
@@ -126,3 +141,228 @@ def _log_sealed_epoch(report: EpochReport, seconds: float) -> None:
     )
     # From here on lines belong to the next epoch. Its attempt has no name before its move.
     bind_log_context(epoch=manifest.slot + 1, attempt=None)
+
+
+# OpenLineage events: one run per sealed epoch, sent to ``OPENLINEAGE_URL`` if that is set.
+#
+# Datasets are named by OpenLineage's naming rules, so that they are the same nodes in the graph of
+# every tool: objects and Iceberg tables by where they are (``s3://bucket`` and a path, or
+# ``file``), topics by broker, PostgreSQL tables by server.
+#
+# Lineage never holds up an epoch. A thread of its own sends the events; events that the receiver
+# does not take in time are dropped with a warning.
+
+_PRODUCER: Final = f"urn:tidegate:{__version__}"
+_QUEUE_SIZE: Final = 200  # events; a receiver that is further behind does not listen
+_TIMEOUT: Final = 5.0  # seconds
+
+_DatasetName = tuple[str, str]
+"""Namespace and name of a dataset."""
+
+
+class EventTransport(Protocol):
+    """Sends events; OpenLineage's `HttpTransport` does."""
+
+    def emit(self, event: RunEvent) -> object:
+        """Send one event; raises OSError or ValueError if that fails."""
+
+
+def make_epoch_events(
+    spec: PipelineSpec, store: Store, manifest: Manifest, seconds: float, namespace: str
+) -> list[RunEvent]:
+    """Return start and completion of the run of one epoch.
+
+    All sources of the spec are inputs. Outputs are the tables with files of it, and those tables in
+    the sinks.
+
+    The run's id follows from the pipeline's uid and the checkpoint: the same epoch has the same id
+    whenever it is sent.
+
+    Args:
+        spec: the pipeline.
+        store: its store.
+        manifest: of the epoch.
+        seconds: how long the epoch took.
+        namespace: of the job.
+
+    Raises:
+        ConfigurationError, ValueError: the address of a source or a sink cannot be read.
+    """
+    from openlineage.client.event_v2 import InputDataset, OutputDataset
+
+    run = str(uuid.uuid5(uuid.NAMESPACE_URL, f"tidegate:{manifest.uid}:{manifest.id}"))
+    inputs = [
+        InputDataset(*_name_source_dataset(name, source, store))
+        for name, source in spec.sources.items()
+    ]
+    outputs = [
+        OutputDataset(*name, outputFacets={"outputStatistics": _make_statistics(files)})
+        for table, files in manifest.files.items()
+        for name in _name_output_datasets(spec, store, table)
+    ]
+    begun = manifest.created_at - round(seconds * 1e6)
+    started = _make_event("START", begun, run, namespace, spec.name)
+    completed = _make_event("COMPLETE", manifest.created_at, run, namespace, spec.name)
+    started.inputs = completed.inputs = inputs
+    completed.outputs = outputs
+    return [started, completed]
+
+
+def make_failure_events(spec: PipelineSpec, error: TidegateError, namespace: str) -> list[RunEvent]:
+    """Return the events of a run that failed: a driver's end does not belong to any epoch."""
+    from openlineage.client.facet_v2 import error_message_run
+
+    run, now = str(uuid.uuid4()), SYSTEM_CLOCK.wall_ticks()
+    failed = _make_event("FAIL", now, run, namespace, spec.name)
+    facet = error_message_run.ErrorMessageRunFacet(error.message, "Python", producer=_PRODUCER)
+    failed.run.facets = {"errorMessage": facet}
+    return [_make_event("START", now, run, namespace, spec.name), failed]
+
+
+def _make_event(kind: str, at: int, run: str, namespace: str, job: str) -> RunEvent:
+    from openlineage.client.event_v2 import Job, Run, RunEvent, RunState
+
+    return RunEvent(
+        eventType=RunState[kind],
+        eventTime=format_instant(at),
+        run=Run(run),
+        job=Job(namespace, job),
+        producer=_PRODUCER,
+    )
+
+
+def _make_statistics(files: Sequence[FileRef]) -> Any:
+    from openlineage.client.facet_v2 import output_statistics_output_dataset as statistics
+
+    rows, size = sum(file.rows for file in files), sum(file.bytes for file in files)
+    return statistics.OutputStatisticsOutputDatasetFacet(rows, size, producer=_PRODUCER)
+
+
+def _name_source_dataset(name: str, source: SourceSpec, store: Store) -> _DatasetName:
+    if source.kafka is not None:
+        return _name_topic_dataset(source.kafka.servers, source.kafka.topic)
+    home, prefix = locate_source(name, source, store)
+    return _name_folder_dataset(home.uri(prefix) if prefix else home.url)
+
+
+def _name_output_datasets(spec: PipelineSpec, store: Store, table: str) -> list[_DatasetName]:
+    """Name where rows of a table go: its Iceberg table, and a dataset of each sink that has it."""
+    return [
+        _name_folder_dataset(build_table_location(spec, store, table)),
+        *(
+            _name_sink_dataset(spec, name, sink, table)
+            for name, sink in spec.sinks.items()
+            if sink.tables is None or table in sink.tables
+        ),
+    ]
+
+
+def _name_sink_dataset(spec: PipelineSpec, name: str, sink: SinkSpec, table: str) -> _DatasetName:
+    # Addresses contain secrets. Of a server's address only host, port and database are used.
+    if isinstance(sink, KafkaSinkSpec):
+        return _name_topic_dataset(sink.servers, sink.topic.replace("{table}", table))
+    if isinstance(sink, FilesSinkSpec):
+        return _name_folder_dataset(f"{expand_variables(sink.path, name).rstrip('/')}/{table}")
+    url = urlsplit(expand_variables(sink.url, name))
+    if isinstance(sink, PostgresSinkSpec):
+        database = f"{url.path.strip('/')}.{sink.namespace or spec.name}.{table}"
+        return f"postgres://{url.hostname}:{url.port or 5432}", database
+    port = f":{url.port}" if url.port else ""
+    return f"{url.scheme}://{url.hostname}{port}", f"{name}/{table}"
+
+
+def _name_topic_dataset(servers: str, topic: str) -> _DatasetName:
+    return f"kafka://{servers.split(',')[0].strip()}", topic
+
+
+def _name_folder_dataset(uri: str) -> _DatasetName:
+    """Name a folder.
+
+    >>> _name_folder_dataset("s3://bucket/a/b/")
+    ('s3://bucket', 'a/b')
+    >>> _name_folder_dataset("/data/a")
+    ('file', '/data/a')
+    """
+    parts = urlsplit(uri)
+    if parts.scheme in ("", "file"):
+        return "file", str(Path(parts.path).absolute())
+    return f"{parts.scheme}://{parts.netloc}", parts.path.strip("/") or "/"
+
+
+class OpenLineageSender:
+    """Queues the events of sealed epochs and of the driver's failure, and sends them."""
+
+    def __init__(
+        self, spec: PipelineSpec, store: Store, namespace: str, transport: EventTransport
+    ) -> None:
+        self._spec, self._store, self._namespace = spec, store, namespace
+        self._transport = transport
+        self._queue: queue.Queue[RunEvent | None] = queue.Queue(_QUEUE_SIZE)
+        self._thread = threading.Thread(
+            target=self._send_queued, name="tidegate-lineage", daemon=True
+        )
+        self._thread.start()
+
+    def on_epoch(self, report: EpochReport, seconds: float) -> None:
+        """Queue the events of a sealed epoch; what does not fit is dropped with a warning."""
+        if report.manifest is None:
+            return
+        try:
+            events = make_epoch_events(
+                self._spec, self._store, report.manifest, seconds, self._namespace
+            )
+        except (TidegateError, ValueError) as error:
+            # An address that does not fit the naming rules must not end the driver.
+            _log.warning("lineage_not_sent", why=str(error))
+        else:
+            self._enqueue_events(events)
+
+    def on_failure(self, error: TidegateError) -> None:
+        """Queue the error that ended the driver."""
+        self._enqueue_events(make_failure_events(self._spec, error, self._namespace))
+
+    def close(self, timeout: float) -> None:
+        """Send what is queued, for at most `timeout` seconds, and end."""
+        with suppress(queue.Full):
+            self._queue.put_nowait(None)
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            _log.warning("lineage_dropped", why="the receiver did not take the last events in time")
+
+    def _enqueue_events(self, events: list[RunEvent]) -> None:
+        try:
+            for event in events:
+                self._queue.put_nowait(event)
+        except queue.Full:
+            _log.warning("lineage_dropped", why="the events before it are still waiting")
+
+    def _send_queued(self) -> None:
+        while (event := self._queue.get()) is not None:
+            try:
+                self._transport.emit(event)
+            # Any error: without this thread the events of all later epochs would be dropped.
+            except Exception as error:
+                _log.warning("lineage_not_sent", why=str(error) or type(error).__name__)
+
+
+def create_lineage_sender(
+    environment: Mapping[str, str], spec: PipelineSpec, store: Store
+) -> OpenLineageSender | None:
+    """Return a sender to ``OPENLINEAGE_URL``; None unless that is an HTTP address.
+
+    ``OPENLINEAGE_API_KEY``, ``OPENLINEAGE_NAMESPACE`` and ``OPENLINEAGE_ENDPOINT`` are read too.
+    """
+    url = environment.get("OPENLINEAGE_URL")
+    if not url or not url.startswith(("http://", "https://")):
+        return None
+    # Late: its imports take a second, and most drivers do not send lineage.
+    from openlineage.client.transport.http import HttpConfig, HttpTransport
+
+    config: dict[str, Any] = {"url": url.rstrip("/") + "/", "timeout": _TIMEOUT}
+    config["retry"] = {"total": 0}
+    if endpoint := environment.get("OPENLINEAGE_ENDPOINT"):
+        config["endpoint"] = endpoint
+    if key := environment.get("OPENLINEAGE_API_KEY"):
+        config["auth"] = {"type": "api_key", "api_key": key}
+    namespace = environment.get("OPENLINEAGE_NAMESPACE", "tidegate")
+    return OpenLineageSender(spec, store, namespace, HttpTransport(HttpConfig.from_dict(config)))

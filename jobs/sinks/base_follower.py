@@ -38,8 +38,8 @@ from tidegate.jobs.sinks.errors import (
 )
 from tidegate.jobs.sinks.lineage_position import CurrentLineage, FollowerPosition
 from tidegate.jobs.sinks.output_tables import build_checkpoint_rows
+from tidegate.jobs.spec.operations import SinkSpec
 from tidegate.jobs.spec.pipeline import CHECKPOINTS, PipelineSpec
-from tidegate.jobs.spec.sinks import SinkSpec
 
 # Lost races in a row before the caller is asked to come back later.
 _MAX_CONFLICTS = 20

@@ -8,8 +8,8 @@ from tidegate.jobs.sinks.files_webhook import FilesSink, WebhookSink
 from tidegate.jobs.sinks.iceberg_sink import IcebergSink
 from tidegate.jobs.sinks.kafka_sink import ExactlyOnceKafkaSink, KafkaSink
 from tidegate.jobs.sinks.postgres_sink import PostgresSink
+from tidegate.jobs.spec.operations import FilesSinkSpec, KafkaSinkSpec, PostgresSinkSpec, SinkSpec
 from tidegate.jobs.spec.pipeline import PipelineSpec
-from tidegate.jobs.spec.sinks import FilesSinkSpec, KafkaSinkSpec, PostgresSinkSpec, SinkSpec
 
 
 def make_sinks(spec: PipelineSpec, store: Store, uid: str) -> list[Sink]:

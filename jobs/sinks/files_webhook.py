@@ -29,7 +29,7 @@ from tidegate.jobs.sinks.base_follower import SlotFollower, expand_variables
 from tidegate.jobs.sinks.errors import SINK_UNAVAILABLE, WEBHOOK_REFUSED
 from tidegate.jobs.sinks.lineage_position import CurrentLineage, FollowerPosition
 from tidegate.jobs.sinks.published_tables import to_json_lines
-from tidegate.jobs.spec.sinks import FilesSinkSpec, WebhookSinkSpec
+from tidegate.jobs.spec.operations import FilesSinkSpec, WebhookSinkSpec
 
 _RETRY_STATUS_CODES = (408, 425, 429)  # answers of 400 to 499 that ask to try later
 

@@ -29,7 +29,7 @@ from tidegate.jobs.sinks.errors import (
 from tidegate.jobs.sinks.files_webhook import AtLeastOnceSink, build_restore_notice
 from tidegate.jobs.sinks.lineage_position import CurrentLineage, FollowerPosition
 from tidegate.jobs.sinks.published_tables import to_json_lines
-from tidegate.jobs.spec.sinks import KafkaSinkSpec
+from tidegate.jobs.spec.operations import KafkaSinkSpec
 from tidegate.jobs.spec.source_options import resolve_environment_value
 
 # The driver holds the messages of one Spark job as Python objects.

@@ -38,7 +38,7 @@ from tidegate.jobs.sinks.lineage_position import (
     read_published_cut,
 )
 from tidegate.jobs.sinks.published_tables import flatten_for_csv, read_table
-from tidegate.jobs.spec.sinks import PostgresSinkSpec
+from tidegate.jobs.spec.operations import PostgresSinkSpec
 
 if TYPE_CHECKING:
     import psycopg

@@ -27,11 +27,11 @@ from tidegate.jobs.spec.operations import (
     CheckpointSpec,
     OutputSpec,
     QualitySpec,
+    SinkSpec,
     SparkSpec,
     SpliceSpec,
     SupervisionSpec,
 )
-from tidegate.jobs.spec.sinks import SinkSpec
 
 # These two are part of the Python API of a pipeline, so that callers import them from here.
 from tidegate.jobs.spec.source_spec import (

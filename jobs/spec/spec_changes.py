@@ -35,6 +35,24 @@ _POSITION_OPTIONS: Final = {
     ),
 }
 """Options of a source -> what its positions mean by them."""
+_SOURCE_RULES: Final = {
+    **dict.fromkeys(
+        ("kind", "path", "format", "partition_by"),
+        "its positions count the objects of the old place",
+    ),
+    **dict.fromkeys(
+        ("event_time", "end_time", "timezone", "barriers", "edges"),
+        "rows before and after would mean different things",
+    ),
+}
+"""Options of a source, with all below them -> why a change is refused."""
+# These decide which results there are. The table keeps its older results, so both kinds would be in
+# it, without a mark that tells them apart.
+_RESULT_OPTIONS: Final = ("kind", "size", "slide", "gap", "offset", "keys")
+# These decide how a result is counted on while its window is open; closed windows are not affected.
+_COUNTING_OPTIONS: Final = (
+    *("emit", "revisions", "session_touch", "session_late", "session_close"),
+)
 
 
 class ChangeEffect(StrEnum):
@@ -94,7 +112,7 @@ def compare_specs(old: PipelineSpec, new: PipelineSpec, live: LiveState) -> list
         )
     ]
     # What stops a restart comes first; the list may be long.
-    order = [ChangeEffect.REFUSED, ChangeEffect.DROPPED, ChangeEffect.KEPT]
+    order = [*reversed(ChangeEffect)]
     return sorted(found, key=lambda change: order.index(change.verdict))
 
 
@@ -136,24 +154,12 @@ def _compare_source(where: str, old: SourceSpec, new: SourceSpec) -> Iterator[Sp
     beside = set() if old.select and new.select else {"columns"}
     left, right = (one.model_dump(mode="json", exclude=beside) for one in (old, new))
     for path in _list_differing_paths(left, right):
-        field = path.partition(".")[0]
         # The rule is by the place of the option, not by its value: an unknown option is kept,
-        # because only those listed here give old positions or rows another meaning.
-        if path in _POSITION_OPTIONS:
-            yield _make_refused_change(
-                f"{where}.{path}", f"{_POSITION_OPTIONS[path]}: give the source a new name"
-            )
-        elif field in ("kind", "path", "format", "partition_by"):
-            yield _make_refused_change(
-                f"{where}.{path}",
-                "its positions count the objects of the old place: give the source a new name",
-            )
-        elif field in ("event_time", "end_time", "timezone", "barriers", "edges"):
-            yield _make_refused_change(
-                f"{where}.{path}",
-                "rows before and after would mean different things: give the source a new name",
-            )
-        elif field == "lag":
+        # because only those listed give old positions or rows another meaning.
+        reason = _POSITION_OPTIONS.get(path) or _SOURCE_RULES.get(path.partition(".")[0])
+        if reason:
+            yield _make_refused_change(f"{where}.{path}", f"{reason}: give the source a new name")
+        elif path == "lag":
             yield _make_kept_change(
                 f"{where}.lag",
                 "a smaller one counts at once; with a larger one the frontier does not move until"
@@ -169,14 +175,7 @@ def _compare_columns(old: PipelineSpec, new: PipelineSpec, live: LiveState) -> I
         if left == right:
             continue
         # A column changes in three ways; each has another effect on tables and on buffered rows.
-        kind = (
-            "added"
-            if left is None
-            else "removed"
-            if right is None
-            else f"is {right} instead of {left}"
-        )
-        what = f"schema.{name} {kind}"
+        what = f"schema.{name} {_name_change(left, right, f'is {right} instead of {left}')}"
         if left is not None and right is not None:
             yield _make_refused_change(
                 what,
@@ -221,24 +220,14 @@ def _compare_window(
     where: str, old: WindowSpec, new: WindowSpec, is_open: bool
 ) -> Iterator[SpecChange]:
     yield from _compare_aggregates(where, old, new, is_open)
-    left, right = (
-        old.model_dump(mode="json", exclude={"aggregates"}),
-        new.model_dump(mode="json", exclude={"aggregates"}),
-    )
+    left, right = (one.model_dump(mode="json", exclude={"aggregates"}) for one in (old, new))
     for path in _list_differing_paths(left, right):
-        # These fix which results there are. The table keeps its older results, so both kinds would
-        # be in it, without a mark that tells them apart.
-        if path in ("kind", "size", "slide", "gap", "offset", "keys"):
+        if path in _RESULT_OPTIONS:
             yield _make_refused_change(
                 f"{where}.{path}",
                 "its table would hold two kinds of results: add it as a window with a new name",
             )
-        elif (
-            # These decide how a result is counted on while its window is open; closed windows are
-            # not affected.
-            path in ("emit", "revisions", "session_touch", "session_late", "session_close")
-            and is_open
-        ):
+        elif path in _COUNTING_OPTIONS and is_open:
             yield _make_refused_change(
                 f"{where}.{path}",
                 "results of open windows are counted by the old rule: use a new name",
@@ -254,19 +243,19 @@ def _compare_aggregates(
         before, after = old.aggregates.get(name), new.aggregates.get(name)
         if before == after:
             continue
-        what = (
-            f"{where}.aggregates.{name}"
-            f" {'added' if before is None else 'removed' if after is None else 'changed'}"
+        what = f"{where}.aggregates.{name} {_name_change(before, after, 'changed')}"
+        yield (
+            _make_refused_change(
+                what,
+                "open windows hold partial results without it: add it as a window with a new name",
+            )
+            if is_open
+            else _make_kept_change(what, "no window is open; older results read as null there")
         )
-        yield _judge_aggregate_change(what, is_open)
 
 
-def _judge_aggregate_change(what: str, is_open: bool) -> SpecChange:
-    if is_open:
-        return _make_refused_change(
-            what, "open windows hold partial results without it: add it as a window with a new name"
-        )
-    return _make_kept_change(what, "no window is open; older results read as null there")
+def _name_change(before: object, after: object, change: str) -> str:
+    return "added" if before is None else "removed" if after is None else change
 
 
 def _compare_orders(old: PipelineSpec, new: PipelineSpec, live: LiveState) -> Iterator[SpecChange]:

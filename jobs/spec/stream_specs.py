@@ -12,6 +12,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, field_validator, model_validator
@@ -268,28 +269,21 @@ def _sort_topologically(
         name: {a.origin for a in attachments.values() if name in a.destinations} - {EVENTS_STREAM}
         for name in streams
     }
+    sorter = TopologicalSorter(parents)
+    try:
+        sorter.prepare()
+    except CycleError as error:
+        cycle = " <- ".join(reversed(error.args[1]))
+        raise ValueError(f"streams: {cycle} is a cycle; rows would be dispatched forever") from None
     order: list[str] = []
-    while len(order) < len(streams):
+    ready: set[str] = set()
+    while sorter.is_active():
         # One at a time, so that streams are worked on in the order of the spec where they can be.
-        ready = [name for name in streams if name not in order and parents[name] <= set(order)]
-        if not ready:
-            raise ValueError(
-                f"streams: {_find_cycle(parents, set(order))} is a cycle; rows would be dispatched"
-                " forever"
-            )
-        order.append(ready[0])
+        ready |= {*sorter.get_ready()}
+        order.append(next(name for name in streams if name in ready))
+        ready.remove(order[-1])
+        sorter.done(order[-1])
     return order
-
-
-def _find_cycle(parents: Mapping[str, set[str]], done: set[str]) -> str:
-    # Each remaining stream waits for another remaining one, so walking back must meet a stream
-    # again.
-    path = [next(name for name in parents if name not in done)]
-    while True:
-        back = min(parents[path[-1]] - done)
-        if back in path:
-            return " <- ".join([*path[path.index(back) :], back])
-        path.append(back)
 
 
 def _derive_stream_columns(

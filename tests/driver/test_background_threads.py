@@ -18,8 +18,8 @@ from tidegate.checkpoints.lease import Lease, evict_lease_holder
 from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.jobs.driver import startup
+from tidegate.jobs.driver.epoch_listeners import OpenLineageSender
 from tidegate.jobs.driver.housekeeping import Housekeeper
-from tidegate.jobs.driver.openlineage_events import OpenLineageSender
 from tidegate.jobs.driver.status_reporter import STEP_DEADLINES, DriverSteps, StatusReporter
 
 

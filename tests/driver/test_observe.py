@@ -24,9 +24,13 @@ from tests.servers.otlp import collecting
 from tidegate.checkpoints.s3_store import S3Settings, S3Store
 from tidegate.checkpoints.store import Store
 from tidegate.errors import PoisonError
-from tidegate.jobs.driver.epoch_listeners import EpochListeners, measure_landing
+from tidegate.jobs.driver.epoch_listeners import (
+    EpochListeners,
+    create_lineage_sender,
+    make_epoch_events,
+    measure_landing,
+)
 from tidegate.jobs.driver.log_output import add_log_context
-from tidegate.jobs.driver.openlineage_events import create_lineage_sender, make_epoch_events
 from tidegate.jobs.driver.otel_metrics import (
     DRIVER_STATES,
     METRICS,

@@ -22,7 +22,7 @@ from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.errors import TransientError
 from tidegate.jobs.sinks import kafka_sink
 from tidegate.jobs.sinks.kafka_sink import ExactlyOnceKafkaSink, KafkaMessage
-from tidegate.jobs.spec.sinks import KafkaSinkSpec
+from tidegate.jobs.spec.operations import KafkaSinkSpec
 
 pytestmark = [pytest.mark.kafka, pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -28,7 +28,7 @@ from tidegate.jobs.sinks.lineage_position import FollowerPosition
 from tidegate.jobs.sinks.output_tables import write_parquet_once
 from tidegate.jobs.sinks.postgres_sink import PostgresSink
 from tidegate.jobs.sinks.published_tables import find_published_slot, have_followers_rewound
-from tidegate.jobs.spec.sinks import PostgresSinkSpec
+from tidegate.jobs.spec.operations import PostgresSinkSpec
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 

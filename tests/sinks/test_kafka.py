@@ -14,9 +14,8 @@ from tests.engine.harness import Bench, row, spec_of
 
 from tidegate.errors import ConfigurationError, TransientError
 from tidegate.jobs.sinks.kafka_sink import KafkaSink
-from tidegate.jobs.spec.operations import add_connector_jars
+from tidegate.jobs.spec.operations import KafkaSinkSpec, add_connector_jars
 from tidegate.jobs.spec.pipeline import PipelineSpec
-from tidegate.jobs.spec.sinks import KafkaSinkSpec
 
 GIVEN = KafkaSinkSpec(kind="kafka", servers="b:9092", topic="out.{table}", tables=("events",))
 

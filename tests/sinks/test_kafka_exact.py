@@ -18,7 +18,7 @@ from tests.sinks.conftest import UID, World, make_spec
 from tidegate.errors import ConfigurationError, TransientError
 from tidegate.jobs.sinks.factory import make_sinks
 from tidegate.jobs.sinks.kafka_sink import ExactlyOnceKafkaSink, KafkaClientError, KafkaMessage
-from tidegate.jobs.spec.sinks import KafkaSinkSpec
+from tidegate.jobs.spec.operations import KafkaSinkSpec
 
 TO = {"servers": "b:9092", "topic": "{table}", "tables": ["events"]}
 GIVEN: dict[str, Any] = {"kind": "kafka", "delivery": "exactly_once", **TO}
