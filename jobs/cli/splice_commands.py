@@ -307,7 +307,7 @@ def divide_request(
 
     The request itself is closed as rejected.
     """
-    from tidegate.jobs.splice.split_request import split_request
+    from tidegate.jobs.splice.request_creation import split_request
 
     spec, log = arguments.open_spec_and_log(pipeline, store)
     which = _build_late_filter(missed, source, (since, until), reason)

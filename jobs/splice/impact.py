@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from html import escape
+from importlib import resources
 from typing import Any
 
 import pyarrow.compute as pc
@@ -91,7 +91,7 @@ def make_impact_report(spec: PipelineSpec, plan: MergePlan, seconds: float) -> I
     if plan.events is not None:
         # Events first: the other changes follow from them.
         tables.insert(0, _summarize_events(spec, plan))
-    written = sum(t.num_rows for t in _collect_written_tables(plan).values())
+    written = sum(t.num_rows for t in plan.tables.values())
     return Impact(
         pipeline=spec.name,
         request=plan.request.id,
@@ -110,7 +110,7 @@ def digest_plan(plan: MergePlan, upto: int) -> str:
     Streams keep growing, so of a merge into streams only rows up to slot `upto` are hashed, and the
     slot is appended to the digest as ``@slot``.
     """
-    return digest_tables(_collect_written_tables(plan), upto if plan.streams is not None else None)
+    return digest_tables(plan.tables, upto if plan.streams is not None else None)
 
 
 def parse_digest_slot(digest: str) -> int | None:
@@ -145,11 +145,6 @@ def digest_tables(tables: Mapping[str, Any], upto: int | None = None) -> str:
             digest.update(line.encode())
             digest.update(b"\n")
     return digest.hexdigest() + ("" if upto is None else f"@{upto}")
-
-
-def _collect_written_tables(plan: MergePlan) -> dict[str, Any]:
-    events = {} if plan.events is None else {EVENTS: plan.events}
-    return {**events, **{name: table for name, table in plan.tables.items() if table.num_rows}}
 
 
 def _summarize_events(spec: PipelineSpec, plan: MergePlan) -> TableImpact:
@@ -224,13 +219,13 @@ def _summarize_window(
         table=name,
         added=sum(c.old is None for c in changes),
         changed=sum(c.old is not None for c in changes),
-        removed=sum(len(c.replaced) for c in changes),
-        **_format_time_range([tick for c in changes for tick in (c.start, c.end)]),
+        removed=sum(c.replaced for c in changes),
+        **_format_time_range([tick for c in changes for tick in (c.at.start, c.at.end)]),
         changes=[
             {
-                "key": dict(zip(window.keys, c.key, strict=True)),
-                "window_start": format_instant(c.start),
-                "window_end": format_instant(c.end),
+                "key": dict(zip(window.keys, c.at.key, strict=True)),
+                "window_start": format_instant(c.at.start),
+                "window_end": format_instant(c.at.end),
                 "rows": c.rows,
                 "revision": c.new["revision"],
                 "old": {a: c.old[a] for a in window.aggregates} if c.old else None,
@@ -247,18 +242,7 @@ def _summarize_window(
 
 MAX_SHOWN_CHANGES = 30
 """Changes of a table that the text and the page list; the JSON has more."""
-_WIDTH, _HEIGHT, _BARS = 760, 120, 60  # of one bar chart
-_GAP = 10  # between two charts
-
-_PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title><style>
-body{{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:60rem;padding:0 1rem}}
-body{{color:#1b2733}}h1{{font-size:1.4rem}}h2{{font-size:1.1rem;margin-top:2rem}}
-table{{border-collapse:collapse;width:100%}}td.n{{text-align:right}}
-th,td{{text-align:left;padding:.25rem .6rem;border-bottom:1px solid #dde3ea;vertical-align:top}}
-.added{{color:#1a7f4b}}.changed{{color:#9a5b00}}.removed{{color:#b3261e}}
-code{{background:#f2f5f8;padding:.1rem .3rem}}svg{{width:100%;height:auto}}
-</style><h1>{title}</h1>{body}</html>
-"""
+_BARS = 60  # of one bar chart
 
 
 def render_text(request: SpliceRequest, impact: Impact) -> str:
@@ -277,62 +261,6 @@ def render_text(request: SpliceRequest, impact: Impact) -> str:
     return "\n".join([*lines, f"  {_describe_cost(impact)}", f"  digest {impact.digest}"])
 
 
-def _describe_cost(impact: Impact) -> str:
-    cost = impact.cost
-    return (
-        f"cost: {cost['rows_read']:,.0f} rows read, {cost['rows_written']:,.0f} written, about"
-        f" {cost['seconds']:.1f} s"
-    )
-
-
-def format_change(change: dict[str, Any]) -> str:
-    """Return one line for a changed window result or row of a stream; events have none."""
-    if "id" in change:
-        return f"{change['id']}  {_format_difference(change)}"
-    key = ", ".join(f"{k}={v}" for k, v in change["key"].items())
-    old, new = change["old"], change["new"]
-    values = [
-        f"{n}: {v}" if old is None else f"{n}: {old[n]} -> {v}"
-        for n, v in new.items()
-        if old is None or old[n] != v
-    ]
-    window = " ".join(part for part in (key, change["window_start"]) if part)
-    return f"{window}  {', '.join(values)}  (revision {change['revision']})"
-
-
-def _format_difference(change: dict[str, Any]) -> str:
-    """Describe the difference between two versions of a row of a stream."""
-    old, new = change["old"], change["new"]
-    if old is None or new is None:
-        word, row = ("added", new) if old is None else ("removed", old)
-        return f"{word}: {', '.join(f'{n}: {v}' for n, v in row.items())}"
-    return ", ".join(f"{n}: {old[n]} -> {v}" for n, v in new.items() if old[n] != v)
-
-
-def select_listable_changes(table: TableImpact) -> list[dict[str, Any]]:
-    """Return the changes to list one by one: window results and rows of streams, but no events."""
-    return [change for change in table.changes if "window_start" in change or "id" in change]
-
-
-def render_html(request: SpliceRequest, impact: Impact) -> str:
-    """Return the report as an HTML page with bar charts of the changes over event time.
-
-    It lists at most `MAX_SHOWN_CHANGES` changes of each table.
-    """
-    title = f"Splice request {impact.request} of {impact.pipeline}"
-    origin, asked_at = request.origin.replace("_", " "), format_instant(request.created_at)
-    who = escape(f"{origin}, asked for by {request.who} at {asked_at}")
-    why = f": {escape(request.why)}" if request.why else ""
-    body = [
-        f"<p>{impact.rows:,} rows from {who}{why}</p>",
-        _render_charts(impact),
-        _render_summary(impact),
-        *(_render_changes(table) for table in impact.tables),
-        f"<p>{escape(_describe_cost(impact))}<br>digest <code>{impact.digest}</code></p>",
-    ]
-    return _PAGE.format(title=escape(title), body="\n".join(body))
-
-
 def _describe_table(table: TableImpact) -> str:
     counts = (table.added, "added"), (table.changed, "changed"), (table.removed, "removed")
     parts = [f"{count:,} {word}" for count, word in counts if count]
@@ -342,71 +270,73 @@ def _describe_table(table: TableImpact) -> str:
     return f"{table.table}: {', '.join(parts) or 'nothing changes'}{where}{moved}"
 
 
-def _render_summary(impact: Impact) -> str:
-    head = "<tr><th>table<th>added<th>changed<th>removed<th>moved<th>from<th>to</tr>"
-    rows = (
-        f'<tr><td>{escape(t.table)}<td class="n added">{t.added:,}<td class="n changed">'
-        f'{t.changed:,}<td class="n removed">{t.removed:,}<td class="n">{t.moved:,}'
-        f"<td>{t.first or ''}<td>{t.last or ''}</tr>"
-        for t in impact.tables
-    )
-    return f"<table>{head}{''.join(rows)}</table>"
-
-
-def _render_changes(table: TableImpact) -> str:
-    shown = select_listable_changes(table)[:MAX_SHOWN_CHANGES]
-    if not shown:
-        return ""
-    if "id" in shown[0]:
-        total = table.added + table.changed + table.removed
-        items = (
-            f"<li><code>{escape(c['id'])}</code> {escape(_format_difference(c))}" for c in shown
-        )
-        listing = f"<ul>{''.join(items)}</ul>"
-    else:
-        total = table.added + table.changed
-        head = "<tr><th>key<th>window<th>old<th>new<th>rows</tr>"
-        listing = f"<table>{head}{''.join(map(_render_window_change, shown))}</table>"
-    more = total - len(shown)
-    rest = f"<p>and {more:,} more</p>" if more > 0 else ""
-    return f"<h2>{escape(table.table)}</h2>{listing}{rest}"
-
-
-def _render_window_change(change: dict[str, Any]) -> str:
-    key = ", ".join(f"{k}={v}" for k, v in change["key"].items())
-    values = [
-        ", ".join(f"{n}: {v}" for n, v in side.items()) if side else ""
-        for side in (change["old"], change["new"])
-    ]
-    old, new = map(escape, values)
-    kind = "changed" if change["old"] else "added"
+def _describe_cost(impact: Impact) -> str:
+    cost = impact.cost
     return (
-        f'<tr><td>{escape(key)}<td>{change["window_start"]}<td>{old}<td class="{kind}">{new}<td'
-        f' class="n">{change["rows"]}</tr>'
+        f"cost: {cost['rows_read']:,.0f} rows read, {cost['rows_written']:,.0f} written, about"
+        f" {cost['seconds']:.1f} s"
     )
 
 
-def _render_charts(impact: Impact) -> str:
-    """Render one bar chart per table, all over the same time axis."""
-    changes = {t.table: _list_change_times(t) for t in impact.tables}
+def select_listable_changes(table: TableImpact) -> list[dict[str, Any]]:
+    """Return the changes to list one by one: window results and rows of streams, but no events."""
+    return [change for change in table.changes if "window_start" in change or "id" in change]
+
+
+def format_change(change: dict[str, Any]) -> str:
+    """Return one line for a changed window result or row of a stream; events have none."""
+    if "id" in change:
+        return f"{change['id']}  {_describe_stream_change(change)}"
+    window = " ".join(
+        part for part in (_format_values(change["key"], "="), change["window_start"]) if part
+    )
+    old, new = change["old"], change["new"]
+    values = _format_values(new) if old is None else _format_difference(old, new)
+    return f"{window}  {values}  (revision {change['revision']})"
+
+
+def _describe_stream_change(change: dict[str, Any]) -> str:
+    """Describe the difference between two versions of a row of a stream."""
+    old, new = change["old"], change["new"]
+    if old is None:
+        return f"added: {_format_values(new)}"
+    return f"removed: {_format_values(old)}" if new is None else _format_difference(old, new)
+
+
+def _format_values(values: Mapping[str, Any], sign: str = ": ") -> str:
+    return ", ".join(f"{name}{sign}{value}" for name, value in values.items())
+
+
+def _format_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    return _format_values({n: f"{old[n]} -> {v}" for n, v in new.items() if old[n] != v})
+
+
+def render_html(request: SpliceRequest, impact: Impact) -> str:
+    """Return the report as an HTML page with bar charts of the changes over event time.
+
+    It lists at most `MAX_SHOWN_CHANGES` changes of each table.
+    """
+    # Only this page needs the library.
+    import jinja2
+
+    page = (resources.files("tidegate.jobs.splice") / "impact.html").read_text(encoding="utf-8")
+    template = jinja2.Environment(autoescape=True).from_string(page)
     # One time axis for all charts, so that they can be compared.
+    changes = {table.table: _list_change_times(table) for table in impact.tables}
     times = [time for found in changes.values() for time, _ in found]
-    if not times:
-        return ""
-    low, high = min(times), max(times)
-    charts = [
-        _render_chart(name, _count_by_bar(found, low, high), (number + 1) * (_HEIGHT + _GAP) - _GAP)
-        for number, (name, found) in enumerate(changes.items())
-    ]
-    height = len(charts) * (_HEIGHT + _GAP) + 20
-    axis = (
-        f'<text x="0" y="{height - 4}">{low}</text><text x="{_WIDTH}" y="{height - 4}"'
-        f' text-anchor="end">{high}</text>'
-    )
-    label = "where in event time the changes lie"
-    return (
-        f'<svg viewBox="0 0 {_WIDTH} {height}" font-size="11" role="img"'
-        f' aria-label="{label}">{"".join(charts)}{axis}</svg>'
+    low, high = (min(times), max(times)) if times else ("", "")
+    return template.render(
+        request=request,
+        impact=impact,
+        asked_at=format_instant(request.created_at),
+        cost=_describe_cost(impact),
+        charts={n: _count_by_bar(found, low, high) for n, found in changes.items() if times},
+        low=low,
+        high=high,
+        most_shown=MAX_SHOWN_CHANGES,
+        list_changes=select_listable_changes,
+        describe_change=_describe_stream_change,
+        format_values=_format_values,
     )
 
 
@@ -426,9 +356,7 @@ def _find_row_time(row: dict[str, Any]) -> str:
     )
 
 
-def _count_by_bar(
-    changes: Sequence[tuple[str, bool]], low: str, high: str
-) -> list[tuple[int, int]]:
+def _count_by_bar(changes: Sequence[tuple[str, bool]], low: str, high: str) -> list[list[int]]:
     """Return, for each bar, how many changes add a row and how many replace one."""
     begin, end = (datetime.fromisoformat(text).timestamp() for text in (low, high))
     # At least one second, for changes that all lie at one instant.
@@ -437,34 +365,4 @@ def _count_by_bar(
     for text, is_replaced in changes:
         share = (datetime.fromisoformat(text).timestamp() - begin) / width
         counts[int(share * (_BARS - 1))][is_replaced] += 1
-    return [(added, replaced) for added, replaced in counts]
-
-
-def _render_chart(name: str, counts: Sequence[tuple[int, int]], base: int) -> str:
-    """Render one chart whose bars begin at the height `base`."""
-    most = max(map(sum, counts)) or 1
-    step = _WIDTH / _BARS
-    bars = [
-        _render_bar(number * step, base, step, count, most)
-        for number, count in enumerate(counts)
-        if sum(count)
-    ]
-    return (
-        f'{"".join(bars)}<line x1="0" x2="{_WIDTH}" y1="{base}" y2="{base}" stroke="#9aa7b4"/>'
-        f'<text x="0" y="{base - _HEIGHT + 12}" fill="#51606e">{escape(name)}: at most'
-        f" {most:,} in a bar</text>"
-    )
-
-
-def _render_bar(x: float, base: int, step: float, count: tuple[int, int], most: int) -> str:
-    """Render one bar, with the rows that replace others on top of those that are added."""
-    parts, y = [], float(base)
-    for rows, colour in zip(count, ("#1a7f4b", "#d08a1d"), strict=True):
-        height = rows / most * (_HEIGHT - 20)
-        y -= height
-        if rows:
-            parts.append(
-                f'<rect x="{x:.1f}" y="{y:.1f}" width="{step - 1:.1f}" height="{height:.1f}"'
-                f' fill="{colour}"/>'
-            )
-    return "".join(parts)
+    return counts

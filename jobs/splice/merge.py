@@ -20,9 +20,10 @@ end such a race, the merge then asks the driver to leave the next slot to it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -31,14 +32,13 @@ from tidegate.checkpoints.bucket_layout import AttemptFolders, CheckpointId, gen
 from tidegate.checkpoints.driver_requests import (
     Ack,
     AckOutcome,
-    DriverRequest,
     RequestKind,
     acknowledge_request,
     submit_request,
 )
 from tidegate.checkpoints.epoch_notes import EpochCounters, EpochNotes, MergeSummary
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
-from tidegate.checkpoints.manifest import FileRef, Manifest
+from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.slot_log import LogHead, SlotLog, SlotTaken
 from tidegate.checkpoints.splice_requests import (
     SpliceRequest,
@@ -51,7 +51,7 @@ from tidegate.jobs.engine.manifest_writer import SPLICE_KIND, ManifestAuthor, Ma
 from tidegate.jobs.eventtime.decision_types import Decision
 from tidegate.jobs.sinks.output_tables import build_table_schema
 from tidegate.jobs.spec.event_time_options import ReleaseMode
-from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec
+from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.stream_specs import REJECTIONS
 from tidegate.jobs.splice.errors import CONTENDED, EFFECT_CHANGED, NOT_OPEN, UNEQUAL
 from tidegate.jobs.splice.impact import (
@@ -63,7 +63,8 @@ from tidegate.jobs.splice.impact import (
 )
 from tidegate.jobs.splice.merge_plan import MergePlan, make_merge_plan
 from tidegate.jobs.splice.tables_at_head import find_merge_segments, read_data_file
-from tidegate.jobs.streams.row_history import compute_time_bounds, write_parquet_file
+from tidegate.jobs.streams.row_history import compute_time_bounds
+from tidegate.jobs.streams.stream_state import DispatchFiles, add_attempt_columns
 
 CRASH_POINTS: Final = (
     "merge.start",
@@ -201,7 +202,7 @@ class _Merger:
         request = self._read_open_request()
         plan, impact = self._plan_approved_effect(request)
         self._step("merge.planned")
-        with _SlotHold(self._log, self._request_id, self._decision) as hold:
+        with ExitStack() as hold:
             for lost in range(_MAX_ATTEMPTS):
                 outcome = self._try_slot(plan, impact, lost)
                 if outcome is not None:
@@ -216,9 +217,29 @@ class _Merger:
                 if earlier is not None:
                     return earlier
                 if lost + 1 >= _LOSSES_BEFORE_HOLD:
-                    hold.ask_driver((time.monotonic() - self._begun) / (lost + 1))
+                    self._hold_driver(hold, (time.monotonic() - self._begun) / (lost + 1))
                 plan, impact = self._plan_approved_effect(request)
         raise CONTENDED(pipeline=self._spec.name, attempts=_MAX_ATTEMPTS)
+
+    def _hold_driver(self, hold: ExitStack, seconds: float) -> None:
+        """Ask the driver to leave the next slot to a try of `seconds`, until `hold` is closed."""
+        # The driver obeys one hold at a time, and an earlier one may end before this try does.
+        hold.close()
+        asked = submit_request(
+            self._log.store,
+            self._log.pipeline,
+            RequestKind.HOLD,
+            who=self._decision.who,
+            name=self._request_id,
+            ttl=max(_SHORTEST_HOLD, 4 * seconds),
+            clock=self._decision.clock,
+        )
+        hold.callback(self._end_hold, asked.id)
+
+    def _end_hold(self, asked: str) -> None:
+        now = self._decision.clock.wall_ticks()
+        ack = Ack(id=asked, outcome=AckOutcome.APPLIED, detail="over", token=0, at=now)
+        acknowledge_request(self._log.store, self._log.pipeline, ack)
 
     def _try_slot(self, plan: MergePlan, impact: Impact, lost: int) -> MergeOutcome | None:
         """Seal the plan in the slot after its head; return None if a driver filled that slot."""
@@ -226,7 +247,8 @@ class _Merger:
         if plan.is_empty:
             self._note_merge(None, impact.digest)
             return self._make_outcome(None, impact, None, lost)
-        sealed = seal_merge(self._spec, self._log, plan, impact, self._decision, self._step)
+        attempt = _MergeAttempt(self._spec, self._log, plan, impact, self._decision)
+        sealed = attempt.seal(self._step)
         if sealed is None:
             return None
         self._step("merge.sealed")
@@ -286,43 +308,6 @@ class _Merger:
         )  # fmt: skip
 
 
-class _SlotHold:
-    """Asks the driver to leave the next slot to the merge; the driver goes on when this ends."""
-
-    def __init__(self, log: SlotLog, request_id: str, decision: MergeDecision) -> None:
-        self._log, self._request_id, self._decision = log, request_id, decision
-        self._hold: DriverRequest | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._hold is not None:
-            ack = Ack(
-                id=self._hold.id,
-                outcome=AckOutcome.APPLIED,
-                detail="over",
-                token=0,
-                at=self._decision.clock.wall_ticks(),
-            )
-            acknowledge_request(self._log.store, self._log.pipeline, ack)
-            self._hold = None
-
-    def ask_driver(self, seconds: float) -> None:
-        """Ask for a hold that is long enough for a try of `seconds`; it replaces an earlier one."""
-        # The driver obeys one hold at a time, and the old one may end before this attempt does.
-        self.__exit__()
-        self._hold = submit_request(
-            self._log.store,
-            self._log.pipeline,
-            RequestKind.HOLD,
-            who=self._decision.who,
-            name=self._request_id,
-            ttl=max(_SHORTEST_HOLD, 4 * seconds),
-            clock=self._decision.clock,
-        )
-
-
 def _is_approved_so_far(approved: str, plan: MergePlan) -> bool:
     """Return whether the effect was approved for all rows that existed at the approval.
 
@@ -371,60 +356,50 @@ class MergeDecision:
     clock: Clock = SYSTEM_CLOCK
 
 
-def seal_merge(
-    spec: PipelineSpec,
-    log: SlotLog,
-    plan: MergePlan,
-    impact: Impact,
-    decision: MergeDecision,
-    step: PointCallback,
-) -> Manifest | None:
-    """Write the plan's files and seal them; return None if the slot was filled by another process.
-
-    The request's document is not changed.
-
-    Args:
-        spec: the pipeline.
-        log: its log.
-        plan: what to write, and after which head.
-        impact: the report of the plan.
-        decision: who merges and why.
-        step: called at the crash points of a merge.
-    """
-    attempt = _MergeAttempt(spec, log, plan)
-    files, segments = attempt.write_files()
-    step("merge.written")
-    manifest = attempt.make_manifest(files, segments, impact, decision)
-    step("merge.seal")
-    return None if isinstance(log.seal(manifest), SlotTaken) else manifest
-
-
 class _MergeAttempt:
-    def __init__(self, spec: PipelineSpec, log: SlotLog, plan: MergePlan) -> None:
+    """One attempt to seal a plan in the slot after its head."""
+
+    def __init__(
+        self,
+        spec: PipelineSpec,
+        log: SlotLog,
+        plan: MergePlan,
+        impact: Impact,
+        decision: MergeDecision,
+    ) -> None:
         assert plan.head.record is not None  # noqa: S101 - a plan needs an epoch
         self._spec, self._log, self._plan = spec, log, plan
+        self._impact, self._decision = impact, decision
         self._parent: Manifest = plan.head.record
         self._id = CheckpointId(plan.head.timeline, plan.head.next_slot, generate_attempt_id())
+        folders = AttemptFolders(log.layout, self._id)
+        self._files = DispatchFiles(log.store, folders, self._parent.segments)
 
-    def write_files(self) -> tuple[dict[str, list[FileRef]], list[FileRef]]:
-        """Write the tables' new rows and the new segments; return the manifest's references."""
-        plan = self._plan
-        # Tables without rows get no file, as in epochs.
-        tables = {} if plan.events is None else {EVENTS: plan.events}
-        tables |= {name: table for name, table in plan.tables.items() if table.num_rows}
-        files = {name: [self._write_table(name, table)] for name, table in tables.items()}
-        return files, [*self._write_stream_segments(), self._write_merge_segment()]
+    def seal(self, step: PointCallback) -> Manifest | None:
+        """Write the plan's files and seal them; return None if another process filled the slot.
 
-    def _write_table(self, name: str, table: Any) -> FileRef:
-        count = table.num_rows
-        table = table.append_column("_timeline", pa.array([self._id.timeline] * count, pa.int32()))
-        table = table.append_column("_epoch", pa.array([self._id.slot] * count, pa.int64()))
-        # Columns in the order of the table's schema, then those that only merges write.
-        order = [c for c in build_table_schema(self._spec, name).names if c in table.column_names]
-        table = table.select([*order, *(c for c in table.column_names if c not in order)])
-        key = f"{self._log.layout.table_prefix(name, self._id)}splice.parquet"
-        bounds = compute_time_bounds(table[self._time_column(name)])
-        return write_parquet_file(self._log.store, key, table, f"table:{name}", bounds)
+        The request's document is not changed. `step` is called at the crash points of a merge.
+        """
+        self._write_files()
+        step("merge.written")
+        manifest = self._make_manifest()
+        step("merge.seal")
+        return None if isinstance(self._log.seal(manifest), SlotTaken) else manifest
+
+    def _write_files(self) -> None:
+        """Write the tables' new rows, the state of streams that changed, and the merged rows."""
+        for name, table in self._plan.tables.items():
+            table = add_attempt_columns(table, self._id)
+            # In the order of the table's schema, then the columns that only merges write.
+            known = build_table_schema(self._spec, name).names
+            order = sorted(table.column_names, key=[*known, *table.column_names].index)
+            self._files.write_table(name, table.select(order), self._time_column(name), "splice")
+        changed = self._plan.streams.segments if self._plan.streams else {}
+        for kind, segment in changed.items():
+            self._files.drop_segments(kind)
+            if segment is not None:
+                self._files.write_segment(kind, *segment)
+        self._write_merge_segment()
 
     def _time_column(self, table: str) -> str:
         """Return the column whose least and greatest values go into the file's reference."""
@@ -432,59 +407,36 @@ class _MergeAttempt:
             return "stream_time"
         if table in self._spec.windows:
             return "window_end"
-        return "stamp" if table == REJECTIONS else self._event_time
+        return "stamp" if table == REJECTIONS else self._spec.event_time_column
 
-    @property
-    def _event_time(self) -> str:
-        return self._spec.event_time_column
-
-    def _write_merge_segment(self) -> FileRef:
+    def _write_merge_segment(self) -> None:
         """Write the rows that were merged, with the request and the checkpoint.
 
         All later epochs of the lineage carry this segment, so the newest manifest alone says which
         requests are merged.
         """
-        request, effect = self._plan.request, self._plan.streams
+        request, effect, rows = self._plan.request, self._plan.streams, self._plan.rows
         extra: dict[str, Any] = {"request": request.id, "checkpoint": str(self._id)}
-        time_column = self._event_time
+        time_column = self._spec.event_time_column
         if request.origin == "attachment":
             extra["stream"], time_column = request.destination, "_stamp"
         if effect is not None:
             rewrites = {name: change.first for name, change in effect.changes.items()}
             extra |= {"from": effect.since, "rewrites": rewrites}
-        rows, key = self._plan.rows, f"{self._log.layout.state_prefix(self._id)}splice.parquet"
         bounds = compute_time_bounds(rows[time_column])
-        return write_parquet_file(self._log.store, key, rows, SPLICE_KIND, bounds, extra)
+        self._files.write_segment(SPLICE_KIND, rows, *bounds, extra)
 
-    def _write_stream_segments(self) -> list[FileRef]:
-        """Write the state of streams that changed; return it with the parent's other segments."""
-        changed = self._plan.streams.segments if self._plan.streams else {}
-        written = []
-        for kind, segment in changed.items():
-            if segment is not None:
-                rows, low, high, extra = segment
-                key = AttemptFolders(self._log.layout, self._id).segment_key(kind)
-                store = self._log.store
-                written.append(write_parquet_file(store, key, rows, kind, (low, high), extra))
-        return [*(s for s in self._parent.segments if s.kind not in changed), *written]
-
-    def make_manifest(
-        self,
-        files: Mapping[str, list[FileRef]],
-        segments: list[FileRef],
-        impact: Impact,
-        decision: MergeDecision,
-    ) -> Manifest:
+    def _make_manifest(self) -> Manifest:
         """Return the parent's state, unchanged, with the merge's files.
 
         A driver continues after it as if it were its own epoch.
         """
-        parent, written = self._parent, [s for s in segments if s not in self._parent.segments]
+        parent = self._parent
         # A merge decides nothing: frontier and release stay where the parent left them, and what
         # the parent emitted is not emitted again.
         before = Decision.from_record(parent.decision, parent.decider)
         draft = ManifestDraft(
-            author=ManifestAuthor(parent.uid, f"splice:{decision.who}"[:100], __version__),
+            author=ManifestAuthor(parent.uid, f"splice:{self._decision.who}"[:100], __version__),
             pipeline=parent.pipeline,
             spec_digest=parent.spec_digest,
             lease_token=parent.lease_token,
@@ -504,29 +456,20 @@ class _MergeAttempt:
             # A driver looks in its head for requests that were applied, but not acknowledged.
             requests=parent.requests,
             counters=parent.counters,
-            segments=segments,
-            files=files,
-            notes=self._make_notes(
-                [ref for refs in [*files.values(), written] for ref in refs], impact, decision
-            ),
-            timings={"plan": impact.cost["seconds"]},
-            created_at=decision.clock.wall_ticks(),
+            segments=self._files.segments,
+            files=self._files.tables,
+            notes=self._make_notes(),
+            timings={"plan": self._impact.cost["seconds"]},
+            created_at=self._decision.clock.wall_ticks(),
         )
         return draft.to_manifest()
 
-    def _make_notes(
-        self, written: list[FileRef], impact: Impact, decision: MergeDecision
-    ) -> EpochNotes:
-        plan, before, retained = (
-            self._plan,
-            self._parent.epoch_notes,
-            self._parent.counters.retained,
-        )
-        windows = {
-            name: table.num_rows
-            for name, table in plan.tables.items()
-            if name in self._spec.windows
-        }
+    def _make_notes(self) -> EpochNotes:
+        plan, impact, decision = self._plan, self._impact, self._decision
+        before, retained = self._parent.epoch_notes, self._parent.counters.retained
+        windows = {name: len(changes) for name, changes in plan.changes.items()}
+        segments = [ref for ref in self._files.segments if ref not in self._parent.segments]
+        written = [ref for refs in [*self._files.tables.values(), segments] for ref in refs]
         merge = MergeSummary(
             request=plan.request.id,
             rows=plan.rows.num_rows,

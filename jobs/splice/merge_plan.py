@@ -21,7 +21,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.slot_log import LogHead, SlotLog
 from tidegate.checkpoints.splice_requests import SpliceRequest
 from tidegate.jobs.engine.column_types import convert_to_ticks
@@ -42,7 +41,6 @@ from tidegate.jobs.splice.tables_at_head import (
     join_spans,
     make_request_schema,
     read_data_file,
-    read_merged_rows,
     select_rows_for_output,
     set_outputs,
 )
@@ -59,10 +57,9 @@ class MergePlan:
         head: the head; a merge seals the slot after it.
         rows: the rows to merge, with the outputs that they still miss in ``_outputs``.
         already: (row, output) pairs of the request that were merged before.
-        events: rows to insert, with the columns of the events table; None if there are none.
         first_position: current position of the first inserted row; rows before it do not move.
         changes: window -> results that change.
-        tables: window, stream or `rejections` -> rows to write, without provenance.
+        tables: output -> rows to write, without provenance; none without rows.
         streams: what happens to the streams; None if nothing does.
         rows_read: rows that were read for the plan.
     """
@@ -71,12 +68,16 @@ class MergePlan:
     head: LogHead
     rows: Any
     already: int = 0
-    events: Any = None
     first_position: int | None = None
     changes: dict[str, list[WindowChange]] = field(default_factory=dict)
     tables: dict[str, Any] = field(default_factory=dict)
     streams: StreamEffect | None = None
     rows_read: int = 0
+
+    @property
+    def events(self) -> Any:
+        """Rows to insert, with the columns of the events table; None if there are none."""
+        return self.tables.get(EVENTS)
 
     @property
     def is_empty(self) -> bool:
@@ -100,59 +101,46 @@ def make_merge_plan(spec: PipelineSpec, log: SlotLog, request: SpliceRequest) ->
         raise OTHER_SPEC(pipeline=spec.name)
     if not spec.outputs.events:
         raise NO_EVENTS(pipeline=spec.name)
-    planner = _MergePlanner(spec, log, request, head, head.record)
-    return planner.plan_into_stream() if request.origin == "attachment" else planner.plan()
+    planner = _MergePlanner(TablesAtHead(spec, log, head), request)
+    plan = planner.plan_into_stream() if request.origin == "attachment" else planner.plan()
+    plan.rows_read = planner.tables.rows_read
+    return plan
 
 
 class _MergePlanner:
-    def __init__(
-        self,
-        spec: PipelineSpec,
-        log: SlotLog,
-        request: SpliceRequest,
-        head: LogHead,
-        newest: Manifest,
-    ) -> None:
-        self._spec, self._log, self._request, self._head = spec, log, request, head
-        self._newest = newest
-        self._tables = TablesAtHead(spec, log, head)
-        self._event_time = spec.event_time_column
+    def __init__(self, tables: TablesAtHead, request: SpliceRequest) -> None:
+        self.tables, self._spec, self._request = tables, tables.spec, request
+        self._event_time = tables.spec.event_time_column
 
     def plan(self) -> MergePlan:
         """Plan a request for rows that missed the events table or windows."""
-        spec, merged = self._spec, read_merged_rows(self._spec, self._log, self._head)
-        rows, already = self._select_unmerged_rows(merged.pairs)
-        plan = MergePlan(self._request, self._head, rows, already)
+        spec, tables = self._spec, self.tables
+        rows, already = self._select_unmerged_rows()
+        plan = MergePlan(self._request, tables.head, rows, already)
         if plan.is_empty:
             return plan
-        windows = WindowMerge(
-            spec, self._tables, merged, self._newest.frontier_after, self._request.id
-        )
+        windows = WindowMerge(tables, self._request.id)
         plan.changes = windows.compute_changes(rows)
         for name, changes in plan.changes.items():
-            plan.tables[name] = windows.make_result_table(name, changes)
+            if changes:
+                plan.tables[name] = windows.make_result_table(name, changes)
         inserted = select_rows_for_output(rows, EVENTS)
         if inserted.num_rows:
-            plan.events, plan.first_position = self._make_inserted_events(inserted)
+            plan.tables[EVENTS], plan.first_position = self._make_inserted_events(inserted)
             # In pass_through mode the driver's next epoch dispatches the merged rows.
             if spec.streams and spec.release.mode is not ReleaseMode.PASS_THROUGH:
-                self._add_stream_effect(plan, self._start().merge_into_events(plan.events))
-        plan.rows_read = self._tables.rows_read
+                self._add_stream_effect(plan, StreamMerge(tables).merge_into_events(plan.events))
         return plan
 
     def plan_into_stream(self) -> MergePlan:
         """Plan a request that an attachment has collected for its stream."""
-        merge, request = self._start(), self._request
+        merge, request, head = StreamMerge(self.tables), self._request, self.tables.head
         rows = merge.history.read_collected_rows(request.id)
-        if request.id in find_merge_segments(self._head) or rows.num_rows == 0:
-            return MergePlan(request, self._head, rows.slice(0, 0), rows.num_rows)
-        plan = MergePlan(request, self._head, rows)
+        if request.id in find_merge_segments(head) or rows.num_rows == 0:
+            return MergePlan(request, head, rows.slice(0, 0), rows.num_rows)
+        plan = MergePlan(request, head, rows)
         self._add_stream_effect(plan, merge.merge_into_stream(request.destination, request.id))
-        plan.rows_read = self._tables.rows_read
         return plan
-
-    def _start(self) -> StreamMerge:
-        return StreamMerge(self._spec, self._log, self._head, self._tables)
 
     def _add_stream_effect(self, plan: MergePlan, effect: StreamEffect) -> None:
         plan.streams = effect
@@ -161,17 +149,13 @@ class _MergePlanner:
         if effect.rejections is not None:
             plan.tables[REJECTIONS] = effect.rejections
 
-    def _select_unmerged_rows(self, merged: frozenset[Any]) -> tuple[Any, int]:
-        """Return the request's rows with the outputs that they miss, and the pairs merged before.
-
-        Args:
-            merged: (row, output) pairs of former merges.
-        """
-        files = [read_data_file(self._log, file) for file in self._request.row_files()]
+    def _select_unmerged_rows(self) -> tuple[Any, int]:
+        """Return the rows with the outputs that they miss, and the count of pairs merged before."""
+        files = [read_data_file(self.tables.log, file) for file in self._request.row_files()]
         rows = pa.concat_tables(files, promote_options="permissive").select(
             make_request_schema(self._spec).names
         )
-        known = {EVENTS, *self._spec.windows}
+        known, merged = {EVENTS, *self._spec.windows}, self.tables.merged.slots
         outputs, already = [], 0
         for who, names in zip(iterate_identities(rows), rows["_outputs"].to_pylist(), strict=True):
             missed = [n for n in names or () if n in known and (who, n) not in merged]
@@ -188,14 +172,14 @@ class _MergePlanner:
         times = convert_to_ticks(rows[self._event_time])
         if self._spec.release.mode is ReleaseMode.PASS_THROUGH:
             # Rows are in order of arrival, so merged rows are appended.
-            first = self._newest.epoch_notes.next_position
+            first = self.tables.newest.next_position
             positions = list(range(first, first + count))
-            sections = [self._newest.section] * count
+            sections = [self.tables.newest.section] * count
         else:
             sections = self._assign_sections(rows, times.to_pylist())
             marks = list(zip(sections, times.to_pylist(), strict=True))
             self._require_released(marks)
-            positions = find_anchor_positions(self._tables, self._event_time, marks)
+            positions = find_anchor_positions(self.tables, self._event_time, marks)
             first = min(positions) + 1
         schema = build_table_schema(self._spec, EVENTS)
         events = {
@@ -220,12 +204,12 @@ class _MergePlanner:
         """Return the section of each row; for retired epochs it is found by the row's time."""
         sections = rows["_section"].to_pylist()
         unknown = [t for t, section in zip(times, sections, strict=True) if section is None]
-        found = iter(find_sections(self._tables, self._event_time, unknown) if unknown else ())
+        found = iter(find_sections(self.tables, self._event_time, unknown) if unknown else ())
         return [next(found) if section is None else section for section in sections]
 
     def _require_released(self, marks: Sequence[tuple[int, int]]) -> None:
         """Refuse rows that are not behind the newest released event: a driver may release them."""
-        reached = ReleaseMark(*self._newest.release_after)
+        reached = ReleaseMark(*self.tables.newest.release_after)
         waiting = [time for section, time in marks if ReleaseMark(section, time) >= reached]
         if waiting:
             raise TOO_EARLY(

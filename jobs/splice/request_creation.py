@@ -1,4 +1,4 @@
-"""Create splice requests from late rows, from corrected dead letters, or from a file.
+"""Create splice requests from late rows, corrected dead letters or a file, and split them.
 
 A request contains its rows from the start: what is late afterwards does not join it. Each row is
 requested once per output (`docs/semantics.md`, section 6.5).
@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,24 +19,30 @@ import pyarrow.parquet as pq
 
 from tidegate.checkpoints.canonical_json import sha256_of_bytes
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
-from tidegate.checkpoints.manifest import FileRef, Manifest
+from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.slot_log import LogHead, SlotLog
 from tidegate.checkpoints.splice_requests import (
     OPEN_STATES,
     SpliceRequest,
     build_rows_key,
     create_splice_request,
+    decide_splice_request,
     generate_splice_request_id,
     list_splice_requests,
+    read_splice_request,
 )
-from tidegate.errors import get_first_line
-from tidegate.jobs.rules.duck_frame import open_database
+from tidegate.checkpoints.store import Store
+from tidegate.errors import ConfigurationError, get_first_line
+from tidegate.jobs.rules.duck_frame import DuckFrame, open_database
+from tidegate.jobs.rules.recomputation import build_time_expression
 from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENT_TIME, EVENTS, LATE, PipelineSpec
 from tidegate.jobs.splice.errors import (
     BAD_FILE,
     BAD_VALUE,
+    INDIVISIBLE,
     NO_EVENT_TIME,
     NO_FILE,
+    NO_PART,
     NO_ROWS,
     NO_SOURCE,
     WRONG_SOURCE,
@@ -44,21 +50,19 @@ from tidegate.jobs.splice.errors import (
 from tidegate.jobs.splice.tables_at_head import (
     IDENTITY_COLUMNS,
     RowIdentity,
-    Span,
     TablesAtHead,
     find_merge_segments,
     iterate_identities,
     iterate_output_pairs,
     make_request_schema,
     read_data_file,
-    read_merged_rows,
+    set_outputs,
 )
 from tidegate.jobs.splice.window_merge import SET_ASIDE_REASONS
-from tidegate.jobs.splice.window_recompute import build_time_expression
+from tidegate.jobs.streams.row_history import describe_parquet_file, write_parquet_file
 from tidegate.time_units import format_instant
 
 _DAYS = 24 * 3600 * 1_000_000
-_NO_TIME = 1 << 62  # ticks: beyond every event time
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,21 +118,6 @@ class RowRepair:
     rows: Mapping[RowIdentity, Mapping[str, str]]
 
 
-@dataclass(frozen=True, slots=True)
-class RequestContents:
-    """The rows of a new request, and where they come from.
-
-    Attributes:
-        rows: with the columns of `make_request_schema`.
-        origin: late, dead_letters or file, as `SpliceRequest.origin`.
-        detail: how the rows were chosen; JSON.
-    """
-
-    rows: Any
-    origin: str
-    detail: Mapping[str, Any]
-
-
 def create_from_late_rows(
     spec: PipelineSpec, log: SlotLog, which: LateFilter, options: RequestOptions
 ) -> SpliceRequest:
@@ -137,36 +126,34 @@ def create_from_late_rows(
     Raises:
         ConfigurationError: there are no such rows.
     """
-    head = log.head()
-    rows = list_pending_rows(spec, log, which, head)
+    tables = TablesAtHead(spec, log, log.head())
+    rows = _read_pending_rows(tables, which)
     detail = {k: v for k, v in asdict(which).items() if v not in (None, (), False)}
-    return put_request(spec, log, head, RequestContents(rows, "late", detail), options)
+    return _put_request(tables, rows, "late", detail, options)
 
 
-def list_pending_rows(
-    spec: PipelineSpec, log: SlotLog, which: LateFilter, head: LogHead | None = None
-) -> Any:
+def list_pending_rows(spec: PipelineSpec, log: SlotLog, which: LateFilter) -> Any:
     """Return late rows with the outputs that they miss, as rows of a request.
 
     Left out are rows that left flagged, and (row, output) pairs that are merged or in an open
     request.
     """
-    # Callers that read more than once pass the head, so that all reads see one state.
-    head = head or log.head()
-    time = spec.event_time_column
-    spans: list[Span] = []
-    if which.since is not None or which.until is not None:
-        since, until = which.since, which.until
-        spans = [(-_NO_TIME if since is None else since, _NO_TIME if until is None else until)]
+    return _read_pending_rows(TablesAtHead(spec, log, log.head()), which)
+
+
+def _read_pending_rows(tables: TablesAtHead, which: LateFilter) -> Any:
+    spec, until = tables.spec, None if which.until is None else which.until - 1
     columns = [*spec.row_columns, *IDENTITY_COLUMNS, "output", "reason", "_epoch"]
-    late = TablesAtHead(spec, log, head).read_rows(LATE, columns, time=time, spans=spans)
+    times = {spec.event_time_column: (which.since, until)}
+    is_bounded = which.since is not None or which.until is not None
+    late = tables.read_rows(LATE, columns, ranges=times if is_bounded else {})
     late = late.filter(pc.not_equal(late["reason"], "flagged"))  # these are among the events
     # Every filter that is given narrows the rows; an empty one selects all.
     for column, chosen in (("_source", which.sources), ("reason", which.reasons)):
         if chosen:
             late = late.filter(pc.is_in(late[column], pa.array(list(chosen), pa.string())))
-    taken = _find_taken_pairs(spec, log, head, with_rejected=which.skip_rejected)
-    return _group_missed_outputs(spec, log, head, late, taken, which.outputs)
+    taken = _find_taken_pairs(tables, with_rejected=which.skip_rejected)
+    return _group_missed_outputs(tables, late, taken, which.outputs)
 
 
 def create_from_dead_letters(
@@ -186,17 +173,14 @@ def create_from_dead_letters(
         ConfigurationError: there are no such rows; or a row still cannot be read or has no event
             time, and the first such value or row is named.
     """
-    head = log.head()
-    dead = TablesAtHead(spec, log, head).read_rows(
-        DEAD_LETTERS, ["reason", "row", *IDENTITY_COLUMNS, "_epoch"]
-    )
+    tables = TablesAtHead(spec, log, log.head())
+    dead = tables.read_rows(DEAD_LETTERS, ["reason", "row", *IDENTITY_COLUMNS, "_epoch"])
     # Letters without a row stand for whole objects, or for ranges that no longer exist: they cannot
     # be corrected.
     dead = dead.filter(pc.is_valid(dead["row"]))
     if reasons:
         dead = dead.filter(pc.is_in(dead["reason"], pa.array(list(reasons), pa.string())))
-    taken = {who for who, _ in _find_taken_pairs(spec, log, head)}
-    sections = _find_open_sections(log, head, dead["_epoch"].to_pylist())
+    taken = {who for who, _ in _find_taken_pairs(tables)}
     repaired = [
         {
             # Corrections of single rows win over those of all rows, and no correction changes the
@@ -206,11 +190,9 @@ def create_from_dead_letters(
             **repair.rows.get(who, {}),
             **dict(zip(IDENTITY_COLUMNS, who, strict=True)),
             "_reason": f"dead:{row['reason']}",
-            "_section": section,
+            "_section": _find_open_section(tables, row["_epoch"]),
         }
-        for row, who, section in zip(
-            dead.to_pylist(), iterate_identities(dead), sections, strict=True
-        )
+        for row, who in zip(dead.to_pylist(), iterate_identities(dead), strict=True)
         if who not in taken and (not repair.rows or who in repair.rows)
     ]
     detail = {
@@ -218,8 +200,7 @@ def create_from_dead_letters(
         "mended_rows": len(repair.rows),
         "reasons": sorted(reasons),
     }
-    contents = RequestContents(cast_rows(spec, repaired), "dead_letters", detail)
-    return put_request(spec, log, head, contents, options)
+    return _put_request(tables, cast_rows(spec, repaired), "dead_letters", detail, options)
 
 
 def create_from_file(
@@ -245,17 +226,16 @@ def create_from_file(
         raise NO_SOURCE(pipeline=spec.name, path=path, sources=", ".join(spec.sources))
     if source is not None and source not in spec.sources:
         raise WRONG_SOURCE(pipeline=spec.name, source=source, sources=", ".join(spec.sources))
-    data, head = read_file_bytes(path), log.head()
+    data, tables = read_file_bytes(path), TablesAtHead(spec, log, log.head())
     identity = (source or next(iter(spec.sources)), f"file:{sha256_of_bytes(data)[:12]}")
-    taken = {who for who, _ in _find_taken_pairs(spec, log, head)}
+    taken = {who for who, _ in _find_taken_pairs(tables)}
     rows = [
         {**row, **dict(zip(IDENTITY_COLUMNS, (*identity, n), strict=True)), "_reason": "file"}
         for n, row in enumerate(parse_file_rows(path, data))
         if (*identity, n) not in taken
     ]
     detail = {"file": path.name, "source": source}
-    contents = RequestContents(cast_rows(spec, rows), "file", detail)
-    return put_request(spec, log, head, contents, options)
+    return _put_request(tables, cast_rows(spec, rows), "file", detail, options)
 
 
 def resolve_request_state(
@@ -284,9 +264,7 @@ def resolve_request_state(
 
 
 def _group_missed_outputs(
-    spec: PipelineSpec,
-    log: SlotLog,
-    head: LogHead,
+    tables: TablesAtHead,
     late: Any,
     taken: Collection[tuple[RowIdentity, str]],
     chosen: Collection[str],
@@ -305,7 +283,7 @@ def _group_missed_outputs(
     )
     for index, (who, output, reason) in enumerate(facts):
         # These rows stand once in the late table, although they missed every output.
-        names = [EVENTS, *spec.windows] if reason in SET_ASIDE_REASONS else [output]
+        names = [EVENTS, *tables.spec.windows] if reason in SET_ASIDE_REASONS else [output]
         missed = [
             name for name in names if (who, name) not in taken and (not chosen or name in chosen)
         ]
@@ -314,65 +292,63 @@ def _group_missed_outputs(
             known = outputs.setdefault(who, [])
             known.extend(name for name in missed if name not in known)
     rows = late.take(pa.array(list(first_index.values()), pa.int64()))
-    sections = _find_open_sections(log, head, rows["_epoch"].to_pylist())
+    sections = [_find_open_section(tables, epoch) for epoch in rows["_epoch"].to_pylist()]
     derived = {
         "_reason": rows["reason"],
         "_section": pa.array(sections, pa.int64()),
         "_outputs": pa.array(list(outputs.values()), pa.list_(pa.string())),
     }
-    schema = make_request_schema(spec)
+    schema = make_request_schema(tables.spec)
     columns = {n: derived[n] if n in derived else rows[n] for n in schema.names}
     return pa.table(columns).cast(schema)
 
 
-def _find_open_sections(log: SlotLog, head: LogHead, epochs: Sequence[int]) -> list[int | None]:
-    """Return the section that was open when each row was read; None for retired epochs."""
-    # Many rows share an epoch, and each look into the log costs a request.
-    sections: dict[int, int | None] = {}
-    for epoch in set(epochs):
-        filled = next(log.epochs_between(head.timeline, epoch, epoch), None)
-        sections[epoch] = (
-            filled.epoch.section if filled and isinstance(filled.record, Manifest) else None
-        )
-    return [sections[epoch] for epoch in epochs]
+def _find_open_section(tables: TablesAtHead, slot: int) -> int | None:
+    """Return the section that was open in an epoch; None if the epoch is retired."""
+    epoch = tables.find_epoch(slot)
+    return epoch.section if epoch else None
 
 
 def _find_taken_pairs(
-    spec: PipelineSpec, log: SlotLog, head: LogHead, *, with_rejected: bool = False
+    tables: TablesAtHead, *, with_rejected: bool = False
 ) -> set[tuple[RowIdentity, str]]:
     """Return the (row, output) pairs that are merged or in open requests.
 
     No one should have to decide twice about a row. With `with_rejected`, pairs of rejected requests
     are included.
     """
-    pairs = set(read_merged_rows(spec, log, head).pairs)
+    pairs, log = set(tables.merged.slots), tables.log
     now = SYSTEM_CLOCK.wall_ticks()
     states = (*OPEN_STATES, "rejected") if with_rejected else OPEN_STATES
-    for request in list_splice_requests(log.store, spec.name):
+    for request in list_splice_requests(log.store, log.pipeline):
         # Its rows go into a stream, where they have no outputs of this kind.
         if request.origin == "attachment":
             continue
-        if resolve_request_state(log, request, head, now) in states:
+        if resolve_request_state(log, request, tables.head, now) in states:
             for file in request.row_files():
                 pairs.update(iterate_output_pairs(read_data_file(log, file)))
     return pairs
 
 
-def put_request(
-    spec: PipelineSpec,
-    log: SlotLog,
-    head: LogHead,
-    contents: RequestContents,
+def _put_request(
+    tables: TablesAtHead,
+    rows: Any,
+    origin: str,
+    detail: Mapping[str, Any],
     options: RequestOptions,
 ) -> SpliceRequest:
     """Write the rows of a request, then its document, and return it.
 
     If a request with the id exists, its rows and document stay, and it is returned.
 
-    Raises:
-        ConfigurationError: there are no rows.
+    Args:
+        tables: the tables at the head of the log.
+        rows: with the columns of `make_request_schema`; an error if there are none.
+        origin: late, dead_letters or file, as `SpliceRequest.origin`.
+        detail: how the rows were chosen; JSON.
+        options: who asks, and for how long.
     """
-    rows = contents.rows
+    spec, head = tables.spec, tables.head
     if rows.num_rows == 0:
         raise NO_ROWS(pipeline=spec.name)
     with open_database() as db:
@@ -382,13 +358,13 @@ def put_request(
     request_id = options.request_id or generate_splice_request_id()
     now = options.clock.wall_ticks()
     # Rows first: a document without its rows could be approved, but not merged.
-    ref = _write_rows_once(log, build_rows_key(spec.name, request_id), rows, low, high)
+    ref = _write_rows_once(tables.log.store, build_rows_key(spec.name, request_id), rows, low, high)
     request = SpliceRequest.model_validate(
         {
             "id": request_id,
             "pipeline": spec.name,
-            "origin": contents.origin,
-            "origin_detail": dict(contents.detail),
+            "origin": origin,
+            "origin_detail": dict(detail),
             "rows": [ref.model_dump(mode="json")],
             "row_count": rows.num_rows,
             "min_time": low,
@@ -401,28 +377,138 @@ def put_request(
             "trail": [{"at": now, "who": options.who, "what": "created", "because": options.why}],
         }
     )
-    return create_splice_request(log.store, request)
+    return create_splice_request(tables.log.store, request)
 
 
-def _write_rows_once(log: SlotLog, key: str, rows: Any, low: int, high: int) -> FileRef:
+def _write_rows_once(store: Store, key: str, rows: Any, low: int, high: int) -> FileRef:
     """Write the rows; if the same request was created before, keep the rows of that time."""
-    if log.store.stat(key) is not None:
-        data = log.store.get(key).data
-        count = pq.read_metadata(io.BytesIO(data)).num_rows
-    else:
-        buffer = io.BytesIO()
-        pq.write_table(rows, buffer, compression="snappy", coerce_timestamps="us")
-        data, count = buffer.getvalue(), rows.num_rows
-        log.store.put(key, data)
-    return FileRef(
-        key=key,
-        rows=count,
-        bytes=len(data),
-        sha256=sha256_of_bytes(data),
-        min_time=low,
-        max_time=high,
-        kind="request",
+    if store.stat(key) is None:
+        return write_parquet_file(store, key, rows, "request", (low, high))
+    return describe_parquet_file(key, store.get(key).data, "request", (low, high))
+
+
+# An open request can be split in two, so that a part of its rows is decided on its own.
+
+_PART_NAMES = ("part", "rest")
+
+
+def split_request(
+    spec: PipelineSpec, log: SlotLog, request_id: str, which: LateFilter, options: RequestOptions
+) -> tuple[SpliceRequest, SpliceRequest]:
+    """Create a request of the chosen rows and one of the rest, and close the original.
+
+    Their ids are the original's with ``-part`` and ``-rest``, and both have its requester. The
+    original becomes rejected. After a crash in between it is still open; the same call then creates
+    the same two requests, or returns them. A row of which some outputs are chosen is in both.
+
+    Raises:
+        ConfigurationError: the request is unknown, not open, expired, belongs to an attachment, or
+            the choice selects all of it or nothing.
+    """
+    request = read_splice_request(log.store, spec.name, request_id)
+    choice = {
+        name: list(v) if isinstance(v, tuple) else v for name, v in asdict(which).items() if v
+    }
+    # The call may be a repetition after a crash or a lost answer.
+    if request.state == "rejected" and (earlier := _find_earlier_split(log, request, choice)):
+        return earlier
+    _require_divisible(spec, log, request, options.clock.wall_ticks())
+    parts = _divide_rows(spec, log, request, which)
+    detail = {**request.origin_detail, "part_of": request_id, "choice": choice}
+    tables = TablesAtHead(spec, log, log.head())
+    part, rest = (
+        _put_request(
+            tables,
+            rows,
+            request.origin,
+            detail,
+            replace(options, who=request.who, request_id=f"{request_id}-{name}"),
+        )
+        for name, rows in zip(_PART_NAMES, parts, strict=True)
     )
+    # The original is closed last: until then it still has all rows, and nothing can be lost.
+    why = _format_close_reason(part, rest) + (f": {options.why}" if options.why else "")
+    decide_splice_request(
+        log.store,
+        spec.name,
+        request_id,
+        "rejected",
+        who=options.who,
+        why=why,
+        at=options.clock.wall_ticks(),
+    )
+    return part, rest
+
+
+def _find_earlier_split(
+    log: SlotLog, request: SpliceRequest, choice: dict[str, Any]
+) -> tuple[SpliceRequest, SpliceRequest] | None:
+    """Return the two requests if the same choice has closed this request."""
+    try:
+        part, rest = (
+            read_splice_request(log.store, log.pipeline, f"{request.id}-{name}")
+            for name in _PART_NAMES
+        )
+    except ConfigurationError:
+        return None
+    # A person may have rejected the request for another reason, although two requests of these
+    # names exist.
+    is_same = str(request.decided_why).startswith(_format_close_reason(part, rest))
+    return (part, rest) if is_same and part.origin_detail.get("choice") == choice else None
+
+
+def _format_close_reason(part: SpliceRequest, rest: SpliceRequest) -> str:
+    return f"split into {part.id} and {rest.id}"
+
+
+def _require_divisible(spec: PipelineSpec, log: SlotLog, request: SpliceRequest, now: int) -> None:
+    state = resolve_request_state(log, request, now=now)
+    if state not in OPEN_STATES:
+        raise INDIVISIBLE(pipeline=spec.name, request=request.id, why=f"is {state}")
+    if request.origin == "attachment":
+        why = (
+            f"is what {request.who} has collected, and goes into {request.destination} whole or not"
+            " at all"
+        )
+        raise INDIVISIBLE(pipeline=spec.name, request=request.id, why=why)
+
+
+def _divide_rows(
+    spec: PipelineSpec, log: SlotLog, request: SpliceRequest, which: LateFilter
+) -> tuple[Any, Any]:
+    """Return the chosen rows and the rest; a row can be in both, with different outputs."""
+    rows = pa.concat_tables([read_data_file(log, file) for file in request.row_files()])
+    chosen = _choose_outputs(spec, rows, which)
+    rest = [
+        [name for name in names if name not in chosen_names]
+        for names, chosen_names in zip(rows["_outputs"].to_pylist(), chosen, strict=True)
+    ]
+    part, remainder = set_outputs(rows, chosen), set_outputs(rows, rest)
+    if not part.num_rows or not remainder.num_rows:
+        # One of the two requests would be empty, and an empty request cannot be decided.
+        share = "all" if part.num_rows else "nothing"
+        raise NO_PART(pipeline=spec.name, request=request.id, share=share)
+    return part, remainder
+
+
+def _choose_outputs(spec: PipelineSpec, rows: Any, which: LateFilter) -> list[list[str]]:
+    """Return, for each row, the outputs that the filter selects."""
+    with open_database() as db:
+        db.register("rows", rows)
+        columns = f"_outputs, _source, _reason, {build_time_expression(spec)}"
+        facts = db.execute(f"select {columns} from rows").fetchall()
+    return [
+        [
+            output
+            for output in outputs
+            if (not which.outputs or output in which.outputs)
+            and (not which.sources or source in which.sources)
+            and (not which.reasons or reason in which.reasons)
+            and (which.since is None or time >= which.since)
+            and (which.until is None or time < which.until)
+        ]
+        for outputs, source, reason, time in facts
+    ]
 
 
 # Rows from outside the pipeline: they are cast to its types, and may come from a file.
@@ -437,9 +523,15 @@ def cast_rows(spec: PipelineSpec, raw: Sequence[Mapping[str, Any]]) -> Any:
         ConfigurationError: naming a value that cannot be cast, or the first row without event time.
     """
     schema = make_request_schema(spec)
+    types = DuckFrame.from_table(schema.empty_table()).types
     # Rows from outside were in no output, so they are requested for all.
-    outputs = {"_outputs": [EVENTS, *spec.windows]}
-    arrays = [_cast_column([{**row, **outputs}.get(f.name) for row in raw], f) for f in schema]
+    outputs = [[EVENTS, *spec.windows]] * len(raw)
+    arrays = [
+        pa.array(outputs, field.type)
+        if field.name == "_outputs"
+        else _cast_column([row.get(field.name) for row in raw], field, types[field.name])
+        for field in schema
+    ]
     rows = pa.table(arrays, schema=schema)
     with open_database() as db:
         db.register("typed", rows)
@@ -456,10 +548,7 @@ def cast_rows(spec: PipelineSpec, raw: Sequence[Mapping[str, Any]]) -> Any:
     return rows
 
 
-def _cast_column(values: list[Any], field: Any) -> Any:
-    # Only `_outputs` is a list, and it was made here.
-    if pa.types.is_list(field.type):
-        return pa.array(values, field.type)
+def _cast_column(values: list[Any], field: Any, sql_type: str) -> Any:
     is_time = pa.types.is_timestamp(field.type)
     texts = [
         format_instant(v) if is_time and isinstance(v, int) else _format_value(v) for v in values
@@ -468,8 +557,7 @@ def _cast_column(values: list[Any], field: Any) -> Any:
         with open_database() as db:
             db.register("texts", pa.table({"v": pa.array(texts, pa.string())}))
             # DuckDB casts from text as strictly for a file as for a correction on the command line.
-            kind = _name_sql_type(field.type)
-            table = db.sql(f"select cast(v as {kind}) as v from texts").to_arrow_table()
+            table = db.sql(f"select cast(v as {sql_type}) as v from texts").to_arrow_table()
             return table["v"].cast(field.type).combine_chunks()
     except Exception as error:
         raise BAD_VALUE(column=field.name, text=get_first_line(error)) from error
@@ -479,16 +567,6 @@ def _format_value(value: Any) -> str | None:
     if value is None:
         return None
     return value.isoformat() if hasattr(value, "isoformat") else str(value)
-
-
-def _name_sql_type(kind: Any) -> str:
-    names = {
-        pa.string(): "varchar", pa.bool_(): "boolean", pa.int32(): "integer", pa.int64(): "bigint",
-        pa.float32(): "float", pa.float64(): "double", pa.date32(): "date", pa.binary(): "blob",
-    }  # fmt: skip
-    if pa.types.is_timestamp(kind):
-        return "timestamptz"
-    return names.get(kind) or f"decimal({kind.precision},{kind.scale})"
 
 
 def read_file_bytes(path: Path) -> bytes:

@@ -7,8 +7,7 @@ frontier.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +17,11 @@ from pydantic import BaseModel
 
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.slot_log import SlotLog
-from tidegate.checkpoints.splice_requests import SpliceRequest, list_splice_requests
+from tidegate.checkpoints.splice_requests import list_splice_requests
 from tidegate.errors import get_first_line
 from tidegate.jobs.engine.manifest_writer import ORDER_KIND
-from tidegate.jobs.rules.duck_frame import open_database
+from tidegate.jobs.rules.duck_frame import DuckFrame, open_database
+from tidegate.jobs.rules.recomputation import build_time_expression
 from tidegate.jobs.sinks.output_tables import build_table_schema
 from tidegate.jobs.sinks.published_tables import scan_table
 from tidegate.jobs.sinks.row_positions import SPLICE_COLUMN
@@ -36,12 +36,9 @@ from tidegate.jobs.splice.tables_at_head import (
     TablesAtHead,
     find_merge_segments,
     iterate_identities,
-    iterate_output_pairs,
     read_data_file,
-    read_merged_rows,
 )
 from tidegate.jobs.splice.window_merge import SET_ASIDE_REASONS, list_touching_rows
-from tidegate.jobs.splice.window_recompute import build_time_expression
 from tidegate.time_units import TICK_MAX, format_instant
 
 _MAX_ROWS = 20  # rows traced at a time; a question about more rows is one for a query
@@ -94,12 +91,12 @@ class _TracedRow:
     Attributes:
         identity: source, partition and seq.
         values: its user columns; of a dead letter its text.
-        interval: its event time and its end in ticks; None for a dead letter.
+        time: its event time in ticks; None for a dead letter.
     """
 
     identity: RowIdentity
     values: dict[str, Any]
-    interval: tuple[int, int] | None
+    time: int | None
 
 
 def trace_rows(spec: PipelineSpec, log: SlotLog, fields: Mapping[str, str]) -> list[RowTrace]:
@@ -121,96 +118,78 @@ def trace_rows(spec: PipelineSpec, log: SlotLog, fields: Mapping[str, str]) -> l
     if unknown or not fields:
         columns = ", ".join(unknown) or "(none was given)"
         raise UNKNOWN_COLUMN(pipeline=spec.name, columns=columns, known=", ".join(known))
-    return _RowTracer(spec, log, fields).trace_matching_rows()
+    return _RowTracer(TablesAtHead(spec, log, log.head()), fields).trace_matching_rows()
 
 
 class _RowTracer:
     """Reads all places where rows with these fields can be, and traces them."""
 
-    def __init__(self, spec: PipelineSpec, log: SlotLog, fields: Mapping[str, str]) -> None:
-        self._spec, self._log, self._head, self._fields = spec, log, log.head(), fields
-        self._tables = TablesAtHead(spec, log, self._head)
-        self._epochs: dict[int, Manifest | None] = {}
-        self._merged = read_merged_rows(spec, log, self._head)
-        columns = [*spec.columns, *IDENTITY_COLUMNS]
+    def __init__(self, tables: TablesAtHead, fields: Mapping[str, str]) -> None:
+        self._tables, self._spec, self._fields = tables, tables.spec, fields
+        columns = [*self._spec.columns, *IDENTITY_COLUMNS]
+        empty = build_table_schema(self._spec, EVENTS).empty_table().select(columns)
+        types = DuckFrame.from_table(empty).types
+        self._casts = {name: f"cast(? as {types[name]})" for name in fields}
+        wanted = self._build_ranges()
         event_columns = [*columns, "position", "section", "_late", SPLICE_COLUMN, "_epoch"]
         late_columns = [*columns, "output", "reason", "lateness_us", "frontier", "_epoch"]
-        wanted = self._build_ranges()
         self._events, self._late = (
-            self._select_matching(self._tables.read_rows(table, names, ranges=wanted))
+            self._select_matching(tables.read_rows(table, names, ranges=wanted))
             for table, names in ((EVENTS, event_columns), (LATE, late_columns))
         )
         # Requests keep their own copy of the rows, so a row is found there even if its tables were
         # cut by a restore.
-        self._requested: list[tuple[SpliceRequest, Any]] = [
-            (request, read_data_file(log, file))
-            for request in list_splice_requests(log.store, spec.name)
+        self._requested = [
+            (request, self._select_matching(read_data_file(tables.log, file)))
+            for request in list_splice_requests(tables.log.store, self._spec.name)
             if request.origin != "attachment"
             for file in request.row_files()
         ]
         self._dead = self._match_dead_letters(
             {name: wanted[name] for name in IDENTITY_COLUMNS if name in wanted}
         )
-        self._buffered = self._select_matching(self._read_order_buffer())
+        # Segments of the order buffer; some of their rows may have left.
+        segments = tables.head.record.segments if tables.head.record else []
+        parts = [read_data_file(tables.log, s) for s in segments if s.kind == ORDER_KIND]
+        waiting = [empty, *(part.select([*columns, "_section"]) for part in parts)]
+        self._buffered = self._select_matching(
+            pa.concat_tables(waiting, promote_options="permissive")
+        )
 
     def trace_matching_rows(self) -> list[RowTrace]:
         """Return every row that matches, with its places."""
-        rows: dict[RowIdentity, dict[str, Any]] = {}
-        requested = [self._select_matching(table) for _, table in self._requested]
+        rows: dict[RowIdentity, _TracedRow] = {}
+        requested = [table for _, table in self._requested]
         for table in (self._events, self._late, *requested, self._buffered):
             for who, row in zip(iterate_identities(table), table.to_pylist(), strict=True):
-                rows.setdefault(who, {name: row[name] for name in self._spec.columns})
+                values = {name: row[name] for name in self._spec.columns}
+                rows.setdefault(who, _TracedRow(who, values, row["_time"]))
         for who, row in self._dead.items():
-            rows.setdefault(who, {"row": row["row"]})
+            rows.setdefault(who, _TracedRow(who, {"row": row["row"]}, None))
         # Each row costs several scans below.
         if len(rows) > _MAX_ROWS:
             raise TOO_MANY_ROWS(pipeline=self._spec.name, count=len(rows), limit=_MAX_ROWS)
-        return [
-            self._trace_row(_TracedRow(who, values, self._compute_interval(who, values)))
-            for who, values in sorted(rows.items())
-        ]
+        return [self._trace_row(row) for _, row in sorted(rows.items())]
 
     def _build_ranges(self) -> dict[str, Range]:
         """Return the values of the fields for which files keep statistics."""
-        with self._register_rows(build_table_schema(self._spec, EVENTS).empty_table()) as (
-            db,
-            casts,
-        ):
-            ticks = [f"epoch_us({c})" if "TIMESTAMP" in c else c for c in casts.values()]
-            values = db.execute(f"select {', '.join(ticks)}", [*self._fields.values()]).fetchone()
-        return {
-            name: (value, value)
-            for name, value in zip(casts, values, strict=True)
-            if isinstance(value, int | str) and not isinstance(value, bool)
-        }
+        ticks = [f"epoch_us({c})" if "TIMESTAMP" in c else c for c in self._casts.values()]
+        try:
+            with open_database() as db:
+                query = f"select {', '.join(ticks)}"
+                values = db.execute(query, [*self._fields.values()]).fetchall()[0]
+        except Exception as error:
+            text = get_first_line(error)
+            raise BAD_ROW_VALUE(pipeline=self._spec.name, text=text) from error
+        return _select_exact_ranges(self._fields, values)
 
     def _select_matching(self, table: Any) -> Any:
-        """Return the rows of a table that have the values of all fields."""
-        with self._register_rows(table) as (db, casts):
-            equal = " and ".join(f'"{name}" = {cast}' for name, cast in casts.items())
-            query = f"select * from rows where {equal}"
-            return db.sql(query, params=[*self._fields.values()]).to_arrow_table()
-
-    @contextmanager
-    def _register_rows(self, table: Any) -> Iterator[tuple[Any, dict[str, str]]]:
-        """Yield a database with the table `rows`, and the SQL that casts each field's text."""
+        """Return the rows of a table that have the values of all fields, with `_time` in ticks."""
+        equal = " and ".join(f'"{name}" = {cast}' for name, cast in self._casts.items())
+        query = f"select *, {build_time_expression(self._spec)} as _time from rows where {equal}"
         with open_database() as db:
             db.register("rows", table)
-            types = {name: kind for name, kind, *_ in db.execute("describe rows").fetchall()}
-            try:
-                yield db, {name: f"cast(? as {types[name]})" for name in self._fields}
-            except Exception as error:
-                text = get_first_line(error)
-                raise BAD_ROW_VALUE(pipeline=self._spec.name, text=text) from error
-
-    def _read_order_buffer(self) -> Any:
-        """Return the segments of the order buffer; some of their rows may have left."""
-        columns = [*self._spec.columns, *IDENTITY_COLUMNS]
-        segments = self._head.record.segments if self._head.record else []
-        parts = [read_data_file(self._log, s) for s in segments if s.kind == ORDER_KIND]
-        waiting = [part.select([*columns, "_section"]) for part in parts]
-        empty = self._events.select(columns).slice(0, 0)
-        return pa.concat_tables([empty, *waiting], promote_options="permissive")
+            return db.sql(query, params=[*self._fields.values()]).to_arrow_table()
 
     def _match_dead_letters(self, wanted: Mapping[str, Range]) -> dict[RowIdentity, dict[str, Any]]:
         """Return dead letters whose text contains every value; their columns could not be read."""
@@ -228,28 +207,17 @@ class _RowTracer:
         rows = zip(iterate_identities(table), table.to_pylist(), strict=True)
         return {who: row for who, row in rows if matches(row)}
 
-    def _compute_interval(self, who: RowIdentity, values: dict[str, Any]) -> tuple[int, int] | None:
-        # A dead letter: its text could not be read, so it has no time either.
-        if "row" in values and "row" not in self._spec.columns:
-            return None
-        start, end = (build_time_expression(self._spec, f) for f in ("event_time", "end_time"))
-        with open_database() as db:
-            db.register("one", pa.Table.from_pylist([{**values, "_source": who[0]}]))
-            query = f"select {start}, coalesce({end}, {start} + 1) from one"
-            low, high = db.execute(query).fetchall()[0]
-        return low, high
-
     def _trace_row(self, row: _TracedRow) -> RowTrace:
-        locations = [
-            *self._locate_in_dead_letters(row),
-            *self._locate_in_late(row),
-            *self._locate_in_requests(row),
-            *self._locate_in_events(row),
+        places = [
+            *self._locate_in_dead_letters(row.identity),
+            *self._locate_in_late(row.identity),
+            *self._locate_in_requests(row.identity),
+            *self._locate_in_events(row.identity),
             *self._locate_in_order_buffer(row),
         ]
-        if row.interval is not None:
+        if row.time is not None:
             for name in self._spec.windows:
-                locations += self._locate_in_window(name, row, row.interval)
+                places += self._locate_in_window(name, row, row.time)
         source, partition, seq = row.identity
         epoch, read = self._find_read_epoch(row.identity), {}
         if epoch is not None:
@@ -260,28 +228,25 @@ class _RowTracer:
             source=source,
             partition=partition,
             seq=seq,
-            event_time=format_instant(row.interval[0]) if row.interval else None,
+            event_time=None if row.time is None else format_instant(row.time),
             **read,
             values={
                 name: value.isoformat() if hasattr(value, "isoformat") else value
                 for name, value in row.values.items()
             },
-            places=locations,
+            places=places,
         )
 
-    def _locate_in_dead_letters(self, row: _TracedRow) -> list[RowLocation]:
-        dead = self._dead.get(row.identity)
-        if dead is None:
-            return []
-        detail = {name: dead[name] for name in ("reason", "detail", "object")}
-        detail["epoch"] = dead["_epoch"]
-        return [RowLocation(output=DEAD_LETTERS, state="dead letter", detail=detail)]
+    def _locate_in_dead_letters(self, who: RowIdentity) -> Iterator[RowLocation]:
+        if who in self._dead:
+            dead = self._dead[who]
+            detail = {name: dead[name] for name in ("reason", "detail", "object")}
+            yield _locate(DEAD_LETTERS, "dead letter", **detail, epoch=dead["_epoch"])
 
-    def _locate_in_late(self, row: _TracedRow) -> list[RowLocation]:
-        locations = []
-        for late in _find_rows(self._late, row.identity):
+    def _locate_in_late(self, who: RowIdentity) -> Iterator[RowLocation]:
+        for late in _find_rows(self._late, who):
             # The late table is never rewritten, so a merged row is late there forever.
-            is_merged = (row.identity, late["output"]) in self._merged.pairs
+            is_merged = (who, late["output"]) in self._tables.merged.slots
             detail = {
                 "output": late["output"],
                 "reason": late["reason"],
@@ -292,16 +257,7 @@ class _RowTracer:
                 **self._describe_result(LATE, late["_epoch"]),
             }
             state = "late, merged since" if is_merged else "late"
-            locations.append(RowLocation(output=LATE, state=state, detail=detail))
-        return locations
-
-    def _read_epoch(self, slot: int) -> Manifest | None:
-        """Return the epoch of a slot; None if it is retired or a restore."""
-        if slot not in self._epochs:
-            filled = next(self._log.epochs_between(self._head.timeline, slot, slot), None)
-            record = filled.record if filled else None
-            self._epochs[slot] = record if isinstance(record, Manifest) else None
-        return self._epochs[slot]
+            yield _locate(LATE, state, **detail)
 
     def _find_read_epoch(self, who: RowIdentity) -> Manifest | None:
         """Return the epoch that read a row: the first whose slice ends behind it.
@@ -311,17 +267,17 @@ class _RowTracer:
         member = f"{who[0]}/{who[1]}"
 
         def is_read(slot: int) -> bool:
-            epoch = self._read_epoch(slot)
+            epoch = self._tables.find_epoch(slot)
             return epoch is not None and epoch.cut.get(member, {}).get("end", -1) > who[2]
 
-        slots = range(1, self._head.slot + 1)
-        epoch = self._read_epoch(bisect_left(slots, True, key=is_read) + 1)
+        slots = range(1, self._tables.head.slot + 1)
+        epoch = self._tables.find_epoch(bisect_left(slots, True, key=is_read) + 1)
         piece = {} if epoch is None else epoch.cut.get(member, {})
         return epoch if piece.get("start", who[2] + 1) <= who[2] < piece["end"] else None
 
     def _describe_holder(self, slot: int) -> dict[str, Any]:
         """Return which member held the frontier after a slot, and how far behind the others."""
-        epoch = self._read_epoch(slot)
+        epoch = self._tables.find_epoch(slot)
         member = (epoch.frontier_holder or {}).get("member") if epoch else None
         if epoch is None or member is None:
             return {}
@@ -334,26 +290,24 @@ class _RowTracer:
 
     def _describe_result(self, output: str, epoch: int) -> dict[str, Any]:
         """Return when an epoch was sealed, and when its rows came into the output's table."""
-        sealed = self._read_epoch(epoch)
+        sealed = self._tables.find_epoch(epoch)
         visible = self._tables.find_commit_time(output, epoch)
         times = {"sealed": sealed.created_at if sealed else None, "visible": visible}
         return {name: format_instant(time) for name, time in times.items() if time is not None}
 
     def _locate_in_order_buffer(self, row: _TracedRow) -> Iterator[RowLocation]:
-        newest = self._head.record
+        newest = self._tables.head.record
         for waiting in _find_rows(self._buffered, row.identity):
             # A segment keeps rows that have left until its last row leaves.
-            mark = (waiting["_section"], row.interval[0] if row.interval else 0)
-            if newest is not None and mark >= newest.release_after:
+            if newest is not None and (waiting["_section"], row.time or 0) >= newest.release_after:
                 detail = {"frontier": format_instant(newest.frontier_after)}
-                detail |= newest.frontier_holder or {}
-                yield RowLocation(output=EVENTS, state="waits", detail=detail)
+                yield _locate(EVENTS, "waits", **detail | (newest.frontier_holder or {}))
 
-    def _locate_in_requests(self, row: _TracedRow) -> list[RowLocation]:
-        locations = []
-        segments = find_merge_segments(self._head)
+    def _locate_in_requests(self, who: RowIdentity) -> Iterator[RowLocation]:
+        head = self._tables.head
+        segments = find_merge_segments(head)
         for request, table in self._requested:
-            for requested in _find_rows(table, row.identity):
+            for requested in _find_rows(table, who):
                 detail = {
                     "request": request.id,
                     "outputs": requested["_outputs"],
@@ -362,30 +316,26 @@ class _RowTracer:
                 }
                 if request.id in segments:
                     detail["checkpoint"] = segments[request.id].extra["checkpoint"]
-                state = resolve_request_state(self._log, request, self._head)
-                locations.append(RowLocation(output="request", state=state, detail=detail))
-        return locations
+                state = resolve_request_state(self._tables.log, request, head)
+                yield _locate("request", state, **detail)
 
-    def _locate_in_events(self, row: _TracedRow) -> list[RowLocation]:
-        locations = []
-        for event in _find_rows(self._events, row.identity):
+    def _locate_in_events(self, who: RowIdentity) -> Iterator[RowLocation]:
+        for event in _find_rows(self._events, who):
             detail = {
                 "section": event["section"],
                 "epoch": event["_epoch"],
                 "flagged_late": bool(event["_late"]),
-                "position": self._find_position(row.identity, event),
+                "position": self._find_position(who, event),
                 "request": event[SPLICE_COLUMN],
-                **self._describe_wait(row.identity, event["_epoch"]),
+                **self._describe_wait(who, event["_epoch"]),
                 **self._describe_result(EVENTS, event["_epoch"]),
             }
             detail = {name: value for name, value in detail.items() if value is not None}
-            state = "inserted" if event[SPLICE_COLUMN] else "released"
-            locations.append(RowLocation(output=EVENTS, state=state, detail=detail))
-        return locations
+            yield _locate(EVENTS, "inserted" if event[SPLICE_COLUMN] else "released", **detail)
 
     def _describe_wait(self, who: RowIdentity, slot: int) -> dict[str, Any]:
         """Return how long a released row waited, and for whom; empty if it left at once."""
-        read, released = self._find_read_epoch(who), self._read_epoch(slot)
+        read, released = self._find_read_epoch(who), self._tables.find_epoch(slot)
         if read is None or released is None or released.slot <= read.slot:
             return {}
         waited = (released.created_at - read.created_at) / 1_000_000
@@ -393,44 +343,41 @@ class _RowTracer:
 
     def _find_position(self, who: RowIdentity, event: Mapping[str, Any]) -> int | None:
         """Return the current position of an event; None if its epoch is not published yet."""
-        epoch = event["_epoch"]
-        if epoch > self._tables.published or not find_merge_segments(self._head):
-            return event["position"] if epoch <= self._tables.published else None
+        epoch, tables = event["_epoch"], self._tables
+        if epoch > tables.published:
+            return None
+        if not find_merge_segments(tables.head):
+            return int(event["position"])
         # The current position is computed by readers: merges move rows without rewriting them.
         columns = ("position", *IDENTITY_COLUMNS)
         table = scan_table(
-            self._spec, self._log.store, EVENTS, since=epoch - 1, until=epoch, columns=columns
+            self._spec, tables.log.store, EVENTS, since=epoch - 1, until=epoch, columns=columns
         )
         return next((row["position"] for row in _find_rows(table, who)), None)
 
-    def _locate_in_window(
-        self, name: str, row: _TracedRow, interval: tuple[int, int]
-    ) -> list[RowLocation]:
-        """Return the results that contain the row, in every revision since it was counted."""
+    def _locate_in_window(self, name: str, row: _TracedRow, time: int) -> Iterator[RowLocation]:
+        """Yield the results that contain the row, in every revision since it was counted."""
         who = row.identity
-        is_merged = (who, name) in self._merged.pairs
+        merge_slot = self._tables.merged.slots.get((who, name))
         # Such a row was never offered to the window, or was refused by it.
-        if not is_merged and (who in self._dead or self._is_late_for(name, who)):
-            why = "late or never read; not merged"
-            return [RowLocation(output=name, state="missing", detail={"why": why})]
+        if merge_slot is None and (who in self._dead or self._is_late_for(name, who)):
+            yield _locate(name, "missing", why="late or never read; not merged")
+            return
         edge = self._describe_edge(row)
         if edge is not None:
-            return [RowLocation(output=name, state="edge", detail={"why": edge})]
-        results = self._find_window_results(name, row, interval)
-        # Results before the merge have the same bounds, but not this row.
-        if is_merged:
-            merge_slot = self._find_merge_slot(name, who)
-            return [
-                RowLocation(output=name, state="merged", detail=detail)
-                for detail in results
-                if detail["epoch"] >= merge_slot
-            ]
-        if not results:
-            why = "the window has no result yet"
-            return [RowLocation(output=name, state="waits", detail={"why": why})]
-        first = min(results, key=lambda result: result["epoch"])
-        first |= self._describe_result(name, first["epoch"])
-        return [RowLocation(output=name, state="counted", detail=detail) for detail in results]
+            yield _locate(name, "edge", why=edge)
+            return
+        results = self._find_window_results(name, row, time)
+        if merge_slot is not None:
+            # Results before the merge have the same bounds, but not this row.
+            results = [detail for detail in results if detail["epoch"] >= merge_slot]
+        elif results:
+            first = min(results, key=lambda result: result["epoch"])
+            first |= self._describe_result(name, first["epoch"])
+        else:
+            yield _locate(name, "waits", why="the window has no result yet")
+        for detail in results:
+            yield _locate(name, "counted" if merge_slot is None else "merged", **detail)
 
     def _describe_edge(self, row: _TracedRow) -> str | None:
         """Return what an edge row does to windows; None if the row is not an edge."""
@@ -442,21 +389,16 @@ class _RowTracer:
             source.edges.end: "ends what is open under its keys",
         }.get(str(row.values.get(source.edges.kind)))
 
-    def _find_window_results(
-        self, name: str, row: _TracedRow, interval: tuple[int, int]
-    ) -> list[dict[str, Any]]:
+    def _find_window_results(self, name: str, row: _TracedRow, time: int) -> list[dict[str, Any]]:
         window = self._spec.windows[name]
         is_session = window.kind is WindowKind.SESSION
-        key = tuple(row.identity[0] if k == "_source" else row.values.get(k) for k in window.keys)
-        one = pa.Table.from_pylist([{**row.values, "_source": row.identity[0]}])
-        spans = list_touching_rows(self._spec, name, one)[0].spans
-        wanted: dict[str, Range] = {
-            name: (value, value)
-            for name, value in zip(window.keys, key, strict=True)
-            if isinstance(value, int | str) and not isinstance(value, bool)
-        }
+        identity = dict(zip(IDENTITY_COLUMNS, row.identity, strict=True))
+        one = pa.Table.from_pylist([row.values | identity])
+        touching = list_touching_rows(self._spec, name, one)[0]
+        key, spans = touching.key, touching.spans
+        wanted = _select_exact_ranges(window.keys, key)
         if is_session:  # it may extend far beyond the row
-            wanted |= {"window_start": (None, interval[0]), "window_end": (interval[0] + 1, None)}
+            wanted |= {"window_start": (None, time), "window_end": (time + 1, None)}
         elif spans:
             wanted["window_end"] = (spans[0][0], spans[-1][1])
         table = self._tables.read_rows(name, ranges=wanted)
@@ -469,23 +411,27 @@ class _RowTracer:
             }
             for result, start, end in zip(table.to_pylist(), *bounds, strict=True)
             if tuple(result[k] for k in window.keys) == key
-            and (start <= interval[0] < end if is_session else (start, end) in spans)
+            and (start <= time < end if is_session else (start, end) in spans)
         ]
-
-    def _find_merge_slot(self, name: str, who: RowIdentity) -> int:
-        """Return the slot that merged a row into an output."""
-        for segment in find_merge_segments(self._head).values():
-            if "stream" in segment.extra:
-                continue
-            if (who, name) in set(iterate_output_pairs(read_data_file(self._log, segment))):
-                return int(str(segment.extra["checkpoint"]).split("-")[1])
-        return 0
 
     def _is_late_for(self, name: str, who: RowIdentity) -> bool:
         return any(
             late["output"] == name or late["reason"] in SET_ASIDE_REASONS
             for late in _find_rows(self._late, who)
         )
+
+
+def _locate(place: str, state: str, /, **detail: Any) -> RowLocation:
+    return RowLocation(output=place, state=state, detail=detail)
+
+
+def _select_exact_ranges(names: Iterable[str], values: Iterable[Any]) -> dict[str, Range]:
+    """Return the values of columns for which files keep statistics, each as a range."""
+    return {
+        name: (value, value)
+        for name, value in zip(names, values, strict=True)
+        if isinstance(value, int | str) and not isinstance(value, bool)
+    }
 
 
 def _find_rows(table: Any, who: RowIdentity) -> Iterator[dict[str, Any]]:

@@ -19,7 +19,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.checkpoints.manifest import FileRef, Manifest
-from tidegate.checkpoints.slot_log import LogHead, SlotLog
 from tidegate.errors import TidegateError
 from tidegate.jobs.engine.column_types import convert_to_ticks, to_arrow_type
 from tidegate.jobs.sinks.row_positions import (
@@ -28,7 +27,7 @@ from tidegate.jobs.sinks.row_positions import (
     find_rewrite_starts,
     select_current_rows,
 )
-from tidegate.jobs.spec.pipeline import CHECKPOINTS, EVENTS, PipelineSpec
+from tidegate.jobs.spec.pipeline import CHECKPOINTS, EVENTS
 from tidegate.jobs.spec.stream_specs import EVENTS_STREAM
 from tidegate.jobs.splice.errors import INCOMPLETE
 from tidegate.jobs.splice.tables_at_head import TablesAtHead
@@ -39,7 +38,7 @@ from tidegate.jobs.streams.dispatched_rows import (
 from tidegate.jobs.streams.row_history import (
     PROVENANCE_FIELDS,
     compute_running_max,
-    list_merges,
+    list_stream_merges,
 )
 from tidegate.jobs.streams.stream_state import DispatchState
 from tidegate.time_units import TICK_MAX, TICK_MIN
@@ -193,9 +192,6 @@ class StreamHistory:
     """The streams at one head of the log, and at the base of the computation.
 
     Args:
-        spec: the pipeline.
-        log: its log.
-        head: the head of the log.
         tables: the tables at that head.
 
     Attributes:
@@ -204,21 +200,12 @@ class StreamHistory:
         base_segments: segments of the base.
     """
 
-    def __init__(
-        self, spec: PipelineSpec, log: SlotLog, head: LogHead, tables: TablesAtHead
-    ) -> None:
-        assert head.record is not None  # noqa: S101 - there is something to merge into
-        self._spec, self._log, self._head, self._tables = spec, log, head, tables
-        self._graph = spec.stream_graph
-        self._record: Manifest = head.record
-        self._event_time = spec.event_time_column
-        self._merges = {
-            # Merges without "from" touched windows or events only.
-            slot: extra
-            for slot, extra in list_merges(head.record).items()
-            if "from" in extra
-        }
-        self._state = _read_state(head.record)
+    def __init__(self, tables: TablesAtHead) -> None:
+        self._tables, self._log, self._head = tables, tables.log, tables.head
+        self._graph = tables.spec.stream_graph
+        self._event_time = tables.spec.event_time_column
+        self._merges = list_stream_merges(tables.head.record)
+        self._state = DispatchState.from_record(tables.newest.stream_state)
         self.base, self.base_state = 0, DispatchState()
         self.base_segments: Sequence[FileRef] = ()
         self._rows: dict[str, Any] = {}
@@ -235,7 +222,7 @@ class StreamHistory:
             manifest = self._open_base_candidate(slot)
             if manifest is not None:
                 self.base, self.base_segments = slot, manifest.segments
-                self.base_state = _read_state(manifest)
+                self.base_state = DispatchState.from_record(manifest.stream_state)
                 return
 
     def _open_base_candidate(self, slot: int) -> Manifest | None:
@@ -247,12 +234,14 @@ class StreamHistory:
         if any(extra["from"] <= slot < merge for merge, extra in self._merges.items()):
             return None
         try:
-            manifest = next(self._log.epochs_between(self._head.timeline, slot, slot)).epoch
+            manifest = self._tables.find_epoch(slot)
         # An older base costs time but is as exact, so a manifest that cannot be read is passed
         # over.
-        except (StopIteration, TidegateError):
-            return None  # retired
-        state = _read_state(manifest)
+        except TidegateError:
+            return None
+        if manifest is None:
+            return None
+        state = DispatchState.from_record(manifest.stream_state)
         fits = (
             self._was_caught_up(name, attachment.since, state)
             for name, attachment in self._state.attachments.items()
@@ -429,8 +418,10 @@ class StreamHistory:
                 if request
                 else "is not known to the newest checkpoint"
             )
-            raise INCOMPLETE(pipeline=self._spec.name, request=request_id, why=why)
-        files = select_request_segments(self._record.segments, request.attachment, request_id)
+            raise INCOMPLETE(pipeline=self._tables.spec.name, request=request_id, why=why)
+        files = select_request_segments(
+            self._tables.newest.segments, request.attachment, request_id
+        )
         return read_arrivals(self._log.store, files, self._graph.columns[request.destination])
 
     def convert_collected_rows(self, stream: str, rows: Any, slot: int) -> Any:
@@ -441,7 +432,3 @@ class StreamHistory:
         values |= {"position": pa.nulls(rows.num_rows, pa.int64()), "stream_time": rows["_stamp"]}
         converted = add_arrival_slot(pa.table(values), -slot)
         return converted.select(list(columns)).cast(pa.schema(columns))
-
-
-def _read_state(manifest: Manifest) -> DispatchState:
-    return DispatchState.from_record(manifest.epoch_notes.streams)

@@ -26,8 +26,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidegate.checkpoints.slot_log import LogHead, SlotLog
-from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.stream_specs import EVENTS_STREAM, REJECTIONS, PipeSpec
 from tidegate.jobs.splice.errors import ATTACHED_TWICE, REDUCER_FAILS
 from tidegate.jobs.splice.stream_history import (
@@ -55,7 +53,7 @@ from tidegate.jobs.streams.dispatched_rows import (
     select_request_segments,
 )
 from tidegate.jobs.streams.dispatcher import PipeFilter
-from tidegate.jobs.streams.reducers import ReducerRunner, build_reducer, fold_batch
+from tidegate.jobs.streams.reducers import build_reducer, fold_batch
 from tidegate.jobs.streams.stream_state import (
     DispatchState,
     StreamState,
@@ -106,29 +104,17 @@ class StreamMerge:
     """The computation of one merge at one head of the log; of use for one merge only.
 
     Args:
-        spec: the pipeline.
-        log: its log.
-        head: the head of the log.
         tables: the tables at that head.
-        run: how reducers are run.
 
     Attributes:
         history: the streams before the merge.
     """
 
-    def __init__(
-        self,
-        spec: PipelineSpec,
-        log: SlotLog,
-        head: LogHead,
-        tables: TablesAtHead,
-        run: ReducerRunner = fold_batch,
-    ) -> None:
-        assert head.record is not None  # noqa: S101 - there is something to merge into
-        self._spec, self._log, self._head = spec, log, head
-        self._graph, self._tables, self._run = spec.stream_graph, tables, run
-        self.history = StreamHistory(spec, log, head, tables)
-        self._state = DispatchState.from_record(head.record.epoch_notes.streams)
+    def __init__(self, tables: TablesAtHead) -> None:
+        self._tables, self._spec, self._head = tables, tables.spec, tables.head
+        self._graph, self._store = tables.spec.stream_graph, tables.log.store
+        self.history = StreamHistory(tables)
+        self._state = DispatchState.from_record(tables.newest.stream_state)
         self._changed: dict[str, Any] = {}  # stream -> its rows after the merge
         self._dispatched: dict[str, _DispatchedRows] = {}
         self._segments: dict[str, SegmentContents | None] = {}
@@ -268,8 +254,8 @@ class StreamMerge:
         else:
             kind = f"reducer:{name}"
             segments = [s for s in self.history.base_segments if s.kind == kind]
-            before = read_reducer_states(self._log.store, segments)
-            batch = self._run(build_reducer(self._spec, name), rows, before)
+            before = read_reducer_states(self._store, segments)
+            batch = fold_batch(build_reducer(self._spec, name), rows, before)
             sent, failure = batch.sent, batch.failure
             states = {**before, **batch.states}
             self._segments[kind] = (build_states_table(states), None, None, {}) if states else None
@@ -353,7 +339,7 @@ class StreamMerge:
         request = self._state.attachments[name].request_id(name)
         destination = self._graph.attachments[name].destinations[0]
         segments = select_request_segments(self.history.base_segments, name, request)
-        stored = read_arrivals(self._log.store, segments, self._graph.columns[destination])
+        stored = read_arrivals(self._store, segments, self._graph.columns[destination])
         collected = self._run_attachment(name).collected
         if collected is None:
             return stored
@@ -427,7 +413,7 @@ class StreamMerge:
 
     def _read_buffered_rows(self, stream: str) -> Any:
         segments = [s for s in self.history.base_segments if s.kind == f"buffer:{stream}"]
-        return read_arrivals(self._log.store, segments, self._graph.columns[stream])
+        return read_arrivals(self._store, segments, self._graph.columns[stream])
 
     def _compute_appends(
         self, stream: str, slot: int, writers: Sequence[Any], buffered: Any, last: int | None
@@ -465,8 +451,7 @@ class StreamMerge:
         """
         if refused.num_rows == 0:
             return
-        rejections = build_rejection_rows(self._spec, stream, refused, 0, 0)
-        rejections = rejections.drop_columns(["_timeline", "_epoch"])
+        rejections = build_rejection_rows(self._spec, stream, refused)
         columns = ["destination", "via", "row_id", "row"]
         logged = self._tables.read_rows(
             REJECTIONS, columns, ranges={"_epoch": (self.history.base + 1, None)}

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from tidegate.checkpoints.bucket_layout import CheckpointId
 from tidegate.checkpoints.manifest import FileRef, Manifest
 from tidegate.checkpoints.slot_log import LogHead, SlotLog
 from tidegate.jobs.engine.manifest_writer import SPLICE_KIND
@@ -60,6 +61,7 @@ class TablesAtHead:
 
     def __post_init__(self) -> None:
         self._scans: dict[str, TableScan] = {}
+        self._epochs: dict[int, Manifest | None] = {}
         self._cut = read_published_cut(self.log.store, self.spec.name) or PublishedCut("", 0, 0)
         # After a restore the tables may show a timeline that was left; only the slots that it
         # shares with the current lineage count.
@@ -108,6 +110,36 @@ class TablesAtHead:
                 rows = rows.append_column(name, pa.nulls(rows.num_rows, kind))
         self.rows_read += rows.num_rows
         return rows.select(list(columns)) if columns else rows
+
+    @property
+    def newest(self) -> Manifest:
+        """The epoch at the head; only for a pipeline that has sealed one."""
+        assert self.head.record is not None  # noqa: S101 - there is something to merge into
+        return self.head.record
+
+    def find_epoch(self, slot: int) -> Manifest | None:
+        """Return the epoch of a slot on the head's lineage; None if it is retired or a restore."""
+        # Many rows share an epoch, and each look into the log costs a request.
+        if slot not in self._epochs:
+            filled = next(self.log.epochs_between(self.head.timeline, slot, slot), None)
+            record = filled.record if filled else None
+            self._epochs[slot] = record if isinstance(record, Manifest) else None
+        return self._epochs[slot]
+
+    @cached_property
+    def merged(self) -> MergedRows:
+        """The rows merged on the lineage of the head, except those merged into streams."""
+        schema = make_request_schema(self.spec)
+        rows, slots = [schema.empty_table()], dict[tuple[RowIdentity, str], int]()
+        for segment in find_merge_segments(self.head).values():
+            # Rows of streams have other columns.
+            if "stream" in segment.extra:
+                continue
+            table = read_data_file(self.log, segment).select(schema.names)
+            slot = CheckpointId.parse(str(segment.extra["checkpoint"])).slot
+            slots |= dict.fromkeys(iterate_output_pairs(table), slot)
+            rows.append(table)
+        return MergedRows(pa.concat_tables(rows, promote_options="permissive"), slots)
 
     def find_commit_time(self, table: str, slot: int) -> int | None:
         """Return when a slot's rows came into a table, in ticks; None if that is not kept."""
@@ -186,11 +218,11 @@ class MergedRows:
 
     Attributes:
         rows: with the columns of `make_request_schema`, oldest merge first.
-        pairs: (row, output) pairs that were merged.
+        slots: (row, output) -> the slot that merged the row into the output.
     """
 
     rows: Any
-    pairs: frozenset[tuple[RowIdentity, str]] = field(default_factory=frozenset)
+    slots: Mapping[tuple[RowIdentity, str], int]
 
 
 def make_request_schema(spec: PipelineSpec) -> Any:
@@ -217,18 +249,6 @@ def find_merge_segments(head: LogHead) -> dict[str, FileRef]:
     """Return request id -> segment of the merges on the lineage of a head, oldest first."""
     segments = head.record.segments if head.record else []
     return {str(s.extra["request"]): s for s in segments if s.kind == SPLICE_KIND}
-
-
-def read_merged_rows(spec: PipelineSpec, log: SlotLog, head: LogHead) -> MergedRows:
-    """Return the rows merged on the lineage of a head, except those merged into streams."""
-    schema = make_request_schema(spec)
-    # Rows of streams have other columns.
-    segments = [s for s in find_merge_segments(head).values() if "stream" not in s.extra]
-    tables = [read_data_file(log, segment).select(schema.names) for segment in segments]
-    rows = (
-        pa.concat_tables(tables, promote_options="permissive") if tables else schema.empty_table()
-    )
-    return MergedRows(rows, frozenset(iterate_output_pairs(rows)))
 
 
 def iterate_identities(table: Any) -> Iterable[RowIdentity]:

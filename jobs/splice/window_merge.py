@@ -16,8 +16,15 @@ import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tidegate.errors import get_first_line
 from tidegate.jobs.engine.replay import values_differ
+from tidegate.jobs.rules.aggregates import build_recompute_sql
 from tidegate.jobs.rules.duck_frame import open_database, to_duckdb
+from tidegate.jobs.rules.recomputation import (
+    WindowBounds,
+    build_time_expression,
+    recompute_results,
+)
 from tidegate.jobs.rules.row_conditions import (
     first_window_start_sql,
     is_window_purged,
@@ -27,20 +34,18 @@ from tidegate.jobs.sinks.published_tables import select_current_revisions
 from tidegate.jobs.sinks.row_positions import SPLICE_COLUMN
 from tidegate.jobs.spec.pipeline import EVENTS, LATE, PipelineSpec
 from tidegate.jobs.spec.window_specs import WindowKind, WindowSpec
-from tidegate.jobs.splice.errors import NOT_REPRODUCIBLE, TOO_EARLY
+from tidegate.jobs.splice.errors import (
+    EDGE_WINDOW,
+    FOREIGN_EXPRESSION,
+    INEXACT_AGGREGATE,
+    NOT_REPRODUCIBLE,
+    TOO_EARLY,
+)
 from tidegate.jobs.splice.tables_at_head import (
-    MergedRows,
     Span,
     TablesAtHead,
     join_spans,
     select_rows_for_output,
-)
-from tidegate.jobs.splice.window_recompute import (
-    WindowBounds,
-    build_time_expression,
-    recompute_results,
-    refuse_edge_windows,
-    require_exact_aggregates,
 )
 from tidegate.time_units import TICK_MAX, TICK_MIN, format_instant
 
@@ -57,21 +62,18 @@ class WindowChange:
     """One window result before and after the merge.
 
     Attributes:
-        key: values of the window's keys.
-        start, end: the span of the result, in ticks.
+        at: its key and its span.
         old: the published result with the same bounds; None if there is none, or if revisions are
             `delta`.
         new: aggregates, revision and ``replaces`` of the result that the merge writes.
-        replaced: published sessions that become part of this one.
+        replaced: how many published sessions become part of this one.
         rows: rows of the request in it.
     """
 
-    key: tuple[Any, ...]
-    start: int
-    end: int
+    at: WindowBounds
     old: dict[str, Any] | None
     new: dict[str, Any]
-    replaced: tuple[dict[str, Any], ...]
+    replaced: int
     rows: int
 
 
@@ -79,24 +81,12 @@ class WindowMerge:
     """Computes the window results that one request changes.
 
     Args:
-        spec: the pipeline.
         tables: the tables at the head of the log.
-        merged: the rows that earlier merges have inserted.
-        frontier: the frontier at the head.
         request_id: the request, for errors.
     """
 
-    def __init__(
-        self,
-        spec: PipelineSpec,
-        tables: TablesAtHead,
-        merged: MergedRows,
-        frontier: int,
-        request_id: str,
-    ) -> None:
-        self._spec, self._tables, self._merged = spec, tables, merged
-        self._frontier, self._request_id = frontier, request_id
-        self._event_time = spec.event_time_column
+    def __init__(self, tables: TablesAtHead, request_id: str) -> None:
+        self._spec, self._tables, self._request_id = tables.spec, tables, request_id
         self._schemas: dict[str, Any] = {}
 
     def compute_changes(self, rows: Any) -> dict[str, list[WindowChange]]:
@@ -131,13 +121,13 @@ class WindowMerge:
 
         Only for changes that `compute_changes` of this object has returned.
         """
-        window, schema = self._spec.windows[name], self._schemas[name]
+        keys, schema = self._spec.windows[name].keys, self._schemas[name]
         rows = [
             {
-                **dict(zip(window.keys, change.key, strict=True)),
+                **dict(zip(keys, change.at.key, strict=True)),
                 **change.new,
-                "window_start": change.start,
-                "window_end": change.end,
+                "window_start": change.at.start,
+                "window_end": change.at.end,
             }
             for change in changes
         ]
@@ -160,22 +150,30 @@ class WindowMerge:
         window, is_session = self._spec.windows[name], self._is_session(name)
         if not chosen.num_rows and not is_session:
             return []
-        refuse_edge_windows(self._spec, name)
+        # Over edge events a row changes every window since its start edge.
+        for source, source_spec in self._spec.sources.items():
+            if source_spec.edges is not None:
+                raise EDGE_WINDOW(pipeline=self._spec.name, window=name, source=source)
         touching = list_touching_rows(self._spec, name, chosen)
         counted = list_touching_rows(self._spec, name, rows) if is_session else []
         spans = [span for row in (*touching, *counted) for span in row.spans]
         if not spans:
             return []
-        affected = [
-            (target, is_window_purged(window, target.bounds.end, self._frontier))
-            for target in find_affected_windows(
-                window, touching, self._read_published_results(name, spans), counted
-            )
+        frontier = self._tables.newest.frontier_after
+        published = self._read_published_results(name, spans)
+        found = find_affected_windows(window, touching, published, counted)
+        open_ends = [
+            target.bounds.end
+            for target in found
+            if target.has_new_rows and not is_window_purged(window, target.bounds.end, frontier)
         ]
-        affected = [pair for pair in affected if pair[0].has_new_rows or pair[1]]
+        affected = [
+            target
+            for target in found
+            if target.has_new_rows or is_window_purged(window, target.bounds.end, frontier)
+        ]
         if affected:
-            require_exact_aggregates(self._spec, name)
-        open_ends = [target.bounds.end for target, purged in affected if not purged]
+            self._require_exact_aggregates(name)
         if open_ends:
             raise TOO_EARLY(
                 pipeline=self._spec.name,
@@ -183,7 +181,15 @@ class WindowMerge:
                 why=f"{len(open_ends)} results of window {name} are still open to a driver, up to"
                 f" {format_instant(max(open_ends))}",
             )
-        return [target for target, _ in affected]
+        return affected
+
+    def _require_exact_aggregates(self, name: str) -> None:
+        """Refuse a window whose results cannot be computed exactly here, naming the aggregate."""
+        for column, aggregate in self._spec.windows[name].aggregates.items():
+            if build_recompute_sql(aggregate) is None:
+                raise INEXACT_AGGREGATE(
+                    pipeline=self._spec.name, window=name, column=column, aggregate=aggregate
+                )
 
     def _is_session(self, name: str) -> bool:
         return self._spec.windows[name].kind is WindowKind.SESSION
@@ -211,15 +217,14 @@ class WindowMerge:
         # An interval may begin long before a window that it reaches into.
         wanted = [(TICK_MIN, max(end for _, end in spans))] if has_intervals else join_spans(spans)
         columns = [*self._spec.columns, "_source", "_partition", "_seq"]
-        events = self._tables.read_rows(
-            EVENTS, [*columns, SPLICE_COLUMN], time=self._event_time, spans=wanted
-        )
-        late = self._tables.read_rows(
-            LATE, [*columns, "output", "reason"], time=self._event_time, spans=wanted
+        time = self._spec.event_time_column
+        events, late = (
+            self._tables.read_rows(table, [*columns, *more], time=time, spans=wanted)
+            for table, more in ((EVENTS, [SPLICE_COLUMN]), (LATE, ["output", "reason"]))
         )
         # Merged events are taken from the merges: they may have gone into a part of the outputs.
         events = events.filter(pc.is_null(events[SPLICE_COLUMN]))
-        parts = [table.select(columns) for table in (events, late, self._merged.rows)]
+        parts = [table.select(columns) for table in (events, late, self._tables.merged.rows)]
         return pa.concat_tables(parts, promote_options="permissive"), late
 
     def _register_relations(
@@ -237,7 +242,7 @@ class WindowMerge:
             f"{time} as _et, coalesce({build_time_expression(self._spec, 'end_time')}, {time} + 1)"
             f" as _end, case _source {ranks} else {len(self._spec.sources)} end as _so"
         )
-        merged = self._merged.rows
+        merged = self._tables.merged.rows
         reasons = pc.fill_null(merged["_reason"], "")
         never_read = merged.filter(pc.match_substring_regex(reasons, _NEVER_READ_REASONS))
         db.register("known_rows", known)
@@ -264,17 +269,17 @@ class WindowMerge:
     def _compute_results(
         self, db: duckdb.DuckDBPyConnection, name: str, targets: Sequence[AffectedWindow]
     ) -> list[WindowChange]:
-        window, schema = self._spec.windows[name], self._schemas[name]
+        window = self._spec.windows[name]
         bounds = [target.bounds for target in targets]
         # Counts the request's rows in each result; of `delta` windows these values are the result.
-        added = recompute_results(db, self._spec, name, "chosen", bounds, schema)
+        added = self._recompute(db, name, "chosen", bounds)
         is_delta = window.revisions == "delta"
         if is_delta:
             results = added
         else:
             self._require_reproducible(db, name, targets)
             everything = "(from accepted union all by name from chosen)"
-            results = recompute_results(db, self._spec, name, everything, bounds, schema)
+            results = self._recompute(db, name, everything, bounds)
         changes = []
         for target, result, share in zip(targets, results, added, strict=True):
             values = {column: result[column] for column in window.aggregates}
@@ -289,10 +294,8 @@ class WindowMerge:
                 "revision": target.next_revision,
                 "replaces": target.format_replaced_spans() if self._is_session(name) else None,
             }
-            at = target.bounds
-            changes.append(
-                WindowChange(at.key, at.start, at.end, old, new, tuple(replaced), share["_rows"])
-            )
+            rows = share["_rows"]
+            changes.append(WindowChange(target.bounds, old, new, len(replaced), rows))
         return changes
 
     def _require_reproducible(
@@ -303,29 +306,41 @@ class WindowMerge:
         Overlapping sessions are exempt: a row came when its session had been purged, so these
         results do not follow from the rows.
         """
-        schema, columns = self._schemas[name], list(self._spec.windows[name].aggregates)
         touch = self._spec.windows[name].session_touch == "merge"
         targets = [t for t in targets if not t.has_overlapping_sessions(merge_touching=touch)]
         published = [(n, r) for n, target in enumerate(targets) for r in target.published_results]
         bounds = [WindowBounds(targets[n].bounds.key, r["_ws"], r["_we"]) for n, r in published]
         counted = [0] * len(targets)
-        again = recompute_results(db, self._spec, name, "accepted", bounds, schema)
+        again = self._recompute(db, name, "accepted", bounds)
         for (number, result), values, at in zip(published, again, bounds, strict=True):
             wrong = [
                 f"{c} is {result[c]}, not {values[c]}"
-                for c in columns
+                for c in self._spec.windows[name].aggregates
                 if values_differ(result[c], values[c])
             ]
             if wrong:
                 self._refuse(name, at, ", ".join(wrong))
             counted[number] += values["_rows"]
         # Each result on its own can be right while a row between two sessions is in none of them.
-        whole = recompute_results(
-            db, self._spec, name, "accepted", [target.bounds for target in targets], schema
-        )
+        whole = self._recompute(db, name, "accepted", [target.bounds for target in targets])
         for target, values, rows in zip(targets, whole, counted, strict=True):
             if values["_rows"] != rows:
                 self._refuse(name, target.bounds, f"{values['_rows']} rows, {rows} in results")
+
+    def _recompute(
+        self,
+        db: duckdb.DuckDBPyConnection,
+        name: str,
+        rows: str,
+        targets: Sequence[WindowBounds],
+    ) -> list[dict[str, Any]]:
+        try:
+            window, schema = self._spec.windows[name], self._schemas[name]
+            return recompute_results(db, window, rows, targets, schema)
+        # The expressions are the user's, written for Spark SQL; DuckDB knows most of them.
+        except duckdb.Error as error:
+            text = get_first_line(error)
+            raise FOREIGN_EXPRESSION(pipeline=self._spec.name, window=name, text=text) from error
 
     def _refuse(self, name: str, bounds: WindowBounds, text: str) -> NoReturn:
         key = dict(zip(self._spec.windows[name].keys, bounds.key, strict=True))
@@ -443,28 +458,25 @@ def find_affected_windows(
         counted: rows of the request that the window has counted already, perhaps in a session of
             their own.
     """
-    by_key: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for result in published:
-        by_key.setdefault(tuple(result[key] for key in window.keys), []).append(dict(result))
-    affected = (
-        _find_affected_sessions(window, rows, counted, by_key)
-        if window.kind is WindowKind.SESSION
-        else _find_affected_spans(window, rows, by_key)
-    )
+    if window.kind is WindowKind.SESSION:
+        by_key = _group_results(published, window.keys)
+        affected = _find_affected_sessions(window, rows, counted, by_key)
+    else:
+        by_bounds = _group_results(published, (*window.keys, "_ws", "_we"))
+        affected = [
+            AffectedWindow(WindowBounds(key, *span), by_bounds.get((*key, *span), []))
+            for key, span in {(row.key, span) for row in rows for span in row.spans}
+        ]
     return sorted(affected, key=lambda t: (t.bounds.end, t.bounds.start, repr(t.bounds.key)))
 
 
-def _find_affected_spans(
-    window: WindowSpec,
-    rows: Iterable[TouchingRow],
-    published: Mapping[tuple[Any, ...], list[dict[str, Any]]],
-) -> list[AffectedWindow]:
-    by_bounds: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for key, results in published.items():
-        for result in results:
-            by_bounds.setdefault((key, result["_ws"], result["_we"]), []).append(result)
-    affected = {(row.key, *span) for row in rows for span in row.spans}
-    return [AffectedWindow(WindowBounds(*bounds), by_bounds.get(bounds, [])) for bounds in affected]
+def _group_results(
+    published: Iterable[Mapping[str, Any]], columns: Iterable[str]
+) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for result in published:
+        groups.setdefault(tuple(result[c] for c in columns), []).append(dict(result))
+    return groups
 
 
 def _find_affected_sessions(

@@ -249,10 +249,8 @@ def find_root_source(identity: str) -> str:
     return identity.partition("/")[0].rpartition(":")[2]
 
 
-def build_rejection_rows(
-    spec: PipelineSpec, stream: str, refused: Any, timeline: int, epoch: int
-) -> Any:
-    """Return rows of the table `rejections` for arrivals that a stream has rejected."""
+def build_rejection_rows(spec: PipelineSpec, stream: str, refused: Any) -> Any:
+    """Return rows of the table `rejections`, without provenance, for rejected arrivals."""
     rows = []
     for row in refused.to_pylist():
         value = {name: row[name] for name in spec.stream_graph.columns[stream]}
@@ -266,12 +264,13 @@ def build_rejection_rows(
                 "last": row["_last"],
                 "reason": f"stamp is below the last of {stream}",
                 "row": json.dumps(value, default=str, sort_keys=True),
-                "_timeline": timeline,
-                "_epoch": epoch,
             }
         )
     # Times are ticks here, so the table is made with integers and then cast.
-    schema = build_table_schema(spec, REJECTIONS)
+    provenance = ("_timeline", "_epoch")
+    schema = pa.schema(
+        [f for f in build_table_schema(spec, REJECTIONS) if f.name not in provenance]
+    )
     plain = pa.schema(
         [pa.field(f.name, pa.int64()) if pa.types.is_timestamp(f.type) else f for f in schema]
     )

@@ -63,6 +63,7 @@ from tidegate.jobs.streams.stream_state import (
     DispatchState,
     ReducerStateStore,
     StreamState,
+    add_attempt_columns,
 )
 from tidegate.time_units import TICK_MIN
 
@@ -213,7 +214,7 @@ class StreamDispatcher:
             TransientError: rows of a stream are missing, or the store did not answer.
         """
         segments = [ref for ref in order.segments if ref.kind.startswith(DISPATCHER_KINDS)]
-        files = DispatchFiles(self._store, order, segments)
+        files = DispatchFiles(self._store, order.folders, segments)
         epoch = _DispatchEpoch(order, DispatchState.from_record(before), files)
         self._take_released_events(epoch, moved)
         self._apply_attachments(epoch, asked)
@@ -223,7 +224,9 @@ class StreamDispatcher:
             for name in self._graph.readers_of(stream):
                 self._run_attachment(epoch, name)
         if epoch.rejections:
-            epoch.files.write_table(REJECTIONS, pa.concat_tables(epoch.rejections), None)
+            rejections = pa.concat_tables(epoch.rejections)
+            attempt = order.folders.attempt
+            epoch.files.write_table(REJECTIONS, add_attempt_columns(rejections, attempt), None)
         lagging = any(
             epoch.state.is_lagging(name, attachment.origin)
             for name, attachment in self._graph.attachments.items()
@@ -314,11 +317,8 @@ class StreamDispatcher:
         if arrived.num_rows == 0:
             return
         rows, rejected = append_rows(arrived, epoch.now, state.last, state.next)
-        order = epoch.order
         if rejected.num_rows:
-            epoch.rejections.append(
-                build_rejection_rows(self._spec, stream, rejected, order.timeline, order.epoch)
-            )
+            epoch.rejections.append(build_rejection_rows(self._spec, stream, rejected))
             sources = Counter(map(find_root_source, rejected["_origin_id"].to_pylist()))
             for source, count in sources.items():
                 epoch.counts.setdefault(source, {})[name_stream_rejections(stream)] = count
@@ -326,7 +326,9 @@ class StreamDispatcher:
             last = rows["stream_time"][-1].as_py()
             epoch.state.streams[stream] = StreamState(state.next + rows.num_rows, last)
             epoch.fresh[stream] = rows.select([*columns, "position", "stream_time", "_id"])
-            table = _to_stream_table(rows, order, build_table_schema(self._spec, stream))
+            schema = build_table_schema(self._spec, stream)
+            table = add_attempt_columns(rows, epoch.order.folders.attempt)
+            table = table.select(schema.names).cast(schema)
             epoch.files.write_table(stream, table, "stream_time")
 
     def _pass_through_buffer(
@@ -462,11 +464,3 @@ class StreamDispatcher:
             max_time=high if request.max_time is None else max(high, request.max_time),
         )
         epoch.files.write_segment(f"splice:{name}", rows, low, high, {"request": request_id})
-
-
-def _to_stream_table(rows: Any, order: MoveOrder, schema: Any) -> Any:
-    """Convert accepted arrivals to rows of the stream's table."""
-    count = rows.num_rows
-    rows = rows.append_column("_timeline", pa.array([order.timeline] * count, pa.int32()))
-    rows = rows.append_column("_epoch", pa.array([order.epoch] * count, pa.int64()))
-    return rows.select(schema.names).cast(schema)

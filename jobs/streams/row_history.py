@@ -89,9 +89,7 @@ class LogHistory:
         after = self._after
         # A replay sees the log as it was before its epoch.
         head = LogHead(after.timeline, after.slot, after, None, None) if after else self._log.head()
-        merges = {
-            slot: extra for slot, extra in list_merges(head.record).items() if "from" in extra
-        }
+        merges = list_stream_merges(head.record)
         if stream == EVENTS_STREAM:
             rows = self._read_event_rows(head, columns, start, end, merges)
         else:
@@ -231,13 +229,18 @@ class LogHistory:
             yield None, newer
 
 
-def list_merges(record: Manifest | None) -> dict[int, dict[str, Any]]:
-    """Return slot -> what its merge did, for the merges on the lineage up to this slot.
+def list_stream_merges(record: Manifest | None) -> dict[int, dict[str, Any]]:
+    """Return slot -> what its merge did, for the merges into streams on the lineage up to a slot.
 
     It is the `extra` of the merge's segment.
     """
     extras = [dict(s.extra) for s in (record.segments if record else ()) if s.kind == SPLICE_KIND]
-    return {CheckpointId.parse(str(extra["checkpoint"])).slot: extra for extra in extras}
+    return {
+        CheckpointId.parse(str(extra["checkpoint"])).slot: extra
+        for extra in extras
+        # Merges without "from" touched windows or events only.
+        if "from" in extra
+    }
 
 
 def read_parquet_files(store: Store, files: list[FileRef]) -> Any | None:
@@ -264,9 +267,20 @@ def write_parquet_file(
     pq.write_table(rows, buffer, compression="snappy", coerce_timestamps="us")
     data = buffer.getvalue()
     store.put(key, data)
+    return describe_parquet_file(key, data, kind, bounds, extra)
+
+
+def describe_parquet_file(
+    key: str,
+    data: bytes,
+    kind: str,
+    bounds: tuple[int | None, int | None],
+    extra: Mapping[str, Any] | None = None,
+) -> FileRef:
+    """Return the reference for the bytes of a Parquet file; see `write_parquet_file`."""
     return FileRef(
         key=key,
-        rows=rows.num_rows,
+        rows=pq.read_metadata(io.BytesIO(data)).num_rows,
         bytes=len(data),
         sha256=sha256_of_bytes(data),
         min_time=bounds[0],

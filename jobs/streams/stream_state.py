@@ -12,18 +12,18 @@ next one does.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, Literal
 
 import pyarrow as pa
 
+from tidegate.checkpoints.bucket_layout import AttemptFolders, CheckpointId
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
 from tidegate.checkpoints.manifest import FileRef, Manifest
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.splice_requests import SpliceRequest, create_splice_request
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.engine.interfaces import MoveOrder
 from tidegate.jobs.streams.dispatched_rows import select_request_segments
 from tidegate.jobs.streams.reducers import ReducerStates
 from tidegate.jobs.streams.row_history import (
@@ -174,15 +174,15 @@ def parse_since_slot(since: str) -> int:
 
 
 class DispatchFiles:
-    """The attempt's files, and the live segments as they change.
+    """The files of an epoch's or a merge's attempt, and the live segments as they change.
 
     Attributes:
-        segments: the live ones, with those that this epoch has written.
-        tables: table -> references of the files that this epoch has written.
+        segments: the live ones, with those that this attempt has written.
+        tables: table -> references of the files that this attempt has written.
     """
 
-    def __init__(self, store: Store, order: MoveOrder, segments: Sequence[FileRef]) -> None:
-        self._store, self._order = store, order
+    def __init__(self, store: Store, folders: AttemptFolders, segments: Iterable[FileRef]) -> None:
+        self._store, self._folders = store, folders
         self.segments = list(segments)
         self.tables: dict[str, tuple[FileRef, ...]] = {}
 
@@ -194,12 +194,12 @@ class DispatchFiles:
         """Drop all segments of a kind from the live ones."""
         self.segments = [ref for ref in self.segments if ref.kind != kind]
 
-    def write_table(self, name: str, rows: Any, time: str | None) -> None:
+    def write_table(self, name: str, rows: Any, time: str | None, file: str = "part-0") -> None:
         """Write this epoch's rows of a table; a second call for the table replaces the first.
 
         `time` is the column whose minimum and maximum go into the file's reference.
         """
-        key = f"{self._order.folders.table_prefix(name)}part-0.parquet"
+        key = f"{self._folders.table_prefix(name)}{file}.parquet"
         bounds = compute_time_bounds(rows[time]) if time else (None, None)
         self.tables[name] = (write_parquet_file(self._store, key, rows, f"table:{name}", bounds),)
 
@@ -215,8 +215,15 @@ class DispatchFiles:
 
         `low` and `high` are the least and greatest stamp, and `extra` goes into the reference.
         """
-        key = self._order.folders.segment_key(kind)
+        key = self._folders.segment_key(kind)
         self.segments.append(write_parquet_file(self._store, key, rows, kind, (low, high), extra))
+
+
+def add_attempt_columns(rows: Any, attempt: CheckpointId) -> Any:
+    """Return rows of a table with the columns that name the attempt that writes them."""
+    count = rows.num_rows
+    rows = rows.append_column("_timeline", pa.array([attempt.timeline] * count, pa.int32()))
+    return rows.append_column("_epoch", pa.array([attempt.slot] * count, pa.int64()))
 
 
 # Segments of one reducer: more than this are gathered, so that a restart reads a bounded number of

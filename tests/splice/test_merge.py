@@ -29,6 +29,7 @@ from tests.splice.worlds import (
 
 from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.errors import ConfigurationError, PoisonError
+from tidegate.jobs.rules.recomputation import WindowBounds
 from tidegate.jobs.sinks.published_tables import select_current_revisions
 from tidegate.jobs.splice.merge import (
     CRASH_POINTS,
@@ -47,10 +48,9 @@ from tidegate.jobs.splice.request_creation import (
     create_from_late_rows,
     list_pending_rows,
     resolve_request_state,
+    split_request,
 )
-from tidegate.jobs.splice.split_request import split_request
 from tidegate.jobs.splice.window_merge import AffectedWindow
-from tidegate.jobs.splice.window_recompute import WindowBounds
 
 
 def _request(bench: Bench, **which: Any) -> str:

@@ -14,11 +14,11 @@ from tidegate.jobs.splice.row_trace import _RowTracer
 def test_no_epoch_has_read_the_rows_of_a_retired_one(seq: int, read: int | None) -> None:
     """Not the first that is kept, nor a pinned one before it; nor rows that are not read yet."""
     tracer: Any = object.__new__(_RowTracer)
-    tracer._head = SimpleNamespace(slot=5)
     # Each reads ten rows; the second and third are retired.
-    tracer._epochs = {
+    epochs = {
         slot: SimpleNamespace(id=slot, cut={"a/0": {"start": slot * 10 - 10, "end": slot * 10}})
         for slot in (1, 4, 5)
-    } | dict.fromkeys((2, 3, 6))
+    }
+    tracer._tables = SimpleNamespace(head=SimpleNamespace(slot=5), find_epoch=epochs.get)
     found = tracer._find_read_epoch(("a", "0", seq))
     assert (found and found.id) == read
