@@ -20,6 +20,11 @@ from tidegate.jobs.rules.row_conditions import first_window_start_sql, last_wind
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.window_specs import WindowKind, WindowSpec
 
+SET_ASIDE_REASONS = ("max_jump", "cti_violation")
+"""Reasons of rows that went to no output, whichever output the late table names."""
+NEVER_READ_REASONS = "^(dead|file)"
+"""Pattern for the reasons of rows that no run has read: corrected dead letters, rows of files."""
+
 
 @dataclass(frozen=True, slots=True)
 class WindowBounds:

@@ -30,7 +30,12 @@ from tidegate.jobs.engine.interfaces import join_seq
 from tidegate.jobs.engine.manifest_writer import SPLICE_KIND
 from tidegate.jobs.engine.replay import FLOAT_TOLERANCE
 from tidegate.jobs.rules.duck_frame import open_database
-from tidegate.jobs.rules.recomputation import build_recompute_columns, build_starts_sql
+from tidegate.jobs.rules.recomputation import (
+    NEVER_READ_REASONS,
+    SET_ASIDE_REASONS,
+    build_recompute_columns,
+    build_starts_sql,
+)
 from tidegate.jobs.sinks.output_tables import build_table_schema
 from tidegate.jobs.spec.event_time_options import LatePolicy
 from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENTS, LATE, PipelineSpec, SourceSpec
@@ -115,10 +120,11 @@ def audit_exactness(
         db.register("input", _read_input_rows(spec, store, epochs))
         for name in (EVENTS, LATE, DEAD_LETTERS):
             db.register(name, table(name))
-        _register_merged_rows(db, spec, store, epochs[-1])
-        _check_row_dispositions(db, spec, epochs[-1], base, found)
+        audit = _Audit(db, spec, base, epochs[-1], found)
+        audit.register_merged_rows(_read_merged_rows(spec, store, epochs[-1]))
+        audit.check_row_dispositions()
         for name in spec.windows:
-            _check_window_results(db, spec, name, table(name), epochs[-1], base, found)
+            audit.check_window_results(name, table(name))
     return found
 
 
@@ -229,212 +235,210 @@ def _add_provenance_columns(
     return chunk.filter(pc.fill_null(pc.equal(kinds, spec.barriers.data), True))
 
 
-def _register_merged_rows(
-    db: duckdb.DuckDBPyConnection, spec: PipelineSpec, store: Store, head: Manifest
-) -> None:
-    """Create the relation `merged` from splice requests.
-
-    It has a row for each output that a requested row was merged into.
-    """
+def _read_merged_rows(spec: PipelineSpec, store: Store, head: Manifest) -> pa.Table:
+    """Return the rows of all splice requests that were merged into events and windows."""
     columns = [*spec.row_columns, "_source", "_partition", "_seq", "_reason", "_outputs"]
-    files = [file for file in head.segments if file.kind == SPLICE_KIND]
+    # Rows of streams have other columns.
+    files = [f for f in head.segments if f.kind == SPLICE_KIND and "stream" not in f.extra]
     tables = [pq.read_table(io.BytesIO(store.get(file.key).data)).select(columns) for file in files]
     schema = build_table_schema(spec, EVENTS)
     texts = {"_reason": pa.string(), "_outputs": pa.list_(pa.string())}
     empty = pa.schema(
         [(name, texts[name] if name in texts else schema.field(name).type) for name in columns]
     ).empty_table()
-    db.register("requested", pa.concat_tables([empty, *tables], promote_options="permissive"))
-    time = spec.event_time_column
-    db.execute(
-        f"""create temp table merged as
-        select * exclude (_outputs), epoch_us("{time}") as _time, unnest(_outputs) as _output,
-            regexp_matches(_reason, '^(dead|file)') as _stranger
-        from requested"""
-    )
+    return pa.concat_tables([empty, *tables], promote_options="permissive")
 
 
-def _check_row_dispositions(
-    db: duckdb.DuckDBPyConnection,
-    spec: PipelineSpec,
-    head: Manifest,
-    base: Manifest | None,
-    found: ExactnessReport,
-) -> None:
-    _register_places(db, base)
-    _count_rows_by_source(db, head, found)
-    twice = _query_count(
-        db,
-        "select count(*) from (select 1 from all_places group by _source, _partition, _seq having"
-        " count(*) > 1)",
-    )
-    if twice:
-        found.problems.append(f"{twice} rows are in more than one place")
-    topics = ", ".join(f"'{name}'" for name in found.topics) or "''"
-    foreign = _query_count(
-        db,
-        f"""select count(*) from places anti join input using (_source, _partition, _seq)
-        where _partition not like 'file:%' and _source not in ({topics})""",
-    )
-    if foreign:
-        found.problems.append(f"{foreign} rows in the tables were never read")
-    _check_missing_rows(db, spec, head, base, found)
-    gaps = _query_count(
-        db,
-        "select count(*) from (select position - row_number() over (order by position) + 1 as d"
-        f" from {EVENTS}) where d <> 0",
-    )
-    if gaps:
-        found.problems.append(
-            f"positions of the events table are not contiguous from 0 ({gaps} off)"
+@dataclass
+class _Audit:
+    """The comparison of one input with its tables, in a database that has both."""
+
+    db: duckdb.DuckDBPyConnection
+    spec: PipelineSpec
+    base: Manifest | None
+    head: Manifest
+    found: ExactnessReport
+
+    def register_merged_rows(self, requested: pa.Table) -> None:
+        """Create the relation `merged`, with a row for each output that a row was merged into."""
+        self.db.register("requested", requested)
+        self.db.execute(
+            f"""create temp table merged as
+            select * exclude (_outputs), epoch_us("{self.spec.event_time_column}") as _time,
+                unnest(_outputs) as _output,
+                regexp_matches(_reason, '{NEVER_READ_REASONS}') as _stranger
+            from requested"""
         )
 
-
-def _register_places(db: duckdb.DuckDBPyConnection, base: Manifest | None) -> None:
-    """Create `all_places`, the disposition of every row, and `places`, of those read after `base`.
-
-    A merged row is not late or dead any more.
-    """
-    db.execute(
-        "create temp table inserted as select _source, _partition, _seq from merged where _output"
-        f" = '{EVENTS}'"
-    )
-    row = "(_source, _partition, _seq)"
-    ends = {} if base is None else {member: part["end"] for member, part in base.cut.items()}
-    members = [member.partition("/") for member in ends]
-    before = {
-        "_source": pa.array([source for source, _, _ in members], pa.string()),
-        "_partition": pa.array([partition for _, _, partition in members], pa.string()),
-        "_end": pa.array(list(ends.values()), pa.int64()),
-    }
-    db.register("before", pa.table(before))
-    db.execute(f"""create temp table all_places as
-        select _source, _partition, _seq, 'released' as place from {EVENTS}
-        union all select _source, _partition, _seq, 'late' from {LATE}
-            anti join inserted using {row} where output = 'events' and reason <> 'flagged'
-        union all select _source, _partition, _seq,
-            if(reason = '{RULE_QUARANTINED}', reason, 'dead_lettered') from {DEAD_LETTERS}
-            anti join inserted using {row} where "row" is not null""")
-    db.execute("""create temp table places as select all_places.* from all_places
-        left join before using (_source, _partition) where _end is null or _seq >= _end""")
-
-
-def _count_rows_by_source(
-    db: duckdb.DuckDBPyConnection, head: Manifest, found: ExactnessReport
-) -> None:
-    read = db.execute("select _source, count(*) from input group by 1 order by 1").fetchall()
-    for source, rows in read:
-        found.rows[source] = {"read": rows, "released": 0, "late": 0, "dead_lettered": 0}
-    places = db.execute("select _source, place, count(*) from places group by 1, 2").fetchall()
-    for source, place, rows in places:
-        found.rows.setdefault(source, {"read": 0})[place] = rows
-    for name in found.topics:
-        counted = head.counters.per_source.get(name, {}).get("read", 0)
-        found.rows.setdefault(name, {})["read"] = counted
-    for name, own in head.counters.per_source.items():
-        if own.get(FILTERED):
-            found.rows.setdefault(name, {"read": 0})[FILTERED] = own[FILTERED]
-
-
-def _check_missing_rows(
-    db: duckdb.DuckDBPyConnection,
-    spec: PipelineSpec,
-    head: Manifest,
-    base: Manifest | None,
-    found: ExactnessReport,
-) -> None:
-    missing = _query_count(
-        db, "select count(*) from input anti join places using (_source, _partition, _seq)"
-    )
-    counters, before = head.counters, base.counters if base else Counters()
-    # Without an events table released rows are only counted. Rejected rows are in the late table.
-    only_counted = 0 if spec.outputs.events else counters.released - before.released
-    dropped = sum(counters.dropped.values()) - sum(before.dropped.values())
-    dropped += counters.filtered - before.filtered
-    # Of the rows that wait now, and of those that were released since, some may have waited before.
-    most = dropped + only_counted + counters.retained
-    least = max(dropped, most - before.retained)
-    # Rows that wait or were dropped are not counted by source, so topics cannot be left out here.
-    if not least <= missing <= most and not found.topics:
-        expected = f"{least}" if least == most else f"{least} to {most}"
-        found.problems.append(
-            f"{missing} rows are in no table, but {expected} are retained, dropped or only counted"
+    def check_row_dispositions(self) -> None:
+        """Check that every row of the input is in exactly one place, and no other row is."""
+        self._register_places()
+        self._count_rows_by_source()
+        twice = self._query_count(
+            "select count(*) from (select 1 from all_places group by _source, _partition, _seq"
+            " having count(*) > 1)"
         )
-
-
-def _check_window_results(
-    db: duckdb.DuckDBPyConnection,
-    spec: PipelineSpec,
-    name: str,
-    actual: pa.Table,
-    head: Manifest,
-    base: Manifest | None,
-    found: ExactnessReport,
-) -> None:
-    window = spec.windows[name]
-    lasting = any(s.end_time is not None or s.edges is not None for s in spec.sources.values())
-    if base is not None and lasting:
-        found.skipped[name] = "rows of retired epochs may last into it"
-        return
-    unseen = (RULE_DROPPED, FILTERED)
-    if any(own.get(count) for own in head.counters.per_source.values() for count in unseen):
-        found.skipped[name] = "rules or where have left out rows, which no table has"
-        return
-    violations = {s.punctuation.on_violation for s in spec.sources.values() if s.punctuation}
-    dropped = (f"dropped:{name}", "dropped:events:cti_violation")
-    if (
-        "adjust" in violations
-        or window.on_late is LatePolicy.ADJUST
-        or any(own.get(count) for own in head.counters.per_source.values() for count in dropped)
-    ):
-        found.skipped[name] = "rows were dropped or adjusted, which no table says"
-        return
-    if found.topics:
-        found.skipped[name] = "it counts rows of topics or of select, which are not read again"
-        return
-    if window.kind is not WindowKind.TUMBLING or any(
-        a.function.value not in _CHECKED_FUNCTIONS for a in window.aggregates.values()
-    ):
-        found.skipped[name] = (
-            "only tumbling windows with count, sum, avg, min and max are recomputed here"
+        if twice:
+            self.found.problems.append(f"{twice} rows are in more than one place")
+        topics = ", ".join(f"'{name}'" for name in self.found.topics) or "''"
+        foreign = self._query_count(
+            f"""select count(*) from places anti join input using (_source, _partition, _seq)
+            where _partition not like 'file:%' and _source not in ({topics})"""
         )
-        return
-    # Windows that are open have no result yet, or an early one.
-    frontier = head.frontier_after
-    closed = "true" if frontier >= TICK_MAX else f"window_start + {window.size} <= {frontier}"
-    newest = max(base.newest_times.values(), default=TICK_MIN) if base else TICK_MIN
-    later = f"window_start > {newest}"
-    keys = "".join(f'"{key}", ' for key in window.keys)
-    aggregates = ", ".join(build_recompute_columns(window))
-    db.register("actual_window", actual)
-    provenance = "(_source, _partition, _seq)"
-    db.execute(
-        f"""create or replace temp table accepted as
-        select * from input
-            anti join (
-                from {LATE} anti join (from merged where _output = '{name}') using {provenance}
-                where output = '{name}' or reason in ('max_jump', 'cti_violation')
-            ) using {provenance}
-            anti join (from {DEAD_LETTERS} where "row" is not null) using {provenance}
-            union all by name select * exclude (_output, _reason, _stranger)
-                from merged where _stranger and _output = '{name}'"""
-    )
-    db.execute(
-        f"""create or replace temp table expected as
-        with joined as ({_build_window_assignment_sql(spec, window, frontier)})
-        select {keys}window_start, {aggregates} from joined
-        group by {keys}window_start having {closed} and {later}"""
-    )
-    db.execute("""create or replace temp table published as
-        select * replace (epoch_us(window_start) as window_start) from actual_window""")
-    db.execute(f"delete from published where not ({later})")
-    found.windows[name] = _query_count(db, "select count(*) from expected")
-    difference = _query_count(db, _build_difference_sql(window))
-    if difference:
-        found.problems.append(
-            f"{difference} results of window {name} differ from a recomputation over the accepted"
-            " rows"
+        if foreign:
+            self.found.problems.append(f"{foreign} rows in the tables were never read")
+        self._check_missing_rows()
+        gaps = self._query_count(
+            "select count(*) from (select position - row_number() over (order by position) + 1 as d"
+            f" from {EVENTS}) where d <> 0"
         )
+        if gaps:
+            self.found.problems.append(
+                f"positions of the events table are not contiguous from 0 ({gaps} off)"
+            )
+
+    def _register_places(self) -> None:
+        """Create `all_places`, the disposition of every row, and `places`, of those after `base`.
+
+        A merged row is not late or dead any more.
+        """
+        self.db.execute(
+            "create temp table inserted as select _source, _partition, _seq from merged where"
+            f" _output = '{EVENTS}'"
+        )
+        row = "(_source, _partition, _seq)"
+        cut = self.base.cut if self.base else {}
+        members = [member.partition("/") for member in cut]
+        before = {
+            "_source": pa.array([source for source, _, _ in members], pa.string()),
+            "_partition": pa.array([partition for _, _, partition in members], pa.string()),
+            "_end": pa.array([part["end"] for part in cut.values()], pa.int64()),
+        }
+        self.db.register("before", pa.table(before))
+        self.db.execute(f"""create temp table all_places as
+            select _source, _partition, _seq, 'released' as place from {EVENTS}
+            union all select _source, _partition, _seq, 'late' from {LATE}
+                anti join inserted using {row} where output = 'events' and reason <> 'flagged'
+            union all select _source, _partition, _seq,
+                if(reason = '{RULE_QUARANTINED}', reason, 'dead_lettered') from {DEAD_LETTERS}
+                anti join inserted using {row} where "row" is not null""")
+        self.db.execute("""create temp table places as select all_places.* from all_places
+            left join before using (_source, _partition) where _end is null or _seq >= _end""")
+
+    def _count_rows_by_source(self) -> None:
+        rows, per_source = self.found.rows, self.head.counters.per_source
+        read = "select _source, count(*) from input group by 1 order by 1"
+        for source, count in self.db.execute(read).fetchall():
+            rows[source] = {"read": count, "released": 0, "late": 0, "dead_lettered": 0}
+        places = "select _source, place, count(*) from places group by 1, 2"
+        for source, place, count in self.db.execute(places).fetchall():
+            rows.setdefault(source, {"read": 0})[place] = count
+        for name in self.found.topics:
+            rows.setdefault(name, {})["read"] = per_source.get(name, {}).get("read", 0)
+        for name, own in per_source.items():
+            if own.get(FILTERED):
+                rows.setdefault(name, {"read": 0})[FILTERED] = own[FILTERED]
+
+    def _check_missing_rows(self) -> None:
+        missing = self._query_count(
+            "select count(*) from input anti join places using (_source, _partition, _seq)"
+        )
+        counters, before = self.head.counters, self.base.counters if self.base else Counters()
+        # Without an events table released rows are only counted. Rejected rows are in the late
+        # table.
+        only_counted = 0 if self.spec.outputs.events else counters.released - before.released
+        dropped = sum(counters.dropped.values()) - sum(before.dropped.values())
+        dropped += counters.filtered - before.filtered
+        # Of the rows that wait now, and of those that were released since, some may have waited
+        # before.
+        most = dropped + only_counted + counters.retained
+        least = max(dropped, most - before.retained)
+        # Rows that wait or were dropped are not counted by source, so topics cannot be left out
+        # here.
+        if not least <= missing <= most and not self.found.topics:
+            expected = f"{least}" if least == most else f"{least} to {most}"
+            self.found.problems.append(
+                f"{missing} rows are in no table, but {expected} are retained, dropped or only"
+                " counted"
+            )
+
+    def check_window_results(self, name: str, actual: pa.Table) -> None:
+        """Compare the results of a window with a recomputation, or say why that is not done."""
+        why = self._explain_skip(name)
+        if why is not None:
+            self.found.skipped[name] = why
+            return
+        window = self.spec.windows[name]
+        # Windows that are open have no result yet, or an early one.
+        frontier = self.head.frontier_after
+        closed = "true" if frontier >= TICK_MAX else f"window_start + {window.size} <= {frontier}"
+        newest = max(self.base.newest_times.values(), default=TICK_MIN) if self.base else TICK_MIN
+        later = f"window_start > {newest}"
+        keys = "".join(f'"{key}", ' for key in window.keys)
+        aggregates = ", ".join(build_recompute_columns(window))
+        self.db.register("actual_window", actual)
+        provenance = "(_source, _partition, _seq)"
+        self.db.execute(
+            f"""create or replace temp table accepted as
+            select * from input
+                anti join (
+                    from {LATE} anti join (from merged where _output = '{name}') using {provenance}
+                    where output = '{name}' or reason in {SET_ASIDE_REASONS}
+                ) using {provenance}
+                anti join (from {DEAD_LETTERS} where "row" is not null) using {provenance}
+                union all by name select * exclude (_output, _reason, _stranger)
+                    from merged where _stranger and _output = '{name}'"""
+        )
+        self.db.execute(
+            f"""create or replace temp table expected as
+            with joined as ({_build_window_assignment_sql(self.spec, window, frontier)})
+            select {keys}window_start, {aggregates} from joined
+            group by {keys}window_start having {closed} and {later}"""
+        )
+        self.db.execute(f"""create or replace temp table published as
+            select * from (
+                select * replace (epoch_us(window_start) as window_start) from actual_window
+            ) where {later}""")
+        self.found.windows[name] = self._query_count("select count(*) from expected")
+        difference = self._query_count(_build_difference_sql(window))
+        if difference:
+            self.found.problems.append(
+                f"{difference} results of window {name} differ from a recomputation over the"
+                " accepted rows"
+            )
+
+    def _explain_skip(self, name: str) -> str | None:
+        """Return why a window cannot be recomputed here; None if it can be."""
+        window, sources = self.spec.windows[name], self.spec.sources.values()
+
+        def has_counted(*counts: str) -> bool:
+            """Return whether any source has such rows."""
+            per_source = self.head.counters.per_source.values()
+            return any(own.get(count) for own in per_source for count in counts)
+
+        if self.base is not None and any(s.end_time is not None or s.edges for s in sources):
+            return "rows of retired epochs may last into it"
+        if has_counted(RULE_DROPPED, FILTERED):
+            return "rules or where have left out rows, which no table has"
+        violations = {s.punctuation.on_violation for s in sources if s.punctuation}
+        if (
+            "adjust" in violations
+            or window.on_late is LatePolicy.ADJUST
+            or has_counted(f"dropped:{name}", "dropped:events:cti_violation")
+        ):
+            return "rows were dropped or adjusted, which no table says"
+        if self.found.topics:
+            return "it counts rows of topics or of select, which are not read again"
+        if window.kind is not WindowKind.TUMBLING or any(
+            a.function.value not in _CHECKED_FUNCTIONS for a in window.aggregates.values()
+        ):
+            return "only tumbling windows with count, sum, avg, min and max are recomputed here"
+        return None
+
+    def _query_count(self, sql: str) -> int:
+        # All of it: DuckDB refuses other work while a result is open.
+        rows = self.db.execute(sql).fetchall()
+        return int(rows[0][0]) if rows else 0
 
 
 def _build_window_assignment_sql(spec: PipelineSpec, window: WindowSpec, frontier: int) -> str:
@@ -496,8 +500,3 @@ def _build_inequality_sql(column: str, aggregate: Aggregate) -> str:
             f"abs(e.{column} - p.{column}) > {FLOAT_TOLERANCE} * greatest(1, abs(e.{column}))"
         )
     return f"e.{column} is distinct from p.{column}"
-
-
-def _query_count(db: duckdb.DuckDBPyConnection, sql: str) -> int:
-    rows = db.execute(sql).fetchall()  # all of it: DuckDB refuses other work while a result is open
-    return int(rows[0][0]) if rows else 0

@@ -17,7 +17,6 @@ of the driver's fold.
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 import zlib
@@ -39,9 +38,11 @@ from tidegate.jobs.streams.reducers import (
     FoldFailure,
     Reducer,
     ReducerStates,
+    build_states_table,
     encode_row_key,
     fold_batch,
     fold_prepared_rows,
+    parse_states_table,
     prepare_arguments,
 )
 
@@ -50,7 +51,6 @@ MIN_JOB_ROWS: Final = 50_000
 
 Starting tasks with Python in them costs about what one core folds in half a second.
 """
-_STATE_SCHEMA: Final = pa.schema({"key": pa.string(), "state": pa.string(), "seen": pa.int64()})
 
 
 class SparkReducerRunner:
@@ -145,7 +145,7 @@ def _write_group_files(
                 if g == group and text in states
             }
             _write_arrow_file(folder / f"rows-{group}", mine)
-            _write_arrow_file(folder / f"states-{group}", _states_to_table(known))
+            _write_arrow_file(folder / f"states-{group}", build_states_table(known))
 
 
 def _encode_keys(rows: Any, keys: tuple[str, ...]) -> tuple[list[str], Any]:
@@ -205,13 +205,13 @@ def _fold_group(folder: Path, group: int, reducer: Reducer) -> dict[str, Any]:
         folded = fold_prepared_rows(
             reducer,
             _read_arrow_file(folder / f"rows-{group}"),
-            _table_to_states(_read_arrow_file(folder / f"states-{group}")),
+            parse_states_table(_read_arrow_file(folder / f"states-{group}")),
         )
         # Spark may run a task twice at the same time; neither may write into the other's files.
         name, failure = f"out-{group}-{uuid4().hex}", folded.failure
         for number, table in enumerate(folded.sent.values()):
             _write_arrow_file(folder / f"{name}-{number}", table)
-        _write_arrow_file(folder / f"{name}-states", _states_to_table(folded.states))
+        _write_arrow_file(folder / f"{name}-states", build_states_table(folded.states))
     return {
         "file": name,
         "position": failure.position if failure else None,
@@ -244,20 +244,8 @@ def _merge_group_results(reducer: Reducer, folder: Path, done: list[Any]) -> Fol
     }
     states: ReducerStates = {}
     for name in names:
-        states |= _table_to_states(_read_arrow_file(folder / f"{name}-states"))
+        states |= parse_states_table(_read_arrow_file(folder / f"{name}-states"))
     return FoldedBatch(sent, states)
-
-
-def _states_to_table(states: ReducerStates) -> Any:
-    rows = [
-        {"key": key, "state": json.dumps(state), "seen": seen}
-        for key, (state, seen) in states.items()
-    ]
-    return pa.Table.from_pylist(rows, schema=_STATE_SCHEMA)
-
-
-def _table_to_states(table: Any) -> ReducerStates:
-    return {row["key"]: (json.loads(row["state"]), row["seen"]) for row in table.to_pylist()}
 
 
 def _write_arrow_file(path: Path, table: Any) -> None:

@@ -27,6 +27,7 @@ from tidegate.jobs.engine.column_types import convert_to_ticks
 from tidegate.jobs.eventtime.decision_types import ReleaseMark
 from tidegate.jobs.sinks.output_tables import build_table_schema
 from tidegate.jobs.sinks.row_positions import SPLICE_COLUMN
+from tidegate.jobs.sinks.table_scan import Ranges
 from tidegate.jobs.spec.event_time_options import ReleaseMode
 from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec
 from tidegate.jobs.spec.stream_specs import REJECTIONS
@@ -34,7 +35,6 @@ from tidegate.jobs.splice.errors import NO_EVENTS, OTHER_SPEC, TOO_EARLY
 from tidegate.jobs.splice.stream_history import format_rewritten_rows
 from tidegate.jobs.splice.stream_merge import StreamEffect, StreamMerge
 from tidegate.jobs.splice.tables_at_head import (
-    Span,
     TablesAtHead,
     find_merge_segments,
     iterate_identities,
@@ -253,13 +253,13 @@ def find_anchor_positions(
         if not missing:
             break
         spans = [(saturate_ticks(t - radius), saturate_ticks(t + radius)) for _, t in missing]
-        rows = _read_ordered_rows(tables, time, join_spans(spans))
+        rows = _read_ordered_rows(tables, time, {time: join_spans(spans)})
         for mark in missing:
             anchor = _find_near_anchor(rows, *mark, radius)
             if anchor is not None:
                 anchors[mark] = anchor
     if any(mark not in anchors for mark in marks):
-        rows = _read_ordered_rows(tables, time, [])
+        rows = _read_ordered_rows(tables, time)
         anchors |= {mark: _find_any_anchor(rows, *mark) for mark in marks if mark not in anchors}
     return [anchors[mark] for mark in marks]
 
@@ -269,19 +269,21 @@ def find_sections(tables: TablesAtHead, time: str, times: Sequence[int]) -> list
 
     It is the first section that ends after the row's time, or the last one; 0 without events.
     """
-    _, sections, stamps = _read_ordered_rows(tables, time, [])
+    _, sections, stamps = _read_ordered_rows(tables, time)
     ends = [(int(n), int(stamps[sections == n].max())) for n in np.unique(sections)]
     return [next((n for n, end in ends if end > t), ends[-1][0] if ends else 0) for t in times]
 
 
-def _read_ordered_rows(tables: TablesAtHead, time: str, spans: Sequence[Span]) -> OrderedRows:
-    """Read the rows that can be anchors, in order; all of them without `spans`.
+def _read_ordered_rows(
+    tables: TablesAtHead, time: str, ranges: Ranges | None = None
+) -> OrderedRows:
+    """Read the rows that can be anchors, in order; all of them without `ranges`.
 
     Inserted rows are no anchors, and neither are rows that were released late and flagged: they are
     not in the order of time.
     """
     columns = ["position", "section", "_late", SPLICE_COLUMN, time]
-    rows = tables.read_rows(EVENTS, columns, time=time, spans=spans)
+    rows = tables.read_rows(EVENTS, columns, ranges)
     is_late = pc.fill_null(rows["_late"], False)
     rows = rows.filter(pc.and_(pc.is_null(rows[SPLICE_COLUMN]), pc.invert(is_late)))
     rows = rows.sort_by("position")

@@ -34,7 +34,7 @@ from tidegate.checkpoints.splice_requests import (
 from tidegate.checkpoints.store import Store
 from tidegate.errors import ConfigurationError, get_first_line
 from tidegate.jobs.rules.duck_frame import DuckFrame, open_database
-from tidegate.jobs.rules.recomputation import build_time_expression
+from tidegate.jobs.rules.recomputation import SET_ASIDE_REASONS, build_time_expression
 from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENT_TIME, EVENTS, LATE, PipelineSpec
 from tidegate.jobs.splice.errors import (
     BAD_FILE,
@@ -58,7 +58,6 @@ from tidegate.jobs.splice.tables_at_head import (
     read_data_file,
     set_outputs,
 )
-from tidegate.jobs.splice.window_merge import SET_ASIDE_REASONS
 from tidegate.jobs.streams.row_history import describe_parquet_file, write_parquet_file
 from tidegate.time_units import format_instant
 
@@ -144,9 +143,9 @@ def list_pending_rows(spec: PipelineSpec, log: SlotLog, which: LateFilter) -> An
 def _read_pending_rows(tables: TablesAtHead, which: LateFilter) -> Any:
     spec, until = tables.spec, None if which.until is None else which.until - 1
     columns = [*spec.row_columns, *IDENTITY_COLUMNS, "output", "reason", "_epoch"]
-    times = {spec.event_time_column: (which.since, until)}
+    times = {spec.event_time_column: [(which.since, until)]}
     is_bounded = which.since is not None or which.until is not None
-    late = tables.read_rows(LATE, columns, ranges=times if is_bounded else {})
+    late = tables.read_rows(LATE, columns, times if is_bounded else {})
     late = late.filter(pc.not_equal(late["reason"], "flagged"))  # these are among the events
     # Every filter that is given narrows the rows; an empty one selects all.
     for column, chosen in (("_source", which.sources), ("reason", which.reasons)):

@@ -21,11 +21,11 @@ from tidegate.checkpoints.splice_requests import list_splice_requests
 from tidegate.errors import get_first_line
 from tidegate.jobs.engine.manifest_writer import ORDER_KIND
 from tidegate.jobs.rules.duck_frame import DuckFrame, open_database
-from tidegate.jobs.rules.recomputation import build_time_expression
+from tidegate.jobs.rules.recomputation import SET_ASIDE_REASONS, build_time_expression
 from tidegate.jobs.sinks.output_tables import build_table_schema
 from tidegate.jobs.sinks.published_tables import scan_table
 from tidegate.jobs.sinks.row_positions import SPLICE_COLUMN
-from tidegate.jobs.sinks.table_scan import Range
+from tidegate.jobs.sinks.table_scan import Range, Ranges
 from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENTS, LATE, PipelineSpec
 from tidegate.jobs.spec.window_specs import WindowKind
 from tidegate.jobs.splice.errors import BAD_ROW_VALUE, TOO_MANY_ROWS, UNKNOWN_COLUMN
@@ -38,7 +38,7 @@ from tidegate.jobs.splice.tables_at_head import (
     iterate_identities,
     read_data_file,
 )
-from tidegate.jobs.splice.window_merge import SET_ASIDE_REASONS, list_touching_rows
+from tidegate.jobs.splice.window_merge import list_touching_rows
 from tidegate.time_units import TICK_MAX, format_instant
 
 _MAX_ROWS = 20  # rows traced at a time; a question about more rows is one for a query
@@ -171,7 +171,7 @@ class _RowTracer:
             raise TOO_MANY_ROWS(pipeline=self._spec.name, count=len(rows), limit=_MAX_ROWS)
         return [self._trace_row(row) for _, row in sorted(rows.items())]
 
-    def _build_ranges(self) -> dict[str, Range]:
+    def _build_ranges(self) -> dict[str, list[Range]]:
         """Return the values of the fields for which files keep statistics."""
         ticks = [f"epoch_us({c})" if "TIMESTAMP" in c else c for c in self._casts.values()]
         try:
@@ -191,7 +191,7 @@ class _RowTracer:
             db.register("rows", table)
             return db.sql(query, params=[*self._fields.values()]).to_arrow_table()
 
-    def _match_dead_letters(self, wanted: Mapping[str, Range]) -> dict[RowIdentity, dict[str, Any]]:
+    def _match_dead_letters(self, wanted: Ranges) -> dict[RowIdentity, dict[str, Any]]:
         """Return dead letters whose text contains every value; their columns could not be read."""
         columns = ["reason", "detail", "object", "row", *IDENTITY_COLUMNS, "_epoch"]
         table = self._tables.read_rows(DEAD_LETTERS, columns, ranges=wanted)
@@ -241,7 +241,7 @@ class _RowTracer:
         if who in self._dead:
             dead = self._dead[who]
             detail = {name: dead[name] for name in ("reason", "detail", "object")}
-            yield _locate(DEAD_LETTERS, "dead letter", **detail, epoch=dead["_epoch"])
+            yield _make_location(DEAD_LETTERS, "dead letter", **detail, epoch=dead["_epoch"])
 
     def _locate_in_late(self, who: RowIdentity) -> Iterator[RowLocation]:
         for late in _find_rows(self._late, who):
@@ -257,7 +257,7 @@ class _RowTracer:
                 **self._describe_result(LATE, late["_epoch"]),
             }
             state = "late, merged since" if is_merged else "late"
-            yield _locate(LATE, state, **detail)
+            yield _make_location(LATE, state, **detail)
 
     def _find_read_epoch(self, who: RowIdentity) -> Manifest | None:
         """Return the epoch that read a row: the first whose slice ends behind it.
@@ -301,7 +301,7 @@ class _RowTracer:
             # A segment keeps rows that have left until its last row leaves.
             if newest is not None and (waiting["_section"], row.time or 0) >= newest.release_after:
                 detail = {"frontier": format_instant(newest.frontier_after)}
-                yield _locate(EVENTS, "waits", **detail | (newest.frontier_holder or {}))
+                yield _make_location(EVENTS, "waits", **detail | (newest.frontier_holder or {}))
 
     def _locate_in_requests(self, who: RowIdentity) -> Iterator[RowLocation]:
         head = self._tables.head
@@ -317,7 +317,7 @@ class _RowTracer:
                 if request.id in segments:
                     detail["checkpoint"] = segments[request.id].extra["checkpoint"]
                 state = resolve_request_state(self._tables.log, request, head)
-                yield _locate("request", state, **detail)
+                yield _make_location("request", state, **detail)
 
     def _locate_in_events(self, who: RowIdentity) -> Iterator[RowLocation]:
         for event in _find_rows(self._events, who):
@@ -331,7 +331,9 @@ class _RowTracer:
                 **self._describe_result(EVENTS, event["_epoch"]),
             }
             detail = {name: value for name, value in detail.items() if value is not None}
-            yield _locate(EVENTS, "inserted" if event[SPLICE_COLUMN] else "released", **detail)
+            yield _make_location(
+                EVENTS, "inserted" if event[SPLICE_COLUMN] else "released", **detail
+            )
 
     def _describe_wait(self, who: RowIdentity, slot: int) -> dict[str, Any]:
         """Return how long a released row waited, and for whom; empty if it left at once."""
@@ -361,11 +363,11 @@ class _RowTracer:
         merge_slot = self._tables.merged.slots.get((who, name))
         # Such a row was never offered to the window, or was refused by it.
         if merge_slot is None and (who in self._dead or self._is_late_for(name, who)):
-            yield _locate(name, "missing", why="late or never read; not merged")
+            yield _make_location(name, "missing", why="late or never read; not merged")
             return
         edge = self._describe_edge(row)
         if edge is not None:
-            yield _locate(name, "edge", why=edge)
+            yield _make_location(name, "edge", why=edge)
             return
         results = self._find_window_results(name, row, time)
         if merge_slot is not None:
@@ -375,9 +377,9 @@ class _RowTracer:
             first = min(results, key=lambda result: result["epoch"])
             first |= self._describe_result(name, first["epoch"])
         else:
-            yield _locate(name, "waits", why="the window has no result yet")
+            yield _make_location(name, "waits", why="the window has no result yet")
         for detail in results:
-            yield _locate(name, "counted" if merge_slot is None else "merged", **detail)
+            yield _make_location(name, "counted" if merge_slot is None else "merged", **detail)
 
     def _describe_edge(self, row: _TracedRow) -> str | None:
         """Return what an edge row does to windows; None if the row is not an edge."""
@@ -398,9 +400,9 @@ class _RowTracer:
         key, spans = touching.key, touching.spans
         wanted = _select_exact_ranges(window.keys, key)
         if is_session:  # it may extend far beyond the row
-            wanted |= {"window_start": (None, time), "window_end": (time + 1, None)}
+            wanted |= {"window_start": [(None, time)], "window_end": [(time + 1, None)]}
         elif spans:
-            wanted["window_end"] = (spans[0][0], spans[-1][1])
+            wanted["window_end"] = [(spans[0][0], spans[-1][1])]
         table = self._tables.read_rows(name, ranges=wanted)
         bounds = [table[c].cast(pa.int64()).to_pylist() for c in ("window_start", "window_end")]
         return [
@@ -421,14 +423,14 @@ class _RowTracer:
         )
 
 
-def _locate(place: str, state: str, /, **detail: Any) -> RowLocation:
+def _make_location(place: str, state: str, /, **detail: Any) -> RowLocation:
     return RowLocation(output=place, state=state, detail=detail)
 
 
-def _select_exact_ranges(names: Iterable[str], values: Iterable[Any]) -> dict[str, Range]:
-    """Return the values of columns for which files keep statistics, each as a range."""
+def _select_exact_ranges(names: Iterable[str], values: Iterable[Any]) -> dict[str, list[Range]]:
+    """Return the values of columns for which files keep statistics, as ranges."""
     return {
-        name: (value, value)
+        name: [(value, value)]
         for name, value in zip(names, values, strict=True)
         if isinstance(value, int | str) and not isinstance(value, bool)
     }

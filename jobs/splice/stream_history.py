@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from tidegate.checkpoints.manifest import FileRef, Manifest
 from tidegate.errors import TidegateError
-from tidegate.jobs.engine.column_types import convert_to_ticks, to_arrow_type
+from tidegate.jobs.engine.column_types import to_arrow_type
 from tidegate.jobs.sinks.row_positions import (
     ARRIVAL_SLOT_COLUMN,
     SPLICE_COLUMN,
@@ -37,8 +37,9 @@ from tidegate.jobs.streams.dispatched_rows import (
 )
 from tidegate.jobs.streams.row_history import (
     PROVENANCE_FIELDS,
-    compute_running_max,
     list_stream_merges,
+    replace_column,
+    to_event_rows,
 )
 from tidegate.jobs.streams.stream_state import DispatchState
 from tidegate.time_units import TICK_MAX, TICK_MIN
@@ -137,11 +138,6 @@ def format_rewritten_rows(change: StreamChange, request: str) -> Any:
         [ARRIVAL_SLOT_COLUMN if name == ARRIVAL_SLOT else name for name in rows.column_names]
     )
     return rows.append_column(SPLICE_COLUMN, pa.array([request] * rows.num_rows, pa.string()))
-
-
-def replace_column(table: Any, name: str, values: Any) -> Any:
-    """Return a table with other values in one column."""
-    return table.set_column(table.column_names.index(name), name, values)
 
 
 def slice_slot(rows: Any, slot: int) -> Any:
@@ -270,7 +266,7 @@ class StreamHistory:
         events = self._tables.read_rows(
             EVENTS,
             ["position", SPLICE_COLUMN, "_epoch"],
-            ranges={"position": (position, position)},
+            {"position": [(position, position)]},
         )
         events = events.filter(pc.is_null(events[SPLICE_COLUMN]))
         return int(events["_epoch"][0].as_py()) if events.num_rows else 1
@@ -292,25 +288,17 @@ class StreamHistory:
         return self._clocks[slot]
 
     def _read_clocks(self) -> dict[int, tuple[int, int]]:
-        """Read the clocks of all slots after the base.
-
-        They come from the table of checkpoints, which outlives retired manifests. Slots that are
-        not published yet come from the log.
-        """
-        columns = ["slot", "recorded_now", "frontier", "final"]
+        """Read the clocks of all slots after the base; their table outlives retired manifests."""
         rows = self._tables.read_rows(
-            CHECKPOINTS, columns, ranges={"_epoch": (self.base + 1, None)}
+            CHECKPOINTS,
+            ["slot", "recorded_now", "frontier", "final"],
+            {"_epoch": [(self.base + 1, None)]},
         )
-        slots, final = rows["slot"].to_pylist(), rows["final"].to_pylist()
-        times = [rows[name].cast(pa.int64()).to_pylist() for name in columns[1:3]]
-        clocks = {}
-        for slot, now, frontier, is_final in zip(slots, *times, final, strict=True):
-            first = TICK_MIN if frontier is None else frontier
-            clocks[slot] = (now, TICK_MAX if is_final else first)
-        begin = max(self._tables.published, self.base) + 1
-        for filled in self._log.epochs_between(self._head.timeline, begin, self._head.slot):
-            clocks[filled.epoch.slot] = (filled.epoch.recorded_now, filled.epoch.frontier_after)
-        return clocks
+        columns = (column.cast(pa.int64()).to_pylist() for column in rows.columns)
+        return {
+            slot: (now, TICK_MAX if is_final else TICK_MIN if frontier is None else frontier)
+            for slot, now, frontier, is_final in zip(*columns, strict=True)
+        }
 
     def stream_rows(self, stream: str) -> Any:
         """Return the rows of a stream before the merge, from the base on."""
@@ -338,7 +326,7 @@ class StreamHistory:
         rows = self._tables.read_rows(
             stream,
             [*stored, "_epoch", SPLICE_COLUMN, ARRIVAL_SLOT_COLUMN],
-            ranges={"_epoch": (base + 1, None)},
+            {"_epoch": [(base + 1, None)]},
         )
         rewritten = rows.filter(pc.is_valid(rows[SPLICE_COLUMN]))
         rows = select_current_rows(rows, find_rewrite_starts(rewritten))
@@ -361,7 +349,7 @@ class StreamHistory:
             "_epoch",
         ]
         rows = self._tables.read_rows(
-            EVENTS, list(dict.fromkeys(columns)), ranges={"_epoch": (self.base + 1, None)}
+            EVENTS, list(dict.fromkeys(columns)), {"_epoch": [(self.base + 1, None)]}
         )
         requests = pa.array([str(extra["request"]) for extra in self._merges.values()], pa.string())
         return rows.filter(
@@ -383,22 +371,18 @@ class StreamHistory:
             pc.equal(events["_inserted"], 0), events["_epoch"], pc.negate(events["_epoch"])
         )
         state, count = self.base_state.stream_state(EVENTS_STREAM), events.num_rows
-        identity = pc.binary_join_element_wise(
-            events["_source"], events["_partition"], events["_seq"].cast(pa.string()), "/"
-        )
-        ticks = convert_to_ticks(events[self._event_time])
+        positions = pa.array(range(state.next, state.next + count), pa.int64())
         user_columns = self._graph.columns[EVENTS_STREAM]
-        return pa.table(
-            {
-                **{name: events[name].cast(to_arrow_type(k)) for name, k in user_columns.items()},
-                "position": pa.array(range(state.next, state.next + count), pa.int64()),
-                "stream_time": compute_running_max(ticks, state.last),
-                "_id": identity,
-                **dict.fromkeys(("_via", "_origin", "_origin_id"), pa.nulls(count, pa.string())),
-                ARRIVAL_SLOT: fill_arrival_slots(slots),
-            },
-            schema=pa.schema(make_stream_columns(user_columns)),
+        rows = to_event_rows(
+            replace_column(events, "position", positions),
+            user_columns,
+            self._event_time,
+            state.last,
         )
+        more = dict.fromkeys(("_via", "_origin", "_origin_id"), pa.nulls(count, pa.string()))
+        more[ARRIVAL_SLOT] = fill_arrival_slots(slots)
+        columns = dict(zip(rows.column_names, rows.columns, strict=True)) | more
+        return pa.table(columns, schema=pa.schema(make_stream_columns(user_columns)))
 
     def read_collected_rows(self, request_id: str) -> Any:
         """Return the rows that an attachment has collected for a request.

@@ -53,11 +53,10 @@ from tidegate.jobs.streams.dispatched_rows import (
     select_request_segments,
 )
 from tidegate.jobs.streams.dispatcher import PipeFilter
-from tidegate.jobs.streams.reducers import build_reducer, fold_batch
+from tidegate.jobs.streams.reducers import build_reducer, build_states_table, fold_batch
 from tidegate.jobs.streams.stream_state import (
     DispatchState,
     StreamState,
-    build_states_table,
     parse_since_slot,
     read_reducer_states,
 )
@@ -188,12 +187,7 @@ class StreamMerge:
                     self._run_attachment(name)
         for name in run_again:
             self._update_attachment(name)
-        lagging = any(
-            self._state.is_lagging(name, attachment.origin)
-            for name, attachment in self._graph.attachments.items()
-        )
-        state = replace(self._state, lagging=lagging)
-        effect.record = {**state.to_record(), "asked": []}
+        effect.record = self._state.to_record(self._graph)
         effect.segments = self._segments
         effect.rejections = pa.concat_tables(self._rejections) if self._rejections else None
         return effect
@@ -454,7 +448,7 @@ class StreamMerge:
         rejections = build_rejection_rows(self._spec, stream, refused)
         columns = ["destination", "via", "row_id", "row"]
         logged = self._tables.read_rows(
-            REJECTIONS, columns, ranges={"_epoch": (self.history.base + 1, None)}
+            REJECTIONS, columns, {"_epoch": [(self.history.base + 1, None)]}
         )
         known = set(zip(*(logged[name].to_pylist() for name in columns), strict=True))
         found = zip(*(rejections[name].to_pylist() for name in columns), strict=True)

@@ -30,10 +30,10 @@ from tidegate.jobs.sinks.lineage_position import (
     PublishedCut,
     read_published_cut,
 )
-from tidegate.jobs.sinks.output_tables import build_table_schema
+from tidegate.jobs.sinks.output_tables import build_checkpoint_rows, build_table_schema
 from tidegate.jobs.sinks.published_tables import translate_read_errors, use_plain_types
 from tidegate.jobs.sinks.table_scan import Range, Ranges, TableScan, select_in_ranges
-from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec
+from tidegate.jobs.spec.pipeline import CHECKPOINTS, EVENTS, PipelineSpec
 
 Span = tuple[int, int]
 """From and to in ticks, half open."""
@@ -42,7 +42,7 @@ RowIdentity = tuple[str, str, int]
 """Source, partition and seq: an input row keeps them in every output."""
 IDENTITY_COLUMNS = ("_source", "_partition", "_seq")
 
-_MAX_SPANS = 8  # per scan: a longer filter costs more than the rows it saves
+_MAX_RANGES = 8  # per scan: a longer filter costs more than the rows it saves
 
 
 @dataclass
@@ -73,10 +73,7 @@ class TablesAtHead:
         self,
         table: str,
         columns: Sequence[str] | None = None,
-        *,
-        time: str | None = None,
-        spans: Sequence[Span] = (),
-        ranges: Mapping[str, Range] | None = None,
+        ranges: Ranges | None = None,
     ) -> Any:
         """Return rows of a table, in no fixed order; all revisions of windows are among them.
 
@@ -84,16 +81,12 @@ class TablesAtHead:
             table: name of the table.
             columns: what to read; all columns unless given. A column that the table does not have
                 yet is null.
-            time: column that `spans` apply to.
-            spans: only rows whose time is in one of them; all rows if empty, or without `time`.
-            ranges: column -> least and greatest value, of integers, times and texts.
+            ranges: only rows whose values are within them.
 
         Raises:
             TransientError: the store cannot be reached, or a table cannot be read just now.
         """
-        wanted = {name: [bounds] for name, bounds in (ranges or {}).items()}
-        if time and spans:
-            wanted[time] = [(start, end - 1) for start, end in spans]
+        wanted = ranges or {}
         needed = None if columns is None else sorted({*columns, "_epoch", *wanted})
         parts = [
             *self._read_published(table, needed, wanted),
@@ -167,17 +160,17 @@ class TablesAtHead:
             return [select_in_ranges(published, {"_epoch": [(None, self.published)]})]
 
     def _read_unpublished(self, table: str, columns: list[str] | None, wanted: Ranges) -> list[Any]:
-        """Read the files of sealed slots that are not published yet."""
-        files = [
-            file
+        """Read the rows of sealed slots that are not published yet."""
+        tables = [
+            read_data_file(self.log, file)
             for epoch in self._unpublished_epochs
             for file in epoch.files.get(table, [])
             if file.rows
         ]
-        return [
-            select_in_ranges(_select_columns(read_data_file(self.log, file), columns), wanted)
-            for file in files
-        ]
+        # The publisher makes these rows from the manifests.
+        if table == CHECKPOINTS:
+            tables = [build_checkpoint_rows(self._unpublished_epochs)]
+        return [select_in_ranges(_select_columns(rows, columns), wanted) for rows in tables]
 
     @cached_property
     def _unpublished_epochs(self) -> list[Manifest]:
@@ -190,8 +183,8 @@ def read_data_file(log: SlotLog, file: FileRef) -> Any:
     return use_plain_types(pq.read_table(io.BytesIO(log.store.get(file.key).data)))
 
 
-def join_spans(spans: Sequence[Span]) -> list[Span]:
-    """Return at most 8 spans (`_MAX_SPANS`), sorted, that cover these.
+def join_spans(spans: Sequence[Span]) -> list[Range]:
+    """Return at most 8 ranges (`_MAX_RANGES`), sorted, that cover spans.
 
     Spans that touch are joined first, then those with the smallest gaps.
     """
@@ -202,10 +195,10 @@ def join_spans(spans: Sequence[Span]) -> list[Span]:
         else:
             joined.append((start, end))
     # The smallest gap costs the fewest rows that are read without need.
-    while len(joined) > _MAX_SPANS:
+    while len(joined) > _MAX_RANGES:
         nearest = min(range(len(joined) - 1), key=lambda n: joined[n + 1][0] - joined[n][1])
         joined[nearest : nearest + 2] = [(joined[nearest][0], joined[nearest + 1][1])]
-    return joined
+    return [(start, end - 1) for start, end in joined]
 
 
 def _select_columns(table: Any, columns: list[str] | None) -> Any:

@@ -21,6 +21,8 @@ from tidegate.jobs.engine.replay import values_differ
 from tidegate.jobs.rules.aggregates import build_recompute_sql
 from tidegate.jobs.rules.duck_frame import open_database, to_duckdb
 from tidegate.jobs.rules.recomputation import (
+    NEVER_READ_REASONS,
+    SET_ASIDE_REASONS,
     WindowBounds,
     build_time_expression,
     recompute_results,
@@ -32,6 +34,7 @@ from tidegate.jobs.rules.row_conditions import (
 )
 from tidegate.jobs.sinks.published_tables import select_current_revisions
 from tidegate.jobs.sinks.row_positions import SPLICE_COLUMN
+from tidegate.jobs.sinks.table_scan import Ranges
 from tidegate.jobs.spec.pipeline import EVENTS, LATE, PipelineSpec
 from tidegate.jobs.spec.window_specs import WindowKind, WindowSpec
 from tidegate.jobs.splice.errors import (
@@ -47,13 +50,8 @@ from tidegate.jobs.splice.tables_at_head import (
     join_spans,
     select_rows_for_output,
 )
-from tidegate.time_units import TICK_MAX, TICK_MIN, format_instant
+from tidegate.time_units import format_instant
 
-SET_ASIDE_REASONS = ("max_jump", "cti_violation")
-"""Reasons of rows that went to no output, whichever output the late table names."""
-
-_NEVER_READ_REASONS = "^(dead|file)"
-"""Pattern for the reasons of rows that no run has read: corrected dead letters, rows of files."""
 _IDENTITY = "_source, _partition, _seq"
 
 
@@ -196,11 +194,12 @@ class WindowMerge:
 
     def _read_published_results(self, name: str, spans: Sequence[Span]) -> list[dict[str, Any]]:
         """Return the current results around these spans, with their bounds in ticks."""
-        if self._is_session(name):
-            column, wanted = "window_end", [(min(start for start, _ in spans), TICK_MAX)]
-        else:
-            column, wanted = "window_start", join_spans([(s, s + 1) for s, _ in spans])
-        table = self._tables.read_rows(name, time=column, spans=wanted)
+        wanted: Ranges = (
+            {"window_end": [(min(start for start, _ in spans), None)]}
+            if self._is_session(name)
+            else {"window_start": join_spans([(s, s + 1) for s, _ in spans])}
+        )
+        table = self._tables.read_rows(name, ranges=wanted)
         self._schemas[name] = table.schema
         table = select_current_revisions(table, self._spec.windows[name])
         bounds = [table[c].cast(pa.int64()).to_pylist() for c in ("window_start", "window_end")]
@@ -215,11 +214,11 @@ class WindowMerge:
         """Return all rows that the pipeline knows in these spans, and the late ones among them."""
         has_intervals = any(source.end_time for source in self._spec.sources.values())
         # An interval may begin long before a window that it reaches into.
-        wanted = [(TICK_MIN, max(end for _, end in spans))] if has_intervals else join_spans(spans)
+        wanted = [(None, max(end for _, end in spans) - 1)] if has_intervals else join_spans(spans)
         columns = [*self._spec.columns, "_source", "_partition", "_seq"]
-        time = self._spec.event_time_column
+        times = {self._spec.event_time_column: wanted}
         events, late = (
-            self._tables.read_rows(table, [*columns, *more], time=time, spans=wanted)
+            self._tables.read_rows(table, [*columns, *more], times)
             for table, more in ((EVENTS, [SPLICE_COLUMN]), (LATE, ["output", "reason"]))
         )
         # Merged events are taken from the merges: they may have gone into a part of the outputs.
@@ -244,17 +243,16 @@ class WindowMerge:
         )
         merged = self._tables.merged.rows
         reasons = pc.fill_null(merged["_reason"], "")
-        never_read = merged.filter(pc.match_substring_regex(reasons, _NEVER_READ_REASONS))
+        never_read = merged.filter(pc.match_substring_regex(reasons, NEVER_READ_REASONS))
         db.register("known_rows", known)
         db.register("late_rows", late)
         db.register("merged_rows", select_rows_for_output(merged, name))
         db.register("never_read_rows", never_read)
         db.register("chosen_rows", chosen)
-        set_aside = ", ".join(f"'{reason}'" for reason in SET_ASIDE_REASONS)
         db.execute(f"""create temp table accepted as
             with held as (
                 select {_IDENTITY} from late_rows
-                    where output = '{name}' or reason in ({set_aside})
+                    where output = '{name}' or reason in {SET_ASIDE_REASONS}
                 union select {_IDENTITY} from never_read_rows
                 except select {_IDENTITY} from merged_rows)
             select distinct on ({_IDENTITY}) *, {derived}

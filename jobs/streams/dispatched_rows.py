@@ -2,10 +2,9 @@
 
 Who stamps a row, and which stamps a stream accepts: docs/semantics.md, section 6.
 
-Batches are appended on Arrow columns without a loop, by the rule of `compute_stream_time`. A row is
-rejected if its stamp is below the greatest time before it, so rejected rows never raise that
-maximum. The stream's last time before each row is therefore the running maximum over *all* rows
-before it.
+Batches are appended on Arrow columns without a loop. A row is rejected if its stamp is below the
+greatest time before it, so rejected rows never raise that maximum. The stream's last time before
+each row is therefore the running maximum over *all* rows before it.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
 import pyarrow as pa
@@ -30,6 +28,7 @@ from tidegate.jobs.streams.row_history import (
     combine_chunks,
     compute_running_max,
     read_parquet_files,
+    replace_column,
 )
 from tidegate.time_units import TICK_MIN
 
@@ -45,13 +44,18 @@ def merge_by_stamp(writers: Sequence[Any], now: int) -> Any:
         return filled[0] if filled else writers[0]
     merged = pa.concat_tables(filled)
     # Sorting by the running maximum keeps each writer's order. Rows are concatenated by writer, so
-    # their number breaks ties in favour of the earlier writer.
-    high = [compute_running_max(resolve_stamps(table, now), None) for table in filled]
-    key = pa.table({"high": pa.concat_arrays(high), "n": pa.array(range(merged.num_rows))})
-    return merged.take(pc.sort_indices(key, sort_keys=[("high", "ascending"), ("n", "ascending")]))
+    # ties go to the earlier writer.
+    high = [compute_running_max(_resolve_stamps(table, now), None) for table in filled]
+    return _sort_stably(merged, pa.concat_arrays(high))
 
 
-def resolve_stamps(rows: Any, now: int) -> Any:
+def _sort_stably(rows: Any, keys: Any) -> Any:
+    """Return the rows in order of their keys; rows with equal keys keep their order."""
+    order = pa.table({"key": keys, "n": pa.array(range(rows.num_rows), pa.int64())})
+    return rows.take(pc.sort_indices(order, sort_keys=[("key", "ascending"), ("n", "ascending")]))
+
+
+def _resolve_stamps(rows: Any, now: int) -> Any:
     """Return the stamp of each row; `now` for rows without one."""
     return pc.fill_null(combine_chunks(rows["_stamp"]), now)
 
@@ -65,7 +69,7 @@ def append_rows(rows: Any, now: int, last: int | None, position: int) -> tuple[A
         The accepted rows, with ``position`` and ``stream_time``, and the rejected rows, with
         ``_last``.
     """
-    high = compute_running_max(resolve_stamps(rows, now), last)
+    high = compute_running_max(_resolve_stamps(rows, now), last)
     before = (
         pa.concat_arrays([pa.array([TICK_MIN if last is None else last], pa.int64()), high[:-1]])
         if len(high)
@@ -88,63 +92,14 @@ def release_below(held: Any, batch: Any, now: int, mark: int, last: int | None) 
     Returns:
         The rows below the mark, in order, and the rows that keep waiting; both with their stamps.
     """
-    arrived = batch.set_column(
-        batch.schema.get_field_index("_stamp"), "_stamp", resolve_stamps(batch, now)
-    )
-    rows = pa.concat_tables([held, arrived])
-    key = pa.table(
-        {"stamp": combine_chunks(rows["_stamp"]), "n": pa.array(range(rows.num_rows), pa.int64())}
-    )
-    rows = rows.take(pc.sort_indices(key, sort_keys=[("stamp", "ascending"), ("n", "ascending")]))
+    rows = pa.concat_tables([held, replace_column(batch, "_stamp", _resolve_stamps(batch, now))])
+    rows = _sort_stably(rows, combine_chunks(rows["_stamp"]))
     below = pc.less(combine_chunks(rows["_stamp"]), mark)
     leaving, waiting = rows.filter(below), rows.filter(pc.invert(below))
     if last is not None:
         stamps = pc.max_element_wise(leaving["_stamp"], pa.scalar(last, pa.int64()))
-        leaving = leaving.set_column(leaving.schema.get_field_index("_stamp"), "_stamp", stamps)
+        leaving = replace_column(leaving, "_stamp", stamps)
     return leaving, waiting
-
-
-def inherits_stamp(inherit: bool, merge: MergeMode, phase: DispatchPhase) -> bool:
-    """Return whether a dispatched row carries its parent's stamp, not one of its destination.
-
-    | inherit | merge  | backfill    | head        |
-    |---------|--------|-------------|-------------|
-    | yes     | concat | destination | parent      |
-    | yes     | splice | parent      | parent      |
-    | no      | concat | destination | destination |
-    | no      | splice | parent      | destination |
-    """
-    return inherit if phase is DispatchPhase.HEAD else merge is MergeMode.SPLICE
-
-
-def compute_stream_time(last: int | None, now: int, stamp: int | None) -> int | None:
-    """Return the stream time of an append, or None if it is rejected.
-
-    Without a stamp it is ``max(now, last)``. A stamp is accepted if it is not below `last`.
-
-    >>> compute_stream_time(100, 0, 90), compute_stream_time(100, 0, 100)
-    (None, 100)
-    >>> compute_stream_time(100, 95, None), compute_stream_time(100, 130, None)
-    (100, 130)
-    """
-    if stamp is None:
-        return now if last is None else max(now, last)
-    return stamp if last is None or stamp >= last else None
-
-
-class MergeMode(StrEnum):
-    """What an attachment does with the rows that were there before it."""
-
-    CONCAT = "concat"  # appends them
-    # Collects them in one request, which the owner of the destination merges or rejects.
-    SPLICE = "splice"
-
-
-class DispatchPhase(StrEnum):
-    """Whether a row of the origin was there before the attachment."""
-
-    BACKFILL = "backfill"  # the row was there when the attachment was made
-    HEAD = "head"  # it came later
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,19 +169,11 @@ def address_rows(
     parents = rows.select(["stream_time", "_id"]).take(
         pc.subtract(table["_position"], rows["position"][0])
     )
-    # The rule of `inherits_stamp`, for a whole column at once.
-    backfill = pc.less(table["_position"], head)
-    merge = MergeMode(one.merge)
-    inherited = pc.if_else(
-        backfill,
-        inherits_stamp(one.inherit, merge, DispatchPhase.BACKFILL),
-        inherits_stamp(one.inherit, merge, DispatchPhase.HEAD),
-    )
-    identity = pc.binary_join_element_wise(
-        pc.binary_join_element_wise(pa.scalar(via), parents["_id"], ":"),
-        table["_nth"].cast(pa.string()),
-        "#",
-    )
+    is_spliced, backfill = one.merge == "splice", pc.less(table["_position"], head)
+    # What is merged later keeps the time of its parent; backfill that is appended cannot.
+    inherited = pc.if_else(backfill, is_spliced, one.inherit)
+    parent = pc.binary_join_element_wise(pa.scalar(via), parents["_id"], ":")
+    identity = pc.binary_join_element_wise(parent, table["_nth"].cast(pa.string()), "#")
     meta = {
         "_stamp": pc.if_else(inherited, parents["stream_time"], pa.scalar(None, pa.int64())),
         "_id": identity,
@@ -237,7 +184,7 @@ def address_rows(
     sent = pa.table(
         {**{c: table[c] for c in columns}, **meta}, schema=build_arrival_schema(columns)
     )
-    return sent, backfill if merge is MergeMode.SPLICE else pc.less(table["_position"], 0)
+    return sent, backfill if is_spliced else pc.less(table["_position"], 0)
 
 
 def find_root_source(identity: str) -> str:

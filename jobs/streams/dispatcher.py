@@ -54,9 +54,16 @@ from tidegate.jobs.streams.reducers import (
     ReducerRunner,
     add_argument_columns,
     build_reducer,
+    compute_columns,
+    describe_batch_failure,
     fold_batch,
 )
-from tidegate.jobs.streams.row_history import RowHistory, read_parquet_files, to_event_rows
+from tidegate.jobs.streams.row_history import (
+    RowHistory,
+    build_row_schema,
+    read_parquet_files,
+    to_event_rows,
+)
 from tidegate.jobs.streams.stream_state import (
     CollectedRequest,
     DispatchFiles,
@@ -77,13 +84,9 @@ class PipeFilter:
 
     def __init__(self, name: str, pipe: PipeSpec, columns: Mapping[str, str]) -> None:
         self._pipe, self._columns = pipe, columns
-        fields = {column: to_arrow_type(kind) for column, kind in columns.items()}
-        empty = pa.schema(
-            {**fields, "position": pa.int64(), "stream_time": pa.int64(), "_id": pa.string()}
-        ).empty_table()
         try:
             # Over no rows: a predicate that cannot be read must end the start, not an epoch.
-            self._build_row_mask(empty)
+            self._filter_rows(build_row_schema(columns).empty_table())
         except (duckdb.Error, pa.ArrowException) as error:
             raise BAD_PREDICATE(
                 pipe=name, cause=get_first_line(error), columns=", ".join(columns)
@@ -96,46 +99,28 @@ class PipeFilter:
         of the batch: the caller pauses the pipe there.
         """
         try:
-            chosen = rows.filter(self._build_row_mask(rows))
+            chosen = self._filter_rows(rows)
         except (duckdb.Error, pa.ArrowException) as error:
-            first = rows.slice(0, 1).to_pylist()[0]
-            return {}, FoldFailure(
-                first["position"],
-                first["_id"],
-                f"in the batch from here on: {get_first_line(error)}",
-            )
+            return {}, describe_batch_failure(rows, error)
         sent = chosen.select(list(self._columns)).append_column("_position", chosen["position"])
         nth = pa.array([0] * chosen.num_rows, pa.int64())  # a pipe sends each row at most once
         return {self._pipe.to: sent.append_column("_nth", nth)}, None
 
-    def _build_row_mask(self, rows: Any) -> Any:
-        pipe = self._pipe
-        mask = _mask_range(rows["position"], *pipe.positions)
-        mask = pc.and_(mask, _mask_range(rows["stream_time"], *pipe.times))
-        for column, values in pipe.keys.items():
-            mask = pc.and_(
-                mask, pc.is_in(rows[column], pa.array(values, to_arrow_type(self._columns[column])))
-            )
+    def _filter_rows(self, rows: Any) -> Any:
+        pipe, condition = self._pipe, pc.scalar(True)
         if pipe.where is not None:
-            mask = pc.and_(mask, _mask_predicate(pipe.where, rows))
-        return mask
-
-
-def _mask_range(column: Any, low: int | None, high: int | None) -> Any:
-    mask = pc.is_valid(column)
-    if low is not None:
-        mask = pc.and_(mask, pc.greater_equal(column, low))
-    return mask if high is None else pc.and_(mask, pc.less(column, high))
-
-
-def _mask_predicate(predicate: str, rows: Any) -> Any:
-    """Return for each row whether the predicate is true; null counts as false."""
-    # Without external access the user's SQL cannot read files of the driver's machine.
-    with duckdb.connect(config={"enable_external_access": "false"}) as session:
-        session.execute("SET TimeZone = 'UTC'")
-        session.register("origin", rows)
-        select = f"SELECT coalesce(CAST(({predicate}) AS BOOLEAN), false) AS chosen FROM origin"  # noqa: S608 - from a validated spec
-        return session.sql(select).to_arrow_table()["chosen"]
+            # Null counts as false.
+            chosen = f"coalesce(CAST(({pipe.where}) AS BOOLEAN), false) AS chosen"
+            rows = rows.filter(compute_columns(rows, chosen)["chosen"])
+        for column, (low, high) in (("position", pipe.positions), ("stream_time", pipe.times)):
+            if low is not None:
+                condition &= pc.field(column) >= low
+            if high is not None:
+                condition &= pc.field(column) < high
+        for column, values in pipe.keys.items():
+            kind = to_arrow_type(self._columns[column])
+            condition &= pc.field(column).isin(pa.array(values, kind))
+        return rows.filter(condition)
 
 
 @dataclass(slots=True)
@@ -227,12 +212,7 @@ class StreamDispatcher:
             rejections = pa.concat_tables(epoch.rejections)
             attempt = order.folders.attempt
             epoch.files.write_table(REJECTIONS, add_attempt_columns(rejections, attempt), None)
-        lagging = any(
-            epoch.state.is_lagging(name, attachment.origin)
-            for name, attachment in self._graph.attachments.items()
-        )
-        record = replace(epoch.state, lagging=lagging).to_record()
-        record["asked"] = [list(request) for request in asked]
+        record = epoch.state.to_record(self._graph, asked)
         return DispatchResult(epoch.files.tables, tuple(epoch.files.segments), record, epoch.counts)
 
     # 1. released rows
@@ -378,24 +358,25 @@ class StreamDispatcher:
         except RowsRetiredError as error:
             # The rest of the pipeline needs no such row, so it goes on.
             text = f"{error.message}; next: {error.advice}"
-            cause = {"position": state.cursor, "id": "not read", "error": text}
-            epoch.state.update_attachment(name, status="paused", failure=cause)
+            epoch.state.pause(name, FoldFailure(state.cursor, "not read", text))
             return
         sent, failure = self._run_pipe_or_reducer(epoch, name, attachment, rows)
         for to, table in sent.items():
             if table.num_rows:
                 columns = self._graph.columns[to]
                 via = state.dispatch_name(name)
-                arrivals = address_rows(attachment, via, state.head, columns, table, rows)
-                self._send_rows(epoch, name, to, *arrivals)
+                arrivals, collected = address_rows(
+                    attachment, via, state.head, columns, table, rows
+                )
+                self._add_to_request(epoch, name, arrivals.filter(collected))
+                epoch.sent.setdefault(to, []).append(arrivals.filter(pc.invert(collected)))
         cursor = end if failure is None else failure.position
         # A replay needs to know which rows were not taken in the epoch they came in.
         late = (state.cursor, min(cursor, epoch.before.get(origin, 0)), epoch.order.epoch)
         caught_up = (*state.caught_up, late) if late[0] < late[1] else state.caught_up
         epoch.state.update_attachment(name, cursor=cursor, caught_up=caught_up)
         if failure is not None:
-            cause = {"position": failure.position, "id": failure.row_id, "error": failure.error}
-            epoch.state.update_attachment(name, status="paused", failure=cause)
+            epoch.state.pause(name, failure)
         self._complete_request(epoch, name)
 
     def _read_origin_rows(self, epoch: _DispatchEpoch, stream: str, start: int, end: int) -> Any:
@@ -443,13 +424,6 @@ class StreamDispatcher:
             raise BAD_EXPRESSION(
                 reducer=name, cause=get_first_line(error), columns=", ".join(columns)
             ) from error
-
-    def _send_rows(
-        self, epoch: _DispatchEpoch, name: str, to: str, arrivals: Any, collected: Any
-    ) -> None:
-        """Add arrivals to their destination, those that are `collected` to the splice request."""
-        self._add_to_request(epoch, name, arrivals.filter(collected))
-        epoch.sent.setdefault(to, []).append(arrivals.filter(pc.invert(collected)))
 
     def _add_to_request(self, epoch: _DispatchEpoch, name: str, rows: Any) -> None:
         if rows.num_rows == 0:

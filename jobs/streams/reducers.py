@@ -19,7 +19,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol, runtime_checkable
 
 import duckdb
@@ -33,6 +33,8 @@ from tidegate.jobs.streams.errors import REDUCER_NOT_CALLABLE, REDUCER_NOT_FOUND
 
 ReducerStates = dict[str, tuple[Any, int]]
 """Key (as JSON text) -> state, events seen."""
+
+_STATE_SCHEMA: Final = pa.schema({"key": pa.string(), "state": pa.string(), "seen": pa.int64()})
 
 _NOT_DETERMINISTIC = "not deterministic: a second run over the same rows came out differently"
 
@@ -280,14 +282,23 @@ def add_argument_columns(rows: Any, aggregates: Mapping[str, tuple[str, str]]) -
         f'({"1" if expression == "*" else expression}) AS "{argument_column_name(name)}"'
         for name, (_, expression) in aggregates.items()
     )
+    arguments = compute_columns(rows, chosen)
+    for name in arguments.column_names:
+        rows = rows.append_column(name, arguments[name])
+    return rows
+
+
+def compute_columns(rows: Any, expressions: str) -> Any:
+    """Return a table of SQL expressions over rows, which come from a validated spec.
+
+    Raises:
+        duckdb.Error: an expression fails over the rows.
+    """
     # Without external access the user's SQL cannot read files of the driver's machine.
     with duckdb.connect(config={"enable_external_access": "false"}) as session:
         session.execute("SET TimeZone = 'UTC'")
         session.register("origin", rows)
-        arguments = session.sql(f"SELECT {chosen} FROM origin").to_arrow_table()  # noqa: S608 - from a validated spec
-    for name in arguments.column_names:
-        rows = rows.append_column(name, arguments[name])
-    return rows
+        return session.sql(f"SELECT {expressions} FROM origin").to_arrow_table()  # noqa: S608
 
 
 def make_running_fold(
@@ -387,13 +398,16 @@ def prepare_arguments(reducer: Reducer, rows: Any) -> Any:
     try:
         return add_argument_columns(rows, reducer.aggregates)
     except duckdb.Error as error:
-        first = rows.slice(0, 1).to_pylist()[0]
-        message = get_first_line(error)
         return FoldedBatch(
-            _make_empty_dispatches(reducer),
-            {},
-            FoldFailure(first["position"], first["_id"], f"in the batch from here on: {message}"),
+            _build_dispatch_tables(reducer, []), {}, describe_batch_failure(rows, error)
         )
+
+
+def describe_batch_failure(rows: Any, error: Exception) -> FoldFailure:
+    """Return the failure of a batch over which SQL fails: it stops at its first row."""
+    first = rows.slice(0, 1).to_pylist()[0]
+    cause = f"in the batch from here on: {get_first_line(error)}"
+    return FoldFailure(first["position"], first["_id"], cause)
 
 
 def fold_prepared_rows(reducer: Reducer, rows: Any, states: ReducerStates) -> FoldedBatch:
@@ -403,56 +417,62 @@ def fold_prepared_rows(reducer: Reducer, rows: Any, states: ReducerStates) -> Fo
     """
     listed = rows.to_pylist()
     folded = fold_rows(reducer, listed, states)
-    # A dispatched value that does not fit its column fails its row, as an error of the fold does.
-    misfit = _find_misfit(reducer, folded, {row["position"]: row["_id"] for row in listed})
-    if misfit is not None:
-        before = fold_rows(
-            reducer, [row for row in listed if row["position"] < misfit.position], states
-        )
-        folded = FoldResult(before.dispatches, before.states, misfit)
-    sent = {
-        to: _build_dispatch_table(reducer, to, [d for d in folded.dispatches if d.to == to])
-        for to in reducer.columns
-    }
+    try:
+        sent = _build_dispatch_tables(reducer, folded.dispatches)
+    except _MISFIT_ERRORS:
+        # A dispatched value that does not fit its column fails its row, as an error of the fold
+        # does.
+        ids = {row["position"]: row["_id"] for row in listed}
+        misfit = _find_misfit(reducer, folded.dispatches, ids)
+        if misfit is None:
+            raise
+        before = [row for row in listed if row["position"] < misfit.position]
+        folded = replace(fold_rows(reducer, before, states), failure=misfit)
+        sent = _build_dispatch_tables(reducer, folded.dispatches)
     return FoldedBatch(sent, folded.states, folded.failure)
 
 
-def build_dispatch_schema(columns: Mapping[str, str]) -> Any:
-    """Return the schema of rows sent to a destination with these columns."""
-    fields = {name: to_arrow_type(kind) for name, kind in columns.items()}
-    return pa.schema({**fields, "_position": pa.int64(), "_nth": pa.int64()})
+_MISFIT_ERRORS: Final = (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError)
 
 
-def _make_empty_dispatches(reducer: Reducer) -> dict[str, Any]:
-    return {
-        to: build_dispatch_schema(columns).empty_table() for to, columns in reducer.columns.items()
-    }
-
-
-def _build_dispatch_table(reducer: Reducer, to: str, dispatches: Sequence[DispatchedRow]) -> Any:
-    rows = [{**d.value, "_position": d.position, "_nth": d.nth} for d in dispatches]
-    return pa.Table.from_pylist(rows, schema=build_dispatch_schema(reducer.columns[to]))
+def _build_dispatch_tables(reducer: Reducer, dispatches: Sequence[DispatchedRow]) -> dict[str, Any]:
+    """Return destination -> the rows sent to it, with ``_position`` and ``_nth``."""
+    tables = {}
+    for to, columns in reducer.columns.items():
+        fields = {name: to_arrow_type(kind) for name, kind in columns.items()}
+        schema = pa.schema({**fields, "_position": pa.int64(), "_nth": pa.int64()})
+        rows = [
+            {**d.value, "_position": d.position, "_nth": d.nth} for d in dispatches if d.to == to
+        ]
+        tables[to] = pa.Table.from_pylist(rows, schema=schema)
+    return tables
 
 
 def _find_misfit(
-    reducer: Reducer, folded: FoldResult, ids: Mapping[int, str]
+    reducer: Reducer, dispatches: Iterable[DispatchedRow], ids: Mapping[int, str]
 ) -> FoldFailure | None:
     """Return the first dispatch whose values do not fit the columns of its destination."""
-    try:
-        for to in reducer.columns:
-            _build_dispatch_table(reducer, to, [d for d in folded.dispatches if d.to == to])
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
-        for dispatch in folded.dispatches:
-            try:
-                _build_dispatch_table(reducer, dispatch.to, [dispatch])
-            except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
-                position = dispatch.position
-                return FoldFailure(
-                    position,
-                    ids[position],
-                    f"a row for {dispatch.to} does not fit its columns: {error}",
-                )
+    for dispatch in dispatches:
+        try:
+            _build_dispatch_tables(reducer, [dispatch])
+        except _MISFIT_ERRORS as error:
+            cause = f"a row for {dispatch.to} does not fit its columns: {error}"
+            return FoldFailure(dispatch.position, ids[dispatch.position], cause)
     return None
+
+
+def build_states_table(states: ReducerStates) -> Any:
+    """Return states as rows."""
+    rows = [
+        {"key": key, "state": json.dumps(state), "seen": seen}
+        for key, (state, seen) in states.items()
+    ]
+    return pa.Table.from_pylist(rows, schema=_STATE_SCHEMA)
+
+
+def parse_states_table(table: Any) -> ReducerStates:
+    """Return the states in some rows; those of later rows win."""
+    return {row["key"]: (json.loads(row["state"]), row["seen"]) for row in table.to_pylist()}
 
 
 # The guard against side effects: any run may be a replay, and a replay must not change anything

@@ -85,15 +85,14 @@ class LogHistory:
             RowsRetiredError: some of the rows are in epochs that were retired, and in no table.
         """
         if start >= end:
-            return _build_row_schema(columns).empty_table()
+            return build_row_schema(columns).empty_table()
         after = self._after
         # A replay sees the log as it was before its epoch.
         head = LogHead(after.timeline, after.slot, after, None, None) if after else self._log.head()
-        merges = list_stream_merges(head.record)
         if stream == EVENTS_STREAM:
-            rows = self._read_event_rows(head, columns, start, end, merges)
+            rows = self._read_event_rows(head, columns, start, end)
         else:
-            rows = self._read_stream_rows(head, stream, columns, start, end, merges)
+            rows = self._read_stream_rows(head, stream, columns, start, end)
         first = rows["position"][0].as_py() if rows.num_rows else end
         if first > start:
             # The retired epochs end before `first`, because slots retire oldest first.
@@ -127,22 +126,17 @@ class LogHistory:
         return self._time_before[1] if position == self._time_before[0] else None
 
     def _read_event_rows(
-        self,
-        head: LogHead,
-        columns: Mapping[str, str],
-        start: int,
-        end: int,
-        merges: Mapping[int, Any],
+        self, head: LogHead, columns: Mapping[str, str], start: int, end: int
     ) -> Any:
         """Return rows of the pipeline's epochs and the rows that merges inserted between them."""
-        inserted = self._read_inserted_events(head, merges)
+        inserted = self._read_inserted_events(head)
         # An insertion moves later rows up by at most this much.
         shift = 0 if inserted is None else inserted.num_rows
         epochs = list(self._iter_event_epochs(head, max(start - shift, 0), end))[::-1]
         files = [file for epoch, _ in epochs for file in epoch.files.get(EVENTS_STREAM, [])]
         table = read_parquet_files(self._log.store, files)
         if table is None:
-            return _build_row_schema(columns).empty_table()
+            return build_row_schema(columns).empty_table()
         if inserted is not None:
             low = pc.min(table["position"]).as_py()
             near = inserted.filter(pc.greater_equal(inserted["position"], low - 1))
@@ -153,11 +147,11 @@ class LogHistory:
             last = self._read_time_before(pc.min(table["position"]).as_py())
         return to_event_rows(table, columns, self._event_time, last)
 
-    def _read_inserted_events(self, head: LogHead, merges: Mapping[int, Any]) -> Any | None:
+    def _read_inserted_events(self, head: LogHead) -> Any | None:
         """Return the events that merges inserted into the stream; None if there are none."""
         epochs = [
             filled.epoch
-            for slot in merges
+            for slot in list_stream_merges(head.record)
             for filled in self._log.epochs_between(head.timeline, slot, slot)
         ]
         files = [file for epoch in epochs for file in epoch.files.get(EVENTS_STREAM, [])]
@@ -179,25 +173,18 @@ class LogHistory:
                 return
 
     def _read_stream_rows(
-        self,
-        head: LogHead,
-        stream: str,
-        columns: Mapping[str, str],
-        start: int,
-        end: int,
-        merges: Mapping[int, Any],
+        self, head: LogHead, stream: str, columns: Mapping[str, str], start: int, end: int
     ) -> Any:
         """Return rows of a stream, reading newest epochs first.
 
         What a merge rewrote hides everything older from its first row on.
         """
-        parts, limit = [], end
+        merges, parts, limit = list_stream_merges(head.record), [], end
         for older, newer in self._iter_epoch_pairs(head):
             # A merge that did not rewrite this stream has files of other streams only.
-            rewritten_from = merges.get(newer.slot, {}).get("rewrites", {}).get(stream)
-            if newer.is_merge and rewritten_from is None:
+            first = merges.get(newer.slot, {}).get("rewrites", {}).get(stream)
+            if newer.is_merge and first is None:
                 continue
-            first = rewritten_from
             if first is None:
                 first = _read_stream_end(older, stream)[0]
             files = newer.files.get(stream, []) if first < limit else []
@@ -208,7 +195,7 @@ class LogHistory:
             if limit <= start:
                 break
         if not parts:
-            return _build_row_schema(columns).empty_table()
+            return build_row_schema(columns).empty_table()
         return pa.concat_tables(parts[::-1])
 
     def _iter_epoch_pairs(self, head: LogHead) -> Iterator[tuple[Manifest | None, Manifest]]:
@@ -317,7 +304,7 @@ def to_event_rows(
     time = compute_running_max(convert_to_ticks(table[event_time]), last)
     values = {name: table[name].cast(to_arrow_type(kind)) for name, kind in columns.items()}
     values |= {"position": pc.add(table["position"], shift), "stream_time": time, "_id": identity}
-    return pa.table(values, schema=_build_row_schema(columns))
+    return pa.table(values, schema=build_row_schema(columns))
 
 
 def to_stream_rows(table: Any, columns: Mapping[str, str]) -> Any:
@@ -327,11 +314,13 @@ def to_stream_rows(table: Any, columns: Mapping[str, str]) -> Any:
     which marks where the stream ends.
     """
     table = table.filter(pc.is_valid(table["_id"])).sort_by("position")
-    time = table["stream_time"].cast(pa.int64())
-    picked = {name: table[name] for name in (*columns, "position", "_id")}
-    return pa.table({**picked, "stream_time": time}).select(
-        [f.name for f in _build_row_schema(columns)]
-    )
+    names = build_row_schema(columns).names
+    return replace_column(table, "stream_time", table["stream_time"].cast(pa.int64())).select(names)
+
+
+def replace_column(table: Any, name: str, values: Any) -> Any:
+    """Return a table with other values in one column."""
+    return table.set_column(table.column_names.index(name), name, values)
 
 
 def _slice_positions(rows: Any, start: int, end: int) -> Any:
@@ -339,7 +328,8 @@ def _slice_positions(rows: Any, start: int, end: int) -> Any:
     return rows.filter(pc.and_(pc.greater_equal(position, start), pc.less(position, end)))
 
 
-def _build_row_schema(columns: Mapping[str, str]) -> Any:
+def build_row_schema(columns: Mapping[str, str]) -> Any:
+    """Return the schema of rows of a stream with these columns, as attachments read them."""
     fields = {name: to_arrow_type(kind) for name, kind in columns.items()}
     return pa.schema(
         {**fields, "position": pa.int64(), "stream_time": pa.int64(), "_id": pa.string()}

@@ -11,7 +11,6 @@ next one does.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, Literal
@@ -24,8 +23,14 @@ from tidegate.checkpoints.manifest import FileRef, Manifest
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.splice_requests import SpliceRequest, create_splice_request
 from tidegate.checkpoints.store import Store
+from tidegate.jobs.spec.stream_specs import StreamGraph
 from tidegate.jobs.streams.dispatched_rows import select_request_segments
-from tidegate.jobs.streams.reducers import ReducerStates
+from tidegate.jobs.streams.reducers import (
+    FoldFailure,
+    ReducerStates,
+    build_states_table,
+    parse_states_table,
+)
 from tidegate.jobs.streams.row_history import (
     compute_time_bounds,
     read_parquet_files,
@@ -103,16 +108,11 @@ class CollectedRequest:
 
 @dataclass(frozen=True, slots=True)
 class DispatchState:
-    """The state of all streams, attachments and requests.
-
-    `lagging` means that an attachment has rows to take even if no new ones come.
-    """
+    """The state of all streams, attachments and requests."""
 
     streams: dict[str, StreamState] = field(default_factory=dict)
     attachments: dict[str, AttachmentState] = field(default_factory=dict)
     requests: dict[str, CollectedRequest] = field(default_factory=dict)
-    # A driver without new rows seals an epoch for these.
-    lagging: bool = False
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> DispatchState:
@@ -124,26 +124,27 @@ class DispatchState:
                 for name, one in record.get("attachments", {}).items()
             },
             {name: CollectedRequest(**one) for name, one in record.get("requests", {}).items()},
-            record.get("lagging", False),
         )
 
-    def to_record(self) -> dict[str, Any]:
-        """Return the state as a manifest stores it."""
+    def to_record(
+        self, graph: StreamGraph, asked: Iterable[tuple[str, str]] = ()
+    ) -> dict[str, Any]:
+        """Return the state as a manifest stores it, and what users asked for in its epoch.
+
+        Its `lagging` means that an attachment has rows to take even if no new ones come: a driver
+        without new rows seals an epoch for these.
+        """
+        lagging = any(
+            state.status == "attached" and state.cursor < self.stream_state(spec.origin).next
+            for name, spec in graph.attachments.items()
+            if (state := self.attachments.get(name))
+        )
         # The field names are the manifest's: they must not be renamed.
-        return asdict(self)
+        return {**asdict(self), "lagging": lagging, "asked": [list(request) for request in asked]}
 
     def stream_state(self, name: str) -> StreamState:
         """Return the end of a stream; that of an empty one if it is not known."""
         return self.streams.get(name, StreamState())
-
-    def is_lagging(self, name: str, origin: str) -> bool:
-        """Return whether an attachment has rows of its origin to take, and is not paused."""
-        attachment = self.attachments.get(name)
-        return (
-            attachment is not None
-            and attachment.status == "attached"
-            and attachment.cursor < self.stream_state(origin).next
-        )
 
     def attach(self, name: str, head: int, since: str) -> None:
         """Start at the origin's first row, in a new round if there was one.
@@ -154,6 +155,11 @@ class DispatchState:
         # first round.
         before = self.attachments.get(name)
         self.attachments[name] = AttachmentState(0, head, since, before.round + 1 if before else 1)
+
+    def pause(self, name: str, failure: FoldFailure) -> None:
+        """Pause an attachment at the row that stopped it."""
+        cause = {"position": failure.position, "id": failure.row_id, "error": failure.error}
+        self.update_attachment(name, status="paused", failure=cause)
 
     def update_attachment(self, name: str, **fields: Any) -> None:
         """Change fields of an attachment's state."""
@@ -229,7 +235,6 @@ def add_attempt_columns(rows: Any, attempt: CheckpointId) -> Any:
 # Segments of one reducer: more than this are gathered, so that a restart reads a bounded number of
 # files.
 _MAX_SEGMENTS: Final = 4
-_STATE_SCHEMA: Final = pa.schema({"key": pa.string(), "state": pa.string(), "seen": pa.int64()})
 
 
 class ReducerStateStore:
@@ -278,18 +283,7 @@ class ReducerStateStore:
 def read_reducer_states(store: Store, segments: list[FileRef]) -> ReducerStates:
     """Return the states in some segments; those of later segments win."""
     rows = read_parquet_files(store, segments)
-    return {
-        r["key"]: (json.loads(r["state"]), r["seen"]) for r in (rows.to_pylist() if rows else [])
-    }
-
-
-def build_states_table(states: ReducerStates) -> Any:
-    """Return the rows of a state segment."""
-    rows = [
-        {"key": key, "state": json.dumps(state), "seen": seen}
-        for key, (state, seen) in states.items()
-    ]
-    return pa.Table.from_pylist(rows, schema=_STATE_SCHEMA)
+    return {} if rows is None else parse_states_table(rows)
 
 
 def write_request_documents(

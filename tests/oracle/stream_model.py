@@ -13,22 +13,60 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from tidegate.errors import ConfigurationError, PoisonError
-from tidegate.jobs.streams.dispatched_rows import (
-    DispatchPhase,
-    Event,
-    MergeMode,
-    compute_stream_time,
-    inherits_stamp,
-)
+from tidegate.jobs.streams.dispatched_rows import Event
 from tidegate.time_units import TICK_MAX, TICK_MIN
 
 Fold = Callable[
     [Any, Event, int], tuple[Any, Iterable[Mapping[str, Any] | tuple[str, Mapping[str, Any]]]]
 ]
 Value = Mapping[str, Any]
+
+
+class MergeMode(StrEnum):
+    """What an attachment does with the rows that were there before it."""
+
+    CONCAT = "concat"  # appends them
+    # Collects them in one request, which the owner of the destination merges or rejects.
+    SPLICE = "splice"
+
+
+class DispatchPhase(StrEnum):
+    """Whether a row of the origin was there before the attachment."""
+
+    BACKFILL = "backfill"  # the row was there when the attachment was made
+    HEAD = "head"  # it came later
+
+
+def inherits_stamp(inherit: bool, merge: MergeMode, phase: DispatchPhase) -> bool:
+    """Return whether a dispatched row carries its parent's stamp, not one of its destination.
+
+    | inherit | merge  | backfill    | head        |
+    |---------|--------|-------------|-------------|
+    | yes     | concat | destination | parent      |
+    | yes     | splice | parent      | parent      |
+    | no      | concat | destination | destination |
+    | no      | splice | parent      | destination |
+    """
+    return inherit if phase is DispatchPhase.HEAD else merge is MergeMode.SPLICE
+
+
+def compute_stream_time(last: int | None, now: int, stamp: int | None) -> int | None:
+    """Return the stream time of an append, or None if it is rejected.
+
+    Without a stamp it is ``max(now, last)``. A stamp is accepted if it is not below `last`.
+
+    >>> compute_stream_time(100, 0, 90), compute_stream_time(100, 0, 100)
+    (None, 100)
+    >>> compute_stream_time(100, 95, None), compute_stream_time(100, 130, None)
+    (100, 130)
+    """
+    if stamp is None:
+        return now if last is None else max(now, last)
+    return stamp if last is None or stamp >= last else None
 
 
 def is_collected(merge: MergeMode, phase: DispatchPhase) -> bool:

@@ -21,11 +21,12 @@ from tidegate.checkpoints.retention import Retention, RetentionPolicy
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.jobs.engine.epoch_engine import Engine, EngineRuntime, EpochPorts
 from tidegate.jobs.engine.interfaces import NoFaults
-from tidegate.jobs.engine.manifest_writer import ManifestAuthor
-from tidegate.jobs.sinks.exactness_audit import ExactnessReport, audit_exactness
+from tidegate.jobs.engine.manifest_writer import SPLICE_KIND, ManifestAuthor
+from tidegate.jobs.sinks.exactness_audit import ExactnessReport, _read_merged_rows, audit_exactness
 from tidegate.jobs.sinks.output_tables import DriverTables, build_table_schema
 from tidegate.jobs.sources.object_source import ObjectSource
 from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENTS, LATE, PipelineSpec
+from tidegate.jobs.streams.row_history import write_parquet_file
 
 TIME = pa.timestamp("us", tz="UTC")
 SCHEMA = {"t": "timestamp", "till": "timestamp", "what": "string", "k": "string", "v": "long"}
@@ -183,6 +184,19 @@ def test_retired_epochs_are_left_out_and_the_rest_is_compared() -> None:
             world.spec, world.store, world.log, (tables | {name: last}).__getitem__
         )
         assert len(short.problems) == 1
+
+
+def test_rows_merged_into_a_stream_are_left_out() -> None:
+    """The segment of such a merge has the columns of the stream, and no row of the events."""
+    world = World({"end_time": "till"}, bounded=False)
+    world.play(random.Random(0), objects=3)
+    rows = pa.table({"k": ["a"], "_stamp": pa.array([1], pa.int64()), "_id": ["s/f/0"]})
+    extra = {"request": "r", "checkpoint": "t0-000002-aa", "stream": "copies"}
+    segment = write_parquet_file(world.store, "merged", rows, SPLICE_KIND, extra=extra)
+    newest = world.log.head().record
+    assert newest is not None
+    merged = newest.model_copy(update={"segments": [*newest.segments, segment]})
+    assert _read_merged_rows(world.spec, world.store, merged).num_rows == 0
 
 
 def test_topics_are_not_read_again() -> None:

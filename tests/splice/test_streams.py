@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 from tests.oracle import stream_model
 from tests.oracle.mover import OracleMover
+from tests.oracle.stream_model import MergeMode
 from tests.servers.memory_store import MemoryStore
 from tests.splice.stream_rows import V, current, values
 from tests.streams import folds
@@ -47,7 +48,6 @@ from tidegate.jobs.splice.request_creation import (
     create_from_file,
     create_from_late_rows,
 )
-from tidegate.jobs.streams.dispatched_rows import MergeMode
 from tidegate.jobs.streams.dispatcher import StreamDispatcher
 from tidegate.jobs.streams.row_history import LogHistory
 from tidegate.jobs.streams.stream_state import SpliceRequestSink

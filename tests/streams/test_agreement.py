@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.oracle import stream_model
+from tests.oracle.stream_model import MergeMode
 from tests.streams.attachments import EDGES, attachment, spec_of
 from tests.streams.support import World
-from tidegate.jobs.streams.dispatched_rows import MergeMode
 
 attachments = st.lists(
     st.tuples(

@@ -11,14 +11,17 @@ from typing import Any
 
 import pytest
 
-from tests.oracle.stream_model import Attachment, World, is_collected, pipe
-from tidegate.errors import ConfigurationError, PoisonError
-from tidegate.jobs.streams.dispatched_rows import (
+from tests.oracle.stream_model import (
+    Attachment,
     DispatchPhase,
-    Event,
     MergeMode,
+    World,
     inherits_stamp,
+    is_collected,
+    pipe,
 )
+from tidegate.errors import ConfigurationError, PoisonError
+from tidegate.jobs.streams.dispatched_rows import Event
 
 HEAD_ROW = 40
 

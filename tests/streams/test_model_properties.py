@@ -13,8 +13,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.oracle.stream_model import Attachment, World, pipe
-from tidegate.jobs.streams.dispatched_rows import Event, MergeMode
+from tests.oracle.stream_model import Attachment, MergeMode, World, pipe
+from tidegate.jobs.streams.dispatched_rows import Event
 
 ROOT, STREAMS = "root", ("root", "a", "b", "c")
 Operation = tuple[str, Any]
