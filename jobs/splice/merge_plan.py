@@ -35,6 +35,7 @@ from tidegate.jobs.splice.errors import NO_EVENTS, OTHER_SPEC, TOO_EARLY
 from tidegate.jobs.splice.stream_history import format_rewritten_rows
 from tidegate.jobs.splice.stream_merge import StreamEffect, StreamMerge
 from tidegate.jobs.splice.tables_at_head import (
+    IDENTITY_COLUMNS,
     TablesAtHead,
     find_merge_segments,
     iterate_identities,
@@ -44,7 +45,7 @@ from tidegate.jobs.splice.tables_at_head import (
     select_rows_for_output,
     set_outputs,
 )
-from tidegate.jobs.splice.window_merge import WindowChange, WindowMerge
+from tidegate.jobs.splice.window_merge import WindowChange, compute_window_changes
 from tidegate.time_units import format_instant, saturate_ticks
 
 
@@ -119,11 +120,9 @@ class _MergePlanner:
         plan = MergePlan(self._request, tables.head, rows, already)
         if plan.is_empty:
             return plan
-        windows = WindowMerge(tables, self._request.id)
-        plan.changes = windows.compute_changes(rows)
-        for name, changes in plan.changes.items():
-            if changes:
-                plan.tables[name] = windows.make_result_table(name, changes)
+        effects = compute_window_changes(tables, self._request.id, rows)
+        plan.changes = {name: changes for name, (changes, _) in effects.items()}
+        plan.tables = {name: table for name, (_, table) in effects.items() if table.num_rows}
         inserted = select_rows_for_output(rows, EVENTS)
         if inserted.num_rows:
             plan.tables[EVENTS], plan.first_position = self._make_inserted_events(inserted)
@@ -187,9 +186,7 @@ class _MergePlanner:
             "position": pa.array(positions, pa.int64()),
             "section": pa.array(sections, pa.int64()),
             "_late": pa.array([False] * count),
-            "_source": rows["_source"],
-            "_partition": rows["_partition"],
-            "_seq": rows["_seq"],
+            **{name: rows[name] for name in IDENTITY_COLUMNS},
             SPLICE_COLUMN: pa.array([self._request.id] * count, pa.string()),
         }
         return pa.table(events), first
@@ -231,7 +228,7 @@ class _MergePlanner:
 
 # Ticks around a row that are searched for its anchor, one after the other (1 s, 1 min, 1 h). If
 # none of them contains it, the whole stream is read.
-_SEARCH_RADII = (1_000_000, 60_000_000, 3_600_000_000)
+_SEARCH_RADII = (1_000_000, 60_000_000, 3_600_000_000, None)
 
 OrderedRows = tuple[Any, Any, Any]
 """Positions, sections and times of rows, in order of positions."""
@@ -252,15 +249,13 @@ def find_anchor_positions(
         missing = sorted({mark for mark in marks if mark not in anchors})
         if not missing:
             break
-        spans = [(saturate_ticks(t - radius), saturate_ticks(t + radius)) for _, t in missing]
-        rows = _read_ordered_rows(tables, time, {time: join_spans(spans)})
-        for mark in missing:
-            anchor = _find_near_anchor(rows, *mark, radius)
-            if anchor is not None:
-                anchors[mark] = anchor
-    if any(mark not in anchors for mark in marks):
-        rows = _read_ordered_rows(tables, time)
-        anchors |= {mark: _find_any_anchor(rows, *mark) for mark in marks if mark not in anchors}
+        ranges: Ranges = {}
+        if radius is not None:
+            spans = [(saturate_ticks(t - radius), saturate_ticks(t + radius)) for _, t in missing]
+            ranges = {time: join_spans(spans)}
+        rows = _read_ordered_rows(tables, time, ranges)
+        found = {mark: _find_anchor(rows, *mark, radius) for mark in missing}
+        anchors |= {mark: anchor for mark, anchor in found.items() if anchor is not None}
     return [anchors[mark] for mark in marks]
 
 
@@ -291,27 +286,19 @@ def _read_ordered_rows(
     return rows["position"].to_numpy(), rows["section"].to_numpy(), stamps.to_numpy()
 
 
-def _find_insert_index(rows: OrderedRows, section: int, time: int) -> tuple[int, int, int]:
-    """Return begin and end of a section, and the index in it after all rows up to `time`."""
-    _, sections, stamps = rows
-    begin, end = np.searchsorted(sections, [section, section + 1])
-    return begin, end, begin + int(np.searchsorted(stamps[begin:end], time, side="right"))
-
-
-def _find_near_anchor(rows: OrderedRows, section: int, time: int, radius: int) -> int | None:
+def _find_anchor(rows: OrderedRows, section: int, time: int, radius: int | None) -> int | None:
     """Return the anchor if a neighbour in the section is within the radius; otherwise None.
 
-    Rows further away were not read, so without a near neighbour nothing follows.
+    Rows further away were not read, so without a near neighbour nothing follows. With the radius
+    None all rows were read.
     """
-    positions, _, stamps = rows
-    begin, end, index = _find_insert_index(rows, section, time)
+    positions, sections, stamps = rows
+    begin, end = np.searchsorted(sections, [section, section + 1])
+    index = begin + int(np.searchsorted(stamps[begin:end], time, side="right"))
+    if radius is None:
+        return int(positions[index - 1]) if index > 0 else -1
     if index > begin and stamps[index - 1] >= time - radius:
         return int(positions[index - 1])
     if index < end and stamps[index] < time + radius:
         return int(positions[index]) - 1
     return None
-
-
-def _find_any_anchor(rows: OrderedRows, section: int, time: int) -> int:
-    _, _, index = _find_insert_index(rows, section, time)
-    return int(rows[0][index - 1]) if index > 0 else -1

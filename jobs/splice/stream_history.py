@@ -30,7 +30,7 @@ from tidegate.jobs.sinks.row_positions import (
 from tidegate.jobs.spec.pipeline import CHECKPOINTS, EVENTS
 from tidegate.jobs.spec.stream_specs import EVENTS_STREAM
 from tidegate.jobs.splice.errors import INCOMPLETE
-from tidegate.jobs.splice.tables_at_head import TablesAtHead
+from tidegate.jobs.splice.tables_at_head import IDENTITY_COLUMNS, TablesAtHead
 from tidegate.jobs.streams.dispatched_rows import (
     read_arrivals,
     select_request_segments,
@@ -342,9 +342,7 @@ class StreamHistory:
             *self._graph.columns[EVENTS_STREAM],
             self._event_time,
             "position",
-            "_source",
-            "_partition",
-            "_seq",
+            *IDENTITY_COLUMNS,
             SPLICE_COLUMN,
             "_epoch",
         ]
@@ -362,9 +360,7 @@ class StreamHistory:
         events = events.append_column("_inserted", inserted.cast(pa.int8()))
         # An inserted row has the position of the row before it. This order is the one of
         # docs/decisions/0041-stored-positions-never-change.md.
-        order = (
-            "position", "_inserted", self._event_time, "_epoch", "_source", "_partition", "_seq",
-        )  # fmt: skip
+        order = ("position", "_inserted", self._event_time, "_epoch", *IDENTITY_COLUMNS)
         events = events.sort_by([(name, "ascending") for name in order])
         # Negative for inserted rows, as `fill_arrival_slots` expects it.
         slots = pc.if_else(

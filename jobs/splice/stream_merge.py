@@ -52,7 +52,7 @@ from tidegate.jobs.streams.dispatched_rows import (
     release_below,
     select_request_segments,
 )
-from tidegate.jobs.streams.dispatcher import PipeFilter
+from tidegate.jobs.streams.dispatcher import run_pipe
 from tidegate.jobs.streams.reducers import build_reducer, build_states_table, fold_batch
 from tidegate.jobs.streams.stream_state import (
     DispatchState,
@@ -244,7 +244,7 @@ class StreamMerge:
         columns = self._graph.columns[spec.origin]
         rows = rows.select([*columns, "position", "stream_time", "_id"])
         if isinstance(spec, PipeSpec):
-            sent, failure = PipeFilter(name, spec, columns).select_rows(rows)
+            sent, failure = run_pipe(spec, columns, rows)
         else:
             kind = f"reducer:{name}"
             segments = [s for s in self.history.base_segments if s.kind == kind]

@@ -45,14 +45,13 @@ from tidegate.jobs.splice.errors import (
     TOO_EARLY,
 )
 from tidegate.jobs.splice.tables_at_head import (
+    IDENTITY_COLUMNS,
     Span,
     TablesAtHead,
     join_spans,
     select_rows_for_output,
 )
 from tidegate.time_units import format_instant
-
-_IDENTITY = "_source, _partition, _seq"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,133 +74,148 @@ class WindowChange:
     rows: int
 
 
-class WindowMerge:
-    """Computes the window results that one request changes.
+def compute_window_changes(
+    tables: TablesAtHead, request_id: str, rows: Any
+) -> dict[str, tuple[list[WindowChange], Any]]:
+    """Return window -> results that change, and the rows to write, which lack provenance.
+
+    Windows that contain none of the request's rows are left out.
 
     Args:
         tables: the tables at the head of the log.
         request_id: the request, for errors.
+        rows: the request's rows, with the outputs that they still miss in ``_outputs``.
+
+    Raises:
+        TooEarlyError: a driver can still change one of the results.
+        ConfigurationError: a window cannot be recomputed exactly.
+        PoisonError: the published results cannot be reproduced from the rows.
+    """
+    merges = [_WindowMerge(tables, request_id, name, rows) for name in tables.spec.windows]
+    merges = [merge for merge in merges if merge.affected]
+    if not merges:
+        return {}
+    bounds = [target.bounds for merge in merges for target in merge.affected]
+    known, late = _read_known_rows(tables, [(b.start, b.end) for b in bounds])
+    return {merge.name: merge.compute_changes(known, late) for merge in merges}
+
+
+def _read_known_rows(tables: TablesAtHead, spans: Sequence[Span]) -> tuple[Any, Any]:
+    """Return all rows that the pipeline knows in these spans, and the late ones among them."""
+    spec = tables.spec
+    has_intervals = any(source.end_time for source in spec.sources.values())
+    # An interval may begin long before a window that it reaches into.
+    wanted = [(None, max(end for _, end in spans) - 1)] if has_intervals else join_spans(spans)
+    columns = [*spec.columns, *IDENTITY_COLUMNS]
+    events, late = (
+        tables.read_rows(table, [*columns, *more], {spec.event_time_column: wanted})
+        for table, more in ((EVENTS, [SPLICE_COLUMN]), (LATE, ["output", "reason"]))
+    )
+    # Merged events are taken from the merges: they may have gone into a part of the outputs.
+    events = events.filter(pc.is_null(events[SPLICE_COLUMN]))
+    parts = [table.select(columns) for table in (events, late, tables.merged.rows)]
+    return pa.concat_tables(parts, promote_options="permissive"), late
+
+
+class _WindowMerge:
+    """Computes the results of one window that a request changes.
+
+    Attributes:
+        name: the window.
+        affected: the results that change.
     """
 
-    def __init__(self, tables: TablesAtHead, request_id: str) -> None:
+    def __init__(self, tables: TablesAtHead, request_id: str, name: str, rows: Any) -> None:
         self._spec, self._tables, self._request_id = tables.spec, tables, request_id
-        self._schemas: dict[str, Any] = {}
+        self.name, self._window = name, tables.spec.windows[name]
+        self._is_session = self._window.kind is WindowKind.SESSION
+        self._chosen = select_rows_for_output(rows, name)
+        self._schema: Any = None
+        self.affected = self._find_affected(rows)
 
-    def compute_changes(self, rows: Any) -> dict[str, list[WindowChange]]:
-        """Return window -> results that change by these rows; windows without changes are left out.
+    def compute_changes(self, known: Any, late: Any) -> tuple[list[WindowChange], Any]:
+        """Return the results that change, and the rows to write.
 
         Args:
-            rows: the request's rows, with the outputs that they still miss in ``_outputs``.
-
-        Raises:
-            TooEarlyError: a driver can still change one of the results.
-            ConfigurationError: a window cannot be recomputed exactly.
-            PoisonError: the published results cannot be reproduced from the rows.
+            known: all rows that the pipeline knows around these results.
+            late: the late ones among them.
         """
-        chosen = {name: select_rows_for_output(rows, name) for name in self._spec.windows}
-        affected = {
-            name: self._find_affected(name, chosen[name], rows) for name in self._spec.windows
-        }
-        affected = {name: targets for name, targets in affected.items() if targets}
-        if not affected:
-            return {}
-        bounds = [target.bounds for targets in affected.values() for target in targets]
-        known, late = self._read_known_rows([(b.start, b.end) for b in bounds])
-        changes = {}
-        for name, targets in affected.items():
-            with open_database() as db:
-                self._register_relations(db, name, known, late, chosen[name])
-                changes[name] = self._compute_results(db, name, targets)
-        return changes
+        with open_database() as db:
+            self._register_relations(db, known, late)
+            changes = self._compute_results(db)
+        return changes, self._make_result_table(changes)
 
-    def make_result_table(self, name: str, changes: Sequence[WindowChange]) -> Any:
-        """Return the rows to write into a window's table, without provenance.
-
-        Only for changes that `compute_changes` of this object has returned.
-        """
-        keys, schema = self._spec.windows[name].keys, self._schemas[name]
+    def _make_result_table(self, changes: Sequence[WindowChange]) -> Any:
         rows = [
             {
-                **dict(zip(keys, change.at.key, strict=True)),
+                **dict(zip(self._window.keys, change.at.key, strict=True)),
                 **change.new,
                 "window_start": change.at.start,
                 "window_end": change.at.end,
             }
             for change in changes
         ]
-        columns = [n for n in schema.names if n not in ("_timeline", "_epoch")]
+        fields = [f for f in self._schema if f.name not in ("_timeline", "_epoch")]
         return pa.table(
-            {n: _make_array([row.get(n) for row in rows], schema.field(n).type) for n in columns}
+            {f.name: _make_array([r.get(f.name) for r in rows], f.type) for f in fields}
         )
 
     # Which results are affected
 
-    def _find_affected(self, name: str, chosen: Any, rows: Any) -> list[AffectedWindow]:
-        """Return the results of a window that change.
+    def _find_affected(self, rows: Any) -> list[AffectedWindow]:
+        """Return the results of the window that change.
 
-        Args:
-            name: the window.
-            chosen: the rows to merge into it.
-            rows: all rows of the request. A session may change by a row that it has counted late:
-                in time, the row would have joined two sessions.
+        All rows of the request count: a session may change by a row that it has counted late. In
+        time, the row would have joined two sessions.
         """
-        window, is_session = self._spec.windows[name], self._is_session(name)
-        if not chosen.num_rows and not is_session:
+        if not self._chosen.num_rows and not self._is_session:
             return []
         # Over edge events a row changes every window since its start edge.
         for source, source_spec in self._spec.sources.items():
             if source_spec.edges is not None:
-                raise EDGE_WINDOW(pipeline=self._spec.name, window=name, source=source)
-        touching = list_touching_rows(self._spec, name, chosen)
-        counted = list_touching_rows(self._spec, name, rows) if is_session else []
+                raise EDGE_WINDOW(pipeline=self._spec.name, window=self.name, source=source)
+        touching = list_touching_rows(self._spec, self.name, self._chosen)
+        counted = list_touching_rows(self._spec, self.name, rows) if self._is_session else []
         spans = [span for row in (*touching, *counted) for span in row.spans]
         if not spans:
             return []
-        frontier = self._tables.newest.frontier_after
-        published = self._read_published_results(name, spans)
-        found = find_affected_windows(window, touching, published, counted)
-        open_ends = [
-            target.bounds.end
-            for target in found
-            if target.has_new_rows and not is_window_purged(window, target.bounds.end, frontier)
-        ]
-        affected = [
-            target
-            for target in found
-            if target.has_new_rows or is_window_purged(window, target.bounds.end, frontier)
-        ]
-        if affected:
-            self._require_exact_aggregates(name)
+        published = self._read_published_results(spans)
+        affected, open_ends = [], []
+        for target in find_affected_windows(self._window, touching, published, counted):
+            end, frontier = target.bounds.end, self._tables.newest.frontier_after
+            if is_window_purged(self._window, end, frontier):
+                affected.append(target)
+            elif target.has_new_rows:
+                open_ends.append(end)
+        if affected or open_ends:
+            self._require_exact_aggregates()
         if open_ends:
             raise TOO_EARLY(
                 pipeline=self._spec.name,
                 request=self._request_id,
-                why=f"{len(open_ends)} results of window {name} are still open to a driver, up to"
-                f" {format_instant(max(open_ends))}",
+                why=f"{len(open_ends)} results of window {self.name} are still open to a driver, up"
+                f" to {format_instant(max(open_ends))}",
             )
         return affected
 
-    def _require_exact_aggregates(self, name: str) -> None:
+    def _require_exact_aggregates(self) -> None:
         """Refuse a window whose results cannot be computed exactly here, naming the aggregate."""
-        for column, aggregate in self._spec.windows[name].aggregates.items():
+        for column, aggregate in self._window.aggregates.items():
             if build_recompute_sql(aggregate) is None:
                 raise INEXACT_AGGREGATE(
-                    pipeline=self._spec.name, window=name, column=column, aggregate=aggregate
+                    pipeline=self._spec.name, window=self.name, column=column, aggregate=aggregate
                 )
 
-    def _is_session(self, name: str) -> bool:
-        return self._spec.windows[name].kind is WindowKind.SESSION
-
-    def _read_published_results(self, name: str, spans: Sequence[Span]) -> list[dict[str, Any]]:
+    def _read_published_results(self, spans: Sequence[Span]) -> list[dict[str, Any]]:
         """Return the current results around these spans, with their bounds in ticks."""
         wanted: Ranges = (
             {"window_end": [(min(start for start, _ in spans), None)]}
-            if self._is_session(name)
+            if self._is_session
             else {"window_start": join_spans([(s, s + 1) for s, _ in spans])}
         )
-        table = self._tables.read_rows(name, ranges=wanted)
-        self._schemas[name] = table.schema
-        table = select_current_revisions(table, self._spec.windows[name])
+        table = self._tables.read_rows(self.name, ranges=wanted)
+        self._schema = table.schema
+        table = select_current_revisions(table, self._window)
         bounds = [table[c].cast(pa.int64()).to_pylist() for c in ("window_start", "window_end")]
         return [
             {**row, "_ws": start, "_we": end}
@@ -210,25 +224,7 @@ class WindowMerge:
 
     # The rows behind the results
 
-    def _read_known_rows(self, spans: Sequence[Span]) -> tuple[Any, Any]:
-        """Return all rows that the pipeline knows in these spans, and the late ones among them."""
-        has_intervals = any(source.end_time for source in self._spec.sources.values())
-        # An interval may begin long before a window that it reaches into.
-        wanted = [(None, max(end for _, end in spans) - 1)] if has_intervals else join_spans(spans)
-        columns = [*self._spec.columns, "_source", "_partition", "_seq"]
-        times = {self._spec.event_time_column: wanted}
-        events, late = (
-            self._tables.read_rows(table, [*columns, *more], times)
-            for table, more in ((EVENTS, [SPLICE_COLUMN]), (LATE, ["output", "reason"]))
-        )
-        # Merged events are taken from the merges: they may have gone into a part of the outputs.
-        events = events.filter(pc.is_null(events[SPLICE_COLUMN]))
-        parts = [table.select(columns) for table in (events, late, self._tables.merged.rows)]
-        return pa.concat_tables(parts, promote_options="permissive"), late
-
-    def _register_relations(
-        self, db: duckdb.DuckDBPyConnection, name: str, known: Any, late: Any, chosen: Any
-    ) -> None:
+    def _register_relations(self, db: duckdb.DuckDBPyConnection, known: Any, late: Any) -> None:
         """Create the relations `accepted` and `chosen`.
 
         `accepted` has the rows that the window has counted, each once: all known rows except those
@@ -241,46 +237,42 @@ class WindowMerge:
             f"{time} as _et, coalesce({build_time_expression(self._spec, 'end_time')}, {time} + 1)"
             f" as _end, case _source {ranks} else {len(self._spec.sources)} end as _so"
         )
-        merged = self._tables.merged.rows
-        reasons = pc.fill_null(merged["_reason"], "")
-        never_read = merged.filter(pc.match_substring_regex(reasons, NEVER_READ_REASONS))
         db.register("known_rows", known)
         db.register("late_rows", late)
-        db.register("merged_rows", select_rows_for_output(merged, name))
-        db.register("never_read_rows", never_read)
-        db.register("chosen_rows", chosen)
+        db.register("merged_rows", self._tables.merged.rows)
+        db.register("chosen_rows", self._chosen)
+        identity = ", ".join(IDENTITY_COLUMNS)
         db.execute(f"""create temp table accepted as
             with held as (
-                select {_IDENTITY} from late_rows
-                    where output = '{name}' or reason in {SET_ASIDE_REASONS}
-                union select {_IDENTITY} from never_read_rows
-                except select {_IDENTITY} from merged_rows)
-            select distinct on ({_IDENTITY}) *, {derived}
-            from known_rows anti join held using ({_IDENTITY})""")
+                select {identity} from late_rows
+                    where output = '{self.name}' or reason in {SET_ASIDE_REASONS}
+                union select {identity} from merged_rows
+                    where regexp_matches(_reason, '{NEVER_READ_REASONS}')
+                except select {identity} from merged_rows
+                    where list_contains(_outputs, '{self.name}'))
+            select distinct on ({identity}) *, {derived}
+            from known_rows anti join held using ({identity})""")
         db.execute(
             f"create temp table chosen as select *, {derived} from chosen_rows"
-            f" anti join accepted using ({_IDENTITY})"
+            f" anti join accepted using ({identity})"
         )
 
     # The results
 
-    def _compute_results(
-        self, db: duckdb.DuckDBPyConnection, name: str, targets: Sequence[AffectedWindow]
-    ) -> list[WindowChange]:
-        window = self._spec.windows[name]
-        bounds = [target.bounds for target in targets]
+    def _compute_results(self, db: duckdb.DuckDBPyConnection) -> list[WindowChange]:
+        bounds = [target.bounds for target in self.affected]
         # Counts the request's rows in each result; of `delta` windows these values are the result.
-        added = self._recompute(db, name, "chosen", bounds)
-        is_delta = window.revisions == "delta"
+        added = self._recompute(db, "chosen", bounds)
+        is_delta = self._window.revisions == "delta"
         if is_delta:
             results = added
         else:
-            self._require_reproducible(db, name, targets)
+            self._require_reproducible(db)
             everything = "(from accepted union all by name from chosen)"
-            results = self._recompute(db, name, everything, bounds)
+            results = self._recompute(db, everything, bounds)
         changes = []
-        for target, result, share in zip(targets, results, added, strict=True):
-            values = {column: result[column] for column in window.aggregates}
+        for target, result, share in zip(self.affected, results, added, strict=True):
+            values = {column: result[column] for column in self._window.aggregates}
             old, replaced = target.find_same_bounds(), target.list_replaced()
             if is_delta:
                 old = None  # each revision holds only what it adds
@@ -290,61 +282,55 @@ class WindowMerge:
             new = {
                 **values,
                 "revision": target.next_revision,
-                "replaces": target.format_replaced_spans() if self._is_session(name) else None,
+                "replaces": target.format_replaced_spans() if self._is_session else None,
             }
             rows = share["_rows"]
             changes.append(WindowChange(target.bounds, old, new, len(replaced), rows))
         return changes
 
-    def _require_reproducible(
-        self, db: duckdb.DuckDBPyConnection, name: str, targets: Sequence[AffectedWindow]
-    ) -> None:
+    def _require_reproducible(self, db: duckdb.DuckDBPyConnection) -> None:
         """Prove that the accepted rows give each published result, and that no row is left over.
 
         Overlapping sessions are exempt: a row came when its session had been purged, so these
         results do not follow from the rows.
         """
-        touch = self._spec.windows[name].session_touch == "merge"
-        targets = [t for t in targets if not t.has_overlapping_sessions(merge_touching=touch)]
+        touch = self._window.session_touch == "merge"
+        targets = [t for t in self.affected if not t.has_overlapping_sessions(merge_touching=touch)]
         published = [(n, r) for n, target in enumerate(targets) for r in target.published_results]
         bounds = [WindowBounds(targets[n].bounds.key, r["_ws"], r["_we"]) for n, r in published]
         counted = [0] * len(targets)
-        again = self._recompute(db, name, "accepted", bounds)
+        again = self._recompute(db, "accepted", bounds)
         for (number, result), values, at in zip(published, again, bounds, strict=True):
             wrong = [
                 f"{c} is {result[c]}, not {values[c]}"
-                for c in self._spec.windows[name].aggregates
+                for c in self._window.aggregates
                 if values_differ(result[c], values[c])
             ]
             if wrong:
-                self._refuse(name, at, ", ".join(wrong))
+                self._refuse(at, ", ".join(wrong))
             counted[number] += values["_rows"]
         # Each result on its own can be right while a row between two sessions is in none of them.
-        whole = self._recompute(db, name, "accepted", [target.bounds for target in targets])
+        whole = self._recompute(db, "accepted", [target.bounds for target in targets])
         for target, values, rows in zip(targets, whole, counted, strict=True):
             if values["_rows"] != rows:
-                self._refuse(name, target.bounds, f"{values['_rows']} rows, {rows} in results")
+                self._refuse(target.bounds, f"{values['_rows']} rows, {rows} in results")
 
     def _recompute(
-        self,
-        db: duckdb.DuckDBPyConnection,
-        name: str,
-        rows: str,
-        targets: Sequence[WindowBounds],
+        self, db: duckdb.DuckDBPyConnection, rows: str, targets: Sequence[WindowBounds]
     ) -> list[dict[str, Any]]:
         try:
-            window, schema = self._spec.windows[name], self._schemas[name]
-            return recompute_results(db, window, rows, targets, schema)
+            return recompute_results(db, self._window, rows, targets, self._schema)
         # The expressions are the user's, written for Spark SQL; DuckDB knows most of them.
         except duckdb.Error as error:
-            text = get_first_line(error)
-            raise FOREIGN_EXPRESSION(pipeline=self._spec.name, window=name, text=text) from error
+            raise FOREIGN_EXPRESSION(
+                pipeline=self._spec.name, window=self.name, text=get_first_line(error)
+            ) from error
 
-    def _refuse(self, name: str, bounds: WindowBounds, text: str) -> NoReturn:
-        key = dict(zip(self._spec.windows[name].keys, bounds.key, strict=True))
+    def _refuse(self, bounds: WindowBounds, text: str) -> NoReturn:
+        key = dict(zip(self._window.keys, bounds.key, strict=True))
         start = format_instant(bounds.start)
         raise NOT_REPRODUCIBLE(
-            pipeline=self._spec.name, window=name, key=key, start=start, text=text
+            pipeline=self._spec.name, window=self.name, key=key, start=start, text=text
         )
 
 

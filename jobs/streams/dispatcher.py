@@ -75,52 +75,38 @@ from tidegate.jobs.streams.stream_state import (
 from tidegate.time_units import TICK_MIN
 
 
-class PipeFilter:
-    """Selects the rows of one pipe.
+def run_pipe(
+    pipe: PipeSpec, columns: Mapping[str, str], rows: Any
+) -> tuple[dict[str, Any], FoldFailure | None]:
+    """Return destination -> selected rows, with ``_position`` and ``_nth``.
 
-    Raises:
-        ConfigurationError: the predicate cannot be read, or names columns that do not exist.
+    If the predicate fails on the data, no row is selected, and the failure names the first row of
+    the batch: the caller pauses the pipe there. `columns` are those of the origin.
     """
+    try:
+        chosen = _select_rows(pipe, columns, rows)
+    except (duckdb.Error, pa.ArrowException) as error:
+        return {}, describe_batch_failure(rows, error)
+    sent = chosen.select(list(columns)).append_column("_position", chosen["position"])
+    nth = pa.array([0] * chosen.num_rows, pa.int64())  # a pipe sends each row at most once
+    return {pipe.to: sent.append_column("_nth", nth)}, None
 
-    def __init__(self, name: str, pipe: PipeSpec, columns: Mapping[str, str]) -> None:
-        self._pipe, self._columns = pipe, columns
-        try:
-            # Over no rows: a predicate that cannot be read must end the start, not an epoch.
-            self._filter_rows(build_row_schema(columns).empty_table())
-        except (duckdb.Error, pa.ArrowException) as error:
-            raise BAD_PREDICATE(
-                pipe=name, cause=get_first_line(error), columns=", ".join(columns)
-            ) from error
 
-    def select_rows(self, rows: Any) -> tuple[dict[str, Any], FoldFailure | None]:
-        """Return destination -> selected rows, with ``_position`` and ``_nth``.
-
-        If the predicate fails on the data, no row is selected, and the failure names the first row
-        of the batch: the caller pauses the pipe there.
-        """
-        try:
-            chosen = self._filter_rows(rows)
-        except (duckdb.Error, pa.ArrowException) as error:
-            return {}, describe_batch_failure(rows, error)
-        sent = chosen.select(list(self._columns)).append_column("_position", chosen["position"])
-        nth = pa.array([0] * chosen.num_rows, pa.int64())  # a pipe sends each row at most once
-        return {self._pipe.to: sent.append_column("_nth", nth)}, None
-
-    def _filter_rows(self, rows: Any) -> Any:
-        pipe, condition = self._pipe, pc.scalar(True)
-        if pipe.where is not None:
-            # Null counts as false.
-            chosen = f"coalesce(CAST(({pipe.where}) AS BOOLEAN), false) AS chosen"
-            rows = rows.filter(compute_columns(rows, chosen)["chosen"])
-        for column, (low, high) in (("position", pipe.positions), ("stream_time", pipe.times)):
-            if low is not None:
-                condition &= pc.field(column) >= low
-            if high is not None:
-                condition &= pc.field(column) < high
-        for column, values in pipe.keys.items():
-            kind = to_arrow_type(self._columns[column])
-            condition &= pc.field(column).isin(pa.array(values, kind))
-        return rows.filter(condition)
+def _select_rows(pipe: PipeSpec, columns: Mapping[str, str], rows: Any) -> Any:
+    condition = pc.scalar(True)
+    if pipe.where is not None:
+        # Null counts as false.
+        chosen = f"coalesce(CAST(({pipe.where}) AS BOOLEAN), false) AS chosen"
+        rows = rows.filter(compute_columns(rows, chosen)["chosen"])
+    for column, (low, high) in (("position", pipe.positions), ("stream_time", pipe.times)):
+        if low is not None:
+            condition &= pc.field(column) >= low
+        if high is not None:
+            condition &= pc.field(column) < high
+    for column, values in pipe.keys.items():
+        kind = to_arrow_type(columns[column])
+        condition &= pc.field(column).isin(pa.array(values, kind))
+    return rows.filter(condition)
 
 
 @dataclass(slots=True)
@@ -167,14 +153,12 @@ class StreamDispatcher:
         self._history, self._run = history, run
         self._event_time = spec.event_time_column
         self._states = ReducerStateStore(store)
-        columns = self._graph.columns
-        self._selections = {
-            name: PipeFilter(name, pipe, columns[pipe.origin]) for name, pipe in spec.pipes.items()
-        }
+        for name, pipe in spec.pipes.items():
+            self._require_valid_predicate(name, pipe)
         for name, reducer in spec.reducers.items():
             # Load every function now: a wrong path must end the start, not an epoch hours later.
             build_reducer(self._spec, name).load_fold()
-            self._require_valid_sql(name, reducer)
+            self._require_valid_aggregates(name, reducer)
 
     def dispatch_rows(
         self,
@@ -405,14 +389,24 @@ class StreamDispatcher:
         The rows have the ``_position`` of the row they were made of, and their ``_nth``.
         """
         if isinstance(attachment, PipeSpec):
-            return self._selections[name].select_rows(rows)
+            return run_pipe(attachment, self._graph.columns[attachment.origin], rows)
         segments = epoch.files.live_segments(f"reducer:{name}")
         states = self._states.load(name, segments)
         batch: FoldedBatch = self._run(build_reducer(self._spec, name), rows, states)
         self._states.save(epoch.files, name, segments, states, batch.states)
         return batch.sent, batch.failure
 
-    def _require_valid_sql(self, name: str, reducer: ReducerSpec) -> None:
+    def _require_valid_predicate(self, name: str, pipe: PipeSpec) -> None:
+        """Raise if the predicate cannot be read: that must end the start, not an epoch."""
+        columns = self._graph.columns[pipe.origin]
+        try:
+            _select_rows(pipe, columns, build_row_schema(columns).empty_table())
+        except (duckdb.Error, pa.ArrowException) as error:
+            raise BAD_PREDICATE(
+                pipe=name, cause=get_first_line(error), columns=", ".join(columns)
+            ) from error
+
+    def _require_valid_aggregates(self, name: str, reducer: ReducerSpec) -> None:
         """Raise if an expression of the reducer's aggregates cannot be read."""
         if not reducer.aggregates:
             return
