@@ -8,7 +8,7 @@ flights-year``.
 Every flight of 2013 that left (328,521) arrives at its actual departure and carries its scheduled
 one as event time; the airports are the sources. One object holds what leaves an airport in
 `--hours`, and an epoch takes one object of each, so a row is judged by the frontier of up to
-`--hours` ago: fewer are late than row by row, which stands beside it. For each lag is checked:
+`--hours` ago: fewer are late than row by row, whose count is given beside it. For each lag is checked:
 
 * every row read was released or is late, and the published tables agree with the log (`tidegate
   check`);
@@ -336,7 +336,7 @@ def main() -> int:
             if given.work is None:
                 shutil.rmtree(
                     work / f"year_{format_duration(lag)}"
-                )  # four copies of the year need not stand side by side
+                )  # four copies of the year need not be in memory at once
     problems = [
         f"lag {format_duration(o.lag)}: {problem}" for o in outcomes for problem in o.problems
     ]

@@ -118,7 +118,7 @@ def merged(
 
 
 def exact(spec: PipelineSpec, store: LocalStore) -> bool:
-    """Whether events stand in order with contiguous positions after all."""
+    """Whether events are in order with contiguous positions after all."""
     events = read_table(spec, store, "events", columns=("position", "event_time"))
     times = events["event_time"].cast(pa.int64()).to_numpy()
     same = bool((events["position"].to_numpy() == range(events.num_rows)).all())

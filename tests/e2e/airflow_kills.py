@@ -2,7 +2,7 @@
 Airflow makes of it.
 
 Nothing here restarts a dead Airflow process or MinIO but `Stack.up`, called as soon as the process
-is seen to be gone: it stands for the process manager (systemd, Kubernetes) that an operator has.
+is seen to be gone: it plays the process manager (systemd, Kubernetes) that an operator has.
 Drivers are never started from here.
 """
 
@@ -69,7 +69,7 @@ class Sighting:
 
 class Feed(threading.Thread):
     """Delivers one object of each source a second, through any outage of the store, until it is
-    told to end.
+    asked to end.
     """
 
     def __init__(self, folder: Path, store_url: str) -> None:
@@ -311,7 +311,7 @@ class Killer:
         return None if job is None else int(job["id"])
 
     def _beats(self, name: str, at: int) -> bool:
-        """The component has told of itself since then."""
+        """The component has reported since then."""
         part: dict[str, Any] = self._api.request("GET", "/monitor/health")[name.replace("-", "_")]
         beat = part.get(f"latest_{name.replace('-', '_')}_heartbeat")
         return beat is not None and datetime.fromisoformat(beat).timestamp() * 1e6 > at

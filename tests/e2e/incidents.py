@@ -2,7 +2,7 @@
 
     python -m tests.e2e.incidents [NAME...] [--pictures]     ends with "N of 10 recovered"
 
-Airflow, MinIO, the drivers and the JVM are real; only the quality checks are stand-ins. An incident
+Airflow, MinIO, the drivers and the JVM are real; only the quality checks are replaced. An incident
 counts as recovered if the page itself proves it (its panel "Is it over?") after at most 4 clicks
 and 60 s. Clicks are counted on the page of the stream, and for the last incident on the list. Enter
 in a form would count as one. The seconds run from the first click, or from the kill or the return

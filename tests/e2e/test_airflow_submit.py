@@ -147,7 +147,7 @@ def test_a_submitted_driver_is_supervised(supervise: Callable[[str], Supervised]
 
 
 def test_a_standby_takes_over_and_is_replaced(supervise: Callable[[str], Supervised]) -> None:
-    """Two drivers from the start; after each kill -9 the other drives, and a new one stands by.
+    """Two drivers from the start; after each kill -9 the other drives, and a new one waits.
 
     When the sources have ended, the last standby ends by itself.
     """

@@ -79,7 +79,7 @@ def stamps(*values: datetime | None, tz: str | None = "UTC") -> pa.Array:
 
 
 def marked(before: int, after: int, amount: int) -> pa.Table:
-    """Rows around a barrier row; `amount` stands in those behind it."""
+    """Rows around a barrier row; those behind it have `amount`."""
     kinds = ["data"] * before + ["shift"] + ["data"] * after
     amounts = [0] * (before + 1) + [amount] * after
     return rows(20, len(kinds), kind=pa.array(kinds), amount=pa.array(amounts, pa.int64()))
@@ -174,7 +174,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Piped:
 
 
 def test_the_rest_is_exact(ended: Piped) -> None:
-    """Every row of every readable object stands in one place, and the windows equal a
+    """Every row of every readable object is in one place, and the windows equal a
     recomputation.
     """
     found = ended.exact()

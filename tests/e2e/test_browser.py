@@ -145,7 +145,7 @@ def _approve(page: Page) -> None:
 
 
 def test_a_checkpoint_is_pinned_and_unpinned(cockpit: Cockpit, see_as: As) -> None:
-    """A pin is a run of a DAG, told in the dialog.
+    """A pin is a run of a DAG, and the dialog says so.
 
     The row and the trail show it, and it can be given up again.
     """
@@ -169,7 +169,7 @@ def test_a_checkpoint_is_pinned_and_unpinned(cockpit: Cockpit, see_as: As) -> No
 def test_a_viewer_sees_and_may_not(cockpit: Cockpit, see_as: As) -> None:
     """No button is offered to vic, and Airflow refuses what they send all the same.
 
-    Without a login there is no page.
+    Without a login no page is shown.
     """
     page = see_as("vic")
     page.get_by_role("link", name="walk").click()

@@ -156,7 +156,7 @@ def test_what_is_wrong_comes_first(show: Open) -> None:
 
 
 def test_a_new_checkpoint_is_shown_within_five_seconds(show: Open, site: Site) -> None:
-    """The page lives: what was sealed stands in it five seconds later, and the chart goes on.
+    """The page lives: it shows what was sealed five seconds later, and the chart goes on.
 
     On a machine with other work the least of several waits counts: the page has no part in the
     others.
@@ -462,7 +462,7 @@ def test_a_failed_stream_tells_all_in_one_place(show: Open, site: Site) -> None:
 
 
 def test_broken_specs_are_listed_above_the_streams(show: Open, site: Site) -> None:
-    """File, line and field of each mistake, also of a file that is no YAML."""
+    """File, line and field of each mistake, also of a file that is not YAML."""
     site.desk.broken = [
         "- /specs/shop.yaml:30: windows.w.latness: unknown field, did you mean 'lateness'?",
         "/specs/shop.yaml:31: not valid YAML: a tab",
@@ -615,7 +615,7 @@ def test_values_from_outside_are_text(show: Open, site: Site) -> None:
     page = show("#/nasty")
     expect(page.locator("#trail")).to_contain_text("<script>alert(1)</script>")
     assert page.evaluate("document.querySelectorAll('main img, main script, main b b').length") == 0
-    # A page that is open asks again, and would be answered that there is no such stream.
+    # A page that is open asks again, and would be answered that the stream does not exist.
     page.close()
     site.desk.pipelines.remove("nasty")
 

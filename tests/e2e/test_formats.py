@@ -66,7 +66,7 @@ def parquet(of: list[Row]) -> bytes:
 
 
 def csv(of: list[Row]) -> bytes:
-    """As CSV, compressed, with a line that is no row."""
+    """As CSV, compressed, with a line that is not a row."""
     lines = [f"{at.isoformat()},{item},{amount}" for at, item, amount in of]
     return gzip.compress("\n".join(["at,item,amount", *lines, "broken", ""]).encode())
 

@@ -94,7 +94,7 @@ def test_every_offset_once(
     """Drivers killed in the middle of an epoch and a broker killed in the middle of the stream
     change nothing: each offset once.
 
-    Messages that cannot be read are dead letters at their own offset; a transaction's marker is no
+    Messages that cannot be read are dead letters at their own offset; a transaction's marker is not a
     row; partitions that are added later are read from their beginning; offsets that retention took
     are named, not stepped over.
     """

@@ -153,7 +153,7 @@ def test_each_fault_has_its_state(
     jars: tuple[list[Path], list[Path]], registry: tuple[str, dict[int, str]], tmp_path: Path
 ) -> None:
     """Unknown schemas, damaged messages, compaction, retention, and a topic that is deleted and
-    made again: each is told.
+    made again: each is reported.
 
     A schema that the registry does not know yet is waited for, or makes a dead letter; offsets that
     compaction took are no rows; offsets that retention took are a dead letter; without its topic

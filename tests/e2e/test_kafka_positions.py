@@ -62,7 +62,7 @@ def sealed(pipeline: Piped) -> int:
 def test_transactions(
     jars: tuple[list[Path], list[Path]], broker: KafkaServer, client: KafkaClient, tmp_path: Path
 ) -> None:
-    """What was taken back is no event, and nothing is read behind a transaction that is open.
+    """What was taken back is not an event, and nothing is read behind a transaction that is open.
 
     When it is committed, all is.
     """

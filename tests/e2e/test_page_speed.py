@@ -2,7 +2,7 @@
 
 Asserted is the least processor time of several requests, of server and client together: on an idle
 machine that is what a person waits, give or take; on a shared one the wall clock says nothing, and
-the processor's is judged by a yardstick. Both are told with `-s`.
+the processor's is judged by a yardstick. Both are printed with `-s`.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def events(pg: PostgresServer) -> list[tuple[int, int]]:
 
 
 def ledger(pg: PostgresServer) -> tuple[Any, ...]:
-    """Where the sink stands."""
+    """The position of the sink."""
     return pg.rows("select timeline, slot from p.tidegate_ledger")[0]
 
 
@@ -161,7 +161,7 @@ def test_an_epoch_is_all_or_nothing(world: World, pg: PostgresServer) -> None:
 
 
 def test_a_restore_is_followed(world: World, pg: PostgresServer) -> None:
-    """Rows of abandoned slots go, the ledger stands on the new timeline, and a restore of a restore
+    """Rows of abandoned slots go, the ledger is on the new timeline, and a restore of a restore
     comes back.
     """
     sink = sink_of(world)

@@ -1,4 +1,4 @@
-"""Drivers that stand by.
+"""Drivers that wait for the lease (`--standby`).
 
 One takes over from a driver that is killed, and none from one that people have stopped.
 """

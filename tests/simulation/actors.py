@@ -80,7 +80,7 @@ class WatchedLog(SlotLog):
         self.world = store.world
 
     def seal(self, record: Manifest | ForkRecord) -> Sealed | SlotTaken:
-        """Seal, and check what was told."""
+        """Seal, and check the answer."""
         outcome = super().seal(record)
         key = self.layout.slot_key(record.timeline, record.slot)
         mine = self.world.bucket.bytes.get(key) == record.to_bytes()

@@ -86,5 +86,5 @@ COMPACTION: tuple[tuple[object, str, object], ...] = (
 )
 """What the compaction takes from its surroundings, and its numbers, as small as they may be.
 
-Module, name, stand-in.
+Module, name, replacement.
 """

@@ -4,7 +4,7 @@
 Slots 1 and 2 of timeline 0 are sealed at the start. Each follower has a ledger of its own
 (timeline, position) and its rows; a publisher reads the ledger, then the head, and applies or takes
 back slot by slot. Any number of publishers may serve a follower, and each may sleep forever
-between two steps. There is no lease here: what holds without one holds with one.
+between two steps. The model has no lease: what holds without one holds with one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Mends:
 
     predecessor: bool = True  # a ledger moves only from where it was judged to be
     rewind_first: bool = (
-        True  # what stands on another timeline is taken back before anything is applied
+        True  # what is on another timeline is taken back before anything is applied
     )
     ledger_before_head: bool = True  # so that no follower looks as if it were ahead of the log
     every_follower_published: bool = True  # retention asks all of them how far they are
@@ -51,7 +51,7 @@ class Follower(NamedTuple):
 
 
 class Process(NamedTuple):
-    """Where a process stands and what it remembers."""
+    """The position of a process and what it remembers."""
 
     kind: str
     at: str = "load"

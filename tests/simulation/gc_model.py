@@ -61,7 +61,7 @@ class Roots(NamedTuple):
 
 
 class Process(NamedTuple):
-    """Where a process stands and what it remembers."""
+    """The position of a process and what it remembers."""
 
     kind: str
     at: str = "load"

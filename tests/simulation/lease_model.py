@@ -50,7 +50,7 @@ class Record(NamedTuple):
 
 
 class Driver(NamedTuple):
-    """Where a driver stands.
+    """The step that a driver has reached.
 
     Attributes:
         seen, since: the version it saw last, and when it saw it first.

@@ -39,7 +39,7 @@ def look_on(stage: Stage) -> None:
     """
     clock = stage.world.clock()
     log = SlotLog(MemoryStore(stage.world.bucket, name="sim"), PIPELINE)
-    # Both are equally patient here: a second of patience more is no contradiction.
+    # Both are equally patient here: a second of patience more does not contradict that.
     limits = LivenessLimits(lease_margin=0.0)
     observer = StreamObserver(log.store, PIPELINE, floor=0, limits=limits, clock=clock)
     for _ in range(_LOOKS):

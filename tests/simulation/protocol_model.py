@@ -2,7 +2,7 @@
 
 Two drivers and a restorer, in every interleaving.
 
-A follower stands for an Iceberg table or a SQL sink. It holds a mark (the last slot it applied),
+A follower models an Iceberg table or a SQL sink. It holds a mark (the last slot it applied),
 rows, and a version that its commits compare; a rollback brings an old version back, which is the
 ABA trap the fence snapshot is for. The lease is left out on purpose: a sleeper passed its check
 long ago. Restores go back to slot 1 of timeline 0, which is sealed at the start.
@@ -60,7 +60,7 @@ class Follower(NamedTuple):
 
 
 class Process(NamedTuple):
-    """A driver or a restorer: where it stands and what it remembers."""
+    """A driver or a restorer: its position and what it remembers."""
 
     kind: str
     at: str
@@ -120,7 +120,7 @@ class Model:
         return State(changed.log, changed.follower, processes)
 
     def _load(self, state: State, process: Process, number: int) -> tuple[State, Process]:
-        """Where does the log stand? A restorer that sees no fork yet will make one."""
+        """The head of the log as a process sees it. A restorer that sees no fork yet will make one."""
         timeline, slot = head(state.log)
         forked = any(record[0] == "fork" for _, record in state.log)
         to = "fork" if process.kind == "restorer" and not forked else "follow"
@@ -143,7 +143,7 @@ class Model:
         return state._replace(log=state.log | {(slot, record)}), again
 
     def _follow(self, state: State, process: Process, number: int) -> tuple[State, Process]:
-        """Bring the follower to where I stand: the reading half of one commit."""
+        """Bring the follower to this process's position: the reading half of one commit."""
         mark, timeline = state.follower.mark, process.timeline
         if mark[0] == timeline and mark[1] >= process.number:
             return state, process._replace(at="seal" if process.number < self.last_slot else "end")

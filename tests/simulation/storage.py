@@ -37,7 +37,7 @@ _PAGE = 40  # keys a listing shows at once
 class SimBucket(MemoryBucket):
     """A bucket that watches what must never happen to it.
 
-    Keys stand in order, and ETags are taken once.
+    Keys are in order, and ETags are taken once.
     """
 
     def __init__(self, world: World) -> None:
@@ -186,7 +186,7 @@ class SimStore(MemoryStore):
     def list_objects(
         self, prefix: str, *, start_after: str | None = None, limit: int | None = None
     ) -> Iterator[ObjectInfo]:
-        """In pages, each as the bucket stands when it is asked for."""
+        """In pages, each as the bucket is when it is asked for."""
         left, after = limit if limit is not None else 1 << 60, start_after or ""
         while left > 0:
             size = min(left, _PAGE)
@@ -240,7 +240,7 @@ class SimStore(MemoryStore):
         return etag
 
     def _hold(self, request: StoreRequest) -> None:
-        """It arrives later, and is judged by the bucket as it stands then."""
+        """It arrives later, and is judged by the bucket as it is then."""
 
         def arrive() -> None:
             with suppress(PreconditionFailedError):

@@ -87,7 +87,7 @@ class Process:
 
     @property
     def holder(self) -> ProcessIdentity:
-        """What stands in the lease."""
+        """The content of the lease."""
         return ProcessIdentity(
             driver=self.name,
             host=f"host{self.host}",
@@ -244,7 +244,7 @@ class World:
             raise Crash
 
     def dead(self, holder: ProcessIdentity) -> bool:
-        """What an observer on the same host can prove (stands in for /proc)."""
+        """What an observer on the same host can prove (replaces /proc)."""
         me = self.current()
         if me is None or holder.host != f"host{me.process.host}":
             return False

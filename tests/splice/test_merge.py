@@ -103,7 +103,7 @@ def test_only_touched_results_are_written() -> None:
 
 
 def test_existing_rows_come_first_on_ties() -> None:
-    """A merged row stands behind the rows that have its stamp already.
+    """A merged row is behind the rows that have its stamp already.
 
     Its identity stays; no one else is written again.
     """
@@ -129,7 +129,7 @@ def test_existing_rows_come_first_on_ties() -> None:
 
 
 def test_a_later_merge_finds_its_place_among_merged_rows() -> None:
-    """Rows merged one after the other at one place stand in the order of their stamps."""
+    """Rows merged one after the other at one place are in the order of their stamps."""
     bench = world([])
     epochs: Epochs = [
         {"a": [row(1)], "b": [row(1)]},
@@ -503,7 +503,7 @@ def test_any_series_of_merges_equals_a_run_in_time(
 
 
 def test_dead_rows_keep_the_times_they_have() -> None:
-    """Times in a dead letter stand as ticks or as text, in one column.
+    """Times in a dead letter are ticks or texts, in one column.
 
     Both are read when only another column is mended.
     """

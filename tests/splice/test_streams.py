@@ -77,7 +77,7 @@ def _nothing_broken() -> Iterator[None]:
 
 
 class Pair:
-    """A pipeline and the model, told the same."""
+    """A pipeline and the model, given the same rows."""
 
     def __init__(self, drawn: list[Any]) -> None:
         self.drawn, self.world, self.reference = (
@@ -322,7 +322,7 @@ def late_request(world: World) -> str:
 def test_a_late_row_reaches_everything_behind_the_events() -> None:
     """Events, sums and sums of sums are those of a run in time.
 
-    The report told each row before, and nothing before it moved.
+    The report listed each row before, and nothing before it moved.
     """
     world = late_world()
     bench = world.bench

@@ -96,5 +96,5 @@ class World:
         return self.bench.epochs()[-1]
 
     def state(self) -> DispatchState:
-        """Where streams stand."""
+        """The state of the streams."""
         return DispatchState.from_record(self.head().notes["streams"])

@@ -241,7 +241,7 @@ def test_detached_means_no_later_row() -> None:
 
 
 def test_detaching_twice_is_detaching_once() -> None:
-    """The first time stands.
+    """The first time is kept.
 
     Rows that came in between are not dispatched by whatever is computed again later.
     """

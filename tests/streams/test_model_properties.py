@@ -258,7 +258,7 @@ def test_merged_is_as_if_in_time(edges: list[Any], steps: list[Operation]) -> No
 @given(graph, operations)
 @settings(max_examples=20, deadline=None)
 def test_order_of_every_writer_is_kept(edges: list[Any], steps: list[Operation]) -> None:
-    """What a writer appended to a destination stands there in the order of its origin, merged rows
+    """What a writer appended to a destination is there in the order of its origin, merged rows
     by their stamps.
     """
     run = Run(attachments(edges))
