@@ -16,12 +16,16 @@ See `docs/decisions/0041-stored-positions-never-change.md`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+
+RowIdentity = tuple[str, str, int]
+"""Source, partition and seq: an input row keeps them in every output."""
+IDENTITY_COLUMNS = ("_source", "_partition", "_seq")
 
 SPLICE_COLUMN = "_splice"
 """Column with the request that inserted a row, or had it written again.
@@ -45,7 +49,7 @@ def compute_current_positions(events: Any, inserted: Any, time: str) -> Any:
         inserted: *all* inserted rows of the cut that is read, with the columns that order them.
         time: the event time column.
     """
-    order = ["position", time, "_epoch", "_source", "_partition", "_seq"]
+    order = ["position", time, "_epoch", *IDENTITY_COLUMNS]
     inserted = inserted.sort_by([(name, "ascending") for name in order])
     # An inserted row is behind the row whose position it stores, so it moves all rows behind that.
     anchors = inserted["position"].to_numpy()
@@ -53,11 +57,11 @@ def compute_current_positions(events: Any, inserted: Any, time: str) -> Any:
     current = stored + np.searchsorted(anchors, stored, side="left")
     mask = np.asarray(pc.is_valid(events[SPLICE_COLUMN]))
     # Several rows may be inserted behind one position; their rank tells them apart.
-    rank = {who: number for number, who in enumerate(_list_origins(inserted))}
+    rank = {who: number for number, who in enumerate(iterate_identities(inserted))}
     current[mask] = [
         stored + 1 + rank[who]
         for stored, who in zip(
-            stored[mask], _list_origins(events.filter(pa.array(mask))), strict=True
+            stored[mask], iterate_identities(events.filter(pa.array(mask))), strict=True
         )
     ]
     return events.set_column(
@@ -88,7 +92,6 @@ def select_current_rows(rows: Any, starts: Mapping[int, int]) -> Any:
     return rows.filter(keep).sort_by("position")
 
 
-def _list_origins(table: Any) -> zip[tuple[Any, ...]]:
-    return zip(
-        *(table[name].to_pylist() for name in ("_source", "_partition", "_seq")), strict=True
-    )
+def iterate_identities(table: Any) -> Iterator[RowIdentity]:
+    """Return the identity of each row, in order, to be read once."""
+    return zip(*(table[name].to_pylist() for name in IDENTITY_COLUMNS), strict=True)

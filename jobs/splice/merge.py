@@ -468,6 +468,10 @@ class _MergeAttempt:
         plan, impact, decision = self._plan, self._impact, self._decision
         before, retained = self._parent.epoch_notes, self._parent.counters.retained
         windows = {name: len(changes) for name, changes in plan.changes.items()}
+        # Ordered releases insert events: these store the position of another row, so the next free
+        # position does not move.
+        is_appended = self._spec.release.mode is ReleaseMode.PASS_THROUGH
+        appended = plan.events.num_rows if is_appended and plan.events is not None else 0
         segments = [ref for ref in self._files.segments if ref not in self._parent.segments]
         written = [ref for refs in [*self._files.tables.values(), segments] for ref in refs]
         merge = MergeSummary(
@@ -483,7 +487,7 @@ class _MergeAttempt:
         )
         return EpochNotes(
             counters=EpochCounters(retained_before=retained, retained=retained, windows=windows),
-            next_position=before.next_position + self._count_appended_events(),
+            next_position=before.next_position + appended,
             released_max=before.released_max,
             sketches={},
             bytes_written=sum(ref.bytes for ref in written),
@@ -493,11 +497,3 @@ class _MergeAttempt:
             merge=merge,
             run=before.run,
         )
-
-    def _count_appended_events(self) -> int:
-        """Count the events that the merge adds at the end; ordered releases insert them instead."""
-        # Inserted events store the position of another row, so the next free position does not
-        # move.
-        if self._plan.events is None or self._spec.release.mode is not ReleaseMode.PASS_THROUGH:
-            return 0
-        return int(self._plan.events.num_rows)

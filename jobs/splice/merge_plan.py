@@ -26,7 +26,7 @@ from tidegate.checkpoints.splice_requests import SpliceRequest
 from tidegate.jobs.engine.column_types import convert_to_ticks
 from tidegate.jobs.eventtime.decision_types import ReleaseMark
 from tidegate.jobs.sinks.output_tables import build_table_schema
-from tidegate.jobs.sinks.row_positions import SPLICE_COLUMN
+from tidegate.jobs.sinks.row_positions import IDENTITY_COLUMNS, SPLICE_COLUMN, iterate_identities
 from tidegate.jobs.sinks.table_scan import Ranges
 from tidegate.jobs.spec.event_time_options import ReleaseMode
 from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec
@@ -35,10 +35,8 @@ from tidegate.jobs.splice.errors import NO_EVENTS, OTHER_SPEC, TOO_EARLY
 from tidegate.jobs.splice.stream_history import format_rewritten_rows
 from tidegate.jobs.splice.stream_merge import StreamEffect, StreamMerge
 from tidegate.jobs.splice.tables_at_head import (
-    IDENTITY_COLUMNS,
     TablesAtHead,
     find_merge_segments,
-    iterate_identities,
     join_spans,
     make_request_schema,
     read_data_file,

@@ -35,6 +35,7 @@ from tidegate.checkpoints.store import Store
 from tidegate.errors import ConfigurationError, get_first_line
 from tidegate.jobs.rules.duck_frame import DuckFrame, open_database
 from tidegate.jobs.rules.recomputation import SET_ASIDE_REASONS, build_time_expression
+from tidegate.jobs.sinks.row_positions import IDENTITY_COLUMNS, RowIdentity, iterate_identities
 from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENT_TIME, EVENTS, LATE, PipelineSpec
 from tidegate.jobs.splice.errors import (
     BAD_FILE,
@@ -48,11 +49,8 @@ from tidegate.jobs.splice.errors import (
     WRONG_SOURCE,
 )
 from tidegate.jobs.splice.tables_at_head import (
-    IDENTITY_COLUMNS,
-    RowIdentity,
     TablesAtHead,
     find_merge_segments,
-    iterate_identities,
     iterate_output_pairs,
     make_request_schema,
     read_data_file,

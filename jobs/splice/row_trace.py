@@ -24,20 +24,18 @@ from tidegate.jobs.rules.duck_frame import DuckFrame, open_database
 from tidegate.jobs.rules.recomputation import SET_ASIDE_REASONS, build_time_expression
 from tidegate.jobs.sinks.output_tables import build_table_schema
 from tidegate.jobs.sinks.published_tables import scan_table
-from tidegate.jobs.sinks.row_positions import SPLICE_COLUMN
+from tidegate.jobs.sinks.row_positions import (
+    IDENTITY_COLUMNS,
+    SPLICE_COLUMN,
+    RowIdentity,
+    iterate_identities,
+)
 from tidegate.jobs.sinks.table_scan import Range, Ranges
 from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENTS, LATE, PipelineSpec
 from tidegate.jobs.spec.window_specs import WindowKind
 from tidegate.jobs.splice.errors import BAD_ROW_VALUE, TOO_MANY_ROWS, UNKNOWN_COLUMN
 from tidegate.jobs.splice.request_creation import resolve_request_state
-from tidegate.jobs.splice.tables_at_head import (
-    IDENTITY_COLUMNS,
-    RowIdentity,
-    TablesAtHead,
-    find_merge_segments,
-    iterate_identities,
-    read_data_file,
-)
+from tidegate.jobs.splice.tables_at_head import TablesAtHead, find_merge_segments, read_data_file
 from tidegate.jobs.splice.window_merge import list_touching_rows
 from tidegate.time_units import TICK_MAX, format_instant
 

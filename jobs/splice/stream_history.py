@@ -23,6 +23,7 @@ from tidegate.errors import TidegateError
 from tidegate.jobs.engine.column_types import to_arrow_type
 from tidegate.jobs.sinks.row_positions import (
     ARRIVAL_SLOT_COLUMN,
+    IDENTITY_COLUMNS,
     SPLICE_COLUMN,
     find_rewrite_starts,
     select_current_rows,
@@ -30,7 +31,7 @@ from tidegate.jobs.sinks.row_positions import (
 from tidegate.jobs.spec.pipeline import CHECKPOINTS, EVENTS
 from tidegate.jobs.spec.stream_specs import EVENTS_STREAM
 from tidegate.jobs.splice.errors import INCOMPLETE
-from tidegate.jobs.splice.tables_at_head import IDENTITY_COLUMNS, TablesAtHead
+from tidegate.jobs.splice.tables_at_head import TablesAtHead
 from tidegate.jobs.streams.dispatched_rows import (
     read_arrivals,
     select_request_segments,

@@ -54,6 +54,7 @@ from tidegate.jobs.streams.dispatched_rows import (
 )
 from tidegate.jobs.streams.dispatcher import run_pipe
 from tidegate.jobs.streams.reducers import build_reducer, build_states_table, fold_batch
+from tidegate.jobs.streams.row_history import compute_time_bounds
 from tidegate.jobs.streams.stream_state import (
     DispatchState,
     StreamState,
@@ -76,14 +77,14 @@ class StreamEffect:
         changes: stream -> its rows from the first change on.
         segments: kind -> the segment that replaces all segments of this kind; None: they are
             dropped.
-        rejections: dispatches that are refused now and were not before.
+        rejections: dispatches that are refused now and were not before; None if there are none.
     """
 
     since: int
     record: dict[str, Any]
-    changes: dict[str, StreamChange] = field(default_factory=dict)
-    segments: dict[str, SegmentContents | None] = field(default_factory=dict)
-    rejections: Any = None
+    changes: dict[str, StreamChange]
+    segments: dict[str, SegmentContents | None]
+    rejections: Any
 
 
 @dataclass
@@ -154,8 +155,7 @@ class StreamMerge:
         slot, state = self._head.next_slot, self._state.stream_state(stream)
         inserted = self.history.convert_collected_rows(stream, rows, slot)
         self._changed[stream] = order_stream_rows(
-            [self.history.stream_rows(stream), inserted],
-            self.history.base_state.stream_state(stream).next,
+            [self.history.stream_rows(stream), inserted], self._first_position(stream)
         )
         self._state.streams[stream] = StreamState(
             state.next + rows.num_rows, max(high, high if state.last is None else state.last)
@@ -164,7 +164,7 @@ class StreamMerge:
         return self._compute_effect(since, stream)
 
     def _compute_effect(self, since: int, inserted_into: str) -> StreamEffect:
-        effect, run_again = StreamEffect(since, {}), set[str]()
+        changes, run_again = dict[str, StreamChange](), set[str]()
         for stream in self._graph.order:
             if stream != inserted_into:
                 # None of its writers runs again, so its rows stay.
@@ -180,17 +180,16 @@ class StreamMerge:
             # The table of events is not rewritten: the merge adds rows to it.
             if stream != EVENTS_STREAM:
                 position = self._first_position(stream) + first
-                effect.changes[stream] = StreamChange(position, new.slice(first), old.slice(first))
+                changes[stream] = StreamChange(position, new.slice(first), old.slice(first))
             for name in self._graph.readers_of(stream):
                 if name in self._state.attachments:
                     run_again.add(name)
                     self._run_attachment(name)
         for name in run_again:
             self._update_attachment(name)
-        effect.record = self._state.to_record(self._graph)
-        effect.segments = self._segments
-        effect.rejections = pa.concat_tables(self._rejections) if self._rejections else None
-        return effect
+        record = self._state.to_record(self._graph)
+        rejections = pa.concat_tables(self._rejections) if self._rejections else None
+        return StreamEffect(since, record, changes, self._segments, rejections)
 
     def _first_position(self, stream: str) -> int:
         """Return the position of the first row after the base."""
@@ -318,10 +317,7 @@ class StreamMerge:
         """Replace the collected rows of the attachment's splice request, which may have changed."""
         request = self._state.attachments[name].request_id(name)
         rows = self._read_request_rows(name)
-        low, high = None, None
-        if rows.num_rows:
-            stamps = pc.min_max(rows["_stamp"])
-            low, high = stamps["min"].as_py(), stamps["max"].as_py()
+        low, high = compute_time_bounds(rows["_stamp"])
         self._state.requests[request] = replace(
             self._state.requests[request], rows=rows.num_rows, min_time=low, max_time=high
         )
@@ -347,7 +343,9 @@ class StreamMerge:
         writers, merged = self._list_arrivals(stream), self._find_merged_rows(stream)
         state = self.history.base_state.stream_state(stream)
         last, parts = state.last, [arrow_schema.empty_table()]
-        buffered = self._read_buffered_rows(stream)
+        kind = f"buffer:{stream}"
+        segments = [segment for segment in self.history.base_segments if segment.kind == kind]
+        buffered = read_arrivals(self._store, segments, self._graph.columns[stream])
         for slot in self._list_active_slots(stream, writers, merged):
             rows, buffered = self._compute_appends(stream, slot, writers, buffered, last)
             accepted, refused = append_rows(rows, self.history.clock_at(slot)[0], last, 0)
@@ -364,9 +362,7 @@ class StreamMerge:
         rebuilt = order_stream_rows(parts, state.next)
         self._state.streams[stream] = StreamState(state.next + rebuilt.num_rows, last)
         if self._spec.streams[stream].buffer:
-            self._segments[f"buffer:{stream}"] = (
-                (buffered, None, None, {}) if buffered.num_rows else None
-            )
+            self._segments[kind] = (buffered, None, None, {}) if buffered.num_rows else None
         return rebuilt
 
     def _list_arrivals(self, stream: str) -> list[Any]:
@@ -404,10 +400,6 @@ class StreamMerge:
             return list(range(self.history.base + 1, self._head.slot + 1))
         arrivals = {int(slot) for rows in writers for slot in np.unique(rows[ARRIVAL_SLOT])}
         return sorted({*merged, *arrivals})
-
-    def _read_buffered_rows(self, stream: str) -> Any:
-        segments = [s for s in self.history.base_segments if s.kind == f"buffer:{stream}"]
-        return read_arrivals(self._store, segments, self._graph.columns[stream])
 
     def _compute_appends(
         self, stream: str, slot: int, writers: Sequence[Any], buffered: Any, last: int | None

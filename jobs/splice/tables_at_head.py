@@ -11,7 +11,7 @@ on its lineage. A restore to before a merge drops its segment, and the request c
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -32,15 +32,12 @@ from tidegate.jobs.sinks.lineage_position import (
 )
 from tidegate.jobs.sinks.output_tables import build_checkpoint_rows, build_table_schema
 from tidegate.jobs.sinks.published_tables import translate_read_errors, use_plain_types
+from tidegate.jobs.sinks.row_positions import RowIdentity, iterate_identities
 from tidegate.jobs.sinks.table_scan import Range, Ranges, TableScan, select_in_ranges
 from tidegate.jobs.spec.pipeline import CHECKPOINTS, EVENTS, PipelineSpec
 
 Span = tuple[int, int]
 """From and to in ticks, half open."""
-
-RowIdentity = tuple[str, str, int]
-"""Source, partition and seq: an input row keeps them in every output."""
-IDENTITY_COLUMNS = ("_source", "_partition", "_seq")
 
 _MAX_RANGES = 8  # per scan: a longer filter costs more than the rows it saves
 
@@ -242,11 +239,6 @@ def find_merge_segments(head: LogHead) -> dict[str, FileRef]:
     """Return request id -> segment of the merges on the lineage of a head, oldest first."""
     segments = head.record.segments if head.record else []
     return {str(s.extra["request"]): s for s in segments if s.kind == SPLICE_KIND}
-
-
-def iterate_identities(table: Any) -> Iterable[RowIdentity]:
-    """Return the identity of each row, in order, to be read once."""
-    return zip(*(table[name].to_pylist() for name in IDENTITY_COLUMNS), strict=True)
 
 
 def iterate_output_pairs(rows: Any) -> Iterator[tuple[RowIdentity, str]]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any, NoReturn
 
 import duckdb
@@ -33,7 +32,7 @@ from tidegate.jobs.rules.row_conditions import (
     last_window_start_sql,
 )
 from tidegate.jobs.sinks.published_tables import select_current_revisions
-from tidegate.jobs.sinks.row_positions import SPLICE_COLUMN
+from tidegate.jobs.sinks.row_positions import IDENTITY_COLUMNS, SPLICE_COLUMN
 from tidegate.jobs.sinks.table_scan import Ranges
 from tidegate.jobs.spec.pipeline import EVENTS, LATE, PipelineSpec
 from tidegate.jobs.spec.window_specs import WindowKind, WindowSpec
@@ -45,7 +44,6 @@ from tidegate.jobs.splice.errors import (
     TOO_EARLY,
 )
 from tidegate.jobs.splice.tables_at_head import (
-    IDENTITY_COLUMNS,
     Span,
     TablesAtHead,
     join_spans,
@@ -402,9 +400,9 @@ class AffectedWindow:
 
         Then a row came when its session had been purged.
         """
-        spans = sorted((row["_ws"], row["_we"]) for row in self.published_results)
-        reach = 0 if merge_touching else 1
-        return any(first[1] >= second[0] + reach for first, second in pairwise(spans))
+        sessions = [(row["_ws"], row["_we"], row) for row in self.published_results]
+        groups = _group_touching_parts(sessions, merge_touching=merge_touching)
+        return len(groups) < len(sessions)
 
     @property
     def next_revision(self) -> int:

@@ -158,7 +158,7 @@ def _fold_once(
 ) -> FoldResult:
     folded, copies, keys = FoldResult(), dict[str, Any](), dict[tuple[Any, ...], str]()
     names = _list_user_columns(rows)
-    with refuse_side_effects() as guard:
+    with refuse_side_effects() as raise_refused:
         for row in rows:
             values = tuple(row[name] for name in reducer.keys)
             # JSON of the same few keys is made once, not once per row.
@@ -176,7 +176,7 @@ def _fold_once(
                     for nth, item in enumerate(items)
                 ]
                 copies[key] = _copy_through_json(after)
-                guard.raise_refused()
+                raise_refused()
             # A fold is user code: whatever it raises pauses this reducer, and only this one.
             except Exception as error:
                 cause = f"{type(error).__name__}: {error}"
@@ -508,30 +508,27 @@ class SideEffectError(Exception):
     """
 
 
-class _SideEffectGuard:
-    """Held while folds run."""
-
-    def raise_refused(self) -> None:
-        """Raise what was refused since the last call, even if the fold swallowed the error."""
-        # The refusal is kept besides the exception, because a fold may catch every exception.
-        refused, _thread_state.refused = _thread_state.refused, None
-        if refused is not None:
-            raise SideEffectError(refused)
+def _raise_refused() -> None:
+    # The refusal is kept besides the exception, because a fold may catch every exception.
+    refused, _thread_state.refused = _thread_state.refused, None
+    if refused is not None:
+        raise SideEffectError(refused)
 
 
 @contextmanager
-def refuse_side_effects() -> Iterator[_SideEffectGuard]:
+def refuse_side_effects() -> Iterator[Callable[[], None]]:
     """Refuse to write or delete files, use sockets and start processes in this thread.
 
-    These raise `SideEffectError`, but not for files in ``__pycache__``. Blocks can be nested: the
-    end of the inner one restores what the outer one had.
+    These raise `SideEffectError`, but not for files in ``__pycache__``. It yields a function that
+    raises what was refused since its last call, even if the fold swallowed the error. Blocks can be
+    nested: the end of the inner one restores what the outer one had.
     """
     _install_audit_hook()
     before = getattr(_thread_state, "on", False), getattr(_thread_state, "refused", None)
     _thread_state.refused = None
     _thread_state.on = True
     try:
-        yield _SideEffectGuard()
+        yield _raise_refused
     finally:
         _thread_state.on, _thread_state.refused = before
 

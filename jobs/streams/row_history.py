@@ -21,12 +21,10 @@ from tidegate.checkpoints.slot_log import LogHead, SlotLog
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.column_types import convert_to_ticks, to_arrow_type
 from tidegate.jobs.engine.manifest_writer import SPLICE_KIND
-from tidegate.jobs.sinks.row_positions import compute_current_positions
+from tidegate.jobs.sinks.row_positions import IDENTITY_COLUMNS, compute_current_positions
 from tidegate.jobs.spec.stream_specs import EVENTS_STREAM
 from tidegate.jobs.streams.errors import ROWS_RETIRED
 from tidegate.time_units import TICK_MIN
-
-_IDENTITY = ("_source", "_partition", "_seq")  # columns of an event
 
 PROVENANCE_FIELDS = {
     "_id": pa.string(),
@@ -107,7 +105,7 @@ class LogHistory:
         if self._published is None:
             raise ROWS_RETIRED(stream=stream, row=start)
         events = stream == EVENTS_STREAM
-        own = (self._event_time, *_IDENTITY) if events else ("stream_time", "_id")
+        own = (self._event_time, *IDENTITY_COLUMNS) if events else ("stream_time", "_id")
         found = self._published(stream, start, end, (*columns, *own))
         if found.num_rows != end - start:
             raise ROWS_RETIRED(stream=stream, row=start)

@@ -286,40 +286,11 @@ def read_reducer_states(store: Store, segments: list[FileRef]) -> ReducerStates:
     return {} if rows is None else parse_states_table(rows)
 
 
-def write_request_documents(
-    store: Store, epoch: Manifest, clock: Clock = SYSTEM_CLOCK
-) -> list[SpliceRequest]:
-    """Create the documents of the requests that are complete after an epoch, and return them.
-
-    Existing documents are not changed; they are returned too. Requests without rows get none.
-    """
-    documents = []
-    for name, request in DispatchState.from_record(epoch.stream_state).requests.items():
-        # An open request may still get rows; one without rows needs no decision.
-        if request.open or not request.rows:
-            continue
-        files = select_request_segments(epoch.segments, request.attachment, name)
-        document = SpliceRequest(
-            id=name,
-            pipeline=epoch.pipeline,
-            destination=request.destination,
-            origin="attachment",
-            origin_detail={"attachment": request.attachment},
-            rows=[file.model_dump(mode="json") for file in files],
-            row_count=request.rows,
-            min_time=request.min_time,
-            max_time=request.max_time,
-            created_at=clock.wall_ticks(),
-            who=request.attachment,
-            why=f"the backfill of {request.attachment}",
-            at_slot={"timeline": epoch.timeline, "slot": epoch.slot},
-        )
-        documents.append(create_splice_request(store, document))
-    return documents
-
-
 class SpliceRequestSink:
-    """A follower of the log that writes these documents."""
+    """A follower of the log that writes the documents of complete requests.
+
+    Existing documents are not changed. Requests without rows get none.
+    """
 
     name = "splice requests"
 
@@ -333,17 +304,37 @@ class SpliceRequestSink:
         Returns:
             1, or 0 if no epoch was sealed yet.
         """
-        head = log.head().record
-        if head is None:
+        epoch = log.head().record
+        if epoch is None:
             return 0
-        # A document is offered once per process. After a restart it is written again, which changes
-        # nothing.
-        waiting = DispatchState.from_record(head.stream_state).requests.keys() - self._offered
-        if waiting:
-            self._offered |= {
-                document.id for document in write_request_documents(log.store, head, self._clock)
-            }
+        for name, request in DispatchState.from_record(epoch.stream_state).requests.items():
+            # A document is offered once per process. After a restart it is written again, which
+            # changes nothing. An open request may still get rows; one without rows needs no
+            # decision.
+            if name not in self._offered and request.rows and not request.open:
+                create_splice_request(log.store, self._make_document(epoch, name, request))
+                self._offered.add(name)
         return 1
+
+    def _make_document(
+        self, epoch: Manifest, name: str, request: CollectedRequest
+    ) -> SpliceRequest:
+        files = select_request_segments(epoch.segments, request.attachment, name)
+        return SpliceRequest(
+            id=name,
+            pipeline=epoch.pipeline,
+            destination=request.destination,
+            origin="attachment",
+            origin_detail={"attachment": request.attachment},
+            rows=[file.model_dump(mode="json") for file in files],
+            row_count=request.rows,
+            min_time=request.min_time,
+            max_time=request.max_time,
+            created_at=self._clock.wall_ticks(),
+            who=request.attachment,
+            why=f"the backfill of {request.attachment}",
+            at_slot={"timeline": epoch.timeline, "slot": epoch.slot},
+        )
 
     def lag(self, log: SlotLog) -> int:
         """Return 0: the newest epoch holds the requests of all earlier ones.

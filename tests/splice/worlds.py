@@ -11,9 +11,8 @@ import pyarrow.parquet as pq
 from tests.engine.harness import SECOND, Bench, row, spec_of
 
 from tidegate.jobs.sinks.published_tables import select_current_revisions
-from tidegate.jobs.sinks.row_positions import compute_current_positions
+from tidegate.jobs.sinks.row_positions import RowIdentity, compute_current_positions
 from tidegate.jobs.spec.pipeline import PipelineSpec
-from tidegate.jobs.splice.tables_at_head import RowIdentity
 
 AGGREGATES = {
     "n": "count(*)", "s": "sum(v)", "low": "min(v)", "high": "max(v)", "mean": "avg(v)", "kinds": "distinct(v)",

@@ -42,10 +42,10 @@ def test_effects_are_refused_even_when_swallowed(
 
 def hidden(effect: Callable[[Path], object], target: Path) -> None:
     """Runs it under the guard, and swallows what it raises."""
-    with refuse_side_effects() as guard:
+    with refuse_side_effects() as raise_refused:
         with contextlib.suppress(Exception):
             effect(target)
-        guard.raise_refused()
+        raise_refused()
 
 
 def test_the_end_of_an_inner_block_allows_nothing(tmp_path: Path) -> None:
@@ -54,9 +54,9 @@ def test_the_end_of_an_inner_block_allows_nothing(tmp_path: Path) -> None:
         with contextlib.suppress(SideEffectError):
             (tmp_path / "made").mkdir()
         with refuse_side_effects() as inner:
-            inner.raise_refused()
+            inner()
         with pytest.raises(SideEffectError):
-            outer.raise_refused()
+            outer()
         with pytest.raises(SideEffectError):
             (tmp_path / "made").mkdir()
 
@@ -69,9 +69,9 @@ def test_reading_and_importing_are_fine(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "fresh_module.py").write_text("ANSWER = 42\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
-    with refuse_side_effects() as guard:
+    with refuse_side_effects() as raise_refused:
         assert importlib.import_module("fresh_module").ANSWER == 42
         assert (tmp_path / "fresh_module.py").read_text() == "ANSWER = 42\n"
-        guard.raise_refused()
+        raise_refused()
     (tmp_path / "after").write_text("x")
     sys.modules.pop("fresh_module")
