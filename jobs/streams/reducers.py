@@ -508,7 +508,7 @@ class SideEffectError(Exception):
     """
 
 
-def _raise_refused() -> None:
+def _require_nothing_refused() -> None:
     # The refusal is kept besides the exception, because a fold may catch every exception.
     refused, _thread_state.refused = _thread_state.refused, None
     if refused is not None:
@@ -528,7 +528,7 @@ def refuse_side_effects() -> Iterator[Callable[[], None]]:
     _thread_state.refused = None
     _thread_state.on = True
     try:
-        yield _raise_refused
+        yield _require_nothing_refused
     finally:
         _thread_state.on, _thread_state.refused = before
 
