@@ -375,7 +375,7 @@ def build_graph(spec: PipelineSpec, facts: Mapping[str, Any], open_requests: int
     for name, sink in spec.sinks.items():
         behind = facts["sinks"].get(name)
         tone = "warn" if behind and behind > spec.outputs.publish_every else "good"
-        note = "" if behind is None else f"{behind} epochs behind"
+        note = {None: "", 1: "1 epoch behind"}.get(behind, f"{behind} epochs behind")
         found = {"id": f"sink:{name}", "name": name, "kind": f"{sink.kind} sink", "note": note}
         nodes.append({**found, "column": last, "tone": tone if behind is not None else "off"})
         tables = sink.tables or spec.table_names

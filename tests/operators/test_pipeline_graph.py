@@ -59,10 +59,11 @@ def test_rows_backlog_freshness_and_quality_are_on_it() -> None:
         "stale": {"shop": 90.0},
         "lag": {"web": 1200},
         "freshness": {"web": {"sealed": [1, 2, 3], "visible": [2, 4, 8]}},
-        "sinks": {"copy": 40, "iceberg": 0},
+        "sinks": {"copy": 40, "near": 1, "iceberg": 0},
         "quality": {"verdict": "warn", "failed": [{"suite": "late_rows", "id": "late_ratio"}]},
     }
-    graph = build_graph(_spec(sinks={"copy": {"kind": "files", "path": "out/"}}), facts, 0)
+    files = {"kind": "files", "path": "out/"}
+    graph = build_graph(_spec(sinks={"copy": files, "near": {**files, "path": "near/"}}), facts, 0)
     nodes = {node["id"]: node for node in graph["nodes"]}
     web = next(edge for edge in graph["edges"] if edge["from"] == "source:web")
     assert (web["label"], web["fresh"]) == ("1,200 messages behind", 4)
@@ -71,4 +72,5 @@ def test_rows_backlog_freshness_and_quality_are_on_it() -> None:
     tones = [nodes[name]["tone"] for name in ("source:shop", "late", "dead_letters", "sink:copy")]
     assert tones == ["warn"] * 4
     assert nodes["sink:copy"]["note"] == "40 epochs behind"
+    assert nodes["sink:near"]["note"] == "1 epoch behind"
     assert REQUESTS not in nodes
