@@ -144,9 +144,16 @@ def run_suites(evidence: Evidence | JobEvidence) -> RunResult:
                 validations[page] = _validate_summary(
                     source, page, summary, part, frames[summary], limits
                 )
-                checks += _collect_check_results(
-                    suite.suite, part, validations[page], frames[summary], evidence
-                )
+                found = {
+                    result.expectation_config.meta["check"]: result
+                    for result in validations[page].results
+                }
+                checks += [
+                    _interpret_validation(
+                        suite.suite, check, found[check.id], frames[summary], evidence
+                    )
+                    for check in part
+                ]
     return RunResult(tuple(checks), frames, {s.suite: s.title for s in suites}, validations)
 
 
@@ -201,23 +208,6 @@ def _validate_summary(
         },
     )
     return validation
-
-
-def _collect_check_results(
-    suite: str,
-    checks: Sequence[Check],
-    validation: ExpectationSuiteValidationResult,
-    frame: pd.DataFrame,
-    evidence: Evidence | JobEvidence,
-) -> list[CheckResult]:
-    by_id = {
-        r.expectation_config.meta["check"]: r
-        for r in validation.results
-        if r.expectation_config is not None
-    }
-    return [
-        _interpret_validation(suite, check, by_id[check.id], frame, evidence) for check in checks
-    ]
 
 
 def _build_expectation(library: Any, check: Check, limits: dict[str, float]) -> Any:

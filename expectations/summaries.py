@@ -239,7 +239,7 @@ def summarize_barrier_health(evidence: Evidence) -> pd.DataFrame:
     """One row over all barriers; waits, in seconds, and missing ids are of the recent ones."""
     closed, newest = _join_tardy_reports(evidence.barriers), summarize_barriers(evidence)
     ids = set(newest["barrier_id"])
-    complete, recent = (int((f["outcome"] == "complete").sum()) for f in (closed, newest))
+    complete, outcomes = Counter(closed["outcome"])["complete"], Counter(newest["outcome"])
     return pd.DataFrame(
         [
             {
@@ -248,10 +248,10 @@ def summarize_barrier_health(evidence: Evidence) -> pd.DataFrame:
                 "complete": complete,
                 "complete_ratio": _compute_ratio(complete, len(closed)),
                 "recent_barriers": len(newest),
-                "recent_complete": recent,
-                "recent_incomplete": int((newest["outcome"] == "incomplete").sum()),
-                "recent_aborted": int((newest["outcome"] == "aborted").sum()),
-                "recent_complete_ratio": _compute_ratio(recent, len(newest)),
+                "recent_complete": outcomes["complete"],
+                "recent_incomplete": outcomes["incomplete"],
+                "recent_aborted": outcomes["aborted"],
+                "recent_complete_ratio": _compute_ratio(outcomes["complete"], len(newest)),
                 "waited_p50_s": _compute_quantile(newest["waited_s"], 0.50),
                 "waited_p99_s": _compute_quantile(newest["waited_s"], 0.99),
                 "complete_p99_s": _compute_quantile(

@@ -17,6 +17,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -380,10 +381,11 @@ def hash_settings(environment: Mapping[str, str]) -> str:
 _HEALTHY_WITHIN = 900.0
 
 
+@dataclass(frozen=True)
 class AirflowProcesses:
     """Starts the processes that a stack's state names, and adopts those that run.
 
-    Args:
+    Attributes:
         home: the stack's folder.
         settings: Airflow's settings and what its children need, as environment variables.
         state: the stack's state; changed in place.
@@ -391,34 +393,25 @@ class AirflowProcesses:
         say: called with a line per step.
     """
 
-    def __init__(
-        self,
-        home: Path,
-        settings: Mapping[str, str],
-        state: StackState,
-        save: Callable[[], None],
-        say: TimedProgress,
-    ) -> None:
-        self._home = home
-        self._settings = settings
-        self._env = build_process_environment(settings)
-        self._state = state
-        self._save = save
-        self._say = say
+    home: Path
+    settings: Mapping[str, str] = field(repr=False)
+    state: StackState
+    save: Callable[[], None]
+    say: TimedProgress
 
     def restart_if_changed(self) -> None:
         """Stop processes that were started with other settings; `start` then starts them again."""
-        wanted = hash_settings(self._settings)
-        if self._state.airflow_digest == wanted:
+        wanted = hash_settings(self.settings)
+        if self.state.airflow_digest == wanted:
             return
         running = [
             mark for name, mark in self._recorded_processes().items() if is_process_alive(mark)
         ]
         if running:
-            self._say("addresses or settings have changed: restarting Airflow")
+            self.say("addresses or settings have changed: restarting Airflow")
             stop_processes(running, grace=15.0)
-        self._state.airflow_digest = wanted
-        self._save()
+        self.state.airflow_digest = wanted
+        self.save()
 
     def migrate_database(self) -> None:
         """Prepare the metadata database; once per Airflow version.
@@ -428,9 +421,9 @@ class AirflowProcesses:
         """
         wanted = version("apache-airflow")
         # Once per version of Airflow, because the command takes about 10 s.
-        if self._state.migrated == wanted:
+        if self.state.migrated == wanted:
             return
-        self._say("preparing Airflow's database (about 10 s)")
+        self.say("preparing Airflow's database (about 10 s)")
         log = self._log_file("db-migrate")
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as output:
@@ -439,16 +432,16 @@ class AirflowProcesses:
                 command,
                 stdout=output,
                 stderr=output,
-                env=self._env,
-                cwd=self._home / "airflow",
+                env=build_process_environment(self.settings),
+                cwd=self.home / "airflow",
                 check=False,
             )
         if done.returncode != 0:
             what = "Airflow's database could not be prepared"
             raise AIRFLOW_NOT_STARTED(what=what, log=log)
         # Only after success, so that an interrupted migration is run again.
-        self._state.migrated = wanted
-        self._save()
+        self.state.migrated = wanted
+        self.save()
 
     def start(self) -> None:
         """Start the processes that do not run, and return at once.
@@ -462,16 +455,16 @@ class AirflowProcesses:
             if name not in marks or not is_process_alive(marks[name])
         ]
         if missing:
-            self._say(f"starting Airflow: {', '.join(missing)} (about 20 s)")
+            self.say(f"starting Airflow: {', '.join(missing)} (about 20 s)")
         # A crashed triggerer or scheduler leaves children that would run next to the new one's.
         kill_processes(marks[name] for name in missing if name in marks)
         for name in missing:
             command = build_airflow_command(*AIRFLOW_COMPONENTS[name])
-            env = self._env | build_component_settings(name)
-            self._state.processes[name] = spawn_process(
-                command, log=self._log_file(name), env=env, cwd=self._home / "airflow"
+            env = build_process_environment(self.settings) | build_component_settings(name)
+            self.state.processes[name] = spawn_process(
+                command, log=self._log_file(name), env=env, cwd=self.home / "airflow"
             )
-            self._save()
+            self.save()
 
     def wait_until_healthy(self) -> None:
         """Wait until every component reports that it is healthy.
@@ -483,9 +476,9 @@ class AirflowProcesses:
         waiting = {*AIRFLOW_COMPONENTS, "metadatabase"}
         deadline = time.monotonic() + _HEALTHY_WITHIN
         while waiting:
-            well = waiting - list_unhealthy_components(self._state.ports["airflow"])
+            well = waiting - list_unhealthy_components(self.state.ports["airflow"])
             if well:
-                self._say(f"Airflow is well: {', '.join(sorted(well))}")
+                self.say(f"Airflow is well: {', '.join(sorted(well))}")
             waiting -= well
             self._check_alive()
             # A busy machine may be slow, but a process that has ended never becomes healthy.
@@ -504,11 +497,11 @@ class AirflowProcesses:
 
     def _recorded_processes(self) -> dict[str, ProcessId]:
         return {
-            name: mark for name, mark in self._state.processes.items() if name in AIRFLOW_COMPONENTS
+            name: mark for name, mark in self.state.processes.items() if name in AIRFLOW_COMPONENTS
         }
 
     def _log_file(self, name: str) -> Path:
-        return self._home / "logs" / f"{name}.log"
+        return self.home / "logs" / f"{name}.log"
 
 
 def list_unhealthy_components(port: int) -> set[str]:

@@ -12,6 +12,8 @@ from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.operators.child_processes import kill_children
 from tidegate.operators.store_access import StoreAccess
 
+ACTIVE_RUN_STATES = ["queued", "running"]
+
 
 class PipelineOperator(BaseOperator):
     """A task about one pipeline.

@@ -62,7 +62,11 @@ from tidegate.operators.errors import (
     PIN_WITHOUT_NAME,
     RESTORE_NOT_APPROVED,
 )
-from tidegate.operators.pipeline_operator import PipelineOperator, get_requester
+from tidegate.operators.pipeline_operator import (
+    ACTIVE_RUN_STATES,
+    PipelineOperator,
+    get_requester,
+)
 
 # Epochs sealed between an impact report and its approval. With more of them, the report no longer
 # describes what the restore would take back.
@@ -71,7 +75,6 @@ MAX_APPROVAL_DRIFT: Final = 500
 _EPOCH_POLL_SECONDS = 1.0
 _ABORT_TIMEOUT = 60.0  # seconds to wait for the driver's answer
 _ANSWERS = (RestoreEvent.APPROVED, RestoreEvent.REJECTED)
-_ACTIVE_RUN_STATES = ["queued", "running"]
 
 
 @dataclass(frozen=True)
@@ -307,7 +310,7 @@ class RecoverOperator(ReportRestoreOperator):
     def _launch_if_unwatched(self, context: Any) -> None:
         """Step 5: launch a driver if no run of the stream is active to do it."""
         stream_dag = f"{self.pipeline}.stream"
-        if context["ti"].get_dr_count(dag_id=stream_dag, states=_ACTIVE_RUN_STATES) == 0:
+        if context["ti"].get_dr_count(dag_id=stream_dag, states=ACTIVE_RUN_STATES) == 0:
             launcher, access = make_launcher(self.submit), self.resolve_access()
             # `latest` is the restored checkpoint: the fork record is the head of the log.
             launched = launcher.launch(self.pipeline, self.spec, access, "latest")

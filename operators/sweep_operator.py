@@ -28,6 +28,7 @@ from tidegate.operators.driver_shutdown import StopOrder, stop_driver, terminate
 from tidegate.operators.errors import STOP_DURING_RESTORE, SWEEP_UNREADABLE
 from tidegate.operators.liveness import needs_person
 from tidegate.operators.pipeline_operator import (
+    ACTIVE_RUN_STATES,
     PipelineOperator,
     get_requester,
     is_automatic_retry,
@@ -36,7 +37,6 @@ from tidegate.operators.store_access import StoreAccess
 
 UNREADABLE_KEY = "unreadable"  # of the XCom with the pipelines that could not be judged
 _REPLACED_KEY = "replaced_token"  # key in the task state store
-_ACTIVE_RUN_STATES = ["queued", "running"]
 
 
 class SweepOperator(BaseOperator):
@@ -68,7 +68,7 @@ class SweepOperator(BaseOperator):
             try:
                 watched, recovering = (
                     context["ti"].get_dr_count(
-                        dag_id=f"{pipeline}.{kind}", states=_ACTIVE_RUN_STATES
+                        dag_id=f"{pipeline}.{kind}", states=ACTIVE_RUN_STATES
                     )
                     > 0
                     for kind in ("stream", "recover")

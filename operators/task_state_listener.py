@@ -25,7 +25,7 @@ import logging
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -126,7 +126,7 @@ def _stop_marked_driver(mark: MarkedTask) -> None:
             mark,
             lambda: airflow.open_stream_store(mark.dag_id),
             lambda: _find_objection(mark),
-            say=log_step,
+            log_step,
         ).run()
     except Exception:
         _log.exception("%s of %s: %s, and the driver may go on", mark.run_id, mark.dag_id, mark.why)
@@ -158,84 +158,80 @@ def _find_objection(mark: MarkedTask) -> str | None:
     return "another run waits or has begun, and adopts the driver" if other_runs else None
 
 
+@dataclass(frozen=True)
 class StopOnMark:
     """Stops the driver of one marked task.
 
-    Args:
+    Attributes:
         mark: the marked task.
         open_store: opens the pipeline's store; None if the DAG does not belong to tidegate.
         find_objection: why the mark does not hold (any more); None while it does.
-        clock: for waiting.
         say: called with a line per step.
+        clock: for waiting.
+        stopped_tokens: of the drivers that were asked to end.
     """
 
-    def __init__(
-        self,
-        mark: MarkedTask,
-        open_store: Callable[[], Store | None],
-        find_objection: Callable[[], str | None],
-        *,
-        clock: Clock = SYSTEM_CLOCK,
-        say: Callable[[str], None] = lambda text: None,
-    ) -> None:
-        self._mark, self._clock, self._say = mark, clock, say
-        self._open_store, self._find_objection = open_store, find_objection
-        self._stopped_tokens: set[int] = set()
+    mark: MarkedTask
+    open_store: Callable[[], Store | None]
+    find_objection: Callable[[], str | None]
+    say: Callable[[str], None]
+    clock: Clock = SYSTEM_CLOCK
+    stopped_tokens: set[int] = field(default_factory=set)
 
     def run(self) -> None:
         """Act until the driver is gone and no other can come, or until the mark no longer holds.
 
         Gives up, and says so, when store or database have not answered for five minutes.
         """
-        begun = self._clock.monotonic()
-        awake_until = begun if self._mark.asleep else begun + _AWAKE_TASK_SECONDS
+        begun = self.clock.monotonic()
+        awake_until = begun if self.mark.asleep else begun + _AWAKE_TASK_SECONDS
         first = True
         while True:
             try:
-                store = self._open_store()
+                store = self.open_store()
                 if store is None or not self._apply_mark(store, first):
                     return
                 first = False
             except (TransientError, SQLAlchemyError) as error:
-                if self._clock.monotonic() - begun > _RETRY_SECONDS:
-                    self._say(f"given up, the driver may go on: {error}")
+                if self.clock.monotonic() - begun > _RETRY_SECONDS:
+                    self.say(f"given up, the driver may go on: {error}")
                     return
-                self._say(f"once more in {_RETRY_AFTER:.0f} s: {error}")
-                self._clock.sleep(_RETRY_AFTER)
+                self.say(f"once more in {_RETRY_AFTER:.0f} s: {error}")
+                self.clock.sleep(_RETRY_AFTER)
                 continue
-            if self._clock.monotonic() >= awake_until:
+            if self.clock.monotonic() >= awake_until:
                 return
-            self._clock.sleep(_LEASE_POLL_SECONDS)
+            self.clock.sleep(_LEASE_POLL_SECONDS)
 
     def _apply_mark(self, store: Store, first: bool) -> bool:
         """One round: stop the present driver. Returns whether the mark (still) holds."""
-        pipeline, mark = self._mark.pipeline, self._mark
+        pipeline, mark = self.mark.pipeline, self.mark
         desired, lease = read_desired_state(store, pipeline), read_lease(store, pipeline)
         token = None if lease is None or lease.is_free else lease.token
         if not first and not self._was_undone_by_run(desired, token):
             return True
-        objection = self._find_objection()
+        objection = self.find_objection()
         if objection is None and desired.state is DesiredState.RECOVERING:
             objection = "a restore is under way, and sets the desired state at its end"
         if objection is None and desired.state is DesiredState.RUN:
             objection = self._set_stopped(store, desired)
         if objection is not None:
-            self._say(f"{objection}: the driver stays")
+            self.say(f"{objection}: the driver stays")
             return False
         if token is not None:
             # Noted before the stop: if the stop fails, the next round must not take it for undone.
-            self._stopped_tokens.add(token)
+            self.stopped_tokens.add(token)
             order = StopOrder(_ACTOR, mark.why, token=token, asker=mark.try_id)
-            self._say(stop_driver(store, pipeline, order, clock=self._clock, say=self._say))
+            self.say(stop_driver(store, pipeline, order, clock=self.clock, say=self.say))
         elif first:
-            self._say("no driver holds the lease")
+            self.say("no driver holds the lease")
         return True
 
     def _set_stopped(self, store: Store, before: DesiredDocument) -> str | None:
         """Steps 2 and 3. Returns why the mark no longer holds."""
-        pipeline = self._mark.pipeline
-        set_desired_state(store, pipeline, DesiredState.STOPPED, who=_ACTOR, why=self._mark.why)
-        objection = self._find_objection()
+        pipeline = self.mark.pipeline
+        set_desired_state(store, pipeline, DesiredState.STOPPED, who=_ACTOR, why=self.mark.why)
+        objection = self.find_objection()
         if objection is not None:
             # Another writer that came in between keeps its desired state.
             with suppress(ConfigurationError):
@@ -252,10 +248,10 @@ class StopOnMark:
     def _was_undone_by_run(self, desired: DesiredDocument, token: int | None) -> bool:
         """Whether the marked run has undone the stop before its worker learned of the mark."""
         if desired.state is DesiredState.RUN:
-            return desired.why == f"run {self._mark.run_id}"
+            return desired.why == f"run {self.mark.run_id}"
         return (
             desired.state is DesiredState.STOPPED
-            and desired.why == self._mark.why
+            and desired.why == self.mark.why
             and token is not None
-            and token not in self._stopped_tokens
+            and token not in self.stopped_tokens
         )
