@@ -21,13 +21,19 @@ import json
 import sys
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
 from tidegate.errors import ConfigurationError
 from tidegate.infra.errors import LANDER_WITHOUT_INPUT
 
+# The last two show rules that would break the log (`list_bucket_hazards`).
+_BUCKET_FACTS = [
+    "s3:GetBucketLocation",
+    "s3:GetLifecycleConfiguration",
+    "s3:GetReplicationConfiguration",
+]
 _MULTIPART_ACTIONS = ["s3:ListMultipartUploadParts", "s3:AbortMultipartUpload"]
 # What a driver deletes: files of retired epochs, caches, and what was answered or has ended. No key
 # may delete slots, lease and the other documents, because a shortened log cannot be repaired.
@@ -74,106 +80,95 @@ def build_policy(
     own, folders = f"{root}{pipeline}/", [root + folder.strip("/") + "/" for folder in inputs]
     match role:
         case Role.DRIVER:
-            statements = _build_driver_statements(bucket, root, pipeline, folders)
+            rights = _build_driver_rights(root, pipeline, folders)
         case Role.OPERATOR:
-            statements = _build_operator_statements(bucket, own, folders)
+            rights = _build_operator_rights(own, folders)
         case Role.READER:
-            statements = [
-                _allow_listing(bucket, [own, *folders]),
-                _allow_actions(
-                    ["s3:GetObject"],
-                    *_format_object_arns(bucket, [f"{own}timelines/*/tables/", f"{own}iceberg/"]),
-                ),
-            ]
+            tables = [f"{own}timelines/*/tables/*", f"{own}iceberg/*"]
+            rights = _Rights([own, *folders], [(["s3:GetObject"], tables)])
         case Role.LANDER:
-            statements = _build_lander_statements(bucket, folders)
-    return {
-        "Version": "2012-10-17",
-        "Statement": [
-            _allow_actions(
-                # The last two show rules that would break the log (`list_bucket_hazards`).
-                [
-                    "s3:GetBucketLocation",
-                    "s3:GetLifecycleConfiguration",
-                    "s3:GetReplicationConfiguration",
-                ],
-                f"arn:aws:s3:::{bucket}",
-            ),
-            *statements,
-        ],
-    }
+            rights = _build_lander_rights(folders)
+    arn = f"arn:aws:s3:::{bucket}"
+    # A LIST of the whole bucket would tell the names of everyone's objects.
+    listed = {"StringLike": {"s3:prefix": [f"{folder}*" for folder in rights.listed]}}
+    statements = [
+        _allow_actions(_BUCKET_FACTS, arn),
+        {**_allow_actions(["s3:ListBucket"], arn), "Condition": listed},
+        *([_allow_actions(rights.on_bucket, arn)] if rights.on_bucket else []),
+    ]
+    statements += [
+        _allow_actions(actions, *(f"{arn}/{pattern}" for pattern in patterns))
+        for actions, patterns in rights.on_objects
+        if patterns
+    ]
+    return {"Version": "2012-10-17", "Statement": statements}
 
 
-def _build_driver_statements(
-    bucket: str, root: str, pipeline: str, inputs: list[str]
-) -> list[dict[str, Any]]:
+class _Rights(NamedTuple):
+    """What a role may do.
+
+    Attributes:
+        listed: prefixes below which objects may be listed.
+        on_objects: actions, and the patterns of the keys that they are allowed on.
+        on_bucket: actions on the bucket itself.
+    """
+
+    listed: list[str]
+    on_objects: list[tuple[list[str], list[str]]]
+    on_bucket: Sequence[str] = ()
+
+
+def _build_driver_rights(root: str, pipeline: str, inputs: list[str]) -> _Rights:
     batches = f"{root}{pipeline[:50]}__bf_"  # the names of `<p>.backfill`'s batch runs
     pipeline_root = f"{root}{pipeline}/"
     disposable = [f"{root}tidegate-probe/", batches]
     own = [pipeline_root, *disposable]
     deleted = [*disposable, *(pipeline_root + folder for folder in _DELETED_FOLDERS)]
-    listen = ["s3:ListenBucketNotification", "s3:ListBucketMultipartUploads"]
-    return [
-        _allow_listing(bucket, [*own, *inputs]),
-        _allow_actions(listen, f"arn:aws:s3:::{bucket}"),
-        _allow_actions(
-            ["s3:GetObject", "s3:PutObject", *_MULTIPART_ACTIONS], *_format_object_arns(bucket, own)
-        ),
-        _allow_actions(["s3:DeleteObject"], *_format_object_arns(bucket, deleted)),
-        *(
-            [_allow_actions(["s3:GetObject"], *_format_object_arns(bucket, inputs))]
-            if inputs
-            else []
-        ),
-    ]
+    return _Rights(
+        [*own, *inputs],
+        [
+            (["s3:GetObject", "s3:PutObject", *_MULTIPART_ACTIONS], _match_below(own)),
+            (["s3:DeleteObject"], _match_below(deleted)),
+            (["s3:GetObject"], _match_below(inputs)),
+        ],
+        ["s3:ListenBucketNotification", "s3:ListBucketMultipartUploads"],
+    )
 
 
-def _build_operator_statements(bucket: str, own: str, inputs: list[str]) -> list[dict[str, Any]]:
+def _build_operator_rights(own: str, inputs: list[str]) -> _Rights:
     # A restore is a lease and one slot; listing checkpoints fills the index up; `tidegate quality`
     # keeps its reports.
-    folders = [
-        own + folder
-        for folder in ("requests/", "splices/", "index/", "quality/", "timelines/*/slots/")
-    ]
-    documents = [
-        f"arn:aws:s3:::{bucket}/{own}{name}.json" for name in ("lease", "desired", "roots")
-    ]
+    folders = ("requests/", "splices/", "index/", "quality/", "timelines/*/slots/")
+    documents = [f"{own}{name}.json" for name in ("lease", "desired", "roots")]
     # No other deletes: an operator's key must not be able to shorten the log.
     caches = [f"{own}index/", f"{own}quality/"]  # made again from what stays
-    return [
-        _allow_listing(bucket, [own, *inputs]),
-        _allow_actions(["s3:GetObject"], *_format_object_arns(bucket, [own, *inputs])),
-        _allow_actions(["s3:PutObject"], *_format_object_arns(bucket, folders), *documents),
-        _allow_actions(["s3:DeleteObject"], *_format_object_arns(bucket, caches)),
-    ]
+    return _Rights(
+        [own, *inputs],
+        [
+            (["s3:GetObject"], _match_below([own, *inputs])),
+            (["s3:PutObject"], [*_match_below([own + f for f in folders]), *documents]),
+            (["s3:DeleteObject"], _match_below(caches)),
+        ],
+    )
 
 
-def _build_lander_statements(bucket: str, folders: list[str]) -> list[dict[str, Any]]:
+def _build_lander_rights(folders: list[str]) -> _Rights:
     if not folders:
         raise LANDER_WITHOUT_INPUT()
     notes = [f"{folder}_landing/" for folder in folders]
-    return [
-        _allow_listing(bucket, notes),
-        _allow_actions(["s3:GetObject"], *_format_object_arns(bucket, notes)),
-        _allow_actions(["s3:PutObject"], *_format_object_arns(bucket, folders)),
-    ]
+    return _Rights(
+        notes,
+        [(["s3:GetObject"], _match_below(notes)), (["s3:PutObject"], _match_below(folders))],
+    )
 
 
-def _allow_actions(actions: list[str], *resources: str) -> dict[str, Any]:
-    return {"Effect": "Allow", "Action": actions, "Resource": list(resources)}
+def _match_below(prefixes: Sequence[str]) -> list[str]:
+    return [f"{prefix}*" for prefix in prefixes]
 
 
-def _format_object_arns(bucket: str, prefixes: Sequence[str]) -> list[str]:
-    return [f"arn:aws:s3:::{bucket}/{prefix}*" for prefix in prefixes]
-
-
-def _allow_listing(bucket: str, prefixes: Sequence[str]) -> dict[str, Any]:
-    """Listing is allowed below these prefixes only.
-
-    A LIST of the whole bucket would tell the names of everyone's objects.
-    """
-    condition = {"StringLike": {"s3:prefix": [f"{prefix}*" for prefix in prefixes]}}
-    return {**_allow_actions(["s3:ListBucket"], f"arn:aws:s3:::{bucket}"), "Condition": condition}
+def _allow_actions(actions: Sequence[str], *resources: str) -> dict[str, Any]:
+    """Return the statement of a policy that allows actions on resources."""
+    return {"Effect": "Allow", "Action": list(actions), "Resource": list(resources)}
 
 
 def main(

@@ -332,7 +332,7 @@ class _PipelineDags:
         )
 
     def _build_splice_dag(self, splice: SpliceSpec) -> DAG:
-        # Imported here as in `_add_approval_tasks`.
+        # Imported here as in `_ask_before`.
         from tidegate.operators.splice_operators import add_splice_tasks
 
         what = "Merges late rows and dead letters back, after a person has seen the exact effect."

@@ -75,6 +75,12 @@ _CHECK_FIELDS: Final = (
     *("owner", "value", "limit", "is_least", "sample", "command"),
 )
 
+_SHOWN_OF_DRIVER: Final = ("freshness", "stale", "sinks", "late_uploads")
+_SHOWN_OF_CHECKPOINT: Final = {
+    *("id", "kind", "timeline", "slot"),
+    *("read", "late", "bytes", "files", "gap"),
+}
+
 T = TypeVar("T")
 _Position = tuple[int, int]  # timeline and slot
 _SeenEpoch = tuple[dict[str, Any], SlotSummary, LatenessSketches]
@@ -206,11 +212,8 @@ class StreamView:
             rows = list(islice(rest, limit + 1))  # one more, to know whether there is a next page
             if abandoned:
                 rows = CheckpointCatalog(self.log).mark_gaps(rows)
-            find_illness = (
-                build_illness_finder(self.store, self.pipeline)
-                if self._read_quality() is not None
-                else None
-            )
+            checked = self._read_quality() is not None
+            find_illness = build_illness_finder(self.store, self.pipeline) if checked else None
         shown = [
             {
                 **self._describe_checkpoint(row, roots),
@@ -340,20 +343,15 @@ class StreamView:
             "driver": _describe_driver(driver) if alive else None,
             "reported_at": driver.last_report.at // 1000 if driver.last_report else None,
             "step": driver.last_report.step if alive and driver.last_report else None,
-            "unpublished": driver.facts.get("unpublished"),
             "trouble": _format_error(live_facts.get("trouble")),
             "silent": {
                 name: ticks // 1_000_000 for name, ticks in (live_facts.get("silent") or {}).items()
             },
-            "freshness": live_facts.get("freshness") or {},
-            "stale": live_facts.get("stale") or {},
             "lag": count_waiting_messages(live_facts),
-            "sinks": live_facts.get("sinks") or {},
-            "late_uploads": live_facts.get("late_uploads") or {},
+            **{name: live_facts.get(name) or {} for name in _SHOWN_OF_DRIVER},
             "warnings": overview.warnings,
             "holder": _describe_frontier_holder(driver, newest),
-            "error": driver.facts.get("error"),
-            "spark_ui": driver.facts.get("spark_ui"),
+            **{name: driver.facts.get(name) for name in ("unpublished", "error", "spark_ui")},
             "queries": _describe_queries(newest),
             "checkpoint": str(newest.id) if newest else None,
             "timeline": head.timeline,
@@ -543,20 +541,12 @@ class StreamView:
         name = row.id or ""
         condemned = roots.condemned.get(name)
         return {
-            "id": row.id,
-            "kind": row.kind,
-            "timeline": row.timeline,
-            "slot": row.slot,
+            **row.model_dump(include=_SHOWN_OF_CHECKPOINT),
             "at": row.created_at // 1000,
-            "read": row.read,
-            "late": row.late,
-            "bytes": row.bytes,
-            "files": row.files,
             "pins": sorted(pin for pin, root in roots.pins.items() if root.checkpoint == name),
             "condemned": f"{condemned.reason}: {condemned.detail}" if condemned else None,
             "verified": {"verdict": "damaged"} if condemned else self._verified.get(name),
             "restorable": row.is_restorable and not condemned,
-            "gap": row.gap,
         }
 
 
