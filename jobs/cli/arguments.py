@@ -285,7 +285,7 @@ def parse_event_time(text: str) -> int:
     """Parse an ISO 8601 time into ticks; without an offset it is UTC.
 
     Raises:
-        ConfigurationError: the text is no time.
+        ConfigurationError: the text is not a time.
     """
     try:
         instant = datetime.fromisoformat(text)

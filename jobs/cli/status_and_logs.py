@@ -225,7 +225,7 @@ def _format_query(at: dict[str, Any]) -> str:
 def _count_unpublished(store: Store, pipeline: str, timeline: int, slot: int) -> int | None:
     """Sealed epochs that the tables do not show.
 
-    None while they still stand on an older timeline.
+    None while they still show an older timeline.
     """
     from tidegate.jobs.sinks.lineage_position import read_published_cut
 

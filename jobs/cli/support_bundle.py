@@ -3,7 +3,7 @@
 It contains versions, the spec, status, lease, requests of people, the newest manifests, storage by
 kind and the drivers' logs. It contains no rows of any table. Secrets are masked: the values of
 settings whose name looks like a secret, every value that this process knows to be secret wherever
-it appears, and in logs what follows a secret's name, stands in a header, or is part of an address
+it appears, and in logs what follows a secret's name, is in a header, or is part of an address
 that is signed or holds a password.
 """
 

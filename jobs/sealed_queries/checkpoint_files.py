@@ -100,7 +100,7 @@ def delete_uncommitted_state(folder: Path) -> list[Path]:
 
 
 def read_offsets(folder: Path, batch: int) -> list[Any]:
-    """Return where each source of a query stood after a batch: Spark's JSON, None for no offset.
+    """Return where each source of a query was after a batch: Spark's JSON, None for no offset.
 
     Raises:
         FileNotFoundError: the batch is not planned, or Spark has deleted its plan.

@@ -43,7 +43,7 @@ _ROWLESS: Final = {"replace", "OPTIMIZE", "VACUUM START", "VACUUM END", "RESTORE
 
 @dataclass(frozen=True, slots=True)
 class SealedPoint:
-    """Where a query should stand after a restore.
+    """Where a query should be after a restore.
 
     Attributes:
         queries: ids that the query has had, the present one included.
@@ -195,7 +195,7 @@ def choose_commit(
     Args:
         line: the commits that led to the present table, oldest first.
         known: all commits that the table keeps.
-        point: where the query should stand.
+        point: where the query should be.
 
     Raises:
         LookupError: the table does not keep the commit.

@@ -59,7 +59,7 @@ def test_only_the_newest_epochs(cli: Cli, sketched: SlotLog) -> None:
 
 
 def test_no_sketch_is_reported(cli: Cli, log: SlotLog) -> None:
-    """Without sketches there is no advice, and no picture."""
+    """Without sketches the command gives no advice and draws no picture."""
     assert "no lateness sketch in 3 epochs" in cli("advise", "flights").out
     said = cli("advise", "flights", "--plot", "curve.svg")
     assert (said.exit_code, "nothing" in said.err or "no lateness sketch" in said.err) == (2, True)

@@ -145,7 +145,7 @@ def test_pins_name_checkpoints(cli: Cli, log: SlotLog) -> None:
 
 
 def test_diff_counts_the_difference(cli: Cli, log: SlotLog) -> None:
-    """Rows are subtracted, positions stand side by side; equal ones are called equal."""
+    """The diff subtracts rows, shows positions side by side, and calls equal checkpoints equal."""
     seal(log)
     data = cli("checkpoints", "diff", "flights", "t0-000001", "latest", "--json").data
     assert (data["counters"]["read"], data["positions"]["EWR/0"]) == (30, {"left": 1, "right": 4})

@@ -169,7 +169,7 @@ def test_validate_says_where_outputs_are_computed(cli: Cli, spec_file: Path) -> 
 
 
 def test_validate_takes_edge_events(cli: Cli, spec_file: Path) -> None:
-    """A window beside them says that its results are final when they are told."""
+    """If a pipeline with edge events has a window, `validate` refuses late revisions of its results."""
     window = (
         "windows: {w: {kind: tumbling, size: 1h, keys: [carrier], aggregates: {n: count(*)}}}\n"
     )

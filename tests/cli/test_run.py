@@ -117,8 +117,8 @@ def test_a_run_says_how_many_rows_wait_and_what_to_do(
 
     driver(run)
     said = cli("run", "flights.yaml", *(["--quiet"] if quiet else []))
-    told = ["6 rows wait" in said.out, "--until-end" in said.out, str(sealed.id) in said.out]
-    assert (told, said.out == "") == ([not quiet] * 3, quiet)
+    lines = ["6 rows wait" in said.out, "--until-end" in said.out, str(sealed.id) in said.out]
+    assert (lines, said.out == "") == ([not quiet] * 3, quiet)
 
 
 def test_until_end_refuses_topics(cli: Cli, tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_stack_home_comes_from_option_then_environment(
 
 
 def test_demo_gets_its_options(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is given is handed on, the rest has its defaults, and a mistake is told."""
+    """The command passes on what is given, uses defaults for the rest, and reports a mistake."""
     from tidegate.infra import demo
 
     given: list[tuple[object, ...]] = []

@@ -110,7 +110,7 @@ def test_only_what_was_asked_for(cli: Cli, shop: Shop) -> None:
 
 
 def test_few_late_rows_are_no_request(cli: Cli, shop: Shop) -> None:
-    """Below the threshold nothing is made, and that is no error."""
+    """With fewer rows than the threshold no request is made, and the exit code is 0."""
     said = cli("splice", "late", "shop.yaml", "--at-least", "3", "--json")
     assert (said.exit_code, said.data) == (0, {"request": None, "rows": 2, "at_least": 3})
 

@@ -34,7 +34,7 @@ def say(log: SlotLog, lease: Lease, state: str, *, ago: float = 0.0, **body: obj
 
 
 def test_stopped_pipeline_shows_its_position(cli: Cli, log: SlotLog) -> None:
-    """Without a driver, everything that was sealed is still told."""
+    """Without a driver, the status still shows everything that was sealed."""
     data = cli("status", "flights", "--json").data
     assert (data["state"], data["driver"], data["frontier"], data["unpublished"]) == (
         "stopped",
@@ -268,7 +268,7 @@ def test_a_paused_reducer_is_named_with_the_row_and_the_reason(cli: Cli, log: Sl
 
 
 def test_sinks_that_are_behind_are_named(cli: Cli, log: SlotLog) -> None:
-    """With more than the tables to follow, each is told apart."""
+    """If there are sinks besides the tables, the status names each of them."""
     lease = Lease.acquire(log.store, "flights", ProcessIdentity.this_process())
     say(log, lease, "running", sinks={"iceberg": 0, "warehouse": 7})
     assert "iceberg up to date, warehouse 7 behind" in cli("status", "flights").out

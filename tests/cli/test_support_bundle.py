@@ -58,9 +58,9 @@ def bundle(cli: Cli, folder: Path, pipeline: str = "flights.yaml") -> dict[str, 
 def test_no_secret_gets_in(
     cli: Cli, log: SlotLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Secrets of the environment, of the spec and of logs are masked, wherever they stand.
+    """Secrets of the environment, of the spec and of logs are masked, in every place.
 
-    What is no secret stays.
+    Other values stay.
     """
     monkeypatch.setenv("TIDEGATE_S3_SECRET_KEY", "hunter2-of-minio")
     monkeypatch.setenv("TIDEGATE_S3_ENDPOINT", "http://minio:9000")

@@ -77,11 +77,11 @@ MISTAKES = {
 @pytest.mark.parametrize("wrong", MISTAKES)
 def test_a_mistake_is_named_once_at_its_line(cli: Cli, wrong: str) -> None:
     """Three sources share the mistakes of the anchor; the expressions need no JVM."""
-    replacement, told = MISTAKES[wrong]
+    replacement, message = MISTAKES[wrong]
     Path("shop.yaml").write_text(SHOP.replace(wrong, replacement, 1))
     said = cli("validate", "shop.yaml")
     assert said.exit_code == 2
-    assert told in said.err
+    assert message in said.err
     lines = [line for line in said.err.splitlines() if "shop.yaml:" in line]
     assert len(lines) == 1, said.err
 

@@ -61,7 +61,7 @@ def test_a_compacted_source_log_replaces_what_is_before_it(tmp_path: Path) -> No
 
 
 def test_the_initial_offsets_of_other_sources_are_always_taken(tmp_path: Path) -> None:
-    """Kafka keeps one file, with a number that is no batch."""
+    """Kafka keeps one file, whose number is not that of a batch."""
     made = FakeCheckpoint(tmp_path)
     made.put("sources/0/0", "initial offsets")
     made.plan(7, {"topic": {"0": 12}})
