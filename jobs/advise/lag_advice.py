@@ -207,25 +207,14 @@ def advise_lags(
             by_source.setdefault(source, []).append(sketch)
     found = []
     for source, own in by_source.items():
-        curve, present, counts = (
-            LatenessCurve(merge_sketches(own)),
-            lags.get(source),
-            counters.get(source, {}),
-        )
-        targets = (
-            tuple(_compute_lag_target(share, curve, present) for share in TARGET_SHARES)
-            if curve.rows
-            else ()
-        )
-        found.append(
-            LagAdvice(source, curve, present, counts.get("read", 0), counts.get("late", 0), targets)
-        )
+        curve, present = LatenessCurve(merge_sketches(own)), lags.get(source)
+        targets = []
+        for share in TARGET_SHARES if curve.rows else ():
+            lag = curve.lag_for(share) or 0
+            targets.append(LagTarget(share, lag, None if present is None else lag - present))
+        read, late = (counters.get(source, {}).get(name, 0) for name in ("read", "late"))
+        found.append(LagAdvice(source, curve, present, read, late, tuple(targets)))
     return found
-
-
-def _compute_lag_target(share: Fraction, curve: LatenessCurve, present: int | None) -> LagTarget:
-    lag = curve.lag_for(share) or 0
-    return LagTarget(share, lag, None if present is None else lag - present)
 
 
 PICTURE_SUFFIXES: Final = (".png", ".svg")

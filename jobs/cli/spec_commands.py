@@ -64,7 +64,12 @@ def validate_specs(
             if not as_json:
                 output.print_error(error)
         else:
-            facts = _summarize_spec(pipeline)
+            facts = {
+                "pipeline": pipeline.name,
+                "digest": pipeline.digest(),
+                "sources": list(pipeline.sources),
+                "tables": list(pipeline.table_names),
+            }
             reports.append({"spec": name, "valid": True, "warnings": warnings, **facts})
             if not as_json:
                 _print_valid_spec(name, pipeline, warnings, verbose=verbose)
@@ -138,15 +143,6 @@ def _check_quality_suites(name: str, pipeline: PipelineSpec | JobSpec) -> None:
         from tidegate.expectations.suite_files import find_suites, load_suites
 
         load_suites(find_suites(pipeline, arguments.resolve_spec_path(name).parent))
-
-
-def _summarize_spec(pipeline: PipelineSpec) -> dict[str, Any]:
-    return {
-        "pipeline": pipeline.name,
-        "digest": pipeline.digest(),
-        "sources": list(pipeline.sources),
-        "tables": list(pipeline.table_names),
-    }
 
 
 def _print_valid_spec(
@@ -291,13 +287,15 @@ def _format_share(share: float) -> str:
     return f"{share * 100:.4g} %" if share >= 0.0001 or share == 0 else f"{share * 100:.1g} %"
 
 
-def _format_lag(ticks: int) -> str:
+def _format_lag(ticks: int | None) -> str:
     """Format a duration, rounded up to milliseconds from 1 s on, to seconds from 10 min on.
 
-    Rounded up, because a lag that is a little too short misses its target.
+    Rounded up, because a lag that is a little too short misses its target. Empty for None.
     """
     from tidegate.time_units import format_duration
 
+    if ticks is None:
+        return ""
     unit = 1_000 if ticks >= _TICKS_PER_SECOND else 1
     if ticks >= _TEN_MINUTES:
         unit = _TICKS_PER_SECOND
@@ -347,8 +345,8 @@ def _print_what_if(pipeline: str, report: WhatIfReport) -> None:
     courses = happened, other = found["happened"], found["other"]
     title = f"{pipeline}: {report.epochs:,} epochs, {report.first} to {report.last}"
     rows = [
-        ["delay, half of the epochs", *(_format_ticks(one["delay_p50_us"]) for one in courses)],
-        ["delay, 99 %", *(_format_ticks(one["delay_p99_us"]) for one in courses)],
+        ["delay, half of the epochs", *(_format_lag(one["delay_p50_us"]) for one in courses)],
+        ["delay, 99 %", *(_format_lag(one["delay_p99_us"]) for one in courses)],
     ]
     rows += [
         [f"{source} idle", *(_describe_idleness(one, source) for one in courses)]
@@ -359,7 +357,7 @@ def _print_what_if(pipeline: str, report: WhatIfReport) -> None:
         for outcome in sorted({*happened["barriers"], *other["barriers"]})
     ]
     if happened["barriers"] or other["barriers"]:
-        waits = (_format_ticks(one["barrier_wait_p99_us"]) for one in courses)
+        waits = (_format_lag(one["barrier_wait_p99_us"]) for one in courses)
         rows.append(["barriers waited, 99 %", *waits])
     for source, late in other["late"].items():
         read = report.read[source]
@@ -378,8 +376,4 @@ def _print_what_if(pipeline: str, report: WhatIfReport) -> None:
 
 def _describe_idleness(course: dict[str, Any], source: str) -> str:
     times, ticks = course["idle"].get(source, 0), course["idle_us"].get(source, 0)
-    return f"{times} times, {_format_ticks(ticks)}" if times or ticks else "never"
-
-
-def _format_ticks(ticks: int | None) -> str:
-    return "" if ticks is None else _format_lag(ticks)
+    return f"{times} times, {_format_lag(ticks)}" if times or ticks else "never"

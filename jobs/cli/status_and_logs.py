@@ -338,7 +338,12 @@ def _print_parts(report: dict[str, Any]) -> None:
         (
             ["pipe or reducer", "status", "next row", "paused by"],
             [
-                (name, one["status"], one["cursor"], _format_failure(one["failure"]))
+                (
+                    *(name, one["status"], one["cursor"]),
+                    f"{why['id']} (row {why['position']}): {why['error']}"
+                    if (why := one["failure"])
+                    else "",
+                )
                 for name, one in report["attachments"].items()
             ],
         ),
@@ -385,10 +390,6 @@ def _format_landing_row(name: str, one: dict[str, Any]) -> tuple[object, ...]:
     batch = "" if one["batch"] is None else f"{one['batch']} ({one['rows']:,} rows)"
     at = output.format_short_instant(one["landed_at"]) if one["landed_at"] is not None else ""
     return name, state, f"{one['host']}, pid {one['pid']}", one["landed"], batch, at
-
-
-def _format_failure(failure: dict[str, Any] | None) -> str:
-    return f"{failure['id']} (row {failure['position']}): {failure['error']}" if failure else ""
 
 
 def _format_driver(driver: dict[str, Any] | None) -> str:

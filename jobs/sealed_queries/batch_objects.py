@@ -57,8 +57,11 @@ class QueryObjects:
         """
         known: dict[str, FileRef] = {}
         for ref in select_objects(segments, query):
-            names = [ref.extra[_PATH]] if _PATH in ref.extra else _list_pack(store, ref)
-            known |= dict.fromkeys(names, ref)
+            if _PATH in ref.extra:
+                known[ref.extra[_PATH]] = ref
+            else:
+                with _open_pack(store, ref) as pack:
+                    known |= dict.fromkeys(pack.getnames(), ref)
         # These have no version in their names, and a new start of the query may rewrite them.
         return cls(store, query, {path: ref for path, ref in known.items() if _is_final(path)})
 
@@ -83,7 +86,9 @@ class QueryObjects:
         if small:
             with tempfile.TemporaryDirectory(prefix="tidegate-pack-") as folder:
                 pack = Path(folder) / "pack.tar"
-                _write_pack(pack, small)
+                with tarfile.open(pack, "w") as archive:
+                    for path, file in sorted(small.items()):
+                        archive.add(file, arcname=path, recursive=False)
                 ref = self._upload(pack, f"{prefix}{self._query}/pack.tar", len(small))
             self._known |= dict.fromkeys(small, ref)
         self._known = {path: self._known[path] for path in files}
@@ -105,13 +110,9 @@ class QueryObjects:
 
         The manifest stays small, and a large pack is not kept for one file.
         """
-        packs = [
-            ref.key
-            for path, ref in self._known.items()
-            if path in files and not ref.extra.get(_PATH)
-        ]
-        oldest = sorted(set(packs))[: -MOST_PACKS // 2] if len(set(packs)) >= MOST_PACKS else []
-        gone = {*oldest}
+        needed = (self._known[path] for path in files if path in self._known)
+        packs = sorted({ref.key for ref in needed if _PATH not in ref.extra})
+        gone = packs[: -MOST_PACKS // 2] if len(packs) >= MOST_PACKS else []
         self._known = {path: ref for path, ref in self._known.items() if ref.key not in gone}
 
 
@@ -140,22 +141,11 @@ def restore_files(store: Store, query: str, segments: Sequence[FileRef], folder:
                 pack.extractall(folder, filter="data")
 
 
-def _write_pack(target: Path, files: Mapping[str, Path]) -> None:
-    with tarfile.open(target, "w") as pack:
-        for path, file in sorted(files.items()):
-            pack.add(file, arcname=path, recursive=False)
-
-
 def _open_pack(store: Store, ref: FileRef) -> tarfile.TarFile:
     data = store.get(ref.key).data
     if sha256_of_bytes(data) != ref.sha256:
         raise OBJECT_DAMAGED(uri=store.uri(ref.key))
     return tarfile.open(fileobj=io.BytesIO(data))
-
-
-def _list_pack(store: Store, ref: FileRef) -> list[str]:
-    with _open_pack(store, ref) as pack:
-        return pack.getnames()
 
 
 def _is_final(path: str) -> bool:

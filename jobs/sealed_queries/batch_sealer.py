@@ -172,7 +172,12 @@ class BatchSealer:
         before = BatchNotes.from_manifest(head.record)
         queries = {**(before.queries if before else {}), query.name: position}
         notes = BatchNotes(query=query.name, location=self._author.location, queries=queries)
-        epoch = _count_rows(query.name, report.rows)
+        # All rows count as given to the query: what it makes of them, Spark does not say.
+        counts = {"read": report.rows, "released": report.rows}
+        epoch = EpochCounters(
+            read=report.rows, released=report.rows, per_source={query.name: counts}
+        )
+        kind, present = get_object_kind(query.name), head.record.segments if head.record else []
         return Manifest(
             timeline=head.timeline,
             slot=head.next_slot,
@@ -189,18 +194,11 @@ class BatchSealer:
             cut=_update_cut(head.record, query.name, report, offsets),
             decision=_describe_watermarks(head.record, queries, now),
             counters=(head.record.counters if head.record else Counters()).add_epoch(epoch),
-            segments=_replace_segments(head.record, query.name, segments),
+            segments=[*(ref for ref in present if ref.kind != kind), *segments],
             notes={"epoch": asdict(epoch), **notes.to_record()},
             timings=report.phases,
             created_at=now,
         )
-
-
-def _count_rows(query: str, rows: int) -> EpochCounters:
-    """Count the rows as given to the query: what it makes of them, Spark does not say."""
-    return EpochCounters(
-        read=rows, released=rows, per_source={query: {"read": rows, "released": rows}}
-    )
 
 
 def _update_cut(
@@ -239,34 +237,28 @@ def _describe_watermarks(
     return {**found, "holder": holder}
 
 
-def _replace_segments(
-    parent: Manifest | None, query: str, segments: list[FileRef]
-) -> list[FileRef]:
-    others = parent.segments if parent else []
-    return [*(ref for ref in others if ref.kind != get_object_kind(query)), *segments]
-
-
 def read_progress(progress: Mapping[str, Any]) -> BatchReport:
     """Read a `StreamingQueryProgress` of Spark, as parsed JSON."""
     operators = progress.get("stateOperators") or ()
     watermark = (progress.get("eventTime") or {}).get("watermark")
     return BatchReport(
         rows=sum(int(source["numInputRows"]) for source in progress["sources"]),
-        sources=tuple(map(_read_source, progress["sources"])),
+        sources=tuple(
+            SourceProgress(
+                name=str(source["description"]),
+                rows=int(source["numInputRows"]),
+                backlog=_count_backlog(source.get("endOffset"), source.get("latestOffset")),
+            )
+            for source in progress["sources"]
+        ),
         sink=str((progress.get("sink") or {}).get("description", "")),
-        watermark=None if watermark is None else _parse_instant(watermark),
+        watermark=None
+        if watermark is None
+        else round(datetime.fromisoformat(watermark).timestamp() * 1e6),
         dropped=sum(int(one.get("numRowsDroppedByWatermark", 0)) for one in operators),
         state_rows=sum(int(one["numRowsTotal"]) for one in operators),
         state_bytes=sum(int(one["memoryUsedBytes"]) for one in operators),
         phases={name: ms / 1000 for name, ms in (progress.get("durationMs") or {}).items()},
-    )
-
-
-def _read_source(progress: Mapping[str, Any]) -> SourceProgress:
-    return SourceProgress(
-        name=str(progress["description"]),
-        rows=int(progress["numInputRows"]),
-        backlog=_count_backlog(progress.get("endOffset"), progress.get("latestOffset")),
     )
 
 
@@ -281,7 +273,3 @@ def _count_backlog(end: Any, latest: Any) -> int | None:
     except (AttributeError, KeyError, TypeError):
         return None
     return sum(behind)
-
-
-def _parse_instant(text: str) -> int:
-    return round(datetime.fromisoformat(text).timestamp() * 1e6)

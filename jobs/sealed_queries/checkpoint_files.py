@@ -69,7 +69,8 @@ def select_restoring_files(
     for source in _list_folders(folder / "sources"):
         # The file source plans the next batch in its log before that batch is planned, so its log
         # ends where the offsets of this batch say.
-        end = _get_log_offset(offsets[int(source.name)])
+        offset = offsets[int(source.name)]
+        end = offset.get("logOffset") if isinstance(offset, Mapping) else None
         entries = (
             (path for path in source.iterdir() if not path.name.startswith("."))
             if end is None
@@ -119,10 +120,6 @@ def read_query_id(folder: Path) -> str | None:
         return str(json.loads((folder / "metadata").read_text(encoding="utf-8"))["id"])
     except (OSError, ValueError, KeyError):
         return None
-
-
-def _get_log_offset(offset: Any) -> int | None:
-    return offset.get("logOffset") if isinstance(offset, Mapping) else None
 
 
 def _list_log(folder: Path) -> Iterator[tuple[int, bool, Path]]:

@@ -67,14 +67,14 @@ class JobLocation:
         Raises:
             PoisonError: an object of the checkpoint is damaged or missing.
         """
-        folder, manifest = self.folder / query, self.manifest
+        folder = self.folder / query
         delete_uncommitted_state(folder)
-        notes = BatchNotes.from_manifest(manifest)
-        if manifest is None or notes is None or query not in notes.queries:
+        if self.manifest is None or self.get_sealed_batch(query)[0] is None:
             return QueryObjects(store, query)
+        segments = self.manifest.segments
         if self.is_new and not folder.exists():
-            restore_files(store, query, manifest.segments, folder)
-        return QueryObjects.from_segments(store, query, manifest.segments)
+            restore_files(store, query, segments, folder)
+        return QueryObjects.from_segments(store, query, segments)
 
     def get_sealed_batch(self, query: str) -> tuple[int | None, int]:
         """Return the newest sealed batch of a query, and when it was sealed; None and 0 without."""

@@ -476,9 +476,11 @@ class JobSession:
     def _collect_live_facts(self) -> dict[str, object]:
         """Return what Spark last reported about each query."""
         trouble = self._steps.trouble or self._housekeeper.trouble
+        shown = ("batchId", "timestamp", "numInputRows", "processedRowsPerSecond", "batchDuration")
         return {
             "queries": {
-                name: _select_facts(report) for name, report in self._reports.latest.items()
+                name: {fact: report[fact] for fact in shown if fact in report}
+                for name, report in self._reports.latest.items()
             },
             "trouble": trouble.as_dict() if trouble else None,
         }
@@ -490,11 +492,6 @@ class JobSession:
 
     def _fail(self, text: str) -> TidegateError:
         return SCRIPT_FAILED(pipeline=self._spec.name, what="the script", text=text[:500])
-
-
-def _select_facts(report: dict[str, Any]) -> dict[str, object]:
-    names = ("batchId", "timestamp", "numInputRows", "processedRowsPerSecond", "batchDuration")
-    return {name: report[name] for name in names if name in report}
 
 
 @contextlib.contextmanager
