@@ -154,7 +154,8 @@ def _list_pack(store: MemoryStore, manifest: Manifest) -> list[str]:
     prefix = f"{manifest.slot:06d}-{manifest.attempt}"
     own = [ref for ref in manifest.segments if prefix in ref.key]
     assert len(own) == 1
-    return batch_objects._list_pack(store, own[0])
+    with batch_objects._open_pack(store, own[0]) as pack:
+        return pack.getnames()
 
 
 def test_a_batch_whose_files_are_gone_is_not_sealed(bench: JobBench) -> None:
