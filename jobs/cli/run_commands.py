@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -402,7 +401,7 @@ def land_source(
             new_generation=new_generation,
             metrics=metrics,
         )
-        with landing.lock_folder(), _record_landing_end(landing):
+        with landing.lock_folder():
             _run_landing(spec, landing, stop, until_idle)
     output.print_line(f"{landing.landed} rows landed by this process")
 
@@ -410,26 +409,21 @@ def land_source(
 def _run_landing(
     spec: PipelineSpec, landing: LandingLog, stop: threading.Event, until_idle: float | None
 ) -> None:
+    """Run the query, and record for `tidegate status` how it ended."""
     from tidegate.jobs.driver.landing_log import run_landing_query, start_landing_query
     from tidegate.jobs.spark.spark_session import open_session
 
-    session = open_session(spec)
     try:
-        error = run_landing_query(
-            lambda: start_landing_query(session, spec, landing), landing, stop, until_idle
-        )
-    finally:
-        session.stop()
-    if error is not None:
-        error.pipeline = spec.name
-        raise error
-
-
-@contextmanager
-def _record_landing_end(landing: LandingLog) -> Iterator[None]:
-    """Record for `tidegate status` how the landing ended."""
-    try:
-        yield
+        session = open_session(spec)
+        try:
+            failure = run_landing_query(
+                lambda: start_landing_query(session, spec, landing), landing, stop, until_idle
+            )
+        finally:
+            session.stop()
+        if failure is not None:
+            failure.pipeline = spec.name
+            raise failure
     except Exception as error:
         # Other exceptions can carry whole query plans.
         reason = error.message if isinstance(error, TidegateError) else repr(error)[:400]

@@ -19,7 +19,6 @@ from tidegate.jobs.cli.arguments import JsonOption, PipelineArgument, StoreOptio
 from tidegate.jobs.cli.errors import CANNOT_WRITE
 
 if TYPE_CHECKING:
-    from tidegate.checkpoints.manifest import Manifest
     from tidegate.jobs.advise.lag_advice import LagAdvice
     from tidegate.jobs.engine.what_if import WhatIfReport
     from tidegate.jobs.spec.job_spec import JobSpec
@@ -205,9 +204,19 @@ def show_lag_advice(
         title = f"{log.pipeline}: late rows over lag, {len(manifests):,} epochs"
         lag_advice.draw_curves(advice, plot, title)
     if as_json:
-        output.print_envelope("advice", _build_advice_report(log.pipeline, manifests, advice, plot))
+        report = {
+            "pipeline": log.pipeline,
+            "epochs": len(manifests),
+            "first_slot": manifests[0].slot if manifests else None,
+            "last_slot": manifests[-1].slot if manifests else None,
+            "sources": {source.source: source.as_dict() for source in advice},
+            "plot": None if plot is None else str(plot),
+        }
+        output.print_envelope("advice", report)
     else:
-        _print_advice(log.pipeline, manifests, advice, plot)
+        _print_advice(log.pipeline, len(manifests), advice)
+        if plot is not None:
+            output.print_line(f"drawn: {plot}")
 
 
 def read_present_lags(pipeline: str) -> dict[str, int | None]:
@@ -220,42 +229,24 @@ def read_present_lags(pipeline: str) -> dict[str, int | None]:
     return {name: source.lag for name, source in arguments.find_spec(str(path)).sources.items()}
 
 
-def _build_advice_report(
-    pipeline: str, manifests: list[Manifest], advice: list[LagAdvice], plot: Path | None
-) -> dict[str, object]:
-    return {
-        "pipeline": pipeline,
-        "epochs": len(manifests),
-        "first_slot": manifests[0].slot if manifests else None,
-        "last_slot": manifests[-1].slot if manifests else None,
-        "sources": {source.source: source.as_dict() for source in advice},
-        "plot": None if plot is None else str(plot),
-    }
-
-
-def _print_advice(
-    pipeline: str, manifests: list[Manifest], advice: list[LagAdvice], plot: Path | None
-) -> None:
+def _print_advice(pipeline: str, epochs: int, advice: list[LagAdvice]) -> None:
     from tidegate.jobs.advise.lag_advice import TARGET_SHARES
 
     rows = sum(source.curve.rows for source in advice)
     if not rows:
         output.print_line(
-            f"{pipeline}: no lateness sketch in {len(manifests):,} epochs; advice needs an epoch"
-            " with rows"
+            f"{pipeline}: no lateness sketch in {epochs:,} epochs; advice needs an epoch with rows"
         )
         return
     lags = [f"lag for {_format_share(float(share))} late" for share in TARGET_SHARES]
     columns = ["source", *lags, "lag now", "late at it, at most", "late so far", "rows"]
-    title = f"{pipeline}: {rows:,} rows of {len(manifests):,} epochs"
+    title = f"{pipeline}: {rows:,} rows of {epochs:,} epochs"
     output.print_table(columns, [_format_advice_row(source) for source in advice], title=title)
     for source in advice:
         output.print_line(_describe_lag_cost(source))
     read = sum(source.read for source in advice)
     if read > rows:
         output.print_line(f"{rows:,} of {read:,} rows read are in these sketches")
-    if plot is not None:
-        output.print_line(f"drawn: {plot}")
 
 
 def _format_advice_row(advice: LagAdvice) -> list[object]:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -283,8 +283,14 @@ def reject_request(
     store: StoreOption = None,
 ) -> None:
     """Reject a request. Nothing changes; a later request may ask for its rows."""
-    log = arguments.open_log(pipeline, store)
-    _decide_request(log, request_id, "rejected", who or arguments.get_user_name(), why)
+    from tidegate.checkpoints.splice_requests import decide_splice_request
+
+    log, who, now = (
+        arguments.open_log(pipeline, store),
+        who or arguments.get_user_name(),
+        SYSTEM_CLOCK.wall_ticks(),
+    )
+    decide_splice_request(log.store, log.pipeline, request_id, "rejected", who=who, why=why, at=now)
     output.print_line(f"{request_id} is rejected")
 
 
@@ -325,27 +331,22 @@ def divide_request(
 @app.command("expire")
 def expire_requests(pipeline: SpecArgument, store: StoreOption = None) -> None:
     """Close the requests whose time has run out."""
-    from tidegate.checkpoints.splice_requests import OPEN_STATES, list_splice_requests
+    from tidegate.checkpoints.splice_requests import (
+        OPEN_STATES,
+        decide_splice_request,
+        list_splice_requests,
+    )
 
-    log = arguments.open_log(pipeline, store)
-    now = SYSTEM_CLOCK.wall_ticks()
+    log, now = arguments.open_log(pipeline, store), SYSTEM_CLOCK.wall_ticks()
     expired = [
-        request
+        request.id
         for request in list_splice_requests(log.store, log.pipeline)
         if request.state in OPEN_STATES and request.is_expired(now)
     ]
-    for request in expired:
-        _decide_request(log, request.id, "expired", "clock", "no one decided in time")
+    reason = {"who": "clock", "why": "no one decided in time"}
+    for request_id in expired:
+        decide_splice_request(log.store, log.pipeline, request_id, "expired", at=now, **reason)
     output.print_line(f"{len(expired)} requests have expired")
-
-
-def _decide_request(
-    log: SlotLog, request_id: str, decision: Literal["rejected", "expired"], who: str, why: str
-) -> None:
-    from tidegate.checkpoints.splice_requests import decide_splice_request
-
-    now = SYSTEM_CLOCK.wall_ticks()
-    decide_splice_request(log.store, log.pipeline, request_id, decision, who=who, why=why, at=now)
 
 
 def _build_late_filter(

@@ -47,11 +47,13 @@ def start_stack(
         }
         output.print_envelope("stack", data)
         return
-    output.print_line(f"Airflow   {stack.airflow_url}")
-    output.print_line(f"MinIO     {stack.minio_endpoint}")
-    output.print_line(f"logins    {stack.credentials_file}  (mode 0600; admin, olga, uwe, vic)")
-    output.print_line("look      tidegate status --store stack")
-    output.print_line("stop      tidegate down")
+    output.print_line(
+        f"Airflow   {stack.airflow_url}\n"
+        f"MinIO     {stack.minio_endpoint}\n"
+        f"logins    {stack.credentials_file}  (mode 0600; admin, olga, uwe, vic)\n"
+        "look      tidegate status --store stack\n"
+        "stop      tidegate down"
+    )
 
 
 def stop_stack(home: HomeOption = None) -> None:

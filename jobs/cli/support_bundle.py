@@ -78,16 +78,6 @@ _SHORTEST_SECRET: Final = (
 _MANIFEST_LIMIT: Final = 20
 _LOG_BYTES: Final = 2 << 20  # of each log, from its end
 _LOG_LIMIT: Final = 10
-_PACKAGES: Final = (
-    "pyspark",
-    "apache-airflow",
-    "pyiceberg",
-    "pyarrow",
-    "boto3",
-    "duckdb",
-    "great-expectations",
-    "pydantic",
-)
 
 
 class SecretMasker:
@@ -216,18 +206,13 @@ def _collect_contents(
     with suppress(TidegateError):
         yield "overview.json", _dump_json(masker.mask_document(describe_pipeline(log)))
     layout = log.layout
-    for key in (
-        layout.status_key,
-        layout.lease_key,
-        layout.desired_key,
-        layout.roots_key,
-        layout.identity_key,
-    ):
-        yield from _collect_document(log, key, masker)
+    keys = [layout.status_key, layout.lease_key, layout.desired_key, layout.roots_key]
+    keys.append(layout.identity_key)
     for prefix in (layout.requests_prefix, layout.acks_prefix):
         # A stuck pipeline can pile up requests; the first ones show why.
-        for entry in islice(log.store.list_objects(prefix), 200):
-            yield from _collect_document(log, entry.key, masker)
+        keys += [entry.key for entry in islice(log.store.list_objects(prefix), 200)]
+    for key in keys:
+        yield from _collect_document(log, key, masker)
     yield from _collect_manifests(log, masker)
     yield from _collect_logs(log, masker)
 
@@ -270,23 +255,17 @@ def _collect_logs(log: SlotLog, masker: SecretMasker) -> Iterator[tuple[str, str
 
 
 def _collect_versions() -> dict[str, Any]:
-    from importlib.metadata import PackageNotFoundError, version
+    from importlib.metadata import distributions
 
     from tidegate import __version__
 
-    def find_version(name: str) -> str:
-        """Return the version of a package, or that it is not installed."""
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            return "not installed"
-
-    system = {"system": platform.platform(), "machine": platform.machine(), "cores": os.cpu_count()}
     return {
         "tidegate": __version__,
         "python": sys.version,
-        **system,
-        "packages": {name: find_version(name) for name in _PACKAGES},
+        "system": platform.platform(),
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "packages": {one.name: one.version for one in distributions()},
     }
 
 

@@ -1,6 +1,7 @@
 """Entry point ``python -m tidegate.jobs.sealed_queries JOB.yaml --store URL``, for Airflow.
 
-It logs JSON lines to stderr and ends with the exit code of `run_job`.
+It logs JSON lines to stderr and ends with the exit code of the failure class,
+or 0 if the job did not fail.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from tidegate.jobs.driver.__main__ import (
 )
 from tidegate.jobs.driver.errors import OTHER_KIND
 from tidegate.jobs.driver.log_output import ship_log
-from tidegate.jobs.sealed_queries.job_run import JobOptions, find_script, run_job
+from tidegate.jobs.driver.pipeline_run import run_to_exit_code
+from tidegate.jobs.sealed_queries.job_run import JobOptions, find_script, run_job_until_end
 from tidegate.jobs.spec.job_spec import JobSpec
 from tidegate.jobs.spec.loader import load_any_spec
 
@@ -28,7 +30,7 @@ def drive_job(spec: SpecArgument, store: StoreOption, recover_to: RecoverOption 
             raise OTHER_KIND(pipeline=job.name, found="job", given="pipeline")
         options = JobOptions(store, find_script(job, spec), recover_to)
     with ship_log(store, job.name):
-        code = run_job(job, options)
+        code = run_to_exit_code(job.name, lambda: run_job_until_end(job, options))
     raise typer.Exit(code)
 
 

@@ -38,7 +38,7 @@ from tidegate.jobs.driver.epoch_loop import RunOutcome
 from tidegate.jobs.driver.error_classification import classify_error
 from tidegate.jobs.driver.errors import OTHER_KIND, UNEXPECTED
 from tidegate.jobs.driver.housekeeping import Housekeeper
-from tidegate.jobs.driver.pipeline_run import open_run, run_to_exit_code
+from tidegate.jobs.driver.pipeline_run import open_run
 from tidegate.jobs.driver.startup import LeaderElection, select_head
 from tidegate.jobs.driver.status_reporter import DriverSteps, StatusReporter
 from tidegate.jobs.sealed_queries.batch_sealer import BatchSealer, JobAuthor, SealedQuery
@@ -123,14 +123,6 @@ def find_script(spec: JobSpec, spec_path: Path) -> Path:
         if (folder / spec.app).is_file():
             return folder / spec.app
     raise NO_SCRIPT(pipeline=spec.name, app=spec.app)
-
-
-def run_job(spec: JobSpec, options: JobOptions) -> int:
-    """Run one job in this process until it ends, and return the exit code of its failure class.
-
-    0 if it did not fail. An error is logged, not raised. See `run_job_until_end`.
-    """
-    return run_to_exit_code(spec.name, lambda: run_job_until_end(spec, options))
 
 
 def run_job_until_end(spec: JobSpec, options: JobOptions) -> RunOutcome:
