@@ -285,11 +285,8 @@ def reject_request(
     """Reject a request. Nothing changes; a later request may ask for its rows."""
     from tidegate.checkpoints.splice_requests import decide_splice_request
 
-    log, who, now = (
-        arguments.open_log(pipeline, store),
-        who or arguments.get_user_name(),
-        SYSTEM_CLOCK.wall_ticks(),
-    )
+    log, now = arguments.open_log(pipeline, store), SYSTEM_CLOCK.wall_ticks()
+    who = who or arguments.get_user_name()
     decide_splice_request(log.store, log.pipeline, request_id, "rejected", who=who, why=why, at=now)
     output.print_line(f"{request_id} is rejected")
 

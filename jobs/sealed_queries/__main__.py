@@ -1,7 +1,6 @@
 """Entry point ``python -m tidegate.jobs.sealed_queries JOB.yaml --store URL``, for Airflow.
 
-It logs JSON lines to stderr and ends with the exit code of the failure class,
-or 0 if the job did not fail.
+It logs JSON lines to stderr and ends with the exit code of the failure class: 0 without one.
 """
 
 from __future__ import annotations
