@@ -11,6 +11,7 @@ import json
 import os
 import select
 import sys
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
@@ -82,27 +83,30 @@ class PipelineResults:
         events are left out if a merge has changed them, or if they are not kept.
         """
         log, name = self._log, self._spec.name
+        log, name = self._log, self._spec.name
         lineage, cut = CurrentLineage(log, log.head()), read_published_cut(log.store, name)
         shown = FollowerPosition(cut.timeline, cut.upto) if cut else None
-        stored = ((sink, read_stored_position(log.store, name, sink)) for sink in self._spec.sinks)
+        positions = [("tables", shown)]
+        for sink in self._spec.sinks:
+            stored = read_stored_position(log.store, name, sink)
+            positions.append((sink, stored.position if stored else None))
         followers = [
             {
                 "name": follower,
                 "timeline": position.timeline if position else None,
                 "missing": lineage.count_missing_slots(position),
             }
-            for follower, position in (
-                ("tables", shown),
-                *((sink, found.position if found else None) for sink, found in stored),
-            )
+            for follower, position in positions
         ]
         counts = list(self._compare_counts(shown))
         return {"timeline": lineage.timeline, "followers": followers, "counts": counts}
 
     def _compare_counts(self, shown: FollowerPosition | None) -> Iterator[dict[str, Any]]:
-        segments = self._log.lineage(shown.timeline) if shown else []
-        timeline = next((s.timeline for s in segments if shown and s.contains(shown.upto)), None)
-        slot = self._log.read_slot(timeline, shown.upto) if shown and timeline is not None else None
+        if shown is None:
+            return
+        segments = self._log.lineage(shown.timeline)
+        timeline = next((s.timeline for s in segments if s.contains(shown.upto)), None)
+        slot = None if timeline is None else self._log.read_slot(timeline, shown.upto)
         if slot is None or not isinstance(slot.record, Manifest):
             return
         counters, spec = slot.record.counters, self._spec
@@ -191,14 +195,14 @@ class PipelineResults:
             if pa.types.is_integer(kind := current.schema.field(aggregate).type)
             or pa.types.is_floating(kind)
         ]
-        points: dict[int, dict[str, Any]] = {}
-        sizes: dict[str, int] = {}
+        points: defaultdict[int, dict[str, Any]] = defaultdict(dict)
+        sizes: Counter[str] = Counter()
         starts = convert_to_ticks(current["window_start"]).to_pylist()
         for start, result in zip(starts, current.to_pylist(), strict=True):
             key = ", ".join(str(result[k]) for k in window.keys) or name
-            points.setdefault(start, {})[key] = {n: result[n] for n in numbers}
-            sizes[key] = sizes.get(key, 0) + 1
-        largest = sorted(sizes, key=lambda key: -sizes[key])[:_CHART_LINES]
+            points[start][key] = {n: result[n] for n in numbers}
+            sizes[key] += 1
+        largest = [key for key, _ in sizes.most_common(_CHART_LINES)]
         shown = sorted(points.items())[-_CHART_WINDOWS:]
         return {
             "aggregates": numbers,
