@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+
+from pydantic import TypeAdapter
 
 from tidegate.errors import ConfigurationError
 from tidegate.infra.errors import STACK_FILE_DAMAGED
@@ -62,10 +63,9 @@ class StackState:
         """
         try:
             data = json.loads(file.read_text(encoding="utf-8"))
-            if data.pop("format") != _STATE_FORMAT:
+            if data.pop("format") != _STATE_FORMAT or "processes" not in data:
                 raise ValueError(f"format {_STATE_FORMAT} expected")
-            processes = {name: ProcessId(**mark) for name, mark in data.pop("processes").items()}
-            state = cls(**data, processes=processes)
+            state = TypeAdapter(cls).validate_python(data)
         except FileNotFoundError:
             return cls()
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -111,15 +111,14 @@ class StackSecrets:
             ConfigurationError: the file is damaged.
         """
         try:
-            data: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-            root, app = Credentials(**data.pop("minio_root")), Credentials(**data.pop("minio_app"))
-            return cls(minio_root=root, minio_app=app, **data)
+            return TypeAdapter(cls).validate_json(file.read_bytes())
         except FileNotFoundError:
             made = cls.generate()
             write_private_json(file, asdict(made))
             return made
-        except (ValueError, KeyError, TypeError) as error:
-            raise _build_file_error(file, error) from error
+        except ValueError as error:
+            # Without its cause, whose text has the secrets.
+            raise _build_file_error(file, error) from None
 
 
 def write_private_json(file: Path, data: object) -> None:

@@ -146,7 +146,7 @@ def _choose_module(spec: str) -> str:
 
 def make_launcher(submit: Mapping[str, Any] | None) -> LocalLauncher:
     """Return the launcher of a spec: spark-submit with `supervision.submit`, else a local one."""
-    return LocalLauncher() if submit is None else SubmitLauncher(**submit)
+    return LocalLauncher() if submit is None else SubmitLauncher(SubmitSpec.model_validate(submit))
 
 
 def make_driver_folder(pipeline: str, folder: Path | None = None) -> Path:
@@ -311,22 +311,13 @@ class SubmitLauncher(LocalLauncher):
     in the bucket show how the driver is, as for any driver on another host.
 
     Args:
-        conn_id: Airflow connection of the Spark provider: master, deploy mode, queue, namespace.
-        py_files: what Python needs on the other side, usually tidegate's wheel; empty if it is
-            installed there.
-        conf: Spark settings, beyond the spec's.
+        options: `supervision.submit` of the spec; its connection also has queue and namespace.
         folder: of logs and exit codes; default `$TIDEGATE_HOME/drivers`.
     """
 
-    def __init__(
-        self,
-        conn_id: str = "spark_default",
-        py_files: Sequence[str] = (),
-        conf: Mapping[str, str] | None = None,
-        folder: Path | None = None,
-    ) -> None:
+    def __init__(self, options: SubmitSpec, folder: Path | None = None) -> None:
         super().__init__(folder, [sys.executable, "-m", "tidegate.operators.spark_submission"])
-        self._options = SubmitSpec(conn_id=conn_id, py_files=tuple(py_files), conf=dict(conf or {}))
+        self._options = options
 
     def _prepare_start(
         self, stem: Path, access: StoreAccess, arguments: Sequence[str]

@@ -121,7 +121,7 @@ class StreamOperator(PipelineOperator):
         start_timeout: seconds from launch to the lease.
         rotate_after: seconds after which the next run takes over the driver; None for one endless
             run.
-        submit: arguments of `SubmitLauncher`, to launch by spark-submit; None for a process on the
+        submit: fields of `SubmitSpec`, to launch by spark-submit; None for a process on the
             worker's host.
         standby: keep a second driver, which takes over when the first is lost.
     """

@@ -28,10 +28,10 @@ from tests.operators.pages import FakeAirflowQueries, app_of, served
 from tests.sealed_queries.conftest import JobBench
 from tests.servers.memory_store import Fault, MemoryStore, StoreRequest
 from tests.yardstick import slowness
+from tidegate.checkpoints.batch_notes import BatchReport
 from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.checkpoint_specs import write_spec
 from tidegate.checkpoints.local_store import LocalStore
-from tidegate.jobs.sealed_queries.batch_sealer import BatchReport
 from tidegate.jobs.spec.loader import parse_spec
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, needs_chromium, pytest.mark.timeout(1800)]

@@ -20,6 +20,7 @@ from tests.e2e.drivers import SIGKILLED, Steady, wait_for
 from tests.e2e.feed import SPEC
 from tests.servers.spark import Cluster, ConnectServer, connect_server, standalone
 from tidegate.errors import FailureClass
+from tidegate.jobs.spec.operations import SubmitSpec
 from tidegate.operators.driver_launch import LaunchedDriver, SubmitLauncher
 from tidegate.operators.store_access import StoreAccess
 
@@ -111,10 +112,8 @@ def test_two_pipelines_on_a_cluster_that_loses_a_worker(
     Both tables are exact, and executors of the one came and went.
     """
     pipelines = {name: Steady(tmp_path / name, 10, spec=spec) for name, spec in SPECS.items()}
-    submit = {
-        name: SubmitLauncher("cluster", [str(wheel)], folder=tmp_path / f"{name}-drivers")
-        for name in pipelines
-    }
+    options = SubmitSpec(conn_id="cluster", py_files=(str(wheel),))
+    submit = {name: SubmitLauncher(options, tmp_path / f"{name}-drivers") for name in pipelines}
     started = {
         name: (
             submit[name].launch(

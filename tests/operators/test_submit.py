@@ -245,7 +245,7 @@ def test_the_task_starts_it_and_goes(
     (spec.parent / "spark-submit").rename(spec.parent / "spark3-submit")
     monkeypatch.setenv("PATH", str(spec.parent), prepend=os.pathsep)
     monkeypatch.setenv("CODE", str(FailureClass.TRANSIENT.exit_code))
-    launcher = SubmitLauncher("cluster", folder=tmp_path / "drivers")
+    launcher = SubmitLauncher(SubmitSpec(conn_id="cluster"), tmp_path / "drivers")
     launched = launcher.launch("p", str(spec), StoreAccess("s3://lake", KEYS), "latest")
     arguments = Path(f"/proc/{launched.leader.pid}/cmdline").read_text()
     assert "do-not-tell" not in arguments
