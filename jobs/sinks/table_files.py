@@ -43,7 +43,7 @@ from pyiceberg.typedef import Record
 from pyiceberg.types import BinaryType, DecimalType, IcebergType, LongType, StringType
 
 from tidegate.checkpoints.canonical_json import canonical_bytes, sha256_of_bytes
-from tidegate.jobs.sinks.table_scan import get_column_or_nulls
+from tidegate.jobs.sinks.table_scan import get_column_or_nulls, match_columns
 from tidegate.jobs.spec.table_layout import PartitionBy, PartitionTransform, SortBy, TableLayout
 
 PartitionValues = tuple[Any, ...]
@@ -310,10 +310,13 @@ def _decode_slot_bound(bounds: Mapping[int, bytes] | None, field: int) -> int | 
     return None if found is None else int(from_bytes(LongType(), found))
 
 
-def read_file_rows(files: FileIO, file: DataFile) -> pa.Table:
-    """Return the rows of a data file, with the columns that the file has."""
+def read_file_rows(metadata: TableMetadata, files: FileIO, file: DataFile) -> pa.Table:
+    """Return the rows of a data file, with those columns of the table that the file has."""
+    ids = {field.name: field.field_id for field in metadata.schema().fields}
     with files.new_input(file.file_path).open() as stream:
-        return pq.read_table(stream)
+        rows = pq.read_table(stream)
+    names = match_columns(rows.schema, ids, metadata.properties)
+    return rows.select(list(names)).rename_columns(list(names.values()))
 
 
 def stage_file_replacement(

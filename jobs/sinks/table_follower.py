@@ -277,7 +277,7 @@ class TableFollower:
             return False
         new: dict[str, PartitionValues] = {}
         for one in beyond:
-            rows = read_file_rows(files, one.file)
+            rows = read_file_rows(metadata, files, one.file)
             kept = rows.filter(pc.less_equal(rows["_epoch"], position))
             put = partial(_write_new_file, files, f"{metadata.location}/")
             new |= write_partition_files(

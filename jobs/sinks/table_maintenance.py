@@ -241,7 +241,10 @@ class _TableCompactor:
         layout = BucketLayout(self._spec.name)
         for one in bins:
             rows = pa.concat_tables(
-                [conform_to_schema(read_file_rows(files, part.file), schema) for part in one.parts]
+                [
+                    conform_to_schema(read_file_rows(metadata, files, part.file), schema)
+                    for part in one.parts
+                ]
             )
             # A mismatch means that the files are not those that Iceberg describes.
             assert rows.num_rows == one.row_count  # noqa: S101

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -25,7 +26,7 @@ from pyarrow.fs import FileSystem, LocalFileSystem, S3FileSystem
 from tidegate.checkpoints.canonical_json import parse_json
 from tidegate.checkpoints.s3_store import S3Store
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.engine.column_types import convert_to_ticks, to_arrow_type
+from tidegate.jobs.engine.column_types import TIMESTAMP_UTC, convert_to_ticks, to_arrow_type
 
 Range = tuple[Any, Any]
 """Least and greatest value, both inclusive; None: no bound. Times are ticks."""
@@ -39,8 +40,18 @@ _ENTRY_FIELDS: Final = {
     *("record_count", "null_value_counts", "lower_bounds", "upper_bounds", "key", "value"),
 }
 _DataFile = Mapping[str, Any]  # a record of a manifest, with these fields
+_FIELD_ID: Final = b"PARQUET:field_id"
 _DELETED: Final = 2  # the status of an entry whose file has left the table
-_INTEGER_BOUNDS: Final = pa.types.is_integer, pa.types.is_timestamp
+# Types that only other engines give a column; tidegate's own have the names of a spec.
+_OTHER_TYPES: Final = {
+    "timestamptz": TIMESTAMP_UTC,
+    "timestamp": pa.timestamp("us"),
+    "timestamptz_ns": pa.timestamp("ns", tz="UTC"),
+    "timestamp_ns": pa.timestamp("ns"),
+    "time": pa.time64("us"),
+    "uuid": pa.binary(),
+    "unknown": pa.null(),
+}
 
 
 class TableScan:
@@ -66,7 +77,6 @@ class TableScan:
         fields = next(s for s in self._metadata["schemas"] if s["schema-id"] == current)["fields"]
         self._ids: dict[str, int] = {field["name"]: field["id"] for field in fields}
         self.schema = pa.schema([(field["name"], _to_arrow(field["type"])) for field in fields])
-
         self._decoders = {field.name: _get_decoder(field.type) for field in self.schema}
 
     @property
@@ -167,8 +177,10 @@ class TableScan:
     def _read_rows(self, file: _DataFile, schema: pa.Schema, select: Any) -> pa.Table:
         with self._opener.open(file["file_path"]) as opened:
             parquet = pq.ParquetFile(opened, pre_buffer=True)
-            there = [name for name in schema.names if name in parquet.schema_arrow.names]
-            rows = parquet.read(there, use_threads=False)
+            properties = self._metadata.get("properties", {})
+            names = match_columns(parquet.schema_arrow, self._ids, properties)
+            names = {own: name for own, name in names.items() if name in schema.names}
+            rows = parquet.read(list(names), use_threads=False).rename_columns(names)
         return select(conform_to_schema(rows, schema))
 
     def _read_with_pyiceberg(self, schema: pa.Schema) -> pa.Table:
@@ -178,6 +190,27 @@ class TableScan:
 
         table = StaticTable.from_metadata(self._address, build_io_properties(self._store))
         return table.scan(selected_fields=tuple(schema.names)).to_arrow().cast(schema)
+
+
+def match_columns(
+    file: pa.Schema, ids: Mapping[str, int], properties: Mapping[str, str]
+) -> dict[str, str]:
+    """Return column of a data file -> name that the table gives it now.
+
+    A column keeps its id when an engine renames it. Files of tidegate have no ids: the table's name
+    mapping knows all names that an id ever had.
+
+    Args:
+        file: the schema of the file.
+        ids: column -> id of the table's schema.
+        properties: those of the table.
+    """
+    own = {f.name: f.metadata[_FIELD_ID] for f in file if f.metadata and _FIELD_ID in f.metadata}
+    if not own:
+        mapping = json.loads(properties.get("schema.name-mapping.default", "[]"))
+        own = {name: one["field-id"] for one in mapping for name in one["names"]} or ids
+    names = {number: name for name, number in ids.items()}
+    return {name: names[int(own[name])] for name in file.names if int(own.get(name, -1)) in names}
 
 
 def conform_to_schema(rows: pa.Table, schema: pa.Schema) -> pa.Table:
@@ -290,7 +323,8 @@ def _find_statistic(file: _DataFile, name: str, column: int) -> Any:
 
 def _get_decoder(kind: pa.DataType) -> Any:
     """Return what decodes a bound of a column; None for types that are not compared."""
-    if any(test(kind) for test in _INTEGER_BOUNDS):
+    # Nanoseconds are not counted in ticks.
+    if pa.types.is_integer(kind) or kind in (TIMESTAMP_UTC, pa.timestamp("us")):
         return partial(int.from_bytes, byteorder="little", signed=True)
     # Bounds of texts are cut, upper ones to a text that is greater.
     return partial(str, encoding="utf-8") if pa.types.is_string(kind) else None
@@ -299,10 +333,9 @@ def _get_decoder(kind: pa.DataType) -> Any:
 def _to_arrow(kind: Any) -> pa.DataType:
     """Return the Arrow type of a type in Iceberg's JSON."""
     if isinstance(kind, str):
-        plain = {"timestamptz": "timestamp", "timestamp": None, "uuid": None}.get(kind, kind)
-        if plain is None or re.match("fixed", plain):
-            return pa.timestamp("us") if kind == "timestamp" else pa.binary()
-        return to_arrow_type(plain)
+        if kind.startswith("fixed"):
+            return pa.binary()
+        return _OTHER_TYPES[kind] if kind in _OTHER_TYPES else to_arrow_type(kind)
     if kind["type"] == "list":
         return pa.list_(_to_arrow(kind["element"]))
     if kind["type"] == "map":

@@ -321,12 +321,12 @@ class SourceSpec(FrontierOptions):
     @property
     def row_columns(self) -> dict[str, str]:
         """Column name and type of the rows that go on: those of `select`, or else of `schema`."""
-        if not self.select:
-            return self.columns
-        return {
+        kinds = {
             name: read_cast_type(sql) or self.columns.get(sql.strip(), "untyped")
             for name, sql in self.select.items()
         }
+        # `decimal(6, 2)` and `decimal(6,2)` are one type.
+        return {name: kind.replace(" ", "") for name, kind in (kinds or self.columns).items()}
 
     def _list_unknown_columns(self) -> Iterator[str]:
         named: dict[str, Iterable[str | None]] = {

@@ -78,6 +78,18 @@ def test_small_files_become_a_large_one(tmp_path: Path) -> None:
     assert sorted(table.scan().to_pandas()["n"]) == [row["n"] for row in everything]
 
 
+def test_a_renamed_column_survives_a_merge(tmp_path: Path) -> None:
+    """A merged file has the values of a column that another engine renamed since."""
+    world = filled(tmp_path)
+    with world.sink().open_table("events").update_schema() as update:
+        update.rename_column("n", "number")
+    wanted = world.sink().open_table("events").scan().to_arrow()["number"].to_pylist()
+    assert None not in wanted
+    assert compact_tables(world.spec, world.store)["events"] == CompactionResult(6, 3)
+    found = world.sink().open_table("events").scan().to_arrow()["number"].to_pylist()
+    assert sorted(found) == sorted(wanted)
+
+
 def test_epochs_go_on_behind_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A publisher that had the table open meets the replacement, and applies what comes next once,
     also over group ends.

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import datetime, time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pyarrow.compute as pc
 import pytest
 from pyarrow.fs import LocalFileSystem
 from pyiceberg.table import StaticTable
+from pyiceberg.types import FixedType, TimestampType, TimeType, UUIDType
 from tests.sinks.conftest import World
 
 from tidegate.checkpoints.local_store import LocalStore
@@ -108,6 +110,54 @@ def test_a_column_that_the_table_lacks_has_no_value(
     """No row has the value of a column that a later spec has added."""
     found = TableScan(world.store, addresses["events"]).read(["position"], {"new": [(1, 1)]})
     assert (found.num_rows, found.column_names, opened) == (0, ["position"], [])
+
+
+def test_a_renamed_column_keeps_its_values(world: World, addresses: dict[str, str]) -> None:
+    """Old files have a column under its old name, files of another engine have its number."""
+    table = world.sink().open_table("events")
+    rows = table.scan().to_arrow().slice(0, 3)
+    with table.update_schema() as update:
+        update.rename_column("delay", "carrier_delay").rename_column("carrier", "airline")
+    names = {"delay": "carrier_delay", "carrier": "airline"}
+    table.append(rows.rename_columns([names.get(name, name) for name in rows.column_names]))
+    wanted = use_plain_types(table.scan().to_arrow())
+    found = TableScan(world.store, table.metadata_location)
+    assert _sorted(found.read()) == _sorted(wanted)
+    assert found.read(["airline"], {"airline": [("zz", "zz")]}).num_rows >= 8
+    assert found.read(["carrier_delay"])["carrier_delay"].null_count == 0
+
+
+def test_columns_of_other_engines_have_their_types(world: World, addresses: dict[str, str]) -> None:
+    """Types that no spec can declare are read as pyiceberg reads them."""
+    table = world.sink().open_table("events")
+    with table.update_schema() as update:
+        update.add_column("at", TimeType()).add_column("naive", TimestampType())
+        update.add_column("id", UUIDType()).add_column("code", FixedType(3))
+    rows = table.scan().to_arrow().slice(0, 1)
+    values = {"at": time(1, 2, 3), "naive": datetime(2026, 1, 1), "id": b"i" * 16, "code": b"abc"}
+    for name, value in values.items():
+        place = rows.schema.get_field_index(name)
+        kind = rows.schema.field(name).type
+        storage = pa.array([value], getattr(kind, "storage_type", kind))
+        rows = rows.set_column(place, name, storage.cast(kind))
+    table.append(rows)
+    found = TableScan(world.store, table.metadata_location).read()
+    (row,) = (row for row in found.to_pylist() if row["at"] is not None)
+    assert {name: row[name] for name in values} == values
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("timestamp_ns", pa.timestamp("ns")), ("timestamptz_ns", pa.timestamp("ns", "UTC"))],
+)
+def test_nanoseconds_are_read_and_not_compared(tmp_path: Path, name: str, kind: Any) -> None:
+    """The bounds of such a column count other units than ticks."""
+    fields = [{"id": 1, "name": "n", "type": name}]
+    file = tmp_path / "00001.metadata.json"
+    file.write_text(json.dumps(METADATA | {"schemas": [{"schema-id": 0, "fields": fields}]}))
+    scan = TableScan(LocalStore(tmp_path), str(file))
+    assert scan.schema.field("n").type == kind
+    assert scan._decoders["n"] is None
 
 
 def test_deleted_rows_are_left_to_pyiceberg(

@@ -186,3 +186,19 @@ def test_nested_types_need_a_selection() -> None:
     text = "name: p\nsources: {a: {path: x, schema: {t: timestamp, c: struct<i: int>}, event_time: t, lag: 1s}}\n"
     with pytest.raises(ConfigurationError, match=r"schema\.c: unknown column type"):
         parse_spec(text.replace("struct<i: int>", "'struct<i: int>'"))
+
+
+def test_spaces_in_a_type_do_not_count() -> None:
+    """Two sources may write one type of decimals in two ways, also when the spec changes."""
+
+    def parse(*kinds: str) -> PipelineSpec:
+        sources = {
+            f"s{number}": {**PLAIN, "schema": {"placed": "timestamp", "amount": kind}}
+            for number, kind in enumerate(kinds)
+        }
+        return PipelineSpec.model_validate({"name": "p", "sources": sources})
+
+    spec = parse("decimal(6,2)", "decimal(6, 2)")
+    assert spec.columns["amount"] == "decimal(6,2)"
+    changes = compare_specs(spec, parse("decimal(6, 2)", "decimal(6,2)"), LiveState(frozenset(), 0))
+    assert changes == []
