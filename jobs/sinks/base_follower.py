@@ -141,15 +141,24 @@ class SlotFollower(ABC):
             ConfigurationError: the ledger belongs to another pipeline.
         """
 
-    @abstractmethod
-    def _create_ledger(self, log: SlotLog, lineage: CurrentLineage) -> FollowerPosition:
+    def _create_ledger(self, lineage: CurrentLineage) -> FollowerPosition:
         """Create the ledger of a new sink and return its first position."""
+        slot = lineage.slot if self.given.start == "head" else 0
+        first = FollowerPosition(lineage.timeline, slot)
+        # A publisher that began before the restore may still deliver an epoch that does not count.
+        if lineage.timeline > 0:
+            self._rewind_sink(None, first, lineage)
+        else:
+            self.move_position(None, first)
+        return first
 
     @abstractmethod
     def _rewind_sink(
-        self, before: FollowerPosition, after: FollowerPosition, lineage: CurrentLineage
+        self, before: FollowerPosition | None, after: FollowerPosition, lineage: CurrentLineage
     ) -> None:
         """Take back the slots after `after.upto` and continue on the timeline of `after`.
+
+        `before` is None for a sink that is new.
 
         Raises:
             LedgerMovedError: the position is not `before`.
@@ -176,7 +185,7 @@ class SlotFollower(ABC):
         stored = self._load_position()
         lineage = CurrentLineage(log, log.head())
         if stored is None:
-            stored = self._create_ledger(log, lineage)
+            stored = self._create_ledger(lineage)
         if not lineage.is_in_log(stored):
             raise SINK_FENCED(
                 pipeline=self.spec.name, sink=self.name, **lineage.describe_mismatch(stored)
@@ -221,6 +230,23 @@ class SlotFollower(ABC):
             "uid": self.uid,
             "timeline": epoch.timeline,
             "epoch": epoch.slot,
+        }
+
+    def describe_restore(self, after: FollowerPosition, lineage: CurrentLineage) -> dict[str, Any]:
+        """Return what tells receivers which epochs count: those on the new timeline's lineage.
+
+        See `docs/decisions/0053-rewind-notices-carry-the-lineage.md`.
+        """
+        segments = [
+            {"timeline": one.timeline, "first": one.first, "last": one.last}
+            for one in lineage.list_segments()
+        ]
+        return {
+            "pipeline": self.spec.name,
+            "uid": self.uid,
+            "timeline": after.timeline,
+            "after_epoch": after.upto,
+            "lineage": segments,
         }
 
     def read_own_position(self) -> FollowerPosition | None:
@@ -275,7 +301,7 @@ class SlotFollower(ABC):
             )
 
     def ledger_moved_error(
-        self, found: FollowerPosition, expected: FollowerPosition
+        self, found: FollowerPosition | None, expected: FollowerPosition | None
     ) -> LedgerMovedError:
         """Return the error for a ledger that has moved since it was read."""
         return LEDGER_MOVED(

@@ -23,7 +23,6 @@ from tidegate.checkpoints.canonical_json import canonical_bytes
 from tidegate.checkpoints.errors import BAD_STORE_URL
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.open_store import open_store
-from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.errors import ErrorDefinition, TransientError
 from tidegate.jobs.sinks.base_follower import SlotFollower, expand_variables
 from tidegate.jobs.sinks.errors import SINK_UNAVAILABLE, WEBHOOK_REFUSED
@@ -40,16 +39,6 @@ class AtLeastOnceSink(SlotFollower):
     def _load_position(self) -> FollowerPosition | None:
         return self.read_own_position()
 
-    def _create_ledger(self, log: SlotLog, lineage: CurrentLineage) -> FollowerPosition:
-        first = FollowerPosition(
-            lineage.timeline, lineage.slot if self.given.start == "head" else 0
-        )
-        # A publisher that began before the restore may still deliver an epoch that does not count.
-        if lineage.timeline > 0:
-            self._announce_restore(build_restore_notice(self, first, lineage))
-        self.move_position(None, first)
-        return first
-
     def _apply_epoch(
         self, epoch: Manifest, before: FollowerPosition, after: FollowerPosition
     ) -> None:
@@ -57,9 +46,9 @@ class AtLeastOnceSink(SlotFollower):
         self.move_position(before, after)
 
     def _rewind_sink(
-        self, before: FollowerPosition, after: FollowerPosition, lineage: CurrentLineage
+        self, before: FollowerPosition | None, after: FollowerPosition, lineage: CurrentLineage
     ) -> None:
-        self._announce_restore(build_restore_notice(self, after, lineage))
+        self._announce_restore(self.describe_restore(after, lineage))
         self.move_position(before, after)
 
     @abstractmethod
@@ -69,25 +58,6 @@ class AtLeastOnceSink(SlotFollower):
     @abstractmethod
     def _announce_restore(self, notice: dict[str, Any]) -> None:
         """Announce that epochs after `after_epoch` of older timelines do not count any more."""
-
-
-def build_restore_notice(
-    sink: SlotFollower, after: FollowerPosition, lineage: CurrentLineage
-) -> dict[str, Any]:
-    """Return what a receiver needs to know which epochs count: those on the new timeline's lineage.
-
-    See `docs/decisions/0053-rewind-notices-carry-the-lineage.md`.
-    """
-    segments = [
-        {"timeline": s.timeline, "first": s.first, "last": s.last} for s in lineage.list_segments()
-    ]
-    return {
-        "pipeline": sink.spec.name,
-        "uid": sink.uid,
-        "timeline": after.timeline,
-        "after_epoch": after.upto,
-        "lineage": segments,
-    }
 
 
 class FilesSink(AtLeastOnceSink):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 from pyiceberg.catalog import Catalog, MetastoreCatalog
@@ -100,7 +101,10 @@ def _connect_catalog(spec: PipelineSpec, store: Store, durable: bool) -> Catalog
     warehouse = store.uri(BucketLayout(spec.name).iceberg_folder)
     catalog = SqlCatalog(_CATALOG_NAME, uri=address, warehouse=warehouse, **files)
     if close_after_use(catalog):
-        event.listen(catalog.engine, "connect", _set_full_sync if durable else _set_normal_sync)
+        # Otherwise a power failure may take the last commits, each as a whole. The tables then
+        # follow the log again from the commits that were kept.
+        set_pragmas = partial(_set_sqlite_pragmas, "FULL" if durable else "NORMAL")
+        event.listen(catalog.engine, "connect", set_pragmas)
     return catalog
 
 
@@ -239,19 +243,7 @@ def close_after_use(catalog: Catalog) -> bool:
     return True
 
 
-def _set_normal_sync(connection: Any, _record: object) -> None:
-    """Let a power failure take the last commits of the catalog, each as a whole.
-
-    The tables then follow the log again from the commits that were kept.
-    """
-    _set_sqlite_pragmas(connection, "NORMAL")
-
-
-def _set_full_sync(connection: Any, _record: object) -> None:
-    _set_sqlite_pragmas(connection, "FULL")
-
-
-def _set_sqlite_pragmas(connection: Any, synchronous: str) -> None:
+def _set_sqlite_pragmas(synchronous: str, connection: Any, _record: object) -> None:
     for pragma in ("journal_mode=WAL", f"synchronous={synchronous}", "busy_timeout=10000"):
         connection.execute(f"PRAGMA {pragma}").close()
 

@@ -54,11 +54,12 @@ from tidegate.jobs.sinks.lineage_position import (
     read_published_cut,
 )
 from tidegate.jobs.sinks.output_tables import (
+    ARRIVAL_SLOT_COLUMN,
+    SPLICE_COLUMN,
     build_checkpoint_rows,
     build_table_schema,
     write_parquet_once,
 )
-from tidegate.jobs.sinks.row_positions import ARRIVAL_SLOT_COLUMN, SPLICE_COLUMN
 from tidegate.jobs.sinks.table_files import (
     PartitionValues,
     PhysicalLayout,
@@ -361,7 +362,7 @@ class IcebergSink:
         self._add_merge_columns(table, follower, missing)
         if files or tags is not None:
             sealed = zip(missing, by_epoch, strict=True)
-            prepared = self._prepare_files(table, follower, sealed) if files else []
+            prepared = self._prepare_files(table, follower, sealed) if files else {}
             follower.append_slots(prepared, lineage.timeline, first, upto, tags)
 
     def _add_merge_columns(
@@ -377,12 +378,12 @@ class IcebergSink:
 
     def _prepare_files(
         self, table: str, follower: TableFollower, sealed: Iterable[tuple[Manifest, list[str]]]
-    ) -> list[str] | dict[str, PartitionValues]:
+    ) -> dict[str, PartitionValues]:
         """Return the files to append, rearranged if the spec has a layout for the table."""
         wanted = PhysicalLayout.from_spec(self.spec.outputs.layout.get(table))
         follower.set_layout(wanted)
         if not wanted:
-            return [self.store.uri(key) for _, keys in sealed for key in keys]
+            return {self.store.uri(key): () for _, keys in sealed for key in keys}
         arrangement = follower.current_layout()  # the same, with the fields in the table's order
         written: dict[str, PartitionValues] = {}
         for epoch, keys in sealed:
@@ -403,11 +404,9 @@ class IcebergSink:
             data = self.store.get(key).data
             batch.append(pq.read_table(io.BytesIO(data)))
             size += len(data)
-            if size >= _BATCH_BYTES:
+            if size >= _BATCH_BYTES or key == keys[-1]:
                 yield pa.concat_tables(batch, promote_options="permissive")
                 batch, size = [], 0
-        if batch:
-            yield pa.concat_tables(batch, promote_options="permissive")
 
     def _create_layout_file(self, key: str, data: bytes, rows: int) -> str:
         """Store a rearranged file under a key that follows from its content.

@@ -26,7 +26,7 @@ from tidegate.jobs.sinks.errors import (
     SINK_REFUSED,
     SINK_UNAVAILABLE,
 )
-from tidegate.jobs.sinks.files_webhook import AtLeastOnceSink, build_restore_notice
+from tidegate.jobs.sinks.files_webhook import AtLeastOnceSink
 from tidegate.jobs.sinks.lineage_position import CurrentLineage, FollowerPosition
 from tidegate.jobs.sinks.published_tables import to_json_lines
 from tidegate.jobs.spec.operations import KafkaSinkSpec
@@ -263,25 +263,15 @@ class ExactlyOnceKafkaSink(SlotFollower):
             self._position = max(filter(None, positions), default=None)
         return self._position
 
-    def _create_ledger(self, log: SlotLog, lineage: CurrentLineage) -> FollowerPosition:
-        first = FollowerPosition(
-            lineage.timeline, lineage.slot if self.given.start == "head" else 0
-        )
-        if lineage.timeline:
-            self._rewind_sink(first, first, lineage)
-        else:
-            self._commit_any_messages(iter(()), first)
-        return first
-
     def _apply_epoch(
         self, epoch: Manifest, before: FollowerPosition, after: FollowerPosition
     ) -> None:
         self._commit_any_messages(build_row_messages(self, epoch), after)
 
     def _rewind_sink(
-        self, before: FollowerPosition, after: FollowerPosition, lineage: CurrentLineage
+        self, before: FollowerPosition | None, after: FollowerPosition, lineage: CurrentLineage
     ) -> None:
-        notice = build_restore_notice(self, after, lineage)
+        notice = self.describe_restore(after, lineage)
         self._commit_any_messages(build_restore_messages(self, notice), after)
 
     def _commit_any_messages(
@@ -294,8 +284,12 @@ class ExactlyOnceKafkaSink(SlotFollower):
         first = next(messages, None)
         if first is not None:
             self._write_transaction(chain([first], messages), after)
-        self._position = after
         self.move_position(None, after)
+
+    def move_position(self, before: FollowerPosition | None, after: FollowerPosition) -> None:
+        """Move the position, whose copy in the store follows."""
+        self._position = after
+        super().move_position(before, after)
 
     def _write_transaction(self, messages: Iterator[KafkaMessage], after: FollowerPosition) -> None:
         ledger = json.dumps({"timeline": after.timeline, "upto": after.upto})

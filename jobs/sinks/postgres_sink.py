@@ -108,7 +108,7 @@ class PostgresSink(SlotFollower):
             self._prepare_schema(cursor)
             return self._read_ledger(cursor)
 
-    def _create_ledger(self, log: SlotLog, lineage: CurrentLineage) -> FollowerPosition:
+    def _create_ledger(self, lineage: CurrentLineage) -> FollowerPosition:
         with self._transaction_cursor() as cursor:
             insert = (
                 "insert into {} (pipeline, sink, uid, timeline, slot) values (%s, %s, %s, 0, 0) on"
@@ -128,7 +128,7 @@ class PostgresSink(SlotFollower):
                     self._insert_rows(cursor, table, rows)
 
     def _rewind_sink(
-        self, before: FollowerPosition, after: FollowerPosition, lineage: CurrentLineage
+        self, before: FollowerPosition | None, after: FollowerPosition, lineage: CurrentLineage
     ) -> None:
         with self._transaction_cursor() as cursor:
             self._move_ledger(cursor, before, after)
@@ -180,13 +180,16 @@ class PostgresSink(SlotFollower):
         return WAITS_FOR_TABLES(pipeline=self.spec.name, sink=self.name, slot=slot)
 
     def _move_ledger(
-        self, cursor: psycopg.Cursor[Any], before: FollowerPosition, after: FollowerPosition
+        self,
+        cursor: psycopg.Cursor[Any],
+        before: FollowerPosition | None,
+        after: FollowerPosition,
     ) -> None:
         """Move the ledger, in the transaction of the rows."""
         # Locked until the commit: a second publisher waits here, and then finds a moved ledger.
         ledger = self._read_ledger(cursor, lock=True)
         if ledger != before:
-            raise self.ledger_moved_error(ledger or FollowerPosition(0, 0), before)
+            raise self.ledger_moved_error(ledger, before)
         update = (
             "update {} set timeline = %s, slot = %s, moved_at = now() where pipeline = %s and sink"
             " = %s"

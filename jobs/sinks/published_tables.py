@@ -30,14 +30,14 @@ from tidegate.jobs.sinks.lineage_position import (
     PublishedCut,
     read_published_cut,
 )
-from tidegate.jobs.sinks.output_tables import build_table_schema
-from tidegate.jobs.sinks.row_positions import (
+from tidegate.jobs.sinks.output_tables import (
     SPLICE_COLUMN,
+    build_table_schema,
     compute_current_positions,
     find_rewrite_starts,
     select_current_rows,
 )
-from tidegate.jobs.sinks.table_scan import TableScan
+from tidegate.jobs.sinks.table_scan import Range, TableScan, select_in_ranges
 from tidegate.jobs.spec.event_time_options import ReleaseMode
 from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec
 from tidegate.jobs.spec.window_specs import WindowSpec
@@ -66,6 +66,7 @@ class _RowSelection:
         at: the cut after this slot; None: all slots that are published.
         columns: None: all.
         spliced: whether rows that splice requests inserted are included.
+        positions: only files that may have rows with these stored positions.
     """
 
     since: int = 0
@@ -73,6 +74,7 @@ class _RowSelection:
     at: int | None = None
     columns: tuple[str, ...] | None = None
     spliced: bool = True
+    positions: Range | None = None
 
     def scan(self, table: TableScan, needed: Collection[str] = ()) -> Any:
         """Scan the selected rows; `needed` columns are added."""
@@ -80,7 +82,11 @@ class _RowSelection:
         columns = self.columns and {*self.columns, *needed}
         ends = [end for end in (self.until, self.at) if end is not None]
         slots = (self.since + 1 if self.since else None, min(ends, default=None))
-        return table.read(columns, {"_epoch": [slots]})
+        ranges: dict[str, list[Range]] = {} if slots == (None, None) else {"_epoch": [slots]}
+        # Merges move rows, so that stored positions are not those that were asked for.
+        if self.positions and SPLICE_COLUMN not in table.schema.names:
+            ranges["position"] = [self.positions]
+        return table.read(columns, ranges)
 
     def scan_inserted(self, table: TableScan, columns: Collection[str]) -> Any:
         """Scan columns of *all* inserted rows up to `at`, whatever `since` and `until` are.
@@ -117,16 +123,12 @@ def read_table(
         ConfigurationError: no such table, or the tables do not show that slot yet.
         TransientError: the store cannot be reached.
     """
-    _require_table(spec, name)
-    current = read_published_cut(store, spec.name) or PublishedCut("", 0, 0)
-    if at is not None and at > current.upto:
-        raise NOT_PUBLISHED(pipeline=spec.name, published=current.upto, slot=at)
     window = spec.windows.get(name) if current_only else None
+    if not window:
+        return _scan_table(spec, store, name, _RowSelection(at=at, columns=columns))
     # Choosing revisions needs columns that the caller may not have asked for.
-    selection = _RowSelection(at=at, columns=None if window else columns)
-    table = _scan_table(spec, store, name, current, selection)
-    if window:
-        table = select_current_revisions(table, window)
+    table = _scan_table(spec, store, name, _RowSelection(at=at))
+    table = select_current_revisions(table, window)
     return table.select(list(columns)) if columns else table
 
 
@@ -146,11 +148,8 @@ def scan_table(
     are left out, and positions are those that the epochs gave. `columns` and errors are those of
     `read_table`.
     """
-    _require_table(spec, name)
-    current = read_published_cut(store, spec.name) or PublishedCut("", 0, 0)
     selection = _RowSelection(since, until, columns=columns, spliced=spliced)
-    table = _scan_table(spec, store, name, current, selection)
-    return table.select(list(columns)) if columns else table
+    return _scan_table(spec, store, name, selection)
 
 
 def read_positions(
@@ -161,20 +160,9 @@ def read_positions(
     Positions are current ones, as in `read_table`. Files without such rows are not opened, unless
     splice requests were merged into the table.
     """
-    wanted = tuple({*columns, "position"})
-    current = read_published_cut(store, spec.name) or PublishedCut("", 0, 0)
-    location = current.tables.get(name)
-    if location is not None:
-        with translate_read_errors(spec, name):
-            table = TableScan(store, location)
-            # Without merges the stored positions are current, so file statistics prune by them.
-            if SPLICE_COLUMN not in table.schema.names:
-                return table.read(wanted, {"position": [(start, end - 1)]}).sort_by("position")
-    rows = _scan_table(spec, store, name, current, _RowSelection(columns=wanted)).select(wanted)
-    position = rows["position"]
-    return rows.filter(pc.and_(pc.greater_equal(position, start), pc.less(position, end))).sort_by(
-        "position"
-    )
+    within = (start, end - 1)
+    selection = _RowSelection(columns=tuple({*columns, "position"}), positions=within)
+    return select_in_ranges(_scan_table(spec, store, name, selection), {"position": [within]})
 
 
 def describe_table(spec: PipelineSpec, store: Store, name: str) -> dict[str, Any]:
@@ -183,8 +171,8 @@ def describe_table(spec: PipelineSpec, store: Store, name: str) -> dict[str, Any
     The rows are all that it stores: every revision, and rows that a merge replaced. The address is
     None, and there are 0 rows, before the table exists.
     """
-    current = read_published_cut(store, spec.name) or PublishedCut("", 0, 0)
-    address = current.tables.get(name)
+    current = read_published_cut(store, spec.name)
+    address = current.tables.get(name) if current else None
     if address is None:
         return {"address": None, "rows": 0}  # a table is created with its first row
     with translate_read_errors(spec, name):
@@ -296,28 +284,31 @@ def _stringify_non_finite(value: Any) -> Any:
     return value
 
 
-def _require_table(spec: PipelineSpec, name: str) -> None:
+def _scan_table(spec: PipelineSpec, store: Store, name: str, selection: _RowSelection) -> Any:
+    """Return the selected rows in order, with the selected columns."""
     if name not in spec.table_names:
         raise UNKNOWN_TABLE(pipeline=spec.name, table=name, tables=", ".join(spec.table_names))
+    current = read_published_cut(store, spec.name) or PublishedCut("", 0, 0)
+    if selection.at is not None and selection.at > current.upto:
+        raise NOT_PUBLISHED(pipeline=spec.name, published=current.upto, slot=selection.at)
+    # A table is created with its first row.
+    rows = build_table_schema(spec, name).empty_table()
+    if location := current.tables.get(name):
+        with translate_read_errors(spec, name):
+            rows = _scan_existing_table(spec, TableScan(store, location), name, selection)
+    return rows.select(list(selection.columns)) if selection.columns else rows
 
 
-def _scan_table(
-    spec: PipelineSpec, store: Store, name: str, current: PublishedCut, selection: _RowSelection
+def _scan_existing_table(
+    spec: PipelineSpec, table: TableScan, name: str, selection: _RowSelection
 ) -> Any:
-    location = current.tables.get(name)
-    if location is None:
-        # A table is created with its first row.
-        empty = build_table_schema(spec, name).empty_table()
-        return empty.select(list(selection.columns)) if selection.columns else empty
-    with translate_read_errors(spec, name):
-        table = TableScan(store, location)
-        # A table has this column from its first merge on.
-        merged = SPLICE_COLUMN in table.schema.names
-        if merged and name == EVENTS:
-            return _scan_merged_events(spec, table, selection)
-        if merged and name in spec.streams:
-            return _scan_merged_stream(table, selection)
-        rows = selection.scan(table)
+    # A table has this column from its first merge on.
+    merged = SPLICE_COLUMN in table.schema.names
+    if merged and name == EVENTS:
+        return _scan_merged_events(spec, table, selection)
+    if merged and name in spec.streams:
+        return _scan_merged_stream(table, selection)
+    rows = selection.scan(table)
     order = [(column, "ascending") for column in _SORT_COLUMNS if column in rows.column_names]
     return rows.sort_by(order) if order else rows
 
@@ -394,15 +385,16 @@ def _to_tick_list(column: Any) -> list[int]:
 def flatten_for_csv(table: Any, *, hex_prefix: str = "") -> Any:
     """Convert lists to JSON texts and bytes to hexadecimal ones, because CSV has neither."""
     for i, field in enumerate(table.schema):
-        if pa.types.is_list(field.type) or pa.types.is_large_list(field.type):
+        is_binary = pa.types.is_binary(field.type) or pa.types.is_large_binary(field.type)
+        if is_binary or pa.types.is_list(field.type) or pa.types.is_large_list(field.type):
+            values = (value for value in table.column(i).to_pylist())
             texts = [
-                None if v is None else json.dumps(v, default=_to_json_text)
-                for v in table.column(i).to_pylist()
-            ]
-            table = table.set_column(i, field.name, pa.array(texts, pa.string()))
-        elif pa.types.is_binary(field.type) or pa.types.is_large_binary(field.type):
-            texts = [
-                None if v is None else hex_prefix + v.hex() for v in table.column(i).to_pylist()
+                None
+                if value is None
+                else hex_prefix + value.hex()
+                if is_binary
+                else json.dumps(value, default=_to_json_text)
+                for value in values
             ]
             table = table.set_column(i, field.name, pa.array(texts, pa.string()))
     return table

@@ -31,7 +31,6 @@ from pyiceberg.table.snapshots import Operation, Snapshot
 from pyiceberg.table.update.snapshot import ExpireSnapshots, ManageSnapshots
 from pyiceberg.transforms import IdentityTransform, parse_transform
 
-from tidegate.errors import PoisonError
 from tidegate.jobs.sinks.errors import TABLE_MISFIT
 from tidegate.jobs.sinks.lineage_position import FollowerPosition
 from tidegate.jobs.sinks.table_files import (
@@ -177,11 +176,11 @@ class TableFollower:
     def initialize(self, timeline: int, upto: int) -> None:
         """Commit the first snapshot of a new table, which is empty: no slot so far has rows."""
         with _CachedTransaction(self.table) as commit:
-            _append_files(commit, [], self._position_properties(timeline, 1, upto))
+            _append_files(commit, {}, self._position_properties(timeline, 1, upto))
 
     def append_slots(
         self,
-        files: Collection[str],
+        files: Mapping[str, PartitionValues],
         timeline: int,
         first: int,
         upto: int,
@@ -190,8 +189,7 @@ class TableFollower:
         """Append slots `first` to `upto`.
 
         Args:
-            files: addresses of the Parquet files of these slots, with their partitions if the table
-                is partitioned.
+            files: address -> partition of the Parquet files of these slots.
             timeline: the lineage on which `first` and `upto` are positions.
             first: the slot after the table's position.
             upto: the new position.
@@ -227,7 +225,7 @@ class TableFollower:
                 dropped.delete_by_predicate(parse(beyond))
             if dropped.rewrites_needed and not self._rewrite_merged_files(commit, position, marked):
                 commit.delete(beyond, snapshot_properties=marked)
-            _append_files(commit, [], marked | {FENCE: str(timeline)})
+            _append_files(commit, {}, marked | {FENCE: str(timeline)})
             _change_tags(commit, [n for n, at in self.list_tags().items() if at.upto > position])
 
     def live_files(self) -> list[LiveDataFile]:
@@ -367,28 +365,15 @@ def _write_new_file(files: FileIO, folder: str, name: str, data: bytes, _rows: i
     return f"{folder}{name}"
 
 
-def _append_files(commit: Transaction, files: Collection[str], properties: dict[str, str]) -> None:
-    if isinstance(files, Mapping):
-        _append_partitioned_files(commit, files, properties)
-    elif files:
-        # The duplicate check would read every manifest of the table; the marks make duplicates
-        # impossible.
-        try:
-            commit.add_files(
-                list(files), snapshot_properties=properties, check_duplicate_files=False
-            )
-        except (ValueError, TypeError, NotImplementedError) as error:
-            raise _schema_mismatch_error(commit, error) from error
-    else:
-        with commit.update_snapshot(snapshot_properties=properties).fast_append():
-            pass
-
-
-def _append_partitioned_files(
+def _append_files(
     commit: Transaction, files: Mapping[str, PartitionValues], properties: dict[str, str]
 ) -> None:
-    """Do what pyiceberg's `add_files` does, for partitions that column bounds cannot tell."""
-    if commit.table_metadata.name_mapping() is None:
+    """Do what pyiceberg's `add_files` does, also for partitions that column bounds cannot tell.
+
+    Its check for duplicates would read every manifest of the table; the marks make duplicates
+    impossible.
+    """
+    if files and commit.table_metadata.name_mapping() is None:
         names = commit.table_metadata.schema().name_mapping.model_dump_json()
         commit.set_properties({TableProperties.DEFAULT_NAME_MAPPING: names})
     update = commit.update_snapshot(snapshot_properties=properties)
@@ -399,7 +384,7 @@ def _append_partitioned_files(
                     describe_data_file(commit._table.io, commit.table_metadata, path, values)
                 )
         except (ValueError, TypeError, NotImplementedError) as error:
-            raise _schema_mismatch_error(commit, error) from error
+            raise TABLE_MISFIT(table=".".join(commit._table.name()), cause=error) from error
 
 
 def _change_tags(commit: Transaction, old: Collection[str], new: Collection[str] = ()) -> None:
@@ -410,16 +395,8 @@ def _change_tags(commit: Transaction, old: Collection[str], new: Collection[str]
     for name in old:
         manage.remove_tag(name)
     for name in new:
-        manage.create_tag(_get_main_snapshot_id(commit), name)
+        manage.create_tag(commit.table_metadata.refs[MAIN_BRANCH].snapshot_id, name)
     manage.commit()
-
-
-def _get_main_snapshot_id(commit: Transaction) -> int:
-    return commit.table_metadata.refs[MAIN_BRANCH].snapshot_id
-
-
-def _schema_mismatch_error(commit: Transaction, error: Exception) -> PoisonError:
-    return TABLE_MISFIT(table=".".join(commit._table.name()), cause=error)
 
 
 def _parse_position(snapshot: Snapshot) -> FollowerPosition | None:

@@ -27,11 +27,11 @@ from tidegate.checkpoints.store import (
 )
 from tidegate.errors import PoisonError
 from tidegate.jobs.sources.object_decoding import (
+    BadObject,
     decode_to_parquet,
     needs_decoding,
     parse_folder_values,
 )
-from tidegate.jobs.sources.parquet_footers import BadObject
 from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
 
 _Names = list[str]  # inside the class body the name `list_objects` is the method

@@ -16,7 +16,8 @@ import io
 import json
 import lzma
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
@@ -30,9 +31,9 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
 from tidegate.jobs.sources.avro import decompress_stream, read_avro_file
-from tidegate.jobs.sources.parquet_footers import BadObject, read_parquet_table
 from tidegate.jobs.spec.pipeline import SourceSpec
 from tidegate.jobs.spec.row_rules import EXACT_BITS, build_text_pattern
+from tidegate.jobs.spec.table_layout import DeadLetterReason
 
 BAD_REASON: Final = "_why"
 BAD_TEXT: Final = "_text"
@@ -52,6 +53,19 @@ _DECODE_ERRORS: Final = (
     ValueError,  # bz2's, among others
     duckdb.Error,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class BadObject:
+    """Why an object cannot be read: the reason of its dead letter, with details.
+
+    Attributes:
+        rows: its number of rows; None if it is not known.
+    """
+
+    reason: DeadLetterReason
+    detail: str
+    rows: int | None = None
 
 
 def needs_decoding(spec: SourceSpec) -> bool:
@@ -179,6 +193,30 @@ def read_typed_object(data: bytes, form: str) -> pa.Table:
     import pyarrow.orc as orc
 
     return orc.ORCFile(io.BytesIO(data)).read()
+
+
+def open_parquet_file(source: Path | io.BytesIO) -> pq.ParquetFile:
+    """Open a file so that INT96 times come as microseconds, which have the larger range."""
+    return pq.ParquetFile(source, coerce_int96_timestamp_unit="us")
+
+
+def read_parquet_table(source: Path | io.BytesIO, columns: Sequence[str] | None = None) -> pa.Table:
+    """Return the rows of an object in the types that a `Footer` names.
+
+    INT96 does not say whether it is an instant. Its writers (older Spark, Hive, Impala) mean one,
+    in UTC. `columns` are those to read; by default all.
+    """
+    file = open_parquet_file(source)
+    rows = file.read(columns=None if columns is None else list(columns))
+    instants, instant = find_int96_columns(file.metadata), pa.timestamp("us", "UTC")
+    fields = [pa.field(f.name, instant if f.name in instants else f.type) for f in rows.schema]
+    return rows.cast(pa.schema(fields)) if instants & set(rows.column_names) else rows
+
+
+def find_int96_columns(metadata: Any) -> set[str]:
+    """Return the top-level columns with the old timestamps of twelve bytes."""
+    leaves = (metadata.schema.column(n) for n in range(metadata.num_columns))
+    return {leaf.path for leaf in leaves if leaf.physical_type == "INT96"}
 
 
 def _read_json_lines(data: bytes, spec: SourceSpec) -> pa.Table:

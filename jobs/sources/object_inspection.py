@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import io
+import struct
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+import pyarrow.parquet as pq
+
 from tidegate.checkpoints.errors import OBJECT_NOT_FOUND
 from tidegate.checkpoints.store import NotFoundError, ObjectInfo, Store
+from tidegate.errors import get_first_line
 from tidegate.jobs.sources.errors import OBJECT_VANISHED
 from tidegate.jobs.sources.input_view import InputView
-from tidegate.jobs.sources.object_decoding import BAD_REASON, BAD_TEXT
-from tidegate.jobs.sources.parquet_footers import BadObject, Footer, parse_footer, read_footer
+from tidegate.jobs.sources.object_decoding import (
+    BAD_REASON,
+    BAD_TEXT,
+    BadObject,
+    find_int96_columns,
+)
 from tidegate.jobs.sources.table_versions import rewrite_reason
 from tidegate.jobs.spec.pipeline import SourceSpec
 
@@ -25,9 +34,25 @@ UNKNOWN_SIZE: Final = -1
 _READ_THREADS: Final = 4  # they wait for the store most of the time
 _WHOLE_READ_BYTES: Final = 256 << 10  # below, one GET is faster than a HEAD and a range
 _MAX_CACHED_OBJECTS: Final = 8192  # about 10 MB
+_MAGIC: Final = b"PAR1"
+_ENCRYPTED: Final = b"PARE"
+_TAIL_BYTES: Final = 8  # length of the footer (4 bytes, little endian) and the magic
+_MIN_FILE_BYTES: Final = 12  # magic, footer length, magic
+_FIRST_READ_BYTES: Final = 64 << 10  # from the end: holds most footers, so one request is enough
+_INSTANT_TYPE: Final = "timestamp[us, tz=UTC]"
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+ReadRange = Callable[[int, int], bytes]
+"""(start, length) -> bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Footer:
+    """The number of rows, and physical column -> Arrow type as text."""
+
+    rows: int
+    columns: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,3 +200,54 @@ def _read_copy_footer(copy: Path) -> Footer | BadObject:
             return file.read(length)
 
         return read_footer(copy.stat().st_size, read_range)
+
+
+# Parquet footers: the rows and columns of an object, or why it cannot be read.
+
+
+def read_footer(size: int, read_range: ReadRange) -> Footer | BadObject:
+    """Read the footer of an object by ranges: one request, or two if the footer is long."""
+    if size == 0:
+        return BadObject("empty_object", "the object has no bytes")
+    if size <= _FIRST_READ_BYTES:
+        return parse_footer(read_range(0, size), size)
+    tail = read_range(size - _FIRST_READ_BYTES, _FIRST_READ_BYTES)
+    if tail[-4:] == _MAGIC:
+        wanted = struct.unpack("<I", tail[-_TAIL_BYTES:-4])[0] + _TAIL_BYTES
+        if len(tail) < wanted <= size:
+            tail = read_range(size - wanted, wanted)
+        return _parse_metadata(tail, size)
+    return _describe_missing_footer(read_range(0, 4), size)
+
+
+def parse_footer(data: bytes, size: int) -> Footer | BadObject:
+    """Return the footer of an object whose bytes are all here, `size` in number."""
+    if not data:
+        return BadObject("empty_object", "the object has no bytes")
+    if data[:4] != _MAGIC or len(data) < _MIN_FILE_BYTES or data[-4:] != _MAGIC:
+        return _describe_missing_footer(data[:4], size)
+    return _parse_metadata(data, size)
+
+
+def _describe_missing_footer(start: bytes, size: int) -> BadObject:
+    if start == _ENCRYPTED:
+        detail = "the object is encrypted Parquet, which tidegate cannot read"
+        return BadObject("not_parquet", detail)
+    if start != _MAGIC:
+        return BadObject("not_parquet", f"the object begins with {start!r}, not with {_MAGIC!r}")
+    return BadObject(
+        "truncated", f"the object begins as Parquet but ends without a footer after {size} bytes"
+    )
+
+
+def _parse_metadata(tail: bytes, size: int) -> Footer | BadObject:
+    try:
+        # The metadata reader looks only at both ends of the file, so a tail is enough for it.
+        metadata: Any = pq.read_metadata(io.BytesIO(_MAGIC + tail))
+        schema = metadata.schema.to_arrow_schema()
+    except Exception as error:  # pyarrow raises OSError, ArrowInvalid, ValueError and more here
+        detail = f"the footer cannot be read ({size} bytes): {get_first_line(error)[:200]}"
+        return BadObject("truncated", detail)
+    instants = find_int96_columns(metadata)
+    columns = {f.name: _INSTANT_TYPE if f.name in instants else str(f.type) for f in schema}
+    return Footer(int(metadata.num_rows), columns)

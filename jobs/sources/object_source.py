@@ -23,14 +23,15 @@ from tidegate.jobs.engine.interfaces import DeadObject, Slice, join_seq, split_s
 from tidegate.jobs.eventtime.decision_types import Member
 from tidegate.jobs.sources.arrival_log import ArrivalLog, BucketNotifications
 from tidegate.jobs.sources.input_view import InputView, resolve_source_folder
+from tidegate.jobs.sources.object_decoding import BadObject
 from tidegate.jobs.sources.object_inspection import (
     UNKNOWN_SIZE,
+    Footer,
     InspectedObject,
     ObjectInspector,
     describe_change,
     map_in_threads,
 )
-from tidegate.jobs.sources.parquet_footers import BadObject, Footer
 from tidegate.jobs.sources.table_versions import TableVersions, open_table_versions
 from tidegate.jobs.spec.pipeline import ReadLimits, SourceSpec
 

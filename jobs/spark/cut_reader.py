@@ -40,7 +40,7 @@ from tidegate.jobs.rules.duck_frame import DuckFrame, Frame
 from tidegate.jobs.rules.row_conditions import quote_name, quote_text
 from tidegate.jobs.sources.input_view import STAGED_PREFIX
 from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN
-from tidegate.jobs.sources.parquet_footers import open_parquet_file
+from tidegate.jobs.sources.object_decoding import open_parquet_file
 from tidegate.jobs.spark.column_casts import (
     cast_to_declared,
     is_nanosecond_timestamp,

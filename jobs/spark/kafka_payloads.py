@@ -22,9 +22,8 @@ from pyspark.sql.types import ArrayType, DataType, MapType, NumericType, StringT
 from tidegate.errors import ConfigurationError
 from tidegate.jobs.engine.interfaces import ROWS_PER_ORDINAL
 from tidegate.jobs.rules.row_conditions import quote_name, quote_text
-from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN
+from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN, UnusableSchema
 from tidegate.jobs.sources.object_decoding import BAD_REASON, BAD_TEXT
-from tidegate.jobs.sources.schema_registry import UnusableSchema
 from tidegate.jobs.spark.column_casts import (
     cast_with_check_sql,
     declared_to_spark_type,

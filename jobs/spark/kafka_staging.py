@@ -27,9 +27,13 @@ from tidegate.errors import TidegateError
 from tidegate.jobs.engine.column_types import to_arrow_type
 from tidegate.jobs.engine.interfaces import Cut
 from tidegate.jobs.sources.errors import CHANGED_WHILE_READ, KAFKA_UNAVAILABLE
-from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN, build_consumer_settings
+from tidegate.jobs.sources.kafka_source import (
+    OFFSET_COLUMN,
+    SchemaCache,
+    build_consumer_settings,
+    open_schemas,
+)
 from tidegate.jobs.sources.object_decoding import BAD_REASON, BAD_TEXT
-from tidegate.jobs.sources.schema_registry import SchemaCache, open_schemas
 from tidegate.jobs.spark.errors import (
     MESSAGES_UNREADABLE,
     REGISTERED_SCHEMA_UNUSABLE,

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict
 
 from tidegate.checkpoints.splice_requests import SpliceRequest
 from tidegate.jobs.engine.column_types import convert_to_ticks
-from tidegate.jobs.sinks.row_positions import ARRIVAL_SLOT_COLUMN, SPLICE_COLUMN
+from tidegate.jobs.sinks.output_tables import ARRIVAL_SLOT_COLUMN, SPLICE_COLUMN
 from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec
 from tidegate.jobs.spec.stream_specs import REJECTIONS
 from tidegate.jobs.splice.merge_plan import MergePlan

@@ -25,8 +25,12 @@ from tidegate.checkpoints.slot_log import LogHead, SlotLog
 from tidegate.checkpoints.splice_requests import SpliceRequest
 from tidegate.jobs.engine.column_types import convert_to_ticks
 from tidegate.jobs.eventtime.decision_types import ReleaseMark
-from tidegate.jobs.sinks.output_tables import build_table_schema
-from tidegate.jobs.sinks.row_positions import IDENTITY_COLUMNS, SPLICE_COLUMN, iterate_identities
+from tidegate.jobs.sinks.output_tables import (
+    IDENTITY_COLUMNS,
+    SPLICE_COLUMN,
+    build_table_schema,
+    iterate_identities,
+)
 from tidegate.jobs.sinks.table_scan import Ranges
 from tidegate.jobs.spec.event_time_options import ReleaseMode
 from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec
@@ -220,7 +224,7 @@ class _MergePlanner:
 # Rows are inserted by stamp, after existing rows with the same stamp (docs/semantics.md, section
 # 6.4). The stored `position` of an existing row never changes. An inserted row stores the position
 # of its anchor, the row that it follows, or -1 if it precedes all rows; its request's id tells it
-# from the anchor. The current position is the rank in that order (jobs/sinks/row_positions.py). So
+# from the anchor. The current position is the rank in that order (jobs/sinks/output_tables.py). So
 # a merge writes only its own rows, however long the stream is
 # (docs/decisions/0041-stored-positions-never-change.md).
 

@@ -35,7 +35,7 @@ from tidegate.checkpoints.store import Store
 from tidegate.errors import ConfigurationError, get_first_line
 from tidegate.jobs.rules.duck_frame import DuckFrame, open_database
 from tidegate.jobs.rules.recomputation import SET_ASIDE_REASONS, build_time_expression
-from tidegate.jobs.sinks.row_positions import IDENTITY_COLUMNS, RowIdentity, iterate_identities
+from tidegate.jobs.sinks.output_tables import IDENTITY_COLUMNS, RowIdentity, iterate_identities
 from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENT_TIME, EVENTS, LATE, PipelineSpec
 from tidegate.jobs.splice.errors import (
     BAD_FILE,

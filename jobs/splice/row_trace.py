@@ -22,14 +22,14 @@ from tidegate.errors import get_first_line
 from tidegate.jobs.engine.manifest_writer import ORDER_KIND
 from tidegate.jobs.rules.duck_frame import DuckFrame, open_database
 from tidegate.jobs.rules.recomputation import SET_ASIDE_REASONS, build_time_expression
-from tidegate.jobs.sinks.output_tables import build_table_schema
-from tidegate.jobs.sinks.published_tables import scan_table
-from tidegate.jobs.sinks.row_positions import (
+from tidegate.jobs.sinks.output_tables import (
     IDENTITY_COLUMNS,
     SPLICE_COLUMN,
     RowIdentity,
+    build_table_schema,
     iterate_identities,
 )
+from tidegate.jobs.sinks.published_tables import scan_table
 from tidegate.jobs.sinks.table_scan import Range, Ranges
 from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENTS, LATE, PipelineSpec
 from tidegate.jobs.spec.window_specs import WindowKind

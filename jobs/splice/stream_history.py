@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from tidegate.checkpoints.manifest import FileRef, Manifest
 from tidegate.errors import TidegateError
 from tidegate.jobs.engine.column_types import to_arrow_type
-from tidegate.jobs.sinks.row_positions import (
+from tidegate.jobs.sinks.output_tables import (
     ARRIVAL_SLOT_COLUMN,
     IDENTITY_COLUMNS,
     SPLICE_COLUMN,

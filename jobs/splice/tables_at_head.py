@@ -30,9 +30,13 @@ from tidegate.jobs.sinks.lineage_position import (
     PublishedCut,
     read_published_cut,
 )
-from tidegate.jobs.sinks.output_tables import build_checkpoint_rows, build_table_schema
+from tidegate.jobs.sinks.output_tables import (
+    RowIdentity,
+    build_checkpoint_rows,
+    build_table_schema,
+    iterate_identities,
+)
 from tidegate.jobs.sinks.published_tables import translate_read_errors, use_plain_types
-from tidegate.jobs.sinks.row_positions import RowIdentity, iterate_identities
 from tidegate.jobs.sinks.table_scan import Range, Ranges, TableScan, select_in_ranges
 from tidegate.jobs.spec.pipeline import CHECKPOINTS, EVENTS, PipelineSpec
 

@@ -31,8 +31,8 @@ from tidegate.jobs.rules.row_conditions import (
     is_window_purged,
     last_window_start_sql,
 )
+from tidegate.jobs.sinks.output_tables import IDENTITY_COLUMNS, SPLICE_COLUMN
 from tidegate.jobs.sinks.published_tables import select_current_revisions
-from tidegate.jobs.sinks.row_positions import IDENTITY_COLUMNS, SPLICE_COLUMN
 from tidegate.jobs.sinks.table_scan import Ranges
 from tidegate.jobs.spec.pipeline import EVENTS, LATE, PipelineSpec
 from tidegate.jobs.spec.window_specs import WindowKind, WindowSpec

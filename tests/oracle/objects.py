@@ -20,8 +20,7 @@ from tidegate.errors import PoisonError
 from tidegate.jobs.engine.column_types import TIMESTAMP_UTC, to_arrow_type
 from tidegate.jobs.engine.errors import CorruptObjectsError
 from tidegate.jobs.engine.interfaces import Slice, join_seq
-from tidegate.jobs.sources.object_decoding import BAD_REASON
-from tidegate.jobs.sources.parquet_footers import read_parquet_table
+from tidegate.jobs.sources.object_decoding import BAD_REASON, read_parquet_table
 from tidegate.jobs.spec.pipeline import SourceSpec
 from tidegate.jobs.spec.table_layout import DeadLetterReason
 

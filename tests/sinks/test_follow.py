@@ -327,7 +327,7 @@ def test_a_bare_rollback_stops_no_sleeper_in_general_but_a_fence_does(world: Wor
     assert mine.newest_position() == FollowerPosition(1, 2)
     assert mine.table.metadata.current_snapshot_id != seen
     with pytest.raises(CommitFailedException):
-        asleep.append_slots([], 0, 3, 3)
+        asleep.append_slots({}, 0, 3, 3)
 
 
 @pytest.mark.parametrize("where", ["before", "after events", "between rollback and fence"])

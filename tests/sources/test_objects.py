@@ -17,7 +17,7 @@ from tidegate.checkpoints.local_store import LocalStore
 from tidegate.checkpoints.store import ObjectInfo, StoredObject, StoreUnavailableError
 from tidegate.jobs.engine.interfaces import Slice, join_seq, skip_slice_record
 from tidegate.jobs.eventtime.decision_types import Member
-from tidegate.jobs.sources import parquet_footers
+from tidegate.jobs.sources import object_inspection
 from tidegate.jobs.sources.object_source import DONE_MARKER, ObjectSource
 from tidegate.jobs.spec.pipeline import ReadLimits
 
@@ -291,7 +291,7 @@ def test_large_object_is_read_by_ranges(monkeypatch: pytest.MonkeyPatch) -> None
     """
     monkeypatch.setattr("tidegate.jobs.sources.object_inspection._WHOLE_READ_BYTES", 100)
     for first_read in (64 << 10, 1 << 10, 64):
-        monkeypatch.setattr("tidegate.jobs.sources.parquet_footers._FIRST_READ_BYTES", first_read)
+        monkeypatch.setattr("tidegate.jobs.sources.object_inspection._FIRST_READ_BYTES", first_read)
         part = source(inbox(1000)).plan(ME, None, ReadLimits())
         assert part.parts[0]["rows"] == 1000
         dead = (
@@ -405,6 +405,6 @@ def test_an_error_without_a_text_gives_the_name_of_its_class(
         raise MemoryError
 
     monkeypatch.setattr("pyarrow.parquet.read_metadata", fail)
-    found = parquet_footers._parse_metadata(b"", 4)
-    assert isinstance(found, parquet_footers.BadObject)
+    found = object_inspection._parse_metadata(b"", 4)
+    assert isinstance(found, object_inspection.BadObject)
     assert found.detail.endswith("MemoryError")

@@ -17,7 +17,7 @@ import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 
 from tidegate.errors import ConfigurationError, TransientError
-from tidegate.jobs.sources.schema_registry import (
+from tidegate.jobs.sources.kafka_source import (
     SchemaCache,
     UnusableSchema,
     make_folder_reader,

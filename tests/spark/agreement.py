@@ -21,7 +21,7 @@ from tidegate.checkpoints.manifest import FileRef
 from tidegate.jobs.engine.interfaces import Cut, MoveOrder, MoveResult, Slice, SurveyedCut, join_seq
 from tidegate.jobs.eventtime.decider import create_initial_state, decide
 from tidegate.jobs.eventtime.decision_types import Decision, Member, MemberSurvey
-from tidegate.jobs.sources.parquet_footers import Footer, parse_footer
+from tidegate.jobs.sources.object_inspection import Footer, parse_footer
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from google.protobuf.descriptor_pb2 import (
     FileDescriptorSet,
 )
 
-from tidegate.jobs.sources.schema_registry import UnusableSchema
+from tidegate.jobs.sources.kafka_source import UnusableSchema
 from tidegate.jobs.spark.kafka_payloads import decode_messages
 from tidegate.jobs.spec.pipeline import SourceSpec
 

@@ -15,7 +15,7 @@ import pytest
 from tests.servers.jars import CONNECTOR, spark_jars
 from tests.spark.kafka_topics import rows
 from tidegate.errors import TransientError
-from tidegate.jobs.sources.schema_registry import UnusableSchema
+from tidegate.jobs.sources.kafka_source import UnusableSchema
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from tests.streams.support import World
 
-from tidegate.jobs.sinks.row_positions import (
+from tidegate.jobs.sinks.output_tables import (
     SPLICE_COLUMN,
     find_rewrite_starts,
     select_current_rows,

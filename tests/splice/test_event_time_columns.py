@@ -12,7 +12,7 @@ from tests.engine.harness import SECOND, Bench, spec_of
 from tests.splice.worlds import results, table
 
 from tidegate.checkpoints.slot_log import SlotLog
-from tidegate.jobs.sinks.row_positions import SPLICE_COLUMN, compute_current_positions
+from tidegate.jobs.sinks.output_tables import SPLICE_COLUMN, compute_current_positions
 from tidegate.jobs.splice.merge import MergeDecision, merge_request
 from tidegate.jobs.splice.request_creation import (
     LateFilter,

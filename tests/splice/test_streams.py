@@ -36,11 +36,11 @@ from tidegate.jobs.engine.epoch_engine import EpochPorts
 from tidegate.jobs.engine.manifest_writer import SPLICE_KIND
 from tidegate.jobs.engine.replay import make_content_check, replay_epoch
 from tidegate.jobs.sinks.iceberg_sink import IcebergSink
-from tidegate.jobs.sinks.output_tables import DriverTables
-from tidegate.jobs.sinks.published_tables import read_table, scan_table
-from tidegate.jobs.sinks.row_positions import (
+from tidegate.jobs.sinks.output_tables import (
     SPLICE_COLUMN,
+    DriverTables,
 )
+from tidegate.jobs.sinks.published_tables import read_table, scan_table
 from tidegate.jobs.splice.merge import CRASH_POINTS, MergeDecision, estimate_impact, merge_request
 from tidegate.jobs.splice.request_creation import (
     LateFilter,

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tests.engine.harness import SECOND, Bench, row, spec_of
 
+from tidegate.jobs.sinks.output_tables import RowIdentity, compute_current_positions
 from tidegate.jobs.sinks.published_tables import select_current_revisions
-from tidegate.jobs.sinks.row_positions import RowIdentity, compute_current_positions
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 AGGREGATES = {
