@@ -8,7 +8,6 @@ abandoned epochs.
 
 from __future__ import annotations
 
-import io
 import json
 import posixpath
 from abc import abstractmethod
@@ -16,7 +15,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import urllib3
 
 from tidegate.checkpoints.canonical_json import canonical_bytes
@@ -27,6 +25,7 @@ from tidegate.errors import ErrorDefinition, TransientError
 from tidegate.jobs.sinks.base_follower import SlotFollower, expand_variables
 from tidegate.jobs.sinks.errors import SINK_UNAVAILABLE, WEBHOOK_REFUSED
 from tidegate.jobs.sinks.lineage_position import CurrentLineage, FollowerPosition
+from tidegate.jobs.sinks.output_tables import encode_parquet
 from tidegate.jobs.sinks.published_tables import to_json_lines
 from tidegate.jobs.spec.operations import FilesSinkSpec, WebhookSinkSpec
 
@@ -90,7 +89,7 @@ class FilesSink(AtLeastOnceSink):
             for number, rows in enumerate(self.read_epoch_rows(epoch, table)):
                 key = f"{table}/{epoch.id}{f'-{number}' if number else ''}.{self.given.format}"
                 as_parquet = self.given.format == "parquet"
-                data = _encode_parquet(rows) if as_parquet else to_json_lines(rows).encode()
+                data = encode_parquet(rows) if as_parquet else to_json_lines(rows).encode()
                 self._target.put(self._folder + key, data)
                 files[key] = rows.num_rows
         # Written last: readers ignore files that no such object names.
@@ -182,9 +181,3 @@ class WebhookSink(AtLeastOnceSink):
             cause=f"the receiver {cause}",
             remedy="bring the receiver back",
         )
-
-
-def _encode_parquet(rows: Any) -> bytes:
-    buffer = io.BytesIO()
-    pq.write_table(rows, buffer, compression="snappy")
-    return buffer.getvalue()

@@ -35,10 +35,7 @@ class CurrentLineage:
     """The lineage of the timeline of `head`, up to that head of the log."""
 
     def __init__(self, log: SlotLog, head: LogHead) -> None:
-        self.timeline = head.timeline
-        self.slot = head.slot
-        self._lineage: Callable[[int], list[LineageSegment]] = log.lineage
-        self._head: Callable[[], LogHead] = log.head
+        self.timeline, self.slot, self._log = head.timeline, head.slot, log
         # A lineage never changes below a timeline's end, so what it shares is computed once.
         self._shared: dict[int, int] = {head.timeline: head.slot}
 
@@ -47,11 +44,11 @@ class CurrentLineage:
 
         No other epoch counts.
         """
-        return self._lineage(self.timeline)
+        return self._log.lineage(self.timeline)
 
     def is_current(self) -> bool:
         """Read the log again and return whether no restore has ended this timeline."""
-        return self._head().timeline == self.timeline
+        return self._log.head().timeline == self.timeline
 
     def is_in_log(self, position: FollowerPosition) -> bool:
         """Return whether the log has this position's timeline and, on the current one, its slot."""
@@ -67,7 +64,7 @@ class CurrentLineage:
         timeline = position.timeline
         if timeline not in self._shared:
             self._shared[timeline] = count_shared_slots(
-                self._lineage(timeline), self._lineage(self.timeline)
+                self._log.lineage(timeline), self.list_segments()
             )
         return min(position.upto, self._shared[timeline])
 
@@ -83,9 +80,9 @@ class CurrentLineage:
         """
         if position is None or not self.is_in_log(position):
             return 0
-        here = self._lineage(position.timeline)
-        later = range(position.timeline + 1, self.timeline + 1)
-        shared = (count_shared_slots(here, self._lineage(timeline)) for timeline in later)
+        here = self._log.lineage(position.timeline)
+        later = map(self._log.lineage, range(position.timeline + 1, self.timeline + 1))
+        shared = (count_shared_slots(here, lineage) for lineage in later)
         return min(position.upto, *shared, self.slot)
 
     def count_missing_slots(self, position: FollowerPosition | None) -> int:
@@ -160,17 +157,17 @@ def advance_published_cut(store: Store, pipeline: str, new: PublishedCut) -> Non
 
     A pointer with another uid is replaced in any case.
     """
-    while True:
-        found = _read_cut_with_etag(store, pipeline)
-        key, content = BucketLayout(pipeline).published_cut_key, canonical_bytes(asdict(new))
-        try:
-            if found is None:
-                store.create(key, content)
-            elif found[0] != new and not _is_ahead(found[0], new):
-                store.compare_and_swap(key, content, found[1])
-            return
-        except PreconditionFailedError:
-            continue
+
+    def advance(there: PublishedCut | None) -> PublishedCut | None:
+        """Return the new cut unless the one that is there is as new."""
+        # A new timeline is ahead even with fewer slots: a restore took the others back. A pointer
+        # with another uid was copied with the store and is overwritten.
+        is_ahead = there is not None and (
+            there.uid == new.uid and (there.timeline, there.upto) > (new.timeline, new.upto)
+        )
+        return None if is_ahead or there == new else new
+
+    _change_cut(store, pipeline, advance)
 
 
 def replace_table_location(store: Store, pipeline: str, table: str, old: str, new: str) -> bool:
@@ -179,24 +176,34 @@ def replace_table_location(store: Store, pipeline: str, table: str, old: str, ne
     Returns:
         Whether the pointer was moved.
     """
+
+    def relocate(there: PublishedCut | None) -> PublishedCut | None:
+        """Return the cut with the new address, if it has the old one."""
+        if there is None or there.tables.get(table) != old:
+            return None
+        return replace(there, tables=there.tables | {table: new})
+
+    return _change_cut(store, pipeline, relocate)
+
+
+def _change_cut(
+    store: Store, pipeline: str, change: Callable[[PublishedCut | None], PublishedCut | None]
+) -> bool:
+    """Swap the pointer for what `change` returns; False if that is None, nothing to do."""
+    key = BucketLayout(pipeline).published_cut_key
     while True:
-        found = _read_cut_with_etag(store, pipeline)
-        if found is None or found[0].tables.get(table) != old:
+        there, etag = _read_cut_with_etag(store, pipeline) or (None, "")
+        new = change(there)
+        if new is None:
             return False
-        moved = replace(found[0], tables=found[0].tables | {table: new})
         try:
-            store.compare_and_swap(
-                BucketLayout(pipeline).published_cut_key, canonical_bytes(asdict(moved)), found[1]
-            )
+            if there is None:
+                store.create(key, canonical_bytes(asdict(new)))
+            else:
+                store.compare_and_swap(key, canonical_bytes(asdict(new)), etag)
         except PreconditionFailedError:
             continue
         return True
-
-
-def _is_ahead(there: PublishedCut, new: PublishedCut) -> bool:
-    # A new timeline is ahead even with fewer slots: a restore took the others back. A pointer with
-    # another uid was copied with the store and is overwritten.
-    return there.uid == new.uid and (there.timeline, there.upto) > (new.timeline, new.upto)
 
 
 def _read_cut_with_etag(store: Store, pipeline: str) -> tuple[PublishedCut, str] | None:

@@ -198,9 +198,7 @@ def write_parquet_once(store: Store, key: str, table: Any) -> FileRef:
     attempt's names the table.
     """
     # In memory: these tables have a few rows per epoch.
-    buffer = io.BytesIO()
-    pq.write_table(table, buffer, compression="snappy")
-    data = buffer.getvalue()
+    data = encode_parquet(table)
     try:
         store.create(key, data)
     except PreconditionFailedError:
@@ -209,6 +207,13 @@ def write_parquet_once(store: Store, key: str, table: Any) -> FileRef:
     return FileRef(
         key=key, rows=table.num_rows, bytes=len(data), sha256=sha256_of_bytes(data), kind=kind
     )
+
+
+def encode_parquet(table: Any) -> bytes:
+    """Return the rows as the bytes of a Parquet file."""
+    buffer = io.BytesIO()
+    pq.write_table(table, buffer, compression="snappy")
+    return buffer.getvalue()
 
 
 def _barrier_to_row(barrier: BarrierHealth, behind: int) -> dict[str, Any]:
@@ -262,19 +267,8 @@ def _checkpoint_to_row(manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def _build_system_table(name: str, rows: Sequence[Mapping[str, Any]]) -> Any:
-    schema = build_system_schema(name)
-    return pa.table(
-        [_build_array([row.get(f.name) for row in rows], f.type) for f in schema], schema=schema
-    )
-
-
-def _build_array(values: list[Any], kind: Any) -> Any:
-    return (
-        pa.array(values, pa.int64()).cast(kind)
-        if pa.types.is_timestamp(kind)
-        else pa.array(values, kind)
-    )
+def _build_system_table(name: str, rows: list[dict[str, Any]]) -> Any:
+    return pa.Table.from_pylist(rows, build_system_schema(name))
 
 
 # The current position of every event is its rank in the stream after all merges.

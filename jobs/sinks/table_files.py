@@ -14,7 +14,6 @@ See `docs/decisions/0075-the-publisher-arranges-and-compacts-files.md`.
 
 from __future__ import annotations
 
-import io
 import re
 import secrets
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -43,6 +42,7 @@ from pyiceberg.typedef import Record
 from pyiceberg.types import BinaryType, DecimalType, IcebergType, LongType, StringType
 
 from tidegate.checkpoints.canonical_json import canonical_bytes, sha256_of_bytes
+from tidegate.jobs.sinks.output_tables import encode_parquet
 from tidegate.jobs.sinks.table_scan import get_column_or_nulls, match_columns
 from tidegate.jobs.spec.table_layout import PartitionBy, PartitionTransform, SortBy, TableLayout
 
@@ -152,11 +152,10 @@ def write_partition_files(
     """
     written = {}
     for values, rows in parts:
-        buffer = io.BytesIO()
         # Spark's and Arrow's own metadata would make equal rows different files.
-        pq.write_table(rows.replace_schema_metadata(None), buffer, compression="snappy")
+        data = encode_parquet(rows.replace_schema_metadata(None))
         name = f"{stem}-{sha256_of_bytes(repr(values).encode())[:16]}.parquet"
-        written[put(name, buffer.getvalue(), rows.num_rows)] = values
+        written[put(name, data, rows.num_rows)] = values
     return written
 
 

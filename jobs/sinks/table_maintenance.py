@@ -139,16 +139,7 @@ def compact_tables(spec: PipelineSpec, store: Store) -> dict[str, CompactionResu
         raise COMPACTION_UNAVAILABLE(pipeline=spec.name, cause=get_first_line(error)) from error
 
 
-@dataclass(frozen=True, slots=True)
-class _FileGroup:
-    """Files that become one file per partition."""
-
-    parts: tuple[LiveDataFile, ...]
-
-    @property
-    def row_count(self) -> int:
-        """Rows that the merged files must have together."""
-        return sum(part.file.record_count for part in self.parts)
+_FileGroup = list[LiveDataFile]  # files that become one file per partition
 
 
 class _TableCompactor:
@@ -205,16 +196,16 @@ class _TableCompactor:
             )
 
     def _split_into_groups(self, members: list[LiveDataFile], fewest: int) -> Iterator[_FileGroup]:
-        batch: list[LiveDataFile] = []
+        batch: _FileGroup = []
         size = 0
         for one in members:
             batch.append(one)
             size += one.file.file_size_in_bytes
             if size >= self._target:
-                yield _FileGroup(tuple(batch))
+                yield batch
                 batch, size = [], 0
         if len(batch) >= fewest:
-            yield _FileGroup(tuple(batch))
+            yield batch
 
     def _merge_groups(
         self, follower: TableFollower, bins: list[_FileGroup], arrangement: PhysicalLayout
@@ -227,7 +218,7 @@ class _TableCompactor:
             if not self._commit_merged_files(chosen, new, follower.table.metadata):
                 _log.info("compaction_left", table=self._name, merged=len(new))
                 return done
-            done += len(new) - sum(len(one.parts) for one in chosen)
+            done += len(new) - sum(map(len, chosen))
         return done
 
     def _write_merged_files(
@@ -239,15 +230,15 @@ class _TableCompactor:
         schema = pa.schema([field.remove_metadata() for field in schema])
         new: dict[str, PartitionValues] = {}
         layout = BucketLayout(self._spec.name)
-        for one in bins:
+        for parts in bins:
             rows = pa.concat_tables(
                 [
                     conform_to_schema(read_file_rows(metadata, files, part.file), schema)
-                    for part in one.parts
+                    for part in parts
                 ]
             )
             # A mismatch means that the files are not those that Iceberg describes.
-            assert rows.num_rows == one.row_count  # noqa: S101
+            assert rows.num_rows == sum(part.file.record_count for part in parts)  # noqa: S101
             new |= write_partition_files(
                 self._store_merged_file,
                 f"{layout.iceberg_table_folder(self._name)}/{make_merged_stem(metadata)}",
@@ -266,7 +257,7 @@ class _TableCompactor:
         metadata: TableMetadata,
     ) -> bool:
         """Steps 3 and 4; return False if the merged files cannot be committed."""
-        gone = [part.file for one in bins for part in one.parts]
+        gone = [part.file for parts in bins for part in parts]
         for _ in range(_COMMIT_ATTEMPTS):
             try:
                 follower = self._load_follower()

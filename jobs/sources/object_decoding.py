@@ -447,7 +447,7 @@ _NAIVE_TIMESTAMP: Final = rf"^\s*\d{{4}}-\d{{2}}-\d{{2}}([T ]{_TIME})?\s*$"
 # Every cast is guarded by a pattern: DuckDB's own casts round, and accept forms that Spark refuses,
 # while a value must mean the same in text and in Parquet (tidegate.jobs.spec.row_rules).
 _WHOLE_NUMBER: Final = r"^\s*[+-]?\d+\s*$"
-_MICROS_PER_UNIT: Final = {"s": 1_000_000, "ms": 1_000, "us": 1}
+TICKS_PER_UNIT: Final = {"s": 1_000_000, "ms": 1_000, "us": 1}
 
 
 def build_cast_sql(column: str, kind: str, spec: SourceSpec) -> str:
@@ -477,7 +477,7 @@ def _matches(column: str, pattern: str) -> str:
 
 def _build_timestamp_sql(column: str, spec: SourceSpec) -> str:
     if spec.parse.timestamps != "iso":
-        per_unit = _MICROS_PER_UNIT[spec.parse.timestamps]
+        per_unit = TICKS_PER_UNIT[spec.parse.timestamps]
         micros = f"round(try_cast({column} AS DECIMAL(30, 6)) * {per_unit})"
         return f"TRY(make_timestamptz(CAST({micros} AS BIGINT)))"
     naive = "NULL"

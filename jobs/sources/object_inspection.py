@@ -144,7 +144,7 @@ class ObjectInspector:
             decoded = self._store.inspect_object(entry.key)
             if decoded is not None:
                 etag, size, copy = decoded
-                return etag, size, copy if isinstance(copy, BadObject) else _read_copy_footer(copy)
+                return etag, size, copy if isinstance(copy, BadObject) else _describe_columns(copy)
         if entry.size <= _WHOLE_READ_BYTES:
             stored = self._store.get(entry.key)
             size = len(stored.data)
@@ -191,17 +191,6 @@ def describe_change(pinned: Mapping[str, Any], head: ObjectInfo | None) -> str:
     return f"the object was pinned with ETag {pinned['etag']}, now {now}"
 
 
-def _read_copy_footer(copy: Path) -> Footer | BadObject:
-    with copy.open("rb") as file:
-
-        def read_range(start: int, length: int) -> bytes:
-            """Read from the local copy as `read_footer` reads from the store."""
-            file.seek(start)
-            return file.read(length)
-
-        return read_footer(copy.stat().st_size, read_range)
-
-
 # Parquet footers: the rows and columns of an object, or why it cannot be read.
 
 
@@ -243,11 +232,14 @@ def _describe_missing_footer(start: bytes, size: int) -> BadObject:
 def _parse_metadata(tail: bytes, size: int) -> Footer | BadObject:
     try:
         # The metadata reader looks only at both ends of the file, so a tail is enough for it.
-        metadata: Any = pq.read_metadata(io.BytesIO(_MAGIC + tail))
-        schema = metadata.schema.to_arrow_schema()
+        return _describe_columns(io.BytesIO(_MAGIC + tail))
     except Exception as error:  # pyarrow raises OSError, ArrowInvalid, ValueError and more here
         detail = f"the footer cannot be read ({size} bytes): {get_first_line(error)[:200]}"
         return BadObject("truncated", detail)
-    instants = find_int96_columns(metadata)
+
+
+def _describe_columns(file: Path | io.BytesIO) -> Footer:
+    metadata: Any = pq.read_metadata(file)
+    instants, schema = find_int96_columns(metadata), metadata.schema.to_arrow_schema()
     columns = {f.name: _INSTANT_TYPE if f.name in instants else str(f.type) for f in schema}
     return Footer(int(metadata.num_rows), columns)

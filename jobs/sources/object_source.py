@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from typing import Any, Final
 
@@ -125,7 +125,7 @@ class ObjectSource:
         if blocked:
             waiting = at.open is not None or bool(self._list_next_entries(member, at, 1))
             self._set_backlog(member, at.ordinal, pending=waiting)
-            return Slice(member, at.seq, at.seq, resume=at.to_json(), pending=waiting)
+            return Slice(member, at.seq, at.seq, resume=asdict(at), pending=waiting)
         ended = self.ends_input or (self.spec.bounded and self._has_end_marker(member))
         opened = [self._inspector.reopen_pinned_object(at.open)] if at.open else []
         wanted = (limits.objects or _MAX_OBJECTS_PER_SLICE) - len(opened)
@@ -155,7 +155,7 @@ class ObjectSource:
             part,
             end=end,
             parts=tuple(kept),
-            resume=resume.to_json(),
+            resume=asdict(resume),
             pending=True,
             done=False,
             dead=tuple(d for d in part.dead if d.seq < end),
@@ -341,11 +341,7 @@ class _ResumePoint:
     @classmethod
     def from_json(cls, raw: Mapping[str, Any] | None) -> _ResumePoint:
         """Return the point that a manifest holds; the beginning without one."""
-        return cls(raw["ordinal"], raw["row"], raw["key"], raw["open"]) if raw else cls()
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the point as a manifest holds it."""
-        return {"ordinal": self.ordinal, "row": self.row, "key": self.key, "open": self.open}
+        return cls(**raw) if raw else cls()
 
     @property
     def seq(self) -> int:
@@ -427,7 +423,7 @@ class _SliceBuilder:
             self._start,
             self.at.seq,
             tuple(self._parts),
-            self.at.to_json(),
+            asdict(self.at),
             pending,
             done,
             tuple(self._dead),

@@ -17,7 +17,11 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from tidegate.jobs.sources.object_decoding import decompress_object, read_typed_object
+from tidegate.jobs.sources.object_decoding import (
+    TICKS_PER_UNIT,
+    decompress_object,
+    read_typed_object,
+)
 from tidegate.jobs.spec.row_rules import build_text_pattern
 
 _MAX_SAMPLE_ROWS: Final = 10_000  # of JSON or CSV
@@ -34,7 +38,6 @@ _TYPE_PATTERNS: Final = {
 }
 
 
-_TICKS_PER_UNIT: Final = {"s": 1_000_000, "ms": 1_000, "us": 1}
 # 2001 and 2100 in seconds since 1970: no number is a plausible time in two units.
 _EARLIEST_TIME, _LATEST_TIME = 978_307_200, 4_102_444_800
 
@@ -71,7 +74,7 @@ class ColumnSample:
         low, high = min(map(float, self.texts)), max(map(float, self.texts))
         fits = (
             unit
-            for unit, ticks in _TICKS_PER_UNIT.items()
+            for unit, ticks in TICKS_PER_UNIT.items()
             if low * ticks >= _EARLIEST_TIME * 1e6 and high * ticks <= _LATEST_TIME * 1e6
         )
         return next(fits, None)
@@ -90,7 +93,7 @@ class ColumnSample:
             ValueError: the values are not times.
         """
         if unit := self.epoch_unit:
-            return [round(float(text) * _TICKS_PER_UNIT[unit]) for text in self.texts]
+            return [round(float(text) * TICKS_PER_UNIT[unit]) for text in self.texts]
         times = map(_parse_time, self.texts)
         aware = (time if time.tzinfo else time.replace(tzinfo=UTC) for time in times)
         return [round(time.timestamp() * 1e6) for time in aware]
