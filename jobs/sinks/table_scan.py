@@ -205,10 +205,12 @@ def match_columns(
         ids: column -> id of the table's schema.
         properties: those of the table.
     """
-    own = {f.name: f.metadata[_FIELD_ID] for f in file if f.metadata and _FIELD_ID in f.metadata}
+    own: Mapping[str, Any] = {
+        f.name: f.metadata[_FIELD_ID] for f in file if f.metadata and _FIELD_ID in f.metadata
+    }
     if not own:
         mapping = json.loads(properties.get("schema.name-mapping.default", "[]"))
-        own = {name: one["field-id"] for one in mapping for name in one["names"]} or ids
+        own = {name: one.get("field-id", -1) for one in mapping for name in one["names"]} or ids
     names = {number: name for name, number in ids.items()}
     return {name: names[int(own[name])] for name in file.names if int(own.get(name, -1)) in names}
 

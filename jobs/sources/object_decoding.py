@@ -37,7 +37,6 @@ from tidegate.jobs.spec.table_layout import DeadLetterReason
 
 BAD_REASON: Final = "_why"
 BAD_TEXT: Final = "_text"
-_NOT_AN_OBJECT: Final = "the line is not a JSON object"
 _NULL_FOLDER: Final = "__HIVE_DEFAULT_PARTITION__"
 # A line that may hold a fraction which DuckDB does not return as it was written.
 _INEXACT_FRACTION: Final = r"[0-9.]{17}|[0-9][eE][+-]?[0-9]|0[.]0000"
@@ -172,13 +171,12 @@ _DECOMPRESS_BY_ENDING: Final[dict[str, Callable[[bytes], bytes]]] = {
 
 
 def _read_object(data: bytes, spec: SourceSpec) -> pa.Table:
-    if spec.format == "json":
-        return _read_json_lines(data, spec)
-    return (
-        _read_csv_object(data, spec)
-        if spec.format == "csv"
-        else read_typed_object(data, spec.format)
-    )
+    match spec.format:
+        case "json":
+            return _read_json_lines(data, spec)
+        case "csv":
+            return _read_csv_object(data, spec)
+    return read_typed_object(data, spec.format)
 
 
 def read_typed_object(data: bytes, form: str) -> pa.Table:
@@ -222,44 +220,44 @@ def find_int96_columns(metadata: Any) -> set[str]:
 def _read_json_lines(data: bytes, spec: SourceSpec) -> pa.Table:
     """Read one JSON object per line; empty lines are not rows and do not count."""
     texts = [line.decode("utf-8", "replace") for line in data.split(b"\n") if line.strip()]
-    names = [*spec.columns, *spec.evolution.renamed]
-    fields = ", ".join(
-        f"""CASE WHEN ok THEN line->>'$."{name}"' END AS "{name}" """ for name in names
+    fields = {
+        name: ", ".join(f"""line->>'$."{one}"'""" for one in _list_field_names(name, spec))
+        for name in spec.columns
+    }
+    columns = ", ".join(
+        f'CASE WHEN ok THEN coalesce({values}) END AS "{name}"' for name, values in fields.items()
     )
-    unknown = (
-        "list_filter(CASE WHEN ok THEN json_keys(line) END, lambda k: NOT list_contains($names, k))"
-    )
+    # Fields that the spec does not declare are not a fault then; malformed lines still are.
+    ignored = spec.evolution.added == "ignore"
     with _connect_duckdb() as db:
         db.register("lines", pa.table({"line": pa.array(texts, pa.string())}))
         rows: Any = db.sql(
             f"""WITH judged AS (
                 SELECT line,
                     CASE WHEN json_valid(line) THEN json_type(line) = 'OBJECT' ELSE false END AS ok
-                FROM lines)
-            SELECT line AS {BAD_TEXT}, {fields},
-                CASE WHEN NOT ok THEN '{_NOT_AN_OBJECT}' WHEN len({unknown}) > 0
-                THEN 'not in the schema: ' || array_to_string({unknown}, ', ') END AS {BAD_REASON}
-            FROM judged""",
-            params={"names": names},
+                FROM lines),
+            named AS (
+                SELECT *, list_filter(CASE WHEN ok THEN json_keys(line) END,
+                    lambda k: NOT list_contains($names, k)) AS _unknown
+                FROM judged)
+            SELECT line AS {BAD_TEXT}, {columns}, _unknown,
+                CASE WHEN NOT ok THEN 'the line is not a JSON object'
+                WHEN len(_unknown) > 0 AND NOT {ignored}
+                THEN 'not in the schema: ' || array_to_string(_unknown, ', ') END AS {BAD_REASON}
+            FROM named""",
+            params={"names": [*spec.columns, *spec.evolution.renamed]},
         ).to_arrow_table()
-    strange: list[str] = []
-    # Fields that the spec does not declare are not a fault then; malformed lines still are.
-    if spec.evolution.added == "ignore":
-        reasons = rows[BAD_REASON]
-        malformed = pa.compute.equal(reasons, _NOT_AN_OBJECT)
-        rows = _replace_column(rows, BAD_REASON, pa.compute.if_else(malformed, reasons, None))
-        strange = reasons.filter(pa.compute.invert(malformed)).unique().to_pylist()
-    rows = _merge_renamed_columns(_restore_exact_numbers(rows, spec), spec)
-    return _cast_texts(_add_undeclared_columns(rows, strange), spec)
-
-
-def _add_undeclared_columns(rows: pa.Table, reasons: list[str]) -> pa.Table:
-    """Add a column of nulls for each name that the schema lacks, so that its rows are counted."""
-    texts = (reason.partition(": ")[2] for reason in reasons)
-    found = {name for text in texts for name in text.split(", ")} - set(rows.column_names)
-    for name in sorted(found)[:_MAX_MARKED_COLUMNS]:
+    unknown = pa.compute.list_flatten(rows["_unknown"]).unique().to_pylist() if ignored else []
+    rows = rows.drop_columns(["_unknown"])
+    # A column of nulls for each name that the schema lacks, so that its rows are counted.
+    for name in sorted(set(unknown) - set(rows.column_names))[:_MAX_MARKED_COLUMNS]:
         rows = rows.append_column(name, pa.nulls(rows.num_rows, pa.string()))
-    return rows
+    return _cast_texts(_restore_exact_numbers(rows, spec), spec)
+
+
+def _list_field_names(column: str, spec: SourceSpec) -> list[str]:
+    """Return the names of a column in text: its own, then old ones. Any row may begin to rename."""
+    return [column, *(old for old, new in spec.evolution.renamed.items() if new == column)]
 
 
 def _replace_column(rows: pa.Table, name: str, values: Any) -> pa.Table:
@@ -280,13 +278,11 @@ def _restore_exact_numbers(rows: pa.Table, spec: SourceSpec) -> pa.Table:
 
     DuckDB rounds them, or writes them with an exponent.
     """
-    renamed = spec.evolution.renamed
     kinds = {
-        name: spec.columns[renamed.get(name, name)]
-        for name in rows.column_names
-        if name not in (BAD_TEXT, BAD_REASON)
+        name: kind
+        for name, kind in spec.columns.items()
+        if kind == "string" or kind.startswith("decimal")
     }
-    kinds = {n: kind for n, kind in kinds.items() if kind == "string" or kind.startswith("decimal")}
     matches = pa.compute.match_substring_regex(rows[BAD_TEXT], _INEXACT_FRACTION).combine_chunks()
     suspects = np.flatnonzero(matches.to_numpy(zero_copy_only=False))
     if not kinds or not suspects.size:
@@ -297,20 +293,13 @@ def _restore_exact_numbers(rows: pa.Table, spec: SourceSpec) -> pa.Table:
             parsed = json.loads(rows[BAD_TEXT][int(row)].as_py(), parse_float=_JsonNumber)
         except (ValueError, RecursionError):
             continue  # DuckDB accepts a little more than JSON
-        for name, kind in kinds.items():
-            number = parsed.get(name) if isinstance(parsed, dict) else None
+        for name, kind in kinds.items() if isinstance(parsed, dict) else ():
+            values = map(parsed.get, _list_field_names(name, spec))
+            number = next((value for value in values if value is not None), None)
             if isinstance(number, _JsonNumber):
                 columns[name][row] = str(number) if kind == "string" else number.to_plain_text()
     for name, values in columns.items():
         rows = _replace_column(rows, name, pa.array(values, pa.string()))
-    return rows
-
-
-def _merge_renamed_columns(rows: pa.Table, spec: SourceSpec) -> pa.Table:
-    """Move values under old names to the new ones: in text, a rename may happen at any row."""
-    for old, new in spec.evolution.renamed.items():
-        merged = pa.compute.coalesce(rows[new], rows[old])
-        rows = _replace_column(rows, new, merged).drop_columns([old])
     return rows
 
 

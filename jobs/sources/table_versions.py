@@ -17,9 +17,10 @@ import io
 import json
 import os
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, Protocol
+from typing import Any, Final
 from urllib.parse import unquote
 
 import pyarrow.parquet as pq
@@ -46,9 +47,14 @@ _REWRITE_PREFIX: Final = "_rewritten/"  # of placeholder names, each of which re
 _COMMIT_NAME: Final = re.compile(r"(\d{20})\.json\Z")
 
 
-class TableVersions(Protocol):
-    """The versions of one table."""
+class TableVersions(ABC):
+    """The versions of the table in a folder of a store."""
 
+    def __init__(self, source: str, options: TableOptions, store: Store, folder: str) -> None:
+        self.source, self.options, self.store, self.folder = source, options, store, folder
+        self._uri = store.uri(folder)
+
+    @abstractmethod
     def list_versions_after(self, version: int | None) -> Iterator[tuple[int, Sequence[str]]]:
         """Yield each newer version with the files it added, as names below the table's folder.
 
@@ -65,31 +71,6 @@ class TableVersions(Protocol):
                 access, or a variable that the spec names is not set.
             TransientError: there is no such table (yet), or its catalog does not answer.
         """
-        ...
-
-
-def open_table_versions(
-    source: str, options: TableOptions, store: Store, folder: str
-) -> TableVersions:
-    """Return the versions of the table in a folder of a store, without a request."""
-    kind = DeltaVersions if options.format == "delta" else IcebergVersions
-    return kind(source, options, store, folder)
-
-
-def rewrite_reason(name: str) -> str | None:
-    """Explain a placeholder name that records a table rewrite; None for ordinary data files."""
-    if not name.startswith(_REWRITE_PREFIX):
-        return None
-    version, _, operation = name[len(_REWRITE_PREFIX) :].partition("-")
-    return (
-        f"version {version} of the table ({operation}) took or changed rows, which is not followed"
-    )
-
-
-class _VersionsBase:
-    def __init__(self, source: str, options: TableOptions, store: Store, folder: str) -> None:
-        self.source, self.options, self.store, self.folder = source, options, store, folder
-        self._uri = store.uri(folder)
 
     def _handle_rewrite(self, version: int, operation: str) -> list[str]:
         """Return the placeholder for a version that rewrote rows, or refuse it."""
@@ -112,7 +93,25 @@ class _VersionsBase:
         )
 
 
-class DeltaVersions(_VersionsBase):
+def open_table_versions(
+    source: str, options: TableOptions, store: Store, folder: str
+) -> TableVersions:
+    """Return the versions of the table in a folder of a store, without a request."""
+    kind = DeltaVersions if options.format == "delta" else IcebergVersions
+    return kind(source, options, store, folder)
+
+
+def rewrite_reason(name: str) -> str | None:
+    """Explain a placeholder name that records a table rewrite; None for ordinary data files."""
+    if not name.startswith(_REWRITE_PREFIX):
+        return None
+    version, _, operation = name[len(_REWRITE_PREFIX) :].partition("-")
+    return (
+        f"version {version} of the table ({operation}) took or changed rows, which is not followed"
+    )
+
+
+class DeltaVersions(TableVersions):
     """Implements `TableVersions` with the commits of a Delta table's log."""
 
     def list_versions_after(self, version: int | None) -> Iterator[tuple[int, Sequence[str]]]:
@@ -244,7 +243,7 @@ class DeltaVersions(_VersionsBase):
         return name
 
 
-class IcebergVersions(_VersionsBase):
+class IcebergVersions(TableVersions):
     """Implements `TableVersions` with the snapshots of an Iceberg table's main branch."""
 
     _catalog: Any = None
