@@ -98,7 +98,7 @@ def _dump_check(check: CheckResult) -> dict[str, Any]:
 
 def _make_table_reader(spec: PipelineSpec, store: Store) -> TableReader:
     # Arrow and DuckDB take a second to import.
-    from tidegate.jobs.sinks.published_tables import scan_table
+    from tidegate.jobs.sinks.published_tables import RowSelection, scan_table
 
     # The two tables that may be large are read without the user's columns.
     narrow = {EVENTS: event_columns(spec), LATE: LATE_COLUMNS}
@@ -106,7 +106,8 @@ def _make_table_reader(spec: PipelineSpec, store: Store) -> TableReader:
     def read_run_rows(name: str, *, since: int = 0, whole: bool = False) -> pa.Table:
         # What was merged in later is not the run's doing: the checks judge the run.
         columns = None if whole else narrow.get(name)
-        return scan_table(spec, store, name, since=since, columns=columns, spliced=False)
+        selection = RowSelection(since=since, columns=columns, spliced=False)
+        return scan_table(spec, store, name, selection)
 
     return read_run_rows
 

@@ -37,6 +37,7 @@ from tidegate.jobs.sinks.lineage_position import (
     read_published_cut,
 )
 from tidegate.jobs.sinks.published_tables import (
+    RowSelection,
     describe_table,
     flatten_for_csv,
     scan_table,
@@ -178,7 +179,8 @@ class PipelineResults:
         cut = read_published_cut(self._log.store, self._spec.name)
         upto = cut.upto if cut else 0
         for reach in (*_EPOCHS_READ, upto):
-            rows = scan_table(self._spec, self._log.store, name, since=max(0, upto - reach))
+            newest = RowSelection(since=max(0, upto - reach))
+            rows = scan_table(self._spec, self._log.store, name, newest)
             if rows.num_rows >= _NEWEST_ROWS or reach >= upto:
                 break
         return rows.slice(max(0, rows.num_rows - _NEWEST_ROWS))

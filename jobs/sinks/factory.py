@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.interfaces import Sink
+from tidegate.jobs.sinks.base_follower import SlotFollower
 from tidegate.jobs.sinks.files_webhook import FilesSink, WebhookSink
 from tidegate.jobs.sinks.iceberg_sink import IcebergSink
 from tidegate.jobs.sinks.kafka_sink import ExactlyOnceKafkaSink, KafkaSink
 from tidegate.jobs.sinks.postgres_sink import PostgresSink
-from tidegate.jobs.spec.operations import FilesSinkSpec, KafkaSinkSpec, PostgresSinkSpec, SinkSpec
+from tidegate.jobs.spec.operations import KafkaSinkSpec, SinkSpec
 from tidegate.jobs.spec.pipeline import PipelineSpec
+
+_SINKS: Final[dict[str, type[SlotFollower]]] = {
+    "postgres": PostgresSink,
+    "files": FilesSink,
+    "kafka": KafkaSink,
+    "webhook": WebhookSink,
+}
 
 
 def make_sinks(spec: PipelineSpec, store: Store, uid: str) -> list[Sink]:
@@ -28,12 +38,7 @@ def make_sinks(spec: PipelineSpec, store: Store, uid: str) -> list[Sink]:
 
 
 def _make_sink(name: str, given: SinkSpec, spec: PipelineSpec, store: Store, uid: str) -> Sink:
-    if isinstance(given, PostgresSinkSpec):
-        return PostgresSink(name, given, spec, store, uid)
-    if isinstance(given, FilesSinkSpec):
-        return FilesSink(name, given, spec, store, uid)
-    if isinstance(given, KafkaSinkSpec):
-        exactly_once = given.delivery == "exactly_once"
-        kind = ExactlyOnceKafkaSink if exactly_once else KafkaSink
-        return kind(name, given, spec, store, uid)
-    return WebhookSink(name, given, spec, store, uid)
+    kind = _SINKS[given.kind]
+    if isinstance(given, KafkaSinkSpec) and given.delivery == "exactly_once":
+        kind = ExactlyOnceKafkaSink
+    return kind(name, given, spec, store, uid)

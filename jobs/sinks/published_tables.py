@@ -57,15 +57,17 @@ _SORT_COLUMNS = (
 
 
 @dataclass(frozen=True, slots=True)
-class _RowSelection:
+class RowSelection:
     """The rows and columns to read.
 
     Attributes:
         since: only rows of later slots; files of older ones are not opened.
-        until: only rows of slots up to this one, with the positions that they have in the cut.
+        until: only rows of slots up to this one, with the positions that they have in the cut;
+            files of later ones are not opened.
         at: the cut after this slot; None: all slots that are published.
         columns: None: all.
-        spliced: whether rows that splice requests inserted are included.
+        spliced: whether rows that splice requests inserted are included. Without them, positions
+            are those that the epochs gave.
         positions: only files that may have rows with these stored positions.
     """
 
@@ -125,31 +127,11 @@ def read_table(
     """
     window = spec.windows.get(name) if current_only else None
     if not window:
-        return _scan_table(spec, store, name, _RowSelection(at=at, columns=columns))
+        return scan_table(spec, store, name, RowSelection(at=at, columns=columns))
     # Choosing revisions needs columns that the caller may not have asked for.
-    table = _scan_table(spec, store, name, _RowSelection(at=at))
+    table = scan_table(spec, store, name, RowSelection(at=at))
     table = select_current_revisions(table, window)
     return table.select(list(columns)) if columns else table
-
-
-def scan_table(
-    spec: PipelineSpec,
-    store: Store,
-    name: str,
-    *,
-    since: int = 0,
-    until: int | None = None,
-    columns: tuple[str, ...] | None = None,
-    spliced: bool = True,
-) -> Any:
-    """Return rows of slots after `since`, of all revisions; files of older slots are not opened.
-
-    Nor are files of slots after `until`. Without `spliced` the rows that splice requests inserted
-    are left out, and positions are those that the epochs gave. `columns` and errors are those of
-    `read_table`.
-    """
-    selection = _RowSelection(since, until, columns=columns, spliced=spliced)
-    return _scan_table(spec, store, name, selection)
 
 
 def read_positions(
@@ -161,8 +143,8 @@ def read_positions(
     splice requests were merged into the table.
     """
     within = (start, end - 1)
-    selection = _RowSelection(columns=tuple({*columns, "position"}), positions=within)
-    return select_in_ranges(_scan_table(spec, store, name, selection), {"position": [within]})
+    selection = RowSelection(columns=tuple({*columns, "position"}), positions=within)
+    return select_in_ranges(scan_table(spec, store, name, selection), {"position": [within]})
 
 
 def describe_table(spec: PipelineSpec, store: Store, name: str) -> dict[str, Any]:
@@ -284,8 +266,8 @@ def _stringify_non_finite(value: Any) -> Any:
     return value
 
 
-def _scan_table(spec: PipelineSpec, store: Store, name: str, selection: _RowSelection) -> Any:
-    """Return the selected rows in order, with the selected columns."""
+def scan_table(spec: PipelineSpec, store: Store, name: str, selection: RowSelection) -> Any:
+    """Return the selected rows of all revisions, in order; raises as `read_table` does."""
     if name not in spec.table_names:
         raise UNKNOWN_TABLE(pipeline=spec.name, table=name, tables=", ".join(spec.table_names))
     current = read_published_cut(store, spec.name) or PublishedCut("", 0, 0)
@@ -300,7 +282,7 @@ def _scan_table(spec: PipelineSpec, store: Store, name: str, selection: _RowSele
 
 
 def _scan_existing_table(
-    spec: PipelineSpec, table: TableScan, name: str, selection: _RowSelection
+    spec: PipelineSpec, table: TableScan, name: str, selection: RowSelection
 ) -> Any:
     # A table has this column from its first merge on.
     merged = SPLICE_COLUMN in table.schema.names
@@ -313,7 +295,7 @@ def _scan_existing_table(
     return rows.sort_by(order) if order else rows
 
 
-def _scan_merged_events(spec: PipelineSpec, table: TableScan, selection: _RowSelection) -> Any:
+def _scan_merged_events(spec: PipelineSpec, table: TableScan, selection: RowSelection) -> Any:
     """Return rows of an events table into which rows were merged."""
     time = spec.event_time_column
     order = {"position", SPLICE_COLUMN, "_source", "_partition", "_seq", "_epoch", time}
@@ -327,7 +309,7 @@ def _scan_merged_events(spec: PipelineSpec, table: TableScan, selection: _RowSel
     return compute_current_positions(rows, selection.scan_inserted(table, order), time)
 
 
-def _scan_merged_stream(table: TableScan, selection: _RowSelection) -> Any:
+def _scan_merged_stream(table: TableScan, selection: RowSelection) -> Any:
     """Return rows of a stream that merges rewrote in part."""
     needed = ("position", "_id", "_epoch", SPLICE_COLUMN)
     if not selection.spliced:

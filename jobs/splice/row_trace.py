@@ -29,7 +29,7 @@ from tidegate.jobs.sinks.output_tables import (
     build_table_schema,
     iterate_identities,
 )
-from tidegate.jobs.sinks.published_tables import scan_table
+from tidegate.jobs.sinks.published_tables import RowSelection, scan_table
 from tidegate.jobs.sinks.table_scan import Range, Ranges
 from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENTS, LATE, PipelineSpec
 from tidegate.jobs.spec.window_specs import WindowKind
@@ -350,9 +350,8 @@ class _RowTracer:
             return int(event["position"])
         # The current position is computed by readers: merges move rows without rewriting them.
         columns = ("position", *IDENTITY_COLUMNS)
-        table = scan_table(
-            self._spec, tables.log.store, EVENTS, since=epoch - 1, until=epoch, columns=columns
-        )
+        selection = RowSelection(since=epoch - 1, until=epoch, columns=columns)
+        table = scan_table(self._spec, tables.log.store, EVENTS, selection)
         return next((row["position"] for row in _find_rows(table, who)), None)
 
     def _locate_in_window(self, name: str, row: _TracedRow, time: int) -> Iterator[RowLocation]:

@@ -32,7 +32,7 @@ class Author:
     """Writes manifests and whole histories, with real files behind them."""
 
     def manifest(self, head: LogHead, **over: Any) -> Manifest:
-        """The next epoch after a head: ten rows read and released, unless told otherwise."""
+        """The next epoch after a head: ten rows read and released, unless `over` says otherwise."""
         read = 10 + (head.record.counters.read if head.record else 0)
         fields: dict[str, Any] = {
             "pipeline": "p",

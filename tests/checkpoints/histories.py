@@ -96,7 +96,7 @@ class History:
     """A pipeline with many retired epochs and some that are not.
 
     Attributes:
-        bench: makes engines that stand at the head, on a store that counts.
+        bench: makes engines at the head, on a store that counts.
         recent: manifests of the epochs that are not retired.
     """
 

@@ -85,7 +85,7 @@ def test_the_index_is_only_a_cache(log: SlotLog, author: Author) -> None:
         assert CheckpointCatalog(log).list_checkpoints() == before
     note_scrub(log, 7)
     catalog.index.rebuild()
-    assert not is_scrub_due(log, 7)  # the note of the last scrub is no page
+    assert not is_scrub_due(log, 7)  # the note of the last scrub does not count as a page
     assert catalog.list_checkpoints() == before
 
 
@@ -124,7 +124,7 @@ def test_names_resolve(log: SlotLog, author: Author) -> None:
 
 
 def test_names_that_do_not_resolve_say_why(log: SlotLog, author: Author) -> None:
-    """Nothing, ambiguity and a total loss are told apart."""
+    """The caller can distinguish nothing, an ambiguity and a total loss."""
     catalog = CheckpointCatalog(log)
     with pytest.raises(ConfigurationError, match="nothing was sealed yet"):
         catalog.resolve("latest")

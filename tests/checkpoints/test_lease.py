@@ -401,7 +401,7 @@ def test_the_keeper_survives_a_store_that_is_away(clock: ManualClock) -> None:
 
 
 def test_the_thread_renews_by_itself(memory: MemoryStore) -> None:
-    """Started, the keeper renews without being asked, and stops when told."""
+    """Started, the keeper renews without being asked, and stops on request."""
     lease = Lease.acquire(memory, "p", far_away("one"))
     watch = LeaseObserver(memory, "p")
     watch.observe()

@@ -161,7 +161,7 @@ def restore(log: SlotLog, target: CheckpointId | None) -> Sealed | SlotTaken:
 
 
 def test_a_restore_opens_the_next_timeline_after_its_target(log: SlotLog, author: Author) -> None:
-    """After a fork the head stands on the target, and the next epoch goes on from it in the new
+    """After a fork the head is at the target, and the next epoch goes on from it in the new
     timeline.
     """
     one, two, _ = author.extend(log, 3)
@@ -259,7 +259,7 @@ def test_only_completed_checkpoints_can_be_restored(log: SlotLog, author: Author
 
 
 def test_a_retired_attempt_still_knows_its_fate(log: SlotLog, author: Author) -> None:
-    """When a stub replaced the manifest, its sleeper is still told 'sealed', and the chain still
+    """When a stub replaced the manifest, its sleeper still gets the answer 'sealed', and the chain still
     holds.
     """
     one, two = author.extend(log, 2)

@@ -28,9 +28,9 @@ from tidegate.errors import ConfigurationError, TidegateError
 AUTHOR = Author()
 
 
-def driver(stage: Stage, name: str, seals: int, told: list[tuple[Manifest, bool]]) -> None:
-    """Adds an actor that seals epochs one after the other, whatever others do, and notes what it
-    was told.
+def driver(stage: Stage, name: str, seals: int, answers: list[tuple[Manifest, bool]]) -> None:
+    """Adds an actor that seals epochs one after the other, whatever others do, and notes what
+    the log answered.
     """
 
     def body(store: MemoryStore, clock: Clock) -> None:
@@ -39,7 +39,7 @@ def driver(stage: Stage, name: str, seals: int, told: list[tuple[Manifest, bool]
             manifest = AUTHOR.manifest(
                 log.head(), driver=name, attempt=sha256_of_bytes(f"{name}{number}".encode())[:12]
             )
-            told.append((manifest, isinstance(log.seal(manifest), Sealed)))
+            answers.append((manifest, isinstance(log.seal(manifest), Sealed)))
 
     stage.actor(name, body)
 
@@ -66,16 +66,18 @@ def restorer(stage: Stage, name: str, won: list[str]) -> None:
     stage.actor(name, body)
 
 
-def judge(bucket: MemoryBucket, told: list[tuple[Manifest, bool]], won: list[str]) -> None:
-    """What must hold of the bucket and of what the actors were told, whatever happened."""
+def judge(bucket: MemoryBucket, answers: list[tuple[Manifest, bool]], won: list[str]) -> None:
+    """What must hold of the bucket and of of the answers to the actors, whatever happened."""
     log = SlotLog(MemoryStore(bucket), "p")
-    for manifest, sealed in told:
+    for manifest, sealed in answers:
         filled = log.read_slot(manifest.timeline, manifest.slot)
-        assert filled is not None, "told a fate although the slot is empty"
-        assert (filled.record == manifest) is sealed, "told another fate than the slot holds"
+        assert filled is not None, "an actor got an answer although the slot is empty"
+        assert (filled.record == manifest) is sealed, (
+            "an actor got another answer than the slot holds"
+        )
     head, forks = log.head(), log.list_forks()
     assert set(won) <= {fork.request_id for fork in forks}, (
-        "a restore that was told it won is not in the log"
+        "a restore that got the answer that it won is not in the log"
     )
     before = None
     for position, filled in enumerate(log.epochs_between(head.timeline, 1, head.slot), start=1):
@@ -111,17 +113,17 @@ def no_gaps_and_one_fork(log: SlotLog, timeline: int, *, ended: bool) -> None:
 def test_drivers_and_restorers_race_without_harm(script: bytes) -> None:
     """Two drivers and two restorers.
 
-    One record per slot, no gaps, and everyone was told the truth.
+    One record per slot, no gaps, and every answer is true.
     """
     stage = Stage(script, bucket=Ledger())
-    told: list[tuple[Manifest, bool]] = []
+    answers: list[tuple[Manifest, bool]] = []
     won: list[str] = []
-    driver(stage, "one", 3, told)
-    driver(stage, "two", 3, told)
+    driver(stage, "one", 3, answers)
+    driver(stage, "two", 3, answers)
     restorer(stage, "ann", won)
     restorer(stage, "bob", won)
     stage.play()
-    judge(stage.bucket, told, won)
+    judge(stage.bucket, answers, won)
 
 
 @RACE
@@ -182,7 +184,7 @@ class TestMutants:
         self._found(monkeypatch, "_send_record", lambda log, key, data: log.store.put(key, data))
 
     def test_taking_a_412_for_a_loss(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Without reading back, the repetition of a successful PUT is told as a loss."""
+        """Without reading back, the repetition of a successful PUT is reported as a loss."""
         from tidegate.checkpoints.slot_log import SlotTaken
 
         monkeypatch.setattr(

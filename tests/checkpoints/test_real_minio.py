@@ -85,17 +85,17 @@ def test_many_kills_lose_and_double_nothing(server: MinioServer, author: Author)
     app = Credentials.generate("app")
     provision_bucket(server, "bucket", app)
     log = open_log(server, app)
-    told: list[tuple[Manifest, Sealed | SlotTaken]] = []
+    answers: list[tuple[Manifest, Sealed | SlotTaken]] = []
     ended = threading.Event()
 
     start = log.head()
 
     def drive() -> None:
         head = start
-        while len(told) < 200:
+        while len(answers) < 200:
             manifest = author.manifest(head)
             outcome = log.seal(manifest)
-            told.append((manifest, outcome))
+            answers.append((manifest, outcome))
             head = LogHead(0, manifest.slot, manifest, outcome.sha256, outcome.etag)
         ended.set()
 
@@ -109,8 +109,8 @@ def test_many_kills_lose_and_double_nothing(server: MinioServer, author: Author)
     driving.join(240)
     assert ended.is_set()
     assert kills > 0
-    assert all(isinstance(outcome, Sealed) for _, outcome in told)
-    assert [f.epoch for f in log.epochs_between(0, 1, 999)] == [manifest for manifest, _ in told]
+    assert all(isinstance(outcome, Sealed) for _, outcome in answers)
+    assert [f.epoch for f in log.epochs_between(0, 1, 999)] == [manifest for manifest, _ in answers]
 
 
 @pytest.mark.minio

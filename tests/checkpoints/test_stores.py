@@ -374,7 +374,7 @@ def _unconnected_s3(budget: float = 15.0) -> S3Store:
 
 
 @pytest.mark.parametrize(
-    ("code", "status", "told"),
+    ("code", "status", "expected"),
     [
         ("ExpiredToken", 400, "store.keys_expired"),
         ("RequestTimeTooSkewed", 403, "store.clock_skewed"),
@@ -382,14 +382,14 @@ def _unconnected_s3(budget: float = 15.0) -> S3Store:
         ("InvalidAccessKeyId", 403, "store.denied"),
     ],
 )
-def test_a_refusal_names_what_a_person_has_to_do(code: str, status: int, told: str) -> None:
+def test_a_refusal_names_what_a_person_has_to_do(code: str, status: int, expected: str) -> None:
     """Expired keys, a wrong clock and missing rights have one class and different advice."""
     store = _unconnected_s3()
     with Stubber(store._get_client()) as answers:
         answers.add_client_error("get_object", code, "said the store", http_status_code=status)
         with pytest.raises(StoreDeniedError, match=f"{code}: said the store") as refused:
             store.get("k")
-    assert refused.value.code == told
+    assert refused.value.code == expected
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def test_an_absent_store_is_evidence_of_nothing(verb: str, author: Author) -> No
     result = verify_checkpoint(SlotLog(MemoryStore(bucket, hook=hook), "p"), manifest.id)
     expected = (
         CheckpointVerdict.DAMAGED if verb == "get" else CheckpointVerdict.UNKNOWN
-    )  # presence is told by head and list alone
+    )  # only head and list say what is present
     assert result.verdict is expected
 
 

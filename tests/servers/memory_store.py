@@ -3,7 +3,7 @@
 A `MemoryBucket` holds the objects; each driver gets a `MemoryStore` of its own on it, with its own
 hook. The hook sees every request before it takes effect and answers with a `Fault` (or None). A
 late or duplicated write waits in `bucket.held` until the script delivers it, and is then judged by
-its condition as the bucket stands at that moment: as a real network would.
+its condition as the bucket is at that moment: as a real network would.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class MemoryBucket:
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     def apply(self, request: StoreRequest) -> str:
-        """Let a write take effect as the bucket stands now."""
+        """Let a write take effect as the bucket is now."""
         key, data = request.key, request.data or b""
         with self.lock:
             there = self.objects.get(key)
@@ -155,7 +155,7 @@ class MemoryStore:
     def list_objects(
         self, prefix: str, *, start_after: str | None = None, limit: int | None = None
     ) -> Iterator[ObjectInfo]:
-        """Objects under `prefix` in key order, as they stand when the listing starts."""
+        """Objects under `prefix` in key order, as they are when the listing starts."""
         self._begin_read("list", prefix)
         with self.bucket.lock:
             keys = sorted(

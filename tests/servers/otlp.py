@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
-_UNITS = {"s": "_seconds"}  # an annotation in braces is no unit
+_UNITS = {"s": "_seconds"}  # an annotation in braces is not a unit
 
 
 class Sample(NamedTuple):

@@ -1,4 +1,4 @@
-"""The catalog that the bucket itself provides, where there is no SQLite file and no server."""
+"""The catalog that the bucket itself provides, without a SQLite file or a server."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _NoStoreAtAllError(Exception):
 
 @pytest.fixture(autouse=True)
 def without_sqlite(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The local store stands for a bucket."""
+    """The local store takes the place of a bucket."""
     monkeypatch.setattr("tidegate.jobs.sinks.iceberg_catalog.LocalStore", _NoStoreAtAllError)
 
 

@@ -52,7 +52,7 @@ def merged_files(world: World) -> set[str]:
 
 
 def test_small_files_become_a_large_one(tmp_path: Path) -> None:
-    """The same rows in fewer files, told as a replacement.
+    """The same rows are in fewer files, and the snapshot is a replacement.
 
     Readers of the pointer are there at once, at every cut.
     """
@@ -289,7 +289,7 @@ def test_garbage_goes_when_no_process_can_commit_it_any_more(
     before_the_commit(monkeypatch, sleep)
     assert compact_tables(world.spec, world.store)["events"] == CompactionResult(
         6, 6
-    )  # told when it was planned
+    )  # the plan said so
     assert world.exact(world.sink())
     assert all(Path(file).exists() for file in list_referenced_files(world.spec, world.store))
 

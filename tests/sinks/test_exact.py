@@ -137,7 +137,7 @@ def test_what_lasts_is_recomputed(lasts: dict[str, Any], seed: int, bounded: boo
 
     A missing result is found.
 
-    Rows that violate punctuation stand in the late table for the events, and are in no window
+    Rows that violate punctuation are in the late table for the events, and are in no window
     either.
     """
     world = World(lasts, bounded=bounded)

@@ -430,7 +430,7 @@ def test_restore_before_anything_was_published(world: World) -> None:
 
 
 def test_lost_catalog_is_found_through_the_pointer(world: World) -> None:
-    """A new catalog takes over the tables where they stand: nothing is published again."""
+    """A new catalog takes over the tables where they are: nothing is published again."""
     world.seal(3, ("events", "hourly"))
     world.sink().follow(world.log)
     world.lose_catalog()

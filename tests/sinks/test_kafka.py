@@ -1,6 +1,6 @@
 """The Kafka sink's messages.
 
-A row each, named, with its epoch; repetitions and restores can be told.
+A row each, named, with its epoch; receivers can recognise repetitions and restores.
 """
 
 from __future__ import annotations

@@ -181,7 +181,7 @@ def test_epochs_without_rows_are_only_marked() -> None:
 
 
 def test_asking_for_the_lag_fences_no_driver() -> None:
-    """It is told by the copy."""
+    """The lag follows from the copy in the store."""
     of, broker = world(), Broker()
     of.seal()
     publisher = sink(of, Client(broker))

@@ -44,7 +44,7 @@ def roll_back_into_rewind(sink: IcebergSink, table: str) -> None:
 
 
 def test_into_the_middle_of_a_rewind(world: World) -> None:
-    """What a rewind left does not stand where the snapshot before it stood, also for a restore to
+    """What a rewind left is not where the snapshot before it was, also for a restore to
     the abandoned slots.
     """
     sink = published(world, 3)

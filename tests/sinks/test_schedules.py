@@ -212,7 +212,7 @@ def test_files_are_merged_in_any_schedule(
     may die of it. Odd seeds use the catalog of a bucket, even ones a SQLite file.
     """
     if seed % 2:
-        # A class that no store has: the local store then stands for a bucket.
+        # A class that no store has: the local store then takes the place of a bucket.
         monkeypatch.setattr("tidegate.jobs.sinks.iceberg_catalog.LocalStore", _CrashError)
     monkeypatch.setattr("tidegate.jobs.sinks.iceberg_sink._SLOTS_PER_GROUP", 3)
     monkeypatch.setattr("tidegate.jobs.sinks.iceberg_sink._MAX_TAGS", 2)

@@ -1,6 +1,6 @@
 """Files and webhooks.
 
-At least once, with the epoch's id; restores are told; a receiver that is away is waited for.
+At least once, with the epoch's id; restores are announced; a receiver that is away is waited for.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _GARBAGE, _CUT = -1, -2  # answers that are not HTTP, and that end before their 
 
 
 class Receiver(ThreadingHTTPServer):
-    """Remembers what it was sent, and answers as told."""
+    """Remembers what it was sent, and answers as the test says."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -106,9 +106,9 @@ def test_files_are_named_after_their_epoch(tmp_path: Path, kind: str) -> None:
     world, sink = world_with(tmp_path, kind="files", path=str(tmp_path / "out"), format=kind)
     last = world.seal(2)
     assert sink.follow(world.log) == 2
-    told = json.loads((tmp_path / "out" / "_epochs" / f"{last.id}.json").read_text())
-    (key, rows), *more = told["files"].items()
-    assert (rows, more, told["epoch"]) == (2, [], 2)
+    record = json.loads((tmp_path / "out" / "_epochs" / f"{last.id}.json").read_text())
+    (key, rows), *more = record["files"].items()
+    assert (rows, more, record["epoch"]) == (2, [], 2)
     written = tmp_path / "out" / key
     count = (
         pq.read_table(written).num_rows
@@ -257,7 +257,7 @@ def test_a_restore_is_announced(tmp_path: Path, receiver: Receiver) -> None:
 def test_a_notice_says_which_epochs_count(tmp_path: Path, receiver: Receiver) -> None:
     """The lineage, also where a restore goes back to an abandoned timeline.
 
-    A sink that begins after a restore is told it too.
+    A sink that begins after a restore gets the notice too.
     """
     world, sink = world_with(tmp_path, kind="webhook", url=receiver.url)
     first, second = world.seal(1), world.seal(1)

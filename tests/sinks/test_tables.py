@@ -252,14 +252,14 @@ def test_nothing_published_protects_everything(world: World) -> None:
 def test_what_is_no_number_is_json_all_the_same() -> None:
     """JSON has no word for it.
 
-    A text stands there, also inside of lists, and numbers stay numbers.
+    A text is there instead, also inside of lists, and numbers stay numbers.
     """
     values = pa.table(
         {"x": [float("nan"), float("inf"), 1.5], "xs": [[1.0], [float("-inf")], None]}
     )
 
     def refuse(name: str) -> None:
-        pytest.fail(f"{name} is no JSON")
+        pytest.fail(f"{name} is not JSON")
 
     assert [
         json.loads(line, parse_constant=refuse) for line in to_json_lines(values).splitlines()

@@ -31,7 +31,7 @@ from tidegate.jobs.spec.pipeline import PipelineSpec, ReadLimits
 
 
 class Clock:
-    """Seconds that pass when told to."""
+    """Seconds that pass when the test says so."""
 
     now = 0.0
 
@@ -328,7 +328,7 @@ def test_a_late_upload_is_read_because_minio_named_it(
     while late.is_empty and time.monotonic() < deadline:
         home.put(
             f"{folder}a.parquet", parquet(1)
-        )  # again and again: when the listener stands is not known
+        )  # again and again: when the listener is ready is not known
         time.sleep(0.1)
         late = source.plan(ME, resume, ReadLimits())
     sources.close()
@@ -355,7 +355,7 @@ def heard_from(store: S3Store) -> set[str]:
     while not heard and time.monotonic() < deadline:
         store.put(
             "inbox/a/é 1.parquet", b"x"
-        )  # again and again: when the listener stands is not known
+        )  # again and again: when the listener is ready is not known
         time.sleep(0.1)
         heard = notices.take_keys()
     notices.close()

@@ -69,7 +69,7 @@ def test_csv(tmp_path: Path) -> None:
 
 
 def test_csv_without_header(tmp_path: Path) -> None:
-    """Without a header the columns stand in the order of the schema."""
+    """Without a header the columns are in the order of the schema."""
     rows, _ = read(
         {"1.csv": b"0;a;0\n1000;b;1\n"},
         tmp_path,
@@ -121,7 +121,7 @@ def test_avro(tmp_path: Path, codec: str) -> None:
 
 
 def test_bad_json_rows_do_not_affect_others(tmp_path: Path) -> None:
-    """A line that is no JSON, a value that does not fit and a time without a zone are dead.
+    """A line that is not JSON, a value that does not fit and a time without a zone are dead.
 
     Their neighbours are not.
     """

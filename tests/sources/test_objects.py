@@ -18,6 +18,7 @@ from tidegate.checkpoints.store import ObjectInfo, StoredObject, StoreUnavailabl
 from tidegate.jobs.engine.interfaces import Slice, join_seq, skip_slice_record
 from tidegate.jobs.eventtime.decision_types import Member
 from tidegate.jobs.sources import object_inspection
+from tidegate.jobs.sources.object_decoding import BadObject
 from tidegate.jobs.sources.object_source import DONE_MARKER, ObjectSource
 from tidegate.jobs.spec.pipeline import ReadLimits
 
@@ -132,7 +133,7 @@ def test_blocked_only_tells_pending() -> None:
 
 
 def test_bounded_source_ends_at_its_marker() -> None:
-    """A bounded member is done when the marker stands there and everything was read, not before."""
+    """A bounded member is done when the marker is there and everything was read, not before."""
     objects = inbox(1, 1)
     assert not source(objects, bounded=True).plan(ME, None, ReadLimits()).done
     src = source({**objects, f"inbox/a/{DONE_MARKER}": b""}, bounded=True)
@@ -306,7 +307,7 @@ class Crowded(MemoryStore):
     """A folder of a million objects, all alike, that counts how many names it tells."""
 
     COUNT = 1_000_000
-    told = 0
+    listed = 0
 
     def list_objects(
         self, prefix: str, *, start_after: str | None = None, limit: int | None = None
@@ -316,7 +317,7 @@ class Crowded(MemoryStore):
             return
         first = int(start_after[-15:-8]) + 1 if start_after else 0
         for number in range(first, min(self.COUNT, first + (limit or self.COUNT))):
-            self.told += 1
+            self.listed += 1
             yield ObjectInfo(f"inbox/a/{number:07d}.parquet", 1, "e", 0.0)
 
     def get(self, key: str) -> StoredObject:
@@ -333,7 +334,7 @@ ONE = parquet(1)
 
 @pytest.mark.parametrize("done", [0, 500_000, 999_990])
 def test_a_million_objects_are_never_listed_whole(done: int) -> None:
-    """Wherever a reader stands among a million objects, it asks for the next names only."""
+    """Wherever a reader is among a million objects, it asks for the next names only."""
     store = Crowded(MemoryBucket({}))
     src = ObjectSource("a", spec(), store)
     key = f"inbox/a/{done - 1:07d}.parquet" if done else None
@@ -341,7 +342,7 @@ def test_a_million_objects_are_never_listed_whole(done: int) -> None:
         ME, {"ordinal": done, "row": 0, "key": key, "open": None}, ReadLimits(objects=5)
     )
     assert [p["ordinal"] for p in part.parts] == list(range(done, done + 5))
-    assert store.told <= 7
+    assert store.listed <= 7
 
 
 def test_a_million_arrivals_are_entered_in_pieces() -> None:
@@ -352,9 +353,9 @@ def test_a_million_arrivals_are_entered_in_pieces() -> None:
     src = ObjectSource("a", spec(discovery={"order": "arrival"}), store, pipeline="p")
     part = src.plan(ME, None, ReadLimits(objects=5))
     assert len(part.parts) == 5
-    first, store.told = store.told, 0
+    first, store.listed = store.listed, 0
     src.plan(ME, dict(part.resume), ReadLimits(objects=5))
-    assert max(first, store.told) <= 20_000, (
+    assert max(first, store.listed) <= 20_000, (
         "behind the greatest name, and a piece of the safety listing"
     )
 
@@ -406,5 +407,5 @@ def test_an_error_without_a_text_gives_the_name_of_its_class(
 
     monkeypatch.setattr("pyarrow.parquet.read_metadata", fail)
     found = object_inspection._parse_metadata(b"", 4)
-    assert isinstance(found, object_inspection.BadObject)
+    assert isinstance(found, BadObject)
     assert found.detail.endswith("MemoryError")

@@ -121,7 +121,7 @@ def test_answers_that_are_no_schema(
 def test_schemas_that_cannot_be_used(registry: Registry) -> None:
     """They are known, with the reason, and asked for once.
 
-    A message that was written with one is no fault of the spec.
+    A message that was written with one is not a fault of the spec.
     """
     registry.answers["/schemas/ids/3"] = (200, {"schemaType": "JSON", "schema": ""})
     registry.answers["/schemas/ids/4"] = (200, {"schema": "{}", "references": [{"name": "x"}]})

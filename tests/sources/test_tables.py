@@ -59,7 +59,7 @@ def test_delta_compaction_brings_nothing(delta: Lake) -> None:
 
 
 def test_delta_partition_values(delta: Lake) -> None:
-    """Values that stand in the log and in the folders' names only are columns of the rows."""
+    """Values that are in the log and in the folders' names only are columns of the rows."""
     write(delta, 1, 2, 3, partition_by=["shop"])
     assert sorted(delta.read()[0]) == [[1, 3], [2]]
 
@@ -74,7 +74,7 @@ def test_delta_rewrite_is_refused(delta: Lake) -> None:
 
 @pytest.mark.parametrize("checkpoint", [False, True])
 def test_delta_may_begin_at_the_current_version(tmp_path: Path, checkpoint: bool) -> None:
-    """What was deleted before the source was made is no matter to it.
+    """What was deleted before the source was made does not matter to it.
 
     What the table holds comes at once.
     """
@@ -261,7 +261,7 @@ def test_iceberg_manifest_that_expires_meanwhile(iceberg: tuple[Lake, Any]) -> N
 
 
 def test_iceberg_rolled_back(iceberg: tuple[Lake, Any]) -> None:
-    """A snapshot that is no ancestor any more is a gap, not a reason to read everything again."""
+    """A snapshot that is not an ancestor any more is a gap, not a reason to read everything again."""
     lake, table = iceberg
     table.append(rows(1))
     first = table.current_snapshot().snapshot_id
