@@ -30,13 +30,13 @@ class _SimTable(_TableCompactor):
         self, follower: Any, bins: Iterable[_FileGroup], arrangement: object
     ) -> dict[str, tuple[Any, ...]]:
         new: dict[str, tuple[Any, ...]] = {}
-        for one in bins:
+        for parts in bins:
             rows = Rows(
                 r
-                for part in one.parts
+                for part in parts
                 for r in rows_of(self._store.get(key_of(part.file.file_path)).data)
             )
-            assert rows.num_rows == one.row_count
+            assert rows.num_rows == sum(part.file.record_count for part in parts)
             stem = f"{self._spec.name}/iceberg/{self._name}/{make_merged_stem(follower.table.metadata)}"
             new[
                 self._store_merged_file(

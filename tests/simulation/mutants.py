@@ -225,7 +225,7 @@ def _announce_first(sink: FilesSink, epoch: Manifest) -> None:
 
 
 def _keep_one(run: _TableCompactor, bins: list[_FileGroup], new: Any, metadata: Any) -> bool:
-    return _BROUGHT_IN(run, [_FileGroup(one.parts[1:]) for one in bins], new, metadata)
+    return _BROUGHT_IN(run, [parts[1:] for parts in bins], new, metadata)
 
 
 def _point_anyway(store: Any, pipeline: str, table: str, old: str, new: str) -> bool:
