@@ -263,6 +263,10 @@ class ExactlyOnceKafkaSink(SlotFollower):
             self._position = max(filter(None, positions), default=None)
         return self._position
 
+    def _create_ledger(self, lineage: CurrentLineage) -> FollowerPosition:
+        self._position = super()._create_ledger(lineage)
+        return self._position
+
     def _apply_epoch(
         self, epoch: Manifest, before: FollowerPosition, after: FollowerPosition
     ) -> None:
@@ -284,12 +288,8 @@ class ExactlyOnceKafkaSink(SlotFollower):
         first = next(messages, None)
         if first is not None:
             self._write_transaction(chain([first], messages), after)
-        self.move_position(None, after)
-
-    def move_position(self, before: FollowerPosition | None, after: FollowerPosition) -> None:
-        """Move the position, whose copy in the store follows."""
         self._position = after
-        super().move_position(before, after)
+        self.move_position(None, after)
 
     def _write_transaction(self, messages: Iterator[KafkaMessage], after: FollowerPosition) -> None:
         ledger = json.dumps({"timeline": after.timeline, "upto": after.upto})
