@@ -46,7 +46,7 @@ from tidegate.jobs.spark.member_scan import (
 )
 from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
 from tidegate.jobs.spec.row_rules import FILTERED, RULE_DROPPED, RULE_FAILED
-from tidegate.time_units import TICK_MIN
+from tidegate.time_units import TICK_MAX, TICK_MIN
 
 NATIVE_CELLS: Final = 64_000_000
 """Values of a cut, rows times columns, up to which the driver holds its rows: about 1 GB."""
@@ -195,7 +195,10 @@ def _scan_members(
         kept = native and not source.select and len(tables) == 1
         own = list(map(quote_name, spec.columns)) if native and not kept else []
         own += _JUDGED if native and source.has_conditions else ()
-        rows = _select_surveyed(frame, {index: source}, own).toArrow()
+        if len(tables) == 1 and _has_plain_points(source, tables[0]):
+            rows = _mark_plain_points(tables[0], source.event_time)
+        else:
+            rows = _select_surveyed(frame, {index: source}, own).toArrow()
         for name, kind in spec.columns.items() if kept else ():
             rows = rows.append_column(name, tables[0][name].cast(to_arrow_type(kind)))
         rows = _sort_rows(rows)
@@ -227,6 +230,27 @@ def _is_plain(part: CutPart, source: SourceSpec, *, native: bool) -> bool:
     return (native or not (source.has_conditions or source.select)) and all(
         cast_never_fails(physical.get(name, "null"), own) for name, own in source.columns.items()
     )
+
+
+def _has_plain_points(source: SourceSpec, rows: pa.Table) -> bool:
+    """Whether a row without an event time is all that can be wrong or special in these rows.
+
+    `_is_plain` holds for them.
+    """
+    options = (source.end_time, source.barriers, source.min_event_time)
+    return all(option is None for option in options) and not (
+        source.has_conditions or source.select or BAD_REASON in rows.column_names
+    )
+
+
+def _mark_plain_points(rows: pa.Table, event_time: str) -> pa.Table:
+    """What `_select_surveyed` gives of plain points, in a quarter of DuckDB's time."""
+    times = rows[event_time].cast(pa.int64())
+    ticks = pc.fill_null(times, TICK_MIN).to_numpy()
+    code = pc.if_else(pc.is_null(times), pa.scalar(DEAD, pa.int32()), pa.scalar(DATA, pa.int32()))
+    ends = np.minimum(ticks, TICK_MAX - 1) + 1
+    seqs = pc.add(pc.shift_left(rows["_o"].cast(pa.int64()), 32), rows["_row"])
+    return pa.table({"_m": rows["_m"], "_seq": seqs, "_et": ticks, "_end": ends, "_code": code})
 
 
 def _name_marks(source: SourceSpec) -> set[str]:

@@ -108,8 +108,10 @@ class _MemberScanner:
         self.shift = 1 if source.frontier == "inclusive" else 0
         data = np.flatnonzero(self.kinds == DATA)
         jumps = self._find_jumps(data)
-        self.jumped, self.places = data[jumps], data[~jumps]
-        self.times = rows.times[self.places]
+        self.jumped, self.places = data[jumps], data[~jumps] if jumps.any() else data
+        # Most slices have data rows only: their times need no copy.
+        every = self.places.size == self.end
+        self.times = rows.times[: self.end] if every else rows.times[self.places]
         first = memory.get("newest", TICK_MIN)
         # Empty arrays stay empty, so a slice without data rows needs no case of its own.
         self.newest = np.maximum(np.maximum.accumulate(self.times), first)
