@@ -285,7 +285,7 @@ class _ContentCheck:
             if file.min_time is not None:
                 found += self._check_time_bounds(file, times)
             if file.kind == "order":
-                waiting += _count_waiting_rows(rows["_section"], times, released)
+                waiting += count_waiting_rows(rows["_section"], times, released)
         yield from found
         if complete and waiting != self._manifest.counters.retained:
             yield _make_content_finding(
@@ -304,8 +304,8 @@ class _ContentCheck:
             )
 
 
-def _count_waiting_rows(sections: Any, times: Any, released: ReleaseMark) -> int:
-    """Rows at or above the mark up to which everything has left."""
+def count_waiting_rows(sections: Any, times: Any, released: ReleaseMark) -> int:
+    """Return how many rows are at or above the mark up to which everything has left."""
     later = pc.greater(sections, released.section)
     same = pc.and_(pc.equal(sections, released.section), pc.greater_equal(times, released.time))
     return int(pc.sum(pc.or_(later, same)).as_py() or 0)

@@ -24,7 +24,7 @@ from tidegate.jobs.engine.errors import (
 from tidegate.jobs.engine.recorded_epochs import RecordedEpoch
 from tidegate.jobs.eventtime.decider import decide
 from tidegate.jobs.eventtime.decision_types import Decision, MemberSurvey, ReleaseMark, Survey
-from tidegate.jobs.spec.event_time_options import LatePolicy, ReleaseMode
+from tidegate.jobs.spec.event_time_options import LatePolicy
 from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
 from tidegate.jobs.spec.window_specs import WindowKind, WindowSpec
 from tidegate.time_units import TICK_MAX, TICK_MIN, parse_duration, saturate_ticks
@@ -365,7 +365,7 @@ def _is_late(
     spec: PipelineSpec, source: SourceSpec, time: int, decision: Decision, *, surely: bool
 ) -> bool:
     """Whether a row with this time is late for an output: surely, or possibly."""
-    events = time < _compute_events_bound(spec, decision)
+    events = time < decision.late_bound
     if surely:
         events = events and spec.release.on_late is not LatePolicy.ADJUST
     lasting = source.end_time is not None or source.edges is not None
@@ -373,15 +373,6 @@ def _is_late(
         _is_late_for_window(window, time, decision.frontier_before, lasting, surely=surely)
         for window in spec.windows.values()
     )
-
-
-def _compute_events_bound(spec: PipelineSpec, decision: Decision) -> int:
-    mark = decision.order_late
-    if mark is None or spec.release.mode is ReleaseMode.PASS_THROUGH:
-        return TICK_MIN
-    if decision.order_late_by_time or decision.section == mark.section:
-        return mark.time
-    return TICK_MAX if decision.section < mark.section else TICK_MIN
 
 
 def _is_late_for_window(

@@ -41,6 +41,15 @@ class ReleaseMark(NamedTuple):
     section: int
     time: int
 
+    def bound_section(self, section: int) -> int:
+        """Return the mark as a bound in ticks on the event time of rows of one section.
+
+        `TICK_MAX` for a section before the mark's, `TICK_MIN` for one behind it.
+        """
+        if section == self.section:
+            return self.time
+        return TICK_MAX if section < self.section else TICK_MIN
+
 
 FIRST_RELEASE_MARK: Final = ReleaseMark(0, TICK_MIN)
 
@@ -289,6 +298,22 @@ class Decision:
         At an open barrier it may be above F.
         """
         return self.frontier_before if self.order_late is None else self.order_late.time
+
+    @property
+    def late_bound(self) -> int:
+        """Rows of this epoch with an event time below this are late for the events output.
+
+        In ticks; `TICK_MIN` if none can be late.
+        """
+        mark = self.order_late
+        if mark is None:
+            return TICK_MIN
+        return mark.time if self.order_late_by_time else mark.bound_section(self.section)
+
+    @property
+    def release_bound(self) -> int:
+        """Rows of this epoch with an event time below this leave at once."""
+        return self.release_after.bound_section(self.section)
 
     @property
     def open_edges_until(self) -> int:

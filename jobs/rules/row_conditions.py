@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tidegate.jobs.eventtime.decision_types import Decision, ReleaseMark
+from tidegate.jobs.eventtime.decision_types import ReleaseMark
 from tidegate.jobs.rules.duck_frame import Frame
 from tidegate.jobs.spec.window_specs import WindowSpec
 from tidegate.time_units import TICK_MAX, TICK_MIN, saturate_ticks
@@ -85,34 +85,6 @@ def below_mark_sql(mark: ReleaseMark) -> str:
     return (
         f"(_section < {section} OR (_section = {section} AND {time_below_sql('_et', mark.time)}))"
     )
-
-
-def compute_late_bound(decision: Decision) -> int:
-    """Rows of this epoch with an event time below this are late for the events output.
-
-    In ticks; `TICK_MIN` if none can be late.
-    """
-    mark = decision.order_late
-    if mark is None:
-        return TICK_MIN
-    return (
-        mark.time if decision.order_late_by_time else compute_section_bound(mark, decision.section)
-    )
-
-
-def compute_release_bound(decision: Decision) -> int:
-    """Rows of this epoch with an event time below this leave at once."""
-    return compute_section_bound(decision.release_after, decision.section)
-
-
-def compute_section_bound(mark: ReleaseMark, section: int) -> int:
-    """The mark as a bound in ticks on the event time of rows of one section.
-
-    `TICK_MAX` for a section before the mark's, `TICK_MIN` for one behind it.
-    """
-    if section == mark.section:
-        return mark.time
-    return TICK_MAX if section < mark.section else TICK_MIN
 
 
 # Which tumbling and sliding windows a row belongs to, and whether it is late for them.

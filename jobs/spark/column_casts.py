@@ -39,6 +39,8 @@ _SPARK_OF_ARROW: Final = {
 }
 _ARROW_OF_SPARK: Final = {
     "boolean": "bool",
+    "tinyint": "int8",
+    "smallint": "int16",
     "int": "int32",
     "bigint": "int64",
     "date": "date32[day]",
@@ -111,7 +113,7 @@ def _nested_to_spark_type(form: str, inner: str) -> str | None:
 def spark_to_arrow_type(own: str) -> str:
     """The physical type that Spark reads as this one: the way back of `arrow_to_spark_type`.
 
-    For the types that Avro gives; any other is returned as it is, also tinyint and smallint.
+    Any other type is returned as it is.
 
     >>> [spark_to_arrow_type(kind) for kind in ("bigint", "decimal(6,2)", "timestamp_ntz")]
     ['int64', 'decimal128(6,2)', 'timestamp[us]']
@@ -278,8 +280,8 @@ def _apply_rules(rows: Frame, source: SourceSpec) -> Frame:
 
 def _first_reason_sql(cases: Iterable[tuple[str, str]]) -> str:
     """The reason of the first condition that holds, as SQL; null if none does."""
-    told = " ".join(f"WHEN {condition} THEN {quote_text(reason)}" for reason, condition in cases)
-    return f"CASE {told} END" if told else "CAST(NULL AS string)"
+    found = " ".join(f"WHEN {condition} THEN {quote_text(reason)}" for reason, condition in cases)
+    return f"CASE {found} END" if found else "CAST(NULL AS string)"
 
 
 def cast_with_check_sql(
@@ -453,16 +455,8 @@ def _list_time_faults(source: SourceSpec) -> list[tuple[DeadLetterReason, str]]:
 def _dead_detail_sql(source: SourceSpec, physical: dict[str, str], casts: dict[str, str]) -> str:
     """Names the column to blame, as far as one is to blame."""
     cases = [
-        f"WHEN {condition} THEN"
-        f" {quote_text(f'{name} is {physical[name]}, declared {source.columns[name]}')}"
+        (f"{name} is {physical[name]}, declared {source.columns[name]}", condition)
         for name, condition in _list_bad_columns(source, physical, casts)
     ]
-    cases = [
-        *([f"WHEN {BAD_REASON} IS NOT NULL THEN {BAD_REASON}"] if BAD_REASON in physical else []),
-        *cases,
-    ]
-    return (
-        f"CASE {' '.join(cases)} ELSE {quote_text(source.event_time)} END"
-        if cases
-        else quote_text(source.event_time)
-    )
+    known = f"{BAD_REASON}, " if BAD_REASON in physical else ""
+    return f"coalesce({known}{_first_reason_sql(cases)}, {quote_text(source.event_time)})"

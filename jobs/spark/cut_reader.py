@@ -34,6 +34,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name everyone knows
 
 from tidegate.checkpoints.store import Store
 from tidegate.errors import TransientError
+from tidegate.jobs.engine.column_types import to_arrow_type
 from tidegate.jobs.engine.errors import CorruptObjectsError
 from tidegate.jobs.engine.interfaces import Cut
 from tidegate.jobs.rules.duck_frame import DuckFrame, Frame
@@ -45,6 +46,7 @@ from tidegate.jobs.spark.column_casts import (
     cast_to_declared,
     is_nanosecond_timestamp,
     select_readable_columns,
+    spark_to_arrow_type,
 )
 from tidegate.jobs.spark.errors import COPY_UNREADABLE
 from tidegate.jobs.spark.spark_session import SparkSessions
@@ -355,31 +357,16 @@ def _choose_arrow_type(own: str, arrow: str) -> pa.DataType:
     """The Arrow type that `createDataFrame` takes for a Spark type."""
     if is_nanosecond_timestamp(arrow):
         return pa.int64()
-    if own.startswith("timestamp"):
-        return pa.timestamp("us", None if own == "timestamp_ntz" else "UTC")
+    if own == "timestamp":
+        return pa.timestamp("us", "UTC")
     if own.startswith("decimal"):
-        precision, scale = own[8:-1].split(",")
-        return pa.decimal128(int(precision), int(scale))
+        return to_arrow_type(own)
     if "<" in own:
-        from pyspark.sql.pandas.types import to_arrow_type
+        from pyspark.sql.pandas.types import to_arrow_type as to_nested_type
         from pyspark.sql.types import DataType
 
-        return to_arrow_type(DataType.fromDDL(own), timestamp_utc=True)
-    kinds = {
-        "boolean": pa.bool_(),
-        "tinyint": pa.int8(),
-        "smallint": pa.int16(),
-        "int": pa.int32(),
-        "bigint": pa.int64(),
-    }
-    rest = {
-        "float": pa.float32(),
-        "double": pa.float64(),
-        "string": pa.string(),
-        "binary": pa.binary(),
-        "date": pa.date32(),
-    }
-    return {**kinds, **rest}[own]
+        return to_nested_type(DataType.fromDDL(own), timestamp_utc=True)
+    return pa.type_for_alias(spark_to_arrow_type(own))
 
 
 def _read_part(index: int, part: CutPart, schema: pa.Schema) -> pa.Table:

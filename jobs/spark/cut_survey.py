@@ -7,6 +7,7 @@ where a value may not fit its type, by one Spark job.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -165,13 +166,13 @@ def _survey_empty_member(spec: PipelineSpec, member: Any, state: Mapping[str, An
 
 
 def _merge_sketches(scans: dict[int, MemberScan]) -> dict[str, Any]:
-    found: dict[str, dict[str, int]] = {}
+    found: dict[str, Counter[str]] = {}
     for scan in scans.values():
-        buckets = found.setdefault(scan.survey.member.source, {})
-        for bucket, rows in scan.sketch.items():
-            buckets[bucket] = buckets.get(bucket, 0) + rows
+        found.setdefault(scan.survey.member.source, Counter()).update(scan.sketch)
     return {
-        source: {"gamma": GAMMA, "buckets": buckets} for source, buckets in found.items() if buckets
+        source: {"gamma": GAMMA, "buckets": dict(buckets)}
+        for source, buckets in found.items()
+        if buckets
     }
 
 

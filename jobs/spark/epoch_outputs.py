@@ -29,7 +29,6 @@ from tidegate.checkpoints.row_counts import (
 )
 from tidegate.jobs.engine.column_types import TIMESTAMP_UTC
 from tidegate.jobs.engine.interfaces import MoveResult
-from tidegate.jobs.engine.manifest_writer import ORDER_KIND
 from tidegate.jobs.eventtime.decision_types import ReleaseMark
 from tidegate.jobs.spark.cut_survey import MemberScans
 from tidegate.jobs.spark.edge_events import EpochEdges
@@ -86,11 +85,15 @@ class EpochOutputs:
         )
         # Counted from the segments and not from the rows moved: the balance of the counters checks
         # one against the other.
-        buffered = _count_buffered_rows(epoch, segments)
+        decision = epoch.order.decision
+        buffered = (
+            count_buffered_rows(epoch, epoch.order.segments, decision.release_before),
+            count_buffered_rows(epoch, segments, decision.release_after),
+        )
         return MoveResult(
             files={name: written.refs for name, written in tables.items() if written.refs},
             segments=segments,
-            counters=self.counters(*buffered, epoch.order.decision.flagged),
+            counters=self.counters(*buffered, decision.flagged),
             released_max=released.maximum,
             next_position=epoch.order.next_position + released.rows,
             buffered_rows=buffered[1],
@@ -187,16 +190,6 @@ class _Tally:
 
     def total(self, disposition: str) -> int:
         return sum(counts[disposition] for counts in self.per_source.values())
-
-
-def _count_buffered_rows(epoch: EpochContext, segments: tuple[FileRef, ...]) -> tuple[int, int]:
-    """Rows in the order buffer before and after the epoch."""
-    decision = epoch.order.decision
-    live = [ref for ref in segments if ref.kind == ORDER_KIND]
-    return (
-        count_buffered_rows(epoch, epoch.live_segments(ORDER_KIND), decision.release_before),
-        count_buffered_rows(epoch, live, decision.release_after),
-    )
 
 
 GLOM_KIND: Final = "glom"

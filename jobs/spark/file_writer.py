@@ -91,19 +91,15 @@ class FileWriter:
         self.staging = staging
         self._numbers = count()
 
-    def write_table(self, name: str, rows: pa.Table | DataFrame, time: str | None) -> WrittenFiles:
-        """Write rows of an output table; no file without rows.
+    def write_table(
+        self, name: str, rows: pa.Table | DataFrame | Sequence[pa.Table], time: str | None
+    ) -> WrittenFiles:
+        """Write rows of an output table; no file without rows, one for each of several tables.
 
         `time` is the column whose least and greatest values, in ticks, each reference carries.
         """
         return self._write_and_upload(
             f"{self._folders.table_prefix(name)}part", f"table:{name}", rows, time, {}
-        )
-
-    def write_pieces(self, name: str, pieces: Sequence[pa.Table], time: str | None) -> WrittenFiles:
-        """Write pieces of an output table in order, one file each; none for an empty one."""
-        return self._write_and_upload(
-            f"{self._folders.table_prefix(name)}part", f"table:{name}", pieces, time, {}
         )
 
     def write_segment(

@@ -18,10 +18,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidegate.errors import PoisonError
 from tidegate.jobs.rules.duck_frame import DuckFrame, Frame, group_rows
 from tidegate.jobs.rules.row_conditions import (
-    compute_late_bound,
     expired_pairs_sql,
     late_for_window_sql,
     opaque_literal,
@@ -129,7 +127,7 @@ def _select_set_aside(epoch: EpochContext) -> Frame | None:
 
 
 def _select_late_events(epoch: EpochContext) -> Frame | None:
-    bound, policy = compute_late_bound(epoch.order.decision), epoch.spec.release.on_late
+    bound, policy = epoch.order.decision.late_bound, epoch.spec.release.on_late
     if epoch.data is None or epoch.low is None or epoch.low >= bound:
         return None
     late = time_below_sql("_et", bound)
@@ -212,19 +210,16 @@ def _refuse_late_rows(epoch: EpochContext, rows: Frame, output: str) -> None:
         rows.selectExpr("_source", "_partition", "_seq", "_et").limit(1)
     ).to_pylist()
     if found:
-        raise _late_row_error(epoch, found[0], output)
-
-
-def _late_row_error(epoch: EpochContext, row: dict[str, object], output: str) -> PoisonError:
-    return LATE_ROW(
-        pipeline=epoch.spec.name,
-        source=row["_source"],
-        partition=row["_partition"],
-        seq=row["_seq"],
-        time=row["_et"],
-        output=output,
-        frontier=_get_missed_frontier(epoch, output),
-    )
+        row = found[0]
+        raise LATE_ROW(
+            pipeline=epoch.spec.name,
+            source=row["_source"],
+            partition=row["_partition"],
+            seq=row["_seq"],
+            time=row["_et"],
+            output=output,
+            frontier=_get_missed_frontier(epoch, output),
+        )
 
 
 def _count_late_rows(table: pa.Table) -> Counter[tuple[str, str, str, bool]]:

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 import structlog
@@ -60,6 +60,9 @@ from tidegate.jobs.spec.window_specs import WindowKind
 from tidegate.jobs.streams.reducers import ReducerRunner, fold_batch
 
 _T = TypeVar("_T")
+_VERDICT_SCHEMA: Final = pa.schema(
+    {"_vm": pa.int32(), "_vseq": pa.int64(), "_verdict": pa.string(), "_mark": pa.int64()}
+)
 _log = structlog.get_logger("tidegate.driver")
 
 
@@ -192,21 +195,24 @@ class SparkMover:
             source.has_conditions for source in self._spec.sources.values()
         )
         judged = staged.scans.judged if native else None
-        epochs = _EpochContexts(self._make_context(order, staged, native=native))
-        if native:
-            epochs.on_spark = self._list_spark_outputs(order)
-            if epochs.on_spark or any(s.edges is not None for s in self._spec.sources.values()):
-                epochs.spark = self._make_context(order, staged, native=False)
-        epoch = epochs.first
+        epoch = on_spark = self._make_context(order, staged, native=native)
+        left_out = self._list_spark_outputs(order) if native else set()
+        if left_out or (native and any(s.edges is not None for s in self._spec.sources.values())):
+            on_spark = self._make_context(order, staged, native=False)
+
+        def choose_context(output: str) -> EpochContext:
+            """Return the context in which an output is computed."""
+            return on_spark if output in left_out else epoch
+
         with ThreadPoolExecutor(4) as pool:  # the jobs are small: one alone would leave a core idle
-            released = pool.submit(_release_rows, epochs.for_output(EVENTS), staged.scans)
-            late = pool.submit(write_late_rows, epoch, epochs.for_output)
+            released = pool.submit(_release_rows, choose_context(EVENTS), staged.scans)
+            late = pool.submit(write_late_rows, epoch, choose_context)
             dead = pool.submit(write_dead_letters, epoch, judged) if any_dead else None
             # In this thread, because every window needs it, while the pool already works on the
             # rest.
-            edges = pair_edges(epochs.spark or epoch)
+            edges = pair_edges(on_spark)
             windows = {
-                name: pool.submit(_process_window_output, epochs.for_output(name), name, edges)
+                name: pool.submit(_process_window_output, choose_context(name), name, edges)
                 for name in self._spec.windows
             }
         return EpochOutputs(
@@ -255,24 +261,6 @@ class SparkMover:
         )
 
 
-@dataclass(slots=True)
-class _EpochContexts:
-    """Where the outputs of an epoch are computed.
-
-    Attributes:
-        first: the context of all outputs that do not need another one.
-        spark: of the outputs `on_spark`, if `first` is native.
-    """
-
-    first: EpochContext
-    spark: EpochContext | None = None
-    on_spark: Collection[str] = ()
-
-    def for_output(self, name: str) -> EpochContext:
-        """Return the context of an output."""
-        return self.spark if self.spark is not None and name in self.on_spark else self.first
-
-
 def _read_judged_rows(staged: _StagedCut, spec: PipelineSpec, *, native: bool) -> Frame | None:
     """The data rows of a cut, with `_verdict` and `_mark` if the survey judged any of them."""
     frame, scans = staged.frame, staged.scans
@@ -290,12 +278,14 @@ def _read_judged_rows(staged: _StagedCut, spec: PipelineSpec, *, native: bool) -
         for member in scans.survey.members
     ):
         found = found.where("_dead IS NULL AND _kind = 'data'")
-    rows = [(i, v.seq, v.what, v.mark) for i, verdicts in scans.verdicts.items() for v in verdicts]
+    rows = [
+        {"_vm": i, "_vseq": v.seq, "_verdict": v.what, "_mark": v.mark}
+        for i, verdicts in scans.verdicts.items()
+        for v in verdicts
+    ]
     if not rows:
         return found
-    kinds = {"_vm": pa.int32(), "_vseq": pa.int64(), "_verdict": pa.string(), "_mark": pa.int64()}
-    columns = zip(kinds.items(), zip(*rows, strict=True), strict=True)
-    table = pa.table({name: pa.array(values, kind) for (name, kind), values in columns})
+    table = pa.Table.from_pylist(rows, schema=_VERDICT_SCHEMA)
     # One partition: a broadcast collects it anyway, and each further one would cost a task.
     verdicts = found.sparkSession.createDataFrame(table).coalesce(1)
     return found.join(F.broadcast(verdicts), F.expr("_m = _vm AND _seq = _vseq"), "left").drop(

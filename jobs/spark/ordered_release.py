@@ -30,13 +30,12 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.jobs.engine.manifest_writer import ORDER_KIND
+from tidegate.jobs.engine.replay import count_waiting_rows
 from tidegate.jobs.eventtime.decision_types import Decision, ReleaseMark
 from tidegate.jobs.rules.duck_frame import DuckFrame, Frame
 from tidegate.jobs.rules.row_conditions import (
     ROW_ORDER,
     below_mark_sql,
-    compute_late_bound,
-    compute_release_bound,
     opaque_literal,
     quote_name,
     quote_text,
@@ -85,7 +84,7 @@ def _select_accepted_rows(epoch: EpochContext, frame: Frame) -> Frame:
     Rows are adjusted where the late policy says so.
     """
     decision, policy = epoch.order.decision, epoch.spec.release.on_late
-    bound = compute_late_bound(decision)
+    bound = decision.late_bound
     late = time_below_sql("_et", bound)
     if policy is LatePolicy.ADJUST and late != "false":
         # The frontier has passed their start, so they begin at the frontier. A row that ended
@@ -184,9 +183,9 @@ def count_released_rows(surveyed: MemberScans) -> ReleasedRows:
 
 
 def count_buffered_rows(
-    epoch: EpochContext, segments: tuple[FileRef, ...] | list[FileRef], mark: ReleaseMark
+    epoch: EpochContext, segments: tuple[FileRef, ...], mark: ReleaseMark
 ) -> int:
-    """Rows at or above the mark in order segments.
+    """Rows at or above the mark in order segments; segments of other kinds do not count.
 
     Counted, where only part of a segment has left, in its rows.
     """
@@ -203,14 +202,8 @@ def count_buffered_rows(
             continue
         path = ensure_local_file(epoch.store, ref.key, epoch.segment_folder)
         table = pq.read_table(path, columns=["_section", "_et"], partitioning=None)
-        total += pc.sum(_mask_at_or_above(table, mark)).as_py() or 0
+        total += count_waiting_rows(table["_section"], table["_et"], mark)
     return total
-
-
-def _mask_at_or_above(table: pa.Table, mark: ReleaseMark) -> Any:
-    section, time = table["_section"], table["_et"]
-    same = pc.and_(pc.equal(section, mark.section), pc.greater_equal(time, mark.time))
-    return pc.or_(pc.greater(section, mark.section), same)
 
 
 def _list_release_columns(epoch: EpochContext) -> list[str]:
@@ -224,7 +217,7 @@ def _select_cut_rows(epoch: EpochContext) -> Frame | None:
         return None
     frame = _select_accepted_rows(epoch, epoch.data)
     at_once = epoch.spec.release.mode is ReleaseMode.PASS_THROUGH
-    bound = compute_release_bound(epoch.order.decision)
+    bound = epoch.order.decision.release_bound
     leaves = "true" if at_once else f"_late OR {time_below_sql('_et', bound)}"
     return frame.selectExpr("*", f"{leaves} AS _leaves").selectExpr(*_list_release_columns(epoch))
 
@@ -279,7 +272,7 @@ def _release_in_driver(epoch: EpochContext, rows: Frame) -> tuple[WrittenFiles, 
     numbers = pa.array(np.arange(begin, begin + leaving.num_rows, dtype=np.int64))
     leaving = leaving.set_column(leaving.column_names.index("position"), "position", numbers)
     pieces = [leaving.slice(first, end - first) for first, end in split_evenly(leaving.num_rows)]
-    events = epoch.writer.write_pieces(EVENTS, pieces, epoch.spec.event_time_column)
+    events = epoch.writer.write_table(EVENTS, pieces, epoch.spec.event_time_column)
     return events, waiting, flagged
 
 

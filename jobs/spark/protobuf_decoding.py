@@ -14,6 +14,7 @@ import base64
 import json
 import math
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from typing import Any, Final
@@ -176,7 +177,8 @@ def _add_file_to_pool(pool: Any, files: dict[str, Any], name: str) -> None:
 
     Google's well-known types come from the library where the set lacks them.
     """
-    if name in _list_pool_names(pool, name):
+    with suppress(KeyError):
+        pool.FindFileByName(name)
         return
     file = files.get(name) or _find_well_known_file(name)
     if file is None:
@@ -196,13 +198,6 @@ def _find_well_known_file(name: str) -> Any:
     return FileDescriptorProto.FromString(
         import_module(f"google.protobuf.{known}_pb2").DESCRIPTOR.serialized_pb
     )
-
-
-def _list_pool_names(pool: Any, name: str) -> list[str]:
-    try:
-        return [pool.FindFileByName(name).name]
-    except KeyError:
-        return []
 
 
 def _make_field_reader(descriptor: Any, name: str) -> Callable[[Any], str | None]:

@@ -29,6 +29,7 @@ from uuid import uuid4
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyarrow.feather import read_table, write_feather
 from pyspark.sql import SparkSession
 
 from tidegate.jobs.spark.errors import REDUCER_FAILED
@@ -51,6 +52,9 @@ MIN_JOB_ROWS: Final = 50_000
 
 Starting tasks with Python in them costs about what one core folds in half a second.
 """
+_RESULT_SCHEMA: Final = pa.schema(
+    {"file": pa.string(), "position": pa.int64(), "id": pa.string(), "error": pa.string()}
+)
 
 
 class SparkReducerRunner:
@@ -144,8 +148,8 @@ def _write_group_files(
                 for text, g in zip(texts, group_of, strict=True)
                 if g == group and text in states
             }
-            _write_arrow_file(folder / f"rows-{group}", mine)
-            _write_arrow_file(folder / f"states-{group}", build_states_table(known))
+            write_feather(mine, folder / f"rows-{group}", "uncompressed")
+            write_feather(build_states_table(known), folder / f"states-{group}", "uncompressed")
 
 
 def _encode_keys(rows: Any, keys: tuple[str, ...]) -> tuple[list[str], Any]:
@@ -184,13 +188,7 @@ def _make_fold_task(folder: str, reducer: Reducer) -> Any:
         sys.path.extend(place for place in places if place not in sys.path)
         for batch in batches:
             done = [_fold_group(Path(folder), group, reducer) for group in batch["id"].to_pylist()]
-            names = ("file", "position", "id", "error")
-            kinds = (pa.string(), pa.int64(), pa.string(), pa.string())
-            columns = [
-                pa.array([row[name] for row in done], kind)
-                for name, kind in zip(names, kinds, strict=True)
-            ]
-            yield pa.RecordBatch.from_arrays(columns, names=list(names))
+            yield pa.RecordBatch.from_pylist(done, schema=_RESULT_SCHEMA)
 
     return fold_groups
 
@@ -204,14 +202,14 @@ def _fold_group(folder: Path, group: int, reducer: Reducer) -> dict[str, Any]:
     if (folder / f"rows-{group}").exists():
         folded = fold_prepared_rows(
             reducer,
-            _read_arrow_file(folder / f"rows-{group}"),
-            parse_states_table(_read_arrow_file(folder / f"states-{group}")),
+            read_table(folder / f"rows-{group}"),
+            parse_states_table(read_table(folder / f"states-{group}")),
         )
         # Spark may run a task twice at the same time; neither may write into the other's files.
         name, failure = f"out-{group}-{uuid4().hex}", folded.failure
         for number, table in enumerate(folded.sent.values()):
-            _write_arrow_file(folder / f"{name}-{number}", table)
-        _write_arrow_file(folder / f"{name}-states", build_states_table(folded.states))
+            write_feather(table, folder / f"{name}-{number}", "uncompressed")
+        write_feather(build_states_table(folded.states), folder / f"{name}-states", "uncompressed")
     return {
         "file": name,
         "position": failure.position if failure else None,
@@ -236,23 +234,13 @@ def _merge_group_results(reducer: Reducer, folder: Path, done: list[Any]) -> Fol
     order = [("_position", "ascending"), ("_nth", "ascending")]
     sent = {
         to: (
-            pa.concat_tables(
-                [_read_arrow_file(folder / f"{name}-{number}") for name in names]
-            ).sort_by(order)
+            pa.concat_tables([read_table(folder / f"{name}-{number}") for name in names]).sort_by(
+                order
+            )
         )
         for number, to in enumerate(reducer.columns)
     }
     states: ReducerStates = {}
     for name in names:
-        states |= parse_states_table(_read_arrow_file(folder / f"{name}-states"))
+        states |= parse_states_table(read_table(folder / f"{name}-states"))
     return FoldedBatch(sent, states)
-
-
-def _write_arrow_file(path: Path, table: Any) -> None:
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
-        writer.write_table(table)
-
-
-def _read_arrow_file(path: Path) -> Any:
-    with pa.OSFile(str(path), "rb") as file:
-        return pa.ipc.open_file(file).read_all()

@@ -96,9 +96,8 @@ def select_late_for_sessions(epoch: EpochContext, name: str) -> Frame:
 
 def _late_alone_sql(window: WindowSpec, before: int) -> str:
     """Rows judged before they meet other sessions."""
-    if window.kind is not WindowKind.SESSION:
-        return "false"  # they are judged by their windows
-    if before == TICK_MIN or window.lateness is None:
+    # Rows of other windows are judged by these.
+    if window.kind is not WindowKind.SESSION or before == TICK_MIN or window.lateness is None:
         return "false"
     if window.session_late == "event":
         return f"_et < {before - window.lateness}L"
