@@ -55,16 +55,8 @@ class WhatIfOptions:
                 idle timeout is not positive.
         """
         return cls(
-            {
-                _require_source(spec, text, "--lag"): _parse_option("--lag", text) or 0
-                for text in lags
-            },
-            {
-                _require_source(spec, text, "--idle") if "=" in text else "": _parse_option(
-                    "--idle", text
-                )
-                for text in idle
-            },
+            {n: ticks or 0 for n, ticks in (_parse_option(spec, "--lag", one) for one in lags)},
+            dict(_parse_option(spec, "--idle", one) for one in idle),
         )
 
     def apply(self, spec: PipelineSpec) -> PipelineSpec:
@@ -83,27 +75,24 @@ class WhatIfOptions:
         return source.model_copy(update=update)
 
 
-def _require_source(spec: PipelineSpec, text: str, option: str) -> str:
-    name, equals, _ = text.partition("=")
-    if not equals:
-        raise WHATIF_BAD_OPTION(pipeline=spec.name, option=option, text=text)
-    if name not in spec.sources:
+def _parse_option(spec: PipelineSpec, option: str, text: str) -> tuple[str, int | None]:
+    """Return the source, or "" for the output, and the ticks; None: never."""
+    name, equals, duration = text.rpartition("=")
+    bad = WHATIF_BAD_OPTION(pipeline=spec.name, option=option, text=text)
+    if equals and name not in spec.sources:
         known = ", ".join(spec.sources)
         raise WHATIF_UNKNOWN_SOURCE(pipeline=spec.name, source=name, sources=known)
-    return name
-
-
-def _parse_option(option: str, text: str) -> int | None:
-    duration = text.rpartition("=")[2]
+    if not equals and option == "--lag":
+        raise bad
     if option == "--idle" and duration == "never":
-        return None
+        return name, None
     try:
         ticks = parse_duration(duration)
     except ValueError as error:
-        raise WHATIF_BAD_OPTION(option=option, text=text) from error
+        raise bad from error
     if option == "--idle" and ticks <= 0:
-        raise WHATIF_BAD_OPTION(option=option, text=text)
-    return ticks
+        raise bad
+    return name, ticks
 
 
 @dataclass(slots=True)

@@ -334,14 +334,19 @@ class Aggregation:
         touched = group_rows(
             rows.selectExpr("*", *self.key_columns), self.group_columns, self.partials
         )
+        marks = self.select_marks(before, slot, epochs=1)
+        return touched.selectExpr(*self.group_columns, *marks, *self.partials)
+
+    @staticmethod
+    def select_marks(before: int, slot: int, *, epochs: int) -> list[str]:
+        """Return the marks of windows with `_we` that so many epochs touched, up to this one."""
         update = f"CAST({end_reached_sql('_we', before)} AS int)"
-        marks = [
+        return [
             f"1 - {update} AS _on",
             f"{update} AS _up",
-            "1 AS _n",
+            f"{epochs} AS _n",
             f"{opaque_literal(slot, '_we')} AS _epoch",
         ]
-        return touched.selectExpr(*self.group_columns, *marks, *self.partials)
 
     def merge_partials(
         self, rows: Frame, *, flags: dict[str, str], use: str | None = None

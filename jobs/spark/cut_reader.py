@@ -64,6 +64,7 @@ _POSITION_COLUMNS: Final = (
 )
 
 
+_PLANNED: Final = ("key", "etag", "ordinal", "rows", "row_start", "row_end")
 _TRAITS: Final = {
     *("columns", "select", "where", "rules", "event_time", "end_time", "timezone"),
     *("min_event_time", "barriers"),
@@ -258,15 +259,10 @@ def _download_parts(store: Store, cut: Cut, scratch: Path) -> tuple[CutPart, ...
         )
     return tuple(
         CutPart(
-            index,
-            part["key"],
-            part["etag"],
-            part["ordinal"],
-            part["rows"],
-            part["row_start"],
-            part["row_end"],
-            path,
-            tuple(part["columns"].items()),
+            member=index,
+            path=path,
+            columns=tuple(part["columns"].items()),
+            **{name: part[name] for name in _PLANNED},
         )
         for (index, part), path in zip(found, paths, strict=True)
     )

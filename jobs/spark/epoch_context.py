@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -244,6 +244,6 @@ class WindowOutput:
         written: files of state from this epoch's rows.
     """
 
-    results: WrittenFiles
-    segments: tuple[FileRef, ...]
-    written: WrittenFiles
+    results: WrittenFiles = field(default_factory=WrittenFiles)
+    segments: tuple[FileRef, ...] = ()
+    written: WrittenFiles = field(default_factory=WrittenFiles)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -193,14 +193,15 @@ class _Tally:
 
 
 GLOM_KIND: Final = "glom"
-_GROUP_COLUMNS: Final = (
-    "number",
-    "section",
-    "first_position",
-    "rows",
-    "first_time",
-    "last_time",
-    "offsets",
+_BUILT_SCHEMA: Final = pa.schema(
+    {
+        "number": pa.int64(),
+        "stamp": TIMESTAMP_UTC,
+        **dict.fromkeys(("section", "first_position", "rows"), pa.int64()),
+        **dict.fromkeys(("first_time", "last_time"), TIMESTAMP_UTC),
+        "_timeline": pa.int32(),
+        "_epoch": pa.int64(),
+    }
 )
 
 Ints = NDArray[np.int64]
@@ -264,9 +265,7 @@ def build_events(epoch: EpochContext, released: ReleasedRows) -> BuiltEvents:
         last = _EventGroup(last.number + 1)
     if last == group and before:
         return BuiltEvents(nothing, nothing, tuple(before))
-    state = epoch.writer.write_segment(
-        GLOM_KIND, pa.table({name: [getattr(last, name)] for name in _GROUP_COLUMNS}), None
-    )
+    state = epoch.writer.write_segment(GLOM_KIND, pa.Table.from_pylist([asdict(last)]), None)
     return BuiltEvents(
         epoch.writer.write_table(BUILT, _build_group_table(epoch, groups, options), "stamp"),
         state,
@@ -277,7 +276,7 @@ def build_events(epoch: EpochContext, released: ReleasedRows) -> BuiltEvents:
 def _load_open_group(epoch: EpochContext, segments: list[FileRef]) -> _EventGroup:
     if not segments:
         return _EventGroup()
-    rows = epoch.read_segments(epoch.locate_segments(segments)).select(_GROUP_COLUMNS)
+    rows = epoch.read_segments(epoch.locate_segments(segments))
     return _EventGroup(**rows.to_pylist()[0])
 
 
@@ -355,24 +354,6 @@ def _extend_group(group: _EventGroup, times: Ints) -> _EventGroup:
 
 
 def _build_group_table(epoch: EpochContext, groups: list[_EventGroup], options: GlomOptions) -> Any:
-    def make_int_column(name: str) -> Any:
-        """Return one attribute of all groups."""
-        return pa.array([getattr(one, name) for one in groups], pa.int64())
-
-    return pa.table(
-        {
-            "number": make_int_column("number"),
-            "stamp": (
-                pa.array([one.choose_stamp(options.stamp) for one in groups], pa.int64()).cast(
-                    TIMESTAMP_UTC
-                )
-            ),
-            **{name: make_int_column(name) for name in ("section", "first_position", "rows")},
-            **{
-                name: make_int_column(name).cast(TIMESTAMP_UTC)
-                for name in ("first_time", "last_time")
-            },
-            "_timeline": pa.array([epoch.order.timeline] * len(groups), pa.int32()),
-            "_epoch": pa.array([epoch.order.epoch] * len(groups), pa.int64()),
-        }
-    )
+    own = {"_timeline": epoch.order.timeline, "_epoch": epoch.order.epoch}
+    rows = [asdict(one) | {"stamp": one.choose_stamp(options.stamp)} | own for one in groups]
+    return pa.Table.from_pylist(rows, schema=_BUILT_SCHEMA)

@@ -171,19 +171,14 @@ def _make_columns_nullable(schema: pa.Schema) -> pa.Schema:
 
     What a query happens to know about nulls is no part of a table.
     """
-    return pa.schema([pa.field(field.name, _make_type_nullable(field.type)) for field in schema])
+    return pa.schema(list(_make_type_nullable(pa.struct(list(schema)))))
 
 
 def _make_type_nullable(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_list(kind):
         return pa.list_(_make_type_nullable(kind.value_type))
     if pa.types.is_struct(kind):
-        return pa.struct(
-            [
-                pa.field(kind.field(i).name, _make_type_nullable(kind.field(i).type))
-                for i in range(kind.num_fields)
-            ]
-        )
+        return pa.struct([pa.field(own.name, _make_type_nullable(own.type)) for own in kind])
     return kind
 
 

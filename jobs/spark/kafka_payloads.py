@@ -355,9 +355,7 @@ def _decode_avro(
     from pyspark.sql.avro.functions import from_avro
 
     schemas = _load_schemas(_get_kafka_options(source), known)
-    frame, why = _split_wire_header(
-        messages, _get_kafka_options(source), known, f"substring(value, {_WIRE_HEADER_BYTES + 1})"
-    )
+    frame, why = _split_wire_header(messages, _get_kafka_options(source), known)
     held: dict[int, dict[str, DataType]] = {}
     for number, schema in schemas.items():
         _require_usable_schema("avro", None, schema)
@@ -455,9 +453,7 @@ def _decode_protobuf(
     assert kafka.message is not None  # noqa: S101 - the spec says so
     schemas = _load_schemas(kafka, known)
     names = tuple(dict.fromkeys([*payload, *source.evolution.renamed]))
-    frame, why = _split_wire_header(
-        messages, kafka, known, f"substring(value, {_WIRE_HEADER_BYTES + 1})"
-    )
+    frame, why = _split_wire_header(messages, kafka, known)
     for number, schema in schemas.items():
         index = find_message_index(schema, kafka.message) if _has_schema_prefix(kafka) else None
         read_payload = make_payload_reader(schema, kafka.message, names, index)
@@ -490,18 +486,14 @@ def _load_schemas(kafka: KafkaOptions, known: Mapping[int, bytes]) -> dict[int, 
 
 
 def _split_wire_header(
-    messages: DataFrame, kafka: KafkaOptions, known: Mapping[int, bytes], body: str
+    messages: DataFrame, kafka: KafkaOptions, known: Mapping[int, bytes]
 ) -> tuple[DataFrame, str]:
     """The messages with `_id`, `_known` and `_b`, the payload behind the schema's number.
 
     And what is wrong with them so far.
     """
     if not _has_schema_prefix(kafka):
-        frame = (
-            messages.withColumn("_id", F.lit(0))
-            .withColumn("_known", F.lit(True))
-            .withColumn("_b", F.expr("value"))
-        )
+        frame = messages.selectExpr("*", "0 AS _id", "true AS _known", "value AS _b")
         return frame, "CAST(NULL AS string)"
     numbers = (
         ", ".join(str(n) for n in ([kafka.schema_id] if kafka.schema_id is not None else known))
@@ -524,7 +516,8 @@ def _split_wire_header(
         WHEN NOT _known
         THEN concat('the message was written with schema ', _id, ', which {where} does not know')
         END"""
-    return frame.withColumn("_b", F.expr(f"CASE WHEN _known THEN {body} END")), why
+    body = f"CASE WHEN _known THEN substring(value, {_WIRE_HEADER_BYTES + 1}) END"
+    return frame.withColumn("_b", F.expr(body)), why
 
 
 def _select_body(number: int) -> Column:

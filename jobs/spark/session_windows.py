@@ -48,15 +48,12 @@ def process_sessions(epoch: EpochContext, name: str) -> WindowOutput:
     ) or _passes_early_firing(epoch, window)
     # No row, no session that closes, none that is shown in every epoch: the segment stays.
     if epoch.data is None and not closing and not (live and window.emit == "complete"):
-        return WindowOutput(
-            WrittenFiles(),
-            tuple(ref for ref in live if not is_window_segment_purged(window, ref, after)),
-            WrittenFiles(),
-        )
+        kept = tuple(ref for ref in live if not is_window_segment_purged(window, ref, after))
+        return WindowOutput(segments=kept)
     aggregation = Aggregation(epoch.spec, name)
     merged = _merge_sessions(epoch, aggregation, window, live)
     if merged is None:
-        return WindowOutput(WrittenFiles(), (), WrittenFiles())
+        return WindowOutput()
     size = epoch.staged.rows + sum(ref.rows for ref in live)
     written = epoch.writer.write_segment(
         kind, epoch.collect_if_small(merged, size), "_we", aggregation.segment_extra

@@ -400,13 +400,8 @@ def _build_zero_partials(
     starts = due.selectExpr(
         *aggregation.keys, f"explode(sequence(_d.a, _d.b - 1L, {window.period}L)) AS _ws"
     )
-    update = f"CAST({end_reached_sql('_we', epoch.order.decision.frontier_before)} AS int)"
-    marks = [
-        f"1 - {update} AS _on",
-        f"{update} AS _up",
-        "0 AS _n",
-        f"CAST({epoch.order.epoch} AS bigint) AS _epoch",
-    ]
+    before = epoch.order.decision.frontier_before
+    marks = aggregation.select_marks(before, epoch.order.epoch, epochs=0)
     return starts.selectExpr("*", f"_ws + {window.size}L AS _we").selectExpr(
         *aggregation.group_columns, *marks
     )
