@@ -50,7 +50,7 @@ ENTRY_POINTS = frozenset({"main", "get_provider_info"})
 _OLDER_LIST = """
     argument_column_name bucket_of bucket_upper_bound canonical_bytes console decide event_columns
     fence_text lines max_frontier opaque_literal sha256_of_bytes sha256_of_file values_differ
-    _flag _larger_id _matches _max_released _names_who_must_act _record
+    _flag _larger_id _matches _names_who_must_act _record
     _removed_rows _restore _text
 """
 OLDER_NAMES = frozenset(_OLDER_LIST.split())

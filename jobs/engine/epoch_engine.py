@@ -35,7 +35,6 @@ from tidegate.jobs.engine.errors import (
 )
 from tidegate.jobs.engine.interfaces import (
     Cut,
-    DeadObject,
     DispatchResult,
     Faults,
     MoveOrder,
@@ -45,8 +44,6 @@ from tidegate.jobs.engine.interfaces import (
     Slice,
     Source,
     SurveyedCut,
-    join_seq,
-    skip_slice_record,
     split_seq,
 )
 from tidegate.jobs.engine.manifest_writer import (
@@ -150,9 +147,9 @@ class EpochRequests:
     ids: tuple[str, ...] = ()
     aborts: tuple[int, ...] = ()
     cancels: tuple[int, ...] = ()
-    ctis: tuple[tuple[str, int], ...] = ()  # (source, event time)
+    ctis: tuple[tuple[str, int], ...] = ()
     savepoints: tuple[str, ...] = ()
-    attachments: tuple[tuple[str, str], ...] = ()  # (attach | detach | resume, pipe or reducer)
+    attachments: tuple[tuple[str, str], ...] = ()
 
     @property
     def wants_epoch(self) -> bool:
@@ -242,6 +239,11 @@ class Engine:
         self._recorded_clock_only = False  # the last attempt did, and was sealed
         self.resume_state = ResumeState.from_head(log.head(), spec)
 
+    @property
+    def _epoch_name(self) -> dict[str, Any]:
+        """Which epoch an error is about."""
+        return {"pipeline": self._spec.name, "epoch": self.resume_state.head.next_slot}
+
     def reload(self) -> ResumeState:
         """Read the head of the log again, continue from there, and return the state there."""
         before = self.resume_state.head.checkpoint
@@ -327,7 +329,7 @@ class Engine:
                         limits,
                         blocked=clock_only or member in unread,
                     )
-                    slices.append(_replace_corrupt_objects(part, self._failed.corrupt))
+                    slices.append(part.replace_corrupt_objects(self._failed.corrupt))
             return Cut(tuple(slices))
 
     def _must_record_clock(self) -> bool:
@@ -480,19 +482,11 @@ class Engine:
             self._failed.corrupt |= {
                 (p["key"], p["etag"]) for s in cut.slices for p in s.parts if p["key"] in error.keys
             }
-            raise EPOCH_HAS_CORRUPT_OBJECTS(
-                pipeline=self._spec.name,
-                epoch=self.resume_state.head.next_slot,
-                detail=error.message,
-            ) from error
+            raise EPOCH_HAS_CORRUPT_OBJECTS(**self._epoch_name, detail=error.message) from error
         except Exception as error:
             self._refuse_changed_objects(cut, error)
             if isinstance(error, BrokenRuleError):
-                raise EPOCH_BREAKS_RULE(
-                    pipeline=self._spec.name,
-                    epoch=self.resume_state.head.next_slot,
-                    detail=error.message,
-                ) from error
+                raise EPOCH_BREAKS_RULE(**self._epoch_name, detail=error.message) from error
             raise
 
     def _refuse_changed_objects(self, cut: Cut, cause: Exception | None = None) -> None:
@@ -504,12 +498,9 @@ class Engine:
             for dead in self._sources[part.member.source].find_changed_objects(part)
         ]
         if changed:
+            first = changed[0]
             raise SOURCE_CHANGED(
-                pipeline=self._spec.name,
-                epoch=self.resume_state.head.next_slot,
-                key=changed[0].key,
-                member=changed[0].member,
-                detail=changed[0].detail,
+                **self._epoch_name, key=first.key, member=first.member, detail=first.detail
             ) from cause
 
     def _refuse_dead_objects(self, cut: Cut) -> None:
@@ -569,9 +560,7 @@ class Engine:
     def _build_manifest(self, attempt: EpochAttempt, moved: MoveResult, *, token: int) -> Manifest:
         order, asked, state = attempt.order, attempt.requests, self.resume_state
         if not moved.counters.is_conserved():
-            raise ROWS_NOT_CONSERVED(
-                pipeline=self._spec.name, epoch=order.epoch, counters=asdict(moved.counters)
-            )
+            raise ROWS_NOT_CONSERVED(**self._epoch_name, counters=asdict(moved.counters))
         draft = ManifestDraft(
             author=self._author,
             pipeline=self._spec.name,
@@ -579,7 +568,7 @@ class Engine:
             lease_token=token,
             head=state.head,
             attempt=attempt.checkpoint,
-            cut={**_keep_gone_members(state), **order.cut.to_record()},
+            cut={**state.list_gone_members(), **order.cut.to_record()},
             survey=attempt.surveyed.survey.to_record(),
             decision=order.decision,
             requests=asked.ids,
@@ -589,7 +578,7 @@ class Engine:
             notes=EpochNotes(
                 counters=moved.counters,
                 next_position=moved.next_position,
-                released_max=_max_released(state, moved),
+                released_max=state.raise_released(moved.released_max),
                 sketches=moved.sketches,
                 bytes_written=moved.bytes_written,
                 streams=moved.streams,
@@ -602,43 +591,3 @@ class Engine:
             created_at=self._clock.wall_ticks(),
         )
         return draft.to_manifest()
-
-
-def _replace_corrupt_objects(part: Slice, corrupt: set[tuple[str, str]]) -> Slice:
-    """The slice with corrupt objects as dead letters instead of rows to read."""
-    # With the ETag: an object that was replaced since then is read as usual.
-    bad = [p for p in part.parts if (p.get("key"), p.get("etag")) in corrupt]
-    if not bad:
-        return part
-    detail = "the data pages cannot be read, although the footer can"
-    dead = [
-        DeadObject(
-            part.member,
-            join_seq(p["ordinal"], p["row_start"]),
-            p["key"],
-            p["etag"],
-            p["size"],
-            "truncated",
-            detail,
-            p["row_end"] - p["row_start"],
-        )
-        for p in bad
-    ]
-    whole = sorted([*part.dead, *dead], key=lambda d: d.seq)
-    return replace(part, parts=tuple(p for p in part.parts if p not in bad), dead=tuple(whole))
-
-
-def _keep_gone_members(standing: ResumeState) -> dict[str, Any]:
-    """Keep the last position of members that are gone, so that none is read twice if it returns."""
-    manifest = standing.head.record
-    if manifest is None:
-        return {}
-    return {
-        member: {**skip_slice_record(part), "pending": False}
-        for member, part in manifest.cut.items()
-    }
-
-
-def _max_released(standing: ResumeState, moved: MoveResult) -> tuple[int, int] | None:
-    marks = [m for m in (standing.released_max, moved.released_max) if m is not None]
-    return max(marks) if marks else None

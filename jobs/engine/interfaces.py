@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, Protocol
 
@@ -114,6 +114,32 @@ class Slice:
     def is_empty(self) -> bool:
         """Whether the slice spans no position. It may still have dead objects."""
         return self.start == self.end
+
+    def replace_corrupt_objects(self, corrupt: Collection[tuple[str, str]]) -> Slice:
+        """Return the slice with corrupt objects as dead letters instead of rows to read.
+
+        Args:
+            corrupt: (key, ETag) of objects that cannot be read.
+        """
+        # With the ETag: an object that was replaced since then is read as usual.
+        bad = [p for p in self.parts if (p.get("key"), p.get("etag")) in corrupt]
+        if not bad:
+            return self
+        dead = [
+            DeadObject(
+                self.member,
+                join_seq(p["ordinal"], p["row_start"]),
+                p["key"],
+                p["etag"],
+                p["size"],
+                "truncated",
+                "the data pages cannot be read, although the footer can",
+                p["row_end"] - p["row_start"],
+            )
+            for p in bad
+        ]
+        whole = sorted([*self.dead, *dead], key=lambda d: d.seq)
+        return replace(self, parts=tuple(p for p in self.parts if p not in bad), dead=tuple(whole))
 
     def to_record(self) -> dict[str, Any]:
         """Return the form in the manifest, without `begins`: enough to read the same rows again."""

@@ -24,7 +24,7 @@ from tidegate.checkpoints.row_counts import (
     merge_counts,
 )
 from tidegate.checkpoints.slot_log import LogHead
-from tidegate.jobs.engine.interfaces import Cut, Slice
+from tidegate.jobs.engine.interfaces import Cut, Slice, skip_slice_record
 from tidegate.jobs.eventtime.decider import create_initial_state
 from tidegate.jobs.eventtime.decision_types import Decision, ReleaseMark
 from tidegate.jobs.spec.pipeline import PipelineSpec
@@ -211,3 +211,20 @@ class ResumeState:
             streams=notes.streams,
             run=notes.run,
         )
+
+    def list_gone_members(self) -> dict[str, Any]:
+        """Return a slice record of each member so far, so that none is read twice if it returns.
+
+        The records of members that are there replace these.
+        """
+        manifest = self.head.record
+        if manifest is None:
+            return {}
+        return {
+            member: {**skip_slice_record(part), "pending": False}
+            for member, part in manifest.cut.items()
+        }
+
+    def raise_released(self, released: ReleaseMark | None) -> ReleaseMark | None:
+        """Return the greatest mark released, `released` by the epoch included."""
+        return max((m for m in (self.released_max, released) if m is not None), default=None)

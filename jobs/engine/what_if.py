@@ -78,7 +78,7 @@ class WhatIfOptions:
 def _parse_option(spec: PipelineSpec, option: str, text: str) -> tuple[str, int | None]:
     """Return the source, or "" for the output, and the ticks; None: never."""
     name, equals, duration = text.rpartition("=")
-    bad = WHATIF_BAD_OPTION(pipeline=spec.name, option=option, text=text)
+    bad: Exception = WHATIF_BAD_OPTION(pipeline=spec.name, option=option, text=text)
     if equals and name not in spec.sources:
         known = ", ".join(spec.sources)
         raise WHATIF_UNKNOWN_SOURCE(pipeline=spec.name, source=name, sources=known)
