@@ -50,7 +50,7 @@ class ManifestDraft:
         head: the head of the log that the manifest continues.
         attempt: the slot to fill and the attempt that fills it.
         cut: member -> record of its slice (`Slice.to_record`).
-        survey: what the decider was told (`Survey.to_record`); None for a merge.
+        survey: what the decider was given (`Survey.to_record`); None for a merge.
         requests: ids of the operators' requests that are applied.
         segments: the whole live state after it, merged rows included.
         files: table -> files written.

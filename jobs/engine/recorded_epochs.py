@@ -78,7 +78,7 @@ class RecordedEpoch:
         for part in self.rebuild_cut().slices:
             name = str(part.member)
             known = MemberSurvey.from_record(part.member, record["members"].get(name, []))
-            # What the rows leave for the next cut stands in the decider's state.
+            # What the rows leave for the next cut is in the decider's state.
             carried = members[name]["generator"]
             surveys.append(
                 replace(

@@ -39,7 +39,7 @@ _ARITHMETIC: Final = re.compile(r"(?:`[^`]+`|[A-Za-z]\w*|\d{1,9}|[\s+*()-])+")
 
 @dataclass(frozen=True, slots=True)
 class AggregatePlan:
-    """How one aggregate is computed; the names of its state columns stand for its partial state.
+    """How one aggregate is computed; its partial state is in the state columns.
 
     Attributes:
         partial: state column -> expression over rows.
@@ -191,7 +191,7 @@ def infer_result_type(aggregate: Aggregate, kind: Any) -> Any:
 def build_recompute_sql(aggregate: Aggregate) -> str | None:
     """Return SQL for `to_duckdb` that computes an aggregate from all rows of a window at once.
 
-    None if it is no exact function of the rows, or of another language.
+    None if it is not an exact function of the rows, or of another language.
     """
     text = _RULES[aggregate.function].recompute
     x = "_seq" if aggregate.expression == "*" else aggregate.expression

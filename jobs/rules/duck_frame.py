@@ -4,7 +4,7 @@ The rules are written once, in Spark SQL. A `DuckFrame` runs them in DuckDB, in 
 process and without a JVM. It renders the few forms in which the two dialects differ. A frame
 computes nothing until `toArrow`.
 
-An error of DuckDB (a sum that overflows, a name that it does not know) is no verdict on the rows:
+An error of DuckDB (a sum that overflows, a name that it does not know) says nothing about the rows:
 Spark SQL then computes the epoch.
 """
 
@@ -91,7 +91,7 @@ def to_duckdb(sql: str) -> str:
 
 
 def _render_structs(sql: str, held: list[str]) -> str:
-    """``named_struct('a', x)`` as ``struct_pack(a := x)``; no other texts may stand beside it."""
+    """``named_struct('a', x)`` as ``struct_pack(a := x)``; no other texts may be beside it."""
     named = re.sub(
         "\0(\\d+)\0, ",
         lambda match: (

@@ -5,7 +5,7 @@
 Spark writes numbers into the Java code it generates, so a frontier in a plan would have that code
 compiled again in every epoch, by Janino and then by the own compilers of the JVM: for a big epoch
 that costs as much as the rows do. Arrays are passed beside the code, so what changes from epoch to
-epoch stands in an array of one element.
+epoch is in an array of one element.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def time_below_sql(column: str, bound: int) -> str:
 
 
 def opaque_literal(number: int, beside: str) -> str:
-    """A number that is no part of the generated code.
+    """A number that is not part of the generated code.
 
     `beside` is any bigint of the row (null makes null).
 

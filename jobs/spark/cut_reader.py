@@ -96,7 +96,7 @@ class CutPart:
 
     @property
     def has_row_numbers(self) -> bool:
-        """Whether the rows' places stand in a column of their own, because some are missing.
+        """Whether the rows' places are in a column of their own, because some are missing.
 
         Then all rows are in the cut.
         """

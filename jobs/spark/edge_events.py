@@ -215,7 +215,7 @@ def assign_intervals(
 def _expand_to_windows(window: WindowSpec, frame: Frame, before: int) -> Frame:
     """A row for each window that ``[_et, _end)`` overlaps and that is not closed yet.
 
-    The closed ones were told with it.
+    The results of the closed ones have it already.
     """
     columns = [quote_name(c) for c in frame.columns if c not in ("_et", "_end")]
     least = saturate_ticks(before - (window.size or 0))

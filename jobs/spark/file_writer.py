@@ -169,7 +169,7 @@ class FileWriter:
 def _make_columns_nullable(schema: pa.Schema) -> pa.Schema:
     """Every column optional, as Spark writes them.
 
-    What a query happens to know about nulls is no part of a table.
+    What a query happens to know about nulls is not part of a table.
     """
     return pa.schema(list(_make_type_nullable(pa.struct(list(schema)))))
 

@@ -216,8 +216,8 @@ def _decode_json(
     """A JSON object per message, read straight into values.
 
     Where one is not of its column's kind, the message is read once more, with its fields as texts,
-    so that one bad value is told from a bad message. Where the text does not show that all its keys
-    are in the schema, they are listed.
+    so that one bad value is not taken for a bad message. Where the text does not show that all its
+    keys are in the schema, they are listed.
     """
     old = {new: before for before, new in source.evolution.renamed.items()}
     kinds = {**payload, **{before: payload.get(new, "string") for new, before in old.items()}}
@@ -398,7 +398,7 @@ def _decode_avro(
 
 
 def _require_record_schema(schema: bytes) -> None:
-    """Refuse what is no record's schema, or none that Spark can read.
+    """Refuse what is not the schema of a record, or none that Spark can read.
 
     Raises:
         ConfigurationError: it is one of these.
@@ -437,7 +437,7 @@ def _convert_field_sql(
         value = _cast_text_sql(field, kind, source)
         return value, f"{field} IS NOT NULL AND {value} IS NULL"
     if kind == "string" and isinstance(own, ArrayType | MapType | StructType):
-        # As it would stand in a JSON payload.
+        # As a JSON payload would have it.
         return f"to_json({field})", None
     if kind == "string" and words:
         return field, f"NOT is_valid_utf8({field})"

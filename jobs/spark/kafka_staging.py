@@ -53,7 +53,7 @@ from tidegate.jobs.spec.source_options import resolve_environment_value
 
 _log = structlog.get_logger("tidegate.driver")
 _BROKER_ERROR_SIGNS: Final = ("org.apache.kafka.", "[KAFKA_", "Cannot fetch record")
-"""What stands in a failed job's error when the connector's client failed it.
+"""What is in a failed job's error when the connector's client failed it.
 
 Stack frames do not count.
 """
@@ -181,7 +181,7 @@ def _group_by_partition(files: list[Path]) -> dict[int, list[Path]]:
 
 
 def _find_unknown_schemas(fetched: list[Path]) -> dict[int, str]:
-    """Numbers of schemas that are not known, and where the first message of each stands."""
+    """Numbers of schemas that are not known, and where the first message of each is."""
     found: dict[int, str] = {}
     for partition, files in sorted(_group_by_partition(fetched).items()):
         for file in files:
@@ -250,7 +250,7 @@ def _store_part_file(
     else:
         tables = [pq.read_table(file) for file in files]
         pq.write_table(pa.concat_tables(tables) if tables else _make_empty_part(source), target)
-    # Offsets are not contiguous in compacted topics and behind transactions. It is told, not
+    # Offsets are not contiguous in compacted topics and behind transactions. It is logged, not
     # refused.
     missing = part["kafka"]["to"] - part["kafka"]["from"] - pq.read_metadata(target).num_rows
     if missing:

@@ -273,7 +273,7 @@ def _write_late_in_tasks(epoch: EpochContext, rows: Frame) -> LateRows:
         counts += Counter(
             {(r["_source"], r["output"], r["reason"], True): r["count"] for r in dropped}
         )
-        # Dropped rows stand in no file, and the same row may be in the late table for another
+        # Dropped rows are in no file, and the same row may be in the late table for another
         # output, so Spark looks at both.
         late = rows.select(*_ROW_IDENTITY).distinct().groupBy("_source").count()
         distinct = Counter({r["_source"]: r["count"] for r in collect_to_driver(late).to_pylist()})

@@ -63,7 +63,7 @@ class MemberScan:
     """What a slice holds.
 
     Attributes:
-        sketch: lateness bucket -> rows: how far rows stand behind the newest before them (see
+        sketch: lateness bucket -> rows: how far rows are behind the newest before them (see
             `jobs.advise.lateness_sketch`).
     """
 
@@ -196,7 +196,7 @@ class _MemberScanner:
     def _generate_punctuation(self) -> tuple[Ints, Ints]:
         """Generated punctuation.
 
-        Per row, what stands from this row on, and from the next one on.
+        Per row, what holds from this row on, and from the next one on.
         """
         ahead = np.full(self.end, TICK_MIN, dtype=np.int64)
         after = np.full(self.end, TICK_MIN, dtype=np.int64)
@@ -287,7 +287,7 @@ class _MemberScanner:
         if self.rows.barrier is None or not self.end or self.kinds[-1] != BARRIER:
             return None
         own, place = int(self.rows.times[self.end - 1]), self.end - 1
-        if own == TICK_MIN:  # a barrier row without a time stands where its member stands
+        if own == TICK_MIN:  # a barrier row without a time has that of its member
             own = int(self.newest[-1]) if self.times.size else self.memory.get("newest", 0)
         return BarrierRow(
             int(self.rows.seqs[place]), self.rows.barrier[0], self.rows.barrier[1], own

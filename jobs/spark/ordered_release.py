@@ -310,7 +310,7 @@ def _release_in_tasks(
 
 
 def _find_time_extent(epoch: EpochContext) -> tuple[int, int]:
-    """Bounds of the event times that may leave; adjusted rows stand at F."""
+    """Bounds of the event times that may leave; adjusted rows are at F."""
     live = epoch.live_segments(ORDER_KIND)
     ends = [time for ref in live for time in (ref.min_time, ref.max_time) if time is not None]
     ends += [time for time in (epoch.low, epoch.high) if time is not None]

@@ -44,7 +44,7 @@ def find_message_index(schema: bytes, message: str) -> bytes:
     Behind the schema's number, before the payload.
 
     Raises:
-        ConfigurationError: there is no such message, or it stands inside another one.
+        ConfigurationError: there is no such message, or it is inside another one.
     """
     from google.protobuf.descriptor_pb2 import FileDescriptorSet
 
@@ -87,12 +87,12 @@ def make_payload_reader(
         schema: a descriptor set.
         message: full name of the message.
         names: fields to take; those the message has not are null.
-        index: bytes that must stand before the payload, and are taken off; None: none do.
+        index: bytes that must precede the payload, and are taken off; None: none do.
 
     Raises:
         ConfigurationError: the schema cannot be used, or has no such message.
     """
-    _load_message_class(schema, message)  # so that a mistake is told before Spark wraps it
+    _load_message_class(schema, message)  # so that a mistake is reported before Spark wraps it
     kind = ", ".join(f"`{name}` string" for name in [*names, _FAULT_COLUMN])
 
     def read_payloads(values: pd.Series) -> pd.DataFrame:
@@ -189,7 +189,7 @@ def _add_file_to_pool(pool: Any, files: dict[str, Any], name: str) -> None:
 
 
 def _find_well_known_file(name: str) -> Any:
-    """A file of Google's well-known types; None when it is no such file."""
+    """A file of Google's well-known types; None when it is not one."""
     from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
     known = name.removeprefix("google/protobuf/").removesuffix(".proto")

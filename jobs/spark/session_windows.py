@@ -2,7 +2,7 @@
 
 Also all windows that fire while they are open.
 
-The live sessions, closed ones within their lateness included, stand in one segment that is written
+The live sessions, closed ones within their lateness included, are in one segment that is written
 again whenever rows came, a session closed or a result may be due: what meets what depends on all of
 them. ``_due`` marks those with a result in the epoch that wrote the segment.
 """

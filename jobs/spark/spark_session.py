@@ -118,7 +118,7 @@ def _start_classic_session(spark: SparkSpec, name: str) -> SparkSession:
     builder = SparkSession.builder.appName(f"tidegate {name}").config(
         "spark.driver.memory", spark.driver_memory
     )
-    if not _is_spark_submit():  # else it has been told its master
+    if not _is_spark_submit():  # else it knows its master
         builder = builder.master(spark.master)
     place = _ONE_HOST_SETTINGS if runs_on_one_host(spark) else {}
     given = (spark.jvm_options, build_archive_options(), spark.conf.get(_JVM_OPTIONS))

@@ -133,7 +133,7 @@ def _risingwave_pipeline(case: Mapping[str, Any]) -> PipelineSpec:
     window["aggregates"] = {"value": case["aggregate"]}
     if _keyed(case):
         window["keys"] = ["key"]
-    # Without a watermark the total so far is wanted: every window, as it stands.
+    # Without a watermark the total so far is wanted: every window, as it is now.
     window |= {"emit": "complete", "lateness": "never"} if delay is None else {"late_unit": "event"}
     return _pipeline(lag, window)
 

@@ -139,7 +139,7 @@ class ModelBench:
         return play
 
     def restore(self) -> None:
-        """A copy stands for what a checkpoint would hold."""
+        """A copy has what a checkpoint would hold."""
         self.model = copy.deepcopy(self.model)
 
 

@@ -172,17 +172,17 @@ class Feed(Queues):
         self._released_max: ReleaseMark | None = None
 
     def blocked(self, source: str, partition: str = "0") -> bool:
-        """Whether the queue stands at an open barrier."""
+        """Whether the queue waits at an open barrier."""
         return Member(source, partition) in list_blocked_members(self.state)
 
     @property
     def buffered(self) -> list[int]:
-        """Event times standing in the order buffer."""
+        """Event times of the rows in the order buffer."""
         return sorted(entry[1] for entry in self._buffer)
 
     @property
     def names_buffered(self) -> list[str]:
-        """Names of the points standing in the order buffer."""
+        """Names of the points in the order buffer."""
         return [entry[5].name for entry in self._buffer]
 
     def step(

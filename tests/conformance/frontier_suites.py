@@ -183,7 +183,7 @@ def _multiplexed(coalescer: Coalescer, reports: int, step: Case) -> str | None:
 def hazelcast_source_watermark(header: Case, case: Case, engine: str) -> CaseResult:
     """One source with partitions, one epoch per event or tick.
 
-    A watermark stands before the event that caused it.
+    A watermark precedes the event that caused it.
     """
     source = _Partitions(case["config"], engine)
     if "steps" in case:

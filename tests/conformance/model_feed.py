@@ -32,7 +32,7 @@ class ModelFeed(Queues):
         self.model = Model(spec)
 
     def blocked(self, source: str, partition: str = "0") -> bool:
-        """Whether the queue stands at an open barrier."""
+        """Whether the queue waits at an open barrier."""
         allowed = 0 if self.spec.barriers.alignment == "block" else 1
         return self.model.barriers.open_for(str(Member(source, partition))) > allowed
 

@@ -123,7 +123,7 @@ def run(files: Iterable[Path | str], engine: str = "decider") -> Report:
     share one session, and several run at the same time.
 
     Raises:
-        ConfigurationError: there is no such engine; a file is missing or is no case file; no file
+        ConfigurationError: there is no such engine; a file is missing or not a case file; no file
             is of a known suite.
     """
     if engine not in ENGINES:

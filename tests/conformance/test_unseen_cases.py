@@ -340,7 +340,7 @@ def test_more_cases_of_a_suite_may_be_in_a_file_of_their_own(tmp_path: Path) -> 
 
 
 def test_what_is_not_compared_is_named(tmp_path: Path) -> None:
-    """A figure that tidegate does not have is no reason to skip a case, but the result says so."""
+    """A case is not skipped for a figure that tidegate does not have, but the result says so."""
     step = {"op": "expect_metrics", "state_rows": 2}
     result = play(
         tmp_path,

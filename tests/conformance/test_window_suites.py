@@ -86,7 +86,7 @@ def test_unknown_suite_lists_the_known_ones(
 
 
 def test_a_file_without_cases_is_refused(tmp_path: Path) -> None:
-    """A file that is no case file is a configuration error that names it."""
+    """A file that is not a case file is a configuration error that names it."""
     file = tmp_path / "beam.json"
     file.write_text("[]")
     with pytest.raises(ConfigurationError, match=r"beam\.json"):

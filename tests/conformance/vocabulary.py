@@ -53,7 +53,7 @@ _WHOLE: Final = {
     ),
 }
 _WORDS: Final = {"MAX", "MIN", "infinite"}
-"""What may stand in the place of a number."""
+"""What may be given instead of a number."""
 
 
 class UnknownFeatureError(Exception):
@@ -66,7 +66,7 @@ class MalformedCaseError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """Names that must stand in an object, and names that may."""
+    """Names that an object must have, and names that it may have."""
 
     needs: frozenset[str]
     may: frozenset[str] = frozenset()

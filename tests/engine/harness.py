@@ -79,7 +79,7 @@ class Bench:
         mover: Mover | None = None,
         run: int = 0,
     ) -> Engine:
-        """A driver's engine, standing at the head; `run` counts the starts behind a stop."""
+        """A driver's engine, at the head; `run` counts the starts behind a stop."""
         return Engine(
             self.spec,
             SlotLog(self.store, self.spec.name, clock=self.clock),

@@ -1,4 +1,4 @@
-"""Aborted attempts stand in the manifest of the next sealed epoch, each with its id."""
+"""Aborted attempts are named in the manifest of the next sealed epoch, each with its id."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ def test_a_buffer_that_lost_a_segment_is_found() -> None:
 
 
 def test_garbage_is_found() -> None:
-    """A file that is no Parquet file."""
+    """A file that is not a Parquet file."""
     bench = sealed()
     epoch = next(e for e in reversed(bench.epochs()) if e.segments)
     bench.store.put(epoch.segments[0].key, b"PAR1 not really")

@@ -146,7 +146,7 @@ def test_positions_are_contiguous() -> None:
 
 
 def test_nothing_to_do_seals_nothing() -> None:
-    """An empty cut without a change is no epoch."""
+    """An empty cut without a change makes no epoch."""
     bench = Bench(spec_of(coalesce={"idle_timeout": "never"}))
     engine = bench.engine()
     bench.sources["a"].append(row(1))

@@ -12,7 +12,7 @@ from tidegate.jobs.engine.publisher import Publisher
 
 
 class Sink:
-    """Fails as told, then applies everything."""
+    """Fails as asked, then applies everything."""
 
     def __init__(self, *errors: Exception, lag_errors: tuple[Exception, ...] = ()) -> None:
         self.name = "fake"
@@ -60,7 +60,7 @@ def test_a_failing_question_does_not_end_the_retries() -> None:
 
 
 def test_an_unexpected_error_is_seen() -> None:
-    """The thread ends, the driver is told by a sentence, and the cause is kept for the log."""
+    """The thread ends, the driver gets a sentence, and the cause is kept for the log."""
     own = publisher(Sink(ZeroDivisionError("oops")))
     with pytest.raises(
         PoisonError, match="publishing failed with ZeroDivisionError: oops"

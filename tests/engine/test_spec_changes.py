@@ -128,7 +128,7 @@ def test_a_source_that_went_away_holds_nothing_up(bench: Bench) -> None:
 
 
 def test_another_lag_never_moves_the_frontier_back(bench: Bench) -> None:
-    """A larger one lets it stand until the rows caught up."""
+    """A larger one keeps it until the rows caught up."""
     before = bench.epochs()[-1].decision["frontier_after"]
     later = changed(bench, sources={n: s | {"lag": "1m"} for n, s in sources(bench).items()})
     settle(later)

@@ -205,7 +205,7 @@ def test_a_revived_input_is_left_out_until_it_caught_up() -> None:
 
 
 def test_a_revived_input_does_not_hold_the_others_back() -> None:
-    """While it catches up the frontier follows the others, past where it stands."""
+    """While it catches up the frontier follows the others, past its own."""
     inputs = Inputs(3, **IGNORE)
     inputs.at(0, 10)
     inputs.at(1, 7)
@@ -246,7 +246,7 @@ def test_nothing_moves_while_no_active_input_is_aligned() -> None:
 
 
 def test_punctuation_of_an_idle_input_can_be_ignored() -> None:
-    """Ignored means not even remembered: active again, the input still stands where it was."""
+    """Ignored means not even remembered: active again, the input is still where it was."""
     inputs = Inputs(1, **IGNORE)
     assert (inputs.at(0, 25), inputs.idle(0), inputs.at(0, 50), inputs.active(0)) == (
         [25],
@@ -275,7 +275,7 @@ def test_before_the_first_member() -> None:
 
 
 def test_a_new_member_starts_at_the_frontier() -> None:
-    """`joins: at_F`: the newcomer holds F where it is, and stands aligned there."""
+    """`joins: at_F`: the newcomer holds F where it is, and is aligned there."""
     inputs = Inputs(1, idle_timeout=None)
     inputs.at(0, 10)
     inputs.coalescer.join("new")
@@ -446,7 +446,7 @@ def test_rows_after_the_end_are_refused() -> None:
 
 
 def test_what_a_source_read_before_its_end_counts() -> None:
-    """Under `hold` the last rows of a bounded source still move F, also when its end stands in the
+    """Under `hold` the last rows of a bounded source still move F, also when its end is in the
     same cut.
     """
     spec = pipeline(("a", "b"), {"lag": 0}, coalesce={"idle_timeout": None, "all_done": "hold"})

@@ -38,7 +38,7 @@ def test_an_idle_timer_that_is_running() -> None:
 
 
 def test_an_open_barrier() -> None:
-    """Who stands at a barrier that the other one has not delivered is named, with the barrier."""
+    """A member at a barrier that the other one has not delivered is named, with the barrier."""
     feed = Feed(pipeline(("a", "b"), {"lag": 0}, **NEVER))
     feed.add("a", Point(10), Barrier(11), Point(12))
     feed.add("b", Point(15))

@@ -193,7 +193,7 @@ def test_a_tardy_barrier_is_not_paired_with_the_next() -> None:
 
 
 def test_an_open_barrier_starves_no_other_member() -> None:
-    """O11: rows of the other source leave although one source stands at its barrier.
+    """O11: rows of the other source leave although one source waits at its barrier.
 
     What it held is not late.
     """
@@ -224,7 +224,7 @@ def test_an_expired_residence_passes_no_row_behind_a_barrier() -> None:
 
 
 def test_a_row_below_what_left_at_an_open_barrier_is_late() -> None:
-    """While a stands at its barrier the section goes on ahead of F.
+    """While a waits at its barrier the section goes on ahead of F.
 
     A row that would break its order is late.
     """
@@ -272,7 +272,7 @@ def test_an_outage_expires_nothing_by_itself() -> None:
 
 
 def test_a_wall_clock_that_goes_back_takes_no_timer_back() -> None:
-    """The pipeline clock stands until the wall clock has caught up."""
+    """The pipeline clock stops until the wall clock has caught up."""
     feed = orderer()
     feed.add("a", *points(100))
     assert [feed.step(at * S).decision.now for at in (7, 3, 8)] == [7 * S, 7 * S, 8 * S]

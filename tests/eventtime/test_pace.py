@@ -44,7 +44,7 @@ def test_without_a_timer_there_is_just_no_data() -> None:
 
 
 def test_an_open_barrier_holds_the_frontier() -> None:
-    """The member that stands at its barrier is named, since it became the one that holds."""
+    """The member that waits at its barrier is named, since it became the one that holds."""
     feed = feed_of()
     feed.add("a", Point(1), Barrier(2))
     feed.add("b", Point(5))
@@ -66,7 +66,7 @@ def test_rows_still_to_read_hold_the_frontier() -> None:
 
 
 def test_no_member_holds_when_all_have_ended() -> None:
-    """All done: there is no holder."""
+    """All done: none holds the frontier."""
     feed = feed_of()
     feed.end("a")
     feed.end("b")
@@ -149,7 +149,7 @@ def test_the_clock_of_a_running_timer_is_worth_an_epoch() -> None:
 
 
 def test_wall_clock_outcomes_are_recorded() -> None:
-    """What the clock decided stands in the decision."""
+    """The decision has what the clock decided."""
     feed = feed_of(coalesce={"idle_timeout": "5s"}, release={"build_window": "2s"})
     feed.add("a", Point(1))
     feed.step(0)

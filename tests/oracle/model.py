@@ -227,7 +227,7 @@ class Model:
     ) -> None:
         """A CTI that a person sent: punctuation behind the rows that were read of each member.
 
-        It stands in front of a barrier row that ends them.
+        It is before a barrier row that ends them.
         """
         mark = time + (1 if self.spec.sources[source].frontier == "inclusive" else 0)
         for member, one in self.members.items():
@@ -347,7 +347,7 @@ class Model:
                 self.clock or 0, roster, {str(m) for m, one in self.members.items() if one.pending}
             )
         for member, one in self.members.items():
-            # Only what stands before the member's oldest open barrier counts for its frontier.
+            # Only what is before the member's oldest open barrier counts for its frontier.
             open_rows = [
                 b.rows[str(member)].seq for b in self.barriers.open if str(member) in b.rows
             ]
@@ -384,7 +384,7 @@ class Model:
         )
 
     def _least_time(self, section: int) -> int:
-        """The section's own frontier: ahead of F while a member stands at its barrier."""
+        """The section's own frontier: ahead of F while a member waits at its barrier."""
         if self._exact and self.spec.release.mode == "ordered":
             return TICK_MIN if self.left is None else self.left[1]
         return self.reached[1] if self.reached[0] == section else TICK_MIN

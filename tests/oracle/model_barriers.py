@@ -56,7 +56,7 @@ class ModelBarriers:
         return {name for barrier in self.open for name in barrier.rows}
 
     def open_for(self, name: str) -> int:
-        """Open barriers that the member stands at."""
+        """Open barriers that the member waits at."""
         return sum(name in barrier.rows for barrier in self.open)
 
     def arrive(self, name: str, row: BarrierRow, clock: int, roster: dict[str, str]) -> None:
@@ -163,7 +163,7 @@ class ModelBarriers:
         self.last_close = clock
 
     def _tell(self, barrier: ClosedBarrier) -> None:
-        """Say what is known of a closed barrier now; members that come later are told again."""
+        """Say what is known of a closed barrier now; members that come later are reported again."""
         self.closed.append(replace(barrier, tardy=list(barrier.tardy)))
 
     def _pass(self, number: int) -> None:

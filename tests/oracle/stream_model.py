@@ -2,7 +2,7 @@
 
 What a stream holds follows from what arrived at it: per turn, arrivals in order of their stamps
 (each writer's own order kept), each accepted or rejected by the one rule of `compute_stream_time`;
-merged rows stand behind the rows of the same stamp that were there when they were merged. An
+merged rows come after the rows of the same stamp that were there when they were merged. An
 attachment is a fold over its origin by position. So a merge is an insertion followed by the same
 computation again, from the first row that moved: folds keep their state before every row, and
 nothing before it is run again.

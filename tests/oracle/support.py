@@ -331,7 +331,7 @@ def specs(draw: st.DrawFn, /, **fixed: Any) -> PipelineSpec:
     for name, source in spec["sources"].items():
         others = [
             other for other in spec["sources"] if other > name
-        ]  # where a circle of imports is cut is no one's rule
+        ]  # no rule says where a circle of imports is cut
         if others and draw(st.integers(0, 3)) == 0:
             source["punctuation"] = {
                 **source.get("punctuation", {}),

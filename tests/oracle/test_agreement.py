@@ -189,7 +189,7 @@ KINDS = {
 @AGREE
 @given(st.data(), st.sampled_from(sorted(KINDS)), st.sampled_from([0, 2, 9]))
 def test_windows_equal_the_results_in_order(data: st.DataObject, kind: str, lateness: int) -> None:
-    """Property 8: at the end every window stands as if its accepted rows had come in order."""
+    """Property 8: at the end every window is as if its accepted rows had come in order."""
     window = {
         **KINDS[kind],
         "keys": ["k"],

@@ -119,9 +119,9 @@ def test_an_end_closes_all_open_edges_of_its_keys_and_no_other(engine: str) -> N
 
 @ENGINES
 def test_a_late_end_is_late_and_closes_nothing(engine: str) -> None:
-    """It would change results that were told.
+    """It would change results that were written.
 
-    It stands in the late table, and the edge stays open.
+    It is in the late table, and the edge stays open.
     """
     on = bench(spec(source={"punctuation": None, "lag": 0}), engine)
     assert told(on, start(3), {"t": 25, "k": "x"}) == [("a", 0, 1), ("a", 10, 1)]
@@ -165,9 +165,9 @@ def test_under_another_spec_open_edges_go_on(gone: bool) -> None:
 
 @ENGINES
 def test_the_end_of_all_input_closes_no_edge(engine: str) -> None:
-    """At +inf an open edge has been told up to the newest row's window, and no further.
+    """At +inf an open edge has been counted up to the newest row's window, and no further.
 
-    There is no end of windows.
+    Windows have no end.
     """
     on = bench(spec(), engine)
     assert told(on, start(3), start(25, "b"), ends=True) == [

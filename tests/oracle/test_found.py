@@ -224,7 +224,7 @@ def test_nothing_expires_while_a_member_without_a_frontier_has_rows_left() -> No
 
 
 def test_a_residence_passes_no_row_behind_a_barrier_of_a_member_without_a_frontier() -> None:
-    """The row that has stayed too long leaves, and F stands still: any row may be held there."""
+    """The row that has stayed too long leaves, and F does not move: any row may be held there."""
     ticks = [Tick(0, {A: rows(5), B: [*barriers(1), *rows(3)]}, None), Tick(9, {}, None)]
     pair = played([A, B, C], ticks, release={"build_window": 5})
     assert [row.time for _, row, _ in pair.outcomes[1].released] == [5]

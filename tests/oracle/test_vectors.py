@@ -445,7 +445,7 @@ def test_how_a_session_row_is_judged(session_late: str, accepted: int, engine: s
 def test_a_session_row_may_be_kept_by_the_session_it_meets(
     session_late: str, start: int, engine: str
 ) -> None:
-    """Its own session ends at 22, when F stands at 25: late on its own, in time after it merged."""
+    """Its own session ends at 22, when F is 25: late on its own, in time after it merged."""
     on = feed(
         {"kind": "session", "gap": 10, "session_late": session_late, "session_touch": "separate"},
         engine,
@@ -474,7 +474,7 @@ def test_a_window_fires_while_it_is_open(engine: str) -> None:
 
 def test_a_gap_of_a_million_windows_costs_nothing() -> None:
     """Waiting and jumping over 10^6 empty windows takes no work per window, with zero rows too as
-    long as F stands.
+    long as F does not move.
     """
     on = feed({"kind": "tumbling", "size": 10, "zero_rows": True}, "decider")
     on.epoch(events(1, 10_000_001))

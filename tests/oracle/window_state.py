@@ -81,7 +81,7 @@ def save_windows(
 def load_windows(
     store: Store, segments: Iterable[FileRef], names: Sequence[str]
 ) -> dict[tuple[Key, int, int], Live]:
-    """The windows that the segments, oldest first, leave standing."""
+    """The windows that the segments, oldest first, leave."""
     windows: dict[tuple[Key, int, int], Live] = {}
     for segment in segments:
         entries: dict[int, Live] = {}

@@ -93,7 +93,7 @@ class WindowFold:
         """
         start = max(
             edge.time, self.before - (self.window.size or 0)
-        )  # earlier windows were told with it
+        )  # earlier windows were counted with it
         end = edge.end if until is None else until
         spans = spans_of(self.window, start, end) if start < end else []
         due = [span for span in spans if until is None or self.closed(span[1], self.after)]

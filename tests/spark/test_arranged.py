@@ -55,7 +55,7 @@ def test_the_driver_arranges_what_tasks_arrange(
 
 
 def kinds(pair: Pair, name: str) -> set[tuple[str, str]]:
-    """Columns of a table's files, or of segments of a kind, as they stand in the files."""
+    """Columns of a table's files, or of segments of a kind, as the files have them."""
     refs = [
         ref
         for moved in pair.sides["spark"].moved

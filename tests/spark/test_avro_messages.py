@@ -1,6 +1,6 @@
 """Avro messages decoded by Spark.
 
-A value fits its declared type, or its message is told; nothing is cut, rounded or nulled.
+A value fits its declared type, or its message is reported; nothing is cut, rounded or nulled.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def test_numbers_fit_or_are_reported(avro: SparkSession) -> None:
 
 
 def test_times_fit_or_are_reported(avro: SparkSession) -> None:
-    """A plain number is no time unless the source says its unit.
+    """A plain number is not a time unless the source says its unit.
 
     A local one needs the source's zone.
     """

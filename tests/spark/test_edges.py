@@ -178,7 +178,7 @@ def restored(pair: Pair, spec: PipelineSpec, session: SparkSession, folder: Path
 
 
 def test_an_edge_that_is_open_at_a_restore_goes_on(session: SparkSession, tmp_path: Path) -> None:
-    """It stands in the checkpoint, counts in what closes after the restore, also on other
+    """It is in the checkpoint, counts in what closes after the restore, also on other
     partitions, and its end ends it.
     """
     pair = Pair(spec_of({"a": MACHINES}, windows={"w": WINDOW}), session, tmp_path)

@@ -1,4 +1,4 @@
-"""A job that fails in its tasks is told in one line, and what lost its executors is not blamed on
+"""A job that fails in its tasks is reported in one line, and what lost its executors is not blamed on
 rows.
 """
 

@@ -116,7 +116,7 @@ def messages(seed: int, size: int) -> list[str]:
 
 
 def comparable(row: dict[str, Any]) -> dict[str, Any]:
-    """With NaN equal to itself, and the two zeros told apart."""
+    """With NaN equal to itself, and the two zeros different."""
     return {name: repr(value) if isinstance(value, float) else value for name, value in row.items()}
 
 

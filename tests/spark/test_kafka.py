@@ -149,7 +149,7 @@ def test_no_column_from_the_payload(session: SparkSession) -> None:
 
 
 def test_odd_keys_and_headers(session: SparkSession) -> None:
-    """What does not fit its column, or is no text, is a fault of its message and of no other."""
+    """What does not fit its column, or is not text, is a fault of its message and of no other."""
     good = '{"at": "2026-03-01T10:00:00Z"}'
     typed: dict[str, Any] = {"schema": {**COLUMNS, "origin": "long"}}
     assert [
@@ -169,7 +169,7 @@ def test_odd_keys_and_headers(session: SparkSession) -> None:
 
 
 def test_text_that_is_none(session: SparkSession) -> None:
-    """Bytes that are not UTF-8 are told, and shown as far as they are text.
+    """Bytes that are not UTF-8 are reported, and shown as far as they are text.
 
     Also the key of a tombstone.
     """
@@ -241,7 +241,7 @@ def test_protobuf(session: SparkSession, tmp_path: Path) -> None:
 def test_protobuf_by_number(session: SparkSession) -> None:
     """With a registry the first bytes name schema and message.
 
-    Other numbers and other messages are told apart.
+    Other numbers and other messages are distinguished.
     """
     good = AT + b"\x1a\x011"
     found = rows(
@@ -267,7 +267,7 @@ def test_protobuf_by_number(session: SparkSession) -> None:
 
 
 def test_a_schema_without_the_message(session: SparkSession) -> None:
-    """It was registered for something else: its messages are told, the others read."""
+    """It was registered for something else: its messages are reported, the others read."""
     other = FileDescriptorSet(
         file=[FileDescriptorProto(name="other.proto", package="other")]
     ).SerializeToString()

@@ -278,9 +278,9 @@ def test_rows_before_a_tardy_barrier_leave_in_order_and_flagged(
 def test_a_session_that_grew_after_its_result_is_emitted_again(
     session: SparkSession, tmp_path: Path
 ) -> None:
-    """A row joins a session that was told and moves its end past the frontier.
+    """A row joins a session that has a result and moves its end past the frontier.
 
-    The new end is told when it is reached.
+    The result of the new end comes when it is reached.
     """
     window = {
         "kind": "session",

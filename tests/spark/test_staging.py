@@ -190,7 +190,7 @@ def test_s3a_gets_the_settings_of_the_store() -> None:
 
 
 def test_the_jars_come_with_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hadoop's S3A without the SDK's bundle; jars that are named stand in for it."""
+    """Hadoop's S3A without the SDK's bundle; jars that are named replace it."""
     monkeypatch.delenv("TIDEGATE_SPARK_JARS", raising=False)
     conf = add_connector_jars(far(staging="bucket")).conf
     assert "hadoop-aws" in conf["spark.jars.packages"]
