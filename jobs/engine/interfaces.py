@@ -157,17 +157,8 @@ class Slice:
     @classmethod
     def from_record(cls, member: Member, record: Mapping[str, Any]) -> Slice:
         """Read a slice of a sealed epoch."""
-        return cls(
-            member=member,
-            start=record["start"],
-            end=record["end"],
-            parts=tuple(record["parts"]),
-            resume=record["resume"],
-            pending=record["pending"],
-            done=record["done"],
-            dead=tuple(DeadObject(**{**dead, "member": member}) for dead in record["dead"]),
-            arrived=record.get("arrived"),
-        )
+        dead = tuple(DeadObject(**{**one, "member": member}) for one in record["dead"])
+        return cls(member, **{**record, "parts": tuple(record["parts"]), "dead": dead})
 
 
 def skip_slice_record(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -220,7 +220,8 @@ class BarrierHealth:
 
     def to_record(self) -> dict[str, Any]:
         """Return the JSON-ready form."""
-        return {name: _to_plain_json(value) for name, value in asdict(self).items()}
+        record: dict[str, Any] = _to_plain_json(self)
+        return record
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> BarrierHealth:

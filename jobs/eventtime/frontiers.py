@@ -135,7 +135,7 @@ class Coalescer:
         """
         known = self._require_not_done(name, "an idle signal")
         if known["status"] != IDLE:
-            self.inputs[name] = {"frontier": known["frontier"], "status": IDLE, "aligned": False}
+            self.inputs[name] = {**known, "status": IDLE, "aligned": False}
 
     def signal_done(self, name: str) -> None:
         """Record that a member has ended; it leaves F.
@@ -146,7 +146,7 @@ class Coalescer:
             PoisonError: the member is done already.
         """
         known = self._require_not_done(name, "a second end")
-        self.inputs[name] = {"frontier": known["frontier"], "status": DONE, "aligned": False}
+        self.inputs[name] = {**known, "status": DONE, "aligned": False}
 
     def _require_not_done(self, name: str, what: str) -> InputState:
         known = self.inputs[name]
@@ -158,12 +158,8 @@ class Coalescer:
     def _revive_input(self, known: InputState) -> InputState:
         # Without a frontier it is behind every F, but not behind none.
         frontier = TICK_MIN if known["frontier"] is None else known["frontier"]
-        behind = frontier < self.value
-        return {
-            "frontier": known["frontier"],
-            "status": ACTIVE,
-            "aligned": not behind or self.options.revived == "freeze",
-        }
+        aligned = frontier >= self.value or self.options.revived == "freeze"
+        return {**known, "status": ACTIVE, "aligned": aligned}
 
     def raise_frontier(self, name: str, value: int) -> None:
         """Raise the frontier of a member that did not send one, as a lower level passes it on.
@@ -172,11 +168,7 @@ class Coalescer:
         """
         known = self.inputs[name]
         if known["frontier"] is None or value > known["frontier"]:
-            self.inputs[name] = {
-                "frontier": value,
-                "status": known["status"],
-                "aligned": known["aligned"],
-            }
+            self.inputs[name] = {**known, "frontier": value}
 
     def combine_frontiers(
         self, instead: Mapping[str, int | None] | None = None, *, catching_up: bool = False

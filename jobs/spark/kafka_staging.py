@@ -224,20 +224,17 @@ def _read_messages(
     offsets = [
         {str(p["kafka"]["partition"]): p["kafka"][end] for p in parts} for end in ("from", "to")
     ]
-    reader = session.read.format("kafka").option(
-        "assign", json.dumps({topic: [p["kafka"]["partition"] for p in parts]})
-    )
-    reader = reader.option("startingOffsets", json.dumps({topic: offsets[0]})).option(
-        "endingOffsets", json.dumps({topic: offsets[1]})
-    )
-    for name, value in {
-        "group.id": group,
-        "fetch.max.wait.ms": "1",
-        **build_consumer_settings(source.kafka),
-    }.items():
-        reader = reader.option(f"kafka.{name}", value)
-    wanted = "true" if source.kafka.headers else "false"
-    return reader.option("includeHeaders", wanted).option("failOnDataLoss", "true").load()
+    consumer = {"group.id": group, "fetch.max.wait.ms": "1"}
+    consumer |= build_consumer_settings(source.kafka)
+    options = {
+        "assign": json.dumps({topic: [p["kafka"]["partition"] for p in parts]}),
+        "startingOffsets": json.dumps({topic: offsets[0]}),
+        "endingOffsets": json.dumps({topic: offsets[1]}),
+        "includeHeaders": "true" if source.kafka.headers else "false",
+        "failOnDataLoss": "true",
+        **{f"kafka.{name}": value for name, value in consumer.items()},
+    }
+    return session.read.format("kafka").options(**options).load()
 
 
 def _store_part_file(

@@ -223,12 +223,11 @@ def _refuse_late_rows(epoch: EpochContext, rows: Frame, output: str) -> None:
 
 
 def _count_late_rows(table: pa.Table) -> Counter[tuple[str, str, str, bool]]:
-    return Counter(
-        {
-            (r["_source"], r["output"], r["reason"], r["_dropped"]): r["count_all"]
-            for r in _count_groups(table, _COUNTED_COLUMNS)
-        }
-    )
+    return _sum_late_groups(_count_groups(table, _COUNTED_COLUMNS))
+
+
+def _sum_late_groups(groups: list[dict[str, Any]]) -> Counter[tuple[str, str, str, bool]]:
+    return Counter({tuple(one[c] for c in _COUNTED_COLUMNS): one["count_all"] for one in groups})
 
 
 def _count_groups(table: pa.Table, columns: list[str]) -> list[dict[str, Any]]:
@@ -267,12 +266,8 @@ def _write_late_in_tasks(epoch: EpochContext, rows: Frame) -> LateRows:
         *(window.on_late for window in epoch.spec.windows.values()),
     ]
     if LatePolicy.DROP in policies:
-        dropped = collect_to_driver(
-            rows.where("_dropped").groupBy(*_COUNTED_COLUMNS).count()
-        ).to_pylist()
-        counts += Counter(
-            {(r["_source"], r["output"], r["reason"], True): r["count"] for r in dropped}
-        )
+        groups = group_rows(rows.where("_dropped"), _COUNTED_COLUMNS, {"count_all": "count(*)"})
+        counts += _sum_late_groups(collect_to_driver(groups).to_pylist())
         # Dropped rows are in no file, and the same row may be in the late table for another
         # output, so Spark looks at both.
         late = rows.select(*_ROW_IDENTITY).distinct().groupBy("_source").count()

@@ -115,23 +115,15 @@ def open_session(spec: PipelineSpec) -> SparkSession:
 
 
 def _start_classic_session(spark: SparkSpec, name: str) -> SparkSession:
-    builder = SparkSession.builder.appName(f"tidegate {name}").config(
-        "spark.driver.memory", spark.driver_memory
-    )
+    builder = SparkSession.builder.appName(f"tidegate {name}")
     if not _is_spark_submit():  # else it knows its master
         builder = builder.master(spark.master)
     place = _ONE_HOST_SETTINGS if runs_on_one_host(spark) else {}
     given = (spark.jvm_options, build_archive_options(), spark.conf.get(_JVM_OPTIONS))
     options = " ".join(filter(None, given))
-    for key, value in {
-        **_CLASSIC_SETTINGS,
-        **place,
-        **SESSION_SETTINGS,
-        **spark.conf,
-        _JVM_OPTIONS: options,
-    }.items():
-        builder = builder.config(key, value)
-    return builder.getOrCreate()
+    settings: dict[str, Any] = {"spark.driver.memory": spark.driver_memory, **_CLASSIC_SETTINGS}
+    settings |= {**place, **SESSION_SETTINGS, **spark.conf, _JVM_OPTIONS: options}
+    return builder.config(map=settings).getOrCreate()
 
 
 def _open_connect_session(spark: SparkSpec) -> SparkSession:
