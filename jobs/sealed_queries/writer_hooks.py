@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from typing import Any, Final
 _LOCATION: Final = "checkpointlocation"
 _WRITER: Final = "_tidegate_facts"  # attribute of a `DataStreamWriter`
 _NOT_BY_V2: Final = "spark.sql.streaming.disabledV2MicroBatchReaders"
+_SECONDS: Final = {"millisecond": 0.001, "second": 1, "minute": 60, "hour": 3600, "day": 86_400}
+_INTERVAL_PART: Final = re.compile(rf"([\d.]+)\s*({'|'.join(_SECONDS)})")
 _KAFKA: Final = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
 
 
@@ -139,12 +142,8 @@ def _note_trigger(facts: WriterFacts, **kinds: Any) -> None:
 
 def _parse_interval(text: str) -> float | None:
     """Return the seconds of an interval as Spark writes it, such as ``1 minute 30 seconds``."""
-    import pandas as pd
-
-    try:
-        return pd.Timedelta(text.lower().removeprefix("interval ")).total_seconds() or None
-    except ValueError:
-        return None
+    found = _INTERVAL_PART.findall(text.lower())
+    return sum(float(number) * _SECONDS[unit] for number, unit in found) or None
 
 
 def _note_option(facts: WriterFacts, key: str, value: Any) -> None:
