@@ -22,7 +22,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import pyarrow as pa
@@ -163,35 +163,31 @@ def merge_request(
     return merger.confirm_earlier_merge() or merger.merge()
 
 
+@dataclass
 class _Merger:
     """One call of `merge_request`."""
 
-    def __init__(
-        self,
-        spec: PipelineSpec,
-        log: SlotLog,
-        request_id: str,
-        decision: MergeDecision,
-        step: PointCallback,
-    ) -> None:
-        self._spec, self._log, self._request_id = spec, log, request_id
-        self._decision, self._step = decision, step
-        self._begun = time.monotonic()
+    spec: PipelineSpec
+    log: SlotLog
+    request_id: str
+    decision: MergeDecision
+    step: PointCallback
+    begun: float = field(default_factory=time.monotonic)
 
     def confirm_earlier_merge(self) -> MergeOutcome | None:
         """Return what an earlier call sealed, and note it in the request; None if there is none."""
-        checkpoint = find_merge_checkpoint(self._log, self._request_id)
+        checkpoint = find_merge_checkpoint(self.log, self.request_id)
         if checkpoint is None:
             return None
-        sealed = self._log.open_checkpoint(CheckpointId.parse(checkpoint)).record
+        sealed = self.log.open_checkpoint(CheckpointId.parse(checkpoint)).record
         # The segment in the newest manifest proves the merge, but its digest went with the retired
         # manifest.
         if not isinstance(sealed, Manifest):
             return MergeOutcome(checkpoint, None, None, again=True)
         merge = sealed.epoch_notes.merge
         assert merge is not None  # noqa: S101 - the checkpoint merged the request
-        actual = _digest_sealed_rows(self._log, sealed, parse_digest_slot(merge.digest))
-        request = read_splice_request(self._log.store, self._spec.name, self._request_id)
+        actual = _digest_sealed_rows(self.log, sealed, parse_digest_slot(merge.digest))
+        request = read_splice_request(self.log.store, self.spec.name, self.request_id)
         # The earlier call crashed between the seal and the note.
         if request.state != "merged":
             self._note_merge(sealed, actual)
@@ -201,13 +197,13 @@ class _Merger:
         """Plan, and seal until a slot is won."""
         request = self._read_open_request()
         plan, impact = self._plan_approved_effect(request)
-        self._step("merge.planned")
+        self.step("merge.planned")
         with ExitStack() as hold:
             for lost in range(_MAX_ATTEMPTS):
                 outcome = self._try_slot(plan, impact, lost)
                 if outcome is not None:
                     return outcome
-                head = self._log.head()
+                head = self.log.head()
                 # Epochs change neither purged windows nor released events: the plan still fits.
                 if plan.streams is None and _has_only_epochs_between(plan.head, head):
                     plan = replace(plan, head=head)
@@ -217,29 +213,29 @@ class _Merger:
                 if earlier is not None:
                     return earlier
                 if lost + 1 >= _LOSSES_BEFORE_HOLD:
-                    self._hold_driver(hold, (time.monotonic() - self._begun) / (lost + 1))
+                    self._hold_driver(hold, (time.monotonic() - self.begun) / (lost + 1))
                 plan, impact = self._plan_approved_effect(request)
-        raise CONTENDED(pipeline=self._spec.name, attempts=_MAX_ATTEMPTS)
+        raise CONTENDED(pipeline=self.spec.name, attempts=_MAX_ATTEMPTS)
 
     def _hold_driver(self, hold: ExitStack, seconds: float) -> None:
         """Ask the driver to leave the next slot to a try of `seconds`, until `hold` is closed."""
         # The driver obeys one hold at a time, and an earlier one may end before this try does.
         hold.close()
         asked = submit_request(
-            self._log.store,
-            self._log.pipeline,
+            self.log.store,
+            self.log.pipeline,
             RequestKind.HOLD,
-            who=self._decision.who,
-            name=self._request_id,
+            who=self.decision.who,
+            name=self.request_id,
             ttl=max(_SHORTEST_HOLD, 4 * seconds),
-            clock=self._decision.clock,
+            clock=self.decision.clock,
         )
         hold.callback(self._end_hold, asked.id)
 
     def _end_hold(self, asked: str) -> None:
-        now = self._decision.clock.wall_ticks()
+        now = self.decision.clock.wall_ticks()
         ack = Ack(id=asked, outcome=AckOutcome.APPLIED, detail="over", token=0, at=now)
-        acknowledge_request(self._log.store, self._log.pipeline, ack)
+        acknowledge_request(self.log.store, self.log.pipeline, ack)
 
     def _try_slot(self, plan: MergePlan, impact: Impact, lost: int) -> MergeOutcome | None:
         """Seal the plan in the slot after its head; return None if a driver filled that slot."""
@@ -247,36 +243,36 @@ class _Merger:
         if plan.is_empty:
             self._note_merge(None, impact.digest)
             return self._make_outcome(None, impact, None, lost)
-        attempt = _MergeAttempt(self._spec, self._log, plan, impact, self._decision)
-        sealed = attempt.seal(self._step)
+        attempt = _MergeAttempt(self.spec, self.log, plan, impact, self.decision)
+        sealed = attempt.seal(self.step)
         if sealed is None:
             return None
-        self._step("merge.sealed")
-        actual = _digest_sealed_rows(self._log, sealed, parse_digest_slot(impact.digest))
+        self.step("merge.sealed")
+        actual = _digest_sealed_rows(self.log, sealed, parse_digest_slot(impact.digest))
         self._note_merge(sealed, actual)
-        self._step("merge.noted")
+        self.step("merge.noted")
         # The slot is sealed, so this is an alarm and not a refusal: what was written is not what
         # was approved.
         if actual != impact.digest:
-            raise UNEQUAL(pipeline=self._spec.name, request=self._request_id)
+            raise UNEQUAL(pipeline=self.spec.name, request=self.request_id)
         return self._make_outcome(str(sealed.id), impact, actual, lost)
 
     def _make_outcome(
         self, checkpoint: str | None, impact: Impact, actual: str | None, lost: int
     ) -> MergeOutcome:
-        seconds = time.monotonic() - self._begun
+        seconds = time.monotonic() - self.begun
         return MergeOutcome(checkpoint, impact, actual, lost=lost, seconds=seconds)
 
     def _read_open_request(self) -> SpliceRequest:
         """Return the request if it may be merged; one that a restore took back is open again."""
-        store, pipeline, now = self._log.store, self._spec.name, self._decision.clock.wall_ticks()
-        request = read_splice_request(store, pipeline, self._request_id)
+        store, pipeline, now = self.log.store, self.spec.name, self.decision.clock.wall_ticks()
+        request = read_splice_request(store, pipeline, self.request_id)
         # No process closes requests on time: the first that reads one after its end notes that.
         if request.is_expired(now) and request.state != "expired":
             request = decide_splice_request(
                 store,
                 pipeline,
-                self._request_id,
+                self.request_id,
                 "expired",
                 who="clock",
                 why="no one decided in time",
@@ -284,26 +280,24 @@ class _Merger:
             )
         if request.state in ("rejected", "expired"):
             why = request.decided_why or "no reason given"
-            raise NOT_OPEN(
-                pipeline=pipeline, request=self._request_id, state=request.state, why=why
-            )
+            raise NOT_OPEN(pipeline=pipeline, request=self.request_id, state=request.state, why=why)
         return request
 
     def _plan_approved_effect(self, request: SpliceRequest) -> tuple[MergePlan, Impact]:
         """Compute the effect, and refuse it if another effect was approved."""
-        plan, impact = estimate_impact(self._spec, self._log, request)
-        approved = self._decision.digest or request.approved_digest
+        plan, impact = estimate_impact(self.spec, self.log, request)
+        approved = self.decision.digest or request.approved_digest
         if approved not in (None, impact.digest) and not _is_approved_so_far(str(approved), plan):
-            raise EFFECT_CHANGED(pipeline=self._spec.name, request=request.id)
+            raise EFFECT_CHANGED(pipeline=self.spec.name, request=request.id)
         return plan, impact
 
     def _note_merge(self, sealed: Manifest | None, actual: str) -> None:
         """Write into the request's document who merged it, and in which checkpoint."""
-        who, why = self._decision.who, self._decision.why
-        now = self._decision.clock.wall_ticks()
+        who, why = self.decision.who, self.decision.why
+        now = self.decision.clock.wall_ticks()
         facts = {"checkpoint": str(sealed.id) if sealed else None, "actual": actual, "because": why}
         note_splice_event(
-            self._log.store, self._spec.name, self._request_id, "merged", who=who, at=now,
+            self.log.store, self.spec.name, self.request_id, "merged", who=who, at=now,
             state="merged", decided_by=who, decided_why=why, decided_at=now, **facts,
         )  # fmt: skip
 

@@ -99,25 +99,26 @@ def make_merge_plan(spec: PipelineSpec, log: SlotLog, request: SpliceRequest) ->
             another spec, or there is none.
         PoisonError: the published results cannot be reproduced from the rows, or a reducer fails.
     """
-    head = log.head()
-    if head.record is None or head.record.spec_digest != spec.digest():
+    tables = TablesAtHead(spec, log)
+    newest = tables.head.record
+    if newest is None or newest.spec_digest != spec.digest():
         raise OTHER_SPEC(pipeline=spec.name)
     if not spec.outputs.events:
         raise NO_EVENTS(pipeline=spec.name)
-    planner = _MergePlanner(TablesAtHead(spec, log, head), request)
+    planner = _MergePlanner(tables, request)
     plan = planner.plan_into_stream() if request.origin == "attachment" else planner.plan()
-    plan.rows_read = planner.tables.rows_read
+    plan.rows_read = tables.rows_read
     return plan
 
 
 class _MergePlanner:
     def __init__(self, tables: TablesAtHead, request: SpliceRequest) -> None:
-        self.tables, self._spec, self._request = tables, tables.spec, request
+        self._tables, self._spec, self._request = tables, tables.spec, request
         self._event_time = tables.spec.event_time_column
 
     def plan(self) -> MergePlan:
         """Plan a request for rows that missed the events table or windows."""
-        spec, tables = self._spec, self.tables
+        spec, tables = self._spec, self._tables
         rows, already = self._select_unmerged_rows()
         plan = MergePlan(self._request, tables.head, rows, already)
         if plan.is_empty:
@@ -135,7 +136,7 @@ class _MergePlanner:
 
     def plan_into_stream(self) -> MergePlan:
         """Plan a request that an attachment has collected for its stream."""
-        merge, request, head = StreamMerge(self.tables), self._request, self.tables.head
+        merge, request, head = StreamMerge(self._tables), self._request, self._tables.head
         rows = merge.history.read_collected_rows(request.id)
         if request.id in find_merge_segments(head) or rows.num_rows == 0:
             return MergePlan(request, head, rows.slice(0, 0), rows.num_rows)
@@ -152,11 +153,11 @@ class _MergePlanner:
 
     def _select_unmerged_rows(self) -> tuple[Any, int]:
         """Return the rows with the outputs that they miss, and the count of pairs merged before."""
-        files = [read_data_file(self.tables.log, file) for file in self._request.row_files()]
+        files = [read_data_file(self._tables.log, file) for file in self._request.row_files()]
         rows = pa.concat_tables(files, promote_options="permissive").select(
             make_request_schema(self._spec).names
         )
-        known, merged = {EVENTS, *self._spec.windows}, self.tables.merged.slots
+        known, merged = {EVENTS, *self._spec.windows}, self._tables.merged.slots
         outputs, already = [], 0
         for who, names in zip(iterate_identities(rows), rows["_outputs"].to_pylist(), strict=True):
             missed = [n for n in names or () if n in known and (who, n) not in merged]
@@ -173,14 +174,14 @@ class _MergePlanner:
         times = convert_to_ticks(rows[self._event_time])
         if self._spec.release.mode is ReleaseMode.PASS_THROUGH:
             # Rows are in order of arrival, so merged rows are appended.
-            first = self.tables.newest.next_position
+            first = self._tables.newest.next_position
             positions = list(range(first, first + count))
-            sections = [self.tables.newest.section] * count
+            sections = [self._tables.newest.section] * count
         else:
             sections = self._assign_sections(rows, times.to_pylist())
             marks = list(zip(sections, times.to_pylist(), strict=True))
             self._require_released(marks)
-            positions = find_anchor_positions(self.tables, self._event_time, marks)
+            positions = find_anchor_positions(self._tables, self._event_time, marks)
             first = min(positions) + 1
         schema = build_table_schema(self._spec, EVENTS)
         events = {
@@ -203,12 +204,12 @@ class _MergePlanner:
         """Return the section of each row; for retired epochs it is found by the row's time."""
         sections = rows["_section"].to_pylist()
         unknown = [t for t, section in zip(times, sections, strict=True) if section is None]
-        found = iter(find_sections(self.tables, self._event_time, unknown) if unknown else ())
+        found = iter(find_sections(self._tables, self._event_time, unknown) if unknown else ())
         return [next(found) if section is None else section for section in sections]
 
     def _require_released(self, marks: Sequence[tuple[int, int]]) -> None:
         """Refuse rows that are not behind the newest released event: a driver may release them."""
-        reached = ReleaseMark(*self.tables.newest.release_after)
+        reached = ReleaseMark(*self._tables.newest.release_after)
         waiting = [time for section, time in marks if ReleaseMark(section, time) >= reached]
         if waiting:
             raise TOO_EARLY(

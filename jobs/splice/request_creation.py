@@ -123,7 +123,7 @@ def create_from_late_rows(
     Raises:
         ConfigurationError: there are no such rows.
     """
-    tables = TablesAtHead(spec, log, log.head())
+    tables = TablesAtHead(spec, log)
     rows = _read_pending_rows(tables, which)
     detail = {k: v for k, v in asdict(which).items() if v not in (None, (), False)}
     return _put_request(tables, rows, "late", detail, options)
@@ -135,7 +135,7 @@ def list_pending_rows(spec: PipelineSpec, log: SlotLog, which: LateFilter) -> An
     Left out are rows that left flagged, and (row, output) pairs that are merged or in an open
     request.
     """
-    return _read_pending_rows(TablesAtHead(spec, log, log.head()), which)
+    return _read_pending_rows(TablesAtHead(spec, log), which)
 
 
 def _read_pending_rows(tables: TablesAtHead, which: LateFilter) -> Any:
@@ -170,7 +170,7 @@ def create_from_dead_letters(
         ConfigurationError: there are no such rows; or a row still cannot be read or has no event
             time, and the first such value or row is named.
     """
-    tables = TablesAtHead(spec, log, log.head())
+    tables = TablesAtHead(spec, log)
     dead = tables.read_rows(DEAD_LETTERS, ["reason", "row", *IDENTITY_COLUMNS, "_epoch"])
     # Letters without a row stand for whole objects, or for ranges that no longer exist: they cannot
     # be corrected.
@@ -223,7 +223,7 @@ def create_from_file(
         raise NO_SOURCE(pipeline=spec.name, path=path, sources=", ".join(spec.sources))
     if source is not None and source not in spec.sources:
         raise WRONG_SOURCE(pipeline=spec.name, source=source, sources=", ".join(spec.sources))
-    data, tables = read_file_bytes(path), TablesAtHead(spec, log, log.head())
+    data, tables = read_file_bytes(path), TablesAtHead(spec, log)
     identity = (source or next(iter(spec.sources)), f"file:{sha256_of_bytes(data)[:12]}")
     taken = {who for who, _ in _find_taken_pairs(tables)}
     rows = [
@@ -412,7 +412,7 @@ def split_request(
     _require_divisible(spec, log, request, options.clock.wall_ticks())
     parts = _divide_rows(spec, log, request, which)
     detail = {**request.origin_detail, "part_of": request_id, "choice": choice}
-    tables = TablesAtHead(spec, log, log.head())
+    tables = TablesAtHead(spec, log)
     part, rest = (
         _put_request(
             tables,

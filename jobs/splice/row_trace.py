@@ -116,7 +116,7 @@ def trace_rows(spec: PipelineSpec, log: SlotLog, fields: Mapping[str, str]) -> l
     if unknown or not fields:
         columns = ", ".join(unknown) or "(none was given)"
         raise UNKNOWN_COLUMN(pipeline=spec.name, columns=columns, known=", ".join(known))
-    return _RowTracer(TablesAtHead(spec, log, log.head()), fields).trace_matching_rows()
+    return _RowTracer(TablesAtHead(spec, log), fields).trace_matching_rows()
 
 
 class _RowTracer:

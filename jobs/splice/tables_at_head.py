@@ -48,19 +48,20 @@ _MAX_RANGES = 8  # per scan: a longer filter costs more than the rows it saves
 
 @dataclass
 class TablesAtHead:
-    """The tables at one head of the log.
+    """The tables at the head that the log has now.
 
     Attributes:
+        head: that head.
         rows_read: rows that were returned so far; an impact report names them as cost.
         published: the slot of the head's lineage up to which the tables are published; 0: none.
     """
 
     spec: PipelineSpec
     log: SlotLog
-    head: LogHead
     rows_read: int = 0
 
     def __post_init__(self) -> None:
+        self.head = self.log.head()
         self._scans: dict[str, TableScan] = {}
         self._epochs: dict[int, Manifest | None] = {}
         self._cut = read_published_cut(self.log.store, self.spec.name) or PublishedCut("", 0, 0)

@@ -59,7 +59,7 @@ from tidegate.jobs.streams.reducers import (
     fold_batch,
 )
 from tidegate.jobs.streams.row_history import (
-    RowHistory,
+    LogHistory,
     build_row_schema,
     read_parquet_files,
     to_event_rows,
@@ -147,7 +147,7 @@ class StreamDispatcher:
     """
 
     def __init__(
-        self, spec: PipelineSpec, store: Store, history: RowHistory, run: ReducerRunner = fold_batch
+        self, spec: PipelineSpec, store: Store, history: LogHistory, run: ReducerRunner = fold_batch
     ) -> None:
         self._spec, self._graph, self._store = spec, spec.stream_graph, store
         self._history, self._run = history, run

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -33,17 +33,6 @@ PROVENANCE_FIELDS = {
     "_origin_id": pa.string(),
 }
 """Whose row it is: identity, the attachment that sent it, the stream and the row it was made of."""
-
-
-class RowHistory(Protocol):
-    """Gives rows of earlier epochs."""
-
-    def read_rows(self, stream: str, columns: Mapping[str, str], start: int, end: int) -> Any:
-        """Return the rows ``start <= position < end``, in order.
-
-        They have the given columns, ``position``, ``stream_time`` (int64 ticks) and ``_id``.
-        """
-        ...
 
 
 PublishedReader = Callable[[str, int, int, Collection[str]], Any]
@@ -77,7 +66,9 @@ class LogHistory:
         self._time_before: tuple[int, int | None] = (0, None)
 
     def read_rows(self, stream: str, columns: Mapping[str, str], start: int, end: int) -> Any:
-        """Return the rows ``start <= position < end``; fewer if the stream ends in between.
+        """Return the rows ``start <= position < end``, in order; fewer if the stream ends before.
+
+        They have the given columns, ``position``, ``stream_time`` (int64 ticks) and ``_id``.
 
         Raises:
             RowsRetiredError: some of the rows are in epochs that were retired, and in no table.
