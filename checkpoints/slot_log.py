@@ -28,6 +28,7 @@ from tidegate.checkpoints.errors import (
 from tidegate.checkpoints.errors import SealUndecidedError as SealUndecidedError
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
 from tidegate.checkpoints.manifest import (
+    FileRef,
     ForkRecord,
     Manifest,
     RetiredEpoch,
@@ -104,6 +105,11 @@ class LogHead:
     def checkpoint(self) -> CheckpointId | None:
         """The newest complete checkpoint on the lineage: the `parent` of the next epoch."""
         return self.record.id if self.record else None
+
+    @property
+    def segments(self) -> list[FileRef]:
+        """The live segments; none before the first epoch."""
+        return self.record.segments if self.record else []
 
     @property
     def next_slot(self) -> int:

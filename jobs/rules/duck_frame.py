@@ -128,6 +128,13 @@ def open_database(*, for_frames: bool = False) -> Iterator[duckdb.DuckDBPyConnec
         yield session
 
 
+def query_rows(rows: Any, query: str) -> list[tuple[Any, ...]]:
+    """Return the result of a query in DuckDB SQL over an Arrow table, which it calls `rows`."""
+    with open_database() as session:
+        session.register("rows", rows)
+        return session.execute(query).fetchall()
+
+
 _NUMBERS = count()
 
 

@@ -33,7 +33,7 @@ from tidegate.checkpoints.splice_requests import (
 )
 from tidegate.checkpoints.store import Store
 from tidegate.errors import ConfigurationError, get_first_line
-from tidegate.jobs.rules.duck_frame import DuckFrame, open_database
+from tidegate.jobs.rules.duck_frame import DuckFrame, open_database, query_rows
 from tidegate.jobs.rules.recomputation import SET_ASIDE_REASONS, build_time_expression
 from tidegate.jobs.sinks.output_tables import IDENTITY_COLUMNS, RowIdentity, iterate_identities
 from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENT_TIME, EVENTS, LATE, PipelineSpec
@@ -178,6 +178,7 @@ def create_from_dead_letters(
     if reasons:
         dead = dead.filter(pc.is_in(dead["reason"], pa.array(list(reasons), pa.string())))
     taken = {who for who, _ in _find_taken_pairs(tables)}
+    sections = _find_open_sections(tables, dead["_epoch"].to_pylist())
     repaired = [
         {
             # Corrections of single rows win over those of all rows, and no correction changes the
@@ -187,9 +188,11 @@ def create_from_dead_letters(
             **repair.rows.get(who, {}),
             **dict(zip(IDENTITY_COLUMNS, who, strict=True)),
             "_reason": f"dead:{row['reason']}",
-            "_section": _find_open_section(tables, row["_epoch"]),
+            "_section": section,
         }
-        for row, who in zip(dead.to_pylist(), iterate_identities(dead), strict=True)
+        for row, who, section in zip(
+            dead.to_pylist(), iterate_identities(dead), sections, strict=True
+        )
         if who not in taken and (not repair.rows or who in repair.rows)
     ]
     detail = {
@@ -289,7 +292,7 @@ def _group_missed_outputs(
             known = outputs.setdefault(who, [])
             known.extend(name for name in missed if name not in known)
     rows = late.take(pa.array(list(first_index.values()), pa.int64()))
-    sections = [_find_open_section(tables, epoch) for epoch in rows["_epoch"].to_pylist()]
+    sections = _find_open_sections(tables, rows["_epoch"].to_pylist())
     derived = {
         "_reason": rows["reason"],
         "_section": pa.array(sections, pa.int64()),
@@ -300,10 +303,13 @@ def _group_missed_outputs(
     return pa.table(columns).cast(schema)
 
 
-def _find_open_section(tables: TablesAtHead, slot: int) -> int | None:
-    """Return the section that was open in an epoch; None if the epoch is retired."""
-    epoch = tables.find_epoch(slot)
-    return epoch.section if epoch else None
+def _find_open_sections(tables: TablesAtHead, epochs: Sequence[int]) -> list[int | None]:
+    """Return the section that was open when each row was read; None for retired epochs."""
+    # Many rows share an epoch, and each look into the log costs a request.
+    sections = {
+        slot: epoch.section if (epoch := tables.find_epoch(slot)) else None for slot in set(epochs)
+    }
+    return [sections[slot] for slot in epochs]
 
 
 def _find_taken_pairs(
@@ -348,10 +354,8 @@ def _put_request(
     spec, head = tables.spec, tables.head
     if rows.num_rows == 0:
         raise NO_ROWS(pipeline=spec.name)
-    with open_database() as db:
-        db.register("requested", rows)
-        time = build_time_expression(spec)
-        low, high = db.execute(f"select min({time}), max({time}) from requested").fetchall()[0]
+    time = build_time_expression(spec)
+    low, high = query_rows(rows, f"select min({time}), max({time}) from rows")[0]
     request_id = options.request_id or generate_splice_request_id()
     now = options.clock.wall_ticks()
     # Rows first: a document without its rows could be approved, but not merged.
@@ -490,10 +494,8 @@ def _divide_rows(
 
 def _choose_outputs(spec: PipelineSpec, rows: Any, which: LateFilter) -> list[list[str]]:
     """Return, for each row, the outputs that the filter selects."""
-    with open_database() as db:
-        db.register("rows", rows)
-        columns = f"_outputs, _source, _reason, {build_time_expression(spec)}"
-        facts = db.execute(f"select {columns} from rows").fetchall()
+    time = build_time_expression(spec)
+    facts = query_rows(rows, f"select _outputs, _source, _reason, {time} from rows")
     return [
         [
             output
@@ -501,10 +503,10 @@ def _choose_outputs(spec: PipelineSpec, rows: Any, which: LateFilter) -> list[li
             if (not which.outputs or output in which.outputs)
             and (not which.sources or source in which.sources)
             and (not which.reasons or reason in which.reasons)
-            and (which.since is None or time >= which.since)
-            and (which.until is None or time < which.until)
+            and (which.since is None or instant >= which.since)
+            and (which.until is None or instant < which.until)
         ]
-        for outputs, source, reason, time in facts
+        for outputs, source, reason, instant in facts
     ]
 
 
@@ -530,10 +532,8 @@ def cast_rows(spec: PipelineSpec, raw: Sequence[Mapping[str, Any]]) -> Any:
         for field in schema
     ]
     rows = pa.table(arrays, schema=schema)
-    with open_database() as db:
-        db.register("typed", rows)
-        time = build_time_expression(spec)
-        facts = db.execute(f"select _source, _partition, _seq, {time} from typed").fetchall()
+    time = build_time_expression(spec)
+    facts = query_rows(rows, f"select _source, _partition, _seq, {time} from rows")
     missing = [identity for *identity, ticks in facts if ticks is None]
     if missing:
         first = "/".join(map(str, missing[0]))

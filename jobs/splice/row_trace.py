@@ -147,8 +147,8 @@ class _RowTracer:
             {name: wanted[name] for name in IDENTITY_COLUMNS if name in wanted}
         )
         # Segments of the order buffer; some of their rows may have left.
-        segments = tables.head.record.segments if tables.head.record else []
-        parts = [read_data_file(tables.log, s) for s in segments if s.kind == ORDER_KIND]
+        segments = [s for s in tables.head.segments if s.kind == ORDER_KIND]
+        parts = [read_data_file(tables.log, segment) for segment in segments]
         waiting = [empty, *(part.select([*columns, "_section"]) for part in parts)]
         self._buffered = self._select_matching(
             pa.concat_tables(waiting, promote_options="permissive")

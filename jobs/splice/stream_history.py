@@ -201,7 +201,7 @@ class StreamHistory:
         self._tables, self._log, self._head = tables, tables.log, tables.head
         self._graph = tables.spec.stream_graph
         self._event_time = tables.spec.event_time_column
-        self._merges = list_stream_merges(tables.head.record)
+        self._merges = list_stream_merges(tables.head)
         self._state = DispatchState.from_record(tables.newest.stream_state)
         self.base, self.base_state = 0, DispatchState()
         self.base_segments: Sequence[FileRef] = ()

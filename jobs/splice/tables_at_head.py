@@ -43,6 +43,7 @@ from tidegate.jobs.spec.pipeline import CHECKPOINTS, EVENTS, PipelineSpec
 Span = tuple[int, int]
 """From and to in ticks, half open."""
 
+_MAX_EPOCHS = 100  # whose manifests are kept
 _MAX_RANGES = 8  # per scan: a longer filter costs more than the rows it saves
 
 
@@ -114,11 +115,13 @@ class TablesAtHead:
 
     def find_epoch(self, slot: int) -> Manifest | None:
         """Return the epoch of a slot on the head's lineage; None if it is retired or a restore."""
-        # Many rows share an epoch, and each look into the log costs a request.
         if slot not in self._epochs:
             filled = next(self.log.epochs_between(self.head.timeline, slot, slot), None)
             record = filled.record if filled else None
             self._epochs[slot] = record if isinstance(record, Manifest) else None
+            # A request may have rows of thousands of epochs.
+            if len(self._epochs) > _MAX_EPOCHS:
+                self._epochs.pop(next(iter(self._epochs)))
         return self._epochs[slot]
 
     @cached_property
@@ -242,8 +245,7 @@ def make_request_schema(spec: PipelineSpec) -> Any:
 
 def find_merge_segments(head: LogHead) -> dict[str, FileRef]:
     """Return request id -> segment of the merges on the lineage of a head, oldest first."""
-    segments = head.record.segments if head.record else []
-    return {str(s.extra["request"]): s for s in segments if s.kind == SPLICE_KIND}
+    return {str(s.extra["request"]): s for s in head.segments if s.kind == SPLICE_KIND}
 
 
 def iterate_output_pairs(rows: Any) -> Iterator[tuple[RowIdentity, str]]:

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from tidegate.errors import get_first_line
 from tidegate.jobs.engine.replay import values_differ
 from tidegate.jobs.rules.aggregates import build_recompute_sql
-from tidegate.jobs.rules.duck_frame import open_database, to_duckdb
+from tidegate.jobs.rules.duck_frame import open_database, query_rows, to_duckdb
 from tidegate.jobs.rules.recomputation import (
     NEVER_READ_REASONS,
     SET_ASIDE_REASONS,
@@ -368,9 +368,7 @@ def list_touching_rows(spec: PipelineSpec, name: str, rows: Any) -> list[Touchin
         size = f"{window.size}L"
     query = f"""select {", ".join(map(to_duckdb, (first, last, size)))} from
         (select {start} as _et, coalesce({end}, {start} + 1) as _end from rows)"""
-    with open_database() as db:
-        db.register("rows", rows)
-        found = db.execute(query).fetchall()
+    found = query_rows(rows, query)
     columns = [rows[key].to_pylist() for key in window.keys]
     keys = zip(*columns, strict=True) if columns else (() for _ in found)
     return [

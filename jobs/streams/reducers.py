@@ -122,34 +122,6 @@ def encode_row_key(row: Mapping[str, Any], keys: Sequence[str]) -> str:
     return json.dumps([row[key] for key in keys], default=str)
 
 
-def fold_rows(
-    reducer: Reducer, rows: Sequence[Mapping[str, Any]], states: ReducerStates
-) -> FoldResult:
-    """Fold rows in order of position; a fold that fails is in the result, and not raised.
-
-    A row has the stream's columns, ``position``, ``stream_time`` in ticks and ``_id``. `states` are
-    those before the first row, and are not changed. The result has the states of the keys in these
-    rows only.
-    """
-    function = reducer.load_fold()
-    folded = _fold_once(function, reducer, rows, states)
-    sample = rows[: reducer.recheck]
-    # Only the head of the batch: a second run of all rows would double the cost.
-    failure = _find_first_difference(
-        sample,
-        folded,
-        _fold_once(function, reducer, sample, states),
-        whole=len(sample) == len(rows),
-    )
-    if failure is None:
-        return folded
-    # The first run went on beyond the failing row, so its states are of no use.
-    before = _fold_once(
-        function, reducer, [row for row in rows if row["position"] < failure.position], states
-    )
-    return FoldResult(before.dispatches, before.states, failure)
-
-
 def _fold_once(
     function: Callable[..., Any],
     reducer: Reducer,
@@ -413,21 +385,33 @@ def describe_batch_failure(rows: Any, error: Exception) -> FoldFailure:
 def fold_prepared_rows(reducer: Reducer, rows: Any, states: ReducerStates) -> FoldedBatch:
     """Fold prepared rows: all of a batch, or those of some keys.
 
-    Both the driver and Spark tasks run this function.
+    Both the driver and Spark tasks run this function. `states` are those before the first row, and
+    are not changed. The result has the states of the keys in these rows only.
     """
-    listed = rows.to_pylist()
-    folded = fold_rows(reducer, listed, states)
+    function, listed = reducer.load_fold(), rows.to_pylist()
+
+    def fold_before(failure: FoldFailure) -> FoldResult:
+        """Return the result of the rows before the one that fails."""
+        before = [row for row in listed if row["position"] < failure.position]
+        return replace(_fold_once(function, reducer, before, states), failure=failure)
+
+    folded = _fold_once(function, reducer, listed, states)
+    # Only the head of the batch: a second run of all rows would double the cost.
+    sample = listed[: reducer.recheck]
+    again = _fold_once(function, reducer, sample, states)
+    failure = _find_first_difference(sample, folded, again, whole=len(sample) == len(listed))
+    if failure is not None:
+        # The first run may have gone on beyond the failing row, so its states are of no use.
+        folded = fold_before(failure)
     try:
         sent = _build_dispatch_tables(reducer, folded.dispatches)
     except _MISFIT_ERRORS:
         # A dispatched value that does not fit its column fails its row, as an error of the fold
         # does.
-        ids = {row["position"]: row["_id"] for row in listed}
-        misfit = _find_misfit(reducer, folded.dispatches, ids)
+        misfit = _find_misfit(reducer, folded.dispatches, {r["position"]: r["_id"] for r in listed})
         if misfit is None:
             raise
-        before = [row for row in listed if row["position"] < misfit.position]
-        folded = replace(fold_rows(reducer, before, states), failure=misfit)
+        folded = fold_before(misfit)
         sent = _build_dispatch_tables(reducer, folded.dispatches)
     return FoldedBatch(sent, folded.states, folded.failure)
 

@@ -140,7 +140,7 @@ class LogHistory:
         """Return the events that merges inserted into the stream; None if there are none."""
         epochs = [
             filled.epoch
-            for slot in list_stream_merges(head.record)
+            for slot in list_stream_merges(head)
             for filled in self._log.epochs_between(head.timeline, slot, slot)
         ]
         files = [file for epoch in epochs for file in epoch.files.get(EVENTS_STREAM, [])]
@@ -168,7 +168,7 @@ class LogHistory:
 
         What a merge rewrote hides everything older from its first row on.
         """
-        merges, parts, limit = list_stream_merges(head.record), [], end
+        merges, parts, limit = list_stream_merges(head), [], end
         for older, newer in self._iter_epoch_pairs(head):
             # A merge that did not rewrite this stream has files of other streams only.
             first = merges.get(newer.slot, {}).get("rewrites", {}).get(stream)
@@ -205,12 +205,12 @@ class LogHistory:
             yield None, newer
 
 
-def list_stream_merges(record: Manifest | None) -> dict[int, dict[str, Any]]:
+def list_stream_merges(head: LogHead) -> dict[int, dict[str, Any]]:
     """Return slot -> what its merge did, for the merges into streams on the lineage up to a slot.
 
     It is the `extra` of the merge's segment.
     """
-    extras = [dict(s.extra) for s in (record.segments if record else ()) if s.kind == SPLICE_KIND]
+    extras = [dict(s.extra) for s in head.segments if s.kind == SPLICE_KIND]
     return {
         CheckpointId.parse(str(extra["checkpoint"])).slot: extra
         for extra in extras
