@@ -271,7 +271,7 @@ class _WindowMerge:
         changes = []
         for target, result, share in zip(self.affected, results, added, strict=True):
             values = {column: result[column] for column in self._window.aggregates}
-            old, replaced = target.find_same_bounds(), target.list_replaced()
+            old, replaced = target.split_by_bounds()
             if is_delta:
                 old = None  # each revision holds only what it adds
             # The row is in the window, but changes none of its aggregates: no revision is written.
@@ -280,7 +280,10 @@ class _WindowMerge:
             new = {
                 **values,
                 "revision": target.next_revision,
-                "replaces": target.format_replaced_spans() if self._is_session else None,
+                # As the sessions name themselves (`select_current_revisions`).
+                "replaces": [f"{format_instant(s)}/{format_instant(e)}" for s, e in replaced]
+                if self._is_session
+                else None,
             }
             rows = share["_rows"]
             changes.append(WindowChange(target.bounds, old, new, len(replaced), rows))
@@ -407,20 +410,12 @@ class AffectedWindow:
         """Revision of the result that the merge writes; 0 if it is the first."""
         return 1 + max((row["revision"] for row in self.published_results), default=-1)
 
-    def find_same_bounds(self) -> dict[str, Any] | None:
-        """Return the published result with the same bounds; None if there is none."""
+    def split_by_bounds(self) -> tuple[dict[str, Any] | None, list[Span]]:
+        """Return the published result with the same bounds, if any, and the spans of the others."""
         bounds = (self.bounds.start, self.bounds.end)
-        return next((r for r in self.published_results if (r["_ws"], r["_we"]) == bounds), None)
-
-    def list_replaced(self) -> list[dict[str, Any]]:
-        """Return the published results with other bounds."""
-        same = self.find_same_bounds()
-        return [row for row in self.published_results if row is not same]
-
-    def format_replaced_spans(self) -> list[str]:
-        """Return the spans of `list_replaced` as the column ``replaces`` has them."""
-        spans = sorted((row["_ws"], row["_we"]) for row in self.list_replaced())
-        return [f"{format_instant(start)}/{format_instant(end)}" for start, end in spans]
+        spans = [(row["_ws"], row["_we"]) for row in self.published_results]
+        same = self.published_results[spans.index(bounds)] if bounds in spans else None
+        return same, sorted(span for span in spans if span != bounds)
 
 
 def find_affected_windows(

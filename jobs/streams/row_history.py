@@ -110,8 +110,7 @@ class LogHistory:
         """Return the greatest event time of all events before a position."""
         if position and self._published is not None and self._time_before[0] != position:
             found = self._published(EVENTS_STREAM, 0, position, (self._event_time,))
-            times = found[self._event_time].cast(pa.timestamp("us", "UTC")).cast(pa.int64())
-            self._time_before = position, pc.max(times).as_py()
+            self._time_before = position, compute_time_bounds(found[self._event_time])[1]
         return self._time_before[1] if position == self._time_before[0] else None
 
     def _read_event_rows(

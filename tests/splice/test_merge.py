@@ -523,6 +523,27 @@ def test_dead_rows_keep_the_times_they_have() -> None:
     assert rows["t"].cast("int64").to_pylist() == [5, 2 * SECOND]
 
 
+def test_no_revision_of_a_delta_window_counts_as_removed() -> None:
+    """Each revision is a part of the result; the report said that the merge removes some."""
+    parts = {"kind": "tumbling", "size": "10s", "lateness": "30s", "revisions": "delta"}
+    bench = Bench(spec_of(windows={"parts": {**parts, "aggregates": {"n": "count(*)"}}}))
+    play(
+        bench,
+        [
+            {"a": [row(1)], "b": [row(1)]},
+            {"a": [row(15)], "b": [row(15)]},
+            {"a": [row(2)], "b": [row(20)]},
+            {"a": [row(60)], "b": [row(60)]},
+            {"a": [row(3)], "b": [row(61)]},
+        ],
+    )
+    request = create_from_late_rows(
+        bench.spec, bench.log, LateFilter(outputs=("parts",)), RequestOptions("ann")
+    )
+    _, impact = estimate_impact(bench.spec, bench.log, request)
+    assert [(t.table, t.added, t.removed) for t in impact.tables] == [("parts", 1, 0)]
+
+
 def test_sessions_that_touch_overlap_only_where_touching_ones_merge() -> None:
     """With `session_touch: separate` two sessions side by side follow from their rows."""
     target = AffectedWindow(
