@@ -46,7 +46,7 @@ from tidegate.checkpoints.store import NotFoundError, PreconditionFailedError, S
 from tidegate.errors import ConfigurationError
 from tidegate.jobs.sinks.errors import COPY_LACKS_ROWS, NOT_A_COPY
 from tidegate.jobs.spec.pipeline import PipelineSpec
-from tidegate.jobs.spec.source_options import resolve_address, resolve_environment_value
+from tidegate.jobs.spec.source_options import resolve_address, resolve_environment_values
 
 _CATALOG_NAME = "tidegate"  # Spark's JdbcCatalog on the same database needs the same name
 
@@ -86,11 +86,8 @@ def _connect_catalog(spec: PipelineSpec, store: Store, durable: bool) -> Catalog
     if address is not None:
         address = resolve_address("outputs.catalog", address, os.environ)
     if address is not None and address.startswith(("http://", "https://")):
-        given = spec.outputs.catalog_options.items()
-        options = {
-            name: resolve_environment_value(f"outputs.catalog_options.{name}", value, os.environ)
-            for name, value in given
-        }
+        given = spec.outputs.catalog_options
+        options = resolve_environment_values("outputs.catalog_options", given, os.environ)
         return RestCatalog(_CATALOG_NAME, uri=address, **files, **options)
     if address is None:
         if not isinstance(store, LocalStore):

@@ -30,7 +30,7 @@ from tidegate.jobs.sinks.files_webhook import AtLeastOnceSink
 from tidegate.jobs.sinks.lineage_position import CurrentLineage, FollowerPosition
 from tidegate.jobs.sinks.published_tables import to_json_lines
 from tidegate.jobs.spec.operations import KafkaSinkSpec
-from tidegate.jobs.spec.source_options import resolve_environment_value
+from tidegate.jobs.spec.source_options import resolve_environment_values
 
 # The driver holds the messages of one Spark job as Python objects.
 _MESSAGES_PER_JOB: Final = 50_000
@@ -91,10 +91,8 @@ class KafkaSink(AtLeastOnceSink):
         frame = SparkSession.builder.getOrCreate().createDataFrame(
             messages
         )  # the driver's own session
-        writer = frame.write.format("kafka").option("includeHeaders", "true")
-        for name, value in settings.items():
-            writer = writer.option(f"kafka.{name}", value)
-        writer.save()
+        options = {f"kafka.{name}": value for name, value in settings.items()}
+        frame.write.format("kafka").options(includeHeaders="true", **options).save()
 
 
 def _find_exception_line(error: Exception, name: str) -> str:
@@ -127,10 +125,7 @@ def build_sink_client_settings(given: KafkaSinkSpec, sink: str) -> dict[str, str
     Raises:
         ConfigurationError: a variable is not set.
     """
-    options = {
-        name: resolve_environment_value(f"sinks.{sink}.options.{name}", value, os.environ)
-        for name, value in given.options.items()
-    }
+    options = resolve_environment_values(f"sinks.{sink}.options", given.options, os.environ)
     return {"bootstrap.servers": given.servers, **options}
 
 

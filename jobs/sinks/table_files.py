@@ -37,7 +37,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Operation, Summary
 from pyiceberg.table.sorting import SortDirection
 from pyiceberg.table.update.snapshot import _OverwriteFiles
-from pyiceberg.transforms import BucketTransform, TruncateTransform
+from pyiceberg.transforms import parse_transform
 from pyiceberg.typedef import Record
 from pyiceberg.types import BinaryType, DecimalType, IcebergType, LongType, StringType
 
@@ -230,13 +230,9 @@ def _build_transform(part: PartitionBy, kind: pa.DataType) -> Callable[[Any], An
         source = BinaryType()
     elif pa.types.is_decimal(kind):
         source = DecimalType(kind.precision, kind.scale)
-    match part.transform:
-        case PartitionTransform.BUCKET:
-            return BucketTransform(part.width).transform(source)
-        case PartitionTransform.TRUNCATE:
-            return TruncateTransform(part.width).transform(source)
-        case _:
-            return lambda value: value
+    if part.transform in (PartitionTransform.BUCKET, PartitionTransform.TRUNCATE):
+        return parse_transform(part.iceberg_transform).transform(source)
+    return lambda value: value
 
 
 MERGED_FOLDER = "merged"

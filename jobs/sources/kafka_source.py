@@ -41,7 +41,7 @@ from tidegate.jobs.sources.errors import (
 from tidegate.jobs.sources.input_view import STAGED_PREFIX
 from tidegate.jobs.sources.object_decoding import BAD_REASON, BAD_TEXT
 from tidegate.jobs.spec.pipeline import ReadLimits, SourceSpec
-from tidegate.jobs.spec.source_options import KafkaOptions, resolve_environment_value
+from tidegate.jobs.spec.source_options import KafkaOptions, resolve_environment_values
 
 OFFSET_COLUMN: Final = "_at"
 """Column of a staged range: the lower half of the offset."""
@@ -274,10 +274,7 @@ def build_consumer_settings(kafka: KafkaOptions) -> dict[str, str]:
     Raises:
         ConfigurationError: a variable is not set.
     """
-    options = {
-        name: resolve_environment_value(f"kafka.options.{name}", value, os.environ)
-        for name, value in kafka.options.items()
-    }
+    options = resolve_environment_values("kafka.options", kafka.options, os.environ)
     return {"bootstrap.servers": kafka.servers, "isolation.level": "read_committed", **options}
 
 

@@ -40,7 +40,7 @@ from tidegate.jobs.spec.source_options import (
     TableOptions,
     mask_address,
     resolve_address,
-    resolve_environment_value,
+    resolve_environment_values,
 )
 
 _REWRITE_PREFIX: Final = "_rewritten/"  # of placeholder names, each of which records a version
@@ -310,10 +310,8 @@ class IcebergVersions(TableVersions):
         from tidegate.jobs.sinks.iceberg_catalog import build_io_properties, close_after_use
 
         if self._catalog is None:
-            options = {
-                name: resolve_environment_value(f"table.catalog_options.{name}", value, os.environ)
-                for name, value in self.options.catalog_options.items()
-            }
+            given = self.options.catalog_options
+            options = resolve_environment_values("table.catalog_options", given, os.environ)
             name = options.pop("name", "default")
             uri = resolve_address("table.catalog", str(self.options.catalog), os.environ)
             options = {**build_io_properties(self.store), **options}

@@ -201,6 +201,16 @@ def resolve_environment_value(field: str, value: str, environment: Mapping[str, 
     raise SECRET_MISSING(field=field, variable=variable)
 
 
+def resolve_environment_values(
+    field: str, settings: Mapping[str, str], environment: Mapping[str, str]
+) -> dict[str, str]:
+    """Return settings by their names below `field`, as `resolve_environment_value` does each."""
+    return {
+        name: resolve_environment_value(f"{field}.{name}", value, environment)
+        for name, value in settings.items()
+    }
+
+
 def resolve_address(field: str, address: str, environment: Mapping[str, str]) -> str:
     """Replace each ``${NAME}`` of an address by that variable of the environment.
 
