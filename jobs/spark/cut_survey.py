@@ -1,8 +1,9 @@
 """Step 2: what a cut holds, per member.
 
-Times, kinds and conditions are looked at: by DuckDB (some 0.2 s for a million rows; disorder,
-duplicates and the lateness sketch are counted for every row, whatever the size of the cut), or,
-where a value may not fit its type, by one Spark job.
+Times, kinds and conditions are looked at: by NumPy where a missing event time is all that can be
+special, else by DuckDB (some 0.2 s for a million rows; disorder, duplicates and the lateness sketch
+are counted for every row, whatever the size of the cut), or, where a value may not fit its type, by
+one Spark job.
 """
 
 from __future__ import annotations
@@ -250,7 +251,7 @@ def _select_plain_points(rows: pa.Table, event_time: str) -> pa.Table:
     ticks = pc.fill_null(times, TICK_MIN).to_numpy()
     code = pc.if_else(pc.is_null(times), pa.scalar(DEAD, pa.int32()), pa.scalar(DATA, pa.int32()))
     ends = np.minimum(ticks, TICK_MAX - 1) + 1
-    seqs = pc.add(pc.shift_left(rows["_o"].cast(pa.int64()), 32), rows["_row"])
+    seqs = pc.add(pc.shift_left(rows["_o"], 32), rows["_row"])
     return pa.table({"_m": rows["_m"], "_seq": seqs, "_et": ticks, "_end": ends, "_code": code})
 
 

@@ -7,10 +7,18 @@ import random
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from tests.spark.agreement import SECOND, Pair, rows_of, spec_of
-from tidegate.jobs.spark import mover
+from tidegate.jobs.engine.interfaces import Cut, Slice
+from tidegate.jobs.eventtime.decision_types import Member
+from tidegate.jobs.rules.duck_frame import DuckFrame
+from tidegate.jobs.spark import cut_survey, mover
+from tidegate.jobs.spark.column_casts import cast_to_declared
+from tidegate.jobs.spark.cut_reader import _add_positions
+from tidegate.time_units import TICK_MIN
 
 CASES = int(os.environ.get("TIDEGATE_SOAK", "6"))
 AGGREGATES = {
@@ -175,3 +183,26 @@ def test_segments_that_do_not_name_their_aggregates_have_the_order_of_the_spec(
             )
     pair.run(300 * SECOND, done=True)
     assert pair.table("w")
+
+
+def test_numpy_surveys_plain_points_as_duckdb_does() -> None:
+    """Also without an event time, before 1970, and at the ends of the years that DuckDB gets."""
+    ticks = [5, None, -1, -30_610_224_000_000_000, 253_402_300_799_999_999]
+    time = pa.timestamp("us", "UTC")
+    places = {name: pa.array([0] * 5, pa.int32()) for name in ("_m", "_p")}
+    rows = pa.table(
+        {"t": pa.array(ticks, time), **places, "_o": pa.array([0, 0, 1, 7, 7], pa.int64())}
+    ).append_column("_row", pa.array([0, 1, 0, 3, 2**31], pa.int64()))
+    spec = spec_of({"a": {"schema": {"t": "timestamp"}}})
+    source = spec.sources["a"]
+    cast = cast_to_declared(DuckFrame.from_table(rows), source, {"t": str(time)})
+    frame = _add_positions(cast, spec, Cut((Slice(Member("a"), 0, 5),)))
+    duckdb = cut_survey._select_surveyed(frame, {0: source}, []).toArrow()
+    numpy = cut_survey._select_plain_points(rows, "t")
+    assert cut_survey._has_plain_points(source, rows)
+    assert numpy.drop_columns("_end").equals(
+        duckdb.drop_columns("_end").cast(numpy.drop_columns("_end").schema)
+    )
+    # The end of a row without a time is never read.
+    timed = pc.not_equal(numpy["_et"], TICK_MIN)
+    assert numpy.filter(timed)["_end"].equals(duckdb.filter(timed)["_end"])
