@@ -1,11 +1,13 @@
 """New functions have a verb and an object; modules share a name only for a reason.
 
-The rules are those of CONTRIBUTING.md, section "Names".
+Docstrings avoid words that have several meanings. The rules are those of CONTRIBUTING.md, sections
+"Names" and "Prose".
 """
 
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -128,3 +130,64 @@ def test_modules_share_a_name_only_for_a_reason() -> None:
     shared = {name: found for name, found in files.items() if len(found) > 1}
     assert {name: found for name, found in shared.items() if name not in SHARED_NAMES} == {}
     assert set(SHARED_NAMES) <= set(shared)
+
+
+# "There is no" and "is no longer" are plain English; "is no file" reads like a mistake.
+_UNCLEAR_WORDS = re.compile(
+    r"\b(told|stands?|standing|nobody)\b|(?<!there )\bis no (?!longer\b|one\b)", re.IGNORECASE
+)
+# Folders with docstrings that are older than the rule. This list only gets shorter.
+_OLDER_PROSE = frozenset(
+    [
+        "checkpoints",
+        "docs/examples/clicks",
+        "jobs/driver",
+        "jobs/sinks",
+        "jobs/sources",
+        "jobs/spec",
+        "tests/driver",
+        "tests/oracle",
+        "tests/sinks",
+        "tests/spec",
+    ]
+)
+
+
+def list_docstrings(file: str) -> Iterator[str]:
+    """Every docstring of a module, with those under its fields and constants."""
+    for node in ast.walk(ast.parse((ROOT / file).read_text("utf-8"))):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            yield str(node.value.value)
+
+
+def find_unclear_folders() -> dict[str, list[str]]:
+    """Folder -> its docstrings with such a word, as file and word."""
+    found = defaultdict(list)
+    for file in list_python_files(ROOT):
+        for text in list_docstrings(file):
+            if word := _UNCLEAR_WORDS.search(" ".join(text.split())):
+                found[Path(file).parent.as_posix()].append(f"{file}: {word.group()}")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("text", "clear"),
+    [
+        ("There is no such file.", True),
+        ("It is no longer there.", True),
+        ("The lease is held by a driver that understands.", True),
+        ("A job is no pipeline.", False),
+        ("The row stands in the table.", False),
+        ("Nobody is told.", False),
+    ],
+)
+def test_the_rule_refuses_words_with_several_meanings(text: str, clear: bool) -> None:
+    """The usual phrases with the same letters pass."""
+    assert (_UNCLEAR_WORDS.search(text) is None) is clear
+
+
+def test_docstrings_avoid_words_with_several_meanings() -> None:
+    """A reader whose first language is another one has to guess which meaning is meant."""
+    found = find_unclear_folders()
+    new = {folder: texts for folder, texts in found.items() if folder not in _OLDER_PROSE}
+    assert new == {}
