@@ -10,8 +10,9 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Final, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from tidegate.checkpoints.canonical_json import FrozenModel
 from tidegate.checkpoints.manifest import Manifest
 
 _KEY: Final = "batch"  # in `Manifest.notes`
@@ -27,11 +28,7 @@ class SinkRewind(StrEnum):
     REFUSED = "refused"  # nothing can take the later batches back
 
 
-class _NotesModel(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-
-class SourceProgress(_NotesModel):
+class SourceProgress(FrozenModel):
     """What one source gave to a batch.
 
     Attributes:
@@ -50,7 +47,7 @@ _Phases = Annotated[dict[str, float], Field(exclude_if=lambda phases: not phases
 _Optional = Annotated[str | None, Field(exclude_if=lambda text: text is None)]
 
 
-class BatchReport(_NotesModel):
+class BatchReport(FrozenModel):
     """What Spark reports about one batch; as it is by default if the report was lost.
 
     Attributes:
@@ -73,7 +70,7 @@ class BatchReport(_NotesModel):
     state_rows: int = 0
     state_bytes: int = 0
     sources: _Sources = ()
-    phases: _Phases = {}
+    phases: _Phases = Field(default={})
     holder: _Optional = None
 
 
@@ -97,7 +94,7 @@ class QueryPosition(BatchReport):
     sealed_at: Annotated[int | None, Field(exclude_if=lambda ticks: ticks is None)] = None
 
 
-class BatchNotes(_NotesModel):
+class BatchNotes(FrozenModel):
     """The notes of one sealed batch.
 
     Attributes:
@@ -121,7 +118,7 @@ class BatchNotes(_NotesModel):
         return {_KEY: self.model_dump(mode="json")}
 
 
-class SinkPlan(BaseModel):
+class SinkPlan(FrozenModel):
     """What a restore does to the sink of one query.
 
     Attributes:
@@ -131,8 +128,6 @@ class SinkPlan(BaseModel):
         sink: Spark's description of the sink.
         rewind: how the sink follows.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     query: str
     newest: int

@@ -197,11 +197,6 @@ class BucketLayout:
             raise ValueError(f"slots are 1 to {LAST_SLOT}; got {slot}")
         return f"{self.slots_prefix(timeline)}{LAST_SLOT - slot:010d}.json"
 
-    def parse_slot_key(self, key: str) -> tuple[int, int] | None:
-        """Return the (timeline, slot) that a slot key names, or None for any other key."""
-        match = re.fullmatch(re.escape(self.timelines_prefix) + r"(\d+)/slots/(\d{10})\.json", key)
-        return (int(match[1]), LAST_SLOT - int(match[2])) if match else None
-
     def state_prefix(self, attempt: CheckpointId) -> str:
         """Folder of the state segments of one attempt."""
         return f"{self.attempt_prefixes(attempt.timeline)[0]}{attempt.folder_name}/"

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
 from tidegate.checkpoints.bucket_layout import BucketLayout, CheckpointId
-from tidegate.checkpoints.canonical_json import parse_json
+from tidegate.checkpoints.canonical_json import FrozenModel, parse_json
 from tidegate.checkpoints.errors import CHECKPOINT_UNKNOWN, CHECKPOINTS_ILL
 from tidegate.checkpoints.manifest import Counters, FileRef, Manifest
 from tidegate.checkpoints.pins import Roots, RootsFile
@@ -28,6 +27,7 @@ class CheckpointCatalog:
     def __init__(self, log: SlotLog, *, workers: int = READ_WORKERS) -> None:
         self.log = log
         self.index = SlotIndex(log, workers=workers)
+        self._roots = RootsFile(log.store, log.pipeline)
 
     def list_checkpoints(
         self, *, all_timelines: bool = False, kinds: Iterable[str] = ("epoch",)
@@ -41,8 +41,7 @@ class CheckpointCatalog:
             kinds: of slots: ``epoch`` (also a merge), ``fork`` (a restore), ``stub`` (a retired
                 epoch) and ``missing`` (damage).
         """
-        roots = RootsFile(self.log.store, self.log.pipeline).read()
-        head = self.log.head()
+        roots, head = self._roots.read(), self.log.head()
         lineage = self.log.lineage(head.timeline)
         wanted = set(kinds)
         # The pages that hold nothing but stubs are most of a long history.
@@ -77,15 +76,13 @@ class CheckpointCatalog:
         if text == "latest":
             checkpoint = self.log.head().checkpoint
             if checkpoint is None:
-                raise CHECKPOINT_UNKNOWN(
-                    pipeline=self.log.pipeline, text=text, why="nothing was sealed yet"
-                )
+                raise self._unknown_error(text, "nothing was sealed yet")
             return checkpoint
         if text == "latest_healthy":
             return self._find_latest_healthy(
                 find_illness or build_illness_finder(self.log.store, self.log.pipeline)
             )
-        pin = RootsFile(self.log.store, self.log.pipeline).read().pins.get(text)
+        pin = self._roots.read().pins.get(text)
         if pin is not None:
             return CheckpointId.parse(pin.checkpoint)
         return self._find_by_prefix(text)
@@ -135,26 +132,23 @@ class CheckpointCatalog:
 
     def _find_latest_healthy(self, find_illness: IllnessFinder) -> CheckpointId:
         newest_illness: str | None = None
-        condemned = RootsFile(self.log.store, self.log.pipeline).read().condemned
-        for stretch in reversed(self.log.lineage(self.log.head().timeline)):
-            for row in self.index.iterate_newest_first(stretch.timeline):
-                if (
-                    row.kind == "epoch"
-                    and row.id
-                    and stretch.contains(row.slot)
-                    and row.id not in condemned
-                ):
-                    checkpoint = CheckpointId.parse(row.id)
-                    illness = find_illness(checkpoint)
-                    if illness is None:
-                        return checkpoint
-                    newest_illness = newest_illness or f"of the newest, {checkpoint}, {illness}"
+        condemned = self._roots.read().condemned
+        epochs = (
+            row.id
+            for stretch in reversed(self.log.lineage(self.log.head().timeline))
+            for row in self._iterate_epochs_back(stretch.timeline)
+            if stretch.contains(row.slot)
+        )
+        for name in epochs:
+            if name is None or name in condemned:
+                continue
+            checkpoint = CheckpointId.parse(name)
+            illness = find_illness(checkpoint)
+            if illness is None:
+                return checkpoint
+            newest_illness = newest_illness or f"of the newest, {checkpoint}, {illness}"
         if newest_illness is None:
-            raise CHECKPOINT_UNKNOWN(
-                pipeline=self.log.pipeline,
-                text="latest_healthy",
-                why="every checkpoint is damaged or retired",
-            )
+            raise self._unknown_error("latest_healthy", "every checkpoint is damaged or retired")
         raise CHECKPOINTS_ILL(pipeline=self.log.pipeline, newest=newest_illness)
 
     def _find_by_prefix(self, text: str) -> CheckpointId:
@@ -171,19 +165,24 @@ class CheckpointCatalog:
         epochs = (
             row.id
             for timeline in range(self.log.head().timeline, -1, -1)
-            for row in self.index.iterate_newest_first(timeline)
-            if row.kind == "epoch" and row.id is not None and row.id.startswith(text)
+            for row in self._iterate_epochs_back(timeline)
+            if row.id is not None and row.id.startswith(text)
         )
         fitting = [*islice(epochs, _MOST_SUGGESTIONS + 1)]
         if len(fitting) == 1:
             return CheckpointId.parse(fitting[0])
         shown = ", ".join(fitting[:_MOST_SUGGESTIONS])
         shown += " ..." if len(fitting) > _MOST_SUGGESTIONS else ""
-        raise CHECKPOINT_UNKNOWN(
-            pipeline=self.log.pipeline,
-            text=text,
-            why=f"it could be {shown}" if fitting else "there is no such checkpoint or pin",
+        raise self._unknown_error(
+            text, f"it could be {shown}" if fitting else "there is no such checkpoint or pin"
         )
+
+    def _iterate_epochs_back(self, timeline: int) -> Iterator[SlotSummary]:
+        rows = self.index.iterate_newest_first(timeline)
+        return (row for row in rows if row.kind == "epoch")
+
+    def _unknown_error(self, text: str, why: str) -> ConfigurationError:
+        return CHECKPOINT_UNKNOWN(pipeline=self.log.pipeline, text=text, why=why)
 
 
 def _annotate_summaries(
@@ -299,16 +298,14 @@ def _parse_quality_run(entry: dict[str, Any], entries: list[dict[str, Any]]) -> 
 # What differs between two checkpoints: rows, frontiers, windows, tables, state, sources, spec.
 
 
-class DifferingPair(BaseModel):
+class DifferingPair(FrozenModel):
     """A value of the left and of the right checkpoint; None where one of them has no such value."""
-
-    model_config = ConfigDict(frozen=True)
 
     left: Any
     right: Any
 
 
-class CheckpointDiff(BaseModel):
+class CheckpointDiff(FrozenModel):
     """What differs between two checkpoints, `left` and `right`.
 
     Dictionaries leave out what is equal. Rows of state and tables are counted, not compared.
@@ -324,8 +321,6 @@ class CheckpointDiff(BaseModel):
         tables: table -> rows that each of the two epochs wrote.
     """
 
-    model_config = ConfigDict(frozen=True)
-
     left: str
     right: str
     same: bool
@@ -339,9 +334,9 @@ class CheckpointDiff(BaseModel):
 
 def diff_checkpoints(left: Manifest, right: Manifest) -> CheckpointDiff:
     """Compare two checkpoints of one pipeline."""
-    counters = _subtract_counters(
-        _flatten_counters(left.counters), _flatten_counters(right.counters)
-    )
+    change = Counter(_flatten_counters(right.counters))
+    change.subtract(_flatten_counters(left.counters))
+    counters = {name: rows for name, rows in sorted(change.items()) if rows}
     first, second = _list_comparable_facts(left), _list_comparable_facts(right)
     pairs = {name: _pair_differences(first[name], second[name]) for name in first}
     return CheckpointDiff(
@@ -366,11 +361,6 @@ def _list_comparable_facts(manifest: Manifest) -> dict[str, dict[str, Any]]:
 def _flatten_counters(counters: Counters) -> dict[str, int]:
     plain = {name: value for name, value in dict(counters).items() if isinstance(value, int)}
     return plain | {f"dropped.{reason}": count for reason, count in counters.dropped.items()}
-
-
-def _subtract_counters(left: dict[str, int], right: dict[str, int]) -> dict[str, int]:
-    names = sorted({*left, *right})
-    return {name: change for name in names if (change := right.get(name, 0) - left.get(name, 0))}
 
 
 def _pair_differences(left: dict[str, Any], right: dict[str, Any]) -> dict[str, DifferingPair]:
@@ -407,5 +397,7 @@ def _sum_file_rows(files: list[FileRef]) -> int:
 
 
 def _sum_rows_by_kind(files: list[FileRef]) -> dict[str, int]:
-    kinds = sorted({file.kind for file in files})
-    return {kind: _sum_file_rows([file for file in files if file.kind == kind]) for kind in kinds}
+    rows = Counter[str]()
+    for file in files:
+        rows[file.kind] += file.rows
+    return dict(sorted(rows.items()))

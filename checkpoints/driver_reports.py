@@ -17,10 +17,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from tidegate.checkpoints.bucket_layout import BucketLayout
-from tidegate.checkpoints.canonical_json import canonical_bytes, parse_json
+from tidegate.checkpoints.canonical_json import FrozenModel, canonical_bytes, parse_json
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 from tidegate.checkpoints.store import NotFoundError, Store
 
@@ -130,7 +130,7 @@ def _build_piece_key(folder: str, number: int) -> str:
 # trusted for data.
 
 
-class DriverStatus(BaseModel):
+class DriverStatus(FrozenModel):
     """What a driver reported about itself, the content of `status.json`.
 
     Attributes:
@@ -141,8 +141,6 @@ class DriverStatus(BaseModel):
         at: the driver's wall clock, microseconds UTC, for display.
         body: everything else: state, frontiers, lag, error, probe result, rates.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     format_version: int = 1
     token: int

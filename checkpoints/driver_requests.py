@@ -16,10 +16,10 @@ import secrets
 from enum import StrEnum
 from typing import Final, Required, Self, TypedDict, TypeVar, Unpack
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from tidegate.checkpoints.bucket_layout import BucketLayout
-from tidegate.checkpoints.canonical_json import canonical_bytes, parse_json
+from tidegate.checkpoints.canonical_json import BucketRecord, parse_json
 from tidegate.checkpoints.errors import DESIRED_STATE_MOVED, REQUEST_MALFORMED, REQUEST_UNDECIDED
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
 from tidegate.checkpoints.shared_documents import SharedDocument, change_document, read_document
@@ -74,15 +74,9 @@ class AckOutcome(StrEnum):
     EXPIRED = "expired"
 
 
-class _RequestMessage(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
+class _RequestMessage(BucketRecord):
     format_version: int = 1
     id: str
-
-    def to_bytes(self) -> bytes:
-        """Canonical bytes."""
-        return canonical_bytes(self.model_dump(mode="json"))
 
 
 class RequestFields(TypedDict, total=False):

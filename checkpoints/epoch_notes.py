@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
+
+if TYPE_CHECKING:
+    from tidegate.checkpoints.manifest import Counters
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +62,24 @@ class EpochCounters:
 
     def is_conserved(self) -> bool:
         """Return whether every row read, and every row buffered before, is counted once."""
-        out = self.released + self.late + self.rejected + self.dead_lettered + self.retained
-        out += self.rule_quarantined + self.filtered + sum(self.dropped.values())
-        return self.read + self.retained_before == out
+        return self.read + self.retained_before == count_accounted_rows(self)
 
     def to_record(self) -> dict[str, Any]:
         """Return the form in the manifest, without `rule_quarantined` and `filtered` if zero."""
         rare = ("rule_quarantined", "filtered")
         return {name: value for name, value in asdict(self).items() if value or name not in rare}
+
+
+# Besides `dropped`, which counts by reason, and `retained`, which is not a flow.
+COUNTED_ROWS: Final = (
+    "released", "late", "rejected", "dead_lettered", "rule_quarantined", "filtered",
+)  # fmt: skip
+
+
+def count_accounted_rows(counters: EpochCounters | Counters) -> int:
+    """Return the number of rows with a disposition, the retained ones included."""
+    flows: int = sum(getattr(counters, name) for name in COUNTED_ROWS)
+    return flows + sum(counters.dropped.values()) + counters.retained
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,10 +29,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from tidegate.checkpoints.bucket_layout import BucketLayout
-from tidegate.checkpoints.canonical_json import canonical_bytes, parse_json
+from tidegate.checkpoints.canonical_json import BucketRecord, parse_json
 from tidegate.checkpoints.errors import (
     LEASE_HELD,
     LEASE_LOST,
@@ -60,7 +60,7 @@ _OBSERVE_INTERVAL = 0.5  # seconds between two looks at another driver's lease
 _TRIES = 8  # lost answers in a row before the store is reported
 
 
-class LeaseRecord(BaseModel):
+class LeaseRecord(BucketRecord):
     """The content of `lease.json`; `holder` is None if the lease is free.
 
     Attributes:
@@ -69,8 +69,6 @@ class LeaseRecord(BaseModel):
         ttl: seconds for which an observer has to see no renewal.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     format_version: int = 1
     pipeline: str
     uid: str | None
@@ -78,10 +76,6 @@ class LeaseRecord(BaseModel):
     nonce: str
     ttl: float
     holder: ProcessIdentity | None
-
-    def to_bytes(self) -> bytes:
-        """Canonical bytes."""
-        return canonical_bytes(self.model_dump(mode="json"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,11 +251,6 @@ class Lease:
         """This process."""
         assert self._record.holder is not None  # noqa: S101 - by construction
         return self._record.holder
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether the lease is known to be taken or gone, or was released here."""
-        return self._lost is not None
 
     @property
     def remaining_seconds(self) -> float:

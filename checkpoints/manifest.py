@@ -8,36 +8,36 @@ epoch that it replaces, so the chain can still be followed.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
 from tidegate.checkpoints.bucket_layout import CheckpointId
-from tidegate.checkpoints.canonical_json import canonical_bytes, parse_json
-from tidegate.checkpoints.epoch_notes import EpochCounters, EpochNotes
+from tidegate.checkpoints.canonical_json import BucketRecord, parse_json
+from tidegate.checkpoints.epoch_notes import (
+    COUNTED_ROWS,
+    EpochCounters,
+    EpochNotes,
+    count_accounted_rows,
+)
 from tidegate.checkpoints.errors import (
     BAD_TRANSITION,
     RECORD_MALFORMED,
     RECORD_OF_NEWER_FORMAT,
 )
+from tidegate.checkpoints.row_counts import merge_counts
 from tidegate.time_units import TICK_MIN
 
 FORMAT_VERSION = 2
 """Of epochs. Version 2 added `Manifest.survey`, `Counters.rule_quarantined` and `.filtered`."""
 
 
-class _RecordModel(BaseModel):
-    # Unknown fields are refused, because dropping them would lose what a newer writer meant. A
-    # writer with new fields has to raise the format version.
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, ser_json_inf_nan="constants"
-    )
-
-    def to_bytes(self) -> bytes:
-        """Canonical bytes, which are what the bucket stores and what the chain hashes."""
-        return canonical_bytes(self.model_dump(mode="json"))
+class _RecordModel(BucketRecord):
+    # A writer with new fields has to raise the format version.
+    model_config = ConfigDict(strict=True, ser_json_inf_nan="constants")
 
 
 class FileRef(_RecordModel):
@@ -87,16 +87,7 @@ class Counters(_RecordModel):
 
     def accounted_rows(self) -> int:
         """Return the number of rows with a disposition, `retained` included."""
-        return (
-            self.released
-            + self.late
-            + sum(self.dropped.values())
-            + self.rejected
-            + self.dead_lettered
-            + self.rule_quarantined
-            + self.filtered
-            + self.retained
-        )
+        return count_accounted_rows(self)
 
     def is_conserved(self) -> bool:
         """Return whether every row that was read has exactly one disposition."""
@@ -104,26 +95,16 @@ class Counters(_RecordModel):
 
     def add_epoch(self, epoch: EpochCounters) -> Counters:
         """Return the counters after one more epoch."""
-        sources = sorted({*self.per_source, *epoch.per_source})
+        counts = {name: getattr(self, name) + getattr(epoch, name) for name in COUNTED_ROWS}
+        dropped = Counter(self.dropped)
+        dropped.update(epoch.dropped)
         return Counters(
             read=self.read + epoch.read,
-            released=self.released + epoch.released,
-            late=self.late + epoch.late,
-            dropped=_add_counts(self.dropped, epoch.dropped),
-            rejected=self.rejected + epoch.rejected,
-            dead_lettered=self.dead_lettered + epoch.dead_lettered,
-            rule_quarantined=self.rule_quarantined + epoch.rule_quarantined,
-            filtered=self.filtered + epoch.filtered,
+            dropped=dict(dropped),
             retained=epoch.retained,
-            per_source={
-                name: _add_counts(self.per_source.get(name, {}), epoch.per_source.get(name, {}))
-                for name in sources
-            },
+            per_source=merge_counts(self.per_source, epoch.per_source),
+            **counts,
         )
-
-
-def _add_counts(left: dict[str, int], right: dict[str, int]) -> dict[str, int]:
-    return {key: left.get(key, 0) + right.get(key, 0) for key in sorted({*left, *right})}
 
 
 class _SlotRecordModel(_RecordModel):

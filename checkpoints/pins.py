@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from tidegate.checkpoints.bucket_layout import BucketLayout, CheckpointId, require_name
+from tidegate.checkpoints.canonical_json import BucketRecord
 from tidegate.checkpoints.errors import CHECKPOINT_CONDEMNED, PIN_TAKEN
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
 from tidegate.checkpoints.shared_documents import SharedDocument, change_document, read_document
@@ -28,11 +29,7 @@ from tidegate.errors import PoisonError
 V = TypeVar("V")
 
 
-class _RootsModel(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Pin(_RootsModel):
+class Pin(BucketRecord):
     """A name that a person gave to a checkpoint, so that it is kept; `at` in microseconds UTC."""
 
     checkpoint: str
@@ -41,7 +38,7 @@ class Pin(_RootsModel):
     at: int
 
 
-class RestoreClaim(_RootsModel):
+class RestoreClaim(BucketRecord):
     """A restore under way: its fork record goes into `slot` of `timeline`.
 
     Void once that slot is filled. `at` is wall-clock microseconds UTC.
@@ -61,7 +58,7 @@ class CondemnReason(StrEnum):
     RETIRED = "retired"  # by retention; the entry goes once the slot holds its stub
 
 
-class CondemnedCheckpoint(_RootsModel):
+class CondemnedCheckpoint(BucketRecord):
     """A checkpoint that must not be restored or pinned; `at` in microseconds UTC."""
 
     reason: CondemnReason

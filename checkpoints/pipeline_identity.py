@@ -15,10 +15,8 @@ import socket
 from pathlib import Path
 from typing import NamedTuple
 
-from pydantic import BaseModel, ConfigDict
-
 from tidegate.checkpoints.bucket_layout import BucketLayout
-from tidegate.checkpoints.canonical_json import canonical_bytes, parse_json
+from tidegate.checkpoints.canonical_json import BucketRecord, canonical_bytes, parse_json
 from tidegate.checkpoints.errors import IDENTITY_MALFORMED, OUTCOME_UNKNOWN, STORE_COPIED
 from tidegate.checkpoints.store import (
     NotFoundError,
@@ -127,7 +125,7 @@ def _locate_identity(store: Store, pipeline: str) -> str:
     return store.uri(BucketLayout(pipeline).identity_key)
 
 
-class ProcessIdentity(BaseModel):
+class ProcessIdentity(BucketRecord):
     """One process of one boot of one host.
 
     Attributes:
@@ -137,8 +135,6 @@ class ProcessIdentity(BaseModel):
         start_ticks: start of the process in clock ticks since boot; the kernel reuses pids. 0 if it
             cannot be read.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     driver: str
     host: str

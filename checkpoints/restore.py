@@ -16,10 +16,9 @@ from collections import Counter
 from collections.abc import Collection
 from enum import StrEnum
 
-from pydantic import BaseModel, ConfigDict
-
 from tidegate.checkpoints.batch_notes import SinkPlan, SinkRewind, plan_sinks
 from tidegate.checkpoints.bucket_layout import BucketLayout, CheckpointId
+from tidegate.checkpoints.canonical_json import BucketRecord, FrozenModel
 from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
 from tidegate.checkpoints.errors import HEAD_MOVED, RESTORE_GAP, RESTORE_SINK, HeadMovedError
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
@@ -31,7 +30,7 @@ from tidegate.checkpoints.slot_log import LineageSegment, LogHead, Sealed, SlotL
 from tidegate.checkpoints.store import Store
 
 
-class RestorePlan(BaseModel):
+class RestorePlan(FrozenModel):
     """What a restore would do.
 
     Attributes:
@@ -48,8 +47,6 @@ class RestorePlan(BaseModel):
         spec_changed: head and target were written by different specs; False without one of them.
         sinks: what happens to the sinks of a job's queries; empty for a pipeline.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     pipeline: str
     target: str | None
@@ -235,10 +232,8 @@ class RestoreEvent(StrEnum):
     FAILED = "failed"
 
 
-class RestoreAuditEntry(BaseModel):
+class RestoreAuditEntry(BucketRecord):
     """One step of a restore; `at` is wall-clock microseconds, for display."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     what: RestoreEvent
     who: str

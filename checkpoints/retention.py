@@ -23,15 +23,14 @@ deleted: what it names is not known.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
 
-from pydantic import BaseModel, ConfigDict
-
 from tidegate.checkpoints.bucket_layout import CheckpointId
+from tidegate.checkpoints.canonical_json import FrozenModel
 from tidegate.checkpoints.errors import SLOT_MISSING
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
 from tidegate.checkpoints.manifest import Manifest, RetiredEpoch
@@ -43,7 +42,8 @@ from tidegate.checkpoints.store import ObjectInfo, PreconditionFailedError
 HOUR = 3600.0  # seconds
 
 
-class RetentionPolicy(BaseModel):
+@dataclass(frozen=True, slots=True)
+class RetentionPolicy:
     """What to keep. A checkpoint goes only when it is beyond *both* bounds.
 
     Attributes:
@@ -52,14 +52,12 @@ class RetentionPolicy(BaseModel):
         grace: seconds for which an unreferenced file stays after it was written.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     keep_last: int = 50
     keep_for: float = 24 * HOUR
     grace: float = HOUR
 
 
-class SweepReport(BaseModel):
+class SweepReport(FrozenModel):
     """What a run did, or with `dry_run` would do.
 
     Attributes:
@@ -68,8 +66,6 @@ class SweepReport(BaseModel):
         kept_by_grace: number of unneeded files that are too young to be deleted.
     """
 
-    model_config = ConfigDict(frozen=True)
-
     dry_run: bool
     retired: tuple[str, ...]
     deleted: tuple[str, ...]
@@ -77,15 +73,13 @@ class SweepReport(BaseModel):
     kept_by_grace: int
 
 
-class StorageReport(BaseModel):
+class StorageReport(FrozenModel):
     """What the bucket holds of a pipeline by kind, such as slots, state, tables, requests and acks.
 
     Attributes:
         objects: kind -> number of objects.
         bytes: kind -> bytes.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     objects: dict[str, int]
     bytes: dict[str, int]
@@ -170,12 +164,11 @@ class Retention:
 
     def storage_report(self) -> StorageReport:
         """Count all objects of the pipeline in the bucket; lists them all."""
-        objects: dict[str, int] = {}
-        size: dict[str, int] = {}
+        objects, size = Counter[str](), Counter[str]()
         for entry in self._store.list_objects(self._log.layout.pipeline_prefix):
             kind = self._storage_kind(entry.key)
-            objects[kind] = objects.get(kind, 0) + 1
-            size[kind] = size.get(kind, 0) + entry.size
+            objects[kind] += 1
+            size[kind] += entry.size
         return StorageReport(objects=objects, bytes=size)
 
     def _select_expired(self, roots: Roots) -> tuple[set[str], set[str]]:
@@ -203,7 +196,7 @@ class Retention:
                 continue
             # Either bound is enough to stay.
             stays = row.id in kept or self._is_young(row.created_at)
-            if any(part.timeline == row.timeline and part.contains(row.slot) for part in lineage):
+            if any(part.covers(row.timeline, row.slot) for part in lineage):
                 if not stays and row.slot <= published:
                     going.add(row.id)
             elif stays:
@@ -219,7 +212,7 @@ class Retention:
             for row in self._retained_summaries(head)
             if row.kind == "epoch"
             and row.id is not None
-            and any(part.timeline == row.timeline and part.contains(row.slot) for part in lineage)
+            and any(part.covers(row.timeline, row.slot) for part in lineage)
         )
         return {str(head.checkpoint), *deque(on_lineage, maxlen=self._policy.keep_last)}
 
@@ -250,8 +243,7 @@ class Retention:
         return {
             row.id
             for row in abandoned
-            if row.id is not None
-            and not any(way.timeline == row.timeline and way.contains(row.slot) for way in ways)
+            if row.id is not None and not any(way.covers(row.timeline, row.slot) for way in ways)
         }
 
     def _is_young(self, at: int) -> bool:

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
-from tidegate.checkpoints.canonical_json import canonical_bytes, parse_json
+from tidegate.checkpoints.canonical_json import BucketRecord, parse_json
 from tidegate.checkpoints.errors import DOCUMENT_CONTENDED, DOCUMENT_MALFORMED
 from tidegate.checkpoints.store import (
     NotFoundError,
@@ -24,17 +24,11 @@ from tidegate.checkpoints.store import (
 _TRIES = 16  # in each lost round another process succeeded
 
 
-class SharedDocument(BaseModel):
+class SharedDocument(BucketRecord):
     """Base of all documents changed by compare-and-swap."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     format_version: int = 1
     revision: int = 0
-
-    def to_bytes(self) -> bytes:
-        """Canonical bytes."""
-        return canonical_bytes(self.model_dump(mode="json"))
 
 
 D = TypeVar("D", bound=SharedDocument)

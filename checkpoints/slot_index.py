@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from tidegate.checkpoints.bucket_layout import CheckpointId
-from tidegate.checkpoints.canonical_json import canonical_bytes
-from tidegate.checkpoints.manifest import ForkRecord, Manifest, RetiredEpoch
+from tidegate.checkpoints.canonical_json import FrozenModel, canonical_bytes
+from tidegate.checkpoints.manifest import ForkRecord, Manifest
 from tidegate.checkpoints.row_counts import RowCounts
 from tidegate.checkpoints.slot_log import LineageSegment, SlotContents, SlotLog
 from tidegate.checkpoints.store import NotFoundError, OutcomeUnknownError, PreconditionFailedError
@@ -33,7 +33,7 @@ A = TypeVar("A")
 B = TypeVar("B")
 
 
-class SlotSummary(BaseModel):
+class SlotSummary(FrozenModel):
     """One filled slot, in short.
 
     `kind` is ``epoch`` (also a merge), ``fork``, ``stub``, or ``missing`` for a slot that is lost;
@@ -49,8 +49,6 @@ class SlotSummary(BaseModel):
     lineage. `gap` is the slot of the first retired epoch between the current lineage and an
     abandoned checkpoint; the sinks could not apply that epoch again.
     """
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
 
     kind: str
     timeline: int
@@ -83,52 +81,36 @@ class SlotSummary(BaseModel):
     def from_slot(cls, filled: SlotContents) -> SlotSummary:
         """Summarise the contents of a slot."""
         record = filled.record
+        facts: dict[str, Any] = {
+            "kind": record.kind,
+            "timeline": record.timeline,
+            "slot": record.slot,
+            "sha256": filled.sha256,
+        }
         if isinstance(record, ForkRecord):
-            return cls(
-                kind=record.kind,
-                timeline=record.timeline,
-                slot=record.slot,
-                id=None,
-                parent=record.recover_to,
-                sha256=filled.sha256,
-                created_at=record.at,
-            )
-        if isinstance(record, RetiredEpoch):
-            return cls(
-                kind=record.kind,
-                timeline=record.timeline,
-                slot=record.slot,
-                id=str(record.id),
-                parent=record.parent,
-                sha256=filled.sha256,
-                created_at=record.created_at,
-            )
-        return cls._from_manifest(record, filled.sha256)
+            return cls(**facts, id=None, parent=record.recover_to, created_at=record.at)
+        facts |= {
+            "id": str(record.id), "parent": record.parent, "created_at": record.created_at
+        }  # fmt: skip
+        return cls(**facts, **(_summarize_epoch(record) if isinstance(record, Manifest) else {}))
 
-    @classmethod
-    def _from_manifest(cls, manifest: Manifest, sha256: str) -> SlotSummary:
-        files = manifest.all_files()
-        return cls(
-            kind=manifest.kind,
-            timeline=manifest.timeline,
-            slot=manifest.slot,
-            id=str(manifest.id),
-            parent=manifest.parent,
-            sha256=sha256,
-            created_at=manifest.created_at,
-            recorded_now=manifest.recorded_now,
-            read=manifest.counters.read,
-            released=manifest.counters.released,
-            late=RowCounts.of_sources(manifest.counters.per_source).late_rows,
-            retained=manifest.counters.retained,
-            files=len(files),
-            bytes=sum(file.bytes for file in files),
-            tables={
-                table: sum(file.rows for file in refs) for table, refs in manifest.files.items()
-            },
-            windows=manifest.epoch_counters.windows,
-            barriers=len(manifest.barriers),
-        )
+
+def _summarize_epoch(manifest: Manifest) -> dict[str, Any]:
+    files, counters = manifest.all_files(), manifest.counters
+    return {
+        "recorded_now": manifest.recorded_now,
+        "read": counters.read,
+        "released": counters.released,
+        "late": RowCounts.of_sources(counters.per_source).late_rows,
+        "retained": counters.retained,
+        "files": len(files),
+        "bytes": sum(file.bytes for file in files),
+        "tables": {
+            table: sum(file.rows for file in refs) for table, refs in manifest.files.items()
+        },
+        "windows": manifest.epoch_counters.windows,
+        "barriers": len(manifest.barriers),
+    }
 
 
 _PAGE_ADAPTER = TypeAdapter(list[SlotSummary])
@@ -202,13 +184,7 @@ class SlotIndex:
                 only_stubs_upto = row.slot
             yield row
         if only_stubs_upto > first:
-            # Only a cache: if another reader was faster, its bound serves as well.
-            data = canonical_bytes(only_stubs_upto)
-            with suppress(PreconditionFailedError, OutcomeUnknownError):
-                if etag:
-                    self._store.compare_and_swap(key, data, etag)
-                else:
-                    self._store.create(key, data)
+            self._write_if_unchanged(key, only_stubs_upto, etag)
 
     def refresh(self) -> None:
         """Bring the newest pages up to date, back to the first page that needs nothing.
@@ -311,14 +287,17 @@ class SlotIndex:
             return [], ""
 
     def _write_index_page(self, key: str, rows: list[SlotSummary], etag: str) -> None:
-        data = canonical_bytes(_PAGE_ADAPTER.dump_python(rows, mode="json", exclude_defaults=True))
+        content = _PAGE_ADAPTER.dump_python(rows, mode="json", exclude_defaults=True)
+        self._write_if_unchanged(key, content, etag)
+
+    def _write_if_unchanged(self, key: str, content: Any, etag: str) -> None:
+        data = canonical_bytes(content)
         # Refused: another process wrote the page, and the next reader sees that one.
         with suppress(PreconditionFailedError, OutcomeUnknownError):
-            _ = (
+            if etag:
                 self._store.compare_and_swap(key, data, etag)
-                if etag
-                else self._store.create(key, data)
-            )
+            else:
+                self._store.create(key, data)
 
     def _index_page_key(self, timeline: int, page: int | str) -> str:
         name = page if isinstance(page, str) else f"{page:07d}"

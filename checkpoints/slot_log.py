@@ -151,6 +151,10 @@ class LineageSegment:
         """Return whether `slot` belongs to this segment."""
         return self.first <= slot and (self.last is None or slot <= self.last)
 
+    def covers(self, timeline: int, slot: int) -> bool:
+        """Return whether a slot of a timeline belongs to this segment."""
+        return self.timeline == timeline and self.contains(slot)
+
 
 _OpenedFork = tuple[ForkRecord, SlotContents]
 

@@ -20,9 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from pydantic import BaseModel, ConfigDict
-
 # The errors are part of the interface, so that callers import them from here.
+from tidegate.checkpoints.canonical_json import FrozenModel
 from tidegate.checkpoints.errors import STORE_DISHONEST
 from tidegate.checkpoints.errors import NotFoundError as NotFoundError
 from tidegate.checkpoints.errors import OutcomeUnknownError as OutcomeUnknownError
@@ -200,10 +199,8 @@ def check_key(key: str) -> str:
 _PROBES = 3  # until the store counts as one that breaks its promises
 
 
-class ProbeResult(BaseModel):
+class ProbeResult(FrozenModel):
     """What the probe saw; every field has to be true."""
-
-    model_config = ConfigDict(frozen=True)
 
     url: str
     creates: bool

@@ -17,12 +17,10 @@ from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
 from itertools import groupby
 from pathlib import Path
-from typing import Final
-
-from pydantic import BaseModel, ConfigDict
+from typing import Any, Final
 
 from tidegate.checkpoints.bucket_layout import CheckpointId
-from tidegate.checkpoints.canonical_json import sha256_of_file
+from tidegate.checkpoints.canonical_json import FrozenModel, sha256_of_file
 from tidegate.checkpoints.manifest import FileRef, Manifest, RetiredEpoch
 from tidegate.checkpoints.pins import RootsFile
 from tidegate.checkpoints.slot_index import SlotIndex
@@ -62,17 +60,15 @@ class CheckpointVerdict(StrEnum):
     RETIRED = "retired"
 
 
-class VerificationFinding(BaseModel):
+class VerificationFinding(FrozenModel):
     """One problem with one object."""
-
-    model_config = ConfigDict(frozen=True)
 
     key: str
     problem: ObjectProblem
     detail: str
 
 
-class Verification(BaseModel):
+class Verification(FrozenModel):
     """The result for one checkpoint.
 
     Attributes:
@@ -82,15 +78,13 @@ class Verification(BaseModel):
         deep: whether a deep check was asked for; it is left out if the files are not good.
     """
 
-    model_config = ConfigDict(frozen=True)
-
     checkpoint: str
     verdict: CheckpointVerdict
     findings: tuple[VerificationFinding, ...]
-    objects: int
-    bytes: int
-    checksums: bool
-    deep: bool
+    objects: int = 1
+    bytes: int = 0
+    checksums: bool = False
+    deep: bool = False
 
     @property
     def evidence(self) -> VerificationFinding | None:
@@ -122,24 +116,40 @@ def verify_checkpoint(
         workers: files that are read at the same time.
         known_good: keys of files that need not be read again; files found to be good are added.
     """
+    slots = _read_record_and_successor(log, checkpoint)
+    if isinstance(slots, VerificationFinding):
+        return _build_verification(checkpoint, [slots])
+    filled, successor = slots
     key = log.layout.slot_key(checkpoint.timeline, checkpoint.slot)
-    try:
-        filled = log.read_slot(checkpoint.timeline, checkpoint.slot)
-        successor = log.read_slot(checkpoint.timeline, checkpoint.slot + 1)
-    except _NO_EVIDENCE as error:
-        return _build_verification(
-            checkpoint,
-            [_make_finding(key, ObjectProblem.UNKNOWN, _describe_error(error))],
-        )
-    except PoisonError as error:
-        # Either of the two records may be the one that cannot be parsed.
-        return _judge_unreadable_record(log, checkpoint, key, error)
     if filled is None:
         return _build_verification(checkpoint, [_confirm_missing(log.store, key)])
     if isinstance(filled.record, RetiredEpoch):
-        return _build_verification(checkpoint, [], verdict=CheckpointVerdict.RETIRED)
+        return Verification(
+            checkpoint=str(checkpoint), verdict=CheckpointVerdict.RETIRED, findings=()
+        )
+    if not isinstance(filled.record, Manifest) or filled.record.id != checkpoint:
+        holds = filled.record.id if isinstance(filled.record, Manifest) else "a fork"
+        found = _make_finding(key, ObjectProblem.CHAIN, f"holds {holds}")
+        return _build_verification(checkpoint, [found])
+    manifest, findings = filled.record, [*_check_chain(filled, successor)]
+    # A file may be named more than once, and is read once.
+    files = [*{file.key: file for file in manifest.all_files()}.values()]
     known_good = set() if known_good is None else known_good
-    return _verify_epoch(log, checkpoint, filled, successor, checksums, deep, workers, known_good)
+    unread = [file for file in files if file.key not in known_good]
+    findings += _check_files(log.store, unread, checksums, workers)
+    # Shared by a scrub: the next checkpoints name most of the same files.
+    known_good |= {file.key for file in unread} - {finding.key for finding in findings}
+    # Rows of files that are damaged or missing cannot be counted.
+    if deep is not None and not findings:
+        findings += deep(manifest)
+    return _build_verification(
+        checkpoint,
+        findings,
+        objects=1 + len(files),
+        bytes=sum(file.bytes for file in files),
+        checksums=checksums,
+        deep=deep is not None,
+    )
 
 
 def scrub_checkpoints(
@@ -235,48 +245,33 @@ def condemn_if_damaged(log: SlotLog, result: Verification) -> bool:
     return True
 
 
-def _verify_epoch(
-    log: SlotLog,
-    checkpoint: CheckpointId,
-    filled: SlotContents,
-    successor: SlotContents | None,
-    checksums: bool,
-    deep: DeepCheck | None,
-    workers: int,
-    known_good: set[str],
-) -> Verification:
-    manifest = filled.record
-    if not isinstance(manifest, Manifest) or manifest.id != checkpoint:
-        detail = f"holds {manifest.id if isinstance(manifest, Manifest) else 'a fork'}"
-        return _build_verification(
-            checkpoint,
-            [_make_finding(filled.key, ObjectProblem.CHAIN, detail)],
-        )
-    findings = [*_check_chain(filled, successor)]
-    # A file may be named more than once, and is read once.
-    files = [*{file.key: file for file in manifest.all_files()}.values()]
-    unread = [file for file in files if file.key not in known_good]
-    doubtful = unread if checksums else _select_doubtful_files(log.store, unread)
+def _read_record_and_successor(
+    log: SlotLog, checkpoint: CheckpointId
+) -> tuple[SlotContents | None, SlotContents | None] | VerificationFinding:
+    """Read two slots; if one cannot be read, return what that says about the first."""
+    key = log.layout.slot_key(checkpoint.timeline, checkpoint.slot)
+    # A successor that cannot be parsed is not evidence against this record.
+    problem, whose = ObjectProblem.UNREADABLE, ""
+    try:
+        filled = log.read_slot(checkpoint.timeline, checkpoint.slot)
+        problem, whose = ObjectProblem.UNKNOWN, "its successor: "
+        return filled, log.read_slot(checkpoint.timeline, checkpoint.slot + 1)
+    except _NO_EVIDENCE as error:
+        return _make_finding(key, ObjectProblem.UNKNOWN, _describe_error(error))
+    except PoisonError as error:
+        return _make_finding(key, problem, whose + error.message)
+
+
+def _check_files(
+    store: Store, files: list[FileRef], checksums: bool, workers: int
+) -> list[VerificationFinding]:
+    doubtful = files if checksums else _select_doubtful_files(store, files)
     with ThreadPoolExecutor(max(1, workers)) as pool:
-        findings += [
+        return [
             found
-            for found in pool.map(lambda file: _check_file(log.store, file, checksums), doubtful)
+            for found in pool.map(lambda file: _check_file(store, file, checksums), doubtful)
             if found
         ]
-    # Shared by a scrub: the next checkpoints name most of the same files.
-    known_good |= {file.key for file in unread} - {finding.key for finding in findings}
-    # Rows of files that are damaged or missing cannot be counted.
-    if deep is not None and not findings:
-        findings += deep(manifest)
-    size = sum(file.bytes for file in files)
-    return _build_verification(
-        checkpoint,
-        findings,
-        objects=1 + len(files),
-        size=size,
-        checksums=checksums,
-        deep=deep is not None,
-    )
 
 
 def _describe_error(error: Exception) -> str:
@@ -285,31 +280,6 @@ def _describe_error(error: Exception) -> str:
 
 def _make_finding(key: str, problem: ObjectProblem, detail: str) -> VerificationFinding:
     return VerificationFinding(key=key, problem=problem, detail=detail)
-
-
-def _judge_unreadable_record(
-    log: SlotLog, checkpoint: CheckpointId, key: str, error: PoisonError
-) -> Verification:
-    """One of the two records cannot be parsed: find out which.
-
-    A broken successor is not evidence against this one.
-    """
-    try:
-        log.read_slot(checkpoint.timeline, checkpoint.slot)
-    except PoisonError:
-        return _build_verification(
-            checkpoint,
-            [_make_finding(key, ObjectProblem.UNREADABLE, error.message)],
-        )
-    except _NO_EVIDENCE as unanswered:
-        return _build_verification(
-            checkpoint,
-            [_make_finding(key, ObjectProblem.UNKNOWN, _describe_error(unanswered))],
-        )
-    return _build_verification(
-        checkpoint,
-        [_make_finding(key, ObjectProblem.UNKNOWN, f"its successor: {error.message}")],
-    )
 
 
 def _check_chain(
@@ -390,31 +360,14 @@ def _confirm_missing(store: Store, key: str) -> VerificationFinding:
 
 
 def _build_verification(
-    checkpoint: CheckpointId,
-    findings: list[VerificationFinding],
-    *,
-    verdict: CheckpointVerdict | None = None,
-    objects: int = 1,
-    size: int = 0,
-    checksums: bool = False,
-    deep: bool = False,
+    checkpoint: CheckpointId, findings: list[VerificationFinding], **facts: Any
 ) -> Verification:
+    verdict = CheckpointVerdict.UNKNOWN if findings else CheckpointVerdict.HEALTHY
+    if any(finding.problem is not ObjectProblem.UNKNOWN for finding in findings):
+        verdict = CheckpointVerdict.DAMAGED
     return Verification(
-        checkpoint=str(checkpoint),
-        verdict=verdict or _derive_verdict(findings),
-        findings=tuple(findings),
-        objects=objects,
-        bytes=size,
-        checksums=checksums,
-        deep=deep,
+        checkpoint=str(checkpoint), verdict=verdict, findings=tuple(findings), **facts
     )
-
-
-def _derive_verdict(findings: list[VerificationFinding]) -> CheckpointVerdict:
-    if not findings:
-        return CheckpointVerdict.HEALTHY
-    definite = any(finding.problem is not ObjectProblem.UNKNOWN for finding in findings)
-    return CheckpointVerdict.DAMAGED if definite else CheckpointVerdict.UNKNOWN
 
 
 # Presence and sizes of many objects at the price of a few listings.

@@ -7,8 +7,10 @@ Prometheus receives them by OTLP, directly or from a collector, with underscores
 from __future__ import annotations
 
 import time
+import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.checkpoints.batch_notes import BatchNotes, QueryPosition
@@ -24,68 +26,14 @@ if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, Meter, Observation
     from opentelemetry.sdk.metrics import MeterProvider
 
-METRICS: Final = {
-    "tidegate.epochs": "epochs sealed by this driver",
-    "tidegate.epochs.lost": "epochs whose slot another driver or a restore filled",
-    "tidegate.epoch.duration": "from plan to sealed",
-    "tidegate.step.duration": "one step of an epoch; `seal_before` is the seal of the epoch before",
-    "tidegate.rows": (
-        "rows by source and disposition; besides those of the row equation late_rows, flagged,"
-        " tardy, stream_rejected, dead_objects, dead_object_rows, nulls_filled, columns_left_out"
-        " and rule_warned"
-    ),
-    "tidegate.rows.late": "rows that were late for an output, whatever became of them",
-    "tidegate.windows.emitted": "window results by window, revisions included",
-    "tidegate.barriers": "closed barriers by outcome",
-    "tidegate.barriers.blocked": "members standing at an open barrier",
-    "tidegate.frontier.lag": "how far the output frontier is behind the clock",
-    "tidegate.member.frontier.lag": "the same, per member",
-    "tidegate.checkpoint.age": "since the newest checkpoint of this driver (or its start)",
-    "tidegate.buffered.rows": "rows in the order buffer",
-    "tidegate.unpublished": "epochs sealed but not in the tables",
-    "tidegate.sink.lag": "epochs that a sink has not applied",
-    "tidegate.source.lag": "messages of a partition behind the last planned slice",
-    "tidegate.late_uploads": "objects found behind a greater name, by source",
-    "tidegate.source.backlog": (
-        "objects known behind the last planned slice; in the order of keys at most one"
-    ),
-    "tidegate.source.silent": (
-        "how long a source has been without a row, once that is longer than"
-        " supervision.silent_after"
-    ),
-    "tidegate.source.stale": (
-        "from arrival to visible, 95th percentile of a source, once that is longer than"
-        " supervision.freshness"
-    ),
-    "tidegate.publish.duration": "the last publishing of a sink, waiting for it included",
-    "tidegate.trouble": "1 while publishing, the lease or housekeeping is in trouble",
-    "tidegate.loop.age": (
-        "since the driver last came to the end of an epoch or found nothing to do (or its start)"
-    ),
-    "tidegate.driver.state": "1 for the state it is in, 0 for the others",
-    "tidegate.driver.error": "1 while the driver has an error of this class and code, then 0",
-    "tidegate.query.rows": "rows that a job's query has read, by source",
-    "tidegate.query.dropped": (
-        "rows behind the watermark that Spark has dropped; it counts after partial aggregation, so"
-        " the true number may be larger"
-    ),
-    "tidegate.query.backlog": "messages behind a source of a job's query",
-    "tidegate.query.state.rows": "rows of state of a job's query",
-    "tidegate.query.state.bytes": "memory of that state",
-    "tidegate.query.watermark.lag": "how far the watermark of a job's query is behind the clock",
-    "tidegate.landing.rows": "rows landed by this process",
-    "tidegate.landing.batches": "batches landed by this process; those without rows land nothing",
-    "tidegate.landing.restarts": "queries that failed and were started again",
-    "tidegate.landing.batch.age": "since this process landed a batch (or its start)",
-    "tidegate.landing.state": "1 for the state the landing is in, 0 for the others",
-}
+METRICS: Final[dict[str, dict[str, Any]]] = tomllib.loads(
+    files(__package__).joinpath("metrics.toml").read_text("utf-8")
+)
+"""Name of a metric -> its unit and description."""
 DRIVER_STATES: Final = (
     "starting", "running", "waiting", "draining", "stopped", "finished", "failed",
 )  # fmt: skip
 _LANDING_STATES: Final = ("running", "stopped", "failed")
-_SECONDS: Final = "s"
-_BYTES: Final = "By"
-_ITEMS: Final = "{item}"  # an annotation; the unit "1" would become the suffix _ratio in Prometheus
 _TICKS_PER_SECOND: Final = 1_000_000
 _EXPORT_INTERVAL_MILLIS: Final = 10_000
 
@@ -125,12 +73,12 @@ class DriverMetrics:
         self._buffered = 0
 
         def create_counter(name: str) -> Any:
-            """Create a counter of items."""
-            return meter.create_counter(name, _ITEMS, METRICS[name])
+            """Create a counter."""
+            return meter.create_counter(name, **METRICS[name])
 
         def create_histogram(name: str) -> Any:
-            """Create a histogram of seconds."""
-            return meter.create_histogram(name, _SECONDS, METRICS[name])
+            """Create a histogram."""
+            return meter.create_histogram(name, **METRICS[name])
 
         self._epochs = create_counter("tidegate.epochs")
         self._lost = create_counter("tidegate.epochs.lost")
@@ -142,8 +90,8 @@ class DriverMetrics:
         self._query_dropped = create_counter("tidegate.query.dropped")
         self._epoch_seconds = create_histogram("tidegate.epoch.duration")
         self._step_seconds = create_histogram("tidegate.step.duration")
-        for name, (unit, read) in self._define_gauges().items():
-            _register_gauge(meter, self._attributes, name, unit, read)
+        for name, read in self._define_gauges().items():
+            _register_gauge(meter, self._attributes, name, read)
 
     def record_epoch(self, report: EpochReport, seconds: float) -> None:
         """Note the end of one round of the loop: `tidegate.loop.age` starts again from 0.
@@ -200,53 +148,34 @@ class DriverMetrics:
         for window, rows in epoch.windows.items():
             self._windows.add(rows, {**self._attributes, "window": window})
 
-    def _define_gauges(self) -> dict[str, tuple[str, _ReadValues]]:
+    def _define_gauges(self) -> dict[str, _ReadValues]:
         facts, read_fact = self._facts, self._make_fact_reader
         return {
-            "tidegate.driver.state": (
-                _ITEMS,
-                lambda: _encode_state(DRIVER_STATES, facts()["state"]),
+            "tidegate.driver.state": lambda: _encode_state(DRIVER_STATES, facts()["state"]),
+            "tidegate.driver.error": self._read_errors,
+            "tidegate.loop.age": lambda: [(self._seconds() - self._loop_ended_at, {})],
+            "tidegate.checkpoint.age": lambda: [(self._seconds() - self._sealed_at, {})],
+            "tidegate.frontier.lag": self._read_frontier_lag,
+            "tidegate.member.frontier.lag": self._read_member_lags,
+            "tidegate.barriers.blocked": lambda: [
+                (len(self._report.decision.blocked) if self._report else 0, {})
+            ],
+            "tidegate.buffered.rows": lambda: [(self._buffered, {})],
+            "tidegate.unpublished": lambda: [(facts().get("unpublished", 0), {})],
+            "tidegate.sink.lag": read_fact("sinks", "sink"),
+            "tidegate.publish.duration": read_fact("published_in", "sink"),
+            "tidegate.source.lag": read_fact("lag", "member"),
+            "tidegate.source.backlog": read_fact("backlog", "member"),
+            "tidegate.source.silent": read_fact("silent", "source", 1 / _TICKS_PER_SECOND),
+            "tidegate.source.stale": read_fact("stale", "source"),
+            "tidegate.late_uploads": read_fact("late_uploads", "source"),
+            "tidegate.query.backlog": self._read_query_backlogs,
+            "tidegate.query.state.rows": self._make_query_reader("state_rows"),
+            "tidegate.query.state.bytes": self._make_query_reader("state_bytes"),
+            "tidegate.query.watermark.lag": lambda: self._compute_lags(
+                {name: at.watermark for name, at in self._queries.items()}, "query"
             ),
-            "tidegate.driver.error": (_ITEMS, self._read_errors),
-            "tidegate.loop.age": (
-                _SECONDS,
-                lambda: [(self._seconds() - self._loop_ended_at, {})],
-            ),
-            "tidegate.checkpoint.age": (
-                _SECONDS,
-                lambda: [(self._seconds() - self._sealed_at, {})],
-            ),
-            "tidegate.frontier.lag": (_SECONDS, self._read_frontier_lag),
-            "tidegate.member.frontier.lag": (_SECONDS, self._read_member_lags),
-            "tidegate.barriers.blocked": (
-                _ITEMS,
-                lambda: [(len(self._report.decision.blocked) if self._report else 0, {})],
-            ),
-            "tidegate.buffered.rows": (_ITEMS, lambda: [(self._buffered, {})]),
-            "tidegate.unpublished": (_ITEMS, lambda: [(facts().get("unpublished", 0), {})]),
-            "tidegate.sink.lag": (_ITEMS, read_fact("sinks", "sink")),
-            "tidegate.publish.duration": (_SECONDS, read_fact("published_in", "sink")),
-            "tidegate.source.lag": (_ITEMS, read_fact("lag", "member")),
-            "tidegate.source.backlog": (_ITEMS, read_fact("backlog", "member")),
-            "tidegate.source.silent": (
-                _SECONDS,
-                read_fact("silent", "source", 1 / _TICKS_PER_SECOND),
-            ),
-            "tidegate.source.stale": (_SECONDS, read_fact("stale", "source")),
-            "tidegate.late_uploads": (_ITEMS, read_fact("late_uploads", "source")),
-            "tidegate.query.backlog": (_ITEMS, self._read_query_backlogs),
-            "tidegate.query.state.rows": (_ITEMS, self._make_query_reader("state_rows")),
-            "tidegate.query.state.bytes": (_BYTES, self._make_query_reader("state_bytes")),
-            "tidegate.query.watermark.lag": (
-                _SECONDS,
-                lambda: self._compute_lags(
-                    {name: at.watermark for name, at in self._queries.items()}, "query"
-                ),
-            ),
-            "tidegate.trouble": (
-                _ITEMS,
-                lambda: [(int(facts().get("trouble") is not None), {})],
-            ),
+            "tidegate.trouble": lambda: [(int(facts().get("trouble") is not None), {})],
         }
 
     def _make_fact_reader(self, fact: str, label: str, factor: float = 1) -> _ReadValues:
@@ -315,17 +244,11 @@ class LandingMetrics:
         self.state = "running"
         names = ("tidegate.landing.rows", "tidegate.landing.batches", "tidegate.landing.restarts")
         self._rows, self._batches, self._restarts = (
-            meter.create_counter(name, _ITEMS, METRICS[name]) for name in names
+            meter.create_counter(name, **METRICS[name]) for name in names
         )
         register = partial(_register_gauge, meter, self._attributes)
-        register(
-            "tidegate.landing.batch.age",
-            _SECONDS,
-            lambda: [(time.monotonic() - self._landed_at, {})],
-        )
-        register(
-            "tidegate.landing.state", _ITEMS, lambda: _encode_state(_LANDING_STATES, self.state)
-        )
+        register("tidegate.landing.batch.age", lambda: [(time.monotonic() - self._landed_at, {})])
+        register("tidegate.landing.state", lambda: _encode_state(_LANDING_STATES, self.state))
 
     def record_batch(self, rows: int) -> None:
         """Count a batch that was written; its age starts again from 0."""
@@ -339,7 +262,7 @@ class LandingMetrics:
 
 
 def _register_gauge(
-    meter: Meter, attributes: Mapping[str, str], name: str, unit: str, read: _ReadValues
+    meter: Meter, attributes: Mapping[str, str], name: str, read: _ReadValues
 ) -> None:
     from opentelemetry.metrics import Observation
 
@@ -347,7 +270,7 @@ def _register_gauge(
         """Return the values of this moment; the exporter asks for them."""
         return [Observation(value, {**attributes, **more}) for value, more in read()]
 
-    meter.create_observable_gauge(name, [observe_values], unit, METRICS[name])
+    meter.create_observable_gauge(name, [observe_values], **METRICS[name])
 
 
 def _encode_state(states: Iterable[str], now: str) -> list[_Value]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +12,12 @@ import pyarrow as pa
 import pytest
 from tests.epochs import retire_epoch
 
-from tidegate.checkpoints.bucket_layout import BucketLayout, CheckpointId, generate_attempt_id
+from tidegate.checkpoints.bucket_layout import (
+    LAST_SLOT,
+    BucketLayout,
+    CheckpointId,
+    generate_attempt_id,
+)
 from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.checkpoints.local_store import LocalStore
 from tidegate.checkpoints.manifest import Counters, FileRef, Manifest
@@ -92,8 +98,8 @@ class World:
     def forget_after(self, timeline: int, slot: int) -> None:
         """A bucket that lost its newest slots."""
         for entry in list(self.store.list_objects(self.layout.timelines_prefix)):
-            found = self.layout.parse_slot_key(entry.key)
-            if found and found > (timeline, slot):
+            found = re.search(r"/(\d+)/slots/(\d+)\.json$", entry.key)
+            if found and (int(found[1]), LAST_SLOT - int(found[2])) > (timeline, slot):
                 self.store.delete(entry.key)
         self.log = SlotLog(self.store, self.spec.name, clock=ManualClock())
 
