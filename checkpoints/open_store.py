@@ -8,7 +8,6 @@ from urllib.parse import unquote, urlsplit
 
 from tidegate.checkpoints.errors import BAD_STORE_URL
 from tidegate.checkpoints.local_store import LocalStore
-from tidegate.checkpoints.s3_store import S3Settings, S3Store
 from tidegate.checkpoints.store import FolderNames, ObjectInfo, Store, StoredObject
 
 
@@ -24,6 +23,9 @@ def open_store(url: str) -> Store:
         return LocalStore(url)
     parts = urlsplit(url)
     if parts.scheme == "s3" and parts.netloc:
+        # Late: a local store needs none of its imports.
+        from tidegate.checkpoints.s3_store import S3Settings, S3Store
+
         return S3Store(S3Settings.from_environment(parts.netloc, parts.path.strip("/")))
     if parts.scheme == "file" and not parts.netloc and parts.path:
         return LocalStore(unquote(parts.path))

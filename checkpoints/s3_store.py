@@ -15,10 +15,18 @@ import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from email.utils import parsedate_to_datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, SecretStr
+from tenacity import (
+    RetryCallState,
+    retry,
+    retry_if_exception_type,
+    stop_before_delay,
+    wait_random_exponential,
+)
 
 from tidegate.checkpoints.canonical_json import sha256_of_file
 from tidegate.checkpoints.errors import (
@@ -114,6 +122,19 @@ class S3Settings(BaseModel):
         )
 
 
+def _is_budget_used(state: RetryCallState) -> bool:
+    budget: float = state.args[0].settings.budget  # the first argument of a method is the store
+    return stop_before_delay(budget)(state)
+
+
+_retry_within_budget = retry(
+    stop=_is_budget_used,
+    wait=wait_random_exponential(multiplier=0.1, max=2.0),
+    retry=retry_if_exception_type((StoreUnavailableError, OutcomeUnknownError)),
+    reraise=True,
+)
+
+
 class S3Store:
     """Objects below `s3://bucket/prefix`."""
 
@@ -126,16 +147,21 @@ class S3Store:
 
     def get(self, key: str) -> StoredObject:
         """Read one object; boto3 checks the stored checksum."""
-        return self._retry_within_budget(lambda: self._get_once(key))
+        return self._get_object(key)
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         """Read a part of one object."""
-        wanted = f"bytes={start}-{start + length - 1}"
-        return self._retry_within_budget(lambda: self._get_once(key, Range=wanted)).data
+        return self._get_object(key, Range=f"bytes={start}-{start + length - 1}").data
 
+    @_retry_within_budget
     def stat(self, key: str) -> ObjectInfo | None:
         """Describe one object, or return None if there is none."""
-        return self._retry_within_budget(lambda: self._stat_once(key))
+        try:
+            answer = self._call_api("head_object", key)
+        except NotFoundError:
+            return None
+        modified = answer["LastModified"].timestamp()
+        return ObjectInfo(key, answer["ContentLength"], _strip_etag(answer), modified)
 
     def create(self, key: str, data: bytes) -> str:
         """PUT If-None-Match: *, sent once."""
@@ -145,63 +171,65 @@ class S3Store:
         """PUT If-Match, sent once."""
         return self._put_object(key, data, IfMatch=f'"{etag}"')
 
+    @_retry_within_budget
     def put(self, key: str, data: bytes) -> str:
         """PUT without a condition."""
-        return self._retry_within_budget(lambda: self._put_object(key, data))
+        return self._put_object(key, data)
 
     def list_objects(
         self, prefix: str, *, start_after: str | None = None, limit: int | None = None
     ) -> Iterator[ObjectInfo]:
         """List objects under `prefix`, one page after the other."""
-        remaining = limit
-        arguments: dict[str, Any] = (
-            {"StartAfter": self._full_key(start_after)} if start_after else {}
+        if limit == 0:
+            return
+        options: dict[str, Any] = {"StartAfter": self._full_key(start_after)} if start_after else {}
+        # Only the first page can be short enough to matter.
+        options["MaxKeys"] = min(_MAX_LIST_KEYS, limit or _MAX_LIST_KEYS)
+        # After a multiple of 1,000 keys, servers send one more page without Contents.
+        entries = (
+            self._to_object_info(item)
+            for page in self._list_pages(prefix, options)
+            for item in page.get("Contents", [])
         )
-        while remaining is None or remaining > 0:
-            page = self._list_one_page(
-                prefix,
-                arguments,
-                MaxKeys=_MAX_LIST_KEYS if remaining is None else min(remaining, _MAX_LIST_KEYS),
-            )
-            # After a multiple of 1,000 keys, servers send one more page without Contents.
-            entries = [self._to_object_info(item) for item in page.get("Contents", [])]
-            yield from entries
-            remaining = None if remaining is None else remaining - len(entries)
-            if not page.get("IsTruncated"):
-                return
-            arguments = {"ContinuationToken": page["NextContinuationToken"]}
+        yield from islice(entries, limit)
 
     def list_folders(self, prefix: str) -> FolderNames:
         """Return the folder names directly under `prefix`."""
-        names: FolderNames = []
-        arguments: dict[str, Any] = {}
-        while True:
-            page = self._list_one_page(prefix, arguments, Delimiter="/")
-            names += [
-                item["Prefix"][len(self._prefix + prefix) : -1]
-                for item in page.get("CommonPrefixes", [])
-            ]
-            if not page.get("IsTruncated"):
-                return sorted(names)
-            arguments = {"ContinuationToken": page["NextContinuationToken"]}
+        return sorted(
+            item["Prefix"][len(self._prefix + prefix) : -1]
+            for page in self._list_pages(prefix, {"Delimiter": "/"})
+            for item in page.get("CommonPrefixes", [])
+        )
 
+    @_retry_within_budget
     def delete(self, key: str) -> None:
         """Remove an object if it exists."""
-        self._retry_within_budget(lambda: self._call_api("delete_object", key, writes=True))
+        self._call_api("delete_object", key, writes=True)
 
     def upload(self, path: Path, key: str) -> UploadedObject:
         """Store a file; a large one in parts."""
         digest, size = sha256_of_file(path), path.stat().st_size
-        self._retry_within_budget(lambda: self._upload_once(path, key))
+        self._send_file(path, key)
         stored = self.stat(key)
         if stored is None or stored.size != size:
             arrived = stored.size if stored else "nothing"
             raise OUTCOME_UNKNOWN(uri=self.uri(key), cause=f"{arrived} of {size} bytes arrived")
         return UploadedObject(key, stored.etag, size, digest)
 
+    @_retry_within_budget
     def download(self, key: str, path: Path) -> None:
         """Copy an object into a file, which is then complete or absent."""
-        self._retry_within_budget(lambda: self._download_once(key, path))
+        part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
+
+        def receive_file() -> None:
+            client = self._get_client(attempts=3)
+            client.download_file(Filename=str(part), **self._locate(key))
+
+        try:
+            self._run_translated(receive_file, key)
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
 
     def local_path(self, key: str) -> Path | None:
         """Return None: a bucket has no paths."""
@@ -240,7 +268,8 @@ class S3Store:
     def _full_key(self, key: str) -> str:
         return self._prefix + key
 
-    def _get_once(self, key: str, **arguments: str) -> StoredObject:
+    @_retry_within_budget
+    def _get_object(self, key: str, **arguments: str) -> StoredObject:
         def read_object() -> StoredObject:
             location = self._locate(key)
             answer = self._get_client().get_object(**location, **arguments)
@@ -249,32 +278,32 @@ class S3Store:
 
         return self._run_translated(read_object, key)
 
-    def _stat_once(self, key: str) -> ObjectInfo | None:
-        try:
-            answer = self._call_api("head_object", key)
-        except NotFoundError:
-            return None
-        modified = answer["LastModified"].timestamp()
-        return ObjectInfo(key, answer["ContentLength"], _strip_etag(answer), modified)
-
     def _put_object(self, key: str, data: bytes, **condition: str) -> str:
         return _strip_etag(self._call_api("put_object", key, writes=True, Body=data, **condition))
 
-    def _list_one_page(self, prefix: str, arguments: dict[str, Any], **more: Any) -> dict[str, Any]:
-        def request_page() -> dict[str, Any]:
-            client = self._get_client()
-            answer = client.list_objects_v2(
-                Bucket=self.settings.bucket, Prefix=self._full_key(prefix), **arguments, **more
-            )
-            return dict(answer)
+    def _list_pages(self, prefix: str, options: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        page = self._list_one_page(prefix, options)
+        yield page
+        while page.get("IsTruncated"):
+            options.pop("StartAfter", None)
+            options["ContinuationToken"] = page["NextContinuationToken"]
+            page = self._list_one_page(prefix, options)
+            yield page
 
-        return self._retry_within_budget(lambda: self._run_translated(request_page, prefix))
+    @_retry_within_budget
+    def _list_one_page(self, prefix: str, options: dict[str, Any]) -> dict[str, Any]:
+        def request_page() -> dict[str, Any]:
+            where = {"Bucket": self.settings.bucket, "Prefix": self._full_key(prefix)}
+            return dict(self._get_client().list_objects_v2(**where, **options))
+
+        return self._run_translated(request_page, prefix)
 
     def _to_object_info(self, item: dict[str, Any]) -> ObjectInfo:
         key = item["Key"][len(self._prefix) :]
         return ObjectInfo(key, item["Size"], _strip_etag(item), item["LastModified"].timestamp())
 
-    def _upload_once(self, path: Path, key: str) -> None:
+    @_retry_within_budget
+    def _send_file(self, path: Path, key: str) -> None:
         from boto3.s3.transfer import TransferConfig
 
         config = TransferConfig(
@@ -286,19 +315,6 @@ class S3Store:
             client.upload_file(Filename=str(path), Config=config, **self._locate(key))
 
         self._run_translated(send_file, key, writes=True)
-
-    def _download_once(self, key: str, path: Path) -> None:
-        part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
-
-        def receive_file() -> None:
-            client = self._get_client(attempts=3)
-            client.download_file(Filename=str(part), **self._locate(key))
-
-        try:
-            self._run_translated(receive_file, key)
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
 
     def _locate(self, key: str) -> dict[str, str]:
         return {"Bucket": self.settings.bucket, "Key": self._full_key(check_key(key))}
@@ -386,22 +402,6 @@ class S3Store:
 
     def _describe_location(self) -> str:
         return f"{self.url} at {self.settings.endpoint or 'AWS'}"
-
-    def _retry_within_budget(self, ask: Callable[[], T]) -> T:
-        from tenacity import (
-            Retrying,
-            retry_if_exception_type,
-            stop_before_delay,
-            wait_random_exponential,
-        )
-
-        retrying = Retrying(
-            stop=stop_before_delay(self.settings.budget),
-            wait=wait_random_exponential(multiplier=0.1, max=2.0),
-            retry=retry_if_exception_type((StoreUnavailableError, OutcomeUnknownError)),
-            reraise=True,
-        )
-        return retrying(ask)
 
     def _get_client(self, attempts: int = 1) -> Any:
         """Return a boto3 client; only transfers in parts, never conditional, get more attempts."""
