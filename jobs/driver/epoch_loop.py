@@ -98,7 +98,7 @@ class EpochLoop:
         self._sealed_epochs = 0
         self._quiet_since = self._head_read_at = self._monotonic()
         self._backoff = _FIRST_BACKOFF
-        self._denied_since: float | None = None
+        self._denied_for = 0.0  # seconds that this process has waited for a store that refuses
 
     def run(self) -> RunOutcome:
         """Run epochs until the run ends, and return why it ended.
@@ -222,6 +222,7 @@ class EpochLoop:
         self._require_lease_not_lost()
         # A stop takes effect here. What needs an epoch is collected again before the next one.
         self._runtime.inbox.collect()
+        self._denied_for = 0.0  # the store has answered
 
     def _finish(self) -> RunOutcome:
         """Wait until every sink has every epoch: after "finished" no driver starts by itself."""
@@ -234,7 +235,7 @@ class EpochLoop:
         return RunOutcome("finished", "every source is bounded and read to its end")
 
     def _record_outcome(self, report: EpochReport, seconds: float) -> None:
-        self._backoff, self._denied_since = _FIRST_BACKOFF, None
+        self._backoff, self._denied_for = _FIRST_BACKOFF, 0.0
         self._status.record_decision(report.decision, report.held_back)
         if report.manifest is not None:
             self._sealed_epochs += 1
@@ -257,11 +258,9 @@ class EpochLoop:
     def _require_passing(self, error: Exception) -> TidegateError:
         """Return the error if it may pass while this process waits; raise any other error again."""
         if isinstance(error, StoreDeniedError):
-            now = self._monotonic()
-            self._denied_since = now if self._denied_since is None else self._denied_since
-            if now - self._denied_since < _DENIED_PATIENCE:
-                return error
-            raise error
+            if self._denied_for >= _DENIED_PATIENCE:
+                raise error
+            return error
         if isinstance(error, TransientError):
             return error
         full_disk = detect_full_disk(self._spec.name, error)
@@ -279,7 +278,10 @@ class EpochLoop:
             else "trying again by itself"
         )
         self._status.set_state("waiting", error=error, why=why)
-        self._stop.wait(max(self._backoff, error.retry_after or 0.0))
+        pause = max(self._backoff, error.retry_after or 0.0)
+        self._stop.wait(pause)
+        if isinstance(error, StoreDeniedError):
+            self._denied_for += pause
         self._backoff = min(_LONGEST_BACKOFF, 2 * self._backoff)
         # Silence is counted from 0 again, because no rows could be looked for.
         self._quiet_since = self._monotonic()

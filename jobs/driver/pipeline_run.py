@@ -44,7 +44,7 @@ from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.pipeline_identity import ensure_identity, read_identity
 from tidegate.checkpoints.s3_store import list_bucket_hazards
 from tidegate.checkpoints.slot_log import SlotLog
-from tidegate.checkpoints.store import Store, require_honest_store
+from tidegate.checkpoints.store import Store, StoreDeniedError, require_honest_store
 from tidegate.errors import TidegateError, TransientError
 from tidegate.jobs.driver.epoch_listeners import EpochListeners
 from tidegate.jobs.driver.epoch_loop import EndConditions, EpochLoop, LoopRuntime, RunOutcome
@@ -455,7 +455,7 @@ class DriverSession:
     def close(self) -> None:
         """Stop the threads and release the lease, so that the next driver need not wait.
 
-        If the store does not answer, the lease expires by itself.
+        If the store does not answer or refuses, the lease expires by itself.
         """
         # First what writes tables, then what only reads or reports, and then the lease: the next
         # driver must not meet a thread of this one.
@@ -464,7 +464,7 @@ class DriverSession:
         self._sources.close()
         self._status.stop()
         self._steps.stop()
-        with contextlib.suppress(TransientError):
+        with contextlib.suppress(TransientError, StoreDeniedError):
             self._steps.lease.release()
         # Last: a collector that does not answer must not keep the next driver waiting.
         self._listeners.close()

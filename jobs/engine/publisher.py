@@ -17,7 +17,6 @@ from functools import partial
 from tenacity import (
     RetryCallState,
     Retrying,
-    retry_if_exception,
     stop_when_event_set,
     wait_exponential_jitter,
 )
@@ -30,6 +29,8 @@ from tidegate.jobs.engine.errors import SINK_UNEXPECTED
 from tidegate.jobs.engine.interfaces import Faults, Sink
 
 _JOIN_SECONDS = 30.0
+# Seconds for which a store that refuses a sink's first publishing is asked again.
+_DENIED_PATIENCE = 300.0
 
 
 class Publisher:
@@ -254,7 +255,7 @@ class _SinkThread:
     @property
     def _retry(self) -> Retrying:
         return Retrying(
-            retry=retry_if_exception(self._may_pass),
+            retry=self._may_pass,
             wait=wait_exponential_jitter(multiplier=0.5, max=15.0),
             stop=stop_when_event_set(self._stop),
             sleep=sleep_using_event(self._stop),
@@ -262,14 +263,17 @@ class _SinkThread:
             reraise=True,
         )
 
-    def _may_pass(self, error: BaseException) -> bool:
+    def _may_pass(self, state: RetryCallState) -> bool:
         """Whether it is worth trying again.
 
-        A store that has worked in this process may refuse it for a while (keys that expired, a
-        policy that is rolled out). The loop meets the same store and says when that is enough.
+        A store may refuse this process for a while (keys that expired, a policy that is rolled
+        out). If it has worked, the loop meets the same store and says when that is enough. If it
+        never has, the sink's own keys may be wrong.
         """
-        denied = isinstance(error, StoreDeniedError) and self.seconds is not None
-        return denied or isinstance(error, TransientError)
+        error = state.outcome.exception() if state.outcome else None
+        if isinstance(error, StoreDeniedError):
+            return self.seconds is not None or state.idle_for < _DENIED_PATIENCE
+        return isinstance(error, TransientError)
 
     def _note_trouble(self, state: RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None

@@ -440,6 +440,24 @@ def test_a_store_that_goes_on_refusing_ends_the_run() -> None:
     assert 600.0 <= shell.bench.clock.monotonic() - begun <= 700.0
 
 
+def test_time_in_which_no_one_asked_is_no_refusal() -> None:
+    """A host that slept for hours between two refusals has not been refused for hours."""
+    shell = Shell(until=EndConditions(epochs=2))
+    shell.feed(1)
+    shell.between = lambda number: shell.feed(number + 1)
+    _deny(shell, 30.0 + 4 * 3600.0)
+    wait, slept = shell.stop.wait, list[float]()
+
+    def sleep_once(seconds: float | None = None) -> bool:
+        if shell.status.state == "waiting" and not slept:
+            slept.append(4 * 3600.0)
+            shell.bench.clock.advance(slept[0])
+        return wait(seconds)
+
+    shell.stop.wait = sleep_once  # type: ignore[method-assign, assignment]
+    assert shell.run().why == "2 epochs were asked for"
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_finished_is_complete_whatever_the_store_answers(seed: int) -> None:
     """However requests are lost, late or refused, a run that says "finished" has read every row into

@@ -13,11 +13,12 @@ from tenacity import Retrying, stop_after_attempt
 
 from tests.driver.sealed_epochs import FACTS, sealed
 from tests.engine.harness import spec_of
-from tests.servers.memory_store import MemoryStore
+from tests.servers.memory_store import Fault, MemoryStore, StoreRequest
 from tidegate.checkpoints.lease import Lease, read_lease
 from tidegate.checkpoints.pipeline_identity import ProcessIdentity, ensure_identity
 from tidegate.checkpoints.pipeline_overview import PipelineState, read_overview
 from tidegate.checkpoints.slot_log import SlotLog
+from tidegate.checkpoints.store import StoreDeniedError
 from tidegate.errors import TidegateError
 from tidegate.jobs.driver import epoch_listeners
 from tidegate.jobs.driver.epoch_listeners import EpochListeners
@@ -77,6 +78,22 @@ def test_a_driver_whose_store_was_wiped_names_what_is_lost(
     if wiped:
         lost = "up to t0-000007-ab and the tables, with 90 rows read and 80 released"
         assert lost in overview.driver.facts["error"]["message"]
+
+
+@pytest.mark.parametrize("code", ["store.denied", "store.keys_expired"])
+def test_a_run_ends_as_it_ended_although_its_lease_cannot_be_given_back(
+    tmp_path: Path, code: str
+) -> None:
+    """A store that refuses just then makes no failure of a run that is over; the lease expires."""
+    store = MemoryStore()
+    run, view = _session(store, tmp_path)
+
+    def refuse(request: StoreRequest) -> Fault | None:
+        raise StoreDeniedError("403", code=code)
+
+    store.hook = refuse
+    run.close()
+    view.close()
 
 
 @pytest.mark.usefixtures("mute")

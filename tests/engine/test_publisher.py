@@ -6,6 +6,7 @@ import pytest
 
 from tests.servers.memory_store import MemoryStore
 from tidegate.checkpoints.slot_log import SlotLog
+from tidegate.checkpoints.store import StoreDeniedError
 from tidegate.errors import PoisonError, TidegateError, TransientError
 from tidegate.jobs.engine.interfaces import NoFaults
 from tidegate.jobs.engine.publisher import Publisher
@@ -52,6 +53,21 @@ def test_an_outage_is_waited_out(group: int) -> None:
     own.stop()
     assert own.wait_below(1, 0.0)
     assert own.trouble is None
+
+
+def test_a_store_that_refuses_the_first_publishing_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Keys may expire just then; only a refusal that lasts ends the thread."""
+    denied = StoreDeniedError("403 ExpiredToken", code="store.denied")
+    own = publisher(Sink(denied))
+    assert own.drain(10.0)
+    own.stop()
+    monkeypatch.setattr("tidegate.jobs.engine.publisher._DENIED_PATIENCE", 0.0)
+    lasting = publisher(Sink(denied))
+    with pytest.raises(StoreDeniedError):
+        lasting.drain(10.0)
+    lasting.stop()
 
 
 def test_a_failing_question_does_not_end_the_retries() -> None:
