@@ -38,6 +38,10 @@ class AtLeastOnceSink(SlotFollower):
     def _load_position(self) -> FollowerPosition | None:
         return self.read_own_position()
 
+    def move_position(self, before: FollowerPosition | None, after: FollowerPosition) -> None:
+        """Swap the position; a new ledger never replaces one that another publisher has made."""
+        super().move_position(before or after, after)
+
     def _apply_epoch(
         self, epoch: Manifest, before: FollowerPosition, after: FollowerPosition
     ) -> None:

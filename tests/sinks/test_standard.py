@@ -297,6 +297,23 @@ def test_where_it_begins(tmp_path: Path, receiver: Receiver) -> None:
         follower(world).follow(world.log)
 
 
+@pytest.mark.parametrize("start", ["head", "beginning"])
+def test_a_publisher_that_slept_makes_no_second_ledger(
+    tmp_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch, start: str
+) -> None:
+    """It found none, and then another one made it and moved it: no slot is skipped or goes back."""
+    world, sink = world_with(tmp_path, kind="webhook", url=receiver.url, start=start)
+    world.seal(1)
+    sleeper = follower(world)
+    sink.follow(world.log)
+    before = sink.read_own_position()
+    world.seal(2)
+    monkeypatch.setattr(sleeper, "_load_position", lambda: None)
+    with pytest.raises(TransientError, match="kept winning"):
+        sleeper.follow(world.log)
+    assert sink.read_own_position() == before
+
+
 def test_a_sink_of_another_pipeline_is_refused(tmp_path: Path, receiver: Receiver) -> None:
     """The uid in the mark tells."""
     world, sink = world_with(tmp_path, kind="webhook", url=receiver.url)
