@@ -7,7 +7,7 @@
 4. Hold the lease and fill the next slot with the fork record: that PUT is the restore.
 5. Set the desired state to run; the stream's own task launches the driver, or this one if no run
    of the stream is active.
-6. Wait for the first epoch of the new timeline.
+6. Wait in the triggerer for the first epoch of the new timeline.
 
 The audit document in the bucket keeps who, when, why, from and to, also if the restore failed.
 """
@@ -67,6 +67,7 @@ from tidegate.operators.pipeline_operator import (
     PipelineOperator,
     get_requester,
 )
+from tidegate.operators.trigger import EpochTrigger
 
 # Epochs sealed between an impact report and its approval. With more of them, the report no longer
 # describes what the restore would take back.
@@ -184,8 +185,7 @@ class RecoverOperator(ReportRestoreOperator):
             ConfigurationError: the approval is missing or does not hold, the checkpoint is unknown
                 or condemned, or a sink cannot follow.
             PoisonError: the checkpoint is damaged or retired.
-            TransientError: no epoch was sealed in time, though the restore is done; or the store
-                did not answer.
+            TransientError: the store did not answer.
         """
         log = self.open_log()
         request = str(context["run_id"])
@@ -201,14 +201,25 @@ class RecoverOperator(ReportRestoreOperator):
                     "plan": plan.model_dump(mode="json"),
                 }
             fork = _find_fork_of_run(log, request)
-        head = log.head()
         self._launch_if_unwatched(context)
-        return {
+        result = {
             "pipeline": self.pipeline,
-            "timeline": head.timeline,
+            "timeline": log.head().timeline,
             "fork_slot": fork.fork_slot if fork else None,
-            "seconds": self._await_first_epoch(log, head.timeline),
         }
+        return {**result, "seconds": self._await_first_epoch(result)}
+
+    def fail_without_epoch(self, context: Any, event: Mapping[str, Any]) -> None:
+        """Fail: no epoch was sealed in time. Airflow's database has this name.
+
+        Raises:
+            TransientError: always; the restore itself is done.
+        """
+        raise NO_EPOCH_AFTER_RESTORE(
+            pipeline=self.pipeline,
+            seconds=event["seconds"],
+            stream_dag=f"{self.pipeline}.stream",
+        )
 
     def _restore(self, context: Any, log: SlotLog, request: str) -> RestorePlan | None:
         """Steps 1 to 4; returns the plan of a dry run."""
@@ -318,26 +329,21 @@ class RecoverOperator(ReportRestoreOperator):
                 "no run of %s is active: launched a driver here, log %s", stream_dag, launched.log
             )
 
-    def _await_first_epoch(self, log: SlotLog, timeline: int) -> float:
-        """Step 6; returns the seconds it took."""
-        begun = SYSTEM_CLOCK.monotonic()
-        while (seconds := SYSTEM_CLOCK.monotonic() - begun) < self.first_epoch_timeout:
-            head = log.head()
-            # A later timeline counts as well: then another restore has followed this one.
-            if head.timeline > timeline or (head.timeline == timeline and head.fork is None):
-                self.log.info(
-                    "first epoch of timeline %s sealed after %.1f s: %s",
-                    timeline,
-                    seconds,
-                    head.checkpoint,
-                )
-                return round(seconds, 1)
-            SYSTEM_CLOCK.sleep(_EPOCH_POLL_SECONDS)
-        raise NO_EPOCH_AFTER_RESTORE(
+    def _await_first_epoch(self, result: Mapping[str, Any]) -> float:
+        """Step 6, in the triggerer, which ends the task.
+
+        A task that waited here would keep the slot that the stream's own task needs in order to
+        launch the driver: as many restores at once as Airflow has slots would wait for each other.
+        """
+        trigger = EpochTrigger(
             pipeline=self.pipeline,
-            seconds=self.first_epoch_timeout,
-            stream_dag=f"{self.pipeline}.stream",
+            timeline=result["timeline"],
+            result=dict(result),
+            patience=self.first_epoch_timeout,
+            conn_id=self.conn_id,
         )
+        self.defer(trigger=trigger, method_name="fail_without_epoch")
+        return 0.0  # never reached: defer leaves by an exception
 
 
 def choose_checkpoint(log: SlotLog, text: str) -> CheckpointId:

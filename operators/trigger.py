@@ -12,13 +12,15 @@ from collections.abc import AsyncIterator
 from dataclasses import asdict, replace
 from typing import Any, Final
 
+from airflow.sdk.bases.xcom import BaseXCom
 from airflow.sdk.observability import stats
-from airflow.triggers.base import BaseTrigger, TriggerEvent
+from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
 
 from tidegate.checkpoints.driver_requests import DesiredState, read_desired_state, set_desired_state
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 from tidegate.checkpoints.lease import read_lease
 from tidegate.checkpoints.pipeline_overview import PipelineState
+from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
 from tidegate.errors import TidegateError, TransientError
 from tidegate.operators.driver_launch import LaunchedDriver
@@ -242,6 +244,65 @@ class StreamTrigger(BaseTrigger):
         token = lease.token if lease else 0
         order = StopOrder("airflow", why, token=token, asker=asker, timeouts=_ON_KILL_TIMEOUTS)
         self.log.info(stop_driver(store, self.pipeline, order, say=self.log.info))
+
+
+class EpochTrigger(BaseTrigger):
+    """Ends the task of a restore as soon as the first epoch of its timeline is sealed.
+
+    The task's result is `result` with the seconds that this took. An event, which wakes the task,
+    comes only if no epoch was sealed in time. Airflow's database has this class path and these
+    arguments, so neither may change.
+
+    Args:
+        pipeline: name of the pipeline.
+        timeline: of the restore. A later one counts too: then another restore has followed.
+        result: of the task, without the seconds.
+        patience: seconds to wait; a triggerer that is restarted begins again.
+        conn_id: Airflow connection of the store; None for the environment.
+    """
+
+    def __init__(
+        self,
+        *,
+        pipeline: str,
+        timeline: int,
+        result: dict[str, Any],
+        patience: float,
+        conn_id: str | None = None,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # Airflow's
+        self.pipeline, self.timeline, self.result = pipeline, timeline, result
+        self.patience, self.conn_id = patience, conn_id
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Return the class path and the arguments that Airflow's database keeps."""
+        names = ("pipeline", "timeline", "result", "patience", "conn_id")
+        path = f"{type(self).__module__}.{type(self).__name__}"
+        return path, {name: getattr(self, name) for name in names}
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Look every second, then yield one event."""
+        store = await asyncio.to_thread(StoreAccess.resolve(self.conn_id).open_shared)
+        begun = SYSTEM_CLOCK.monotonic()
+        await asyncio.sleep(_SETTLE_SECONDS)
+        while not await asyncio.to_thread(self._has_epoch, SlotLog(store, self.pipeline)):
+            if SYSTEM_CLOCK.monotonic() - begun >= self.patience:
+                yield TriggerEvent({"seconds": self.patience})  # type: ignore[no-untyped-call]
+                return
+            await asyncio.sleep(1.0)
+        seconds = round(SYSTEM_CLOCK.monotonic() - begun, 1)
+        self.log.info("first epoch of timeline %s sealed after %s s", self.timeline, seconds)
+        yield TaskSuccessEvent(
+            xcoms={BaseXCom.XCOM_RETURN_KEY: {**self.result, "seconds": seconds}}
+        )
+
+    def _has_epoch(self, log: SlotLog) -> bool:
+        try:
+            head = log.head()
+        except TransientError:
+            return False
+        same = head.timeline == self.timeline and head.fork is None
+        return same or head.timeline > self.timeline
 
 
 def _count_other_runs(task: Any) -> int:

@@ -568,7 +568,7 @@ def scene_of(folder: Path, specs: dict[str, str], pictures: bool = False) -> Ite
     """A stack with these pipelines, and a browser at its Streams page."""
     checks = {"TIDEGATE_CHECKS": FAKES["TIDEGATE_CHECKS"]}
     with (
-        cockpit_of(folder, specs, {"AIRFLOW__CORE__PARALLELISM": "6"}, checks) as cockpit,
+        cockpit_of(folder, specs, fakes=checks) as cockpit,
         browser_of_the_machine() as browser,
     ):
         context = browser.new_context(viewport={"width": 1280, "height": 800})

@@ -5,10 +5,12 @@ What is reported, what is changed, what a second try does.
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from airflow.sdk.exceptions import TaskDeferred
 from tests.epochs import checkpoint_id, seal_epoch
 
 from tidegate.checkpoints.bucket_layout import CheckpointId
@@ -17,9 +19,10 @@ from tidegate.checkpoints.pins import RootsFile
 from tidegate.checkpoints.restore import RestoreEvent, plan_restore, read_restore_audits
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
-from tidegate.errors import ConfigurationError
-from tidegate.operators import recover_and_pin
+from tidegate.errors import ConfigurationError, TransientError
+from tidegate.operators import recover_and_pin, trigger
 from tidegate.operators.recover_and_pin import RecoverOperator, format_impact_report
+from tidegate.operators.trigger import EpochTrigger
 
 
 def _run(
@@ -98,6 +101,56 @@ def test_a_try_killed_after_the_fork_is_made_up_for(log: SlotLog) -> None:
     set_desired_state(log.store, "p", DesiredState.RECOVERING, who="bob", why="another")
     _run(checkpoint_id(log, 3))
     assert _wish(log.store) is DesiredState.RECOVERING
+
+
+def _restore_until_deferred(log: SlotLog, monkeypatch: pytest.MonkeyPatch) -> EpochTrigger:
+    """Restore the first of two epochs; the trigger that the task sleeps on."""
+    monkeypatch.setattr(trigger, "_SETTLE_SECONDS", 0.0)
+    seal_epoch(log)
+    seal_epoch(log)
+    with pytest.raises(TaskDeferred) as deferred:
+        _run(checkpoint_id(log, 1))
+    assert deferred.value.method_name == "fail_without_epoch"
+    assert isinstance(deferred.value.trigger, EpochTrigger)
+    return deferred.value.trigger
+
+
+def _await_event(waiting: EpochTrigger) -> Any:
+    async def read_one() -> Any:
+        return await anext(waiting.run())
+
+    return asyncio.run(read_one())
+
+
+def test_the_first_epoch_is_awaited_without_a_slot(
+    empty_log: SlotLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The task sleeps, so that the stream's own task finds a slot to launch the driver in.
+
+    The triggerer ends it with its result.
+    """
+    waiting = _restore_until_deferred(empty_log, monkeypatch)
+    seal_epoch(empty_log)
+    event = _await_event(waiting)
+    assert event.task_instance_state == "success"
+    assert event.xcoms["return_value"] == {
+        "pipeline": "p",
+        "timeline": 1,
+        "fork_slot": 1,
+        "seconds": pytest.approx(0, abs=5),
+    }
+
+
+def test_a_restore_fails_without_an_epoch_in_time(
+    empty_log: SlotLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fork record is no epoch. The message names the stream's DAG, which has to launch."""
+    waiting = _restore_until_deferred(empty_log, monkeypatch)
+    waiting.patience = 0.0
+    event = _await_event(waiting)
+    operator = RecoverOperator(task_id="recover", pipeline="p", checkpoint="latest")
+    with pytest.raises(TransientError, match=r"p\.stream"):
+        operator.fail_without_epoch({}, event.payload)
 
 
 def test_an_unknown_checkpoint_leaves_the_stream_alone(log: SlotLog) -> None:

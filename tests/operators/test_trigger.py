@@ -26,7 +26,7 @@ from tidegate.operators.assets import SealTrigger, has_new_event
 from tidegate.operators.driver_launch import LaunchedDriver
 from tidegate.operators.driver_shutdown import StopOrder
 from tidegate.operators.liveness import StreamObserver
-from tidegate.operators.trigger import StreamTrigger
+from tidegate.operators.trigger import EpochTrigger, StreamTrigger
 from tidegate.time_units import TICK_MIN
 
 ELSEWHERE = ProcessIdentity(
@@ -125,6 +125,8 @@ def test_a_trigger_survives_its_own_serialisation() -> None:
     path, arguments = made.serialize()
     assert path == "tidegate.operators.trigger.StreamTrigger"
     assert StreamTrigger(**arguments).serialize() == made.serialize()
+    waiting = EpochTrigger(pipeline="p", timeline=1, result={"a": 1}, patience=3.0, conn_id="c")
+    assert EpochTrigger(**waiting.serialize()[1]).serialize() == waiting.serialize()
     watcher = SealTrigger(pipeline="p", kind="late", every=60.0)
     assert SealTrigger(**watcher.serialize()[1]).serialize() == watcher.serialize()
 
