@@ -31,6 +31,7 @@ from pathlib import Path
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
+from PIL import Image
 from playwright.sync_api import Locator, Page
 
 from tests.e2e.browser import browser_of_the_machine
@@ -269,9 +270,14 @@ class Scene:
     def sees(self, text: str, where: str = "main", seconds: float = GIVE_UP) -> None:
         self.until(lambda: text in self.page.locator(where).inner_text(), f"“{text}”", seconds)
 
-    def picture(self, name: str) -> None:
+    def picture(self, name: str, panel: str = "") -> None:
+        """Save what the person sees, or only one panel of it, for docs/incidents.md."""
         if self.pictures:
-            self.page.screenshot(path=PICTURES / f"incident-{name}.png")
+            shown = self.page.locator(panel) if panel else self.page
+            found = Image.open(io.BytesIO(shown.screenshot())).convert("RGB")
+            file = PICTURES / f"incident-{name}.png"
+            # A third of the size.
+            found.quantize(64, dither=Image.Dither.NONE).save(file, optimize=True)
 
     def start_from_page(self, watch: Watch, pipeline: str) -> list[str]:
         """Let objects come again and start the stream; the proof that it is well."""
@@ -296,6 +302,7 @@ class Scene:
         watch.press(self.page.locator("[id^=restore-t]").first)
         self.page.locator("#why").fill(why)
         self.sees("Taken back", "#dialog")
+        self.picture("restore")
         watch.press(self.page.locator("#dialog-go"))
         return self.proof(watch, "after a restore")
 
@@ -359,7 +366,9 @@ def recover_killed(scene: Scene, watch: Watch) -> list[str]:
     scene.open("killed")
     watch.begin()
     scene.cockpit.kill("killed")
-    return scene.proof(watch)
+    lines = scene.proof(watch)
+    scene.picture("killed")
+    return lines
 
 
 def recover_hung(scene: Scene, watch: Watch) -> list[str]:
@@ -461,7 +470,7 @@ def recover_misdeployed(scene: Scene, watch: Watch) -> list[str]:
         scene.feed.put("misdeployed", at=datetime.now(UTC) - timedelta(seconds=4))
         scene.page.wait_for_timeout(2_000)
     scene.sees("the spec changed", "#trail")
-    scene.picture("misdeployed")
+    scene.picture("misdeployed", "#trail")
     watch.press(scene.page.locator("#stop"))
     scene.page.locator("#why").fill("the lag is wrong")
     watch.press(scene.page.locator("#dialog-go"))
@@ -482,7 +491,6 @@ def recover_upstream(scene: Scene, watch: Watch) -> list[str]:
         scene.feed.put("upstream", "shop", at=datetime.now(UTC) + timedelta(hours=hour))
         scene.page.wait_for_timeout(300)
     scene.until(lambda: scene.read_all("upstream"), "a day of events")
-    scene.picture("upstream")
     for key in bad:
         scene.feed.put("upstream", key=key, count=False)
     return scene.restore_until(watch, before, "amounts in cents")
@@ -552,7 +560,6 @@ def play(scene: Scene, name: str) -> Outcome:
         proof = recover(scene, watch)
         seconds = time.time() - watch.since
         steps = list_steps(scene, pipelines, watch.since)
-        scene.picture(f"{name.replace(' ', '-')}-over")
         for pipeline in pipelines:
             trouble = trouble or scene.compare(pipeline)
     except Exception as error:
