@@ -144,7 +144,7 @@ def test_the_first_epoch_is_awaited_without_a_slot(
 def test_a_restore_fails_without_an_epoch_in_time(
     empty_log: SlotLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The fork record is no epoch. The message names the stream's DAG, which has to launch."""
+    """A fork record does not count as an epoch. The message names the stream's DAG, which has to launch."""
     waiting = _restore_until_deferred(empty_log, monkeypatch)
     waiting.patience = 0.0
     event = _await_event(waiting)
