@@ -24,6 +24,7 @@ os.environ.setdefault(
 )
 
 from airflow.sdk.exceptions import TaskDeferred
+from airflow.triggers.base import BaseTaskEndEvent
 from tests.simulation.basics import PIPELINE
 from tests.simulation.shell import drive, options_of
 from tests.simulation.storage import SimStore
@@ -46,6 +47,7 @@ from tidegate.operators.stream_operator import StreamOperator
 from tidegate.operators.sweep_operator import StopOperator, SweepOperator
 
 if TYPE_CHECKING:
+    from airflow.sdk import BaseOperator
     from tests.simulation.actors import Stage
     from tests.simulation.world import Process, World
 
@@ -168,17 +170,7 @@ class Airflow:
         }
 
     def _stream_task(self, context: dict[str, Any]) -> None:
-        operator = _operators()[0]
-        act: Callable[[], Any] = partial(operator.execute, context)
-        while True:
-            try:
-                act()
-            except TaskDeferred as deferred:
-                event = _run_now(_first_of(deferred.trigger.run()))
-                method = getattr(operator, deferred.method_name)
-                act = partial(method, context, event.payload, **(deferred.kwargs or {}))
-            else:
-                return
+        _run_task(_operators()[0], context)
 
     def _recover_task(self, context: dict[str, Any]) -> None:
         operator = _operators()[1]
@@ -191,7 +183,7 @@ class Airflow:
         if offered:
             chosen = CheckpointId.parse(self.world.rng.choice(offered))
             with patch.object(operator, "checkpoint", str(chosen)):
-                operator.execute(context)
+                _run_task(operator, context)
 
     def _stop(self) -> None:
         with suppress(TidegateError):
@@ -204,6 +196,22 @@ class Airflow:
             with suppress(TidegateError):
                 if _operators()[2].execute(self._context()):
                     self.start_stream()
+
+
+def _run_task(operator: BaseOperator, context: dict[str, Any]) -> None:
+    """Run a task as Airflow does: a task that defers goes on with the event of its trigger."""
+    act: Callable[[], Any] = partial(operator.execute, context)
+    while True:
+        try:
+            act()
+        except TaskDeferred as deferred:
+            event = _run_now(_first_of(deferred.trigger.run()))
+            if isinstance(event, BaseTaskEndEvent):
+                return  # the triggerer has ended the task
+            method = getattr(operator, deferred.method_name)
+            act = partial(method, context, event.payload, **(deferred.kwargs or {}))
+        else:
+            return
 
 
 @cache
