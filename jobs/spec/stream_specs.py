@@ -296,7 +296,8 @@ def _derive_stream_columns(
     if reserved:
         raise ValueError(f"streams.{stream}.schema: {', '.join(reserved)} is tidegate's own")
     if spec.columns:
-        return spec.columns
+        # As in the columns of sources, `decimal(6, 2)` and `decimal(6,2)` are one type.
+        return {name: kind.replace(" ", "") for name, kind in spec.columns.items()}
     reducers = [
         name
         for name, one in attachments.items()

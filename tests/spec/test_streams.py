@@ -48,6 +48,15 @@ def test_streams_are_worked_on_in_the_order_of_their_dependencies() -> None:
     assert spec.pipes["show"].times == (1_767_225_600_000_000, None)
 
 
+@pytest.mark.parametrize("kind", ["decimal(6, 2)", "decimal(6,2)"])
+def test_a_stream_may_write_a_type_as_its_origin_does(kind: str) -> None:
+    """A space in a decimal type makes no other column."""
+    text = (HEAD + GOOD).replace("amount: double", '"amount": "decimal(6, 2)"')
+    schema = f'{{schema: {{t: timestamp, shop: string, amount: "{kind}"}}}}'
+    spec = parse_spec(text.replace("big: {}", f"big: {schema}"))
+    assert dict(spec.stream_graph.columns["big"]) == spec.columns
+
+
 def test_the_spec_survives_json() -> None:
     """What stands in the bucket reads back as the same spec, and the JSON Schema names the new
     sections.
