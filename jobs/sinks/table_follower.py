@@ -30,6 +30,7 @@ from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
 from pyiceberg.table.snapshots import Operation, Snapshot
 from pyiceberg.table.update.snapshot import ExpireSnapshots, ManageSnapshots
 from pyiceberg.transforms import IdentityTransform, parse_transform
+from pyiceberg.utils.concurrent import ExecutorFactory
 
 from tidegate.jobs.sinks.errors import TABLE_MISFIT
 from tidegate.jobs.sinks.lineage_position import FollowerPosition
@@ -376,13 +377,13 @@ def _append_files(
     if files and commit.table_metadata.name_mapping() is None:
         names = commit.table_metadata.schema().name_mapping.model_dump_json()
         commit.set_properties({TableProperties.DEFAULT_NAME_MAPPING: names})
+    describe = partial(describe_data_file, commit._table.io, commit.table_metadata)
     update = commit.update_snapshot(snapshot_properties=properties)
     with update.merge_append() if files else update.fast_append() as append:
         try:
-            for path, values in files.items():
-                append.append_data_file(
-                    describe_data_file(commit._table.io, commit.table_metadata, path, values)
-                )
+            # In threads: each of up to a hundred files costs requests to the store.
+            for one in ExecutorFactory.get_or_create().map(describe, files, files.values()):
+                append.append_data_file(one)
         except (ValueError, TypeError, NotImplementedError) as error:
             raise TABLE_MISFIT(table=".".join(commit._table.name()), cause=error) from error
 

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
 from tests.engine.harness import Bench, row, spec_of
+from tests.sinks.flight_tables import make_world
 
 from tidegate.checkpoints.local_store import LocalStore
+from tidegate.jobs.sinks import table_follower
 from tidegate.jobs.sinks.iceberg_catalog import StoreFileIO
 from tidegate.jobs.sinks.iceberg_sink import IcebergSink
+from tidegate.jobs.sinks.table_files import describe_data_file
 
 
 class Counting(LocalStore):
@@ -60,6 +67,29 @@ def test_an_epoch_costs_two_puts_beyond_its_data(tmp_path: Path) -> None:
     assert (
         store.puts["state"] + store.puts["tables"] == sum(own) + epochs
     )  # and the row of `checkpoints`
+
+
+def test_footers_are_read_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sink that catches up with many epochs does not wait for one footer after the other."""
+    world, second = make_world(tmp_path), threading.Event()
+    begun: list[bool] = []
+    met: list[bool] = []
+
+    def describe(*given: Any) -> Any:
+        """The first call waits for the second one."""
+        begun.append(True)
+        if len(begun) > 1:
+            second.set()
+        met.append(second.wait(0.3))
+        return describe_data_file(*given)
+
+    for _ in range(2):
+        world.seal(1, ("events",), rows=3)
+    follower = world.sink()
+    monkeypatch.setattr(follower, "_pool", SimpleNamespace(map=map))  # one table at a time
+    monkeypatch.setattr(table_follower, "describe_data_file", describe)
+    follower.follow(world.log)
+    assert met[0]
 
 
 def test_small_files_go_by_one_put() -> None:
