@@ -20,9 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-# The errors are part of the interface, so that callers import them from here.
 from tidegate.checkpoints.canonical_json import FrozenModel
 from tidegate.checkpoints.errors import STORE_DISHONEST
+
+# The errors are part of the interface, so that callers import them from here.
 from tidegate.checkpoints.errors import NotFoundError as NotFoundError
 from tidegate.checkpoints.errors import OutcomeUnknownError as OutcomeUnknownError
 from tidegate.checkpoints.errors import PreconditionFailedError as PreconditionFailedError

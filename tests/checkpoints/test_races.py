@@ -67,7 +67,7 @@ def restorer(stage: Stage, name: str, won: list[str]) -> None:
 
 
 def judge(bucket: MemoryBucket, answers: list[tuple[Manifest, bool]], won: list[str]) -> None:
-    """What must hold of the bucket and of of the answers to the actors, whatever happened."""
+    """What must hold of the bucket and of the answers to the actors, whatever happened."""
     log = SlotLog(MemoryStore(bucket), "p")
     for manifest, sealed in answers:
         filled = log.read_slot(manifest.timeline, manifest.slot)
