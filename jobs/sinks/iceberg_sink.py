@@ -27,10 +27,11 @@ from pyiceberg.table import Table
 from sqlalchemy.exc import SQLAlchemyError
 
 from tidegate.checkpoints.bucket_layout import BucketLayout
+from tidegate.checkpoints.errors import NO_MANIFEST
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import PreconditionFailedError, Store
-from tidegate.errors import get_first_line
+from tidegate.errors import PoisonError, get_first_line
 from tidegate.jobs.eventtime.decision_types import BarrierOutcome
 from tidegate.jobs.sinks.errors import (
     CATALOG_DENIED,
@@ -136,11 +137,18 @@ class IcebergSink:
                 or a variable that the spec names is not set.
         """
         for _ in range(_MAX_CONFLICTS):
+            known = CHECKPOINTS in self._tables
             try:
                 with self._translate_sink_errors():
                     return self._follow_once(log, flush)
             except _LOST_RACES:
                 self._tables.clear()  # another publisher committed: load and decide again
+            except PoisonError as error:
+                # The tables of an earlier call may lack what another publisher has applied since,
+                # and retention may have retired that. No commit was tried that would show it.
+                if not known or error.code != NO_MANIFEST.code:
+                    raise
+                self._tables.clear()
         raise CONTENDED(pipeline=self.spec.name, what="the tables")
 
     def lag(self, log: SlotLog) -> int:

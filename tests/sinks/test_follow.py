@@ -468,6 +468,21 @@ def test_rebuild_says_when_an_epoch_was_retired(world: World) -> None:
         world.sink().follow(world.log)
 
 
+@pytest.mark.parametrize("flush", [True, False])
+def test_tables_that_another_moved_on_need_no_retired_epoch(world: World, flush: bool) -> None:
+    """A publisher that slept has old tables in memory; what they lack may be retired by now."""
+    sleeper = world.sink()
+    world.seal(2, ("events",))
+    assert sleeper.follow(world.log) == 2
+    world.seal(2, ("events",))
+    world.sink().follow(world.log)
+    world.retire(3)
+    world.seal(1, ("events",))
+    assert sleeper.follow(world.log, flush=flush) == 1
+    assert {epoch for _, epoch in world.rows(world.sink())} == {1, 2, 3, 4, 5}
+    assert len(world.rows(world.sink())) == 10
+
+
 def test_tables_outside_the_lineage_are_fenced(world: World) -> None:
     """Tables on a timeline that this log does not know, or ahead of it, are left alone."""
     target = world.seal(2).id
