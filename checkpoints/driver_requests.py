@@ -397,27 +397,26 @@ def end_abandoned_recovery(
 ) -> DesiredDocument:
     """End a recovery whose process was killed, and return what people want then.
 
-    A recovery counts as abandoned 15 minutes after its begin (or after this call, if its begin is
-    in the future of this host); the pipeline is then wanted running. Otherwise nothing ends. The
-    restore is one PUT, so it either happened or did not; the next driver finds in the log where to
-    continue.
+    A recovery counts as abandoned 15 minutes after its begin; the pipeline is then wanted running.
+    Otherwise nothing ends. The store measures that time if it has a clock. Only if it has none, the
+    clock of this host does, from now on if the begin is in its future. The restore is one PUT, so
+    it either happened or did not; the next driver finds in the log where to continue.
     """
-
-    def end_recovery(before: DesiredDocument) -> DesiredDocument:
-        now = clock.wall_ticks()
-        if before.state is not DesiredState.RECOVERING:
-            return before
-        if before.at > now:  # written under a clock that is ahead: count from here on
-            return before.model_copy(update={"at": now})
-        if now - before.at < _ABANDONED_AFTER:
-            return before
-        why = f"the recovery begun by {before.who} was abandoned"
-        return before.model_copy(
-            update={"state": DesiredState.RUN, "who": who, "why": why, "at": now}
-        )
-
-    desired = read_desired_state(store, pipeline)
-    if end_recovery(desired) is desired:
-        return desired
     key = BucketLayout(pipeline).desired_key
-    return change_document(store, key, DesiredDocument(), end_recovery)
+    desired = read_desired_state(store, pipeline)
+    if desired.state is not DesiredState.RECOVERING:
+        return desired
+    # The clocks of two hosts may differ, and that of one may go back.
+    now, age = clock.wall_ticks(), store.get(key).age
+    passed = now - desired.at if age is None else age * 1_000_000
+    if 0 <= passed < _ABANDONED_AFTER:
+        return desired
+    why = f"the recovery begun by {desired.who} was abandoned"
+    ended = {"state": DesiredState.RUN, "who": who, "why": why}
+    change = {"at": now, **(ended if passed > 0 else {})}
+    return change_document(
+        store,
+        key,
+        DesiredDocument(),
+        lambda before: before.model_copy(update=change) if before == desired else before,
+    )

@@ -68,9 +68,10 @@ class Publisher:
     def lags(self) -> dict[str, int]:
         """Slots sealed that a sink does not show yet, by sink.
 
-        Until a sink was followed once on this timeline in this process, all slots of the log count.
+        Each sink says how far it is when its thread begins. Until it has answered, only the slots
+        that were sealed since then count.
         """
-        return {name: thread.lag for name, thread in self._threads.items()}
+        return {name: thread.shown_lag for name, thread in self._threads.items()}
 
     @property
     def publish_seconds(self) -> dict[str, float]:
@@ -150,6 +151,7 @@ class _SinkThread:
         # Timeline and slot: after a restore slot numbers are smaller than those published before.
         self._sealed = (0, 0)
         self._published = (0, -1)  # below every slot: the head is applied first
+        self._shown = (0, 0)
         self._flush = False
         self._wake = threading.Condition()
         self._stop = threading.Event()
@@ -164,13 +166,21 @@ class _SinkThread:
 
     @property
     def lag(self) -> int:
-        """Sealed epochs that the sink does not show yet."""
-        (timeline, slot), (shown, published) = self._sealed, self._published
-        return max(0, slot - max(published, 0)) if shown == timeline else slot
+        """Sealed epochs that this thread has not published; all before it has published once."""
+        return self._count_slots_after(self._published)
+
+    @property
+    def shown_lag(self) -> int:
+        """Sealed epochs that the sink does not show yet, as far as it has said."""
+        return self._count_slots_after(self._shown)
+
+    def _count_slots_after(self, position: tuple[int, int]) -> int:
+        timeline, slot = self._sealed
+        return max(0, slot - max(position[1], 0)) if position[0] == timeline else slot
 
     def start(self, head: tuple[int, int]) -> None:
         """Start the thread; it applies everything up to `head` first."""
-        self._sealed = head
+        self._sealed = self._shown = head
         self._thread.start()
 
     def publish_up_to(self, head: tuple[int, int]) -> None:
@@ -202,6 +212,10 @@ class _SinkThread:
             self._thread.join(timeout=_JOIN_SECONDS)
 
     def _follow_log(self) -> None:
+        # An error is met again by the first publishing, which reports it.
+        with suppress(Exception):
+            timeline, slot = self._sealed
+            self._shown = timeline, slot - self._sink.lag(self._log)
         try:
             while not self._stop.is_set():
                 # Read once: more epochs may be sealed while the sink works, and what counts as
@@ -227,7 +241,7 @@ class _SinkThread:
         # Without a flush the sink leaves a group that is not full unpublished.
         waiting = 0 if flush or self._group == 1 else self._retry(self._sink.lag, self._log)
         with self._wake:
-            self._published = target[0], target[1] - waiting
+            self._published = self._shown = target[0], target[1] - waiting
             self.trouble, self.catches_up = None, False
             self._wake.notify_all()
 

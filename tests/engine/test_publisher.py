@@ -13,10 +13,12 @@ from tidegate.jobs.engine.publisher import Publisher
 
 
 class Sink:
-    """Fails as asked, then applies everything."""
+    """Raises the given errors, then applies everything; `behind` is its lag before that."""
 
-    def __init__(self, *errors: Exception, lag_errors: tuple[Exception, ...] = ()) -> None:
-        self.name = "fake"
+    def __init__(
+        self, *errors: Exception, lag_errors: tuple[Exception, ...] = (), behind: int = 0
+    ) -> None:
+        self.name, self.behind = "fake", behind
         self.errors, self.lag_errors = list(errors), list(lag_errors)
         self.calls = 0
 
@@ -25,13 +27,14 @@ class Sink:
         self.calls += 1
         if self.errors:
             raise self.errors.pop(0)
+        self.behind = 0
         return 1
 
     def lag(self, log: SlotLog) -> int:
         """Raise what is planned."""
         if self.lag_errors:
             raise self.lag_errors.pop(0)
-        return 0
+        return self.behind
 
 
 def publisher(sink: Sink, group: int = 1) -> Publisher:
@@ -100,7 +103,8 @@ def test_a_sink_that_is_away_does_not_hold_up_the_others() -> None:
 
     The driver waits for the slowest, and says which has how far to go.
     """
-    well, away = Sink(), Sink(*[TransientError("away", code="sink.unavailable")] * 1000)
+    failures = [TransientError("away", code="sink.unavailable")] * 1000
+    well, away = Sink(), Sink(*failures, behind=3)
     well.name, away.name = "well", "away"
     both = Publisher([well, away], SlotLog(MemoryStore(), "p"), NoFaults())
     both.start(1, 3)
@@ -117,6 +121,24 @@ def test_a_sink_that_is_away_does_not_hold_up_the_others() -> None:
         assert both.publish_seconds["away"] > both.publish_seconds["well"]  # the wait is in it
     finally:
         both.stop()
+
+
+def test_a_new_driver_does_not_count_what_an_earlier_one_published() -> None:
+    """A sink that is away lags by what it says itself, not by the whole log, also at the start."""
+    away = [TransientError("away", code="sink.unavailable")] * 1000
+    sink = Sink(*away, behind=2)
+    own = Publisher([sink], SlotLog(MemoryStore(), "p"), NoFaults())
+    own.start(0, 5_000)
+    try:
+        assert own.lags["fake"] <= 2
+        while own.lags != {"fake": 2}:
+            own.wait_below(5_000, 0.01)
+        own.note_sealed(0, 5_001)
+        assert (own.lags, own.unpublished_count) == ({"fake": 3}, 3)
+        assert not own.drain(0.01)
+    finally:
+        sink.errors.clear()
+        own.stop()
 
 
 def test_slots_of_an_abandoned_timeline_do_not_count_as_published() -> None:

@@ -132,3 +132,10 @@ def test_alerts_follow_guarantees(rule: dict[str, dict[str, str]], told: set[str
     assert set(_METRIC.findall(str(rule["expr"]))) - told == set()
     assert rule["annotations"]["guarantee"]
     assert "tidegate " in rule["annotations"]["action"] or "Bring" in rule["annotations"]["action"]
+
+
+@pytest.mark.parametrize("rule", alert_rules(), ids=lambda rule: str(rule["alert"]))
+def test_an_alert_sees_a_counter_that_appears(rule: dict[str, str]) -> None:
+    """A counter appears with its first value, from which `increase` sees nothing."""
+    for counter in re.findall(r"increase\((\w+(?:{[^}]*})?)\[\w+\]\) > \d", rule["expr"]):
+        assert f"unless {counter} offset" in rule["expr"]

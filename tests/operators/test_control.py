@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +24,7 @@ from tidegate.checkpoints.driver_requests import (
 from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.checkpoints.lease import Lease, read_lease
 from tidegate.checkpoints.pipeline_identity import ProcessIdentity
-from tidegate.checkpoints.store import Store
+from tidegate.checkpoints.store import Store, StoredObject
 from tidegate.errors import PoisonError
 from tidegate.operators.driver_shutdown import (
     StopOrder,
@@ -160,6 +161,27 @@ def test_an_abandoned_recovery_ends() -> None:
         ended = end_abandoned_recovery(store, "p", who="sweep", clock=clock)
         assert (ended.state, ended.revision) == (DesiredState.RUN, 2)
     assert decide_start(store, "p", watched=False)[0]
+
+
+class ClockedStore(MemoryStore):
+    """A store with a clock of its own, as S3 has."""
+
+    age = 0.0
+
+    def get(self, key: str) -> StoredObject:
+        """Read an object, with its age."""
+        return replace(super().get(key), age=self.age)
+
+
+def test_a_host_with_a_wrong_clock_ends_no_recovery() -> None:
+    """A host whose clock is an hour behind looks first: the restore still has its 15 minutes."""
+    store, clock = ClockedStore(), ManualClock()
+    behind = ManualClock(wall_ticks=clock.wall_ticks() - 3_600_000_000)
+    set_desired_state(store, "p", DesiredState.RECOVERING, who="ann", clock=clock)
+    for one in (behind, clock):
+        assert end_abandoned_recovery(store, "p", who="sweep", clock=one).keeps_drivers_away
+    store.age = 901.0
+    assert not end_abandoned_recovery(store, "p", who="sweep", clock=behind).keeps_drivers_away
 
 
 def test_a_driver_without_a_run_is_given_one() -> None:

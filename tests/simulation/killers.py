@@ -367,7 +367,7 @@ def two_database_publishers(stage: Stage) -> None:
     world.rules += [
         Rule("d0", "swap", "lease", applied, wedge=True),
         Rule("d0", *SLOT, applied, 2, wedge=True),
-        Rule("d0", "serve", "commit", ahead, 4, wedge=True),
+        Rule("d0", "serve", "commit", ahead, 5, wedge=True),
     ]
     sleeper = stage.driver("d0", epochs=6)
     _until(stage, lambda: world.rules[-1].fired, "d0's publisher asleep")
