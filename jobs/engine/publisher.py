@@ -69,7 +69,7 @@ class Publisher:
         """Slots sealed that a sink does not show yet, by sink.
 
         Each sink says how far it is when its thread begins. Until it has answered, only the slots
-        that were sealed since then count.
+        that were sealed since then count. If it cannot say it, all slots of the log count.
         """
         return {name: thread.shown_lag for name, thread in self._threads.items()}
 
@@ -212,10 +212,8 @@ class _SinkThread:
             self._thread.join(timeout=_JOIN_SECONDS)
 
     def _follow_log(self) -> None:
-        # An error is met again by the first publishing, which reports it.
-        with suppress(Exception):
-            timeline, slot = self._sealed
-            self._shown = timeline, slot - self._sink.lag(self._log)
+        if self._ask_lag() == math.inf:
+            self._shown = (0, 0)
         try:
             while not self._stop.is_set():
                 # Read once: more epochs may be sealed while the sink works, and what counts as
@@ -283,14 +281,21 @@ class _SinkThread:
 
     def _note_progress(self) -> None:
         """End the patience with a sink that fails twice without having applied an epoch."""
-        before, self._lag_at_failure = self._lag_at_failure, math.inf
-        # Any error: this only informs, and the next try of the sink meets it again.
-        with suppress(Exception):
-            self._lag_at_failure = self._sink.lag(self._log)
+        before, self._lag_at_failure = self._lag_at_failure, self._ask_lag()
         if self._lag_at_failure >= before:
             with self._wake:
                 self.catches_up = False
                 self._wake.notify_all()
+
+    def _ask_lag(self) -> float:
+        """Return and note how far the sink is behind, as it says; infinite if it does not."""
+        timeline, slot = self._sealed
+        # Any error: this only informs, and the next try of the sink meets it again.
+        with suppress(Exception):
+            lag = self._sink.lag(self._log)
+            self._shown = timeline, slot - lag
+            return lag
+        return math.inf
 
 
 def _wrap_unexpected(error: Exception) -> TidegateError:

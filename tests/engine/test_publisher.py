@@ -141,6 +141,21 @@ def test_a_new_driver_does_not_count_what_an_earlier_one_published() -> None:
         own.stop()
 
 
+def test_all_slots_count_while_a_new_driver_cannot_ask_a_sink() -> None:
+    """The driver waits for it, so what it says must not be that nothing is missing."""
+    away = TransientError("away", code="sink.unavailable")
+    sink = Sink(*[away] * 1000, lag_errors=(away,) * 4, behind=2)
+    own = Publisher([sink], SlotLog(MemoryStore(), "p"), NoFaults())
+    own.start(1, 5_000)
+    try:
+        while own.wait_below(50, 0.01):  # the second failure ends the patience
+            pass
+        assert own.lags == {"fake": 5_000}
+    finally:
+        sink.errors.clear()
+        own.stop()
+
+
 def test_slots_of_an_abandoned_timeline_do_not_count_as_published() -> None:
     """After a restore a sink is followed again, though its last slot had a greater number."""
     sink = Sink()
