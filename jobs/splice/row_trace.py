@@ -136,9 +136,9 @@ class _RowTracer:
             for table, names in ((EVENTS, event_columns), (LATE, late_columns))
         )
         # Requests keep their own copy of the rows, so a row is found there even if its tables were
-        # cut by a restore.
+        # cut by a restore. All of it: a corrected row has other values than its dead letter.
         self._requested = [
-            (request, self._select_matching(read_data_file(tables.log, file)))
+            (request, read_data_file(tables.log, file))
             for request in list_splice_requests(tables.log.store, self._spec.name)
             if request.origin != "attachment"
             for file in request.row_files()
@@ -157,7 +157,7 @@ class _RowTracer:
     def trace_matching_rows(self) -> list[RowTrace]:
         """Return every row that matches, with its places."""
         rows: dict[RowIdentity, _TracedRow] = {}
-        requested = [table for _, table in self._requested]
+        requested = [self._select_matching(table) for _, table in self._requested]
         for table in (self._events, self._late, *requested, self._buffered):
             for who, row in zip(iterate_identities(table), table.to_pylist(), strict=True):
                 values = {name: row[name] for name in self._spec.columns}

@@ -1,4 +1,4 @@
-"""When a row was read: only what the log still knows."""
+"""Where a row is, and when it was read: only what the log still knows."""
 
 from __future__ import annotations
 
@@ -6,8 +6,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.engine.harness import row
+from tests.splice.worlds import play, world
 
-from tidegate.jobs.splice.row_trace import _RowTracer
+from tidegate.jobs.splice.request_creation import (
+    RequestOptions,
+    RowRepair,
+    create_from_dead_letters,
+)
+from tidegate.jobs.splice.row_trace import _RowTracer, trace_rows
 
 
 @pytest.mark.parametrize(("seq", "read"), [(15, None), (25, None), (35, 4), (45, 5), (50, None)])
@@ -22,3 +29,15 @@ def test_no_epoch_has_read_the_rows_of_a_retired_one(seq: int, read: int | None)
     tracer._tables = SimpleNamespace(head=SimpleNamespace(slot=5), find_epoch=epochs.get)
     found = tracer._find_read_epoch(("a", "0", seq))
     assert (found and found.id) == read
+
+
+def test_the_request_of_a_corrected_dead_letter_is_found_by_its_old_values() -> None:
+    """The request has the corrected value, and the dead letter the one that is looked for."""
+    bench = world(["fixed"])
+    dead = {"t": None, "v": 77, "kind": "data", "n": None}
+    play(bench, [{"a": [row(1), dead], "b": [row(1)]}, {"a": [row(30)], "b": [row(30)]}])
+    mend = RowRepair({"t": "1970-01-01T00:00:02Z", "v": "7"}, {})
+    request = create_from_dead_letters(bench.spec, bench.log, mend, RequestOptions("ann"))
+    (found,) = trace_rows(bench.spec, bench.log, {"v": "77"})
+    assert [place.output for place in found.places] == ["dead_letters", "request"]
+    assert found.places[1].detail["request"] == request.id
