@@ -240,7 +240,9 @@ def _read_merged_rows(spec: PipelineSpec, store: Store, head: Manifest) -> pa.Ta
     columns = [*spec.row_columns, "_source", "_partition", "_seq", "_reason", "_outputs"]
     # Rows of streams have other columns.
     files = [f for f in head.segments if f.kind == SPLICE_KIND and "stream" not in f.extra]
-    tables = [pq.read_table(io.BytesIO(store.get(file.key).data)).select(columns) for file in files]
+    tables = [pq.read_table(io.BytesIO(store.get(file.key).data)) for file in files]
+    # A merge before a column was added does not have it.
+    tables = [table.select([n for n in columns if n in table.column_names]) for table in tables]
     schema = build_table_schema(spec, EVENTS)
     texts = {"_reason": pa.string(), "_outputs": pa.list_(pa.string())}
     empty = pa.schema(

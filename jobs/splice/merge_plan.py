@@ -43,7 +43,7 @@ from tidegate.jobs.splice.tables_at_head import (
     find_merge_segments,
     join_spans,
     make_request_schema,
-    read_data_file,
+    read_columns,
     select_rows_for_output,
     set_outputs,
 )
@@ -153,10 +153,8 @@ class _MergePlanner:
 
     def _select_unmerged_rows(self) -> tuple[Any, int]:
         """Return the rows with the outputs that they miss, and the count of pairs merged before."""
-        files = [read_data_file(self._tables.log, file) for file in self._request.row_files()]
-        rows = pa.concat_tables(files, promote_options="permissive").select(
-            make_request_schema(self._spec).names
-        )
+        schema = make_request_schema(self._spec)
+        rows = read_columns(self._tables.log, self._request.row_files(), schema)
         known, merged = {EVENTS, *self._spec.windows}, self._tables.merged.slots
         outputs, already = [], 0
         for who, names in zip(iterate_identities(rows), rows["_outputs"].to_pylist(), strict=True):

@@ -35,7 +35,12 @@ from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENTS, LATE, PipelineSpec
 from tidegate.jobs.spec.window_specs import WindowKind
 from tidegate.jobs.splice.errors import BAD_ROW_VALUE, TOO_MANY_ROWS, UNKNOWN_COLUMN
 from tidegate.jobs.splice.request_creation import resolve_request_state
-from tidegate.jobs.splice.tables_at_head import TablesAtHead, find_merge_segments, read_data_file
+from tidegate.jobs.splice.tables_at_head import (
+    TablesAtHead,
+    find_merge_segments,
+    make_request_schema,
+    read_columns,
+)
 from tidegate.jobs.splice.window_merge import list_touching_rows
 from tidegate.time_units import TICK_MAX, format_instant
 
@@ -138,7 +143,7 @@ class _RowTracer:
         # Requests keep their own copy of the rows, so a row is found there even if its tables were
         # cut by a restore. All of it: a corrected row has other values than its dead letter.
         self._requested = [
-            (request, read_data_file(tables.log, file))
+            (request, read_columns(tables.log, [file], make_request_schema(self._spec)))
             for request in list_splice_requests(tables.log.store, self._spec.name)
             if request.origin != "attachment"
             for file in request.row_files()
@@ -148,11 +153,8 @@ class _RowTracer:
         )
         # Segments of the order buffer; some of their rows may have left.
         segments = [s for s in tables.head.segments if s.kind == ORDER_KIND]
-        parts = [read_data_file(tables.log, segment) for segment in segments]
-        waiting = [empty, *(part.select([*columns, "_section"]) for part in parts)]
-        self._buffered = self._select_matching(
-            pa.concat_tables(waiting, promote_options="permissive")
-        )
+        schema = empty.schema.append(pa.field("_section", pa.int64()))
+        self._buffered = self._select_matching(read_columns(tables.log, segments, schema))
 
     def trace_matching_rows(self) -> list[RowTrace]:
         """Return every row that matches, with its places."""

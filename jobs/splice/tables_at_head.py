@@ -11,7 +11,7 @@ on its lineage. A restore to before a merge drops its segment, and the request c
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -133,7 +133,7 @@ class TablesAtHead:
             # Rows of streams have other columns.
             if "stream" in segment.extra:
                 continue
-            table = read_data_file(self.log, segment).select(schema.names)
+            table = read_columns(self.log, [segment], schema)
             slot = CheckpointId.parse(str(segment.extra["checkpoint"])).slot
             slots |= dict.fromkeys(iterate_output_pairs(table), slot)
             rows.append(table)
@@ -186,6 +186,13 @@ class TablesAtHead:
 def read_data_file(log: SlotLog, file: FileRef) -> Any:
     """Return the rows of one data file, which is read from the store whole."""
     return use_plain_types(pq.read_table(io.BytesIO(log.store.get(file.key).data)))
+
+
+def read_columns(log: SlotLog, files: Iterable[FileRef], schema: Any) -> Any:
+    """Return the columns of a schema from files; a column that is younger than a file is null."""
+    tables = (read_data_file(log, file) for file in files)
+    known = [table.select([n for n in schema.names if n in table.column_names]) for table in tables]
+    return pa.concat_tables([schema.empty_table(), *known], promote_options="permissive")
 
 
 def join_spans(spans: Sequence[Span]) -> list[Range]:

@@ -222,3 +222,19 @@ def test_topics_are_not_read_again() -> None:
         {"by", "all"},
     )
     assert found.rows["s"]["read"] == read
+
+
+def test_a_column_may_be_younger_than_a_merge() -> None:
+    """Rows that were merged before the spec had the column are null in it."""
+    world = World({"end_time": "till"}, bounded=False)
+    world.play(random.Random(0), objects=3)
+    values = {"_source": ["s"], "_partition": ["f"], "_seq": [0], "_reason": ["file"]}
+    rows = pa.table({**values, "_outputs": [[EVENTS]]})
+    extra = {"request": "r", "checkpoint": "t0-000002-aa"}
+    segment = write_parquet_file(world.store, "merged", rows, SPLICE_KIND, extra=extra)
+    newest = world.log.head().record
+    assert newest is not None
+    merged = newest.model_copy(update={"segments": [*newest.segments, segment]})
+    (found,) = _read_merged_rows(world.spec, world.store, merged).to_pylist()
+    assert {name: found[name] for name in values} == {k: v for k, (v,) in values.items()}
+    assert all(found[name] is None for name in world.spec.columns)

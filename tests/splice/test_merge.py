@@ -31,6 +31,7 @@ from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.errors import ConfigurationError, PoisonError
 from tidegate.jobs.rules.recomputation import WindowBounds
 from tidegate.jobs.sinks.published_tables import select_current_revisions
+from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.splice.merge import (
     CRASH_POINTS,
     MergeDecision,
@@ -50,6 +51,7 @@ from tidegate.jobs.splice.request_creation import (
     resolve_request_state,
     split_request,
 )
+from tidegate.jobs.splice.row_trace import trace_rows
 from tidegate.jobs.splice.window_merge import AffectedWindow
 
 
@@ -521,6 +523,31 @@ def test_dead_rows_keep_the_times_they_have() -> None:
     assert sorted(r["n"] for r in results(bench, "fixed") if r["_source"] == "a") == [1, 2]
     rows = cast_rows(bench.spec, [{"t": 5, "_seq": 1}, {"t": "1970-01-01T00:00:02Z", "_seq": 2}])
     assert rows["t"].cast("int64").to_pylist() == [5, 2 * SECOND]
+
+
+def test_merges_go_on_after_a_column_was_added_to_the_spec() -> None:
+    """Rows of earlier requests and merges are null in it; none of them could be read any more."""
+    bench = world(["fixed"])
+    play(bench, LATE_ONES)
+    _merge(bench, sources=("a",))
+    request = _request(bench)
+    raw = bench.spec.model_dump(mode="json", by_alias=True)
+    for source in raw["sources"].values():
+        source["schema"]["extra"] = "long"
+    bench.spec = PipelineSpec.model_validate(raw)
+    for source in bench.sources.values():
+        source.append({**row(10_100), "extra": 3})
+    bench.engine().run_epoch()
+    assert list_pending_rows(bench.spec, bench.log, LateFilter()).num_rows == 0
+    merge_request(bench.spec, bench.log, request, MergeDecision("ann"))
+    traced = [len(trace_rows(bench.spec, bench.log, {name: "3"})) for name in ("v", "extra")]
+    assert traced == [1, 2]
+    expected = in_time(world(["fixed"]).spec, LATE_ONES)
+    found, wanted = (
+        [r for r in results(one, "fixed") if r["window_start"].timestamp() < 10_000]
+        for one in (bench, expected)
+    )
+    assert found == wanted
 
 
 def test_no_revision_of_a_delta_window_counts_as_removed() -> None:
