@@ -285,7 +285,7 @@ def to_event_rows(
         last: the stream's last time before these rows.
         shift: added to the positions: how many rows merges inserted before these.
     """
-    table = table.sort_by("position")
+    table = _fill_columns(table.sort_by("position"), columns)
     identity = pc.binary_join_element_wise(
         table["_source"], table["_partition"], table["_seq"].cast(pa.string()), "/"
     )
@@ -302,8 +302,17 @@ def to_stream_rows(table: Any, columns: Mapping[str, str]) -> Any:
     which marks where the stream ends.
     """
     table = table.filter(pc.is_valid(table["_id"])).sort_by("position")
+    table = _fill_columns(table, columns)
     names = build_row_schema(columns).names
     return replace_column(table, "stream_time", table["stream_time"].cast(pa.int64())).select(names)
+
+
+def _fill_columns(table: Any, columns: Mapping[str, str]) -> Any:
+    """Return the table with nulls in columns that were added to the spec after its files."""
+    for name, kind in columns.items():
+        if name not in table.column_names:
+            table = table.append_column(name, pa.nulls(table.num_rows, to_arrow_type(kind)))
+    return table
 
 
 def replace_column(table: Any, name: str, values: Any) -> Any:

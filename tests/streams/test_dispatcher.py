@@ -22,6 +22,7 @@ from tidegate.jobs.engine.epoch_engine import EpochPorts
 from tidegate.jobs.engine.interfaces import EPOCH_POINTS
 from tidegate.jobs.engine.replay import replay_epoch
 from tidegate.jobs.sinks.output_tables import DriverTables
+from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.streams.dispatched_rows import find_root_source
 from tidegate.jobs.streams.dispatcher import StreamDispatcher
 from tidegate.jobs.streams.row_history import LogHistory
@@ -473,3 +474,15 @@ def test_the_document_of_a_request_follows_the_log() -> None:
         s.key for s in world.head().segments if s.kind == "splice:p"
     ]
     assert sink.lag(log) == 0
+
+
+def test_a_backfill_reads_rows_that_are_older_than_a_column() -> None:
+    """They are null in it; the missing column ended the driver, in every epoch."""
+    world = world_of("reducers", "sum", reducer("plain", attach="on_request"))
+    world.epoch((1, 1), (2, 2))
+    world.epoch((3, 3))
+    raw = world.bench.spec.model_dump(mode="json", by_alias=True)
+    raw["sources"]["a"]["schema"]["extra"] = "long"
+    world.driver(spec=PipelineSpec.model_validate(raw))
+    world.epoch(ask=(("attach", "sum"),))
+    assert world.values("d") == [1, 3, 6]
