@@ -84,7 +84,6 @@ class PipelineResults:
         events are left out if a merge has changed them, or if they are not kept.
         """
         log, name = self._log, self._spec.name
-        log, name = self._log, self._spec.name
         lineage, cut = CurrentLineage(log, log.head()), read_published_cut(log.store, name)
         shown = FollowerPosition(cut.timeline, cut.upto) if cut else None
         positions = [("tables", shown)]
