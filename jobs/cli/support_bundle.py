@@ -259,13 +259,18 @@ def _collect_versions() -> dict[str, Any]:
 
     from tidegate import __version__
 
+    # Python imports the first one of a name. A broken installation leaves folders without a name.
+    packages: dict[str, str | None] = {}
+    for one in distributions():
+        if one.metadata["Name"]:
+            packages.setdefault(one.metadata["Name"], one.version)
     return {
         "tidegate": __version__,
         "python": sys.version,
         "system": platform.platform(),
         "machine": platform.machine(),
         "cores": os.cpu_count(),
-        "packages": {one.name: one.version for one in distributions()},
+        "packages": packages,
     }
 
 

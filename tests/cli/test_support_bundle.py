@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 import zipfile
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from urllib.parse import quote, quote_plus
 
@@ -95,6 +97,20 @@ def test_what_is_in_it(cli: Cli, log: SlotLog, spec_file: Path, tmp_path: Path) 
     assert json.loads(files["slots/0000000003.json"])["counters"]["read"] == 30
     assert json.loads(files["overview.json"])["state"] == "stopped"
     assert not [name for name in files if name.endswith(".parquet")]
+
+
+def test_a_broken_installation_does_not_stop_the_bundle(
+    cli: Cli, log: SlotLog, spec_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A package without a name is left out; of two with one name the imported one counts."""
+    (tmp_path / "broken-1.0.dist-info").mkdir()
+    (tmp_path / "pydantic-0.1.dist-info").mkdir()
+    text = "Metadata-Version: 2.1\nName: pydantic\nVersion: 0.1\n"
+    (tmp_path / "pydantic-0.1.dist-info/METADATA").write_text(text)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    packages = json.loads(bundle(cli, tmp_path)["versions.json"])["packages"]
+    assert packages["pydantic"] == version("pydantic")
+    assert "broken" not in packages
 
 
 def test_a_name_suffices_in_a_folder_without_the_spec(
