@@ -79,6 +79,9 @@ def summarize_batches(manifests: Iterable[Manifest]) -> pd.DataFrame:
         if notes is None:
             continue
         at, name = notes.queries[notes.query], notes.query
+        counts = at.model_dump(include={"rows", "dropped", "state_rows", "state_bytes"})
+        if at.seconds is None:  # the report was lost, and what it counts is not known
+            counts = dict.fromkeys(counts)
         backlogs = [source.backlog for source in at.sources if source.backlog is not None]
         delay = None if at.watermark is None else manifest.created_at - at.watermark
         rows.append(
@@ -86,19 +89,16 @@ def summarize_batches(manifests: Iterable[Manifest]) -> pd.DataFrame:
                 "batch": f"{name}/{at.batch}",
                 "epoch": manifest.slot,
                 "query": name,
-                "rows": at.rows,
+                **counts,
                 "seconds": at.seconds,
                 "busy": at.seconds / at.interval if at.seconds and at.interval else None,
-                "dropped": at.dropped,
                 "backlog": sum(backlogs) if backlogs else None,
-                "state_rows": at.state_rows,
-                "state_bytes": at.state_bytes,
                 "watermark": at.watermark,
                 "watermark_delay_s": None if delay is None else delay / _TICKS_PER_SECOND,
             }
         )
     frame = pd.DataFrame(rows, columns=_BATCH_COLUMNS)
-    return frame.astype(dict.fromkeys(_BATCH_COLUMNS[4:], "float64"))
+    return frame.astype(dict.fromkeys(_BATCH_COLUMNS[3:], "float64"))
 
 
 def summarize_queries(manifests: Iterable[Manifest]) -> pd.DataFrame:
@@ -113,14 +113,15 @@ def summarize_queries(manifests: Iterable[Manifest]) -> pd.DataFrame:
     for query, own in batches.groupby("query"):
         with_rows = own.loc[(own["rows"] > 0) & own["watermark"].notna(), "watermark"]
         backlog = own["backlog"].dropna()
-        half, state = len(own) // 2, own["state_bytes"]
+        state = own["state_bytes"].dropna()
+        half = len(state) // 2
         older, newer = state.iloc[:half].median(), state.iloc[half:].median()
         rows.append(
             (
                 *(query, len(own), own["seconds"].quantile(0.95), own["busy"].quantile(0.95)),
                 min(1.0, own["dropped"].sum() / read) if (read := own["rows"].sum()) else np.nan,
                 newer / older if older else np.nan,
-                state.iloc[-1],
+                state.iloc[-1] if len(state) else np.nan,
                 _count_newest(with_rows, lambda before, after: after <= before),
                 _count_newest(backlog, lambda before, after: after > before),
             )

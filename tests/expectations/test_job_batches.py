@@ -77,11 +77,21 @@ def test_a_row_per_batch(job: JobBench) -> None:
 
 
 def test_a_lost_report_does_not_count_as_fast(job: JobBench) -> None:
-    """A batch without Spark's report has no duration, no backlog and no watermark."""
+    """A batch without Spark's report has no duration, no counts and no watermark."""
     _seal(job, BatchReport())
     (row,) = summarize_batches(job.sealed).to_dict("records")
-    assert all(math.isnan(row[name]) for name in ("seconds", "busy", "backlog", "watermark"))
-    assert math.isnan(_query(job)["busy_p95"])
+    assert all(math.isnan(row[name]) for name in {*row} - {"batch", "epoch", "query"})
+    query = _query(job)
+    assert math.isnan(query["busy_p95"])
+    assert math.isnan(query["state_bytes"])
+
+
+def test_a_lost_report_does_not_hide_the_state(job: JobBench) -> None:
+    """Size and growth of the state are those of the batches that Spark has reported."""
+    sizes = (10, 10, None, 30, 30, None)
+    _seal(job, *(_report(state_bytes=size) if size else BatchReport() for size in sizes))
+    query = _query(job)
+    assert (query["state_bytes"], query["state_growth"], query["batches"]) == (30, 3, 6)
 
 
 def test_the_share_of_dropped_rows(job: JobBench) -> None:
@@ -149,9 +159,10 @@ def test_a_healthy_job_passes(job: JobBench) -> None:
 def test_an_ill_job_fails_each_check(job: JobBench) -> None:
     """Slow batches, a growing backlog and state, dropped rows, a watermark that does not move."""
     reports = [
-        _report(seconds=2, backlog=n, state_bytes=10**n, dropped=60, watermark=0) for n in range(8)
+        _report(seconds=2, backlog=n, state_bytes=1000 * 10**n, dropped=60, watermark=0)
+        for n in range(9)
     ]
-    _seal(job, *reports, BatchReport(rows=100, state_bytes=10**11, dropped=60, watermark=0))
+    _seal(job, *reports, BatchReport())
     result = check_quality(_spec(), job.store)
     assert result["verdict"] == "fail"
     assert {check["id"] for check in result["failed"]} == {
