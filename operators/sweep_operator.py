@@ -31,12 +31,11 @@ from tidegate.operators.pipeline_operator import (
     ACTIVE_RUN_STATES,
     PipelineOperator,
     get_requester,
-    is_automatic_retry,
 )
 from tidegate.operators.store_access import StoreAccess
 
 UNREADABLE_KEY = "unreadable"  # of the XCom with the pipelines that could not be judged
-_REPLACED_KEY = "replaced_token"  # key in the task state store
+_REPLACED_KEY = "replaced_token"  # begins a key in the task state store
 
 
 class SweepOperator(BaseOperator):
@@ -171,18 +170,16 @@ class StopOperator(PipelineOperator):
         return {"pipeline": self.pipeline, "said": said}
 
     def _choose_token(self, context: Any, store: Store) -> int:
-        """The token of the driver to replace: the one that drove when the run's first try began.
+        """The token of the driver to replace: the one that drove when the first try began.
 
-        A retry that read the lease again would kill the driver that has replaced it meanwhile.
+        A retry that read the lease again would kill the driver that has replaced it meanwhile. A
+        person who clears the task asks anew: Airflow raises `max_tries` then, so a token belongs to
+        one value of it.
         """
-        kept = context["task_state_store"]
-        token = (
-            kept.get(_REPLACED_KEY)
-            if is_automatic_retry(context["ti"], self.retries or 0)
-            else None
-        )
+        kept, key = context["task_state_store"], f"{_REPLACED_KEY}_{context['ti'].max_tries}"
+        token = kept.get(key)
         if token is None:
             lease = read_lease(store, self.pipeline)
             token = lease.token if lease else 0
-            kept.set(_REPLACED_KEY, token, retention=NEVER_EXPIRE)
+            kept.set(key, token, retention=NEVER_EXPIRE)
         return int(token)
