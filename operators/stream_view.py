@@ -514,12 +514,13 @@ class StreamView:
 
         From memory as far as the charts reach, then from the index.
         """
-        for point in reversed(self._recent_points(head)):
-            seen = self._seen[point["timeline"], point["slot"]]
-            if seen is not None and (last is None or point["slot"] <= last):
-                yield seen[1]
         oldest = max(1, head.slot - CHART_POINTS + 1)
-        newest = min(oldest - 1, last if last is not None else head.slot)
+        last = head.slot if last is None else last
+        for point in reversed(self._recent_points(head) if last >= oldest else []):
+            seen = self._seen[point["timeline"], point["slot"]]
+            if seen is not None and point["slot"] <= last:
+                yield seen[1]
+        newest = min(oldest - 1, last)
         for segment in reversed(self._read_lineage(head)[0]):
             if segment.first <= newest:
                 for row in self._index.iterate_newest_first(segment.timeline, newest):

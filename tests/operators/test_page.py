@@ -213,13 +213,13 @@ def test_a_time_of_which_the_newest_checkpoint_is_gone_leads_to_an_older_one(
 def test_a_time_long_ago_is_found_by_few_reads(store: MemoryStore, gets: list[str]) -> None:
     """Neither the pages of the index nor the epochs after it are read one by one."""
     sealed = History(store, "p").extend(200, ago=100)
-    view = StreamView(store, "p")
-    pages(view)
+    pages(StreamView(store, "p"))  # writes the pages of the index, as a driver does
     gets.clear()
+    view = StreamView(store, "p")
     rows = view.checkpoint_page(limit=1, until=sealed[20].created_at // 1000 + 1)["rows"]
     assert [row["id"] for row in rows] == [str(sealed[20].id)]
     assert sum("/index/" in key for key in gets) == 1
-    assert sum("/slots/" in key for key in gets) <= 8
+    assert sum("/slots/" in key for key in gets) <= 9
 
 
 def test_a_log_that_begins_again_is_not_shown_with_the_old_one(store: MemoryStore) -> None:
@@ -233,6 +233,7 @@ def test_a_log_that_begins_again_is_not_shown_with_the_old_one(store: MemoryStor
     shown = view.detail(since=(0, old[-1].slot))
     assert shown["partial"] is False
     assert [point["id"] for point in shown["points"]] == [str(manifest.id) for manifest in new]
+
 
 
 def test_a_checked_checkpoint_remembers_it(store: MemoryStore) -> None:
