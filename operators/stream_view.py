@@ -196,7 +196,7 @@ class StreamView:
             restorable: only those that can be restored.
         """
         with self._hold_lock():
-            head, roots = self.log.head(), RootsFile(self.store, self.pipeline).read()
+            head, roots = self._read_head(), RootsFile(self.store, self.pipeline).read()
             if abandoned:
                 source = self._iterate_abandoned(head)
             else:

@@ -235,6 +235,17 @@ def test_a_log_that_begins_again_is_not_shown_with_the_old_one(store: MemoryStor
     assert [point["id"] for point in shown["points"]] == [str(manifest.id) for manifest in new]
 
 
+def test_a_search_for_a_time_does_not_remember_a_wiped_log(store: MemoryStore) -> None:
+    """The times of its slots are those of the log that is there now."""
+    History(store, "p").extend(6, ago=100)
+    view, now = StreamView(store, "p"), 4_000_000_000_000
+    view.checkpoint_page(until=now)
+    for entry in list(store.list_objects("p/")):
+        store.delete(entry.key)
+    new = History(store, "p", uid="v").extend(3)
+    rows = view.checkpoint_page(until=now)["rows"]
+    assert [row["id"] for row in rows] == [str(manifest.id) for manifest in reversed(new)]
+
 
 def test_a_checked_checkpoint_remembers_it(store: MemoryStore) -> None:
     """The page remembers the answer to whether a checkpoint is whole, for everyone.
