@@ -95,16 +95,18 @@ class JobLocation:
 
 
 def open_location(home: Path, head: LogHead, token: int) -> JobLocation:
-    """Return the folder for this launch, which holds the lease.
+    """Return the location of this launch: a folder of its own, or that of the launch before.
 
-    Only the sinks of the launch before may be ahead of the log. If it was on this host and has
-    ended, its folder holds the plan of what they have seen. It waits up to 30 s for that end; else
-    it makes a new folder, and deletes older ones but the newest two and those of live processes.
+    The launch goes on in the same folder if the launch before was the last holder of the lease, ran
+    on this host and has ended, and nothing was restored since. That folder has the plan of a batch
+    that was begun, so Spark repeats exactly the batch that sinks may have seen. The function waits
+    up to 30 s for the end. Otherwise it makes a new folder, and deletes older ones except the
+    newest two and those of live processes.
 
     Args:
         home: folder of the job on this host.
-        head: of its log, after any restore.
-        token: of the lease. It grows by one with every holder.
+        head: of the job's log, after any restore; its record is the batch to go on from.
+        token: of the lease, which this launch holds. It grows by one with every holder.
     """
     first = head.slot == 0 and head.timeline == 0
     last = _read_launch(home)
@@ -142,7 +144,7 @@ def find_jobs_home() -> Path:
 
 
 def get_jvm_pid(session: Any) -> int | None:
-    """Return the process of the JVM that PySpark has started; None if it was started elsewhere."""
+    """Return the pid of the JVM that PySpark has started; None if it was started elsewhere."""
     process = getattr(session.sparkContext._gateway, "proc", None)
     return process.pid if process is not None else None
 
