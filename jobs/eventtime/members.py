@@ -50,13 +50,19 @@ def resolve_partition_timeout(spec: PipelineSpec, source: SourceSpec) -> int | N
 
 @dataclass(slots=True)
 class SourceRules:
-    """The options of one source, prepared for the pass over its members, and its coalescer.
+    """What `Members` needs to know of one source, prepared once per epoch.
 
     Attributes:
-        distance: ticks of the frontier below the newest row; None without a lag.
-        timeout: ticks after which a partition is idle; None: never.
+        options: the source in the spec.
+        coalescer: of the source; `Members` tells it the status and frontier of each member.
+        distance: ticks of the frontier below the newest row (`compute_frontier_lag`); None without
+            a lag.
+        timeout: ticks after which a partition is idle (`resolve_partition_timeout`); None: never.
         discovered: a member joins with its first event, not with its first survey.
-        lag_alone: the source has a lag, no wall clock, and no ``regress: error``.
+        ignores_idle_punctuation: punctuation alone does not make an idle member active.
+        refuses_regression: punctuation that goes back is an error (``regress: error``).
+        lag_alone: the source has a lag, no wall clock, and no ``regress: error``. Only members of
+            such a source can take the short way (`is_rows_only`).
     """
 
     options: SourceSpec
