@@ -36,7 +36,7 @@ class WindowBounds:
 
 
 def build_time_expression(spec: PipelineSpec, field: str = "event_time") -> str:
-    """Return SQL for the event time or `end_time` of a row, in ticks.
+    """Return DuckDB SQL for the event time or `end_time` of a row, in ticks.
 
     Sources may give different names to the column. Null for a row whose source has no such column.
     """
@@ -52,16 +52,17 @@ def build_time_expression(spec: PipelineSpec, field: str = "event_time") -> str:
 
 
 def build_starts_sql(window: WindowSpec) -> str:
-    """Return SQL for the starts of a row's windows, one row each, of rows with `_et` and `_end`.
+    """Return DuckDB SQL for the starts of a row's windows in ticks; it gives one row per start.
 
-    Only for tumbling and sliding windows.
+    It is an expression for the list of a SELECT over rows with `_et` and `_end`. Only for tumbling
+    and sliding windows.
     """
     first, last = first_window_start_sql(window), last_window_start_sql(window)
     return to_duckdb(f"explode(sequence({first}, {last}, {window.period}L))")
 
 
 def build_recompute_columns(window: WindowSpec) -> list[str]:
-    """Return SQL for the aggregates of a window's rows; null for those that are not exact.
+    """Return DuckDB SQL for the aggregates of a window's rows; null for those not exact.
 
     Rows need `_seq`, which may be null only for a window without rows.
     """
