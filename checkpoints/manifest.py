@@ -86,7 +86,10 @@ class Counters(_RecordModel):
     per_source: dict[str, dict[str, int]] = Field(default_factory=dict)
 
     def accounted_rows(self) -> int:
-        """Return the number of rows with a disposition, `retained` included."""
+        """Return the number of rows with a disposition up to this epoch, `retained` included.
+
+        It equals `read`, or rows were lost or doubled.
+        """
         return count_accounted_rows(self)
 
     def is_conserved(self) -> bool:

@@ -222,7 +222,11 @@ class PipelineOverview:
 
     @property
     def warnings(self) -> list[str]:
-        """What a person should look at although the pipeline runs, a sentence each."""
+        """What a person should look at although the pipeline runs, a sentence each.
+
+        Members that have shown a time more than a day ahead of the clock, and sources with more
+        than 200 partitions, both as of the newest epoch.
+        """
         newest = self.newest
         if newest is None:
             return []
