@@ -230,7 +230,18 @@ class StreamView:
         return {"rows": shown, "next": more, "newest": head.slot}
 
     def restore_impact(self, checkpoint: str) -> dict[str, Any]:
-        """Return what a restore to this checkpoint would take back."""
+        """Return what a restore to this checkpoint would take back, as the fields of `RestorePlan`.
+
+        `since` is in milliseconds. It does not refuse a condemned checkpoint.
+
+        Args:
+            checkpoint: as a person names it (`CheckpointCatalog.resolve`).
+
+        Raises:
+            ConfigurationError: no checkpoint fits, or several do, or an epoch that the restore
+                would apply again was retired.
+            PoisonError: the checkpoint was retired.
+        """
         plan = plan_restore(self.log, CheckpointCatalog(self.log).resolve(checkpoint))
         return {**plan.model_dump(), "since": to_milliseconds(plan.since)}
 
