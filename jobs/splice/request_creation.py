@@ -241,10 +241,10 @@ def create_from_file(
 def resolve_request_state(
     log: SlotLog, request: SpliceRequest, head: LogHead | None = None, now: int | None = None
 ) -> str:
-    """Return the state of a request as the log has it.
+    """Return the state of a request as the log has it, one of `SpliceState`.
 
     The log decides whether a request is merged. If a restore took the merge back, the request is
-    open again.
+    open again: "created".
 
     Args:
         log: the pipeline's log.
