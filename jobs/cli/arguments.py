@@ -193,6 +193,10 @@ def open_any_spec_and_log(
 def find_or_read_spec(pipeline: str, store: str | None) -> PipelineSpec:
     """Load a pipeline's spec; if no file has the name, the one that sealed the newest epoch.
 
+    Args:
+        pipeline: name of the pipeline, or path of its spec.
+        store: address of the store; None: as `resolve_store_url` finds it.
+
     Raises:
         ConfigurationError: there is no such spec, and the pipeline never ran in this store.
     """

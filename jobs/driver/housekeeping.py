@@ -158,7 +158,7 @@ class Housekeeper:
         )
 
     def start(self) -> Housekeeper:
-        """Start the thread."""
+        """Start the thread, and return the housekeeper itself."""
         self._thread.start()
         return self
 
