@@ -12,8 +12,8 @@ from typing import Annotated, Final, Self
 
 from pydantic import Field
 
-from tidegate.checkpoints.canonical_json import FrozenModel
 from tidegate.checkpoints.manifest import Manifest
+from tidegate.checkpoints.record_models import FrozenModel
 
 _KEY: Final = "batch"  # in `Manifest.notes`
 

@@ -1,4 +1,4 @@
-"""Canonical JSON bytes of records, the models of records, and the SHA-256 hashes of the chain.
+"""Canonical JSON bytes of records, and the SHA-256 hashes of the chain.
 
 A hash is always taken over the bytes in the bucket, never over a model that was serialised again.
 """
@@ -9,8 +9,6 @@ import hashlib
 import json
 from pathlib import Path
 from typing import Any
-
-from pydantic import BaseModel, ConfigDict
 
 _CHUNK_BYTES = 1 << 20  # 1 MiB: large enough to hide call overhead, small enough for any executor
 
@@ -27,25 +25,6 @@ def canonical_bytes(value: Any) -> bytes:
     return json.dumps(
         value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
     ).encode()
-
-
-class FrozenModel(BaseModel):
-    """Base of what never changes. Unknown fields are ignored, as a newer version may write them."""
-
-    model_config = ConfigDict(frozen=True)
-
-
-class BucketRecord(FrozenModel):
-    """Base of what lies in the bucket.
-
-    Unknown fields are refused, because dropping them would lose what a newer writer meant.
-    """
-
-    model_config = ConfigDict(extra="forbid")
-
-    def to_bytes(self) -> bytes:
-        """Return the canonical bytes, which are what the bucket stores."""
-        return canonical_bytes(self.model_dump(mode="json"))
 
 
 def parse_json(data: bytes) -> Any:

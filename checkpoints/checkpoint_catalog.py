@@ -9,10 +9,11 @@ from itertools import islice
 from typing import Any
 
 from tidegate.checkpoints.bucket_layout import BucketLayout, CheckpointId
-from tidegate.checkpoints.canonical_json import FrozenModel, parse_json
+from tidegate.checkpoints.canonical_json import parse_json
 from tidegate.checkpoints.errors import CHECKPOINT_UNKNOWN, CHECKPOINTS_ILL
 from tidegate.checkpoints.manifest import Counters, FileRef, Manifest
 from tidegate.checkpoints.pins import Roots, RootsFile
+from tidegate.checkpoints.record_models import FrozenModel
 from tidegate.checkpoints.slot_index import READ_WORKERS, SlotIndex, SlotSummary
 from tidegate.checkpoints.slot_log import LineageSegment, SlotLog
 from tidegate.checkpoints.store import NotFoundError, Store

@@ -19,9 +19,10 @@ from typing import Final, Required, Self, TypedDict, TypeVar, Unpack
 from pydantic import Field, model_validator
 
 from tidegate.checkpoints.bucket_layout import BucketLayout
-from tidegate.checkpoints.canonical_json import BucketRecord, parse_json
+from tidegate.checkpoints.canonical_json import parse_json
 from tidegate.checkpoints.errors import DESIRED_STATE_MOVED, REQUEST_MALFORMED, REQUEST_UNDECIDED
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
+from tidegate.checkpoints.record_models import BucketRecord
 from tidegate.checkpoints.shared_documents import SharedDocument, change_document, read_document
 from tidegate.checkpoints.store import (
     NotFoundError,

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 
 from tidegate.checkpoints.bucket_layout import BucketLayout
-from tidegate.checkpoints.canonical_json import BucketRecord, parse_json
+from tidegate.checkpoints.canonical_json import parse_json
 from tidegate.checkpoints.errors import (
     LEASE_HELD,
     LEASE_LOST,
@@ -45,6 +45,7 @@ from tidegate.checkpoints.errors import LeaseHeldError as LeaseHeldError
 from tidegate.checkpoints.errors import LeaseLostError as LeaseLostError
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
 from tidegate.checkpoints.pipeline_identity import ProcessIdentity
+from tidegate.checkpoints.record_models import BucketRecord
 from tidegate.checkpoints.store import (
     NotFoundError,
     OutcomeUnknownError,

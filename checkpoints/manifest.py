@@ -16,7 +16,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field, ValidationError
 
 from tidegate.checkpoints.bucket_layout import CheckpointId
-from tidegate.checkpoints.canonical_json import BucketRecord, parse_json
+from tidegate.checkpoints.canonical_json import parse_json
 from tidegate.checkpoints.epoch_notes import (
     COUNTED_ROWS,
     EpochCounters,
@@ -28,6 +28,7 @@ from tidegate.checkpoints.errors import (
     RECORD_MALFORMED,
     RECORD_OF_NEWER_FORMAT,
 )
+from tidegate.checkpoints.record_models import BucketRecord
 from tidegate.checkpoints.row_counts import merge_counts
 from tidegate.time_units import TICK_MIN
 

@@ -18,9 +18,9 @@ from typing import TypeVar
 from pydantic import Field
 
 from tidegate.checkpoints.bucket_layout import BucketLayout, CheckpointId, require_name
-from tidegate.checkpoints.canonical_json import BucketRecord
 from tidegate.checkpoints.errors import CHECKPOINT_CONDEMNED, PIN_TAKEN
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
+from tidegate.checkpoints.record_models import BucketRecord
 from tidegate.checkpoints.shared_documents import SharedDocument, change_document, read_document
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store

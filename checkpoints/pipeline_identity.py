@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tidegate.checkpoints.bucket_layout import BucketLayout
-from tidegate.checkpoints.canonical_json import BucketRecord, canonical_bytes, parse_json
+from tidegate.checkpoints.canonical_json import canonical_bytes, parse_json
 from tidegate.checkpoints.errors import IDENTITY_MALFORMED, OUTCOME_UNKNOWN, STORE_COPIED
+from tidegate.checkpoints.record_models import BucketRecord
 from tidegate.checkpoints.store import (
     NotFoundError,
     OutcomeUnknownError,

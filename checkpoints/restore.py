@@ -18,13 +18,13 @@ from enum import StrEnum
 
 from tidegate.checkpoints.batch_notes import SinkPlan, SinkRewind, plan_sinks
 from tidegate.checkpoints.bucket_layout import BucketLayout, CheckpointId
-from tidegate.checkpoints.canonical_json import BucketRecord, FrozenModel
 from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
 from tidegate.checkpoints.errors import HEAD_MOVED, RESTORE_GAP, RESTORE_SINK, HeadMovedError
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
 from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.manifest import Counters, ForkRecord, Manifest
 from tidegate.checkpoints.pins import RootsFile
+from tidegate.checkpoints.record_models import BucketRecord, FrozenModel
 from tidegate.checkpoints.shared_documents import SharedDocument, change_document, read_document
 from tidegate.checkpoints.slot_log import LineageSegment, LogHead, Sealed, SlotLog, SlotTaken
 from tidegate.checkpoints.store import Store

@@ -30,11 +30,11 @@ from dataclasses import dataclass
 from itertools import chain
 
 from tidegate.checkpoints.bucket_layout import CheckpointId
-from tidegate.checkpoints.canonical_json import FrozenModel
 from tidegate.checkpoints.errors import SLOT_MISSING
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
 from tidegate.checkpoints.manifest import Manifest, RetiredEpoch
 from tidegate.checkpoints.pins import Roots, RootsFile
+from tidegate.checkpoints.record_models import FrozenModel
 from tidegate.checkpoints.slot_index import SlotIndex, SlotSummary
 from tidegate.checkpoints.slot_log import LineageSegment, LogHead, SlotLog
 from tidegate.checkpoints.store import ObjectInfo, PreconditionFailedError

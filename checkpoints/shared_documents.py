@@ -12,8 +12,9 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from tidegate.checkpoints.canonical_json import BucketRecord, parse_json
+from tidegate.checkpoints.canonical_json import parse_json
 from tidegate.checkpoints.errors import DOCUMENT_CONTENDED, DOCUMENT_MALFORMED
+from tidegate.checkpoints.record_models import BucketRecord
 from tidegate.checkpoints.store import (
     NotFoundError,
     OutcomeUnknownError,

@@ -18,8 +18,9 @@ from typing import Any, TypeVar
 from pydantic import Field, TypeAdapter
 
 from tidegate.checkpoints.bucket_layout import CheckpointId
-from tidegate.checkpoints.canonical_json import FrozenModel, canonical_bytes
+from tidegate.checkpoints.canonical_json import canonical_bytes
 from tidegate.checkpoints.manifest import ForkRecord, Manifest
+from tidegate.checkpoints.record_models import FrozenModel
 from tidegate.checkpoints.row_counts import RowCounts
 from tidegate.checkpoints.slot_log import LineageSegment, SlotContents, SlotLog
 from tidegate.checkpoints.store import NotFoundError, OutcomeUnknownError, PreconditionFailedError

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from tidegate.checkpoints.canonical_json import FrozenModel
 from tidegate.checkpoints.errors import STORE_DISHONEST
 
 # The errors are part of the interface, so that callers import them from here.
@@ -29,6 +28,7 @@ from tidegate.checkpoints.errors import OutcomeUnknownError as OutcomeUnknownErr
 from tidegate.checkpoints.errors import PreconditionFailedError as PreconditionFailedError
 from tidegate.checkpoints.errors import StoreDeniedError as StoreDeniedError
 from tidegate.checkpoints.errors import StoreUnavailableError as StoreUnavailableError
+from tidegate.checkpoints.record_models import FrozenModel
 
 FolderNames = list[str]  # in the class bodies of stores, mypy takes `list` for a method
 

@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from tidegate.checkpoints.bucket_layout import CheckpointId
-from tidegate.checkpoints.canonical_json import FrozenModel, sha256_of_file
+from tidegate.checkpoints.canonical_json import sha256_of_file
 from tidegate.checkpoints.manifest import FileRef, Manifest, RetiredEpoch
 from tidegate.checkpoints.pins import RootsFile
+from tidegate.checkpoints.record_models import FrozenModel
 from tidegate.checkpoints.slot_index import SlotIndex
 from tidegate.checkpoints.slot_log import SlotContents, SlotLog
 from tidegate.checkpoints.store import NotFoundError, Store, StoreDeniedError

@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-from tidegate.checkpoints import row_counts
 from tidegate.checkpoints.row_counts import RowCounts, merge_counts, name_late_counts
-from tidegate.jobs.spec import row_rules
-
-
-def test_quarantined_rows_have_one_name() -> None:
-    """The counts repeat it, so that commands need not load the models of a spec."""
-    assert row_counts.RULE_QUARANTINED == row_rules.RULE_QUARANTINED
 
 
 def test_late_ratio_counts_a_row_once() -> None:

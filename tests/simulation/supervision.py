@@ -198,7 +198,7 @@ class Airflow:
                     self.start_stream()
 
 
-def _run_task(operator: BaseOperator, context: dict[str, Any]) -> None:
+def _run_task(operator: BaseOperator, context: Any) -> None:
     """Run a task as Airflow does: a task that defers goes on with the event of its trigger."""
     act: Callable[[], Any] = partial(operator.execute, context)
     while True:

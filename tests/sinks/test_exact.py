@@ -228,7 +228,12 @@ def test_a_column_may_be_younger_than_a_merge() -> None:
     """Rows that were merged before the spec had the column are null in it."""
     world = World({"end_time": "till"}, bounded=False)
     world.play(random.Random(0), objects=3)
-    values = {"_source": ["s"], "_partition": ["f"], "_seq": [0], "_reason": ["file"]}
+    values: dict[str, list[object]] = {
+        "_source": ["s"],
+        "_partition": ["f"],
+        "_seq": [0],
+        "_reason": ["file"],
+    }
     rows = pa.table({**values, "_outputs": [[EVENTS]]})
     extra = {"request": "r", "checkpoint": "t0-000002-aa"}
     segment = write_parquet_file(world.store, "merged", rows, SPLICE_KIND, extra=extra)
@@ -236,5 +241,7 @@ def test_a_column_may_be_younger_than_a_merge() -> None:
     assert newest is not None
     merged = newest.model_copy(update={"segments": [*newest.segments, segment]})
     (found,) = _read_merged_rows(world.spec, world.store, merged).to_pylist()
-    assert {name: found[name] for name in values} == {k: v for k, (v,) in values.items()}
+    assert {name: found[name] for name in values} == {
+        name: column[0] for name, column in values.items()
+    }
     assert all(found[name] is None for name in world.spec.columns)
