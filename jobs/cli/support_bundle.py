@@ -259,11 +259,13 @@ def _collect_versions() -> dict[str, Any]:
 
     from tidegate import __version__
 
-    # Python imports the first one of a name. A broken installation leaves folders without a name.
+    # Python imports the first one of a name. A broken installation leaves folders without a name:
+    # None, or an error where the package importlib_metadata has been imported.
     packages: dict[str, str | None] = {}
     for one in distributions():
-        if one.metadata["Name"]:
-            packages.setdefault(one.metadata["Name"], one.version)
+        with suppress(FileNotFoundError):
+            if one.metadata["Name"]:
+                packages.setdefault(one.metadata["Name"], one.version)
     return {
         "tidegate": __version__,
         "python": sys.version,

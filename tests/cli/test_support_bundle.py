@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 import zipfile
@@ -103,6 +104,7 @@ def test_a_broken_installation_does_not_stop_the_bundle(
     cli: Cli, log: SlotLog, spec_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A package without a name is left out; of two with one name the imported one counts."""
+    importlib.import_module("importlib_metadata")  # it raises for a package without a name
     (tmp_path / "broken-1.0.dist-info").mkdir()
     (tmp_path / "pydantic-0.1.dist-info").mkdir()
     text = "Metadata-Version: 2.1\nName: pydantic\nVersion: 0.1\n"
