@@ -12,8 +12,8 @@ from typing import Annotated, Final, Self
 
 from pydantic import Field
 
-from tidegate.checkpoints.manifest import Manifest
-from tidegate.checkpoints.record_models import FrozenModel
+from .manifest import Manifest
+from .record_models import FrozenModel
 
 _KEY: Final = "batch"  # in `Manifest.notes`
 

@@ -20,7 +20,7 @@ import re
 import secrets
 from dataclasses import dataclass
 
-from tidegate.checkpoints.errors import BAD_CHECKPOINT_ID, BAD_NAME
+from .errors import BAD_CHECKPOINT_ID, BAD_NAME
 
 LAST_SLOT = 9_999_999_999  # ten digits: one epoch a second for three centuries
 _PIPELINE_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")

@@ -8,16 +8,17 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from tidegate.checkpoints.bucket_layout import BucketLayout, CheckpointId
-from tidegate.checkpoints.canonical_json import parse_json
-from tidegate.checkpoints.errors import CHECKPOINT_UNKNOWN, CHECKPOINTS_ILL
-from tidegate.checkpoints.manifest import Counters, FileRef, Manifest
-from tidegate.checkpoints.pins import Roots, RootsFile
-from tidegate.checkpoints.record_models import FrozenModel
-from tidegate.checkpoints.slot_index import READ_WORKERS, SlotIndex, SlotSummary
-from tidegate.checkpoints.slot_log import LineageSegment, SlotLog
-from tidegate.checkpoints.store import NotFoundError, Store
 from tidegate.errors import ConfigurationError
+
+from .bucket_layout import BucketLayout, CheckpointId
+from .canonical_json import parse_json
+from .errors import CHECKPOINT_UNKNOWN, CHECKPOINTS_ILL
+from .manifest import Counters, FileRef, Manifest
+from .pins import Roots, RootsFile
+from .record_models import FrozenModel
+from .slot_index import READ_WORKERS, SlotIndex, SlotSummary
+from .slot_log import LineageSegment, SlotLog
+from .store import NotFoundError, Store
 
 _MOST_SUGGESTIONS = 5  # checkpoints that the error about an ambiguous prefix names
 

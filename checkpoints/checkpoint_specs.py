@@ -10,14 +10,15 @@ from contextlib import suppress
 from itertools import islice
 from typing import Any
 
-from tidegate.checkpoints.bucket_layout import BucketLayout, CheckpointId
-from tidegate.checkpoints.manifest import Manifest
-from tidegate.checkpoints.slot_log import SlotLog
-from tidegate.checkpoints.store import NotFoundError, PreconditionFailedError, Store
 from tidegate.errors import ConfigurationError
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.source_options import mask_secrets
 from tidegate.jobs.spec.spec_changes import ChangeEffect, LiveState, SpecChange, compare_specs
+
+from .bucket_layout import BucketLayout, CheckpointId
+from .manifest import Manifest
+from .slot_log import SlotLog
+from .store import NotFoundError, PreconditionFailedError, Store
 
 _MAX_CHECKPOINTS_SEARCHED = (
     200  # checkpoints before the one asked for: a second or two, while a person waits

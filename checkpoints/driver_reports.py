@@ -19,11 +19,11 @@ from typing import Any, Final
 
 from pydantic import Field
 
-from tidegate.checkpoints.bucket_layout import BucketLayout
-from tidegate.checkpoints.canonical_json import canonical_bytes, parse_json
-from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
-from tidegate.checkpoints.record_models import FrozenModel
-from tidegate.checkpoints.store import NotFoundError, Store
+from .bucket_layout import BucketLayout
+from .canonical_json import canonical_bytes, parse_json
+from .host_clock import SYSTEM_CLOCK
+from .record_models import FrozenModel
+from .store import NotFoundError, Store
 
 PIECE_BYTES: Final = 256 * 1024  # bytes
 MAX_PIECES: Final = 64  # of one attempt: 16 MiB

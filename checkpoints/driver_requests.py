@@ -18,19 +18,20 @@ from typing import Final, Required, Self, TypedDict, TypeVar, Unpack
 
 from pydantic import Field, model_validator
 
-from tidegate.checkpoints.bucket_layout import BucketLayout
-from tidegate.checkpoints.canonical_json import parse_json
-from tidegate.checkpoints.errors import DESIRED_STATE_MOVED, REQUEST_MALFORMED, REQUEST_UNDECIDED
-from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
-from tidegate.checkpoints.record_models import BucketRecord
-from tidegate.checkpoints.shared_documents import SharedDocument, change_document, read_document
-from tidegate.checkpoints.store import (
+from tidegate.errors import PoisonError
+
+from .bucket_layout import BucketLayout
+from .canonical_json import parse_json
+from .errors import DESIRED_STATE_MOVED, REQUEST_MALFORMED, REQUEST_UNDECIDED
+from .host_clock import SYSTEM_CLOCK, Clock
+from .record_models import BucketRecord
+from .shared_documents import SharedDocument, change_document, read_document
+from .store import (
     NotFoundError,
     OutcomeUnknownError,
     PreconditionFailedError,
     Store,
 )
-from tidegate.errors import PoisonError
 
 _TRIES = 8
 DAY = 24 * 3600.0  # seconds

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Self
 
 if TYPE_CHECKING:
-    from tidegate.checkpoints.manifest import Counters
+    from .manifest import Counters
 
 
 @dataclass(frozen=True, slots=True)

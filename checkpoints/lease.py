@@ -31,9 +31,11 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from tidegate.checkpoints.bucket_layout import BucketLayout
-from tidegate.checkpoints.canonical_json import parse_json
-from tidegate.checkpoints.errors import (
+from tidegate.errors import FencedError, TidegateError
+
+from .bucket_layout import BucketLayout
+from .canonical_json import parse_json
+from .errors import (
     LEASE_HELD,
     LEASE_LOST,
     LEASE_MALFORMED,
@@ -41,18 +43,17 @@ from tidegate.checkpoints.errors import (
     OUTCOME_UNKNOWN,
     PRECONDITION_FAILED,
 )
-from tidegate.checkpoints.errors import LeaseHeldError as LeaseHeldError
-from tidegate.checkpoints.errors import LeaseLostError as LeaseLostError
-from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
-from tidegate.checkpoints.pipeline_identity import ProcessIdentity
-from tidegate.checkpoints.record_models import BucketRecord
-from tidegate.checkpoints.store import (
+from .errors import LeaseHeldError as LeaseHeldError
+from .errors import LeaseLostError as LeaseLostError
+from .host_clock import SYSTEM_CLOCK, Clock
+from .pipeline_identity import ProcessIdentity
+from .record_models import BucketRecord
+from .store import (
     NotFoundError,
     OutcomeUnknownError,
     PreconditionFailedError,
     Store,
 )
-from tidegate.errors import FencedError, TidegateError
 
 # Seconds; `LeaseRenewer` says how often a lease is renewed in that time. A takeover takes well
 # under 15 s.

@@ -19,8 +19,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tidegate.checkpoints.canonical_json import sha256_of_bytes, sha256_of_file
-from tidegate.checkpoints.errors import (
+from tidegate.errors import TidegateError
+
+from .canonical_json import sha256_of_bytes, sha256_of_file
+from .errors import (
     FOLDER_DENIED,
     NETWORK_FILE_SYSTEM,
     OBJECT_NOT_FOUND,
@@ -29,7 +31,7 @@ from tidegate.checkpoints.errors import (
     STORE_FULL,
     STORE_UNAVAILABLE,
 )
-from tidegate.checkpoints.store import (
+from .store import (
     FolderNames,
     NotFoundError,
     ObjectInfo,
@@ -37,7 +39,6 @@ from tidegate.checkpoints.store import (
     UploadedObject,
     check_key,
 )
-from tidegate.errors import TidegateError
 
 _INTERNAL_FOLDER = ".tidegate-store"  # temporary files and the lock; never listed
 _NETWORK_FILE_SYSTEMS = {

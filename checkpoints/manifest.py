@@ -15,22 +15,23 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, ValidationError
 
-from tidegate.checkpoints.bucket_layout import CheckpointId
-from tidegate.checkpoints.canonical_json import parse_json
-from tidegate.checkpoints.epoch_notes import (
+from tidegate.time_units import TICK_MIN
+
+from .bucket_layout import CheckpointId
+from .canonical_json import parse_json
+from .epoch_notes import (
     COUNTED_ROWS,
     EpochCounters,
     EpochNotes,
     count_accounted_rows,
 )
-from tidegate.checkpoints.errors import (
+from .errors import (
     BAD_TRANSITION,
     RECORD_MALFORMED,
     RECORD_OF_NEWER_FORMAT,
 )
-from tidegate.checkpoints.record_models import BucketRecord
-from tidegate.checkpoints.row_counts import merge_counts
-from tidegate.time_units import TICK_MIN
+from .record_models import BucketRecord
+from .row_counts import merge_counts
 
 FORMAT_VERSION = 2
 """Of epochs. Version 2 added `Manifest.survey`, `Counters.rule_quarantined` and `.filtered`."""

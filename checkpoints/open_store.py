@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from tidegate.checkpoints.errors import BAD_STORE_URL
-from tidegate.checkpoints.local_store import LocalStore
-from tidegate.checkpoints.store import FolderNames, ObjectInfo, Store, StoredObject
+from .errors import BAD_STORE_URL
+from .local_store import LocalStore
+from .store import FolderNames, ObjectInfo, Store, StoredObject
 
 
 def open_store(url: str) -> Store:
@@ -24,7 +24,7 @@ def open_store(url: str) -> Store:
     parts = urlsplit(url)
     if parts.scheme == "s3" and parts.netloc:
         # Late: a local store needs none of its imports.
-        from tidegate.checkpoints.s3_store import S3Settings, S3Store
+        from .s3_store import S3Settings, S3Store
 
         return S3Store(S3Settings.from_environment(parts.netloc, parts.path.strip("/")))
     if parts.scheme == "file" and not parts.netloc and parts.path:

@@ -17,14 +17,15 @@ from typing import TypeVar
 
 from pydantic import Field
 
-from tidegate.checkpoints.bucket_layout import BucketLayout, CheckpointId, require_name
-from tidegate.checkpoints.errors import CHECKPOINT_CONDEMNED, PIN_TAKEN
-from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
-from tidegate.checkpoints.record_models import BucketRecord
-from tidegate.checkpoints.shared_documents import SharedDocument, change_document, read_document
-from tidegate.checkpoints.slot_log import SlotLog
-from tidegate.checkpoints.store import Store
 from tidegate.errors import PoisonError
+
+from .bucket_layout import BucketLayout, CheckpointId, require_name
+from .errors import CHECKPOINT_CONDEMNED, PIN_TAKEN
+from .host_clock import SYSTEM_CLOCK, Clock
+from .record_models import BucketRecord
+from .shared_documents import SharedDocument, change_document, read_document
+from .slot_log import SlotLog
+from .store import Store
 
 V = TypeVar("V")
 

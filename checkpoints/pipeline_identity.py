@@ -15,11 +15,11 @@ import socket
 from pathlib import Path
 from typing import NamedTuple
 
-from tidegate.checkpoints.bucket_layout import BucketLayout
-from tidegate.checkpoints.canonical_json import canonical_bytes, parse_json
-from tidegate.checkpoints.errors import IDENTITY_MALFORMED, OUTCOME_UNKNOWN, STORE_COPIED
-from tidegate.checkpoints.record_models import BucketRecord
-from tidegate.checkpoints.store import (
+from .bucket_layout import BucketLayout
+from .canonical_json import canonical_bytes, parse_json
+from .errors import IDENTITY_MALFORMED, OUTCOME_UNKNOWN, STORE_COPIED
+from .record_models import BucketRecord
+from .store import (
     NotFoundError,
     OutcomeUnknownError,
     PreconditionFailedError,

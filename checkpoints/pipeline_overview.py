@@ -15,15 +15,16 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final, Literal
 
-from tidegate.checkpoints.driver_reports import DriverStatus, read_status_and_age
-from tidegate.checkpoints.driver_requests import DesiredDocument, DesiredState, read_desired_state
-from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
-from tidegate.checkpoints.lease import LeaseObserver, LeaseView, read_lease
-from tidegate.checkpoints.manifest import Manifest
-from tidegate.checkpoints.row_counts import RowCounts
-from tidegate.checkpoints.slot_log import LogHead, SlotLog
-from tidegate.checkpoints.store import Store
 from tidegate.time_units import format_instant
+
+from .driver_reports import DriverStatus, read_status_and_age
+from .driver_requests import DesiredDocument, DesiredState, read_desired_state
+from .host_clock import SYSTEM_CLOCK
+from .lease import LeaseObserver, LeaseView, read_lease
+from .manifest import Manifest
+from .row_counts import RowCounts
+from .slot_log import LogHead, SlotLog
+from .store import Store
 
 # Seconds. A driver reports every 2 s, and `tidegate status` should show a loss in under 15 s.
 _REPORT_IS_OLD_AFTER: Final = 15.0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
-from tidegate.checkpoints.canonical_json import canonical_bytes
+from .canonical_json import canonical_bytes
 
 
 class FrozenModel(BaseModel):

@@ -16,18 +16,18 @@ from collections import Counter
 from collections.abc import Collection
 from enum import StrEnum
 
-from tidegate.checkpoints.batch_notes import SinkPlan, SinkRewind, plan_sinks
-from tidegate.checkpoints.bucket_layout import BucketLayout, CheckpointId
-from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
-from tidegate.checkpoints.errors import HEAD_MOVED, RESTORE_GAP, RESTORE_SINK, HeadMovedError
-from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
-from tidegate.checkpoints.lease import Lease
-from tidegate.checkpoints.manifest import Counters, ForkRecord, Manifest
-from tidegate.checkpoints.pins import RootsFile
-from tidegate.checkpoints.record_models import BucketRecord, FrozenModel
-from tidegate.checkpoints.shared_documents import SharedDocument, change_document, read_document
-from tidegate.checkpoints.slot_log import LineageSegment, LogHead, Sealed, SlotLog, SlotTaken
-from tidegate.checkpoints.store import Store
+from .batch_notes import SinkPlan, SinkRewind, plan_sinks
+from .bucket_layout import BucketLayout, CheckpointId
+from .checkpoint_catalog import CheckpointCatalog
+from .errors import HEAD_MOVED, RESTORE_GAP, RESTORE_SINK, HeadMovedError
+from .host_clock import SYSTEM_CLOCK, Clock
+from .lease import Lease
+from .manifest import Counters, ForkRecord, Manifest
+from .pins import RootsFile
+from .record_models import BucketRecord, FrozenModel
+from .shared_documents import SharedDocument, change_document, read_document
+from .slot_log import LineageSegment, LogHead, Sealed, SlotLog, SlotTaken
+from .store import Store
 
 
 class RestorePlan(FrozenModel):

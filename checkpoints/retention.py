@@ -29,15 +29,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
 
-from tidegate.checkpoints.bucket_layout import CheckpointId
-from tidegate.checkpoints.errors import SLOT_MISSING
-from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
-from tidegate.checkpoints.manifest import Manifest, RetiredEpoch
-from tidegate.checkpoints.pins import Roots, RootsFile
-from tidegate.checkpoints.record_models import FrozenModel
-from tidegate.checkpoints.slot_index import SlotIndex, SlotSummary
-from tidegate.checkpoints.slot_log import LineageSegment, LogHead, SlotLog
-from tidegate.checkpoints.store import ObjectInfo, PreconditionFailedError
+from .bucket_layout import CheckpointId
+from .errors import SLOT_MISSING
+from .host_clock import SYSTEM_CLOCK, Clock
+from .manifest import Manifest, RetiredEpoch
+from .pins import Roots, RootsFile
+from .record_models import FrozenModel
+from .slot_index import SlotIndex, SlotSummary
+from .slot_log import LineageSegment, LogHead, SlotLog
+from .store import ObjectInfo, PreconditionFailedError
 
 HOUR = 3600.0  # seconds
 

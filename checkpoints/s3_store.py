@@ -28,8 +28,10 @@ from tenacity import (
     wait_random_exponential,
 )
 
-from tidegate.checkpoints.canonical_json import sha256_of_file
-from tidegate.checkpoints.errors import (
+from tidegate.errors import ErrorDefinition, TidegateError, TransientError
+
+from .canonical_json import sha256_of_file
+from .errors import (
     BUCKET_DENIED,
     CLOCK_SKEWED,
     KEYS_EXPIRED,
@@ -39,7 +41,7 @@ from tidegate.checkpoints.errors import (
     STORE_FULL,
     STORE_UNAVAILABLE,
 )
-from tidegate.checkpoints.store import (
+from .store import (
     FolderNames,
     NotFoundError,
     ObjectInfo,
@@ -51,7 +53,6 @@ from tidegate.checkpoints.store import (
     UploadedObject,
     check_key,
 )
-from tidegate.errors import ErrorDefinition, TidegateError, TransientError
 
 # Bytes. A smaller file is faster in one PUT, whose checksum covers the whole object.
 _MULTIPART_FROM = 64 << 20

@@ -12,10 +12,10 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from tidegate.checkpoints.canonical_json import parse_json
-from tidegate.checkpoints.errors import DOCUMENT_CONTENDED, DOCUMENT_MALFORMED
-from tidegate.checkpoints.record_models import BucketRecord
-from tidegate.checkpoints.store import (
+from .canonical_json import parse_json
+from .errors import DOCUMENT_CONTENDED, DOCUMENT_MALFORMED
+from .record_models import BucketRecord
+from .store import (
     NotFoundError,
     OutcomeUnknownError,
     PreconditionFailedError,

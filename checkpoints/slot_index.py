@@ -17,13 +17,13 @@ from typing import Any, TypeVar
 
 from pydantic import Field, TypeAdapter
 
-from tidegate.checkpoints.bucket_layout import CheckpointId
-from tidegate.checkpoints.canonical_json import canonical_bytes
-from tidegate.checkpoints.manifest import ForkRecord, Manifest
-from tidegate.checkpoints.record_models import FrozenModel
-from tidegate.checkpoints.row_counts import RowCounts
-from tidegate.checkpoints.slot_log import LineageSegment, SlotContents, SlotLog
-from tidegate.checkpoints.store import NotFoundError, OutcomeUnknownError, PreconditionFailedError
+from .bucket_layout import CheckpointId
+from .canonical_json import canonical_bytes
+from .manifest import ForkRecord, Manifest
+from .record_models import FrozenModel
+from .row_counts import RowCounts
+from .slot_log import LineageSegment, SlotContents, SlotLog
+from .store import NotFoundError, OutcomeUnknownError, PreconditionFailedError
 
 # Slots a page: about 200 kB, read and parsed in some 10 ms; the unfinished page costs at most 500
 # GETs to catch up.

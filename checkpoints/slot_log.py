@@ -16,18 +16,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
-from tidegate.checkpoints.bucket_layout import BucketLayout, CheckpointId
-from tidegate.checkpoints.canonical_json import sha256_of_bytes
-from tidegate.checkpoints.errors import (
+from tidegate.errors import TransientError
+
+from .bucket_layout import BucketLayout, CheckpointId
+from .canonical_json import sha256_of_bytes
+from .errors import (
     COUNTERS_NOT_CONSERVED,
     NO_MANIFEST,
     RECORD_MISPLACED,
     SEAL_UNDECIDED,
     UNKNOWN_CHECKPOINT,
 )
-from tidegate.checkpoints.errors import SealUndecidedError as SealUndecidedError
-from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
-from tidegate.checkpoints.manifest import (
+from .errors import SealUndecidedError as SealUndecidedError
+from .host_clock import SYSTEM_CLOCK, Clock
+from .manifest import (
     FileRef,
     ForkRecord,
     Manifest,
@@ -35,7 +37,7 @@ from tidegate.checkpoints.manifest import (
     SlotRecord,
     parse_record,
 )
-from tidegate.checkpoints.store import (
+from .store import (
     NotFoundError,
     OutcomeUnknownError,
     PreconditionFailedError,
@@ -43,7 +45,6 @@ from tidegate.checkpoints.store import (
     StoredObject,
     StoreUnavailableError,
 )
-from tidegate.errors import TransientError
 
 # Seconds, five times the TTL of a lease. After that another process drives, and the slot decides.
 SEAL_BUDGET = 30.0

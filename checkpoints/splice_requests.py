@@ -14,11 +14,11 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from tidegate.checkpoints.bucket_layout import BucketLayout
-from tidegate.checkpoints.errors import SPLICE_DECIDED, SPLICE_UNDECIDED, SPLICE_UNKNOWN
-from tidegate.checkpoints.manifest import FileRef
-from tidegate.checkpoints.shared_documents import SharedDocument, change_document, read_document
-from tidegate.checkpoints.store import OutcomeUnknownError, PreconditionFailedError, Store
+from .bucket_layout import BucketLayout
+from .errors import SPLICE_DECIDED, SPLICE_UNDECIDED, SPLICE_UNKNOWN
+from .manifest import FileRef
+from .shared_documents import SharedDocument, change_document, read_document
+from .store import OutcomeUnknownError, PreconditionFailedError, Store
 
 SpliceState = Literal["created", "approved", "merged", "rejected", "expired"]
 OPEN_STATES: tuple[SpliceState, ...] = ("created", "approved")

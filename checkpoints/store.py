@@ -20,15 +20,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from tidegate.checkpoints.errors import STORE_DISHONEST
+from .errors import STORE_DISHONEST
 
 # The errors are part of the interface, so that callers import them from here.
-from tidegate.checkpoints.errors import NotFoundError as NotFoundError
-from tidegate.checkpoints.errors import OutcomeUnknownError as OutcomeUnknownError
-from tidegate.checkpoints.errors import PreconditionFailedError as PreconditionFailedError
-from tidegate.checkpoints.errors import StoreDeniedError as StoreDeniedError
-from tidegate.checkpoints.errors import StoreUnavailableError as StoreUnavailableError
-from tidegate.checkpoints.record_models import FrozenModel
+from .errors import NotFoundError as NotFoundError
+from .errors import OutcomeUnknownError as OutcomeUnknownError
+from .errors import PreconditionFailedError as PreconditionFailedError
+from .errors import StoreDeniedError as StoreDeniedError
+from .errors import StoreUnavailableError as StoreUnavailableError
+from .record_models import FrozenModel
 
 FolderNames = list[str]  # in the class bodies of stores, mypy takes `list` for a method
 

@@ -19,15 +19,16 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
-from tidegate.checkpoints.bucket_layout import CheckpointId
-from tidegate.checkpoints.canonical_json import sha256_of_file
-from tidegate.checkpoints.manifest import FileRef, Manifest, RetiredEpoch
-from tidegate.checkpoints.pins import RootsFile
-from tidegate.checkpoints.record_models import FrozenModel
-from tidegate.checkpoints.slot_index import SlotIndex
-from tidegate.checkpoints.slot_log import SlotContents, SlotLog
-from tidegate.checkpoints.store import NotFoundError, Store, StoreDeniedError
 from tidegate.errors import ConfigurationError, PoisonError, TidegateError, TransientError
+
+from .bucket_layout import CheckpointId
+from .canonical_json import sha256_of_file
+from .manifest import FileRef, Manifest, RetiredEpoch
+from .pins import RootsFile
+from .record_models import FrozenModel
+from .slot_index import SlotIndex
+from .slot_log import SlotContents, SlotLog
+from .store import NotFoundError, Store, StoreDeniedError
 
 SCRUB_EVERY: Final = 24 * 3_600_000_000  # ticks
 _MOST_SHARES: Final = 7  # a checkpoint that is kept for long is read again every week

@@ -22,9 +22,10 @@ if __name__ == "__main__":
 
 from tidegate.checkpoints.open_store import open_store
 from tidegate.errors import TidegateError
-from tidegate.expectations.quality_run import SCHEMA_VERSION, check_quality
-from tidegate.expectations.suite_files import find_suites
 from tidegate.jobs.spec.loader import load_any_spec
+
+from .quality_run import SCHEMA_VERSION, check_quality
+from .suite_files import find_suites
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

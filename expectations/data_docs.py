@@ -27,7 +27,8 @@ import pandas as pd
 from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.canonical_json import canonical_bytes, parse_json
 from tidegate.checkpoints.store import NotFoundError, Store
-from tidegate.expectations.gx_runner import RunResult, format_number
+
+from .gx_runner import RunResult, format_number
 
 _RUNS_KEPT = 100  # runs listed and kept, with results and Data Docs; about 0.3 MB each
 _WRITER_THREADS = 8  # pages are written side by side: a PUT is mostly waiting

@@ -20,17 +20,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.errors import ConfigurationError
-from tidegate.expectations.job_batches import JobEvidence
-from tidegate.expectations.suite_files import Check, limit_values, load_suites
-from tidegate.expectations.summaries import (
+from tidegate.jobs.spec.pipeline import BARRIERS, CHECKPOINTS, DEAD_LETTERS, EVENTS, LATE
+from tidegate.jobs.spec.stream_specs import REJECTIONS
+
+from .job_batches import JobEvidence
+from .suite_files import Check, limit_values, load_suites
+from .summaries import (
     ORIGIN,
     TABLE_PREFIX,
     Evidence,
     build_frame,
     name_rows,
 )
-from tidegate.jobs.spec.pipeline import BARRIERS, CHECKPOINTS, DEAD_LETTERS, EVENTS, LATE
-from tidegate.jobs.spec.stream_specs import REJECTIONS
 
 if TYPE_CHECKING:
     from great_expectations.core.expectation_validation_result import (

@@ -18,11 +18,6 @@ from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.slot_log import LogHead, SlotLog
 from tidegate.checkpoints.store import Store
 from tidegate.checkpoints.verify import verify_checkpoint
-from tidegate.expectations import data_docs
-from tidegate.expectations.gx_runner import CheckResult, load_great_expectations, run_suites
-from tidegate.expectations.job_batches import JobEvidence, gather_batches
-from tidegate.expectations.suite_files import list_checked_tables, load_suites
-from tidegate.expectations.summaries import LATE_COLUMNS, Evidence, event_columns
 from tidegate.jobs.spec.job_spec import JobSpec
 from tidegate.jobs.spec.pipeline import (
     BARRIERS,
@@ -33,6 +28,12 @@ from tidegate.jobs.spec.pipeline import (
     PipelineSpec,
 )
 from tidegate.jobs.spec.stream_specs import REJECTIONS
+
+from . import data_docs
+from .gx_runner import CheckResult, load_great_expectations, run_suites
+from .job_batches import JobEvidence, gather_batches
+from .suite_files import list_checked_tables, load_suites
+from .summaries import LATE_COLUMNS, Evidence, event_columns
 
 SCHEMA_VERSION = 1
 _MANIFESTS_READ = 200  # one GET each; a `recent_time` of a day may hold many more epochs

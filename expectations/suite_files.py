@@ -15,13 +15,14 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from tidegate.errors import ConfigurationError
-from tidegate.expectations.job_batches import JOB_SUMMARIES
-from tidegate.expectations.summaries import SUMMARIES, TABLE_PREFIX, list_frame_columns
 from tidegate.jobs.spec.event_time_options import SpecModel
 from tidegate.jobs.spec.job_spec import JobSpec
 from tidegate.jobs.spec.loader import Location, format_findings, to_plain_value
 from tidegate.jobs.spec.operations import QualityLimits, QualitySpec, Severity
 from tidegate.jobs.spec.pipeline import PipelineSpec
+
+from .job_batches import JOB_SUMMARIES
+from .summaries import SUMMARIES, TABLE_PREFIX, list_frame_columns
 
 _ALL_SUMMARIES = (*SUMMARIES, *JOB_SUMMARIES)
 _DURATION_LIMITS = {

@@ -28,7 +28,6 @@ from tidegate.checkpoints.row_counts import (
     ROW_NOTES,
     RowCounts,
 )
-from tidegate.expectations.job_batches import JOB_SUMMARIES, JobEvidence
 from tidegate.jobs.spec.event_time_options import ReleaseMode
 from tidegate.jobs.spec.job_spec import JobSpec
 from tidegate.jobs.spec.pipeline import (
@@ -39,6 +38,8 @@ from tidegate.jobs.spec.pipeline import (
     LATE,
     PipelineSpec,
 )
+
+from .job_batches import JOB_SUMMARIES, JobEvidence
 
 ORIGIN: Final = ("_source", "_partition", "_seq")
 """The columns that name a row of most tables."""

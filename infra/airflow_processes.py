@@ -26,8 +26,9 @@ from typing import Any
 from tenacity import retry, retry_if_exception, stop_after_attempt, wait_random_exponential
 
 from tidegate.errors import ConfigurationError
-from tidegate.infra.errors import AIRFLOW_AWAY, AIRFLOW_NOT_STARTED, AIRFLOW_WAIT_ENDED
-from tidegate.infra.local_processes import (
+
+from .errors import AIRFLOW_AWAY, AIRFLOW_NOT_STARTED, AIRFLOW_WAIT_ENDED
+from .local_processes import (
     LOOPBACK,
     ProcessId,
     is_process_alive,
@@ -35,7 +36,7 @@ from tidegate.infra.local_processes import (
     spawn_process,
     stop_processes,
 )
-from tidegate.infra.stack_state import AIRFLOW_USERS, StackSecrets, StackState, TimedProgress
+from .stack_state import AIRFLOW_USERS, StackSecrets, StackState, TimedProgress
 
 _REQUEST_TIMEOUT = 120.0  # seconds; a busy machine takes its time
 _ENDED_RUN_STATES = frozenset({"success", "failed"})

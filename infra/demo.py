@@ -35,23 +35,24 @@ from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.errors import TidegateError
-from tidegate.infra.errors import (
+from tidegate.jobs.sinks.exactness_audit import ExactnessReport, audit_exactness, list_sealed_epochs
+from tidegate.jobs.sinks.published_tables import read_table
+from tidegate.jobs.spec.loader import load_spec
+
+from .errors import (
     DEMO_IMPORT_ERRORS,
     DEMO_NOTHING_SEALED,
     DEMO_RECOVER_FAILED,
     DEMO_TIMEOUT,
 )
-from tidegate.infra.flights import FlightsFeed
-from tidegate.infra.local_processes import (
+from .flights import FlightsFeed
+from .local_processes import (
     ProcessId,
     is_process_alive,
     spawn_process,
     stop_processes,
 )
-from tidegate.infra.local_stack import Stack, StackSettings
-from tidegate.jobs.sinks.exactness_audit import ExactnessReport, audit_exactness, list_sealed_epochs
-from tidegate.jobs.sinks.published_tables import read_table
-from tidegate.jobs.spec.loader import load_spec
+from .local_stack import Stack, StackSettings
 
 _PHASE_TIMEOUT = (
     600.0  # seconds for one phase beyond the pace of the feed; a shared machine can be slow

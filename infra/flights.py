@@ -41,8 +41,9 @@ from tidegate.checkpoints.store import (
     StoreUnavailableError,
 )
 from tidegate.errors import TidegateError
-from tidegate.infra.errors import FEED_EMPTY, FEED_NOT_INSTALLED
-from tidegate.infra.stack_state import Progress
+
+from .errors import FEED_EMPTY, FEED_NOT_INSTALLED
+from .stack_state import Progress
 
 AIRPORTS = ("EWR", "JFK", "LGA")
 BARRIER_TYPE = "day_close"

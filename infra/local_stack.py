@@ -15,10 +15,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tidegate.infra import airflow_processes
-from tidegate.infra.airflow_processes import AirflowApi, AirflowProcesses, list_unhealthy_components
-from tidegate.infra.errors import NO_DAGS_FOLDER, STACK_NEVER_UP
-from tidegate.infra.local_processes import (
+from . import airflow_processes
+from .airflow_processes import AirflowApi, AirflowProcesses, list_unhealthy_components
+from .errors import NO_DAGS_FOLDER, STACK_NEVER_UP
+from .local_processes import (
     choose_free_port,
     find_processes_with,
     is_process_alive,
@@ -26,9 +26,9 @@ from tidegate.infra.local_processes import (
     read_program_name,
     stop_processes,
 )
-from tidegate.infra.minio_server import MinioServer, ensure_minio, provision_bucket
-from tidegate.infra.provision import REGION
-from tidegate.infra.stack_state import (
+from .minio_server import MinioServer, ensure_minio, provision_bucket
+from .provision import REGION
+from .stack_state import (
     Progress,
     StackSecrets,
     StackState,

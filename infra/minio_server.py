@@ -23,8 +23,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tidegate.errors import TransientError
-from tidegate.infra.errors import MINIO_NOT_BUILT, MINIO_NOT_STARTED
-from tidegate.infra.local_processes import (
+
+from .errors import MINIO_NOT_BUILT, MINIO_NOT_STARTED
+from .local_processes import (
     LOOPBACK,
     ProcessId,
     choose_free_port,
@@ -33,8 +34,8 @@ from tidegate.infra.local_processes import (
     spawn_process,
     stop_processes,
 )
-from tidegate.infra.provision import Credentials, build_bucket_policy, grant_policy
-from tidegate.infra.stack_state import Progress, TimedProgress
+from .provision import Credentials, build_bucket_policy, grant_policy
+from .stack_state import Progress, TimedProgress
 
 # Seconds until it answers: one on an idle machine, and a server that ends is seen at once.
 _START_TIMEOUT = 120.0

@@ -26,7 +26,8 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from tidegate.errors import ConfigurationError
-from tidegate.infra.errors import LANDER_WITHOUT_INPUT
+
+from .errors import LANDER_WITHOUT_INPUT
 
 # The last two show rules that would break the log (`list_bucket_hazards`).
 _BUCKET_FACTS = [

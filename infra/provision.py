@@ -22,7 +22,8 @@ from urllib.parse import urlsplit
 import typer
 
 from tidegate.errors import TidegateError
-from tidegate.infra.errors import (
+
+from .errors import (
     MINIO_AWAY,
     MINIO_REFUSED,
     POLICY_UNREADABLE,

@@ -20,9 +20,10 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from tidegate.errors import ConfigurationError
-from tidegate.infra.errors import STACK_FILE_DAMAGED
-from tidegate.infra.local_processes import ProcessId
-from tidegate.infra.provision import Credentials
+
+from .errors import STACK_FILE_DAMAGED
+from .local_processes import ProcessId
+from .provision import Credentials
 
 #: Every role Airflow's simple login knows, so that permissions can be tried out.
 AIRFLOW_USERS = {"admin": "admin", "olga": "op", "uwe": "user", "vic": "viewer"}

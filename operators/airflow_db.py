@@ -21,9 +21,10 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session, selectinload
 
 from tidegate.checkpoints.store import Store
-from tidegate.operators.errors import NO_CONNECTION
-from tidegate.operators.factory import APPROVAL_TAG, BROKEN_SPECS_DAG_ID, STORE_TAG_PREFIX
-from tidegate.operators.store_access import StoreAccess
+
+from .errors import NO_CONNECTION
+from .factory import APPROVAL_TAG, BROKEN_SPECS_DAG_ID, STORE_TAG_PREFIX
+from .store_access import StoreAccess
 
 STREAM_DAG_SUFFIX: Final = ".stream"
 TIDEGATE_TAG: Final = "tidegate"

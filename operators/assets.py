@@ -16,9 +16,10 @@ from tidegate.checkpoints.row_counts import RowCounts
 from tidegate.checkpoints.shared_documents import SharedDocument, change_document, read_document
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.errors import TidegateError
-from tidegate.operators.pipeline_operator import PipelineOperator
-from tidegate.operators.store_access import StoreAccess
 from tidegate.time_units import TICK_MAX, TICK_MIN
+
+from .pipeline_operator import PipelineOperator
+from .store_access import StoreAccess
 
 _SEAL_POLL_SECONDS = 5.0
 _MAX_SLOTS_PER_LOOK = 200  # epochs read in one look; each costs a GET

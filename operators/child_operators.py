@@ -32,8 +32,9 @@ from tidegate.checkpoints.verify import (
     scrub_checkpoints,
     select_for_scrub,
 )
-from tidegate.operators.child_processes import build_child_error, run_child, run_tidegate
-from tidegate.operators.errors import (
+
+from .child_processes import build_child_error, run_child, run_tidegate
+from .errors import (
     BACKFILL_CRASHED,
     BACKFILL_DIFFERENT,
     BACKFILL_RANGE,
@@ -42,8 +43,8 @@ from tidegate.operators.errors import (
     QUALITY_CRASHED,
     QUALITY_FAILED,
 )
-from tidegate.operators.pipeline_operator import PipelineOperator, start_dag_run
-from tidegate.operators.store_access import StoreAccess
+from .pipeline_operator import PipelineOperator, start_dag_run
+from .store_access import StoreAccess
 
 # Seconds. The checks take one; importing Great Expectations takes up to ten on a busy machine.
 _CHECKS_TIMEOUT = 900.0

@@ -29,8 +29,9 @@ from tidegate.errors import (
     TidegateError,
     TransientError,
 )
-from tidegate.operators.errors import COMMAND_CRASHED, PAGE_BUSY, RESULTS_CRASHED
-from tidegate.operators.store_access import StoreAccess, build_child_environment
+
+from .errors import COMMAND_CRASHED, PAGE_BUSY, RESULTS_CRASHED
+from .store_access import StoreAccess, build_child_environment
 
 _ERROR_TYPES: Final = {
     kind.failure_class: kind

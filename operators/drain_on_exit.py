@@ -17,12 +17,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from tidegate.operators.driver_launch import (
+from .driver_launch import (
     LaunchedDriver,
     is_on_this_host,
     read_launch_record,
 )
-from tidegate.operators.store_access import get_tidegate_home
+from .store_access import get_tidegate_home
 
 # Seconds for the epoch under way; what is not sealed by then, the next driver reads again.
 _DRAIN_TIMEOUT = 120.0

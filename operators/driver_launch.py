@@ -25,7 +25,8 @@ from tidegate.errors import ConfigurationError
 from tidegate.jobs.spec.job_spec import JobSpec
 from tidegate.jobs.spec.loader import load_any_spec
 from tidegate.jobs.spec.operations import SubmitSpec
-from tidegate.operators.store_access import StoreAccess, build_child_environment, get_tidegate_home
+
+from .store_access import StoreAccess, build_child_environment, get_tidegate_home
 
 # The shell must survive a SIGTERM sent to the whole group, or the exit code is lost; `:` instead of
 # '' because an ignored signal would stay ignored in the driver.

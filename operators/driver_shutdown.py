@@ -22,7 +22,8 @@ from tidegate.checkpoints.driver_requests import DriverRequest, RequestKind, sub
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
 from tidegate.checkpoints.lease import LeaseObserver, evict_lease_holder
 from tidegate.checkpoints.store import NotFoundError, Store
-from tidegate.operators.driver_launch import has_own_session, send_signal
+
+from .driver_launch import has_own_session, send_signal
 
 # States that a person or a time-out gives a task. Any other state means that a new try is on its
 # way or has adopted the driver.

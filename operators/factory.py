@@ -40,19 +40,20 @@ from tidegate.jobs.spec.job_spec import JobSpec, SupervisedSpec
 from tidegate.jobs.spec.loader import load_any_spec
 from tidegate.jobs.spec.operations import SpliceSpec
 from tidegate.jobs.spec.pipeline import PipelineSpec
-from tidegate.operators.assets import ClosedWindowsOperator, stream_asset
-from tidegate.operators.child_operators import BackfillOperator, MaintainOperator, QualityOperator
-from tidegate.operators.errors import SPEC_INVALID, SPEC_NAME_TAKEN
-from tidegate.operators.pipeline_operator import PipelineOperator
-from tidegate.operators.recover_and_pin import (
+
+from .assets import ClosedWindowsOperator, stream_asset
+from .child_operators import BackfillOperator, MaintainOperator, QualityOperator
+from .errors import SPEC_INVALID, SPEC_NAME_TAKEN
+from .pipeline_operator import PipelineOperator
+from .recover_and_pin import (
     AbortBarrierOperator,
     ApprovalTerms,
     PinOperator,
     RecoverOperator,
     ReportRestoreOperator,
 )
-from tidegate.operators.stream_operator import StreamOperator
-from tidegate.operators.sweep_operator import StopOperator, SweepOperator, SweepReportOperator
+from .stream_operator import StreamOperator
+from .sweep_operator import StopOperator, SweepOperator, SweepReportOperator
 
 STORE_TAG_PREFIX: Final = "store:"  # of the tag that names the store's Airflow connection
 APPROVAL_TAG: Final = "approval"  # of streams whose restores another person approves
@@ -279,7 +280,7 @@ class _PipelineDags:
         """Add the tasks that ask for the approval of a restore, and return the last."""
         # Imported only for specs that ask for it: the human-in-the-loop costs every parse a tenth
         # of a second.
-        from tidegate.operators.splice_operators import ApproveRestoreOperator
+        from .splice_operators import ApproveRestoreOperator
 
         report = ReportRestoreOperator(task_id="report", **self._about)
         approve = ApproveRestoreOperator(
@@ -333,7 +334,7 @@ class _PipelineDags:
 
     def _build_splice_dag(self, splice: SpliceSpec) -> DAG:
         # Imported here as in `_ask_before`.
-        from tidegate.operators.splice_operators import add_splice_tasks
+        from .splice_operators import add_splice_tasks
 
         what = "Merges late rows and dead letters back, after a person has seen the exact effect."
         params = {

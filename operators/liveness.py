@@ -30,8 +30,9 @@ from tidegate.checkpoints.pipeline_overview import (
 )
 from tidegate.checkpoints.store import Store
 from tidegate.errors import FailureClass, TidegateError, TransientError
-from tidegate.operators.child_processes import classify_exit_code
-from tidegate.operators.driver_launch import LaunchedDriver, is_on_this_host
+
+from .child_processes import classify_exit_code
+from .driver_launch import LaunchedDriver, is_on_this_host
 
 # Seconds for which a store may refuse, or a document be unreadable, before that is a failure. It
 # usually takes less time to renew a key or to set a clock right.

@@ -34,15 +34,16 @@ from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
 from tidegate.checkpoints.s3_store import S3Store
 from tidegate.checkpoints.store import NotFoundError, Store
 from tidegate.errors import ConfigurationError, TidegateError, TransientError
-from tidegate.operators.airflow_db import (
+
+from .airflow_db import (
     STREAM_DAG_SUFFIX,
     TIMELINE_DAG_KINDS,
     AirflowQueries,
 )
-from tidegate.operators.child_processes import ResultsProcess
-from tidegate.operators.errors import NO_STREAM, PAGE_BUSY
-from tidegate.operators.store_access import StoreAccess
-from tidegate.operators.stream_view import (
+from .child_processes import ResultsProcess
+from .errors import NO_STREAM, PAGE_BUSY
+from .store_access import StoreAccess
+from .stream_view import (
     CHART_POINTS,
     CHECKPOINTS_PER_PAGE,
     READ_WORKERS,

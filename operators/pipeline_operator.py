@@ -9,8 +9,9 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import DagRunTriggerException
 
 from tidegate.checkpoints.slot_log import SlotLog
-from tidegate.operators.child_processes import kill_children
-from tidegate.operators.store_access import StoreAccess
+
+from .child_processes import kill_children
+from .store_access import StoreAccess
 
 ACTIVE_RUN_STATES = ["queued", "running"]
 

@@ -19,7 +19,7 @@ class _LazyApp:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if self._app is None:
-            from tidegate.operators.page_api import make_app
+            from .page_api import make_app
 
             self._app = make_app()
         await self._app(scope, receive, send)
@@ -52,7 +52,7 @@ class _TaskStateListener:
 
 def _forward_mark(previous_state: Any, task: Any, state: str) -> None:
     if previous_state is None and task.task_id == "stream" and task.dag_id.endswith(".stream"):
-        from tidegate.operators.task_state_listener import on_task_marked
+        from .task_state_listener import on_task_marked
 
         on_task_marked(task, state)
 

@@ -51,10 +51,11 @@ from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
 from tidegate.checkpoints.verify import CheckpointVerdict, verify_checkpoint
 from tidegate.errors import FailureClass, TidegateError
-from tidegate.operators.child_processes import rebuild_error
-from tidegate.operators.driver_launch import make_launcher
-from tidegate.operators.driver_shutdown import StopOrder, stop_driver
-from tidegate.operators.errors import (
+
+from .child_processes import rebuild_error
+from .driver_launch import make_launcher
+from .driver_shutdown import StopOrder, stop_driver
+from .errors import (
     ABORT_REFUSED,
     ABORT_UNANSWERED,
     CHECKPOINT_UNFIT,
@@ -62,12 +63,12 @@ from tidegate.operators.errors import (
     PIN_WITHOUT_NAME,
     RESTORE_NOT_APPROVED,
 )
-from tidegate.operators.pipeline_operator import (
+from .pipeline_operator import (
     ACTIVE_RUN_STATES,
     PipelineOperator,
     get_requester,
 )
-from tidegate.operators.trigger import EpochTrigger
+from .trigger import EpochTrigger
 
 # Epochs sealed between an impact report and its approval. With more of them, the report no longer
 # describes what the restore would take back.

@@ -28,8 +28,9 @@ from tidegate.errors import FailureClass, TidegateError
 from tidegate.jobs.spec.loader import load_spec
 from tidegate.jobs.spec.operations import SubmitSpec, add_connector_jars
 from tidegate.jobs.spec.pipeline import PipelineSpec
-from tidegate.operators.errors import NO_KUBERNETES, NO_SPARK_SUBMIT, SUBMIT_MODE, SUBMIT_UPLOAD
-from tidegate.operators.store_access import StoreAccess, build_child_environment
+
+from .errors import NO_KUBERNETES, NO_SPARK_SUBMIT, SUBMIT_MODE, SUBMIT_UPLOAD
+from .store_access import StoreAccess, build_child_environment
 
 _APP_SOURCE: Final = (
     'import runpy\n\nrunpy.run_module("tidegate.jobs.driver", run_name="__main__")\n'

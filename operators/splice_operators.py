@@ -38,15 +38,16 @@ from tidegate.checkpoints.splice_requests import (
 )
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.spec.operations import SpliceSpec
-from tidegate.operators.child_processes import run_tidegate
-from tidegate.operators.errors import MERGE_NOT_APPROVED, RESTORE_NOT_APPROVED
-from tidegate.operators.pipeline_operator import PipelineOperator, get_requester
-from tidegate.operators.recover_and_pin import (
+
+from .child_processes import run_tidegate
+from .errors import MERGE_NOT_APPROVED, RESTORE_NOT_APPROVED
+from .pipeline_operator import PipelineOperator, get_requester
+from .recover_and_pin import (
     MAX_APPROVAL_DRIFT,
     format_impact_report,
     read_restore_audit,
 )
-from tidegate.operators.store_access import StoreAccess
+from .store_access import StoreAccess
 
 
 @dataclass(frozen=True)

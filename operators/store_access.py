@@ -12,7 +12,8 @@ from typing import Any
 from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.s3_store import S3Settings, S3Store
 from tidegate.checkpoints.store import Store
-from tidegate.operators.errors import BAD_CONNECTION, NO_STORE
+
+from .errors import BAD_CONNECTION, NO_STORE
 
 
 @dataclass(frozen=True)

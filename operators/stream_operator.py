@@ -43,8 +43,9 @@ from tidegate.checkpoints.shared_documents import read_document
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
 from tidegate.errors import TransientError
-from tidegate.operators.child_processes import build_retry_policy, rebuild_error
-from tidegate.operators.driver_launch import (
+
+from .child_processes import build_retry_policy, rebuild_error
+from .driver_launch import (
     LaunchedDriver,
     find_standby,
     make_driver_folder,
@@ -52,16 +53,16 @@ from tidegate.operators.driver_launch import (
     send_signal,
     tail_log_file,
 )
-from tidegate.operators.driver_shutdown import find_stop_request, terminate_driver
-from tidegate.operators.errors import BUCKET_WIPED, DRIVER_LOST
-from tidegate.operators.liveness import LivenessLimits, Observation, needs_person
-from tidegate.operators.pipeline_operator import (
+from .driver_shutdown import find_stop_request, terminate_driver
+from .errors import BUCKET_WIPED, DRIVER_LOST
+from .liveness import LivenessLimits, Observation, needs_person
+from .pipeline_operator import (
     PipelineOperator,
     get_requester,
     is_automatic_retry,
     start_dag_run,
 )
-from tidegate.operators.trigger import StreamTrigger, record_adoption, record_launch
+from .trigger import StreamTrigger, record_adoption, record_launch
 
 _RUN_DECLARED_KEY = "said_run"  # key in the task state store
 

@@ -39,8 +39,9 @@ from tidegate.checkpoints.store import NotFoundError, Store
 from tidegate.checkpoints.verify import verify_checkpoint
 from tidegate.errors import TidegateError, TransientError
 from tidegate.jobs.spec.pipeline import PipelineSpec
-from tidegate.operators.errors import PAGE_BUSY
-from tidegate.operators.page_data import (
+
+from .errors import PAGE_BUSY
+from .page_data import (
     EpochFacts,
     LatenessSketches,
     build_epoch_point,

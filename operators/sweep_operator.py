@@ -24,15 +24,16 @@ from tidegate.checkpoints.lease import read_lease
 from tidegate.checkpoints.pipeline_overview import PipelineState, parse_reported_state, read_driver
 from tidegate.checkpoints.store import Store
 from tidegate.errors import TidegateError, TransientError
-from tidegate.operators.driver_shutdown import StopOrder, stop_driver, terminate_driver
-from tidegate.operators.errors import STOP_DURING_RESTORE, SWEEP_UNREADABLE
-from tidegate.operators.liveness import needs_person
-from tidegate.operators.pipeline_operator import (
+
+from .driver_shutdown import StopOrder, stop_driver, terminate_driver
+from .errors import STOP_DURING_RESTORE, SWEEP_UNREADABLE
+from .liveness import needs_person
+from .pipeline_operator import (
     ACTIVE_RUN_STATES,
     PipelineOperator,
     get_requester,
 )
-from tidegate.operators.store_access import StoreAccess
+from .store_access import StoreAccess
 
 UNREADABLE_KEY = "unreadable"  # of the XCom with the pipelines that could not be judged
 _REPLACED_KEY = "replaced_token"  # begins a key in the task state store

@@ -46,8 +46,9 @@ from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
 from tidegate.checkpoints.lease import read_lease
 from tidegate.checkpoints.store import Store
 from tidegate.errors import ConfigurationError, TransientError
-from tidegate.operators.airflow_db import ACTIVE_RUN_STATES, AirflowQueries
-from tidegate.operators.driver_shutdown import ENDED_TASK_STATES, StopOrder, stop_driver
+
+from .airflow_db import ACTIVE_RUN_STATES, AirflowQueries
+from .driver_shutdown import ENDED_TASK_STATES, StopOrder, stop_driver
 
 _ACTOR: Final = "airflow"
 _RETRY_SECONDS: Final = 300.0  # while store or database do not answer

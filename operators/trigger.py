@@ -23,15 +23,16 @@ from tidegate.checkpoints.pipeline_overview import PipelineState
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
 from tidegate.errors import TidegateError, TransientError
-from tidegate.operators.driver_launch import LaunchedDriver
-from tidegate.operators.driver_shutdown import (
+
+from .driver_launch import LaunchedDriver
+from .driver_shutdown import (
     ENDED_TASK_STATES,
     StopOrder,
     StopTimeouts,
     stop_driver,
 )
-from tidegate.operators.liveness import LivenessLimits, LivenessSample, Observation, StreamObserver
-from tidegate.operators.store_access import StoreAccess
+from .liveness import LivenessLimits, LivenessSample, Observation, StreamObserver
+from .store_access import StoreAccess
 
 METRIC_DESCRIPTIONS: Final = {
     "tidegate.stream.watched": "1 while a trigger of this triggerer watches the stream",

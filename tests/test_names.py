@@ -191,3 +191,29 @@ def test_docstrings_avoid_words_with_several_meanings() -> None:
     found = find_unclear_folders()
     new = {folder: texts for folder, texts in found.items() if folder not in _OLDER_PROSE}
     assert new == {}
+
+
+def list_short_imports(file: str) -> Iterator[str]:
+    """Imports of a file that name a folder of the repository instead of the package."""
+    for node in ast.walk(ast.parse((ROOT / file).read_text("utf-8"))):
+        if isinstance(node, ast.ImportFrom) and not node.level and node.module:
+            names = [node.module]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        else:
+            continue
+        yield from (name for name in names if name.partition(".")[0] in _ROOMS)
+
+
+_ROOMS = frozenset({"checkpoints", "expectations", "infra", "jobs", "operators"})
+
+
+def test_imports_name_the_package() -> None:
+    """The same file under two names would give two different classes.
+
+    Ruff could hold this rule, but it takes the relative imports inside a room for short names.
+    """
+    found = [
+        f"{file}: {name}" for file in list_python_files(ROOT) for name in list_short_imports(file)
+    ]
+    assert found == []

@@ -1,6 +1,6 @@
 """Runs the command line as `python -m tidegate.jobs.cli`, for environments without a PATH."""
 
-from tidegate.jobs.cli.main import main
+from .main import main
 
 if __name__ == "__main__":
     main()

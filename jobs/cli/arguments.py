@@ -15,7 +15,8 @@ import typer
 
 from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.errors import ConfigurationError
-from tidegate.jobs.cli.errors import (
+
+from .errors import (
     BAD_TIME,
     NO_PIPELINE_YET,
     NO_STORE,

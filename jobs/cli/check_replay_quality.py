@@ -12,9 +12,10 @@ import typer
 
 from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.canonical_json import parse_json
-from tidegate.jobs.cli import arguments, output
-from tidegate.jobs.cli.arguments import JsonOption, SpecArgument, StoreOption
-from tidegate.jobs.cli.errors import NO_EPOCH, SLOT_IS_MERGE
+
+from . import arguments, output
+from .arguments import JsonOption, SpecArgument, StoreOption
+from .errors import NO_EPOCH, SLOT_IS_MERGE
 
 if TYPE_CHECKING:
     from tidegate.checkpoints.manifest import Manifest

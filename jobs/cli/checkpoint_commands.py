@@ -12,8 +12,9 @@ import typer
 
 from tidegate.checkpoints.bucket_layout import CheckpointId
 from tidegate.errors import ConfigurationError
-from tidegate.jobs.cli import arguments, output
-from tidegate.jobs.cli.arguments import (
+
+from . import arguments, output
+from .arguments import (
     DryRunOption,
     JsonOption,
     PipelineArgument,
@@ -21,7 +22,7 @@ from tidegate.jobs.cli.arguments import (
     StoreOption,
     WhyOption,
 )
-from tidegate.jobs.cli.errors import UNKNOWN_PIN
+from .errors import UNKNOWN_PIN
 
 if TYPE_CHECKING:
     from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog, CheckpointDiff

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, TextIO
 
 from tidegate.checkpoints.driver_reports import make_attempt_name
 from tidegate.checkpoints.row_counts import RowCounts
-from tidegate.jobs.cli import output
+
+from . import output
 
 if TYPE_CHECKING:
     from rich.status import Status

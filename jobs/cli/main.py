@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from tidegate.jobs.cli import (
+from . import (
     check_replay_quality,
     checkpoint_commands,
     run_commands,
@@ -24,7 +24,7 @@ from tidegate.jobs.cli import (
     support_bundle,
     tables_and_storage,
 )
-from tidegate.jobs.cli.output import ErrorReportingGroup
+from .output import ErrorReportingGroup
 
 app = typer.Typer(
     name="tidegate",

@@ -13,7 +13,8 @@ import typer
 from typer.core import TyperGroup
 
 from tidegate.errors import TidegateError
-from tidegate.jobs.cli.errors import UNEXPECTED
+
+from .errors import UNEXPECTED
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -25,7 +25,6 @@ from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
 from tidegate.errors import TidegateError
-from tidegate.jobs.cli.errors import NO_SEALED_SPEC, UNEXPECTED
 from tidegate.jobs.engine.column_types import convert_to_ticks
 from tidegate.jobs.engine.manifest_writer import SPLICE_KIND
 from tidegate.jobs.engine.recorded_epochs import read_recorded_epochs
@@ -46,6 +45,8 @@ from tidegate.jobs.sinks.published_tables import (
 )
 from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec
 from tidegate.jobs.splice.row_trace import trace_rows
+
+from .errors import NO_SEALED_SPEC, UNEXPECTED
 
 _IDLE_SECONDS: Final = 600.0
 # Newest rows of a table that are counted, filtered and sampled: read in a fraction of a second.

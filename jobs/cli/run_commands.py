@@ -17,15 +17,16 @@ import typer
 
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 from tidegate.errors import TidegateError
-from tidegate.jobs.cli import arguments, output
-from tidegate.jobs.cli.arguments import (
+
+from . import arguments, output
+from .arguments import (
     PipelineArgument,
     SpecArgument,
     StoreOption,
     WaitOption,
     WhyOption,
 )
-from tidegate.jobs.cli.errors import (
+from .errors import (
     NO_ANSWER,
     NO_END,
     NO_LANDING,
@@ -101,9 +102,10 @@ def run_in_foreground(
         return
     if until_end and (topics := [n for n, one in pipeline.sources.items() if one.kafka]):
         raise NO_END(pipeline=pipeline.name, sources=", ".join(topics))
-    from tidegate.jobs.cli.foreground_run import run_in_terminal
     from tidegate.jobs.driver.epoch_loop import EndConditions
     from tidegate.jobs.driver.pipeline_run import RunOptions
+
+    from .foreground_run import run_in_terminal
 
     options = RunOptions(
         store_url=url,

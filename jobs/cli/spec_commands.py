@@ -14,9 +14,10 @@ import typer
 
 from tidegate.checkpoints.row_counts import RowCounts
 from tidegate.errors import ConfigurationError
-from tidegate.jobs.cli import arguments, output
-from tidegate.jobs.cli.arguments import JsonOption, PipelineArgument, StoreOption
-from tidegate.jobs.cli.errors import CANNOT_WRITE
+
+from . import arguments, output
+from .arguments import JsonOption, PipelineArgument, StoreOption
+from .errors import CANNOT_WRITE
 
 if TYPE_CHECKING:
     from tidegate.jobs.advise.lag_advice import LagAdvice
@@ -109,7 +110,7 @@ def propose_source_schema(
 
     Review the proposal before you put it into the spec.
     """
-    from tidegate.jobs.cli.starter_spec import read_sample
+    from .starter_spec import read_sample
 
     sample = read_sample(address, form)
     columns = {name: one.kind or "string" for name, one in sample.columns.items()}

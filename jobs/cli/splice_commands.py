@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
-from tidegate.jobs.cli import arguments, output
-from tidegate.jobs.cli.arguments import (
+
+from . import arguments, output
+from .arguments import (
     JsonOption,
     OutputFilter,
     ReasonFilter,
@@ -25,7 +26,7 @@ from tidegate.jobs.cli.arguments import (
     WhoOption,
     WhyOption,
 )
-from tidegate.jobs.cli.errors import BAD_CORRECTIONS
+from .errors import BAD_CORRECTIONS
 
 if TYPE_CHECKING:
     from tidegate.checkpoints.slot_log import SlotLog

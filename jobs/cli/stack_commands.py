@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tidegate.jobs.cli import output
-from tidegate.jobs.cli.arguments import JsonOption
+from . import output
+from .arguments import JsonOption
 
 if TYPE_CHECKING:
     from tidegate.infra.local_stack import Stack

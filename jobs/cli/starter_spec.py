@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tidegate.jobs.cli import arguments, output
-from tidegate.jobs.cli.arguments import DryRunOption, JsonOption, SpecArgument, StoreOption
-from tidegate.jobs.cli.errors import (
+from . import arguments, output
+from .arguments import DryRunOption, JsonOption, SpecArgument, StoreOption
+from .errors import (
     FILE_EXISTS,
     NO_EVENT_TIME,
     NO_FILE,

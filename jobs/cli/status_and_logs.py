@@ -10,9 +10,10 @@ import typer
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 from tidegate.checkpoints.row_counts import RowCounts
 from tidegate.errors import TidegateError
-from tidegate.jobs.cli import arguments, output
-from tidegate.jobs.cli.arguments import JsonOption, PipelineArgument, StoreOption
-from tidegate.jobs.cli.errors import NO_LOG
+
+from . import arguments, output
+from .arguments import JsonOption, PipelineArgument, StoreOption
+from .errors import NO_LOG
 
 if TYPE_CHECKING:
     from tidegate.checkpoints.pipeline_overview import DriverOverview, PipelineOverview

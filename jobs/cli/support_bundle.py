@@ -26,8 +26,9 @@ from urllib.parse import quote, quote_plus, unquote
 import typer
 
 from tidegate.errors import TidegateError
-from tidegate.jobs.cli import arguments, output
-from tidegate.jobs.cli.arguments import SpecArgument, StoreOption
+
+from . import arguments, output
+from .arguments import SpecArgument, StoreOption
 
 if TYPE_CHECKING:
     from tidegate.checkpoints.slot_log import SlotLog
@@ -197,7 +198,7 @@ def write_support_bundle(
 def _collect_contents(
     spec: PipelineSpec, log: SlotLog, masker: SecretMasker
 ) -> Iterator[tuple[str, str]]:
-    from tidegate.jobs.cli.status_and_logs import describe_pipeline
+    from .status_and_logs import describe_pipeline
 
     yield "versions.json", _dump_json(_collect_versions())
     yield "environment.json", _dump_json(_collect_environment(os.environ, masker))

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tidegate.errors import get_first_line
-from tidegate.jobs.cli import arguments, output
-from tidegate.jobs.cli.arguments import DryRunOption, JsonOption, SpecArgument, StoreOption
-from tidegate.jobs.cli.errors import BAD_CONDITION, BAD_FIELD
+
+from . import arguments, output
+from .arguments import DryRunOption, JsonOption, SpecArgument, StoreOption
+from .errors import BAD_CONDITION, BAD_FIELD
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -14,10 +14,11 @@ from typing import Annotated
 import typer
 
 from tidegate.errors import TidegateError
-from tidegate.jobs.driver.epoch_loop import EndConditions
-from tidegate.jobs.driver.log_output import configure_logs, ship_log
-from tidegate.jobs.driver.pipeline_run import RunOptions, run_pipeline
 from tidegate.jobs.spec.loader import load_spec
+
+from .epoch_loop import EndConditions
+from .log_output import configure_logs, ship_log
+from .pipeline_run import RunOptions, run_pipeline
 
 SpecArgument = Annotated[Path, typer.Argument(help="the YAML file of the pipeline or job")]
 StoreOption = Annotated[

@@ -31,14 +31,15 @@ from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
 from tidegate.errors import TidegateError
-from tidegate.jobs.driver.epoch_loop import EndConditions
-from tidegate.jobs.driver.errors import BAD_BACKFILL_RANGE
-from tidegate.jobs.driver.log_output import configure_logs
-from tidegate.jobs.driver.pipeline_run import RunOptions, run_pipeline
 from tidegate.jobs.engine.replay import values_differ
 from tidegate.jobs.spec.loader import load_spec
 from tidegate.jobs.spec.pipeline import PipelineSpec, ReadLimits
 from tidegate.jobs.spec.window_specs import WindowSpec
+
+from .epoch_loop import EndConditions
+from .errors import BAD_BACKFILL_RANGE
+from .log_output import configure_logs
+from .pipeline_run import RunOptions, run_pipeline
 
 _log = structlog.get_logger("tidegate.backfill")
 

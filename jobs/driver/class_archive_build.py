@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tidegate.jobs.driver.errors import CLASS_ARCHIVE_FAILED, NO_JAVA
+from .errors import CLASS_ARCHIVE_FAILED, NO_JAVA
 
 _BUILD_TIMEOUT = 600.0  # seconds
 # The rule has a form that only Spark SQL computes: otherwise DuckDB would, and no JVM would start.

@@ -20,8 +20,6 @@ from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 from tidegate.checkpoints.manifest import FileRef, Manifest
 from tidegate.checkpoints.store import Store
 from tidegate.errors import TidegateError
-from tidegate.jobs.driver.log_output import bind_log_context
-from tidegate.jobs.driver.otel_metrics import DriverMetrics, LandingMetrics, create_meter_provider
 from tidegate.jobs.engine.epoch_engine import EpochReport
 from tidegate.jobs.sinks.base_follower import expand_variables
 from tidegate.jobs.sinks.iceberg_catalog import build_table_location
@@ -29,6 +27,9 @@ from tidegate.jobs.sources.input_view import locate_source
 from tidegate.jobs.spec.operations import FilesSinkSpec, KafkaSinkSpec, PostgresSinkSpec, SinkSpec
 from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
 from tidegate.time_units import format_instant
+
+from .log_output import bind_log_context
+from .otel_metrics import DriverMetrics, LandingMetrics, create_meter_provider
 
 if TYPE_CHECKING:
     from openlineage.client.event_v2 import RunEvent

@@ -11,13 +11,14 @@ import structlog
 
 from tidegate.checkpoints.store import StoreDeniedError
 from tidegate.errors import TidegateError, TransientError
-from tidegate.jobs.driver.error_classification import detect_full_disk
-from tidegate.jobs.driver.operator_requests import RequestInbox
-from tidegate.jobs.driver.status_reporter import DriverSteps, StatusReporter
 from tidegate.jobs.engine.epoch_engine import Engine, EpochReport, EpochRequests
 from tidegate.jobs.engine.interfaces import Faults
 from tidegate.jobs.engine.publisher import Publisher
 from tidegate.jobs.spec.pipeline import PipelineSpec
+
+from .error_classification import detect_full_disk
+from .operator_requests import RequestInbox
+from .status_reporter import DriverSteps, StatusReporter
 
 _log = structlog.get_logger("tidegate.driver")
 

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 import structlog
 
 from tidegate.errors import PoisonError, TidegateError, TransientError, get_first_line
-from tidegate.jobs.driver.errors import BACKGROUND_FAILED, DISK_FULL, JVM_LOST, UNEXPECTED
+
+from .errors import BACKGROUND_FAILED, DISK_FULL, JVM_LOST, UNEXPECTED
 
 _log = structlog.get_logger("tidegate.driver")
 

@@ -29,7 +29,6 @@ from tidegate.checkpoints.verify import (
     select_for_scrub,
 )
 from tidegate.errors import TidegateError
-from tidegate.jobs.driver.error_classification import log_background_failure
 from tidegate.jobs.sinks.published_tables import find_published_slot, have_followers_rewound
 from tidegate.jobs.sinks.table_maintenance import (
     CompactionResult,
@@ -40,6 +39,8 @@ from tidegate.jobs.sinks.table_maintenance import (
 )
 from tidegate.jobs.spec.job_spec import JobSpec
 from tidegate.jobs.spec.pipeline import PipelineSpec
+
+from .error_classification import log_background_failure
 
 _SCRUB_SECONDS = 20.0  # of each look, so that index and retention are not kept waiting
 _SCRUB_LOOK_EVERY = 3600.0  # seconds between two looks whether a scrub is due

@@ -59,7 +59,12 @@ from tidegate.checkpoints.store import (
     Store,
 )
 from tidegate.errors import TidegateError, TransientError, get_first_line
-from tidegate.jobs.driver.errors import (
+from tidegate.jobs.engine.interfaces import read_faults_from_environment
+from tidegate.jobs.sources.input_view import locate_source
+from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
+from tidegate.jobs.spec.source_options import LandingOptions, resolve_environment_value
+
+from .errors import (
     LANDING_BAD_VALUE,
     LANDING_BUSY,
     LANDING_FAILED,
@@ -68,11 +73,7 @@ from tidegate.jobs.driver.errors import (
     OTHER_LANDING_CHECKPOINT,
     STALE_LANDING_CHECKPOINT,
 )
-from tidegate.jobs.driver.otel_metrics import LandingMetrics
-from tidegate.jobs.engine.interfaces import read_faults_from_environment
-from tidegate.jobs.sources.input_view import locate_source
-from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
-from tidegate.jobs.spec.source_options import LandingOptions, resolve_environment_value
+from .otel_metrics import LandingMetrics
 
 _log = structlog.get_logger("tidegate.landing")
 

@@ -18,9 +18,10 @@ from tidegate.checkpoints.epoch_notes import EpochCounters
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.row_counts import ROW_EQUATION, ROW_NOTES, RowCounts
-from tidegate.jobs.driver.status_reporter import read_member_frontiers
 from tidegate.jobs.engine.epoch_engine import EpochReport
 from tidegate.time_units import TICK_MAX, TICK_MIN
+
+from .status_reporter import read_member_frontiers
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, Meter, Observation

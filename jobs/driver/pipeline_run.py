@@ -46,21 +46,6 @@ from tidegate.checkpoints.s3_store import list_bucket_hazards
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store, StoreDeniedError, require_honest_store
 from tidegate.errors import TidegateError, TransientError
-from tidegate.jobs.driver.epoch_listeners import EpochListeners
-from tidegate.jobs.driver.epoch_loop import EndConditions, EpochLoop, LoopRuntime, RunOutcome
-from tidegate.jobs.driver.error_classification import classify_error
-from tidegate.jobs.driver.errors import STORE_WIPED
-from tidegate.jobs.driver.housekeeping import Housekeeper
-from tidegate.jobs.driver.operator_requests import RequestInbox
-from tidegate.jobs.driver.spec_checks import SqlField, judge_with_spark, require_no_mistakes
-from tidegate.jobs.driver.startup import (
-    ALIVE_FILE,
-    LeaderElection,
-    open_work_folder,
-    select_start_checkpoint,
-    touch_alive_file,
-)
-from tidegate.jobs.driver.status_reporter import DriverSteps, FreshnessMeter, StatusReporter
 from tidegate.jobs.engine.epoch_engine import (
     Engine,
     EngineRuntime,
@@ -75,6 +60,22 @@ from tidegate.jobs.sinks.output_tables import DriverTables
 from tidegate.jobs.sources.factory import PipelineSources
 from tidegate.jobs.sources.input_view import InputView
 from tidegate.jobs.spec.pipeline import PipelineSpec
+
+from .epoch_listeners import EpochListeners
+from .epoch_loop import EndConditions, EpochLoop, LoopRuntime, RunOutcome
+from .error_classification import classify_error
+from .errors import STORE_WIPED
+from .housekeeping import Housekeeper
+from .operator_requests import RequestInbox
+from .spec_checks import SqlField, judge_with_spark, require_no_mistakes
+from .startup import (
+    ALIVE_FILE,
+    LeaderElection,
+    open_work_folder,
+    select_start_checkpoint,
+    touch_alive_file,
+)
+from .status_reporter import DriverSteps, FreshnessMeter, StatusReporter
 
 _log = structlog.get_logger("tidegate.driver")
 

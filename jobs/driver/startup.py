@@ -54,14 +54,15 @@ from tidegate.checkpoints.verify import (
     verify_checkpoint,
 )
 from tidegate.errors import FencedError, TransientError
-from tidegate.jobs.driver.errors import (
+from tidegate.jobs.spec.job_spec import SupervisedSpec
+from tidegate.jobs.spec.pipeline import PipelineSpec
+
+from .errors import (
     CHECKPOINT_DAMAGED,
     NO_WHOLE_CHECKPOINT,
     OTHER_KIND,
     UNWANTED,
 )
-from tidegate.jobs.spec.job_spec import SupervisedSpec
-from tidegate.jobs.spec.pipeline import PipelineSpec
 
 _log = structlog.get_logger("tidegate.driver")
 

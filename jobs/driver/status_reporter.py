@@ -28,10 +28,11 @@ from tidegate.checkpoints.lease import LEASE_TTL, Lease, LeaseRenewer
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.store import Store
 from tidegate.errors import TidegateError
-from tidegate.jobs.driver.error_classification import log_background_failure
-from tidegate.jobs.driver.log_output import bind_log_context
 from tidegate.jobs.eventtime.decision_types import Decision
 from tidegate.time_units import format_instant
+
+from .error_classification import log_background_failure
+from .log_output import bind_log_context
 
 # Seconds. Observers wait 6 s for a sign of life, so they notice a lost driver in less than 10 s.
 HEARTBEAT_INTERVAL = 2.0

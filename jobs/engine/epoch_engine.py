@@ -25,7 +25,12 @@ from tidegate.checkpoints.host_clock import Clock
 from tidegate.checkpoints.manifest import AttemptLifecycle, CheckpointState, FileRef, Manifest
 from tidegate.checkpoints.slot_log import SlotLog, SlotTaken
 from tidegate.errors import PoisonError, TransientError
-from tidegate.jobs.engine.errors import (
+from tidegate.jobs.eventtime.decider import decide, list_blocked_members, select_members_ahead
+from tidegate.jobs.eventtime.decision_types import Decision, Member, Survey
+from tidegate.jobs.eventtime.pipeline_clock import WorkedTime, read_pipeline_time
+from tidegate.jobs.spec.pipeline import PipelineSpec
+
+from .errors import (
     EPOCH_BREAKS_RULE,
     EPOCH_HAS_CORRUPT_OBJECTS,
     ROWS_NOT_CONSERVED,
@@ -33,7 +38,7 @@ from tidegate.jobs.engine.errors import (
     BrokenRuleError,
     CorruptObjectsError,
 )
-from tidegate.jobs.engine.interfaces import (
+from .interfaces import (
     Cut,
     DispatchResult,
     Faults,
@@ -46,17 +51,13 @@ from tidegate.jobs.engine.interfaces import (
     SurveyedCut,
     split_seq,
 )
-from tidegate.jobs.engine.manifest_writer import (
+from .manifest_writer import (
     DISPATCHER_KINDS,
     ManifestAuthor,
     ManifestDraft,
     ResumeState,
     add_cut_counts,
 )
-from tidegate.jobs.eventtime.decider import decide, list_blocked_members, select_members_ahead
-from tidegate.jobs.eventtime.decision_types import Decision, Member, Survey
-from tidegate.jobs.eventtime.pipeline_clock import WorkedTime, read_pipeline_time
-from tidegate.jobs.spec.pipeline import PipelineSpec
 
 
 class EpochSteps(Protocol):

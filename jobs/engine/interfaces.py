@@ -20,9 +20,10 @@ from tidegate.checkpoints.bucket_layout import AttemptFolders
 from tidegate.checkpoints.epoch_notes import EpochCounters
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.slot_log import SlotLog
-from tidegate.jobs.engine.errors import UNKNOWN_FAULT_POINT
 from tidegate.jobs.eventtime.decision_types import Decision, Member, ReleaseMark, Survey
 from tidegate.jobs.spec.pipeline import ReadLimits
+
+from .errors import UNKNOWN_FAULT_POINT
 
 # Half of an int64: 4 billion rows in an object, 2 billion objects in a partition.
 _ROW_BITS = 32

@@ -24,10 +24,11 @@ from tidegate.checkpoints.row_counts import (
     merge_counts,
 )
 from tidegate.checkpoints.slot_log import LogHead
-from tidegate.jobs.engine.interfaces import Cut, Slice, skip_slice_record
 from tidegate.jobs.eventtime.decider import create_initial_state
 from tidegate.jobs.eventtime.decision_types import Decision, ReleaseMark
 from tidegate.jobs.spec.pipeline import PipelineSpec
+
+from .interfaces import Cut, Slice, skip_slice_record
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,9 @@ from tenacity.nap import sleep_using_event
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import StoreDeniedError
 from tidegate.errors import TidegateError, TransientError, get_first_line
-from tidegate.jobs.engine.errors import SINK_UNEXPECTED
-from tidegate.jobs.engine.interfaces import Faults, Sink
+
+from .errors import SINK_UNEXPECTED
+from .interfaces import Faults, Sink
 
 _JOIN_SECONDS = 30.0
 # Seconds for which a store that refuses a sink's first publishing is asked again.

@@ -16,8 +16,6 @@ from tidegate.checkpoints.checkpoint_specs import read_spec
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.engine.errors import NO_OWN_SPEC
-from tidegate.jobs.engine.interfaces import Cut, Slice
 from tidegate.jobs.eventtime.decider import create_initial_state, decide
 from tidegate.jobs.eventtime.decision_types import (
     BarrierOutcome,
@@ -28,6 +26,9 @@ from tidegate.jobs.eventtime.decision_types import (
 )
 from tidegate.jobs.eventtime.pipeline_clock import read_pipeline_time
 from tidegate.jobs.spec.pipeline import PipelineSpec
+
+from .errors import NO_OWN_SPEC
+from .interfaces import Cut, Slice
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,12 +29,13 @@ from tidegate.checkpoints.row_counts import FLAGGED, RowCounts
 from tidegate.checkpoints.store import NotFoundError, Store, StoreDeniedError
 from tidegate.checkpoints.verify import DeepCheck, ObjectProblem, VerificationFinding
 from tidegate.errors import TransientError
-from tidegate.jobs.engine.epoch_engine import EpochPorts
-from tidegate.jobs.engine.interfaces import MoveOrder, MoveResult, RowDispatcher
-from tidegate.jobs.engine.manifest_writer import SPLICE_KIND
-from tidegate.jobs.engine.recorded_epochs import RecordedEpoch
 from tidegate.jobs.eventtime.decision_types import ReleaseMark
 from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENTS, LATE, PipelineSpec
+
+from .epoch_engine import EpochPorts
+from .interfaces import MoveOrder, MoveResult, RowDispatcher
+from .manifest_writer import SPLICE_KIND
+from .recorded_epochs import RecordedEpoch
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,19 +15,20 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from tidegate.checkpoints.row_counts import RowCounts
-from tidegate.jobs.engine.errors import (
-    WHATIF_BAD_OPTION,
-    WHATIF_NO_SURVEY,
-    WHATIF_RETIRED,
-    WHATIF_UNKNOWN_SOURCE,
-)
-from tidegate.jobs.engine.recorded_epochs import RecordedEpoch
 from tidegate.jobs.eventtime.decider import decide
 from tidegate.jobs.eventtime.decision_types import Decision, MemberSurvey, ReleaseMark, Survey
 from tidegate.jobs.spec.event_time_options import LatePolicy
 from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
 from tidegate.jobs.spec.window_specs import WindowKind, WindowSpec
 from tidegate.time_units import TICK_MAX, TICK_MIN, parse_duration, saturate_ticks
+
+from .errors import (
+    WHATIF_BAD_OPTION,
+    WHATIF_NO_SURVEY,
+    WHATIF_RETIRED,
+    WHATIF_UNKNOWN_SOURCE,
+)
+from .recorded_epochs import RecordedEpoch
 
 _SHOWN_POINTS: Final = 400  # of the course of the frontiers; a screen has no room for more
 

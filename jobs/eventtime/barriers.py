@@ -11,14 +11,15 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NotRequired, TypedDict
 
-from tidegate.jobs.eventtime.decision_types import (
+from tidegate.jobs.spec.event_time_options import BarrierOptions
+
+from .decision_types import (
     BarrierHealth,
     BarrierOutcome,
     BarrierRow,
     MemberStatus,
 )
-from tidegate.jobs.eventtime.errors import BARRIER_WITHOUT_ID
-from tidegate.jobs.spec.event_time_options import BarrierOptions
+from .errors import BARRIER_WITHOUT_ID
 
 MAX_MISSED_BARRIERS: Final = 64
 """Closed barriers remembered per member for resynchronisation.

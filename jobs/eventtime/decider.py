@@ -11,21 +11,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from tidegate.jobs.eventtime import frontiers as frontiers
-from tidegate.jobs.eventtime import members
-from tidegate.jobs.eventtime.decider_state import DeciderState
-from tidegate.jobs.eventtime.decision_types import Decision, Member, ReleaseMark, Survey
-from tidegate.jobs.eventtime.frontiers import ACTIVE, DONE, IDLE, Coalescer, InputState, Signal
-from tidegate.jobs.eventtime.members import (
+from tidegate.jobs.spec.event_time_options import ReleaseMode
+from tidegate.jobs.spec.pipeline import PipelineSpec
+from tidegate.time_units import TICK_MAX, TICK_MIN
+
+from . import frontiers as frontiers
+from . import members
+from .decider_state import DeciderState
+from .decision_types import Decision, Member, ReleaseMark, Survey
+from .frontiers import ACTIVE, DONE, IDLE, Coalescer, InputState, Signal
+from .members import (
     Members,
     SourceRules,
     collect_statuses,
     resolve_partition_timeout,
 )
-from tidegate.jobs.eventtime.pipeline_clock import PipelineTime, advance_clock, has_expired
-from tidegate.jobs.spec.event_time_options import ReleaseMode
-from tidegate.jobs.spec.pipeline import PipelineSpec
-from tidegate.time_units import TICK_MAX, TICK_MIN
+from .pipeline_clock import PipelineTime, advance_clock, has_expired
 
 
 def create_initial_state(spec: PipelineSpec) -> dict[str, Any]:

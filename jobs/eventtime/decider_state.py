@@ -15,12 +15,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypedDict
 
-from tidegate.jobs.eventtime.barriers import Barriers
-from tidegate.jobs.eventtime.decision_types import FIRST_RELEASE_MARK, ReleaseMark
-from tidegate.jobs.eventtime.frontiers import Coalescer
-from tidegate.jobs.eventtime.pipeline_clock import PipelineTime, has_expired, read_pipeline_time
 from tidegate.jobs.spec.event_time_options import CoalesceOptions, OrderOptions
 from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
+
+from .barriers import Barriers
+from .decision_types import FIRST_RELEASE_MARK, ReleaseMark
+from .frontiers import Coalescer
+from .pipeline_clock import PipelineTime, has_expired, read_pipeline_time
 
 
 @dataclass(slots=True)

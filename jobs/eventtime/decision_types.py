@@ -11,8 +11,9 @@ from dataclasses import asdict, astuple, dataclass, field
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
-from tidegate.jobs.eventtime.pipeline_clock import read_pipeline_time
 from tidegate.time_units import TICK_MAX, TICK_MIN, saturate_ticks
+
+from .pipeline_clock import read_pipeline_time
 
 
 class Member(NamedTuple):

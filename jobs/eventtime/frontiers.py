@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypedDict
 
-from tidegate.jobs.eventtime.decision_types import MemberStatus
-from tidegate.jobs.eventtime.errors import FRONTIER_REGRESSED, SIGNAL_AFTER_END
 from tidegate.jobs.spec.event_time_options import CoalesceOptions, FrontierOptions, WallClockOptions
 from tidegate.time_units import TICK_MAX, TICK_MIN, saturate_ticks
+
+from .decision_types import MemberStatus
+from .errors import FRONTIER_REGRESSED, SIGNAL_AFTER_END
 
 ACTIVE: Final = MemberStatus.ACTIVE.value
 IDLE: Final = MemberStatus.IDLE.value

@@ -13,11 +13,15 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any, Final
 
-from tidegate.jobs.eventtime import frontiers as frontiers
-from tidegate.jobs.eventtime.decider_state import DeciderState, HeldRows, MemberState
-from tidegate.jobs.eventtime.decision_types import Member, MemberSurvey, Survey
-from tidegate.jobs.eventtime.errors import PUNCTUATION_REGRESSED, ROWS_AFTER_END, UNKNOWN_SOURCE
-from tidegate.jobs.eventtime.frontiers import (
+from tidegate.jobs.spec.event_time_options import CoalesceOptions
+from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
+from tidegate.time_units import TICK_MAX, TICK_MIN
+
+from . import frontiers as frontiers
+from .decider_state import DeciderState, HeldRows, MemberState
+from .decision_types import Member, MemberSurvey, Survey
+from .errors import PUNCTUATION_REGRESSED, ROWS_AFTER_END, UNKNOWN_SOURCE
+from .frontiers import (
     ACTIVE,
     DONE,
     IDLE,
@@ -26,10 +30,7 @@ from tidegate.jobs.eventtime.frontiers import (
     compute_heuristic_frontier,
     max_frontier,
 )
-from tidegate.jobs.eventtime.pipeline_clock import has_expired
-from tidegate.jobs.spec.event_time_options import CoalesceOptions
-from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
-from tidegate.time_units import TICK_MAX, TICK_MIN
+from .pipeline_clock import has_expired
 
 _DEFAULT_IDLE_TIMEOUT: Final = CoalesceOptions().idle_timeout
 

@@ -16,15 +16,16 @@ from typing import Any, Final
 import pyarrow as pa
 
 from tidegate.jobs.engine.column_types import to_arrow_type
-from tidegate.jobs.rules.duck_frame import Frame, get_column_types, group_rows
-from tidegate.jobs.rules.row_conditions import (
+from tidegate.jobs.spec.pipeline import PipelineSpec
+from tidegate.jobs.spec.window_specs import Aggregate, AggregateFunction
+
+from .duck_frame import Frame, get_column_types, group_rows
+from .row_conditions import (
     ROW_ORDER,
     end_reached_sql,
     opaque_literal,
     quote_name,
 )
-from tidegate.jobs.spec.pipeline import PipelineSpec
-from tidegate.jobs.spec.window_specs import Aggregate, AggregateFunction
 
 _PLACE_SQL: Final = f"named_struct({', '.join(repr(c) + ', ' + c for c in ROW_ORDER)})"
 _KEPT_ROWS_COLUMN: Final = "_rows"

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Final
 
-from tidegate.jobs.rules.duck_frame import ENGINE_ERRORS, open_database, to_duckdb
 from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
+
+from .duck_frame import ENGINE_ERRORS, open_database, to_duckdb
 
 _FAMILIES: Final = {"int": "whole", "long": "whole"}
 # 32-bit floats and decimals are compared with literals by rules that differ.

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from tidegate.jobs.rules.aggregates import explain_spark_aggregate
-from tidegate.jobs.rules.expressions import explain_spark_sources
 from tidegate.jobs.spec.pipeline import PipelineSpec
+
+from .aggregates import explain_spark_aggregate
+from .expressions import explain_spark_sources
 
 _LONGEST_SPAN: Final = 1 << 55
 """In ticks, 1,100 years: with times of years of four digits, no sum leaves int64."""

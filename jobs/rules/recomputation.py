@@ -14,11 +14,12 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from tidegate.jobs.rules.aggregates import build_recompute_sql
-from tidegate.jobs.rules.duck_frame import to_duckdb
-from tidegate.jobs.rules.row_conditions import first_window_start_sql, last_window_start_sql
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.window_specs import WindowKind, WindowSpec
+
+from .aggregates import build_recompute_sql
+from .duck_frame import to_duckdb
+from .row_conditions import first_window_start_sql, last_window_start_sql
 
 SET_ASIDE_REASONS = ("max_jump", "cti_violation")
 """Reasons of rows that went to no output, whichever output the late table names."""

@@ -13,9 +13,10 @@ from __future__ import annotations
 from typing import Final
 
 from tidegate.jobs.eventtime.decision_types import ReleaseMark
-from tidegate.jobs.rules.duck_frame import Frame
 from tidegate.jobs.spec.window_specs import WindowSpec
 from tidegate.time_units import TICK_MAX, TICK_MIN, saturate_ticks
+
+from .duck_frame import Frame
 
 ROW_ORDER: Final = ("_et", "_so", "_partition", "_seq")
 """The fixed order of ties: event time, source order, partition, position."""

@@ -16,9 +16,10 @@ from tidegate.jobs.driver.__main__ import (
 from tidegate.jobs.driver.errors import OTHER_KIND
 from tidegate.jobs.driver.log_output import ship_log
 from tidegate.jobs.driver.pipeline_run import run_to_exit_code
-from tidegate.jobs.sealed_queries.job_run import JobOptions, find_script, run_job_until_end
 from tidegate.jobs.spec.job_spec import JobSpec
 from tidegate.jobs.spec.loader import load_any_spec
+
+from .job_run import JobOptions, find_script, run_job_until_end
 
 
 def drive_job(spec: SpecArgument, store: StoreOption, recover_to: RecoverOption = "latest") -> None:

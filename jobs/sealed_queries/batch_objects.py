@@ -17,7 +17,8 @@ from typing import Final
 from tidegate.checkpoints.canonical_json import sha256_of_bytes, sha256_of_file
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.sealed_queries.errors import OBJECT_DAMAGED
+
+from .errors import OBJECT_DAMAGED
 
 LARGE_FILE: Final = 1 << 20  # bytes; from here on an object of its own
 MOST_PACKS: Final = (

@@ -25,14 +25,15 @@ from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
 from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.manifest import Counters, FileRef, Manifest
 from tidegate.checkpoints.slot_log import LogHead, SlotLog, SlotTaken
-from tidegate.jobs.sealed_queries.batch_objects import QueryObjects, get_object_kind
-from tidegate.jobs.sealed_queries.checkpoint_files import (
+from tidegate.time_units import TICK_MIN
+
+from .batch_objects import QueryObjects, get_object_kind
+from .checkpoint_files import (
     read_offsets,
     read_query_id,
     select_restoring_files,
 )
-from tidegate.jobs.sealed_queries.errors import SLOT_TAKEN
-from tidegate.time_units import TICK_MIN
+from .errors import SLOT_TAKEN
 
 _log = structlog.get_logger("tidegate.job")
 

@@ -18,7 +18,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
-from tidegate.jobs.sealed_queries.errors import UNKNOWN_CHECKPOINT_FORMAT
+from .errors import UNKNOWN_CHECKPOINT_FORMAT
 
 SINK_LOG: Final = "_sink"  # where a pack keeps the log of a file sink
 _VERSION: Final = re.compile(

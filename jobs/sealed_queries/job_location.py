@@ -22,8 +22,9 @@ from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.checkpoints.slot_log import LogHead
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.sealed_queries.batch_objects import QueryObjects, restore_files
-from tidegate.jobs.sealed_queries.checkpoint_files import delete_uncommitted_state
+
+from .batch_objects import QueryObjects, restore_files
+from .checkpoint_files import delete_uncommitted_state
 
 _LAUNCH_FILE: Final = "launch.json"
 _OWNERS_FILE: Final = "owners.json"

@@ -41,13 +41,15 @@ from tidegate.jobs.driver.housekeeping import Housekeeper
 from tidegate.jobs.driver.pipeline_run import open_run
 from tidegate.jobs.driver.startup import LeaderElection, select_head
 from tidegate.jobs.driver.status_reporter import DriverSteps, StatusReporter
-from tidegate.jobs.sealed_queries.batch_sealer import BatchSealer, JobAuthor, SealedQuery
-from tidegate.jobs.sealed_queries.checkpoint_files import (
+from tidegate.jobs.spec.job_spec import JobSpec, is_query_name
+
+from .batch_sealer import BatchSealer, JobAuthor, SealedQuery
+from .checkpoint_files import (
     delete_uncommitted_state,
     find_running_batch,
     read_query_id,
 )
-from tidegate.jobs.sealed_queries.errors import (
+from .errors import (
     BAD_QUERY_NAME,
     CHECKPOINT_TAKEN,
     CONTINUOUS_QUERY,
@@ -59,27 +61,26 @@ from tidegate.jobs.sealed_queries.errors import (
     SCRIPT_FAILED,
     UNNAMED_QUERY,
 )
-from tidegate.jobs.sealed_queries.job_location import (
+from .job_location import (
     JobLocation,
     describe_location,
     find_jobs_home,
     get_jvm_pid,
     open_location,
 )
-from tidegate.jobs.sealed_queries.seal_loop import SealLoop, SparkReports
-from tidegate.jobs.sealed_queries.sink_restore import (
+from .seal_loop import SealLoop, SparkReports
+from .sink_restore import (
     SealedPoint,
     choose_rewind,
     find_local_folder,
     find_sink_log,
     restore_sink,
 )
-from tidegate.jobs.sealed_queries.writer_hooks import (
+from .writer_hooks import (
     WriterFacts,
     choose_older_kafka_reader,
     install_hooks,
 )
-from tidegate.jobs.spec.job_spec import JobSpec, is_query_name
 
 _log = structlog.get_logger("tidegate.job")
 

@@ -26,9 +26,10 @@ from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.errors import ConfigurationError, PoisonError, TidegateError, TransientError
 from tidegate.jobs.driver.error_classification import classify_error
 from tidegate.jobs.driver.status_reporter import STEP_DEADLINES, DriverSteps, StatusReporter
-from tidegate.jobs.sealed_queries.batch_sealer import BatchSealer, SealedQuery, read_progress
-from tidegate.jobs.sealed_queries.checkpoint_files import find_running_batch, list_committed_batches
-from tidegate.jobs.sealed_queries.errors import BATCH_STALLED, SCRIPT_FAILED, SINK_RACED, SLOT_TAKEN
+
+from .batch_sealer import BatchSealer, SealedQuery, read_progress
+from .checkpoint_files import find_running_batch, list_committed_batches
+from .errors import BATCH_STALLED, SCRIPT_FAILED, SINK_RACED, SLOT_TAKEN
 
 _LOOK_EVERY: Final = 0.2  # seconds
 _REQUESTS_EVERY: Final = 1.0  # seconds; each look costs a LIST

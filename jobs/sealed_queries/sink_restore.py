@@ -25,9 +25,10 @@ import structlog
 from tidegate.checkpoints.batch_notes import SinkRewind
 from tidegate.errors import TidegateError, get_first_line
 from tidegate.job import find_restore_callback
-from tidegate.jobs.sealed_queries.checkpoint_files import SINK_LOG
-from tidegate.jobs.sealed_queries.errors import COMMIT_GONE, ROLLBACK_FAILED, TABLE_SHARED
-from tidegate.jobs.sealed_queries.writer_hooks import WriterFacts
+
+from .checkpoint_files import SINK_LOG
+from .errors import COMMIT_GONE, ROLLBACK_FAILED, TABLE_SHARED
+from .writer_hooks import WriterFacts
 
 _log = structlog.get_logger("tidegate.job")
 

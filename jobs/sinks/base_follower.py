@@ -26,7 +26,10 @@ from tidegate.checkpoints.manifest import Manifest, RetiredEpoch
 from tidegate.checkpoints.shared_documents import SharedDocument, change_document, read_document
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.sinks.errors import (
+from tidegate.jobs.spec.operations import SinkSpec
+from tidegate.jobs.spec.pipeline import CHECKPOINTS, PipelineSpec
+
+from .errors import (
     CONTENDED,
     EPOCH_RETIRED,
     LEDGER_MOVED,
@@ -36,10 +39,8 @@ from tidegate.jobs.sinks.errors import (
     SINK_OF_OTHER_PIPELINE,
     LedgerMovedError,
 )
-from tidegate.jobs.sinks.lineage_position import CurrentLineage, FollowerPosition
-from tidegate.jobs.sinks.output_tables import build_checkpoint_rows
-from tidegate.jobs.spec.operations import SinkSpec
-from tidegate.jobs.spec.pipeline import CHECKPOINTS, PipelineSpec
+from .lineage_position import CurrentLineage, FollowerPosition
+from .output_tables import build_checkpoint_rows
 
 # Lost races in a row before the caller is asked to come back later.
 _MAX_CONFLICTS = 20

@@ -36,12 +36,13 @@ from tidegate.jobs.rules.recomputation import (
     build_recompute_columns,
     build_starts_sql,
 )
-from tidegate.jobs.sinks.output_tables import build_table_schema
 from tidegate.jobs.spec.event_time_options import LatePolicy
 from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENTS, LATE, PipelineSpec, SourceSpec
 from tidegate.jobs.spec.row_rules import FILTERED, RULE_QUARANTINED
 from tidegate.jobs.spec.window_specs import Aggregate, AggregateFunction, WindowKind, WindowSpec
 from tidegate.time_units import TICK_MAX, TICK_MIN
+
+from .output_tables import build_table_schema
 
 # Others are recomputed by splices only: their cost grows with the rows.
 _CHECKED_FUNCTIONS = ("count", "sum", "avg", "min", "max")

@@ -6,13 +6,14 @@ from typing import Final
 
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.interfaces import Sink
-from tidegate.jobs.sinks.base_follower import SlotFollower
-from tidegate.jobs.sinks.files_webhook import FilesSink, WebhookSink
-from tidegate.jobs.sinks.iceberg_sink import IcebergSink
-from tidegate.jobs.sinks.kafka_sink import ExactlyOnceKafkaSink, KafkaSink
-from tidegate.jobs.sinks.postgres_sink import PostgresSink
 from tidegate.jobs.spec.operations import KafkaSinkSpec, SinkSpec
 from tidegate.jobs.spec.pipeline import PipelineSpec
+
+from .base_follower import SlotFollower
+from .files_webhook import FilesSink, WebhookSink
+from .iceberg_sink import IcebergSink
+from .kafka_sink import ExactlyOnceKafkaSink, KafkaSink
+from .postgres_sink import PostgresSink
 
 _SINKS: Final[dict[str, type[SlotFollower]]] = {
     "postgres": PostgresSink,

@@ -44,9 +44,10 @@ from tidegate.checkpoints.s3_store import S3Store
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import NotFoundError, PreconditionFailedError, Store
 from tidegate.errors import ConfigurationError
-from tidegate.jobs.sinks.errors import COPY_LACKS_ROWS, NOT_A_COPY
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.source_options import resolve_address, resolve_environment_values
+
+from .errors import COPY_LACKS_ROWS, NOT_A_COPY
 
 _CATALOG_NAME = "tidegate"  # Spark's JdbcCatalog on the same database needs the same name
 

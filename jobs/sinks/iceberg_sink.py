@@ -33,7 +33,10 @@ from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import PreconditionFailedError, Store
 from tidegate.errors import PoisonError, get_first_line
 from tidegate.jobs.eventtime.decision_types import BarrierOutcome
-from tidegate.jobs.sinks.errors import (
+from tidegate.jobs.spec.pipeline import CHECKPOINTS, EVENTS, PipelineSpec
+from tidegate.jobs.spec.source_options import mask_address
+
+from .errors import (
     CATALOG_DENIED,
     CONTENDED,
     FILE_MISSING,
@@ -42,40 +45,38 @@ from tidegate.jobs.sinks.errors import (
     TABLE_OF_OTHER_PIPELINE,
     TABLES_UNREACHABLE,
 )
-from tidegate.jobs.sinks.iceberg_catalog import (
+from .iceberg_catalog import (
     build_table_location,
     open_catalog,
     resolve_namespace,
 )
-from tidegate.jobs.sinks.lineage_position import (
+from .lineage_position import (
     CurrentLineage,
     FollowerPosition,
     PublishedCut,
     advance_published_cut,
     read_published_cut,
 )
-from tidegate.jobs.sinks.output_tables import (
+from .output_tables import (
     ARRIVAL_SLOT_COLUMN,
     SPLICE_COLUMN,
     build_checkpoint_rows,
     build_table_schema,
     write_parquet_once,
 )
-from tidegate.jobs.sinks.table_files import (
+from .table_files import (
     PartitionValues,
     PhysicalLayout,
     split_by_partition,
     write_partition_files,
 )
-from tidegate.jobs.sinks.table_follower import (
+from .table_follower import (
     BARRIER_TAG_PREFIX,
     TABLE_PROPERTIES,
     TableFollower,
     TagChange,
     build_tag_name,
 )
-from tidegate.jobs.spec.pipeline import CHECKPOINTS, EVENTS, PipelineSpec
-from tidegate.jobs.spec.source_options import mask_address
 
 # Tables committed at a time: a commit works for 40 ms and waits four times as long for the store.
 _COMMIT_THREADS = 3

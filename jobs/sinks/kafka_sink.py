@@ -19,18 +19,19 @@ import pyarrow as pa
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.errors import ConfigurationError, TidegateError, get_first_line
-from tidegate.jobs.sinks.base_follower import SlotFollower, import_client_library
-from tidegate.jobs.sinks.errors import (
+from tidegate.jobs.spec.operations import KafkaSinkSpec
+from tidegate.jobs.spec.source_options import resolve_environment_values
+
+from .base_follower import SlotFollower, import_client_library
+from .errors import (
     MESSAGE_TOO_LARGE,
     PRODUCER_FENCED,
     SINK_REFUSED,
     SINK_UNAVAILABLE,
 )
-from tidegate.jobs.sinks.files_webhook import AtLeastOnceSink
-from tidegate.jobs.sinks.lineage_position import CurrentLineage, FollowerPosition
-from tidegate.jobs.sinks.published_tables import to_json_lines
-from tidegate.jobs.spec.operations import KafkaSinkSpec
-from tidegate.jobs.spec.source_options import resolve_environment_values
+from .files_webhook import AtLeastOnceSink
+from .lineage_position import CurrentLineage, FollowerPosition
+from .published_tables import to_json_lines
 
 # The driver holds the messages of one Spark job as Python objects.
 _MESSAGES_PER_JOB: Final = 50_000

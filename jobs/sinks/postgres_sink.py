@@ -24,21 +24,22 @@ import pyarrow.csv
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.errors import TidegateError, TransientError
-from tidegate.jobs.sinks.base_follower import SlotFollower, expand_variables, import_client_library
-from tidegate.jobs.sinks.errors import (
+from tidegate.jobs.spec.operations import PostgresSinkSpec
+
+from .base_follower import SlotFollower, expand_variables, import_client_library
+from .errors import (
     SINK_MISFIT,
     SINK_REFUSED,
     SINK_UNAVAILABLE,
     TARGET_TABLE_TAKEN,
     WAITS_FOR_TABLES,
 )
-from tidegate.jobs.sinks.lineage_position import (
+from .lineage_position import (
     CurrentLineage,
     FollowerPosition,
     read_published_cut,
 )
-from tidegate.jobs.sinks.published_tables import flatten_for_csv, read_table
-from tidegate.jobs.spec.operations import PostgresSinkSpec
+from .published_tables import flatten_for_csv, read_table
 
 if TYPE_CHECKING:
     import psycopg

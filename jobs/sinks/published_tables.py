@@ -22,26 +22,27 @@ import pyarrow.parquet as pq
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
 from tidegate.errors import get_first_line
-from tidegate.jobs.sinks.base_follower import read_stored_position
-from tidegate.jobs.sinks.errors import EXPORT_FAILED, NOT_PUBLISHED, TABLE_UNREADABLE, UNKNOWN_TABLE
-from tidegate.jobs.sinks.lineage_position import (
+from tidegate.jobs.spec.event_time_options import ReleaseMode
+from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec
+from tidegate.jobs.spec.window_specs import WindowSpec
+from tidegate.time_units import format_instant
+
+from .base_follower import read_stored_position
+from .errors import EXPORT_FAILED, NOT_PUBLISHED, TABLE_UNREADABLE, UNKNOWN_TABLE
+from .lineage_position import (
     CurrentLineage,
     FollowerPosition,
     PublishedCut,
     read_published_cut,
 )
-from tidegate.jobs.sinks.output_tables import (
+from .output_tables import (
     SPLICE_COLUMN,
     build_table_schema,
     compute_current_positions,
     find_rewrite_starts,
     select_current_rows,
 )
-from tidegate.jobs.sinks.table_scan import Range, TableScan, select_in_ranges
-from tidegate.jobs.spec.event_time_options import ReleaseMode
-from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec
-from tidegate.jobs.spec.window_specs import WindowSpec
-from tidegate.time_units import format_instant
+from .table_scan import Range, TableScan, select_in_ranges
 
 EXPORT_FORMATS = (".parquet", ".csv", ".json")
 # Iceberg returns files in any order; rows are sorted by those of these columns that a table has.

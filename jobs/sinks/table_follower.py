@@ -32,9 +32,9 @@ from pyiceberg.table.update.snapshot import ExpireSnapshots, ManageSnapshots
 from pyiceberg.transforms import IdentityTransform, parse_transform
 from pyiceberg.utils.concurrent import ExecutorFactory
 
-from tidegate.jobs.sinks.errors import TABLE_MISFIT
-from tidegate.jobs.sinks.lineage_position import FollowerPosition
-from tidegate.jobs.sinks.table_files import (
+from .errors import TABLE_MISFIT
+from .lineage_position import FollowerPosition
+from .table_files import (
     LiveDataFile,
     PartitionValues,
     PhysicalLayout,

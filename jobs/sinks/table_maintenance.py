@@ -66,19 +66,21 @@ from tidegate.checkpoints.canonical_json import canonical_bytes, parse_json
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
 from tidegate.checkpoints.store import NotFoundError, ObjectInfo, Store
 from tidegate.errors import get_first_line
-from tidegate.jobs.sinks.errors import COMPACTION_UNAVAILABLE
-from tidegate.jobs.sinks.iceberg_catalog import (
+from tidegate.jobs.spec.pipeline import PipelineSpec
+
+from .errors import COMPACTION_UNAVAILABLE
+from .iceberg_catalog import (
     build_io_properties,
     open_catalog,
     resolve_namespace,
 )
-from tidegate.jobs.sinks.lineage_position import (
+from .lineage_position import (
     PublishedCut,
     read_published_cut,
     replace_table_location,
 )
-from tidegate.jobs.sinks.published_tables import translate_read_errors, use_plain_types
-from tidegate.jobs.sinks.table_files import (
+from .published_tables import translate_read_errors, use_plain_types
+from .table_files import (
     MERGED_FOLDER,
     LiveDataFile,
     PartitionValues,
@@ -90,9 +92,8 @@ from tidegate.jobs.sinks.table_files import (
     split_by_partition,
     write_partition_files,
 )
-from tidegate.jobs.sinks.table_follower import TableFollower
-from tidegate.jobs.sinks.table_scan import conform_to_schema
-from tidegate.jobs.spec.pipeline import PipelineSpec
+from .table_follower import TableFollower
+from .table_scan import conform_to_schema
 
 _NEWEST_SLOTS_KEPT = 100  # newest slots whose files stay as they are
 _MIN_FILES_PER_MERGE = 8  # files of similar size that are worth a new one

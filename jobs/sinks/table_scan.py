@@ -186,7 +186,7 @@ class TableScan:
     def _read_with_pyiceberg(self, schema: pa.Schema) -> pa.Table:
         from pyiceberg.table import StaticTable
 
-        from tidegate.jobs.sinks.iceberg_catalog import build_io_properties
+        from .iceberg_catalog import build_io_properties
 
         table = StaticTable.from_metadata(self._address, build_io_properties(self._store))
         return table.scan(selected_fields=tuple(schema.names)).to_arrow().cast(schema)

@@ -43,7 +43,8 @@ import structlog
 from tidegate.checkpoints.s3_store import S3Settings, S3Store
 from tidegate.checkpoints.store import PreconditionFailedError, Store
 from tidegate.errors import get_first_line
-from tidegate.jobs.sources.object_inspection import map_in_threads
+
+from .object_inspection import map_in_threads
 
 _log = structlog.get_logger("tidegate.driver")
 

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from tidegate.jobs.engine.interfaces import Source
-from tidegate.jobs.sources.arrival_log import BucketNotifications, listen_for_objects
-from tidegate.jobs.sources.input_view import InputView
-from tidegate.jobs.sources.kafka_source import JvmTopicOffsets, KafkaSource
-from tidegate.jobs.sources.object_source import ObjectSource
 from tidegate.jobs.spec.pipeline import PipelineSpec
+
+from .arrival_log import BucketNotifications, listen_for_objects
+from .input_view import InputView
+from .kafka_source import JvmTopicOffsets, KafkaSource
+from .object_source import ObjectSource
 
 
 class PipelineSources:

@@ -26,13 +26,14 @@ from tidegate.checkpoints.store import (
     StoredObject,
 )
 from tidegate.errors import PoisonError
-from tidegate.jobs.sources.object_decoding import (
+from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
+
+from .object_decoding import (
     BadObject,
     decode_to_parquet,
     needs_decoding,
     parse_folder_values,
 )
-from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
 
 _Names = list[str]  # inside the class body the name `list_objects` is the method
 STAGED_PREFIX: Final = "@kafka/"

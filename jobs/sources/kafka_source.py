@@ -24,7 +24,10 @@ from tidegate.errors import ConfigurationError, TransientError
 from tidegate.jobs.engine.column_types import to_arrow_type
 from tidegate.jobs.engine.interfaces import DeadObject, Slice, join_seq, split_seq
 from tidegate.jobs.eventtime.decision_types import Member
-from tidegate.jobs.sources.errors import (
+from tidegate.jobs.spec.pipeline import ReadLimits, SourceSpec
+from tidegate.jobs.spec.source_options import KafkaOptions, resolve_environment_values
+
+from .errors import (
     CHANGED_WHILE_READ,
     KAFKA_CERTIFICATE,
     KAFKA_DENIED,
@@ -38,10 +41,8 @@ from tidegate.jobs.sources.errors import (
     REGISTRY_DENIED,
     REGISTRY_UNAVAILABLE,
 )
-from tidegate.jobs.sources.input_view import STAGED_PREFIX
-from tidegate.jobs.sources.object_decoding import BAD_REASON, BAD_TEXT
-from tidegate.jobs.spec.pipeline import ReadLimits, SourceSpec
-from tidegate.jobs.spec.source_options import KafkaOptions, resolve_environment_values
+from .input_view import STAGED_PREFIX
+from .object_decoding import BAD_REASON, BAD_TEXT
 
 OFFSET_COLUMN: Final = "_at"
 """Column of a staged range: the lower half of the offset."""

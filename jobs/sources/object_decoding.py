@@ -30,10 +30,11 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
-from tidegate.jobs.sources.avro import decompress_stream, read_avro_file
 from tidegate.jobs.spec.pipeline import SourceSpec
 from tidegate.jobs.spec.row_rules import EXACT_BITS, build_text_pattern
 from tidegate.jobs.spec.table_layout import DeadLetterReason
+
+from .avro import decompress_stream, read_avro_file
 
 BAD_REASON: Final = "_why"
 BAD_TEXT: Final = "_text"

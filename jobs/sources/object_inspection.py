@@ -18,16 +18,17 @@ import pyarrow.parquet as pq
 from tidegate.checkpoints.errors import OBJECT_NOT_FOUND
 from tidegate.checkpoints.store import NotFoundError, ObjectInfo, Store
 from tidegate.errors import get_first_line
-from tidegate.jobs.sources.errors import OBJECT_VANISHED
-from tidegate.jobs.sources.input_view import InputView
-from tidegate.jobs.sources.object_decoding import (
+from tidegate.jobs.spec.pipeline import SourceSpec
+
+from .errors import OBJECT_VANISHED
+from .input_view import InputView
+from .object_decoding import (
     BAD_REASON,
     BAD_TEXT,
     BadObject,
     find_int96_columns,
 )
-from tidegate.jobs.sources.table_versions import rewrite_reason
-from tidegate.jobs.spec.pipeline import SourceSpec
+from .table_versions import rewrite_reason
 
 UNKNOWN_SIZE: Final = -1
 """The size of an entry of which only the key is known."""

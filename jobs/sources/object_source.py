@@ -21,10 +21,12 @@ from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.store import ObjectInfo, Store
 from tidegate.jobs.engine.interfaces import DeadObject, Slice, join_seq, split_seq
 from tidegate.jobs.eventtime.decision_types import Member
-from tidegate.jobs.sources.arrival_log import ArrivalLog, BucketNotifications
-from tidegate.jobs.sources.input_view import InputView, resolve_source_folder
-from tidegate.jobs.sources.object_decoding import BadObject
-from tidegate.jobs.sources.object_inspection import (
+from tidegate.jobs.spec.pipeline import ReadLimits, SourceSpec
+
+from .arrival_log import ArrivalLog, BucketNotifications
+from .input_view import InputView, resolve_source_folder
+from .object_decoding import BadObject
+from .object_inspection import (
     UNKNOWN_SIZE,
     Footer,
     InspectedObject,
@@ -32,8 +34,7 @@ from tidegate.jobs.sources.object_inspection import (
     describe_change,
     map_in_threads,
 )
-from tidegate.jobs.sources.table_versions import TableVersions, open_table_versions
-from tidegate.jobs.spec.pipeline import ReadLimits, SourceSpec
+from .table_versions import TableVersions, open_table_versions
 
 DONE_MARKER: Final = "_DONE"
 """Name of the object after which a member of a bounded source has no more objects."""

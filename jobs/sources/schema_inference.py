@@ -17,12 +17,13 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from tidegate.jobs.sources.object_decoding import (
+from tidegate.jobs.spec.row_rules import build_text_pattern
+
+from .object_decoding import (
     TICKS_PER_UNIT,
     decompress_object,
     read_typed_object,
 )
-from tidegate.jobs.spec.row_rules import build_text_pattern
 
 _MAX_SAMPLE_ROWS: Final = 10_000  # of JSON or CSV
 _TIMESTAMP_PATTERN: Final = (

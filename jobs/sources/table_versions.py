@@ -27,7 +27,14 @@ import pyarrow.parquet as pq
 
 from tidegate.checkpoints.store import NotFoundError, Store
 from tidegate.errors import ConfigurationError, PoisonError, TransientError, get_first_line
-from tidegate.jobs.sources.errors import (
+from tidegate.jobs.spec.source_options import (
+    TableOptions,
+    mask_address,
+    resolve_address,
+    resolve_environment_values,
+)
+
+from .errors import (
     TABLE_ABSENT,
     TABLE_CATALOG_DENIED,
     TABLE_GAP,
@@ -35,13 +42,7 @@ from tidegate.jobs.sources.errors import (
     TABLE_UNAVAILABLE,
     TABLE_UNSUPPORTED,
 )
-from tidegate.jobs.sources.object_decoding import parse_folder_values
-from tidegate.jobs.spec.source_options import (
-    TableOptions,
-    mask_address,
-    resolve_address,
-    resolve_environment_values,
-)
+from .object_decoding import parse_folder_values
 
 _REWRITE_PREFIX: Final = "_rewritten/"  # of placeholder names, each of which records a version
 _COMMIT_NAME: Final = re.compile(r"(\d{20})\.json\Z")

@@ -42,16 +42,17 @@ from tidegate.jobs.rules.row_conditions import quote_name, quote_text
 from tidegate.jobs.sources.input_view import STAGED_PREFIX
 from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN
 from tidegate.jobs.sources.object_decoding import open_parquet_file
-from tidegate.jobs.spark.column_casts import (
+from tidegate.jobs.spec.pipeline import PipelineSpec
+
+from .column_casts import (
     cast_to_declared,
     is_nanosecond_timestamp,
     select_readable_columns,
     spark_to_arrow_type,
 )
-from tidegate.jobs.spark.errors import COPY_UNREADABLE
-from tidegate.jobs.spark.spark_session import SparkSessions
-from tidegate.jobs.spark.staging import Staging
-from tidegate.jobs.spec.pipeline import PipelineSpec
+from .errors import COPY_UNREADABLE
+from .spark_session import SparkSessions
+from .staging import Staging
 
 Ints = NDArray[np.int64]
 _PartReader = Callable[[Any, list[tuple[int, "CutPart"]]], Frame]
@@ -165,7 +166,7 @@ def open_cut(
     """
     if any(spec.sources[piece.member.source].kafka is not None for piece in cut.slices):
         # Imported late: few pipelines need it.
-        from tidegate.jobs.spark.kafka_staging import stage_kafka_ranges
+        from .kafka_staging import stage_kafka_ranges
 
         stage_kafka_ranges(sessions.full, spec, cut, scratch / "objects", staging)
     parts = _download_parts(store, cut, scratch)

@@ -29,14 +29,18 @@ from tidegate.jobs.rules.duck_frame import ENGINE_ERRORS, Frame
 from tidegate.jobs.rules.row_conditions import quote_name
 from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN
 from tidegate.jobs.sources.object_decoding import BAD_REASON
-from tidegate.jobs.spark.column_casts import cast_never_fails
-from tidegate.jobs.spark.cut_reader import (
+from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
+from tidegate.jobs.spec.row_rules import FILTERED, RULE_DROPPED, RULE_FAILED
+from tidegate.time_units import TICK_MAX, TICK_MIN
+
+from .column_casts import cast_never_fails
+from .cut_reader import (
     CutFrame,
     CutPart,
     read_in_driver,
 )
-from tidegate.jobs.spark.file_writer import collect_to_driver
-from tidegate.jobs.spark.member_scan import (
+from .file_writer import collect_to_driver
+from .member_scan import (
     BARRIER,
     DATA,
     DEAD,
@@ -46,9 +50,6 @@ from tidegate.jobs.spark.member_scan import (
     RowVerdict,
     scan_member,
 )
-from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
-from tidegate.jobs.spec.row_rules import FILTERED, RULE_DROPPED, RULE_FAILED
-from tidegate.time_units import TICK_MAX, TICK_MIN
 
 NATIVE_CELLS: Final = 64_000_000
 """Values of a cut, rows times columns, up to which the driver holds its rows: about 1 GB."""

@@ -35,12 +35,13 @@ from tidegate.jobs.rules.row_conditions import (
     quote_text,
     time_below_sql,
 )
-from tidegate.jobs.spark.epoch_context import EpochContext
-from tidegate.jobs.spark.file_writer import FETCH_ROWS, WrittenFiles
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.source_options import EdgeColumns
 from tidegate.jobs.spec.window_specs import WindowSpec
 from tidegate.time_units import TICK_MAX, TICK_MIN, saturate_ticks
+
+from .epoch_context import EpochContext
+from .file_writer import FETCH_ROWS, WrittenFiles
 
 EDGES_KIND: Final = "edges"
 _ORIGIN_COLUMNS: Final = ("_source", "_partition", "_seq", "_et")

@@ -20,15 +20,16 @@ from tidegate.jobs.rules.aggregates import Aggregation
 from tidegate.jobs.rules.duck_frame import DuckFrame, Frame
 from tidegate.jobs.rules.native_support import can_name_columns
 from tidegate.jobs.rules.row_conditions import opaque_literal, quote_name
-from tidegate.jobs.spark.column_casts import declared_to_spark_type
-from tidegate.jobs.spark.cut_reader import (
+from tidegate.jobs.spec.pipeline import PipelineSpec
+
+from .column_casts import declared_to_spark_type
+from .cut_reader import (
     CutFrame,
     arrow_to_frame,
     ensure_local_file,
 )
-from tidegate.jobs.spark.file_writer import FETCH_ROWS, FileWriter, WrittenFiles, collect_to_driver
-from tidegate.jobs.spark.spark_session import SparkSessions
-from tidegate.jobs.spec.pipeline import PipelineSpec
+from .file_writer import FETCH_ROWS, FileWriter, WrittenFiles, collect_to_driver
+from .spark_session import SparkSessions
 
 _MANY_SEGMENTS = 16  # more small live segments of one kind are merged
 # Larger segments are left alone: to rewrite them again and again costs more than to open them.

@@ -30,16 +30,17 @@ from tidegate.checkpoints.row_counts import (
 from tidegate.jobs.engine.column_types import TIMESTAMP_UTC
 from tidegate.jobs.engine.interfaces import MoveResult
 from tidegate.jobs.eventtime.decision_types import ReleaseMark
-from tidegate.jobs.spark.cut_survey import MemberScans
-from tidegate.jobs.spark.edge_events import EpochEdges
-from tidegate.jobs.spark.epoch_context import EpochContext, WindowOutput
-from tidegate.jobs.spark.file_writer import WrittenFiles
-from tidegate.jobs.spark.late_and_dead_rows import DeadRows, LateRows
-from tidegate.jobs.spark.ordered_release import ReleasedRows, count_buffered_rows
 from tidegate.jobs.spec.event_time_options import GlomOptions
 from tidegate.jobs.spec.pipeline import BUILT, DEAD_LETTERS, EVENTS, LATE, PipelineSpec
 from tidegate.jobs.spec.row_rules import FILTERED, RULE_QUARANTINED
 from tidegate.time_units import saturate_ticks
+
+from .cut_survey import MemberScans
+from .edge_events import EpochEdges
+from .epoch_context import EpochContext, WindowOutput
+from .file_writer import WrittenFiles
+from .late_and_dead_rows import DeadRows, LateRows
+from .ordered_release import ReleasedRows, count_buffered_rows
 
 
 @dataclass(frozen=True, slots=True)

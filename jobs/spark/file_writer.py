@@ -24,7 +24,8 @@ from tidegate.checkpoints.bucket_layout import AttemptFolders
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.rules.duck_frame import Frame
-from tidegate.jobs.spark.staging import Staging
+
+from .staging import Staging
 
 FETCH_ROWS: Final = 100_000
 """Results of up to this many rows are written by the driver.

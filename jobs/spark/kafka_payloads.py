@@ -24,20 +24,21 @@ from tidegate.jobs.engine.interfaces import ROWS_PER_ORDINAL
 from tidegate.jobs.rules.row_conditions import quote_name, quote_text
 from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN, UnusableSchema
 from tidegate.jobs.sources.object_decoding import BAD_REASON, BAD_TEXT
-from tidegate.jobs.spark.column_casts import (
+from tidegate.jobs.spec.pipeline import SourceSpec
+from tidegate.jobs.spec.source_options import KafkaOptions
+
+from .column_casts import (
     cast_with_check_sql,
     declared_to_spark_type,
     spark_to_arrow_type,
 )
-from tidegate.jobs.spark.errors import AVRO_NOT_A_RECORD, AVRO_REFUSED, SCHEMA_FILE_UNREADABLE
-from tidegate.jobs.spark.protobuf_decoding import (
+from .errors import AVRO_NOT_A_RECORD, AVRO_REFUSED, SCHEMA_FILE_UNREADABLE
+from .protobuf_decoding import (
     find_message_index,
     make_payload_reader,
     require_message,
 )
-from tidegate.jobs.spark.spark_session import SPARK_ERRORS, extract_cause
-from tidegate.jobs.spec.pipeline import SourceSpec
-from tidegate.jobs.spec.source_options import KafkaOptions
+from .spark_session import SPARK_ERRORS, extract_cause
 
 PARTITION: Final = "_partition"
 """Column of a staged range: the partition of the topic."""

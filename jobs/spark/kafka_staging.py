@@ -34,22 +34,23 @@ from tidegate.jobs.sources.kafka_source import (
     open_schemas,
 )
 from tidegate.jobs.sources.object_decoding import BAD_REASON, BAD_TEXT
-from tidegate.jobs.spark.errors import (
+from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
+from tidegate.jobs.spec.source_options import resolve_environment_value
+
+from .errors import (
     MESSAGES_UNREADABLE,
     REGISTERED_SCHEMA_UNUSABLE,
     SCHEMA_NOT_REGISTERED,
     WORKER_LOST,
 )
-from tidegate.jobs.spark.kafka_payloads import PARTITION, UNKNOWN_SCHEMA, decode_messages
-from tidegate.jobs.spark.spark_session import (
+from .kafka_payloads import PARTITION, UNKNOWN_SCHEMA, decode_messages
+from .spark_session import (
     SPARK_ERRORS,
     detect_lost_executors,
     extract_cause,
     lines,
 )
-from tidegate.jobs.spark.staging import Staging
-from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
-from tidegate.jobs.spec.source_options import resolve_environment_value
+from .staging import Staging
 
 _log = structlog.get_logger("tidegate.driver")
 _BROKER_ERROR_SIGNS: Final = ("org.apache.kafka.", "[KAFKA_", "Cannot fetch record")

@@ -26,17 +26,18 @@ from tidegate.jobs.rules.row_conditions import (
     quote_text,
     time_below_sql,
 )
-from tidegate.jobs.spark.cut_survey import has_dead_letters
-from tidegate.jobs.spark.epoch_context import EpochContext
-from tidegate.jobs.spark.errors import LATE_ROW
-from tidegate.jobs.spark.file_writer import FETCH_ROWS, WrittenFiles, collect_to_driver
-from tidegate.jobs.spark.session_windows import select_late_for_sessions
 from tidegate.jobs.spec.event_time_options import LatePolicy
 from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENTS, LATE
 from tidegate.jobs.spec.row_rules import FILTERED, RULE_DROPPED, RULE_QUARANTINED
 from tidegate.jobs.spec.table_layout import LateReason
 from tidegate.jobs.spec.window_specs import WindowKind
 from tidegate.time_units import TICK_MAX, TICK_MIN
+
+from .cut_survey import has_dead_letters
+from .epoch_context import EpochContext
+from .errors import LATE_ROW
+from .file_writer import FETCH_ROWS, WrittenFiles, collect_to_driver
+from .session_windows import select_late_for_sessions
 
 _COUNTED_COLUMNS = ["_source", "output", "reason", "_dropped"]
 _ROW_IDENTITY = ["_source", "_partition", "_seq"]

@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 from tidegate.jobs.advise.lag_advice import GAMMA
 from tidegate.jobs.eventtime.decision_types import BarrierRow, Member, MemberSurvey
 from tidegate.jobs.eventtime.pipeline_clock import PipelineTime, read_pipeline_time
-from tidegate.jobs.spark.errors import PUNCTUATION_REGRESSED
 from tidegate.jobs.spec.pipeline import SourceSpec
 from tidegate.time_units import TICK_MAX, TICK_MIN
+
+from .errors import PUNCTUATION_REGRESSED
 
 DATA, BARRIER, PUNCTUATION, DEAD = 0, 1, 2, 3
 

@@ -29,23 +29,27 @@ from tidegate.jobs.engine.interfaces import Cut, MoveOrder, MoveResult, Surveyed
 from tidegate.jobs.engine.manifest_writer import ORDER_KIND
 from tidegate.jobs.rules.duck_frame import ENGINE_ERRORS, DuckFrame, Frame
 from tidegate.jobs.rules.native_support import explain_spark_rows, explain_spark_window
-from tidegate.jobs.spark.cut_reader import CutFrame, open_cut, select_provenance
-from tidegate.jobs.spark.cut_survey import NATIVE_CELLS, MemberScans, survey_cut
-from tidegate.jobs.spark.edge_events import EpochEdges, pair_edges
-from tidegate.jobs.spark.epoch_context import EpochContext, WindowOutput
-from tidegate.jobs.spark.epoch_outputs import EpochOutputs
-from tidegate.jobs.spark.errors import SPARK_FAILED
-from tidegate.jobs.spark.file_writer import FileWriter
-from tidegate.jobs.spark.late_and_dead_rows import DeadRows, write_dead_letters, write_late_rows
-from tidegate.jobs.spark.ordered_release import (
+from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec
+from tidegate.jobs.spec.window_specs import WindowKind
+from tidegate.jobs.streams.reducers import ReducerRunner, fold_batch
+
+from .cut_reader import CutFrame, open_cut, select_provenance
+from .cut_survey import NATIVE_CELLS, MemberScans, survey_cut
+from .edge_events import EpochEdges, pair_edges
+from .epoch_context import EpochContext, WindowOutput
+from .epoch_outputs import EpochOutputs
+from .errors import SPARK_FAILED
+from .file_writer import FileWriter
+from .late_and_dead_rows import DeadRows, write_dead_letters, write_late_rows
+from .ordered_release import (
     ReleasedRows,
     adjust_start_times,
     count_released_rows,
     release_rows,
 )
-from tidegate.jobs.spark.reducer_tasks import SparkReducerRunner
-from tidegate.jobs.spark.session_windows import process_sessions
-from tidegate.jobs.spark.spark_session import (
+from .reducer_tasks import SparkReducerRunner
+from .session_windows import process_sessions
+from .spark_session import (
     SPARK_ERRORS,
     SparkSessions,
     detect_lost_executors,
@@ -53,11 +57,8 @@ from tidegate.jobs.spark.spark_session import (
     open_session,
     runs_on_one_host,
 )
-from tidegate.jobs.spark.staging import DiskStaging, open_staging
-from tidegate.jobs.spark.tumbling_sliding_windows import process_window
-from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec
-from tidegate.jobs.spec.window_specs import WindowKind
-from tidegate.jobs.streams.reducers import ReducerRunner, fold_batch
+from .staging import DiskStaging, open_staging
+from .tumbling_sliding_windows import process_window
 
 _T = TypeVar("_T")
 _VERDICT_SCHEMA: Final = pa.schema(

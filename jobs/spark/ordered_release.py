@@ -41,13 +41,14 @@ from tidegate.jobs.rules.row_conditions import (
     quote_text,
     time_below_sql,
 )
-from tidegate.jobs.spark.cut_reader import ensure_local_file
-from tidegate.jobs.spark.cut_survey import MemberScans
-from tidegate.jobs.spark.epoch_context import EpochContext, has_rows_from_mark
-from tidegate.jobs.spark.file_writer import WrittenFiles, collect_to_driver
 from tidegate.jobs.spec.event_time_options import LatePolicy, ReleaseMode
 from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec
 from tidegate.time_units import TICK_MAX, TICK_MIN
+
+from .cut_reader import ensure_local_file
+from .cut_survey import MemberScans
+from .epoch_context import EpochContext, has_rows_from_mark
+from .file_writer import WrittenFiles, collect_to_driver
 
 _RELEASE_SORT = ["_section", *ROW_ORDER]
 _WAITING_COLUMNS = ("_section", "_tardy", "_et", "_so", "_source", "_partition", "_seq")

@@ -22,7 +22,7 @@ from typing import Any, Final
 import pandas as pd
 from pyspark.sql.pandas.functions import pandas_udf
 
-from tidegate.jobs.spark.errors import NO_SUCH_MESSAGE, NOT_A_DESCRIPTOR_SET, PROTOBUF_UNUSABLE
+from .errors import NO_SUCH_MESSAGE, NOT_A_DESCRIPTOR_SET, PROTOBUF_UNUSABLE
 
 _WELL_KNOWN: Final = "google.protobuf."
 _WELL_KNOWN_FILES: Final = (

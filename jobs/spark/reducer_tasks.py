@@ -32,8 +32,6 @@ import pyarrow.compute as pc
 from pyarrow.feather import read_table, write_feather
 from pyspark.sql import SparkSession
 
-from tidegate.jobs.spark.errors import REDUCER_FAILED
-from tidegate.jobs.spark.spark_session import SPARK_ERRORS, SparkSessions, detect_lost_executors
 from tidegate.jobs.streams.reducers import (
     FoldedBatch,
     FoldFailure,
@@ -46,6 +44,9 @@ from tidegate.jobs.streams.reducers import (
     parse_states_table,
     prepare_arguments,
 )
+
+from .errors import REDUCER_FAILED
+from .spark_session import SPARK_ERRORS, SparkSessions, detect_lost_executors
 
 MIN_JOB_ROWS: Final = 50_000
 """Rows from which a job pays.

@@ -20,16 +20,17 @@ from tidegate.jobs.rules.row_conditions import (
     quote_name,
     window_purged_sql,
 )
-from tidegate.jobs.spark.epoch_context import EpochContext, WindowOutput
-from tidegate.jobs.spark.file_writer import WrittenFiles
-from tidegate.jobs.spark.ordered_release import adjust_start_times
-from tidegate.jobs.spark.tumbling_sliding_windows import (
-    assign_rows_to_windows,
-    is_window_segment_purged,
-)
 from tidegate.jobs.spec.event_time_options import LatePolicy
 from tidegate.jobs.spec.window_specs import WindowKind, WindowSpec
 from tidegate.time_units import TICK_MIN
+
+from .epoch_context import EpochContext, WindowOutput
+from .file_writer import WrittenFiles
+from .ordered_release import adjust_start_times
+from .tumbling_sliding_windows import (
+    assign_rows_to_windows,
+    is_window_segment_purged,
+)
 
 _BOUNDS_TYPE = "array<struct<s:bigint,e:bigint>>"
 _BOUNDS_SQL = "named_struct('s', _ws, 'e', _we)"

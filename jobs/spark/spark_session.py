@@ -18,9 +18,10 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from tidegate.errors import ErrorDefinition, TransientError
-from tidegate.jobs.spark.errors import EXECUTORS_LOST
 from tidegate.jobs.spec.operations import SparkSpec, add_connector_jars
 from tidegate.jobs.spec.pipeline import PipelineSpec
+
+from .errors import EXECUTORS_LOST
 
 SESSION_SETTINGS: Final[dict[str, str]] = {
     # What results depend on.

@@ -24,14 +24,15 @@ from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.s3_store import S3Settings
 from tidegate.checkpoints.store import Store
 from tidegate.errors import TidegateError, TransientError
-from tidegate.jobs.spark.errors import BUCKET_UNREADABLE, NO_SHARED_DISK, STAGING_NEEDS_S3
-from tidegate.jobs.spark.spark_session import (
+from tidegate.jobs.spec.pipeline import PipelineSpec
+
+from .errors import BUCKET_UNREADABLE, NO_SHARED_DISK, STAGING_NEEDS_S3
+from .spark_session import (
     SPARK_ERRORS,
     SparkSessions,
     extract_cause,
     runs_on_one_host,
 )
-from tidegate.jobs.spec.pipeline import PipelineSpec
 
 _PROBE_FILE: Final = "probe.txt"
 # No epoch takes a day, so what is older was left by a driver that died.

@@ -32,13 +32,14 @@ from tidegate.jobs.rules.row_conditions import (
     quote_name,
     window_purged_sql,
 )
-from tidegate.jobs.spark.edge_events import EpochEdges, assign_intervals, drop_edges
-from tidegate.jobs.spark.epoch_context import EpochContext, WindowOutput
-from tidegate.jobs.spark.file_writer import WrittenFiles, combine_written_files
-from tidegate.jobs.spark.ordered_release import adjust_start_times
 from tidegate.jobs.spec.event_time_options import LatePolicy
 from tidegate.jobs.spec.window_specs import WindowSpec
 from tidegate.time_units import TICK_MAX, TICK_MIN
+
+from .edge_events import EpochEdges, assign_intervals, drop_edges
+from .epoch_context import EpochContext, WindowOutput
+from .file_writer import WrittenFiles, combine_written_files
+from .ordered_release import adjust_start_times
 
 MERGE_ROWS: Final = 500_000
 """Partial rows of a window that the driver merges, in a few tenths of a second."""

@@ -9,10 +9,10 @@ from typing import Annotated, Final, Literal, Protocol, Self
 
 from pydantic import Field, model_validator
 
-from tidegate.jobs.spec.event_time_options import SpecModel
-from tidegate.jobs.spec.operations import CheckpointSpec, QualitySpec, SupervisionSpec
-from tidegate.jobs.spec.pipeline import API_VERSION
-from tidegate.jobs.spec.source_spec import Name
+from .event_time_options import SpecModel
+from .operations import CheckpointSpec, QualitySpec, SupervisionSpec
+from .pipeline import API_VERSION
+from .source_spec import Name
 
 _QUERY_NAME: Final = r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}"
 QueryName = Annotated[str, Field(pattern=rf"^{_QUERY_NAME}$")]

@@ -18,15 +18,16 @@ from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from tidegate.errors import ConfigurationError
-from tidegate.jobs.spec.errors import (
+
+from .errors import (
     FOREIGN_FIELDS,
     SPEC_INVALID,
     SPEC_IS_JOB,
     SPEC_NOT_TEXT,
     SPEC_UNREADABLE,
 )
-from tidegate.jobs.spec.job_spec import JobSpec
-from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
+from .job_spec import JobSpec
+from .pipeline import PipelineSpec, SourceSpec
 
 Location = tuple[int | str, ...]
 S = TypeVar("S", PipelineSpec, JobSpec)

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from pydantic import Field
 
-from tidegate.jobs.spec.event_time_options import OptionalDuration, SpecModel
-from tidegate.jobs.spec.table_layout import TableLayout
 from tidegate.time_units import Duration
 
+from .event_time_options import OptionalDuration, SpecModel
+from .table_layout import TableLayout
+
 if TYPE_CHECKING:
-    from tidegate.jobs.spec.pipeline import PipelineSpec
+    from .pipeline import PipelineSpec
 
 
 class OutputSpec(SpecModel):

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from tidegate.jobs.spec.event_time_options import (
+from .event_time_options import (
     NEVER,
     BarrierOptions,
     CoalesceOptions,
@@ -23,7 +23,7 @@ from tidegate.jobs.spec.event_time_options import (
     ReleaseMode,
     SpecModel,
 )
-from tidegate.jobs.spec.operations import (
+from .operations import (
     CheckpointSpec,
     OutputSpec,
     QualitySpec,
@@ -34,23 +34,23 @@ from tidegate.jobs.spec.operations import (
 )
 
 # These two are part of the Python API of a pipeline, so that callers import them from here.
-from tidegate.jobs.spec.source_spec import (
+from .source_spec import (
     Name,
     SourceName,
     list_edge_conflicts,
     validate_column_type,
 )
-from tidegate.jobs.spec.source_spec import ReadLimits as ReadLimits
-from tidegate.jobs.spec.source_spec import SourceSpec as SourceSpec
-from tidegate.jobs.spec.stream_specs import (
+from .source_spec import ReadLimits as ReadLimits
+from .source_spec import SourceSpec as SourceSpec
+from .stream_specs import (
     REJECTIONS,
     PipeSpec,
     ReducerSpec,
     StreamGraph,
     StreamSpec,
 )
-from tidegate.jobs.spec.table_layout import LAYOUT_COLUMNS, WINDOW_COLUMNS, list_layout_problems
-from tidegate.jobs.spec.window_specs import WindowSpec
+from .table_layout import LAYOUT_COLUMNS, WINDOW_COLUMNS, list_layout_problems
+from .window_specs import WindowSpec
 
 # A spec without the field is read as this version, so that a later version can tell old files
 # apart.

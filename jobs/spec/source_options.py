@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, Field
 
-from tidegate.jobs.spec.errors import SECRET_MISSING
-from tidegate.jobs.spec.event_time_options import SpecModel
 from tidegate.time_units import Duration
 
+from .errors import SECRET_MISSING
+from .event_time_options import SpecModel
+
 if TYPE_CHECKING:
-    from tidegate.jobs.spec.pipeline import PipelineSpec
+    from .pipeline import PipelineSpec
 
 
 class ParseOptions(SpecModel):

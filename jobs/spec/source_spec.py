@@ -9,20 +9,22 @@ from zoneinfo import available_timezones
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from tidegate.jobs.spec.event_time_options import (
+from tidegate.time_units import Instant
+
+from .event_time_options import (
     CoalesceOptions,
     FrontierOptions,
     LatePolicy,
     OrderOptions,
     SpecModel,
 )
-from tidegate.jobs.spec.row_rules import (
+from .row_rules import (
     RULE_DROPPED,
     RULE_FAILED,
     RULE_QUARANTINED,
     read_cast_type,
 )
-from tidegate.jobs.spec.source_options import (
+from .source_options import (
     DiscoveryOptions,
     EdgeColumns,
     EvolutionOptions,
@@ -31,8 +33,7 @@ from tidegate.jobs.spec.source_options import (
     ParseOptions,
     TableOptions,
 )
-from tidegate.jobs.spec.window_specs import WindowKind, WindowSpec
-from tidegate.time_units import Instant
+from .window_specs import WindowKind, WindowSpec
 
 _REASON_OF_SEVERITY: Final = {
     "quarantine": RULE_QUARANTINED,

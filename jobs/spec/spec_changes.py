@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-from tidegate.jobs.spec.pipeline import NON_DATA_SECTIONS, PipelineSpec, SourceSpec
-from tidegate.jobs.spec.window_specs import WindowSpec
+from .pipeline import NON_DATA_SECTIONS, PipelineSpec, SourceSpec
+from .window_specs import WindowSpec
 
 _RESTART_ADVICE: Final = (
     "start again under another name, or let the driver finish with the old spec first"

@@ -17,9 +17,10 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-from tidegate.jobs.spec.event_time_options import SpecModel
-from tidegate.jobs.spec.window_specs import Aggregate
 from tidegate.time_units import Instant
+
+from .event_time_options import SpecModel
+from .window_specs import Aggregate
 
 EVENTS_STREAM: Final = "events"
 """The stream that all others come from.

@@ -20,7 +20,7 @@ from typing import Final, Literal
 
 from pydantic import field_validator, model_validator
 
-from tidegate.jobs.spec.event_time_options import SpecModel
+from .event_time_options import SpecModel
 
 
 class PartitionTransform(StrEnum):

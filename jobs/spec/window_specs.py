@@ -8,8 +8,9 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from tidegate.jobs.spec.event_time_options import LatePolicy, OptionalDuration, SpecModel
 from tidegate.time_units import Duration, SignedDuration
+
+from .event_time_options import LatePolicy, OptionalDuration, SpecModel
 
 
 class WindowKind(StrEnum):

@@ -22,11 +22,12 @@ from tidegate.jobs.engine.column_types import convert_to_ticks
 from tidegate.jobs.sinks.output_tables import ARRIVAL_SLOT_COLUMN, SPLICE_COLUMN
 from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec
 from tidegate.jobs.spec.stream_specs import REJECTIONS
-from tidegate.jobs.splice.merge_plan import MergePlan
-from tidegate.jobs.splice.stream_history import ARRIVAL_SLOT, StreamChange
-from tidegate.jobs.splice.window_merge import WindowChange
 from tidegate.jobs.streams.row_history import PROVENANCE_FIELDS
 from tidegate.time_units import format_instant
+
+from .merge_plan import MergePlan
+from .stream_history import ARRIVAL_SLOT, StreamChange
+from .window_merge import WindowChange
 
 # A person reads the first changes; the counts cover all of them.
 _MAX_CHANGES = 5000  # changes of a table that the JSON lists

@@ -53,18 +53,19 @@ from tidegate.jobs.sinks.output_tables import build_table_schema
 from tidegate.jobs.spec.event_time_options import ReleaseMode
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.stream_specs import REJECTIONS
-from tidegate.jobs.splice.errors import CONTENDED, EFFECT_CHANGED, NOT_OPEN, UNEQUAL
-from tidegate.jobs.splice.impact import (
+from tidegate.jobs.streams.row_history import compute_time_bounds
+from tidegate.jobs.streams.stream_state import DispatchFiles, add_attempt_columns
+
+from .errors import CONTENDED, EFFECT_CHANGED, NOT_OPEN, UNEQUAL
+from .impact import (
     Impact,
     digest_plan,
     digest_tables,
     make_impact_report,
     parse_digest_slot,
 )
-from tidegate.jobs.splice.merge_plan import MergePlan, make_merge_plan
-from tidegate.jobs.splice.tables_at_head import find_merge_segments, read_data_file
-from tidegate.jobs.streams.row_history import compute_time_bounds
-from tidegate.jobs.streams.stream_state import DispatchFiles, add_attempt_columns
+from .merge_plan import MergePlan, make_merge_plan
+from .tables_at_head import find_merge_segments, read_data_file
 
 CRASH_POINTS: Final = (
     "merge.start",

@@ -35,10 +35,12 @@ from tidegate.jobs.sinks.table_scan import Ranges
 from tidegate.jobs.spec.event_time_options import ReleaseMode
 from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec
 from tidegate.jobs.spec.stream_specs import REJECTIONS
-from tidegate.jobs.splice.errors import NO_EVENTS, OTHER_SPEC, TOO_EARLY
-from tidegate.jobs.splice.stream_history import format_rewritten_rows
-from tidegate.jobs.splice.stream_merge import StreamEffect, StreamMerge
-from tidegate.jobs.splice.tables_at_head import (
+from tidegate.time_units import format_instant, saturate_ticks
+
+from .errors import NO_EVENTS, OTHER_SPEC, TOO_EARLY
+from .stream_history import format_rewritten_rows
+from .stream_merge import StreamEffect, StreamMerge
+from .tables_at_head import (
     TablesAtHead,
     find_merge_segments,
     join_spans,
@@ -47,8 +49,7 @@ from tidegate.jobs.splice.tables_at_head import (
     select_rows_for_output,
     set_outputs,
 )
-from tidegate.jobs.splice.window_merge import WindowChange, compute_window_changes
-from tidegate.time_units import format_instant, saturate_ticks
+from .window_merge import WindowChange, compute_window_changes
 
 
 @dataclass

@@ -37,7 +37,10 @@ from tidegate.jobs.rules.duck_frame import DuckFrame, open_database, query_rows
 from tidegate.jobs.rules.recomputation import SET_ASIDE_REASONS, build_time_expression
 from tidegate.jobs.sinks.output_tables import IDENTITY_COLUMNS, RowIdentity, iterate_identities
 from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENT_TIME, EVENTS, LATE, PipelineSpec
-from tidegate.jobs.splice.errors import (
+from tidegate.jobs.streams.row_history import describe_parquet_file, write_parquet_file
+from tidegate.time_units import format_instant
+
+from .errors import (
     BAD_FILE,
     BAD_VALUE,
     INDIVISIBLE,
@@ -48,7 +51,7 @@ from tidegate.jobs.splice.errors import (
     NO_SOURCE,
     WRONG_SOURCE,
 )
-from tidegate.jobs.splice.tables_at_head import (
+from .tables_at_head import (
     TablesAtHead,
     find_merge_segments,
     iterate_output_pairs,
@@ -56,8 +59,6 @@ from tidegate.jobs.splice.tables_at_head import (
     read_data_file,
     set_outputs,
 )
-from tidegate.jobs.streams.row_history import describe_parquet_file, write_parquet_file
-from tidegate.time_units import format_instant
 
 _DAYS = 24 * 3600 * 1_000_000
 

@@ -33,16 +33,17 @@ from tidegate.jobs.sinks.published_tables import RowSelection, scan_table
 from tidegate.jobs.sinks.table_scan import Range, Ranges
 from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENTS, LATE, PipelineSpec
 from tidegate.jobs.spec.window_specs import WindowKind
-from tidegate.jobs.splice.errors import BAD_ROW_VALUE, TOO_MANY_ROWS, UNKNOWN_COLUMN
-from tidegate.jobs.splice.request_creation import resolve_request_state
-from tidegate.jobs.splice.tables_at_head import (
+from tidegate.time_units import TICK_MAX, format_instant
+
+from .errors import BAD_ROW_VALUE, TOO_MANY_ROWS, UNKNOWN_COLUMN
+from .request_creation import resolve_request_state
+from .tables_at_head import (
     TablesAtHead,
     find_merge_segments,
     make_request_schema,
     read_columns,
 )
-from tidegate.jobs.splice.window_merge import list_touching_rows
-from tidegate.time_units import TICK_MAX, format_instant
+from .window_merge import list_touching_rows
 
 _MAX_ROWS = 20  # rows traced at a time; a question about more rows is one for a query
 

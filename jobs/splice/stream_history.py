@@ -30,8 +30,6 @@ from tidegate.jobs.sinks.output_tables import (
 )
 from tidegate.jobs.spec.pipeline import CHECKPOINTS, EVENTS
 from tidegate.jobs.spec.stream_specs import EVENTS_STREAM
-from tidegate.jobs.splice.errors import INCOMPLETE
-from tidegate.jobs.splice.tables_at_head import TablesAtHead
 from tidegate.jobs.streams.dispatched_rows import (
     read_arrivals,
     select_request_segments,
@@ -44,6 +42,9 @@ from tidegate.jobs.streams.row_history import (
 )
 from tidegate.jobs.streams.stream_state import DispatchState
 from tidegate.time_units import TICK_MAX, TICK_MIN
+
+from .errors import INCOMPLETE
+from .tables_at_head import TablesAtHead
 
 ARRIVAL_SLOT: Final = "_turn"
 """Column with the slot in which a row arrived.

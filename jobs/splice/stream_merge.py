@@ -27,21 +27,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.jobs.spec.stream_specs import EVENTS_STREAM, REJECTIONS, PipeSpec
-from tidegate.jobs.splice.errors import ATTACHED_TWICE, REDUCER_FAILS
-from tidegate.jobs.splice.stream_history import (
-    ARRIVAL_SLOT,
-    NEVER,
-    StreamChange,
-    StreamHistory,
-    add_arrival_slot,
-    apply_caught_up_slots,
-    find_caught_up_ranges,
-    find_first_difference,
-    make_stream_columns,
-    order_stream_rows,
-    slice_slot,
-)
-from tidegate.jobs.splice.tables_at_head import TablesAtHead
 from tidegate.jobs.streams.dispatched_rows import (
     address_rows,
     append_rows,
@@ -62,6 +47,22 @@ from tidegate.jobs.streams.stream_state import (
     read_reducer_states,
 )
 from tidegate.time_units import TICK_MIN
+
+from .errors import ATTACHED_TWICE, REDUCER_FAILS
+from .stream_history import (
+    ARRIVAL_SLOT,
+    NEVER,
+    StreamChange,
+    StreamHistory,
+    add_arrival_slot,
+    apply_caught_up_slots,
+    find_caught_up_ranges,
+    find_first_difference,
+    make_stream_columns,
+    order_stream_rows,
+    slice_slot,
+)
+from .tables_at_head import TablesAtHead
 
 SegmentContents = tuple[Any, int | None, int | None, dict[str, Any]]
 """Rows of a state segment, their least and greatest stamp, and the `extra` of its reference."""

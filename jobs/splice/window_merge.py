@@ -36,20 +36,21 @@ from tidegate.jobs.sinks.published_tables import select_current_revisions
 from tidegate.jobs.sinks.table_scan import Ranges
 from tidegate.jobs.spec.pipeline import EVENTS, LATE, PipelineSpec
 from tidegate.jobs.spec.window_specs import WindowKind, WindowSpec
-from tidegate.jobs.splice.errors import (
+from tidegate.time_units import format_instant
+
+from .errors import (
     EDGE_WINDOW,
     FOREIGN_EXPRESSION,
     INEXACT_AGGREGATE,
     NOT_REPRODUCIBLE,
     TOO_EARLY,
 )
-from tidegate.jobs.splice.tables_at_head import (
+from .tables_at_head import (
     Span,
     TablesAtHead,
     join_spans,
     select_rows_for_output,
 )
-from tidegate.time_units import format_instant
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,14 +23,15 @@ from tidegate.jobs.engine.column_types import to_arrow_type
 from tidegate.jobs.sinks.output_tables import build_table_schema
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.stream_specs import REJECTIONS, PipeSpec, ReducerSpec
-from tidegate.jobs.streams.row_history import (
+from tidegate.time_units import TICK_MIN
+
+from .row_history import (
     PROVENANCE_FIELDS,
     combine_chunks,
     compute_running_max,
     read_parquet_files,
     replace_column,
 )
-from tidegate.time_units import TICK_MIN
 
 
 def merge_by_stamp(writers: Sequence[Any], now: int) -> Any:

@@ -32,7 +32,9 @@ from tidegate.jobs.engine.manifest_writer import DISPATCHER_KINDS
 from tidegate.jobs.sinks.output_tables import build_table_schema
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.stream_specs import EVENTS_STREAM, REJECTIONS, PipeSpec, ReducerSpec
-from tidegate.jobs.streams.dispatched_rows import (
+from tidegate.time_units import TICK_MIN
+
+from .dispatched_rows import (
     address_rows,
     append_rows,
     build_arrival_schema,
@@ -42,13 +44,13 @@ from tidegate.jobs.streams.dispatched_rows import (
     read_arrivals,
     release_below,
 )
-from tidegate.jobs.streams.errors import (
+from .errors import (
     BAD_EXPRESSION,
     BAD_PREDICATE,
     ROWS_INCOMPLETE,
     RowsRetiredError,
 )
-from tidegate.jobs.streams.reducers import (
+from .reducers import (
     FoldedBatch,
     FoldFailure,
     ReducerRunner,
@@ -58,13 +60,13 @@ from tidegate.jobs.streams.reducers import (
     describe_batch_failure,
     fold_batch,
 )
-from tidegate.jobs.streams.row_history import (
+from .row_history import (
     LogHistory,
     build_row_schema,
     read_parquet_files,
     to_event_rows,
 )
-from tidegate.jobs.streams.stream_state import (
+from .stream_state import (
     CollectedRequest,
     DispatchFiles,
     DispatchState,
@@ -72,7 +74,6 @@ from tidegate.jobs.streams.stream_state import (
     StreamState,
     add_attempt_columns,
 )
-from tidegate.time_units import TICK_MIN
 
 
 def run_pipe(

@@ -28,8 +28,9 @@ import pyarrow as pa
 from tidegate.errors import get_first_line
 from tidegate.jobs.engine.column_types import to_arrow_type
 from tidegate.jobs.spec.pipeline import PipelineSpec
-from tidegate.jobs.streams.dispatched_rows import Event
-from tidegate.jobs.streams.errors import REDUCER_NOT_CALLABLE, REDUCER_NOT_FOUND
+
+from .dispatched_rows import Event
+from .errors import REDUCER_NOT_CALLABLE, REDUCER_NOT_FOUND
 
 ReducerStates = dict[str, tuple[Any, int]]
 """Key (as JSON text) -> state, events seen."""

@@ -23,8 +23,9 @@ from tidegate.jobs.engine.column_types import convert_to_ticks, to_arrow_type
 from tidegate.jobs.engine.manifest_writer import SPLICE_KIND
 from tidegate.jobs.sinks.output_tables import IDENTITY_COLUMNS, compute_current_positions
 from tidegate.jobs.spec.stream_specs import EVENTS_STREAM
-from tidegate.jobs.streams.errors import ROWS_RETIRED
 from tidegate.time_units import TICK_MIN
+
+from .errors import ROWS_RETIRED
 
 PROVENANCE_FIELDS = {
     "_id": pa.string(),

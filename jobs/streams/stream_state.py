@@ -24,14 +24,15 @@ from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.splice_requests import SpliceRequest, create_splice_request
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.spec.stream_specs import StreamGraph
-from tidegate.jobs.streams.dispatched_rows import select_request_segments
-from tidegate.jobs.streams.reducers import (
+
+from .dispatched_rows import select_request_segments
+from .reducers import (
     FoldFailure,
     ReducerStates,
     build_states_table,
     parse_states_table,
 )
-from tidegate.jobs.streams.row_history import (
+from .row_history import (
     compute_time_bounds,
     read_parquet_files,
     write_parquet_file,
