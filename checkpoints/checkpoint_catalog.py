@@ -9,6 +9,7 @@ from itertools import islice
 from typing import Any
 
 from tidegate.errors import ConfigurationError
+from tidegate.json_types import JsonObject
 
 from .bucket_layout import BucketLayout, CheckpointId
 from .canonical_json import parse_json
@@ -201,7 +202,7 @@ def _annotate_summaries(
     known = {stretch.timeline: stretch for stretch in lineage}
     listed = []
     for row in rows:
-        stretch, change = known.get(row.timeline), dict[str, Any]()
+        stretch, change = known.get(row.timeline), JsonObject()
         if row.id in pins:
             change["pins"] = tuple(pins[row.id])
         if row.id in condemned:
@@ -277,7 +278,7 @@ def _read_quality_runs(store: Store, pipeline: str) -> list[_QualityRun]:
     return [_parse_quality_run(entry, entries) for entry in entries]
 
 
-def _parse_quality_run(entry: dict[str, Any], entries: list[dict[str, Any]]) -> _QualityRun:
+def _parse_quality_run(entry: JsonObject, entries: list[JsonObject]) -> _QualityRun:
     checkpoint, at = CheckpointId.parse(entry["checkpoint"]), entry.get("id", "")
     if "critical" in entry:
         critical = tuple((one["check"], *one["epochs"]) for one in entry["critical"])
@@ -351,7 +352,7 @@ def diff_checkpoints(left: Manifest, right: Manifest) -> CheckpointDiff:
     )
 
 
-def _list_comparable_facts(manifest: Manifest) -> dict[str, dict[str, Any]]:
+def _list_comparable_facts(manifest: Manifest) -> dict[str, JsonObject]:
     return {
         "positions": _extract_positions(manifest.cut),
         "decider": _flatten_tree(manifest.decider),
@@ -365,7 +366,7 @@ def _flatten_counters(counters: Counters) -> dict[str, int]:
     return plain | {f"dropped.{reason}": count for reason, count in counters.dropped.items()}
 
 
-def _pair_differences(left: dict[str, Any], right: dict[str, Any]) -> dict[str, DifferingPair]:
+def _pair_differences(left: JsonObject, right: JsonObject) -> dict[str, DifferingPair]:
     names = sorted({*left, *right})
     return {
         name: DifferingPair(left=left.get(name), right=right.get(name))
@@ -374,7 +375,7 @@ def _pair_differences(left: dict[str, Any], right: dict[str, Any]) -> dict[str, 
     }
 
 
-def _extract_positions(cut: dict[str, Any]) -> dict[str, Any]:
+def _extract_positions(cut: JsonObject) -> JsonObject:
     """The end of each slice where the cut has one, else the whole entry."""
     return {
         member: part["end"] if isinstance(part, dict) and "end" in part else part
@@ -382,9 +383,9 @@ def _extract_positions(cut: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _flatten_tree(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flatten_tree(tree: JsonObject, prefix: str = "") -> JsonObject:
     """Nested dictionaries as dotted names."""
-    flat: dict[str, Any] = {}
+    flat: JsonObject = {}
     for name, value in tree.items():
         flat |= (
             _flatten_tree(value, f"{prefix}{name}.")

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from tidegate.json_types import JsonObject
+
 if TYPE_CHECKING:
     from .manifest import Counters
 
@@ -64,7 +66,7 @@ class EpochCounters:
         """Return whether every row read, and every row buffered before, is counted once."""
         return self.read + self.retained_before == count_accounted_rows(self)
 
-    def to_record(self) -> dict[str, Any]:
+    def to_record(self) -> JsonObject:
         """Return the form in the manifest, without `rule_quarantined` and `filtered` if zero."""
         rare = ("rule_quarantined", "filtered")
         return {name: value for name, value in asdict(self).items() if value or name not in rare}
@@ -126,9 +128,9 @@ class EpochNotes:
     counters: EpochCounters
     next_position: int
     released_max: tuple[int, int] | None
-    sketches: dict[str, Any]
+    sketches: JsonObject
     bytes_written: int
-    streams: dict[str, Any]
+    streams: JsonObject
     savepoints: tuple[str, ...]
     aborted: tuple[str, ...]
     merge: MergeSummary | None
@@ -152,7 +154,7 @@ class EpochNotes:
             run=record.get("run", 0),
         )
 
-    def to_record(self) -> dict[str, Any]:
+    def to_record(self) -> JsonObject:
         """Return the JSON-ready form; fields that most epochs do not use are left out."""
         return {
             "epoch": self.counters.to_record(),

@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import ConfigDict, Field, ValidationError
 
+from tidegate.json_types import JsonObject
 from tidegate.time_units import TICK_MIN
 
 from .bucket_layout import CheckpointId
@@ -61,7 +62,7 @@ class FileRef(_RecordModel):
     min_time: int | None = None
     max_time: int | None = None
     kind: str
-    extra: dict[str, Any] = Field(default_factory=dict)
+    extra: JsonObject = Field(default_factory=dict)
 
 
 class Counters(_RecordModel):
@@ -175,16 +176,16 @@ class Manifest(_SlotRecordModel):
     lease_token: int
     driver: str
     recorded_now: int
-    cut: dict[str, Any] = Field(default_factory=dict)
-    survey: dict[str, Any] | None = Field(default=None, exclude_if=lambda survey: survey is None)
-    decider: dict[str, Any] = Field(default_factory=dict)
-    decision: dict[str, Any] = Field(default_factory=dict)
-    barriers: list[dict[str, Any]] = Field(default_factory=list)
+    cut: JsonObject = Field(default_factory=dict)
+    survey: JsonObject | None = Field(default=None, exclude_if=lambda survey: survey is None)
+    decider: JsonObject = Field(default_factory=dict)
+    decision: JsonObject = Field(default_factory=dict)
+    barriers: list[JsonObject] = Field(default_factory=list)
     requests: list[str] = Field(default_factory=list)
     counters: Counters = Field(default_factory=Counters)
     segments: list[FileRef] = Field(default_factory=list)
     files: dict[str, list[FileRef]] = Field(default_factory=dict)
-    notes: dict[str, Any] = Field(default_factory=dict)
+    notes: JsonObject = Field(default_factory=dict)
     timings: dict[str, float] = Field(default_factory=dict)
     created_at: int
 
@@ -222,7 +223,7 @@ class Manifest(_SlotRecordModel):
         return int(self.decision.get("section", 0))
 
     @property
-    def frontier_holder(self) -> dict[str, Any] | None:
+    def frontier_holder(self) -> JsonObject | None:
         """Which member holds the frontier back: ``member``, ``since``, ``why``; None: no member."""
         return self.decision.get("holder")
 
@@ -282,7 +283,7 @@ class Manifest(_SlotRecordModel):
         return self.epoch_notes.next_position
 
     @property
-    def stream_state(self) -> dict[str, Any]:
+    def stream_state(self) -> JsonObject:
         """State of the streams and attachments; `DispatchState.from_record` reads it."""
         return self.epoch_notes.streams
 

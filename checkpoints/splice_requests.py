@@ -14,6 +14,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from tidegate.json_types import JsonObject
+
 from .bucket_layout import BucketLayout
 from .errors import SPLICE_DECIDED, SPLICE_UNDECIDED, SPLICE_UNKNOWN
 from .manifest import FileRef
@@ -52,8 +54,8 @@ class SpliceRequest(SharedDocument):
     pipeline: str
     destination: str = "events"
     origin: Literal["attachment", "late", "dead_letters", "file"]
-    origin_detail: dict[str, Any] = Field(default_factory=dict)
-    rows: list[dict[str, Any]] = Field(default_factory=list)
+    origin_detail: JsonObject = Field(default_factory=dict)
+    rows: list[JsonObject] = Field(default_factory=list)
     row_count: int
     min_time: int | None = None
     max_time: int | None = None
@@ -67,7 +69,7 @@ class SpliceRequest(SharedDocument):
     decided_at: int | None = None
     at_slot: dict[str, int] = Field(default_factory=dict)
     approved_digest: str | None = None
-    trail: list[dict[str, Any]] = Field(default_factory=list)
+    trail: list[JsonObject] = Field(default_factory=list)
 
     def row_files(self) -> list[FileRef]:
         """Return the files that hold the rows."""

@@ -27,6 +27,7 @@ import pandas as pd
 from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.canonical_json import canonical_bytes, parse_json
 from tidegate.checkpoints.store import NotFoundError, Store
+from tidegate.json_types import JsonObject
 
 from .gx_runner import RunResult, format_number
 
@@ -117,7 +118,7 @@ def _render_run_index(result: Mapping[str, Any], run: RunResult) -> str:
     )
 
 
-def _select_shown_rows(frame: pd.DataFrame) -> dict[str, Any]:
+def _select_shown_rows(frame: pd.DataFrame) -> JsonObject:
     newest = frame.tail(_ROWS_SHOWN).iloc[::-1] if len(frame) > _ROWS_SHOWN else frame
     rows = [[_format_frame_cell(value) for value in row] for row in newest.itertuples(index=False)]
     return {"columns": list(frame.columns), "rows": rows, "more": len(frame) - len(rows)}
@@ -131,7 +132,7 @@ def _format_frame_cell(value: Any) -> str:
 
 def _add_run_to_history(
     store: Store, quality: str, result: Mapping[str, Any], run: RunResult
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
     """Add the run to the history and drop the pages of what falls out of it.
 
     Of two runs at once one may be missing there.
@@ -163,7 +164,7 @@ def _add_run_to_history(
 
 def _extract_trend(run: RunResult) -> dict[str, float]:
     """The few numbers that are drawn over time."""
-    numbers: dict[str, Any] = {}
+    numbers: JsonObject = {}
     late = run.frames.get("late_by_source")
     if late is not None and late["recent_read"].sum():
         numbers["late_ratio"] = late["recent_late"].sum() / late["recent_read"].sum()

@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 from tidegate.errors import ConfigurationError
 from tidegate.jobs.spec.pipeline import BARRIERS, CHECKPOINTS, DEAD_LETTERS, EVENTS, LATE
 from tidegate.jobs.spec.stream_specs import REJECTIONS
+from tidegate.json_types import JsonObject
 
 from .job_batches import JobEvidence
 from .suite_files import Check, limit_values, load_suites
@@ -76,10 +77,10 @@ class CheckResult:
     passed: bool
     observed: str
     offenders: tuple[str, ...]
-    expected: dict[str, Any]
+    expected: JsonObject
     scope: str = "recent"
     epochs: tuple[int, int] | None = None
-    sample: tuple[dict[str, Any], ...] = ()
+    sample: tuple[JsonObject, ...] = ()
     command: str = ""
     owner: str = ""
     value: float | None = None
@@ -132,7 +133,7 @@ def run_suites(evidence: Evidence | JobEvidence) -> RunResult:
     frames = {name: build_frame(evidence, name) for name in sorted(needed)}
     limits = _read_limits(evidence)
     checks: list[CheckResult] = []
-    validations: dict[str, Any] = {}
+    validations: JsonObject = {}
     with warnings.catch_warnings():
         warnings.simplefilter(
             "ignore"
@@ -241,7 +242,7 @@ def _interpret_validation(
     ):
         raise _make_check_error(check, _find_error_message(found.exception_info))
     offenders = _list_offenders(found, frame, check)
-    failure: dict[str, Any] = {}
+    failure: JsonObject = {}
     if not found.success:
         names = _list_offender_names(found, frame)
         recent = check.scope == "recent"
@@ -423,7 +424,7 @@ class RowSample:
             only counted, the counts.
     """
 
-    rows: tuple[dict[str, Any], ...]
+    rows: tuple[JsonObject, ...]
     command: str
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
-from typing import Any, Protocol
+from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -28,6 +28,7 @@ from tidegate.jobs.spec.pipeline import (
     PipelineSpec,
 )
 from tidegate.jobs.spec.stream_specs import REJECTIONS
+from tidegate.json_types import JsonObject
 
 from . import data_docs
 from .gx_runner import CheckResult, load_great_expectations, run_suites
@@ -46,7 +47,7 @@ def check_quality(
     *,
     read: TableReader | None = None,
     clock: Clock = SYSTEM_CLOCK,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Run every suite, put result and Data Docs into the store, and return the result.
 
     The result's ``verdict`` is ``pass``, ``warn`` or ``fail``; ``checkpoint`` is the newest one
@@ -70,7 +71,7 @@ def check_quality(
     at = _UNIX_EPOCH + timedelta(microseconds=evidence.now)
     name, quality = at.strftime("%Y%m%dT%H%M%S.%fZ"), BucketLayout(spec.name).quality_prefix
     head = evidence.head
-    result: dict[str, Any] = {
+    result: JsonObject = {
         "schema_version": SCHEMA_VERSION,
         "kind": "quality",
         "id": name,
@@ -91,7 +92,7 @@ def check_quality(
     return result
 
 
-def _dump_check(check: CheckResult) -> dict[str, Any]:
+def _dump_check(check: CheckResult) -> JsonObject:
     listed = {name: list(getattr(check, name)) for name in ("offenders", "sample")}
     epochs = list(check.epochs) if check.epochs else None
     return asdict(check) | listed | {"epochs": epochs, "page": check.page_name}

@@ -26,6 +26,7 @@ from typing import Any
 from tenacity import retry, retry_if_exception, stop_after_attempt, wait_random_exponential
 
 from tidegate.errors import ConfigurationError
+from tidegate.json_types import JsonObject
 
 from .errors import AIRFLOW_AWAY, AIRFLOW_NOT_STARTED, AIRFLOW_WAIT_ENDED
 from .local_processes import (
@@ -114,17 +115,17 @@ class AirflowApi:
             self._log_in()
             return call(method, f"/api/v2{path}", body)
 
-    def get_dag(self, dag_id: str) -> dict[str, Any] | None:
+    def get_dag(self, dag_id: str) -> JsonObject | None:
         """Return the DAG, or None while Airflow has not parsed it."""
         try:
-            found: dict[str, Any] = self.request("GET", f"/dags/{quote_segment(dag_id)}")
+            found: JsonObject = self.request("GET", f"/dags/{quote_segment(dag_id)}")
         except AirflowApiError as error:
             if error.status == 404:
                 return None
             raise
         return found
 
-    def wait_for_dag(self, dag_id: str, timeout: float = 360.0) -> dict[str, Any]:
+    def wait_for_dag(self, dag_id: str, timeout: float = 360.0) -> JsonObject:
         """Wait until Airflow has parsed the DAG, at most `timeout` seconds.
 
         Raises:
@@ -150,7 +151,7 @@ class AirflowApi:
         self.pause(dag_id, paused=False)
 
     def trigger_dag(
-        self, dag_id: str, conf: dict[str, Any] | None = None, run_id: str | None = None
+        self, dag_id: str, conf: JsonObject | None = None, run_id: str | None = None
     ) -> str:
         """Start a run with these params and return its id; a new id unless one is given.
 
@@ -173,19 +174,19 @@ class AirflowApi:
                 raise
         return run
 
-    def get_run(self, dag_id: str, run_id: str) -> dict[str, Any]:
+    def get_run(self, dag_id: str, run_id: str) -> JsonObject:
         """Return one run; its `state` is queued, running, success or failed."""
-        found: dict[str, Any] = self.request("GET", build_run_path(dag_id, run_id))
+        found: JsonObject = self.request("GET", build_run_path(dag_id, run_id))
         return found
 
-    def wait_for_run(self, dag_id: str, run_id: str, timeout: float) -> dict[str, Any]:
+    def wait_for_run(self, dag_id: str, run_id: str, timeout: float) -> JsonObject:
         """Wait until a run has ended, with success or not, and return it.
 
         Raises:
             TransientError: it still runs after `timeout` seconds.
         """
 
-        def fetch_ended_run() -> dict[str, Any] | None:
+        def fetch_ended_run() -> JsonObject | None:
             """The run, once it has ended."""
             run = self.get_run(dag_id, run_id)
             return run if run["state"] in _ENDED_RUN_STATES else None
@@ -234,8 +235,8 @@ def quote_segment(part: str) -> str:
 
 
 def _poll_until(
-    ask: Callable[[], dict[str, Any] | None], timeout: float, complaint: Callable[[], str]
-) -> dict[str, Any]:
+    ask: Callable[[], JsonObject | None], timeout: float, complaint: Callable[[], str]
+) -> JsonObject:
     deadline = time.monotonic() + timeout
     while (found := ask()) is None:
         if time.monotonic() > deadline:

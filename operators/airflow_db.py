@@ -21,6 +21,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session, selectinload
 
 from tidegate.checkpoints.store import Store
+from tidegate.json_types import JsonObject
 
 from .errors import NO_CONNECTION
 from .factory import APPROVAL_TAG, BROKEN_SPECS_DAG_ID, STORE_TAG_PREFIX
@@ -49,7 +50,7 @@ _PARSE_WINDOW: Final = timedelta(minutes=1)
 class AirflowQueries:
     """Reads Airflow's own database. One instance serves every request."""
 
-    def list_streams(self, user: Any) -> list[dict[str, Any]]:
+    def list_streams(self, user: Any) -> list[JsonObject]:
         """Return the streams that the user may see, by name, with `may_restore`."""
         readable = self._readable_dag_ids(user)
 
@@ -78,7 +79,7 @@ class AirflowQueries:
             data = (kept.data or {}) if kept is not None else {}
         return [line for line in str(data["dag"].get("doc_md", "")).split("\n") if line]
 
-    def find_stream(self, dag_id: str) -> dict[str, Any] | None:
+    def find_stream(self, dag_id: str) -> JsonObject | None:
         """Return one stream, or None. The caller has checked that the user may see it."""
         streams = self._query_streams()
         return next((stream for stream in streams if stream["dag_id"] == dag_id), None)
@@ -128,7 +129,7 @@ class AirflowQueries:
         pipeline: str,
         kinds: Iterable[str] = ACTION_DAG_KINDS,
         limit: int = _RUNS_SHOWN,
-    ) -> list[dict[str, Any]]:
+    ) -> list[JsonObject]:
         """Return the newest runs of DAGs of these kinds that the user may see, newest first.
 
         Each has its tasks with their states, and the question that it waits for; `refusal` in it
@@ -188,7 +189,7 @@ class AirflowQueries:
             return "you have no right in Airflow to answer"
         return None
 
-    def _query_streams(self) -> list[dict[str, Any]]:
+    def _query_streams(self) -> list[JsonObject]:
         """Every stream but those that were removed on purpose: see `_explain_stale_dag`."""
         with create_session() as session:
             dags = session.scalars(
@@ -272,7 +273,7 @@ def _describe_run(
     run: DagRun,
     tasks: Iterable[Any],
     explain_refusal: Callable[[DagRun, HITLDetail], str | None],
-) -> dict[str, Any]:
+) -> JsonObject:
     tasks = list(tasks)
     questions = (
         {**_describe_question(task, asked), "refusal": explain_refusal(run, asked)}
@@ -300,7 +301,7 @@ def _describe_run(
     }
 
 
-def _describe_question(task: str, asked: HITLDetail) -> dict[str, Any]:
+def _describe_question(task: str, asked: HITLDetail) -> JsonObject:
     return {
         "task": task,
         "subject": asked.subject,

@@ -16,6 +16,7 @@ from tidegate.checkpoints.row_counts import RowCounts
 from tidegate.checkpoints.shared_documents import SharedDocument, change_document, read_document
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.errors import TidegateError
+from tidegate.json_types import JsonObject
 from tidegate.time_units import TICK_MAX, TICK_MIN
 
 from .pipeline_operator import PipelineOperator
@@ -60,7 +61,7 @@ class SealTrigger(BaseEventTrigger):
         super().__init__()  # type: ignore[no-untyped-call]  # Airflow's
         self.pipeline, self.kind, self.every, self.conn_id = pipeline, kind, every, conn_id
 
-    def serialize(self) -> tuple[str, dict[str, Any]]:
+    def serialize(self) -> tuple[str, JsonObject]:
         """Return the class path and the arguments that Airflow's database keeps."""
         names = ("pipeline", "kind", "every", "conn_id")
         path = f"{type(self).__module__}.{type(self).__name__}"
@@ -87,8 +88,8 @@ class SealTrigger(BaseEventTrigger):
             await asyncio.sleep(self.every if reported else _SEAL_POLL_SECONDS)
 
     def find_events(
-        self, log: SlotLog, before: dict[str, Any] | None
-    ) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
+        self, log: SlotLog, before: JsonObject | None
+    ) -> list[tuple[JsonObject, list[JsonObject]]]:
         """Return positions after `before`, each with the events that it brings.
 
         Of kind `barrier` the positions of at most 200 epochs, of other kinds at most the newest
@@ -113,24 +114,24 @@ class SealTrigger(BaseEventTrigger):
             for manifest in _read_new_manifests(log, newest, before)
         ]
 
-    def _make_event(self, manifest: Manifest, **facts: Any) -> dict[str, Any]:
+    def _make_event(self, manifest: Manifest, **facts: Any) -> JsonObject:
         checkpoint = str(manifest.id)
         return {"pipeline": self.pipeline, "checkpoint": checkpoint, "kind": self.kind, **facts}
 
     def _open_log(self) -> SlotLog:
         return SlotLog(StoreAccess.resolve(self.conn_id).open_shared(), self.pipeline)
 
-    def _load_last_position(self) -> dict[str, Any] | None:
+    def _load_last_position(self) -> JsonObject | None:
         store = self.asset_state_store
         position = store.get(self.kind) if store is not None else None
         return position if isinstance(position, dict) else None
 
-    def _save_last_position(self, position: dict[str, Any]) -> None:
+    def _save_last_position(self, position: JsonObject) -> None:
         if self.asset_state_store is not None:
             self.asset_state_store.set(self.kind, position)
 
 
-def has_new_event(kind: str, newest: Manifest, before: dict[str, Any] | None) -> bool:
+def has_new_event(kind: str, newest: Manifest, before: JsonObject | None) -> bool:
     """Return whether the newest checkpoint has an event of this kind after the position `before`.
 
     Counters are cumulative, and a restore begins again from zero; a frontier from none.
@@ -143,7 +144,7 @@ def has_new_event(kind: str, newest: Manifest, before: dict[str, Any] | None) ->
     return bool(now[field] > before.get(field, TICK_MIN if kind == "frontier" else 0))
 
 
-def _extract_event_position(manifest: Manifest) -> dict[str, Any]:
+def _extract_event_position(manifest: Manifest) -> JsonObject:
     return {
         "timeline": manifest.timeline,
         "slot": manifest.slot,
@@ -160,7 +161,7 @@ def _read_newest_manifest(log: SlotLog) -> Manifest | None:
 
 
 def _read_new_manifests(
-    log: SlotLog, newest: Manifest, before: dict[str, Any] | None
+    log: SlotLog, newest: Manifest, before: JsonObject | None
 ) -> list[Manifest]:
     """The epochs after a position, oldest first; the newest one if there is no position."""
     first = newest.slot
@@ -176,7 +177,7 @@ def _read_new_manifests(
     return [record for record in records if isinstance(record, Manifest)]
 
 
-def _has_moved_far(saved: dict[str, Any] | None, position: dict[str, Any]) -> bool:
+def _has_moved_far(saved: JsonObject | None, position: JsonObject) -> bool:
     """Whether a restarted triggerer would have to read many epochs again."""
     return saved is None or abs(position["slot"] - saved["slot"]) >= _MAX_SLOTS_PER_LOOK
 

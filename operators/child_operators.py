@@ -32,6 +32,7 @@ from tidegate.checkpoints.verify import (
     scrub_checkpoints,
     select_for_scrub,
 )
+from tidegate.json_types import JsonObject
 
 from .child_processes import build_child_error, run_child, run_tidegate
 from .errors import (
@@ -83,7 +84,7 @@ class QualityOperator(PipelineOperator):
         super().__init__(**kwargs)
         self.docs_key: str | None = None  # for the link, which is made even if the task fails
 
-    def execute(self, context: Any) -> dict[str, Any]:
+    def execute(self, context: Any) -> JsonObject:
         """Run the checks.
 
         Raises:
@@ -114,16 +115,16 @@ class QualityOperator(PipelineOperator):
             )
         return {"pipeline": self.pipeline, "verdict": result["verdict"], "docs": url}
 
-    def _load_result(self, store: Store, output: str) -> dict[str, Any] | None:
+    def _load_result(self, store: Store, output: str) -> JsonObject | None:
         """The result whose key is the last line of the output."""
         key = (output.strip().splitlines() or [""])[-1].strip()
         if not key.startswith(BucketLayout(self.pipeline).quality_prefix):
             return None
-        result: dict[str, Any] = parse_json(store.get(key).data)
+        result: JsonObject = parse_json(store.get(key).data)
         return result
 
 
-def list_failed_checks(result: dict[str, Any]) -> list[str]:
+def list_failed_checks(result: JsonObject) -> list[str]:
     """Return one line per failed critical check; failed warnings do not fail the run."""
     return [
         f"{check['suite']}.{check['id']}: {check['says']} (seen: {check['observed']})"
@@ -158,7 +159,7 @@ class MaintainOperator(PipelineOperator):
         super().__init__(**kwargs)
         self.keep_hours, self.scrub_shares = keep_hours, scrub_shares
 
-    def execute(self, context: Any) -> dict[str, Any]:
+    def execute(self, context: Any) -> JsonObject:
         """Do all parts in turn; their counts are the task's result.
 
         Before the first checkpoint there is nothing to do.
@@ -188,7 +189,7 @@ class MaintainOperator(PipelineOperator):
             "logs_forgotten": len(forgotten),
         }
 
-    def _run_retention(self) -> dict[str, Any]:
+    def _run_retention(self) -> JsonObject:
         access = self.resolve_access()
         options = ["--store", access.url, "--json"]
         if self.keep_hours is not None:
@@ -251,7 +252,7 @@ class BackfillOperator(PipelineOperator):
     fail: str
     replace: str
 
-    def execute(self, context: Any) -> dict[str, Any]:
+    def execute(self, context: Any) -> JsonObject:
         """Run the batch; the comparison is the task's result.
 
         Raises:
@@ -273,7 +274,7 @@ class BackfillOperator(PipelineOperator):
         key = (child.stdout.strip().splitlines() or [""])[-1].strip()
         if child.returncode != 0 or not key.startswith(BucketLayout(self.pipeline).pipeline_prefix):
             raise build_child_error(child, BACKFILL_CRASHED, self.pipeline)
-        comparison: dict[str, Any] = {**parse_json(access.open().get(key).data), "key": key}
+        comparison: JsonObject = {**parse_json(access.open().get(key).data), "key": key}
         for name, window in comparison["windows"].items():
             differences = ", ".join(f"{window[kind]} {kind}" for kind in _DIFFERENCE_KINDS)
             open_ = f"{window.get('uncompared', 0)} not compared"
@@ -286,7 +287,7 @@ class BackfillOperator(PipelineOperator):
             )
         return comparison
 
-    def _request_merge(self, context: Any, access: StoreAccess, comparison: dict[str, Any]) -> None:
+    def _request_merge(self, context: Any, access: StoreAccess, comparison: JsonObject) -> None:
         """Start `<p>.splice` with the late rows of the windows that differ, if there are any."""
         outputs = [
             option

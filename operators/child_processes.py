@@ -29,6 +29,7 @@ from tidegate.errors import (
     TidegateError,
     TransientError,
 )
+from tidegate.json_types import JsonObject
 
 from .errors import COMMAND_CRASHED, PAGE_BUSY, RESULTS_CRASHED
 from .store_access import StoreAccess, build_child_environment
@@ -165,7 +166,7 @@ def build_child_error(
 
 def run_tidegate(
     access: StoreAccess, pipeline: str, *arguments: str, empty_on: tuple[str, ...] = ()
-) -> dict[str, Any]:
+) -> JsonObject:
     """Run `tidegate ARGUMENTS --json` and return the data of its envelope.
 
     An error with a code in `empty_on` gives an empty answer.
@@ -181,7 +182,7 @@ def run_tidegate(
     except (ValueError, IndexError):
         message = (child.stderr.strip() or "no message")[-1000:]
         envelope = {"kind": "error", "data": {"message": message}}
-    data: dict[str, Any] = envelope["data"]
+    data: JsonObject = envelope["data"]
     if envelope["kind"] != "error" and child.returncode == 0:
         return data
     # "Nothing to do" is an error for people but an answer here.
@@ -209,7 +210,7 @@ class ResultsProcess:
         self._child: subprocess.Popen[str] | None = None
         self._is_ready = False
 
-    def ask(self, pipeline: str, ask: str, arguments: dict[str, str]) -> dict[str, Any]:
+    def ask(self, pipeline: str, ask: str, arguments: dict[str, str]) -> JsonObject:
         """Return the answer to one question; one is asked at a time.
 
         Raises:
@@ -227,10 +228,10 @@ class ResultsProcess:
         answer = json.loads(line)
         if "error" in answer:
             raise rebuild_error(answer["error"])
-        data: dict[str, Any] = answer["data"]
+        data: JsonObject = answer["data"]
         return data
 
-    def _exchange(self, question: dict[str, Any]) -> str:
+    def _exchange(self, question: JsonObject) -> str:
         """Send a line and return the answer's; empty if there is none in time."""
         child = self._require_ready_child()
         try:

@@ -30,6 +30,7 @@ from tidegate.checkpoints.pipeline_overview import (
 )
 from tidegate.checkpoints.store import Store
 from tidegate.errors import FailureClass, TidegateError, TransientError
+from tidegate.json_types import JsonObject
 
 from .child_processes import classify_exit_code
 from .driver_launch import LaunchedDriver, is_on_this_host
@@ -100,10 +101,10 @@ class Observation:
     state: PipelineState
     why: str
     token: int = 0
-    error: dict[str, Any] = field(default_factory=dict)
+    error: JsonObject = field(default_factory=dict)
     standby_missing: bool = False
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         """Return the payload of the trigger's event."""
         return {**asdict(self), "state": self.state.word_for("event")}
 
@@ -313,7 +314,7 @@ class StreamObserver:
         )
         return judge_liveness(self.seen, self._limits)
 
-    def _read_log_error(self, lease: LeaseView | None, now: float) -> dict[str, Any] | None:
+    def _read_log_error(self, lease: LeaseView | None, now: float) -> JsonObject | None:
         """The error of a launched driver on another host that ended before it had the lease."""
         launched = self._launched
         if launched is None or is_on_this_host(launched.leader):

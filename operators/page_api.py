@@ -34,6 +34,7 @@ from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
 from tidegate.checkpoints.s3_store import S3Store
 from tidegate.checkpoints.store import NotFoundError, Store
 from tidegate.errors import ConfigurationError, TidegateError, TransientError
+from tidegate.json_types import JsonObject
 
 from .airflow_db import (
     STREAM_DAG_SUFFIX,
@@ -160,7 +161,7 @@ def _make_site_routes(views: _StreamViews, airflow: AirflowQueries, limit: Any) 
         return Response(_render_error_codes(), media_type="text/html", headers=_PAGE_HEADERS)
 
     @routes.get("/api/streams", dependencies=[limit])
-    def list_streams(user: GetUserDep) -> dict[str, Any]:
+    def list_streams(user: GetUserDep) -> JsonObject:
         """A row for each stream that the user may see."""
         return {
             "at": time.time_ns() // 1_000_000,
@@ -197,7 +198,7 @@ def _make_stream_routes(views: _StreamViews, airflow: AirflowQueries) -> APIRout
         user: GetUserDep,
         since: PositionParam = None,
         span: Annotated[int, Query(ge=0)] = CHART_POINTS,
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         """Everything about one stream, and what the user may do with it."""
         pipeline, dag = parse_pipeline_name(dag_id), views.find_dag(dag_id)
         return {
@@ -215,7 +216,7 @@ def _make_stream_routes(views: _StreamViews, airflow: AirflowQueries) -> APIRout
         abandoned: bool = False,
         until: int | None = None,
         restorable: bool = False,
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         """A page of the checkpoint table."""
         position = _parse_position(before)
         return views.ask_stream(
@@ -226,22 +227,22 @@ def _make_stream_routes(views: _StreamViews, airflow: AirflowQueries) -> APIRout
         )
 
     @routes.get("/impact")
-    def show_impact(dag_id: str, checkpoint: str) -> dict[str, Any]:
+    def show_impact(dag_id: str, checkpoint: str) -> JsonObject:
         """What a restore to the checkpoint would take back."""
         return views.ask_stream(dag_id, lambda view: view.restore_impact(checkpoint))
 
     @routes.get("/diff")
-    def show_diff(dag_id: str, left: str, right: str) -> dict[str, Any]:
+    def show_diff(dag_id: str, left: str, right: str) -> JsonObject:
         """What differs between two checkpoints."""
         return views.ask_stream(dag_id, lambda view: view.diff(left, right))
 
     @routes.get("/log")
-    def show_log(dag_id: str) -> dict[str, Any]:
+    def show_log(dag_id: str) -> JsonObject:
         """The end of the newest driver's log."""
         return views.ask_stream(dag_id, StreamView.read_newest_log)
 
     @routes.get("/verify")
-    def verify_checkpoint(dag_id: str, checkpoint: str) -> dict[str, Any]:
+    def verify_checkpoint(dag_id: str, checkpoint: str) -> JsonObject:
         """Whether everything that the checkpoint needs is there."""
         return views.ask_stream(dag_id, lambda view: view.verify(checkpoint))
 
@@ -253,7 +254,7 @@ def _make_past_routes(views: _StreamViews, airflow: AirflowQueries) -> APIRouter
     routes = APIRouter()
 
     @routes.get("/timeline")
-    def show_timeline(dag_id: str, user: GetUserDep) -> dict[str, Any]:
+    def show_timeline(dag_id: str, user: GetUserDep) -> JsonObject:
         """What happened to the stream, and the runs by which people acted on it."""
         events = views.ask_stream(dag_id, StreamView.read_timeline)
         pipeline = parse_pipeline_name(dag_id)
@@ -261,7 +262,7 @@ def _make_past_routes(views: _StreamViews, airflow: AirflowQueries) -> APIRouter
         return {"events": events, "runs": runs}
 
     @routes.get("/checks")
-    def show_checks(dag_id: str) -> dict[str, Any]:
+    def show_checks(dag_id: str) -> JsonObject:
         """The quality checks of the newest run, and the values of earlier runs."""
         return views.ask_stream(dag_id, StreamView.read_checks)
 
@@ -324,7 +325,7 @@ class _StreamViews:
                 self._failures[conn_id] = self._clock.monotonic(), error
             raise
 
-    def find_dag(self, dag_id: str) -> dict[str, Any]:
+    def find_dag(self, dag_id: str) -> JsonObject:
         """What Airflow knows of the stream; 404 if there is none."""
         dag = self._airflow.find_stream(dag_id)
         if dag is None:
@@ -335,13 +336,13 @@ class _StreamViews:
         """Read from the view of a stream of which only the DAG's id is known."""
         return self.ask_view(self.find_dag(dag_id), read)
 
-    def ask_view(self, dag: dict[str, Any], read: Callable[[StreamView], T]) -> T:
+    def ask_view(self, dag: JsonObject, read: Callable[[StreamView], T]) -> T:
         """Read from a stream's view, as `ask_store`."""
         return self.ask_store(dag["conn_id"], lambda store: read(self._find_view(dag, store)))
 
     def ask_results(
         self, dag_id: str, ask: ResultsQuestion, arguments: dict[str, str]
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         """Ask the process that reads the tables of the stream's store."""
         conn_id = self.find_dag(dag_id)["conn_id"]
         with self._lock:
@@ -357,7 +358,7 @@ class _StreamViews:
                 self._stores[conn_id] = _shorten_patience(self._airflow.open_store(conn_id))
             return self._stores[conn_id]
 
-    def _find_view(self, dag: dict[str, Any], store: Store) -> StreamView:
+    def _find_view(self, dag: JsonObject, store: Store) -> StreamView:
         pipeline = parse_pipeline_name(dag["dag_id"])
         with self._lock:
             # The DAG may name another connection, and so another store, than at the last request.
@@ -365,7 +366,7 @@ class _StreamViews:
                 self._views[pipeline] = StreamView(store, pipeline)
             return self._views[pipeline]
 
-    def summaries(self, dags: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def summaries(self, dags: list[JsonObject]) -> list[JsonObject]:
         """A row per stream.
 
         Where the first stream of a store finds that the store does not answer, the store's other
@@ -379,7 +380,7 @@ class _StreamViews:
         rows |= {dag["dag_id"]: row for dag, row in zip(others, found, strict=True)}
         return [rows[dag["dag_id"]] for dag in dags]
 
-    def _summarize_stream(self, dag: dict[str, Any]) -> dict[str, Any]:
+    def _summarize_stream(self, dag: JsonObject) -> JsonObject:
         try:
             return self.ask_view(dag, lambda view: view.summary(**dag))
         except TidegateError as error:

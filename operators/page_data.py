@@ -20,6 +20,7 @@ from tidegate.checkpoints.row_counts import RowCounts
 from tidegate.checkpoints.splice_requests import SpliceRequest
 from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENTS, LATE, PipelineSpec
 from tidegate.jobs.spec.stream_specs import REJECTIONS, PipeSpec
+from tidegate.json_types import JsonObject
 from tidegate.time_units import TICK_MAX, TICK_MIN
 
 # An idle stream seals clock ticks far more often, so an older newest checkpoint means a hang.
@@ -183,7 +184,7 @@ def to_milliseconds(ticks: Any) -> int | None:
     return ticks // 1000 if isinstance(ticks, int) and TICK_MIN < ticks < TICK_MAX else None
 
 
-def build_epoch_point(manifest: Manifest) -> dict[str, Any]:
+def build_epoch_point(manifest: Manifest) -> JsonObject:
     """Return one epoch as the charts show it."""
     inputs, counters = manifest.decider.get("output", {}).get("inputs", {}), manifest.counters
     counts = {s: RowCounts.of_source(own) for s, own in counters.per_source.items()}
@@ -215,7 +216,7 @@ def build_epoch_point(manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def _describe_barrier(row: Mapping[str, Any], checkpoint: str) -> dict[str, Any]:
+def _describe_barrier(row: Mapping[str, Any], checkpoint: str) -> JsonObject:
     """One closed barrier; its times are by the wall clock of the driver."""
     opened, closed = int(row.get("opened") or 0), int(row.get("closed") or 0)
     arrivals = {member: part[0] // 1000 for member, part in (row.get("participants") or {}).items()}
@@ -230,7 +231,7 @@ def _describe_barrier(row: Mapping[str, Any], checkpoint: str) -> dict[str, Any]
     }
 
 
-def list_open_barriers(manifest: Manifest, timeout: int | None) -> list[dict[str, Any]]:
+def list_open_barriers(manifest: Manifest, timeout: int | None) -> list[JsonObject]:
     """Return the barriers open after this epoch: who has arrived, who is missing, and until when.
 
     Only the oldest one times out; the others wait for their turn (docs/semantics.md, section 3.5).
@@ -269,7 +270,7 @@ def read_sketches(manifest: Manifest) -> LatenessSketches:
     return manifest.epoch_notes.sketches
 
 
-def build_lateness_charts(epochs: Iterable[LatenessSketches]) -> dict[str, Any]:
+def build_lateness_charts(epochs: Iterable[LatenessSketches]) -> JsonObject:
     """Return per source a histogram of lateness and the advisor's curve, both in seconds.
 
     The curve is the share of rows that would be late at each lag. A bucket `i > 0` of a sketch
@@ -291,7 +292,7 @@ def build_lateness_charts(epochs: Iterable[LatenessSketches]) -> dict[str, Any]:
     }
 
 
-def _build_histogram(counts: Mapping[float, int]) -> dict[str, Any]:
+def _build_histogram(counts: Mapping[float, int]) -> JsonObject:
     """Of rows by seconds behind; the last bar has no upper bound."""
     total = sum(counts.values())
     bars = [0] * (len(_BAR_BOUNDS) + 1)
@@ -345,7 +346,7 @@ REQUESTS = "merge requests"
 """Node of the requests to merge late rows, rejections and dead letters into history."""
 
 
-def build_graph(spec: PipelineSpec, facts: Mapping[str, Any], open_requests: int) -> dict[str, Any]:
+def build_graph(spec: PipelineSpec, facts: Mapping[str, Any], open_requests: int) -> JsonObject:
     """Return the nodes and edges of a pipeline; each node has a `column`, from left to right.
 
     Args:
@@ -384,7 +385,7 @@ def build_graph(spec: PipelineSpec, facts: Mapping[str, Any], open_requests: int
     return {"nodes": nodes, "edges": edges}
 
 
-def _list_sources(spec: PipelineSpec, facts: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
+def _list_sources(spec: PipelineSpec, facts: Mapping[str, Any]) -> Iterable[JsonObject]:
     latest = facts["latest"]
     for name, source in spec.sources.items():
         rows = latest.get("sources", {}).get(name, {})
@@ -401,7 +402,7 @@ def _list_sources(spec: PipelineSpec, facts: Mapping[str, Any]) -> Iterable[dict
         }
 
 
-def _describe_source(name: str, facts: Mapping[str, Any]) -> dict[str, Any]:
+def _describe_source(name: str, facts: Mapping[str, Any]) -> JsonObject:
     """Backlog and freshness of a source, for its edge."""
     behind = facts["lag"].get(name)
     holder = facts["holder"].get("member") or ""
@@ -416,7 +417,7 @@ def _describe_source(name: str, facts: Mapping[str, Any]) -> dict[str, Any]:
 
 def _list_outputs(
     spec: PipelineSpec, facts: Mapping[str, Any], open_requests: int
-) -> Iterable[dict[str, Any]]:
+) -> Iterable[JsonObject]:
     latest = facts["latest"]
     failed = [check.get("suite") for check in facts["quality"].get("failed") or ()]
     depth = _measure_depths(spec)
@@ -440,7 +441,7 @@ def _list_outputs(
         yield _make_table(REQUESTS, "merge", 3) | {"note": note, "tone": "warn"}
 
 
-def _make_table(name: str, kind: str, column: int) -> dict[str, Any]:
+def _make_table(name: str, kind: str, column: int) -> JsonObject:
     return {"id": name, "name": name, "kind": kind, "column": column, "tone": "good"}
 
 
@@ -481,7 +482,7 @@ class EpochFacts(NamedTuple):
 
 def list_driver_events(
     newest: EpochFacts | None, read_epoch: Callable[[int], EpochFacts | None]
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[JsonObject]:
     """Yield each driver's first epoch, newest first, and whether it came with another spec.
 
     At most 20 drivers, and none before a retired epoch.
@@ -524,7 +525,7 @@ def _find_first_epoch(
     return first, before
 
 
-def list_merge_events(requests: Iterable[SpliceRequest]) -> Iterator[dict[str, Any]]:
+def list_merge_events(requests: Iterable[SpliceRequest]) -> Iterator[JsonObject]:
     """Yield what people did with splice requests."""
     for request in requests:
         for line in request.trail:
@@ -538,7 +539,7 @@ def list_merge_events(requests: Iterable[SpliceRequest]) -> Iterator[dict[str, A
             }
 
 
-def list_verdict_events(runs: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def list_verdict_events(runs: Sequence[JsonObject]) -> Iterator[JsonObject]:
     """Yield the quality runs whose verdict differs from that of the run before, oldest first.
 
     The oldest run is always there.

@@ -51,6 +51,7 @@ from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
 from tidegate.checkpoints.verify import CheckpointVerdict, verify_checkpoint
 from tidegate.errors import FailureClass, TidegateError
+from tidegate.json_types import JsonObject
 
 from .child_processes import rebuild_error
 from .driver_launch import make_launcher
@@ -117,7 +118,7 @@ class ReportRestoreOperator(PipelineOperator):
     reason: str
     dry_run_only: str
 
-    def execute(self, context: Any) -> dict[str, Any]:
+    def execute(self, context: Any) -> JsonObject:
         """Plan, and note in the trail which checkpoint and head the question is about.
 
         Raises:
@@ -177,7 +178,7 @@ class RecoverOperator(ReportRestoreOperator):
         super().__init__(**kwargs)
         self.first_epoch_timeout, self.approval, self.submit = first_epoch_timeout, approval, submit
 
-    def execute(self, context: Any) -> dict[str, Any]:
+    def execute(self, context: Any) -> JsonObject:
         """Run the steps; timeline, fork and seconds are the task's result, of a dry run the plan.
 
         If the run has restored before and is tried again, only the steps after the restore are run.
@@ -459,7 +460,7 @@ class PinOperator(PipelineOperator):
     name: str
     reason: str
 
-    def execute(self, context: Any) -> dict[str, Any]:
+    def execute(self, context: Any) -> JsonObject:
         """Change the pins; all pins of the pipeline are the task's result.
 
         Raises:
@@ -497,7 +498,7 @@ class AbortBarrierOperator(PipelineOperator):
     barrier: str
     reason: str
 
-    def execute(self, context: Any) -> dict[str, Any]:
+    def execute(self, context: Any) -> JsonObject:
         """Ask, and wait for the answer, which is the task's result.
 
         Raises:

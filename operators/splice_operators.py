@@ -38,6 +38,7 @@ from tidegate.checkpoints.splice_requests import (
 )
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.spec.operations import SpliceSpec
+from tidegate.json_types import JsonObject
 
 from .child_processes import run_tidegate
 from .errors import MERGE_NOT_APPROVED, RESTORE_NOT_APPROVED
@@ -58,7 +59,7 @@ class Responder:
     id: str
 
     @classmethod
-    def from_event(cls, event: dict[str, Any]) -> Responder:
+    def from_event(cls, event: JsonObject) -> Responder:
         """Read the person from the event with which Airflow resumes the task."""
         person = event.get("responded_by_user") or {}
         user_id = str(person.get("id") or "nobody")
@@ -103,7 +104,7 @@ class AskOperator(ApprovalOperator):
             self.body += f"\n\nWithout an answer by {until:%Y-%m-%d %H:%M} UTC it expires."
         return super().execute(context)
 
-    def execute_complete(self, context: Any, event: dict[str, Any]) -> Any:
+    def execute_complete(self, context: Any, event: JsonObject) -> Any:
         """Keep the answer, then let Airflow's own operator act on it."""
         if "error" in event:
             self.record_expiry(context, event)
@@ -119,11 +120,11 @@ class AskOperator(ApprovalOperator):
         """Return the question in Markdown."""
         raise NotImplementedError
 
-    def record_answer(self, context: Any, event: dict[str, Any], person: Responder) -> None:
+    def record_answer(self, context: Any, event: JsonObject, person: Responder) -> None:
         """Keep the answer in the bucket."""
         raise NotImplementedError
 
-    def record_expiry(self, context: Any, event: dict[str, Any]) -> None:
+    def record_expiry(self, context: Any, event: JsonObject) -> None:
         """Record that the question expired without an answer; by default only Airflow knows it."""
 
 
@@ -158,7 +159,7 @@ class ApproveRestoreOperator(AskOperator):
             binding += f" It expires {self.response_timeout} after it was given."
         return f"{fence_text(report)}\n\n{request}\n\n{binding}"
 
-    def record_answer(self, context: Any, event: dict[str, Any], person: Responder) -> None:
+    def record_answer(self, context: Any, event: JsonObject, person: Responder) -> None:
         """Keep who answered, by name and, where it differs, by id."""
         approved = event["chosen_options"] == [self.APPROVE]
         record_restore_event(
@@ -170,7 +171,7 @@ class ApproveRestoreOperator(AskOperator):
             detail="" if person.id == person.name else person.id,
         )
 
-    def record_expiry(self, context: Any, event: dict[str, Any]) -> None:
+    def record_expiry(self, context: Any, event: JsonObject) -> None:
         """Keep that the question has expired, so that the Streams page says so."""
         record_restore_event(
             self.open_store(),
@@ -226,7 +227,7 @@ class ReportSpliceOperator(PipelineOperator):
         super().__init__(**kwargs)
         self.at_least = at_least
 
-    def execute(self, context: Any) -> dict[str, Any]:
+    def execute(self, context: Any) -> JsonObject:
         """The question's text and the request are the task's result.
 
         The request's trail keeps the digest of the effect, and that of the text: the result itself
@@ -311,7 +312,7 @@ class ApproveSpliceOperator(AskOperator):
         self.subject = f"Merge splice request {request.id} into {self.pipeline}?"
         return fence_text(result["text"])
 
-    def execute_complete(self, context: Any, event: dict[str, Any]) -> Any:
+    def execute_complete(self, context: Any, event: JsonObject) -> Any:
         """Fill in the fields that a client of Airflow's API left out, then keep the answer."""
         if "error" not in event:
             form = {**dict.fromkeys(_PART_PARAMS, ""), **(event.get("params_input") or {})}
@@ -319,7 +320,7 @@ class ApproveSpliceOperator(AskOperator):
             self.validate_params_input(form)  # before anything is done
         return super().execute_complete(context, event)
 
-    def record_answer(self, context: Any, event: dict[str, Any], person: Responder) -> None:
+    def record_answer(self, context: Any, event: JsonObject, person: Responder) -> None:
         """Split the request, or keep the decision in its document.
 
         An approval by the person who made the request or started the run is kept as refused.
@@ -331,7 +332,7 @@ class ApproveSpliceOperator(AskOperator):
             approved = event["chosen_options"] == [self.APPROVE]
             self._record_decision(request, report, person, approved=approved)
 
-    def _read_report(self, context: Any) -> tuple[SpliceRequest, dict[str, Any] | None]:
+    def _read_report(self, context: Any) -> tuple[SpliceRequest, JsonObject | None]:
         request = context["ti"].xcom_pull(task_ids=REPORT)["request"]
         found = read_splice_request(self.open_store(), self.pipeline, request)
         return found, _find_report(found, str(context["run_id"]))
@@ -353,7 +354,7 @@ class ApproveSpliceOperator(AskOperator):
         self.log.info("%s is %s now: start %s again with one of them", request, parts, self.dag_id)
 
     def _record_decision(
-        self, request: SpliceRequest, report: dict[str, Any], person: Responder, *, approved: bool
+        self, request: SpliceRequest, report: JsonObject, person: Responder, *, approved: bool
     ) -> None:
         who, now = person.name, SYSTEM_CLOCK.wall_ticks()
         about = (self.open_store(), self.pipeline, request.id)
@@ -373,7 +374,7 @@ class MergeSpliceOperator(PipelineOperator):
 
     ui_color = "#d9e8f3"
 
-    def execute(self, context: Any) -> dict[str, Any]:
+    def execute(self, context: Any) -> JsonObject:
         """Merge; checkpoint and digests of the effect are the task's result.
 
         May be tried again after a crash at any point.
@@ -403,13 +404,13 @@ def _hash_text(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _find_report(request: SpliceRequest, run: str) -> dict[str, Any] | None:
+def _find_report(request: SpliceRequest, run: str) -> JsonObject | None:
     """The line of the request's trail about the newest report of this run."""
     lines = (line for line in reversed(request.trail) if line["what"] == "reported")
     return next((line for line in lines if line.get("run") == run), None)
 
 
-def _find_refusal_reason(request: SpliceRequest, report: dict[str, Any] | None) -> str | None:
+def _find_refusal_reason(request: SpliceRequest, report: JsonObject | None) -> str | None:
     """Why a request must not be merged; None if it was approved with the effect of this report."""
     if request.state == "rejected":
         return f"{request.decided_by} has rejected it"
@@ -445,7 +446,7 @@ def add_splice_tasks(splice: SpliceSpec, about: Mapping[str, Any]) -> None:
     report >> approve >> merge
 
 
-def _format_impact(impact: dict[str, Any], request: dict[str, Any]) -> str:
+def _format_impact(impact: JsonObject, request: JsonObject) -> str:
     """The report in a few lines, with the first changes of each table."""
     lines = [f"{impact['rows']:,} rows from {request['origin'].replace('_', ' ')}"]
     for table in impact["tables"]:
@@ -469,7 +470,7 @@ def _format_impact(impact: dict[str, Any], request: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _identify_change(change: dict[str, Any]) -> str:
+def _identify_change(change: JsonObject) -> str:
     """A result by its key and window, a row of a stream by its id."""
     if "id" in change:
         return str(change["id"])

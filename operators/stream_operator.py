@@ -43,6 +43,7 @@ from tidegate.checkpoints.shared_documents import read_document
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
 from tidegate.errors import TransientError
+from tidegate.json_types import JsonObject
 
 from .child_processes import build_retry_policy, rebuild_error
 from .driver_launch import (
@@ -148,7 +149,7 @@ class StreamOperator(PipelineOperator):
         self.stall_after, self.start_timeout = stall_after, start_timeout
         self.rotate_after, self.submit, self.standby = rotate_after, submit, standby
 
-    def execute(self, context: Any) -> dict[str, Any]:
+    def execute(self, context: Any) -> JsonObject:
         """Set the desired state to run, adopt or launch a driver, then defer.
 
         During a restore the desired state stays. A retry ends at once if the stream was stopped
@@ -182,10 +183,10 @@ class StreamOperator(PipelineOperator):
         self,
         context: Any,
         event: Mapping[str, Any],
-        launched: dict[str, Any] | None,
-        budget: dict[str, Any],
-        past: dict[str, Any] | None = None,
-    ) -> dict[str, Any]:
+        launched: JsonObject | None,
+        budget: JsonObject,
+        past: JsonObject | None = None,
+    ) -> JsonObject:
         """Act on the event of the trigger. Airflow's database has this name and these arguments.
 
         Raises:
@@ -242,7 +243,7 @@ class StreamOperator(PipelineOperator):
             who, why = request.who, request.why
         set_desired_state(store, self.pipeline, DesiredState.STOPPED, who=who, why=why)
 
-    def _hand_over_driver(self, context: Any, why: str) -> dict[str, Any]:
+    def _hand_over_driver(self, context: Any, why: str) -> JsonObject:
         """End this run while the driver goes on; the next run, queued before, adopts it."""
         if context["ti"].get_dr_count(dag_id=self.dag_id, states=["queued"]) > 0:
             return self._end_run(f"{why}; another run is queued already")
@@ -255,7 +256,7 @@ class StreamOperator(PipelineOperator):
         budget: RelaunchBudget,
         memory: RunMemory,
         ended: LaunchedDriver | None = None,
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         """Make sure that a driver runs, and a standby if wanted; then defer.
 
         Args:
@@ -312,7 +313,7 @@ class StreamOperator(PipelineOperator):
         budget: RelaunchBudget,
         memory: RunMemory,
         standby: list[LaunchedDriver] | None,
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         process = launched.as_dict() if launched else None
         limits = LivenessLimits(start_timeout=self.start_timeout, stall_after=self.stall_after)
         if standby is not None:
@@ -344,7 +345,7 @@ class StreamOperator(PipelineOperator):
         where = f"{process.log}, in the bucket {folder}"
         self.log.info("end of the driver's log (%s):\n%s", where, "\n".join(lines))
 
-    def _end_run(self, why: str) -> dict[str, Any]:
+    def _end_run(self, why: str) -> JsonObject:
         self.log.info("ending: %s", why)
         newest = _read_newest_checkpoint(self.resolve_access().open(), self.pipeline)
         return {"pipeline": self.pipeline, "why": why, "checkpoint": newest}

@@ -39,6 +39,7 @@ from tidegate.checkpoints.store import NotFoundError, Store
 from tidegate.checkpoints.verify import verify_checkpoint
 from tidegate.errors import TidegateError, TransientError
 from tidegate.jobs.spec.pipeline import PipelineSpec
+from tidegate.json_types import JsonObject
 
 from .errors import PAGE_BUSY
 from .page_data import (
@@ -70,7 +71,7 @@ _QUALITY_FRESH_SECONDS: Final = 15.0  # a verdict is minutes old when it is new
 _BARRIER_LOOK_BACK: Final = 2_000
 
 # Results of earlier versions have neither owner nor value and limit.
-_CHECK_DEFAULTS: Final[dict[str, Any]] = {"sample": [], "owner": "", "value": None, "limit": None}
+_CHECK_DEFAULTS: Final[JsonObject] = {"sample": [], "owner": "", "value": None, "limit": None}
 _CHECK_FIELDS: Final = (
     *("id", "says", "severity", "passed", "observed", "page"),
     *("owner", "value", "limit", "is_least", "sample", "command"),
@@ -84,10 +85,10 @@ _SHOWN_OF_CHECKPOINT: Final = {
 
 T = TypeVar("T")
 _Position = tuple[int, int]  # timeline and slot
-_SeenEpoch = tuple[dict[str, Any], SlotSummary, LatenessSketches]
+_SeenEpoch = tuple[JsonObject, SlotSummary, LatenessSketches]
 
 
-def build_unknown_row(pipeline: str, error: TidegateError, **dag: Any) -> dict[str, Any]:
+def build_unknown_row(pipeline: str, error: TidegateError, **dag: Any) -> JsonObject:
     """Return the row of a stream whose store does not answer or is not configured."""
     away = isinstance(error, TransientError)
     state = PipelineState.UNKNOWN.word_for("page")
@@ -118,12 +119,12 @@ class StreamView:
         self.log = SlotLog(self.store, self.pipeline)
         self._index = SlotIndex(self.log, workers=READ_WORKERS)
         self._seen: dict[_Position, _SeenEpoch | None] = {}
-        self._barriers: dict[_Position, list[dict[str, Any]]] = {}
+        self._barriers: dict[_Position, list[JsonObject]] = {}
         self._spec: tuple[str, PipelineSpec | None] | None = None  # of the newest epoch, by digest
         self._searched: int | None = None  # the timeline whose past was searched for barriers
         self._forks: tuple[int, list[LineageSegment], list[ForkRecord]] | None = None
         self._facts: dict[_Position, EpochFacts | None] = {}
-        self._verified: dict[str, dict[str, Any]] = {}
+        self._verified: dict[str, JsonObject] = {}
 
     def _read_head(self) -> LogHead:
         """The head of the log. What is remembered of a log that a wipe has replaced is dropped."""
@@ -135,7 +136,7 @@ class StreamView:
         self._uid = uid
         return head
 
-    def summary(self, **dag: Any) -> dict[str, Any]:
+    def summary(self, **dag: Any) -> JsonObject:
         """Return the stream's row of the list.
 
         Args:
@@ -156,7 +157,7 @@ class StreamView:
 
     def detail(
         self, since: _Position | None = None, span: int = CHART_POINTS, **dag: Any
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         """Return everything about the stream except older checkpoints.
 
         Args:
@@ -186,7 +187,7 @@ class StreamView:
         abandoned: bool = False,
         until: int | None = None,
         restorable: bool = False,
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         """Return a page of the checkpoint table, newest first.
 
         Args:
@@ -230,7 +231,7 @@ class StreamView:
         more = [rows[limit - 1].timeline, rows[limit - 1].slot] if len(rows) > limit else None
         return {"rows": shown, "next": more, "newest": head.slot}
 
-    def restore_impact(self, checkpoint: str) -> dict[str, Any]:
+    def restore_impact(self, checkpoint: str) -> JsonObject:
         """Return what a restore to this checkpoint would take back, as the fields of `RestorePlan`.
 
         `since` is in milliseconds. It does not refuse a condemned checkpoint.
@@ -246,13 +247,13 @@ class StreamView:
         plan = plan_restore(self.log, CheckpointCatalog(self.log).resolve(checkpoint))
         return {**plan.model_dump(), "since": to_milliseconds(plan.since)}
 
-    def diff(self, left: str, right: str) -> dict[str, Any]:
+    def diff(self, left: str, right: str) -> JsonObject:
         """Return what differs between two checkpoints; names and pins are resolved."""
         catalog = CheckpointCatalog(self.log)
         manifests = (catalog.read_manifest(catalog.resolve(name)) for name in (left, right))
         return diff_checkpoints(*manifests).model_dump()
 
-    def verify(self, checkpoint: str) -> dict[str, Any]:
+    def verify(self, checkpoint: str) -> JsonObject:
         """Check that everything a checkpoint needs is there in the right size.
 
         `checkpoint` is an id. The restore itself also compares checksums.
@@ -264,13 +265,13 @@ class StreamView:
         self._verified[checkpoint] = {"verdict": result["verdict"], "at": at}
         return result
 
-    def read_newest_log(self) -> dict[str, Any]:
+    def read_newest_log(self) -> JsonObject:
         """Return the last lines, at most 200, that the newest driver has sent to the bucket."""
         attempts = list_log_attempts(self.store, self.pipeline)[:1]
         lines = [read_log_tail(self.store, self.pipeline, attempt) for attempt in attempts]
         return {"attempt": attempts[0] if attempts else None, "lines": lines[0] if lines else []}
 
-    def read_timeline(self) -> list[dict[str, Any]]:
+    def read_timeline(self) -> list[JsonObject]:
         """Return the events of the timeline, in no order."""
         with self._hold_lock():
             head = self.log.head()
@@ -282,7 +283,7 @@ class StreamView:
             *list_verdict_events(self._read_quality_file("history.json").get("runs", [])),
         ]
 
-    def read_checks(self) -> dict[str, Any]:
+    def read_checks(self) -> JsonObject:
         """Return the checks of the newest quality run, failed ones first, and all known runs.
 
         A run names the checks that failed and the value that each check judged.
@@ -300,11 +301,11 @@ class StreamView:
             "runs": [{name: run.get(name) for name in shown} for run in runs],
         }
 
-    def _read_quality_file(self, name: str) -> dict[str, Any]:
+    def _read_quality_file(self, name: str) -> JsonObject:
         """A document of the quality runs; empty before the first, and if it is damaged."""
         try:
             key = f"{BucketLayout(self.pipeline).quality_prefix}{name}"
-            found: dict[str, Any] = parse_json(self.store.get(key).data)
+            found: JsonObject = parse_json(self.store.get(key).data)
         except (NotFoundError, ValueError):
             return {}
         return found
@@ -337,7 +338,7 @@ class StreamView:
         self._shared[name] = (now, value)
         return value
 
-    def _read_summary(self, head: LogHead) -> dict[str, Any]:
+    def _read_summary(self, head: LogHead) -> JsonObject:
         overview = read_overview(self.log, self._watch, head)
         driver, desired, newest = overview.driver, overview.desired, overview.newest
         alive = not driver.lease_expired
@@ -373,7 +374,7 @@ class StreamView:
             "quality": self._read_shared("quality", self._read_quality, _QUALITY_FRESH_SECONDS),
         }
 
-    def _read_detail(self, head: LogHead) -> dict[str, Any]:
+    def _read_detail(self, head: LogHead) -> JsonObject:
         recent = self._recent_points(head)
         seen = [self._seen.get((point["timeline"], point["slot"])) for point in recent]
         roots = RootsFile(self.store, self.pipeline).read()
@@ -396,7 +397,7 @@ class StreamView:
             ],
         }
 
-    def _read_open_barriers(self, newest: Manifest) -> list[dict[str, Any]]:
+    def _read_open_barriers(self, newest: Manifest) -> list[JsonObject]:
         if not (newest.decider.get("barriers") or {}).get("open"):
             return []
         spec = self._read_spec(newest)
@@ -408,7 +409,7 @@ class StreamView:
             self._spec = digest, read_spec(self.store, self.pipeline, digest)
         return self._spec[1]
 
-    def _read_graph(self, head: LogHead, summary: dict[str, Any]) -> dict[str, Any] | None:
+    def _read_graph(self, head: LogHead, summary: JsonObject) -> JsonObject | None:
         spec = self._read_spec(head.record) if head.record else None
         if spec is None:
             return None
@@ -419,7 +420,7 @@ class StreamView:
         )
         return build_graph(spec, summary, sum(one.state in OPEN_STATES for one in requests))
 
-    def _read_quality(self) -> dict[str, Any] | None:
+    def _read_quality(self) -> JsonObject | None:
         result = self._read_quality_file("results/latest.json")
         if not result:
             return None
@@ -429,7 +430,7 @@ class StreamView:
 
     # Epochs
 
-    def _recent_points(self, head: LogHead) -> list[dict[str, Any]]:
+    def _recent_points(self, head: LogHead) -> list[JsonObject]:
         """The newest epochs of the lineage, oldest first. Forgets what has left the charts."""
         slots = range(max(1, head.slot - CHART_POINTS + 1), head.slot + 1)
         positions = self._locate_slots(head, slots)
@@ -437,7 +438,7 @@ class StreamView:
         self._seen = {position: self._seen[position] for position in positions}
         return points
 
-    def _sampled_points(self, head: LogHead, span: int) -> list[dict[str, Any]]:
+    def _sampled_points(self, head: LogHead, span: int) -> list[JsonObject]:
         """At most `CHART_POINTS` of the last `span` epochs, evenly spread, with the newest."""
         reach = min(span or head.slot, head.slot)
         step = max(1, -(-reach // CHART_POINTS))
@@ -494,7 +495,7 @@ class StreamView:
                 self._seen |= zip(missing, map(_summarize_epoch, slots), strict=True)
         return [self._seen[position] for position in positions]
 
-    def _barrier_history(self, head: LogHead, recent: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def _barrier_history(self, head: LogHead, recent: list[JsonObject]) -> list[JsonObject]:
         """The newest closed barriers, newest first.
 
         Daily ones lie far before the epochs in the charts, so the index is searched once per
@@ -550,7 +551,7 @@ class StreamView:
                 if row.kind == "epoch":
                     yield row
 
-    def _describe_checkpoint(self, row: SlotSummary, roots: Roots) -> dict[str, Any]:
+    def _describe_checkpoint(self, row: SlotSummary, roots: Roots) -> JsonObject:
         name = row.id or ""
         condemned = roots.condemned.get(name)
         return {
@@ -574,22 +575,20 @@ def _summarize_epoch(slot: SlotContents | None) -> _SeenEpoch | None:
     return build_epoch_point(manifest), SlotSummary.from_slot(slot), read_sketches(manifest)
 
 
-def _add_findings(row: dict[str, Any]) -> dict[str, Any]:
+def _add_findings(row: JsonObject) -> JsonObject:
     now = time.time_ns() // 1_000_000
     row = {**row, **find_transition(row, now)}
     findings = diagnose_stream(row, now)
     return {**row, "findings": findings, "tone": pick_worst_tone(row["state"], findings)}
 
 
-def _describe_restore(fork: ForkRecord) -> dict[str, Any]:
+def _describe_restore(fork: ForkRecord) -> JsonObject:
     names = {"timeline", "slot", "new_timeline", "fork_slot", "who", "why", "recover_to", "at"}
     facts = fork.model_dump(include={*names, "request_id"})
     return {**facts, "at": fork.at // 1000}
 
 
-def _describe_frontier_holder(
-    driver: DriverOverview, newest: Manifest | None
-) -> dict[str, Any] | None:
+def _describe_frontier_holder(driver: DriverOverview, newest: Manifest | None) -> JsonObject | None:
     holder = driver.last_facts.get("holder") or (newest.frontier_holder if newest else None)
     if not isinstance(holder, dict):
         return None
@@ -600,7 +599,7 @@ def _describe_frontier_holder(
     }
 
 
-def _describe_queries(newest: Manifest | None) -> dict[str, Any]:
+def _describe_queries(newest: Manifest | None) -> JsonObject:
     """Return the queries of a job; empty for a pipeline."""
     notes = BatchNotes.from_manifest(newest)
     queries = notes.model_dump(mode="json")["queries"] if notes else {}
@@ -609,7 +608,7 @@ def _describe_queries(newest: Manifest | None) -> dict[str, Any]:
     }
 
 
-def _describe_driver(driver: DriverOverview) -> dict[str, Any] | None:
+def _describe_driver(driver: DriverOverview) -> JsonObject | None:
     if driver.lease is None or driver.lease.holder is None:
         return None
     holder = driver.lease.holder

@@ -23,6 +23,7 @@ from tidegate.checkpoints.pipeline_overview import PipelineState
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
 from tidegate.errors import TidegateError, TransientError
+from tidegate.json_types import JsonObject
 
 from .driver_launch import LaunchedDriver
 from .driver_shutdown import (
@@ -123,11 +124,11 @@ class StreamTrigger(BaseTrigger):
         pipeline: str,
         floor: int,
         conn_id: str | None = None,
-        launched: dict[str, Any] | None = None,
+        launched: JsonObject | None = None,
         rules: dict[str, float] | None = None,
         poll: float = 2.0,
         due: int | None = None,
-        standby: list[dict[str, Any]] | None = None,
+        standby: list[JsonObject] | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # Airflow's
         self.pipeline, self.floor, self.conn_id, self.launched = pipeline, floor, conn_id, launched
@@ -135,7 +136,7 @@ class StreamTrigger(BaseTrigger):
         self.standby, self._begun = standby, SYSTEM_CLOCK.monotonic()
         self._seen_token = floor
 
-    def serialize(self) -> tuple[str, dict[str, Any]]:
+    def serialize(self) -> tuple[str, JsonObject]:
         """Return the class path and the arguments that Airflow's database keeps."""
         names = ("pipeline", "floor", "conn_id", "launched", "rules", "poll", "due", "standby")
         path = f"{type(self).__module__}.{type(self).__name__}"
@@ -267,7 +268,7 @@ class EpochTrigger(BaseTrigger):
         *,
         pipeline: str,
         timeline: int,
-        result: dict[str, Any],
+        result: JsonObject,
         patience: float,
         conn_id: str | None = None,
     ) -> None:
@@ -275,7 +276,7 @@ class EpochTrigger(BaseTrigger):
         self.pipeline, self.timeline, self.result = pipeline, timeline, result
         self.patience, self.conn_id = patience, conn_id
 
-    def serialize(self) -> tuple[str, dict[str, Any]]:
+    def serialize(self) -> tuple[str, JsonObject]:
         """Return the class path and the arguments that Airflow's database keeps."""
         names = ("pipeline", "timeline", "result", "patience", "conn_id")
         path = f"{type(self).__module__}.{type(self).__name__}"

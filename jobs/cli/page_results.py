@@ -45,6 +45,7 @@ from tidegate.jobs.sinks.published_tables import (
 )
 from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec
 from tidegate.jobs.splice.row_trace import trace_rows
+from tidegate.json_types import JsonObject
 
 from .errors import NO_SEALED_SPEC, UNEXPECTED
 
@@ -65,7 +66,7 @@ class PipelineResults:
     def __init__(self, spec: PipelineSpec, log: SlotLog) -> None:
         self._spec, self._log = spec, log
 
-    def list_tables(self) -> dict[str, Any]:
+    def list_tables(self) -> JsonObject:
         """Return each table with its rows and address, and the columns that can identify a row."""
         names = self._spec.table_names
         return {
@@ -77,7 +78,7 @@ class PipelineResults:
             "columns": [*self._spec.columns, "_source", "_partition", "_seq"],
         }
 
-    def prove_recovery(self) -> dict[str, Any]:
+    def prove_recovery(self) -> JsonObject:
         """Return how far tables and sinks follow the log, and whether the rows add up.
 
         `followers` have a name, the timeline that they follow, and how many slots of the current
@@ -102,7 +103,7 @@ class PipelineResults:
         counts = list(self._compare_counts(shown))
         return {"timeline": lineage.timeline, "followers": followers, "counts": counts}
 
-    def _compare_counts(self, shown: FollowerPosition | None) -> Iterator[dict[str, Any]]:
+    def _compare_counts(self, shown: FollowerPosition | None) -> Iterator[JsonObject]:
         if shown is None:
             return
         segments = self._log.lineage(shown.timeline)
@@ -117,7 +118,7 @@ class PipelineResults:
             stored = describe_table(spec, self._log.store, EVENTS)["rows"]
             yield {"what": EVENTS, "sealed": counters.released, "found": stored}
 
-    def sample_rows(self, table: str, **equal: str) -> dict[str, Any]:
+    def sample_rows(self, table: str, **equal: str) -> JsonObject:
         """Return the newest 20 rows with the given values, newest first, and the values to offer.
 
         Only the newest 20,000 rows of the table are searched, and only `reason`, `output` and
@@ -140,18 +141,18 @@ class PipelineResults:
             "chart": self._chart_window(table, newest),
         }
 
-    def export_rows(self, table: str, **equal: str) -> dict[str, Any]:
+    def export_rows(self, table: str, **equal: str) -> JsonObject:
         """Return the rows that `sample_rows` searches and that have the given values, as CSV."""
         text = io.BytesIO()
         pyarrow.csv.write_csv(flatten_for_csv(_select_equal(self._read_newest(table), equal)), text)
         return {"csv": text.getvalue().decode()}
 
-    def find_rows(self, /, **fields: str) -> dict[str, Any]:
+    def find_rows(self, /, **fields: str) -> JsonObject:
         """Return where the rows with the given values are (`tidegate row`)."""
         traces = trace_rows(self._spec, self._log, fields)
         return {"rows": [trace.model_dump(mode="json") for trace in traces]}
 
-    def decide_again(self, /, **options: str) -> dict[str, Any]:
+    def decide_again(self, /, **options: str) -> JsonObject:
         """Return what `tidegate whatif` says about the newest 1,000 epochs.
 
         Args:
@@ -185,7 +186,7 @@ class PipelineResults:
                 break
         return rows.slice(max(0, rows.num_rows - _NEWEST_ROWS))
 
-    def _chart_window(self, name: str, rows: pa.Table) -> dict[str, Any] | None:
+    def _chart_window(self, name: str, rows: pa.Table) -> JsonObject | None:
         """The newest results of a window, by aggregate, time and key."""
         window = self._spec.windows.get(name)
         if window is None:
@@ -197,7 +198,7 @@ class PipelineResults:
             if pa.types.is_integer(kind := current.schema.field(aggregate).type)
             or pa.types.is_floating(kind)
         ]
-        points: defaultdict[int, dict[str, Any]] = defaultdict(dict)
+        points: defaultdict[int, JsonObject] = defaultdict(dict)
         sizes: Counter[str] = Counter()
         starts = convert_to_ticks(current["window_start"]).to_pylist()
         for start, result in zip(starts, current.to_pylist(), strict=True):
@@ -221,7 +222,7 @@ def _select_equal(rows: pa.Table, equal: Mapping[str, str]) -> pa.Table:
     return rows
 
 
-_ANSWERS: Final[Mapping[str, Callable[..., dict[str, Any]]]] = {
+_ANSWERS: Final[Mapping[str, Callable[..., JsonObject]]] = {
     "tables": PipelineResults.list_tables,
     "proof": PipelineResults.prove_recovery,
     "sample": PipelineResults.sample_rows,
@@ -231,7 +232,7 @@ _ANSWERS: Final[Mapping[str, Callable[..., dict[str, Any]]]] = {
 }
 
 
-def answer_question(store: Store, question: Mapping[str, Any]) -> dict[str, Any]:
+def answer_question(store: Store, question: Mapping[str, Any]) -> JsonObject:
     """Return the answer under `data`, or what went wrong under `error`.
 
     Args:

@@ -7,11 +7,12 @@ import sys
 from collections.abc import Mapping
 from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
+from tidegate.json_types import JsonObject
 
 from . import arguments, output
 from .arguments import (
@@ -379,7 +380,7 @@ def _read_corrections(values: list[str], path: Path | None) -> RowRepair:
     rows: dict[tuple[str, str, int], Mapping[str, str]] = {}
     try:
         for line in path.read_text(encoding="utf-8").splitlines() if path else ():
-            row: dict[str, Any] = json.loads(line)
+            row: JsonObject = json.loads(line)
             identity = str(row.pop("_source")), str(row.pop("_partition")), int(row.pop("_seq"))
             # The identity columns were taken out: what remains are corrections.
             rows[identity] = row
@@ -403,7 +404,7 @@ def _print_new_request(request: SpliceRequest) -> None:
     )
 
 
-def _dump_request(request: SpliceRequest) -> dict[str, Any]:
+def _dump_request(request: SpliceRequest) -> JsonObject:
     return request.model_dump(mode="json", exclude={"rows", "format_version", "revision"})
 
 
@@ -429,7 +430,7 @@ def _print_impact(request: SpliceRequest, impact: Impact) -> None:
             output.print_line(f"    {table.table}  and {more:,} more: --json or --html FILE")
 
 
-def _dump_merge_outcome(request_id: str, outcome: MergeOutcome) -> dict[str, Any]:
+def _dump_merge_outcome(request_id: str, outcome: MergeOutcome) -> JsonObject:
     return {
         "request": request_id,
         "checkpoint": outcome.checkpoint,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 from tidegate.checkpoints.row_counts import RowCounts
 from tidegate.errors import TidegateError
+from tidegate.json_types import JsonObject
 
 from . import arguments, output
 from .arguments import JsonOption, PipelineArgument, StoreOption
@@ -57,7 +58,7 @@ def show_status(
         _print_all_pipelines(place, reports)
 
 
-def describe_pipeline(log: SlotLog) -> dict[str, Any]:
+def describe_pipeline(log: SlotLog) -> JsonObject:
     """Return one pipeline as JSON-ready data.
 
     Progress is read from the log; only health comes from the driver's report. Instants are ticks.
@@ -104,7 +105,7 @@ def describe_pipeline(log: SlotLog) -> dict[str, Any]:
     }
 
 
-def _describe_landings(pipeline: str, log: SlotLog, store: str | None) -> dict[str, dict[str, Any]]:
+def _describe_landings(pipeline: str, log: SlotLog, store: str | None) -> dict[str, JsonObject]:
     """What the processes say that land this pipeline's sources, as far as its spec can be read."""
     try:
         sources = arguments.find_or_read_spec(pipeline, store).sources
@@ -117,7 +118,7 @@ def _describe_landings(pipeline: str, log: SlotLog, store: str | None) -> dict[s
     }
 
 
-def _describe_landing(name: str, source: SourceSpec, store: Store) -> dict[str, Any]:
+def _describe_landing(name: str, source: SourceSpec, store: Store) -> JsonObject:
     """One of them. `silent`: it should speak every ten seconds and does not."""
     from tidegate.jobs.driver.landing_log import read_landing_status
 
@@ -133,7 +134,7 @@ def _describe_landing(name: str, source: SourceSpec, store: Store) -> dict[str, 
     return said | ({"state": "silent"} if silent else {})
 
 
-def _describe_driver(driver: DriverOverview) -> dict[str, Any] | None:
+def _describe_driver(driver: DriverOverview) -> JsonObject | None:
     if driver.lease is None or driver.lease.holder is None:
         return None
     holder, report = driver.lease.holder, driver.report
@@ -148,7 +149,7 @@ def _describe_driver(driver: DriverOverview) -> dict[str, Any] | None:
     }
 
 
-def _describe_checkpoint(overview: PipelineOverview) -> dict[str, Any] | None:
+def _describe_checkpoint(overview: PipelineOverview) -> JsonObject | None:
     manifest = overview.newest
     if manifest is None:
         return None
@@ -160,7 +161,7 @@ def _describe_checkpoint(overview: PipelineOverview) -> dict[str, Any] | None:
     }
 
 
-def _describe_progress(overview: PipelineOverview) -> dict[str, Any]:
+def _describe_progress(overview: PipelineOverview) -> JsonObject:
     """Frontiers and rows as of the newest sealed epoch."""
     manifest = overview.newest
     if manifest is None:
@@ -193,7 +194,7 @@ def _describe_progress(overview: PipelineOverview) -> dict[str, Any]:
     }
 
 
-def _format_query(at: dict[str, Any]) -> str:
+def _format_query(at: JsonObject) -> str:
     watermark = "none" if at["watermark"] is None else output.format_short_instant(at["watermark"])
     # Spark counts after partial aggregation, so the true number may be larger.
     dropped = f", at least {at['dropped']:,} dropped" if at["dropped"] else ""
@@ -240,12 +241,12 @@ def _count_unpublished(store: Store, pipeline: str, timeline: int, slot: int) ->
     return slot - cut.upto if cut.timeline == timeline else None
 
 
-def _describe_store(store: Store) -> dict[str, Any]:
+def _describe_store(store: Store) -> JsonObject:
     # Looking must not write: only a driver probes the conditional writes, when it starts.
     return {"url": store.url, "honest": None, "detail": "probed when a driver starts"}
 
 
-def _print_all_pipelines(store: Store, reports: list[dict[str, Any]]) -> None:
+def _print_all_pipelines(store: Store, reports: list[JsonObject]) -> None:
     if not reports:
         output.console().print(f"no pipeline ran in {store.url} yet")
         return
@@ -266,7 +267,7 @@ def _print_all_pipelines(store: Store, reports: list[dict[str, Any]]) -> None:
     )
 
 
-def _print_pipeline_status(report: dict[str, Any]) -> None:
+def _print_pipeline_status(report: JsonObject) -> None:
     from tidegate.checkpoints.driver_reports import count_waiting_messages
 
     sinks = [
@@ -312,7 +313,7 @@ def _print_pipeline_status(report: dict[str, Any]) -> None:
     _print_parts(report)
 
 
-def _format_freshness(source: str, report: dict[str, Any]) -> str:
+def _format_freshness(source: str, report: JsonObject) -> str:
     stages = report["freshness"][source]
     sealed, visible = (" / ".join(f"{s:,.1f}" for s in stages[k]) for k in stages)
     missed = ", beyond its goal" if source in report["stale"] else ""
@@ -320,7 +321,7 @@ def _format_freshness(source: str, report: dict[str, Any]) -> str:
     return f"{source}: {times}{missed}"
 
 
-def _print_parts(report: dict[str, Any]) -> None:
+def _print_parts(report: JsonObject) -> None:
     """Print a table each of sources, open barriers, landings, and pipes and reducers."""
     paused = [n for n, one in report["attachments"].items() if one["status"] == "paused"]
     parts: tuple[tuple[list[str], list[tuple[object, ...]]], ...] = (
@@ -360,7 +361,7 @@ def _print_parts(report: dict[str, Any]) -> None:
         )
 
 
-def _format_state(report: dict[str, Any]) -> str:
+def _format_state(report: JsonObject) -> str:
     wish, text = report["desired"], _add_reason(report["state"], report["why"])
     if not wish:
         return text
@@ -371,18 +372,18 @@ def _add_reason(state: str, why: str | None) -> str:
     return f"{state} ({why})" if why else state
 
 
-def _format_source_row(name: str, source: dict[str, Any]) -> tuple[object, ...]:
+def _format_source_row(name: str, source: JsonObject) -> tuple[object, ...]:
     rows, waiting = source["rows"], "yes" if source["pending"] else "no"
     counts = [rows.get("read", 0), rows.get("released", 0), source["counts"]["late_rows"]]
     return name, source["status"], output.format_short_instant(source["frontier"]), *counts, waiting
 
 
-def _format_open_barrier(barrier: dict[str, Any]) -> tuple[object, ...]:
+def _format_open_barrier(barrier: JsonObject) -> tuple[object, ...]:
     arrived, awaited = (", ".join(barrier[name]) for name in ("arrived", "awaited"))
     return barrier["id"], f"{barrier['age'] / 1e6:,.0f} s", arrived, awaited or "no one"
 
 
-def _format_landing_row(name: str, one: dict[str, Any]) -> tuple[object, ...]:
+def _format_landing_row(name: str, one: JsonObject) -> tuple[object, ...]:
     state = _add_reason(one["state"], one["why"])
     if one["state"] == "silent":
         state = f"silent: heard of {output.format_age(one['at'])} ago; is its process running?"
@@ -393,7 +394,7 @@ def _format_landing_row(name: str, one: dict[str, Any]) -> tuple[object, ...]:
     return name, state, f"{one['host']}, pid {one['pid']}", one["landed"], batch, at
 
 
-def _format_driver(driver: dict[str, Any] | None) -> str:
+def _format_driver(driver: JsonObject | None) -> str:
     if driver is None:
         return "none"
     heard = "" if driver["heard_of"] is None else f", heard of {driver['heard_of']:.0f} s ago"
@@ -403,7 +404,7 @@ def _format_driver(driver: dict[str, Any] | None) -> str:
     )
 
 
-def _format_checkpoint(checkpoint: dict[str, Any] | None) -> str:
+def _format_checkpoint(checkpoint: JsonObject | None) -> str:
     if checkpoint is None:
         return "none sealed yet"
     return (
@@ -412,14 +413,14 @@ def _format_checkpoint(checkpoint: dict[str, Any] | None) -> str:
     )
 
 
-def _format_frontier_holder(holder: dict[str, Any] | None) -> str:
+def _format_frontier_holder(holder: JsonObject | None) -> str:
     if holder is None:
         return "no one"
     since = output.format_short_instant(holder["since"])
     return f"{holder['member']} since {since}: {holder['why']}"
 
 
-def _list_row_notes(counts: dict[str, Any] | None) -> list[tuple[str, object]]:
+def _list_row_notes(counts: JsonObject | None) -> list[tuple[str, object]]:
     """Lines about rows that did not take the normal path; none if all did."""
     if counts is None:
         return []
@@ -448,7 +449,7 @@ def _list_row_notes(counts: dict[str, Any] | None) -> list[tuple[str, object]]:
     return notes
 
 
-def _format_trouble(report: dict[str, Any]) -> str:
+def _format_trouble(report: JsonObject) -> str:
     # The error that ended a driver outweighs a trouble that it waits out.
     error = report["error"] or report["trouble"]
     return f"{error['class']}: {error['message']}" if error else ""

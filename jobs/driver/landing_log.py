@@ -63,6 +63,7 @@ from tidegate.jobs.engine.interfaces import read_faults_from_environment
 from tidegate.jobs.sources.input_view import locate_source
 from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
 from tidegate.jobs.spec.source_options import LandingOptions, resolve_environment_value
+from tidegate.json_types import JsonObject
 
 from .errors import (
     LANDING_BAD_VALUE,
@@ -157,7 +158,7 @@ class LandingLog:
         self.spark_folder = checkpoint / folder
         self.landed = 0
         self.failure: TidegateError | None = None
-        self._newest: dict[str, Any] = {"batch": None, "rows": None, "landed_at": None}
+        self._newest: JsonObject = {"batch": None, "rows": None, "landed_at": None}
 
     def land_batch(self, batch: int, rows: bytes, count: int) -> bool:
         """Write a batch unless it is landed already; return whether this call wrote it.
@@ -336,14 +337,14 @@ class LandingLog:
         return file.read_text()
 
 
-def read_landing_status(name: str, source: SourceSpec, store: Store) -> dict[str, Any] | None:
+def read_landing_status(name: str, source: SourceSpec, store: Store) -> JsonObject | None:
     """Return the last status of the process that lands a source; None if none can be read.
 
     It has the fields of `LandingLog.report_status`, with times in ticks.
     """
     home, folder = locate_source(name, source, store)
     try:
-        status: dict[str, Any] = json.loads(home.get(folder + _STATUS_KEY).data)
+        status: JsonObject = json.loads(home.get(folder + _STATUS_KEY).data)
     except (NotFoundError, ValueError):
         return None
     return status

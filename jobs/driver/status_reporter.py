@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import ceil
-from typing import Any, Final
+from typing import Final
 
 import structlog
 
@@ -29,6 +29,7 @@ from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.store import Store
 from tidegate.errors import TidegateError
 from tidegate.jobs.eventtime.decision_types import Decision
+from tidegate.json_types import JsonObject
 from tidegate.time_units import format_instant
 
 from .error_classification import log_background_failure
@@ -171,15 +172,15 @@ class StatusReporter:
         self,
         store: Store,
         steps: DriverSteps,
-        facts: dict[str, Any],
+        facts: JsonObject,
         clock: Clock = SYSTEM_CLOCK,
         *,
         silent_after: int | None = None,
     ) -> None:
         self._store, self._steps, self._clock = store, steps, clock
         self._silent_after = silent_after
-        self._facts: dict[str, Any] = {"started_at": clock.wall_ticks(), **facts}
-        self._read_live_facts: Callable[[], dict[str, Any]] = dict
+        self._facts: JsonObject = {"started_at": clock.wall_ticks(), **facts}
+        self._read_live_facts: Callable[[], JsonObject] = dict
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(
@@ -187,7 +188,7 @@ class StatusReporter:
         )
         self.state = "starting"
 
-    def start(self, read_live_facts: Callable[[], dict[str, Any]]) -> None:
+    def start(self, read_live_facts: Callable[[], JsonObject]) -> None:
         """Begin to write; `read_live_facts` is called for each document."""
         self._read_live_facts = read_live_facts
         self._thread.start()
@@ -235,7 +236,7 @@ class StatusReporter:
                 "silent": find_silent_sources(decision, self._silent_after),
             }
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> JsonObject:
         """Return the fields of the document as of now."""
         with self._lock:
             return {
@@ -246,7 +247,7 @@ class StatusReporter:
                 "step_limit": self._steps.limit,
             }
 
-    def _collect_live_facts(self) -> dict[str, Any]:
+    def _collect_live_facts(self) -> JsonObject:
         """Return the live facts; without them the rest is still written.
 
         If the document did not change, an observer would think that the driver is stuck.
@@ -363,7 +364,7 @@ class FreshnessMeter:
                 for source, arrived in manifest.find_oldest_arrivals().items()
             )
 
-    def read_facts(self) -> dict[str, Any]:
+    def read_facts(self) -> JsonObject:
         """Return the fields of the status, and note which epochs have become visible.
 
         `freshness` has per source a list of seconds at the percentiles 50, 95 and 99 until `sealed`

@@ -22,6 +22,7 @@ from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.jobs.eventtime.decision_types import Decision, Member, ReleaseMark, Survey
 from tidegate.jobs.spec.pipeline import ReadLimits
+from tidegate.json_types import JsonObject
 
 from .errors import UNKNOWN_FAULT_POINT
 
@@ -71,7 +72,7 @@ class DeadObject:
     detail: str
     rows: int | None = None
 
-    def to_record(self) -> dict[str, Any]:
+    def to_record(self) -> JsonObject:
         """Return the form in the manifest; `rows` is left out if it is None."""
         record = {**asdict(self), "member": str(self.member)}
         if self.rows is None:
@@ -103,8 +104,8 @@ class Slice:
     member: Member
     start: int
     end: int
-    parts: tuple[dict[str, Any], ...] = ()
-    resume: dict[str, Any] = field(default_factory=dict)
+    parts: tuple[JsonObject, ...] = ()
+    resume: JsonObject = field(default_factory=dict)
     pending: bool = False
     done: bool = False
     dead: tuple[DeadObject, ...] = ()
@@ -142,7 +143,7 @@ class Slice:
         whole = sorted([*self.dead, *dead], key=lambda d: d.seq)
         return replace(self, parts=tuple(p for p in self.parts if p not in bad), dead=tuple(whole))
 
-    def to_record(self) -> dict[str, Any]:
+    def to_record(self) -> JsonObject:
         """Return the form in the manifest, without `begins`: enough to read the same rows again."""
         return {
             "start": self.start,
@@ -162,7 +163,7 @@ class Slice:
         return cls(member, **{**record, "parts": tuple(record["parts"]), "dead": dead})
 
 
-def skip_slice_record(record: Mapping[str, Any]) -> dict[str, Any]:
+def skip_slice_record(record: Mapping[str, Any]) -> JsonObject:
     """Return the record of a slice that reads nothing and begins where `record` ended.
 
     It keeps `resume`, `pending` and `done`.
@@ -177,7 +178,7 @@ class Cut:
 
     slices: tuple[Slice, ...]
 
-    def to_record(self) -> dict[str, dict[str, Any]]:
+    def to_record(self) -> dict[str, JsonObject]:
         """Return the form in the manifest: member -> slice."""
         return {str(part.member): part.to_record() for part in self.slices}
 
@@ -319,7 +320,7 @@ class MoveResult:
     buffered_rows: int
     sketches: dict[str, Any] = field(default_factory=dict)
     bytes_written: int = 0
-    streams: dict[str, Any] = field(default_factory=dict)
+    streams: JsonObject = field(default_factory=dict)
 
 
 class Mover(Protocol):
@@ -376,7 +377,7 @@ class DispatchResult:
 
     files: dict[str, tuple[FileRef, ...]]
     segments: tuple[FileRef, ...]
-    record: dict[str, Any]
+    record: JsonObject
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
 
 

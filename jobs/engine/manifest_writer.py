@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from tidegate.checkpoints.bucket_layout import CheckpointId
 from tidegate.checkpoints.epoch_notes import EpochCounters, EpochNotes
@@ -27,6 +26,7 @@ from tidegate.checkpoints.slot_log import LogHead
 from tidegate.jobs.eventtime.decider import create_initial_state
 from tidegate.jobs.eventtime.decision_types import Decision, ReleaseMark
 from tidegate.jobs.spec.pipeline import PipelineSpec
+from tidegate.json_types import JsonObject
 
 from .interfaces import Cut, Slice, skip_slice_record
 
@@ -66,8 +66,8 @@ class ManifestDraft:
     lease_token: int
     head: LogHead
     attempt: CheckpointId
-    cut: dict[str, Any]
-    survey: dict[str, Any] | None
+    cut: JsonObject
+    survey: JsonObject | None
     decision: Decision
     requests: Sequence[str]
     counters: Counters
@@ -175,14 +175,14 @@ class ResumeState:
     """
 
     head: LogHead
-    decider: dict[str, Any]
-    resume: dict[str, dict[str, Any]]
+    decider: JsonObject
+    resume: dict[str, JsonObject]
     segments: tuple[FileRef, ...]
     counters: Counters
     next_position: int = 0
     released_max: ReleaseMark | None = None
     buffered_rows: int = 0
-    streams: dict[str, Any] = field(default_factory=dict)
+    streams: JsonObject = field(default_factory=dict)
     spliced: tuple[FileRef, ...] = ()
     run: int = 0
 
@@ -213,7 +213,7 @@ class ResumeState:
             run=notes.run,
         )
 
-    def list_gone_members(self) -> dict[str, Any]:
+    def list_gone_members(self) -> JsonObject:
         """Return a slice record of each member so far, so that none is read twice if it returns.
 
         The records of members that are there replace these.

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tidegate.jobs.spec.event_time_options import ReleaseMode
 from tidegate.jobs.spec.pipeline import PipelineSpec
+from tidegate.json_types import JsonObject
 from tidegate.time_units import TICK_MAX, TICK_MIN
 
 from . import frontiers as frontiers
@@ -29,17 +30,17 @@ from .members import (
 from .pipeline_clock import PipelineTime, advance_clock, has_expired
 
 
-def create_initial_state(spec: PipelineSpec) -> dict[str, Any]:
+def create_initial_state(spec: PipelineSpec) -> JsonObject:
     """Return the state before the first epoch, JSON-ready."""
     return DeciderState.initial(spec).to_dict()
 
 
-def list_blocked_members(state: dict[str, Any]) -> set[Member]:
+def list_blocked_members(state: JsonObject) -> set[Member]:
     """Return the members that the next epoch must not read, as `Barriers.blocked_members`."""
     return {Member.parse(name) for name in state["blocked"]}
 
 
-def decide(spec: PipelineSpec, state: dict[str, Any], survey: Survey) -> Decision:
+def decide(spec: PipelineSpec, state: JsonObject, survey: Survey) -> Decision:
     """Decide one epoch. Pure: `state` is not changed, the next state is `Decision.after`.
 
     The steps are those of semantics.md section 1, "Inside an epoch". Rows are judged (by the mover)
@@ -84,7 +85,7 @@ class _EpochDecider:
     time: PipelineTime
     members: Members
     before: _StateBefore
-    recorded: list[dict[str, Any]] = field(default_factory=list)
+    recorded: list[JsonObject] = field(default_factory=list)
     emitted: list[Signal] = field(default_factory=list)
     grace: bool = False
     quiet_sources: set[str] = field(default_factory=set)
@@ -434,7 +435,7 @@ class _EpochDecider:
         return (ReleaseMark(before.section, time) if time > TICK_MIN else None), True
 
     def _has_changed(
-        self, release_before: ReleaseMark, release_after: ReleaseMark, after: dict[str, Any]
+        self, release_before: ReleaseMark, release_after: ReleaseMark, after: JsonObject
     ) -> bool:
         """Worth sealing without rows: something moved, or a running timer has come a good way."""
         before = self.before
@@ -484,7 +485,7 @@ def _sort_by_import(spec: PipelineSpec) -> list[str]:
 
 
 def select_members_ahead(
-    spec: PipelineSpec, state: dict[str, Any], buffered_rows: int | None = None
+    spec: PipelineSpec, state: JsonObject, buffered_rows: int | None = None
 ) -> set[Member]:
     """Return the members that back-pressure excludes from the next epoch.
 
@@ -518,14 +519,14 @@ def select_members_ahead(
     return {Member.parse(name) for name in held}
 
 
-def _iter_active_frontiers(state: dict[str, Any]) -> Iterator[tuple[str, int | None]]:
+def _iter_active_frontiers(state: JsonObject) -> Iterator[tuple[str, int | None]]:
     for source in state["sources"].values():
         for name, known in source["inputs"].items():
             if known["status"] == ACTIVE:
                 yield name, known["frontier"]
 
 
-def find_next_timer(spec: PipelineSpec, state: dict[str, Any]) -> int | None:
+def find_next_timer(spec: PipelineSpec, state: JsonObject) -> int | None:
     """Return when the next timer that may change something runs out, on the pipeline clock.
 
     None if no timer is running.

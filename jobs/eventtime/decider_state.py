@@ -17,6 +17,7 @@ from typing import Any, Final, TypedDict
 
 from tidegate.jobs.spec.event_time_options import CoalesceOptions, OrderOptions
 from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
+from tidegate.json_types import JsonObject
 
 from .barriers import Barriers
 from .decision_types import FIRST_RELEASE_MARK, ReleaseMark
@@ -50,7 +51,7 @@ class ReleaseOrder:
         marks = ReleaseMark(*data["released"]), ReleaseMark(*data["reach"])
         return cls(options, *marks, list(data["entries"]), data["grace_from"], data["grace_over"])
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return the JSON-ready state."""
         return {
             "released": list(self.released),
@@ -200,7 +201,7 @@ class DeciderState:
     barriers: Barriers
     order: ReleaseOrder
     buffered_rows: int = 0
-    holder: dict[str, Any] | None = None
+    holder: JsonObject | None = None
 
     @classmethod
     def initial(cls, spec: PipelineSpec) -> DeciderState:
@@ -244,7 +245,7 @@ class DeciderState:
             holder=data["holder"],
         )
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return the JSON-ready state; it shares its parts with this object."""
         time = self.time
         return {

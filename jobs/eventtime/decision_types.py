@@ -11,6 +11,7 @@ from dataclasses import asdict, astuple, dataclass, field
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
+from tidegate.json_types import JsonObject
 from tidegate.time_units import TICK_MAX, TICK_MIN, saturate_ticks
 
 from .pipeline_clock import read_pipeline_time
@@ -178,7 +179,7 @@ class Survey:
     run_start: bool = False
     worked: int | None = None
 
-    def to_record(self) -> dict[str, Any]:
+    def to_record(self) -> JsonObject:
         """Return what the manifest keeps, beside what it holds anyway."""
         members = {str(one.member): record for one in self.members if (record := one.to_record())}
         return {"members": members, **({"aborts": list(self.aborts)} if self.aborts else {})}
@@ -219,9 +220,9 @@ class BarrierHealth:
         """Ticks from the first arrival to the close."""
         return self.closed - self.opened
 
-    def to_record(self) -> dict[str, Any]:
+    def to_record(self) -> JsonObject:
         """Return the JSON-ready form."""
-        record: dict[str, Any] = _to_plain_json(self)
+        record: JsonObject = _to_plain_json(self)
         return record
 
     @classmethod
@@ -281,10 +282,10 @@ class Decision:
     flagged: tuple[str, ...] = ()
     statuses: dict[str, str] = field(default_factory=dict)
     emitted: tuple[tuple[str, int | str], ...] = ()
-    recorded: tuple[dict[str, Any], ...] = ()
-    holder: dict[str, Any] | None = None
+    recorded: tuple[JsonObject, ...] = ()
+    holder: JsonObject | None = None
     changed: bool = False
-    after: dict[str, Any] = field(default_factory=dict)
+    after: JsonObject = field(default_factory=dict)
 
     @property
     def wall(self) -> int:
@@ -333,13 +334,13 @@ class Decision:
         ]
         return saturate_ticks(max(seen, default=TICK_MIN) + 1)
 
-    def to_record(self) -> dict[str, Any]:
+    def to_record(self) -> JsonObject:
         """Return the form in the manifest, without `after`, which has its own field there."""
         names = (name for name in self.__dataclass_fields__ if name != "after")
         return {name: _to_plain_json(getattr(self, name)) for name in names}
 
     @classmethod
-    def from_record(cls, record: Mapping[str, Any], after: dict[str, Any]) -> Decision:
+    def from_record(cls, record: Mapping[str, Any], after: JsonObject) -> Decision:
         """Read the decision of a sealed epoch; `after` is the decider's state after it."""
         # JSON has neither tuples nor marks: they are restored, so that decisions can be compared.
         late = record["order_late"]

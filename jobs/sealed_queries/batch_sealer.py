@@ -25,6 +25,7 @@ from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
 from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.manifest import Counters, FileRef, Manifest
 from tidegate.checkpoints.slot_log import LogHead, SlotLog, SlotTaken
+from tidegate.json_types import JsonObject
 from tidegate.time_units import TICK_MIN
 
 from .batch_objects import QueryObjects, get_object_kind
@@ -204,9 +205,9 @@ class BatchSealer:
 
 def _update_cut(
     parent: Manifest | None, query: str, report: BatchReport, offsets: list[Any]
-) -> dict[str, Any]:
+) -> JsonObject:
     """Return the offsets of all queries after the batch; those of `query` with where it began."""
-    cut: dict[str, Any] = dict(parent.cut) if parent else {}
+    cut: JsonObject = dict(parent.cut) if parent else {}
     for number, offset in enumerate(offsets):
         member = f"{query}/{number}"
         source = report.sources[number].name if number < len(report.sources) else ""
@@ -221,7 +222,7 @@ def _update_cut(
 
 def _describe_watermarks(
     parent: Manifest | None, queries: Mapping[str, QueryPosition], now: int
-) -> dict[str, Any]:
+) -> JsonObject:
     """Return the least watermark in the place of a pipeline's frontier, which all surfaces show."""
     marks = {name: at.watermark for name, at in queries.items() if at.watermark is not None}
     found = {

@@ -23,6 +23,7 @@ from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.open_store import open_store
 from tidegate.errors import ErrorDefinition, TransientError
 from tidegate.jobs.spec.operations import FilesSinkSpec, WebhookSinkSpec
+from tidegate.json_types import JsonObject
 
 from .base_follower import SlotFollower, expand_variables
 from .errors import SINK_UNAVAILABLE, WEBHOOK_REFUSED
@@ -60,7 +61,7 @@ class AtLeastOnceSink(SlotFollower):
         """Deliver an epoch; return when the receiver has it."""
 
     @abstractmethod
-    def _announce_restore(self, notice: dict[str, Any]) -> None:
+    def _announce_restore(self, notice: JsonObject) -> None:
         """Announce that epochs after `after_epoch` of older timelines do not count any more."""
 
 
@@ -101,7 +102,7 @@ class FilesSink(AtLeastOnceSink):
         body = self.describe_epoch(epoch) | {"files": files}
         self._target.put(f"{self._folder}_epochs/{epoch.id}.json", canonical_bytes(body))
 
-    def _announce_restore(self, notice: dict[str, Any]) -> None:
+    def _announce_restore(self, notice: JsonObject) -> None:
         key = f"{self._folder}_restores/t{notice['timeline']}.json"
         self._target.put(key, canonical_bytes(notice))
 
@@ -140,10 +141,10 @@ class WebhookSink(AtLeastOnceSink):
             for begin in range(0, rows.num_rows, self.given.rows):
                 yield rows.slice(begin, self.given.rows)
 
-    def _announce_restore(self, notice: dict[str, Any]) -> None:
+    def _announce_restore(self, notice: JsonObject) -> None:
         self._post_json({**notice, "kind": "restore"}, f"restore-t{notice['timeline']}")
 
-    def _post_json(self, body: dict[str, Any], identity: str) -> None:
+    def _post_json(self, body: JsonObject, identity: str) -> None:
         """Send one request, unless the receiver has taken it already.
 
         Only an answer of 200 to 299 means that the receiver has the rows. Redirects are not

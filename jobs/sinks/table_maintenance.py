@@ -45,7 +45,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
 
 import pyarrow as pa
 import structlog
@@ -67,6 +66,7 @@ from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
 from tidegate.checkpoints.store import NotFoundError, ObjectInfo, Store
 from tidegate.errors import get_first_line
 from tidegate.jobs.spec.pipeline import PipelineSpec
+from tidegate.json_types import JsonObject
 
 from .errors import COMPACTION_UNAVAILABLE
 from .iceberg_catalog import (
@@ -393,7 +393,7 @@ def _list_orphan_files(
     store: Store,
     table: str,
     location: str,
-    notes: list[dict[str, Any]],
+    notes: list[JsonObject],
     grace: float,
 ) -> Iterator[ObjectInfo]:
     # The versions are read before the listings: what is added between the two is too young, or has
@@ -424,7 +424,7 @@ def _list_orphan_files(
 
 
 def _open_versions(
-    store: Store, table: str, location: str, notes: list[dict[str, Any]]
+    store: Store, table: str, location: str, notes: list[JsonObject]
 ) -> dict[str, StaticTable]:
     """Return the version at a location, and those that were noted, by their locations."""
     properties = build_io_properties(store)
@@ -461,11 +461,11 @@ def _normalize_address(address: str) -> str:
     return re.sub(r"^file:/+", "/", address).replace("s3a://", "s3://", 1)
 
 
-def _read_notes(spec: PipelineSpec, store: Store) -> list[dict[str, Any]]:
+def _read_notes(spec: PipelineSpec, store: Store) -> list[JsonObject]:
     """Return what the pointer named and when (seconds since 1970), oldest first."""
     try:
         stored = store.get(BucketLayout(spec.name).table_versions_key)
     except NotFoundError:
         return []
-    notes: list[dict[str, Any]] = parse_json(stored.data)["notes"]
+    notes: list[JsonObject] = parse_json(stored.data)["notes"]
     return notes

@@ -23,6 +23,8 @@ import fastavro
 import pyarrow as pa
 from fastavro import _read_py as pure_fastavro
 
+from tidegate.json_types import JsonObject
+
 _MAGIC: Final = b"Obj\x01"
 # A default that does not fit its type must not make a file unreadable: it is never used here.
 _IGNORED_ATTRIBUTES: Final = frozenset({"aliases", "default", "doc", "order"})
@@ -47,7 +49,7 @@ _TIME_TYPES: Final[dict[str, pa.DataType]] = {
 }
 
 
-def _record(name: str, fields: dict[str, Any]) -> dict[str, Any]:
+def _record(name: str, fields: JsonObject) -> JsonObject:
     declared = [{"name": field, "type": schema} for field, schema in fields.items()]
     return {"type": "record", "name": name, "fields": declared}
 
@@ -103,7 +105,7 @@ def _read_container(stream: io.BytesIO, size: int) -> pa.Table:
     return record.to_table(rows)
 
 
-def _drop_ignored(attributes: dict[str, Any]) -> dict[str, Any]:
+def _drop_ignored(attributes: JsonObject) -> JsonObject:
     return {k: v for k, v in attributes.items() if k not in _IGNORED_ATTRIBUTES}
 
 
@@ -162,7 +164,7 @@ class _RecordSchema:
             return {**attributes, "type": kind}, arrow_type
         return (kind, _PRIMITIVES[kind]) if kind in _PRIMITIVES else self._reduce_complex(schema)
 
-    def _reduce_complex(self, schema: dict[str, Any]) -> tuple[Any, pa.DataType | None]:
+    def _reduce_complex(self, schema: JsonObject) -> tuple[Any, pa.DataType | None]:
         match schema:
             case {"type": "record"}:
                 return self._reduce_record(schema)[0], None
@@ -185,15 +187,15 @@ class _RecordSchema:
         raise AvroError(f"unknown type {schema['type']!r}")
 
     def _reduce_record(
-        self, schema: dict[str, Any]
-    ) -> tuple[dict[str, Any], dict[str, pa.DataType | None]]:
+        self, schema: JsonObject
+    ) -> tuple[JsonObject, dict[str, pa.DataType | None]]:
         self._named[schema["name"]] = (schema["name"], None)  # first, as it may contain itself
         reduced = {field["name"]: self._reduce(field["type"]) for field in schema["fields"]}
         record = _record(schema["name"], {name: kind for name, (kind, _) in reduced.items()})
         return record, {name: arrow_type for name, (_, arrow_type) in reduced.items()}
 
 
-def _reduce_decimal(schema: dict[str, Any]) -> tuple[dict[str, Any], pa.DataType]:
+def _reduce_decimal(schema: JsonObject) -> tuple[JsonObject, pa.DataType]:
     """Return the attributes that keep a decimal of bytes exact; none for plain bytes."""
     if schema.get("logicalType") != "decimal":
         return {}, pa.binary()

@@ -26,6 +26,7 @@ from tidegate.jobs.engine.interfaces import DeadObject, Slice, join_seq, split_s
 from tidegate.jobs.eventtime.decision_types import Member
 from tidegate.jobs.spec.pipeline import ReadLimits, SourceSpec
 from tidegate.jobs.spec.source_options import KafkaOptions, resolve_environment_values
+from tidegate.json_types import JsonObject
 
 from .errors import (
     CHANGED_WHILE_READ,
@@ -97,7 +98,7 @@ class KafkaSource:
         self._topic_id: str | None = None
         self._has_been_read = False  # a partition of the topic has a position in a checkpoint
         self._checked: set[Member] = set()  # by `find_changed_objects`, since its last question
-        self._first_positions: dict[Member, dict[str, Any]] = {}
+        self._first_positions: dict[Member, JsonObject] = {}
         self.lag: dict[str, int] = {}
 
     def list_members(self) -> Sequence[Member]:
@@ -189,7 +190,7 @@ class KafkaSource:
             self._first_positions[member] = self._build_position(end_of_topic if skips else first)
         return self._first_positions[member]
 
-    def _build_position(self, offset: int) -> dict[str, Any]:
+    def _build_position(self, offset: int) -> JsonObject:
         return {"offset": offset} | ({} if self._topic_id is None else {"topic": self._topic_id})
 
     def _refuse_other_topic(
@@ -228,7 +229,7 @@ class KafkaSource:
         rows = first - start  # at most: compaction may have removed some of them before
         return first, (DeadObject(member, start, key, "", 0, "missing_offsets", detail, rows),)
 
-    def _build_part(self, member: Member, start: int, end: int) -> dict[str, Any]:
+    def _build_part(self, member: Member, start: int, end: int) -> JsonObject:
         topic, partition = self.kafka.topic, int(member.partition)
         ordinal, row = split_seq(start)
         columns = {name: str(to_arrow_type(kind)) for name, kind in self.spec.columns.items()}

@@ -22,6 +22,7 @@ from tidegate.checkpoints.store import ObjectInfo, Store
 from tidegate.jobs.engine.interfaces import DeadObject, Slice, join_seq, split_seq
 from tidegate.jobs.eventtime.decision_types import Member
 from tidegate.jobs.spec.pipeline import ReadLimits, SourceSpec
+from tidegate.json_types import JsonObject
 
 from .arrival_log import ArrivalLog, BucketNotifications
 from .input_view import InputView, resolve_source_folder
@@ -337,7 +338,7 @@ class _ResumePoint:
     ordinal: int = 0
     row: int = 0
     key: str | None = None
-    open: dict[str, Any] | None = None
+    open: JsonObject | None = None
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any] | None) -> _ResumePoint:
@@ -367,7 +368,7 @@ class _SliceBuilder:
         self._member, self._start = member, at.seq
         self.at, self.consumed_entries = at, 0
         self._rows_left, self._bytes_left = limits.rows, limits.bytes
-        self._parts: list[dict[str, Any]] = []
+        self._parts: list[JsonObject] = []
         self._dead: list[DeadObject] = []
         self._arrived: int | None = None
 
@@ -398,7 +399,7 @@ class _SliceBuilder:
             DeadObject(self._member, self.at.seq, key, etag, size, bad.reason, bad.detail, rows)
         )
 
-    def _add_rows(self, inspected: InspectedObject, footer: Footer) -> dict[str, Any]:
+    def _add_rows(self, inspected: InspectedObject, footer: Footer) -> JsonObject:
         start, end = self.at.row, footer.rows
         if self._rows_left is not None:
             end = min(end, start + self._rows_left)
@@ -432,7 +433,7 @@ class _SliceBuilder:
         )
 
 
-def _pin_object(part: Mapping[str, Any]) -> dict[str, Any]:
+def _pin_object(part: Mapping[str, Any]) -> JsonObject:
     return {name: part[name] for name in ("key", "etag", "size", "rows", "columns")}
 
 

@@ -33,6 +33,7 @@ from tidegate.jobs.spec.source_options import (
     resolve_address,
     resolve_environment_values,
 )
+from tidegate.json_types import JsonObject
 
 from .errors import (
     TABLE_ABSENT,
@@ -166,9 +167,9 @@ class DeltaVersions(TableVersions):
             raise self._absent_table_error("its log is empty")
         return version, sorted(files)
 
-    def _parse_actions(self, data: bytes) -> dict[str, list[dict[str, Any]]]:
+    def _parse_actions(self, data: bytes) -> dict[str, list[JsonObject]]:
         """Return a commit's actions by kind."""
-        actions: dict[str, list[dict[str, Any]]] = {}
+        actions: dict[str, list[JsonObject]] = {}
         for line in data.splitlines():
             for kind, body in (json.loads(line) if line.strip() else {}).items():
                 actions.setdefault(kind, []).append(body)
@@ -224,7 +225,7 @@ class DeltaVersions(TableVersions):
             ) from error
         return pq.read_table(io.BytesIO(data), columns=["add", "metaData"])
 
-    def _check_file_name(self, add: dict[str, Any]) -> str:
+    def _check_file_name(self, add: JsonObject) -> str:
         """Return the name below the folder of an added file.
 
         Raises:

@@ -24,6 +24,7 @@ from tidegate.checkpoints.bucket_layout import AttemptFolders
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.rules.duck_frame import Frame
+from tidegate.json_types import JsonObject
 
 from .staging import Staging
 
@@ -108,7 +109,7 @@ class FileWriter:
         kind: str,
         rows: pa.Table | DataFrame,
         time: str | None,
-        extra: dict[str, Any] | None = None,
+        extra: JsonObject | None = None,
     ) -> WrittenFiles:
         """Write rows of state as segments: none without rows, several if tasks write many.
 
@@ -126,7 +127,7 @@ class FileWriter:
         return tuple(self._write_local_files(rows))
 
     def _write_and_upload(
-        self, stem: str, kind: str, rows: Any, time: str | None, extra: dict[str, Any]
+        self, stem: str, kind: str, rows: Any, time: str | None, extra: JsonObject
     ) -> WrittenFiles:
         files = self._write_local_files(rows)
         named = [(path, f"{stem}-{next(self._numbers):05d}.parquet") for path in files]
@@ -183,9 +184,7 @@ def _make_type_nullable(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def _describe_file(
-    path: Path, key: str, kind: str, time: str | None, extra: dict[str, Any]
-) -> FileRef:
+def _describe_file(path: Path, key: str, kind: str, time: str | None, extra: JsonObject) -> FileRef:
     footer = pq.read_metadata(path)
     low, high = _read_time_bounds(path, footer, time) if time else (None, None)
     return FileRef(

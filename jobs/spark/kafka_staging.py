@@ -15,7 +15,7 @@ import os
 import shutil
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -36,6 +36,7 @@ from tidegate.jobs.sources.kafka_source import (
 from tidegate.jobs.sources.object_decoding import BAD_REASON, BAD_TEXT
 from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
 from tidegate.jobs.spec.source_options import resolve_environment_value
+from tidegate.json_types import JsonObject
 
 from .errors import (
     MESSAGES_UNREADABLE,
@@ -77,7 +78,7 @@ def stage_kafka_ranges(
             letters.
         PoisonError: Spark could not read the messages for another reason.
     """
-    ranges: dict[str, list[dict[str, Any]]] = {}
+    ranges: dict[str, list[JsonObject]] = {}
     for piece in cut.slices:
         ranges.setdefault(piece.member.source, []).extend(p for p in piece.parts if "kafka" in p)
     for source, parts in ranges.items():
@@ -89,7 +90,7 @@ def _stage_kafka_source(
     session: SparkSession,
     spec: PipelineSpec,
     name: str,
-    parts: list[dict[str, Any]],
+    parts: list[JsonObject],
     folder: Path,
     staging: Staging,
 ) -> None:
@@ -211,7 +212,7 @@ def _unknown_schema_error(
 
 
 def _read_messages(
-    session: SparkSession, source: SourceSpec, parts: list[dict[str, Any]], *, group: str
+    session: SparkSession, source: SourceSpec, parts: list[JsonObject], *, group: str
 ) -> DataFrame:
     """The messages of some ranges.
 
@@ -239,7 +240,7 @@ def _read_messages(
 
 
 def _store_part_file(
-    name: str, source: SourceSpec, part: dict[str, Any], files: list[Path], folder: Path
+    name: str, source: SourceSpec, part: JsonObject, files: list[Path], folder: Path
 ) -> None:
     """The part's rows as one file; an empty one when compaction left nothing."""
     target = folder / part["key"].replace("/", "~")

@@ -15,6 +15,8 @@ from typing import Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
+from tidegate.json_types import JsonObject
+
 from .event_time_options import (
     NEVER,
     BarrierOptions,
@@ -291,13 +293,13 @@ class PipelineSpec(SpecModel):
 # A preset only sets defaults. What the YAML of the pipeline itself says wins, field by field.
 
 # TOML, because every command reads this and the standard library parses it.
-PRESETS: Final[dict[str, dict[str, Any]]] = tomllib.loads(
+PRESETS: Final[dict[str, JsonObject]] = tomllib.loads(
     files(__package__).joinpath("presets.toml").read_text("utf-8")
 )
 """Preset and its defaults for sources, coalescing, release, barriers, windows and sessions."""
 
 
-def apply_preset(raw: dict[str, Any]) -> dict[str, Any]:
+def apply_preset(raw: JsonObject) -> JsonObject:
     """Return the raw spec with its preset's defaults in the fields that the spec leaves out.
 
     The argument is not changed. It is returned itself if its preset has no defaults, is unknown or
@@ -340,7 +342,7 @@ def _has_declared_frontier(source: Any) -> bool:
     return generated or source.get("lag") is not None
 
 
-def _apply_to_source(preset: dict[str, Any], source: Any) -> Any:
+def _apply_to_source(preset: JsonObject, source: Any) -> Any:
     if not isinstance(source, dict):
         return source
     defaults = dict(preset.get("source", {}))
@@ -357,7 +359,7 @@ def _apply_to_source(preset: dict[str, Any], source: Any) -> Any:
     return _merge_defaults(defaults, source)
 
 
-def _apply_to_window(preset: dict[str, Any], window: Any) -> Any:
+def _apply_to_window(preset: JsonObject, window: Any) -> Any:
     if not isinstance(window, dict):
         return window
     defaults = dict(preset.get("window", {}))

@@ -23,6 +23,7 @@ from tidegate.jobs.sinks.output_tables import ARRIVAL_SLOT_COLUMN, SPLICE_COLUMN
 from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec
 from tidegate.jobs.spec.stream_specs import REJECTIONS
 from tidegate.jobs.streams.row_history import PROVENANCE_FIELDS
+from tidegate.json_types import JsonObject
 from tidegate.time_units import format_instant
 
 from .merge_plan import MergePlan
@@ -55,7 +56,7 @@ class TableImpact(BaseModel):
     moved: int = 0
     first: str | None = None
     last: str | None = None
-    changes: list[dict[str, Any]] = []
+    changes: list[JsonObject] = []
 
 
 class Impact(BaseModel):
@@ -163,7 +164,7 @@ def _summarize_events(spec: PipelineSpec, plan: MergePlan) -> TableImpact:
     )
 
 
-def _format_time_range(ticks: Sequence[int]) -> dict[str, Any]:
+def _format_time_range(ticks: Sequence[int]) -> JsonObject:
     if not ticks:
         return {}
     return {"first": format_instant(min(ticks)), "last": format_instant(max(ticks))}
@@ -205,7 +206,7 @@ def _index_by_id(rows: Any) -> dict[str, tuple[Any, ...]]:
     return dict(zip(rows["_id"].to_pylist(), facts, strict=True))
 
 
-def _format_stream_row(row: tuple[Any, ...] | None) -> dict[str, Any] | None:
+def _format_stream_row(row: tuple[Any, ...] | None) -> JsonObject | None:
     if row is None:
         return None
     position, stamp, values = row
@@ -279,12 +280,12 @@ def _describe_cost(impact: Impact) -> str:
     )
 
 
-def select_listable_changes(table: TableImpact) -> list[dict[str, Any]]:
+def select_listable_changes(table: TableImpact) -> list[JsonObject]:
     """Return the changes to list one by one: window results and rows of streams, but no events."""
     return [change for change in table.changes if "window_start" in change or "id" in change]
 
 
-def format_change(change: dict[str, Any]) -> str:
+def format_change(change: JsonObject) -> str:
     """Return one line for a changed window result or row of a stream; events have none."""
     if "id" in change:
         return f"{change['id']}  {_describe_stream_change(change)}"
@@ -296,7 +297,7 @@ def format_change(change: dict[str, Any]) -> str:
     return f"{window}  {values}  (revision {change['revision']})"
 
 
-def _describe_stream_change(change: dict[str, Any]) -> str:
+def _describe_stream_change(change: JsonObject) -> str:
     """Describe the difference between two versions of a row of a stream."""
     old, new = change["old"], change["new"]
     if old is None:

@@ -33,6 +33,7 @@ from tidegate.jobs.sinks.published_tables import RowSelection, scan_table
 from tidegate.jobs.sinks.table_scan import Range, Ranges
 from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENTS, LATE, PipelineSpec
 from tidegate.jobs.spec.window_specs import WindowKind
+from tidegate.json_types import JsonObject
 from tidegate.time_units import TICK_MAX, format_instant
 
 from .errors import BAD_ROW_VALUE, TOO_MANY_ROWS, UNKNOWN_COLUMN
@@ -61,7 +62,7 @@ class RowLocation(BaseModel):
 
     output: str
     state: str
-    detail: dict[str, Any] = {}
+    detail: JsonObject = {}
 
 
 class RowTrace(BaseModel):
@@ -276,7 +277,7 @@ class _RowTracer:
         piece = {} if epoch is None else epoch.cut.get(member, {})
         return epoch if piece.get("start", who[2] + 1) <= who[2] < piece["end"] else None
 
-    def _describe_holder(self, slot: int) -> dict[str, Any]:
+    def _describe_holder(self, slot: int) -> JsonObject:
         """Return which member held the frontier after a slot, and how far behind the others."""
         epoch = self._tables.find_epoch(slot)
         member = (epoch.frontier_holder or {}).get("member") if epoch else None
@@ -289,7 +290,7 @@ class _RowTracer:
             {"held_back_s": ahead / 1_000_000} if others and 0 <= ahead < TICK_MAX else {}
         )
 
-    def _describe_result(self, output: str, epoch: int) -> dict[str, Any]:
+    def _describe_result(self, output: str, epoch: int) -> JsonObject:
         """Return when an epoch was sealed, and when its rows came into the output's table."""
         sealed = self._tables.find_epoch(epoch)
         visible = self._tables.find_commit_time(output, epoch)
@@ -336,7 +337,7 @@ class _RowTracer:
                 EVENTS, "inserted" if event[SPLICE_COLUMN] else "released", **detail
             )
 
-    def _describe_wait(self, who: RowIdentity, slot: int) -> dict[str, Any]:
+    def _describe_wait(self, who: RowIdentity, slot: int) -> JsonObject:
         """Return how long a released row waited, and for whom; empty if it left at once."""
         read, released = self._find_read_epoch(who), self._tables.find_epoch(slot)
         if read is None or released is None or released.slot <= read.slot:
@@ -391,7 +392,7 @@ class _RowTracer:
             source.edges.end: "ends what is open under its keys",
         }.get(str(row.values.get(source.edges.kind)))
 
-    def _find_window_results(self, name: str, row: _TracedRow, time: int) -> list[dict[str, Any]]:
+    def _find_window_results(self, name: str, row: _TracedRow, time: int) -> list[JsonObject]:
         window = self._spec.windows[name]
         is_session = window.kind is WindowKind.SESSION
         identity = dict(zip(IDENTITY_COLUMNS, row.identity, strict=True))
