@@ -128,11 +128,11 @@ chaos: venv java ## kill driver, JVM and MinIO at random moments; the tables mus
 	$(BIN)/python -m tests.e2e.chaos --kills $(or $(KILLS),50) --seed $(or $(SEED),0)
 
 .PHONY: jobs-proof
-jobs-proof: venv java ## kill and restore jobs over three kinds of state (KILLS=3 RESTORES=3 each, SEED=1, ARGS="--apps clicks copy join windows"), 2 minutes per kill
+jobs-proof: venv java ## kill and restore jobs over three kinds of state (KILLS=3 RESTORES=3 each, SEED=1, ARGS="--apps clicks copy join windows --minio"), half a minute per kill
 	$(BIN)/python -m tests.sealed_queries.jobs_proof --kills $(or $(KILLS),3) --restores $(or $(RESTORES),3) --seed $(or $(SEED),1) $(ARGS)
 
 .PHONY: bench-jobs
-bench-jobs: venv java ## what sealing costs a job per batch; seconds of a kill and a restore (ARGS="--files 30")
+bench-jobs: venv java ## what sealing costs a job per batch; seconds of a kill and of restores (ARGS="--files 40 --rounds 3 --megabytes 1000")
 	$(BIN)/python -m tests.sealed_queries.bench_jobs $(ARGS)
 
 .PHONY: deploy-check

@@ -53,7 +53,7 @@ def format_report(result: dict[str, Any], docs: str) -> str:
         f"{result['pipeline']}: {result['verdict']} ({len(result['checks'])} checks, {len(failed)}"
         " failed)"
     ]
-    lines.append(f"looked at the tables up to checkpoint {result['checkpoint'] or 'none'}")
+    lines.append(f"newest checkpoint looked at: {result['checkpoint'] or 'none'}")
     for check in failed:
         lines.append(
             f"{check['severity'].upper():8} {check['suite']}.{check['id']}: {check['says']}"
@@ -72,12 +72,12 @@ def _format_row(row: dict[str, Any]) -> str:
 
 def _build_quality_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m tidegate.expectations", description="Quality checks of a pipeline."
+        prog="python -m tidegate.expectations", description="Quality checks of a pipeline or job."
     )
     run = parser.add_subparsers(required=True, metavar="COMMAND").add_parser(
-        "run", help="run all suites over the tables"
+        "run", help="run all suites"
     )
-    run.add_argument("spec", metavar="SPEC.yaml", help="the pipeline's spec")
+    run.add_argument("spec", metavar="SPEC.yaml", help="the spec")
     run.add_argument("--store", required=True, metavar="URL", help="s3://bucket/prefix or a folder")
     run.add_argument(
         "--json", action="store_true", help="print the whole result as one line of JSON"

@@ -1,29 +1,36 @@
-"""Kills and restores of jobs, drawn by a seed: `make jobs-proof KILLS=3 RESTORES=3 SEED=1`.
+"""Kills and restores of jobs, drawn by a seed: `make jobs-proof KILLS=20 RESTORES=10 SEED=1`.
 
-For each combination of state store and checkpoint format, and each application: an undisturbed run; a run that is killed
-at random moments (driver, JVM, or a pause during which a second driver takes over); then restores
-of random slots of the killed run. After each, the sinks must hold the rows of the undisturbed run,
-batch by batch.
+For each combination of state store and checkpoint format, and each application: an undisturbed run;
+a run that is disturbed at random moments (kill -9 of the driver, of its JVM or of MinIO, or a pause
+during which a second driver takes over); then restores of random slots of the killed run. After the
+kills and after each restore, the sinks must hold the rows of the undisturbed run, batch by batch,
+and each batch must be sealed once.
+
+Kills and restores are counted per combination, and divided among the applications. With `--results`
+a run that has ended early goes on where it was.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
 import tempfile
 import time
+import traceback
+from collections.abc import Iterator
 from contextlib import ExitStack, closing
-from itertools import product
+from itertools import islice, product
 from pathlib import Path
 
 import psutil
 
 from tests.sealed_queries.apps import APPS, App
 from tests.sealed_queries.rig import COMBINATIONS, KilledJob
-from tests.servers.minio import running
-from tidegate.checkpoints.bucket_layout import CheckpointId
-from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
+from tests.servers.minio import RealMinio, running
+
+_OUTAGE = 12.0  # seconds, the longest; a lease lasts for 6
 
 
 def prove_combination(
@@ -35,64 +42,79 @@ def prove_combination(
     *,
     app: type[App],
     files: int = 8,
-    bucket: str | None = None,
+    minio: RealMinio | None = None,
 ) -> tuple[int, int, int]:
-    """Kills, restores and differences of one combination; `bucket` instead of a local store."""
+    """Kills, restores and differences of one combination; with `minio` instead of a local store."""
     conf, prefix = COMBINATIONS[name], f"{app.name}-{name}"
     with closing(KilledJob(folder / f"{prefix}-whole", conf, app, files)) as whole:
         whole.run_to_end_of_input()
         expected, differences = whole.app.outputs(), 0
-    store_url = bucket and f"s3://{bucket}/{prefix}"
+    store_url = f"s3://{minio.bucket}/{prefix}" if minio else None
     job = KilledJob(folder / f"{prefix}-killed", conf, app, files, store_url)
     name = f"{app.name} on {name}"
     with closing(job):
-        for number in range(kills):
-            _disturb(job, dice, files * (number + 1) // (kills + 1))
+        for number, kind in enumerate(islice(_draw_kinds(dice, minio), kills)):
+            _disturb(job, kind, dice, files * (number + 1) // (kills + 1), minio)
         job.run_to_end_of_input()
-        differences += _compare(f"{name} after {kills} kills", expected, job.app.outputs())
-        differences += _restore_often(name, job, restores, dice, expected)
+        differences += _compare(f"{name} after {kills} kills", expected, job)
+        for _ in range(restores):
+            target = dice.choice(job.list_targets())
+            job.restore(target)
+            job.run_to_end_of_input()
+            differences += _compare(f"{name} after a restore of {target}", expected, job)
     return kills, restores, differences
 
 
-def _restore_often(
-    name: str, job: KilledJob, restores: int, dice: random.Random, expected: dict[str, object]
-) -> int:
-    """Go back to random slots, and run to the end of the input again; differences."""
-    differences = 0
-    for _ in range(restores):
-        rows = CheckpointCatalog(job.log).list_checkpoints()
-        target = dice.choice([row.id for row in rows if row.id is not None])
-        job.restore(CheckpointId.parse(target))
-        job.run_to_end_of_input()
-        differences += _compare(f"{name} after a restore of {target}", expected, job.app.outputs())
-    return differences
+def _draw_kinds(dice: random.Random, minio: RealMinio | None) -> Iterator[str]:
+    """All kinds in a random order, again and again."""
+    kinds = ["driver", "jvm", "pause", *(["minio"] if minio else [])]
+    while True:
+        yield from dice.sample(kinds, len(kinds))
 
 
-def _disturb(job: KilledJob, dice: random.Random, batch: int) -> None:
+def _disturb(
+    job: KilledJob, kind: str, dice: random.Random, batch: int, minio: RealMinio | None
+) -> None:
     """Let a driver seal up to a batch, and disturb it a moment later."""
-    kind = dice.choice(["driver", "jvm", "pause"])
-    process = job.launch()
-    (query, *_) = job.app.last
+    if not job.is_running():
+        job.launch()
+    query = job.app.queries[0]
     job.wait(lambda: job.positions().get(query, -1) >= batch)
     time.sleep(dice.random() * 3)
-    if kind != "pause":
-        job.kill(kind)
+    at = job.positions()
+    if kind == "pause":
+        _pause(job)
+    elif kind == "minio" and minio is not None:
+        minio.server.kill()
+        time.sleep(dice.random() * _OUTAGE)
+        minio.server.start()
+        # The driver goes on, and is disturbed again.
+        job.wait(lambda: job.is_complete() or job.positions() != at)
     else:
-        both = [psutil.Process(process.pid)]
-        both += both[0].children(recursive=True)
-        for one in both:
-            one.suspend()
-        token = job.token()
-        job.launch()  # takes the lease over, in a folder of its own
-        job.wait(lambda: job.token() > token)
-        for one in both:
-            one.resume()
-        print(f"  the paused driver ended with {process.wait(timeout=300)}", flush=True)
-        job.kill()
-    print(f"  {kind} at {job.positions()}", flush=True)
+        job.kill(kind)
+    print(f"  {kind} at {at}", flush=True)
 
 
-def _compare(what: str, expected: dict[str, object], found: dict[str, object]) -> int:
+def _pause(job: KilledJob) -> None:
+    """Stop driver and JVM until a second driver has the lease; the first has to end then."""
+    process = job.process
+    assert process is not None
+    both = [psutil.Process(process.pid)]
+    both += both[0].children(recursive=True)
+    for one in both:
+        one.suspend()
+    token = job.token()
+    job.launch()  # takes the lease over, in a folder of its own
+    job.wait(lambda: job.token() > token)
+    for one in both:
+        one.resume()
+    code = process.wait(timeout=300)
+    assert code == 4, f"the paused driver ended with {code}"
+
+
+def _compare(what: str, expected: dict[str, object], job: KilledJob) -> int:
+    found = job.app.outputs()
+    job.read_line()  # fails if a batch is sealed twice, or is missing
     different = [name for name in expected if expected[name] != found[name]]
     print(f"{what}: {', '.join(different) or 'equal'}", flush=True)
     for name in different:
@@ -100,39 +122,79 @@ def _compare(what: str, expected: dict[str, object], found: dict[str, object]) -
     return len(different)
 
 
-def main() -> None:
-    """Run all combinations, and print the totals in the last line."""
+def _divide(total: int, parts: int) -> list[int]:
+    """Divide as evenly as possible, the larger parts first."""
+    return [total // parts + (number < total % parts) for number in range(parts)]
+
+
+def _parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=3, help="per combination")
     parser.add_argument("--restores", type=int, default=3, help="per combination")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", choices=COMBINATIONS, help="one combination")
     parser.add_argument("--apps", nargs="+", choices=APPS, default=["clicks"])
-    parser.add_argument("--files", type=int, default=8, help="of input, a batch each")
+    parser.add_argument("--files", type=int, default=12, help="of input, a batch each")
     parser.add_argument("--minio", action="store_true", help="keep the sealed batches in MinIO")
-    options = parser.parse_args()
-    totals = [0, 0, 0]
+    parser.add_argument(
+        "--results", type=Path, help="file of what has passed, which is not run again"
+    )
+    return parser.parse_args()
+
+
+def _read_results(path: Path | None) -> dict[str, list[int]]:
+    """Key of a part -> its kills, restores and differences."""
+    if path is None or not path.exists():
+        return {}
+    return dict(json.loads(line) for line in path.read_text().splitlines())
+
+
+def _run_part(
+    options: argparse.Namespace, name: str, app: type[App], kills: int, restores: int
+) -> list[int] | None:
+    """Run one application on one combination; None if it did not end as it should."""
+    dice = random.Random(f"{options.seed} {name} {app.name}")
     with ExitStack() as resources:
-        folder = resources.enter_context(
-            tempfile.TemporaryDirectory(prefix="jobs-proof-", ignore_cleanup_errors=True)
+        folder = Path(
+            resources.enter_context(
+                tempfile.TemporaryDirectory(prefix="jobs-proof-", ignore_cleanup_errors=True)
+            )
         )
-        bucket = None
-        if options.minio:
-            minio = resources.enter_context(running(Path(folder)))
+        minio = resources.enter_context(running(folder)) if options.minio else None
+        if minio is not None:
             os.environ.update(minio.environment())
-            bucket = minio.bucket
-        apps = [APPS[name] for name in options.apps]
-        for app in apps:
-            app.prepare(Path(folder) / f"server-{app.name}", resources)
-        for name, app in product([options.only] if options.only else COMBINATIONS, apps):
-            dice = random.Random(f"{options.seed} {name} {app.name}")
-            more = {"app": app, "files": options.files, "bucket": bucket}
-            work, kills = Path(folder), options.kills
-            counts = prove_combination(work, name, kills, options.restores, dice, **more)
-            totals = [total + count for total, count in zip(totals, counts, strict=True)]
-            print("so far: {} kills, {} restores, {} differences".format(*totals), flush=True)
-    print(f"{totals[0]} kills, {totals[1]} restores, {totals[2]} differences")
-    raise SystemExit(1 if totals[2] else 0)
+        try:
+            app.prepare(folder / f"server-{app.name}", resources)
+            more = {"app": app, "files": options.files, "minio": minio}
+            return [*prove_combination(folder, name, kills, restores, dice, **more)]
+        except Exception:  # the other parts are run nevertheless
+            traceback.print_exc()
+            print(f"{app.name} on {name} did not end", flush=True)
+            return None
+
+
+def main() -> None:
+    """Run all parts, and print the totals in the last line."""
+    options = _parse_options()
+    results, totals, failed = _read_results(options.results), [0, 0, 0], 0
+    apps = [APPS[name] for name in options.apps]
+    shares = zip(
+        apps, _divide(options.kills, len(apps)), _divide(options.restores, len(apps)), strict=True
+    )
+    for name, share in product([options.only] if options.only else COMBINATIONS, list(shares)):
+        app, kills, restores = share
+        key = f"{name} {app.name} {kills} {restores} {options.seed} {options.files}"
+        counts = results.get(key) or _run_part(options, name, app, kills, restores)
+        if counts is None:
+            failed += 1
+            continue
+        if options.results and key not in results and not counts[2]:
+            with options.results.open("a") as file:
+                file.write(json.dumps([key, counts]) + "\n")
+        totals = [total + count for total, count in zip(totals, counts, strict=True)]
+        print("so far: {} kills, {} restores, {} differences".format(*totals), flush=True)
+    print(f"{totals[0]} kills, {totals[1]} restores, {totals[2]} differences", flush=True)
+    raise SystemExit(1 if totals[2] or failed else 0)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,9 @@ import psutil
 from tests.sealed_queries.apps import App
 from tidegate.checkpoints.batch_notes import BatchNotes
 from tidegate.checkpoints.bucket_layout import CheckpointId
+from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
 from tidegate.checkpoints.lease import Lease, read_lease
+from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.checkpoints.restore import RestorePlan, commit_restore, plan_restore
@@ -35,6 +37,15 @@ COMBINATIONS: dict[str, dict[str, str]] = {
     },
 }
 _PATIENCE = 1200.0  # seconds; the machine may be busy
+# Short runs: a JVM that compiles little, and queries that are interpreted, start sooner.
+_QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"
+_QUIET = {
+    "spark.ui.enabled": "false",
+    "spark.log.level": "ERROR",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
 
 
 class KilledJob:
@@ -48,6 +59,8 @@ class KilledJob:
         files: int,
         store_url: str | None = None,
         environment: Mapping[str, str] = os.environ,
+        *,
+        quick: bool = True,
     ) -> None:
         folder.mkdir(parents=True)
         self.folder, self.files, self.app = folder, files, kind(folder, files)
@@ -55,21 +68,16 @@ class KilledJob:
             **environment,
             "TIDEGATE_HOME": str(folder / "home"),
             "SPARK_LOCAL_IP": "127.0.0.1",
+            "JAVA_TOOL_OPTIONS": _QUICK_JVM if quick else "",
         }
         self.store_url = store_url or str(folder / "store")
-        quiet = {"spark.ui.enabled": "false", "spark.log.level": "ERROR"}
         self.spec = JobSpec.model_validate(
             {
                 "kind": "job",
                 "name": kind.name,
                 "app": str(self.app.script),
                 "args": self.app.arguments(),
-                "conf": {
-                    **quiet,
-                    "spark.ui.showConsoleProgress": "false",
-                    **self.app.conf(),
-                    **conf,
-                },
+                "conf": {**(_QUIET if quick else {}), **self.app.conf(), **conf},
             }
         )
         (folder / "job.yaml").write_text(self.spec.model_dump_json(by_alias=True))
@@ -88,6 +96,10 @@ class KilledJob:
         """The fencing token of the lease; 0 before the first."""
         lease = read_lease(self.log.store, self.app.name)
         return lease.token if lease else 0
+
+    def is_running(self) -> bool:
+        """Whether the newest driver lives."""
+        return self.process is not None and self.process.poll() is None
 
     def launch(self) -> subprocess.Popen[bytes]:
         """Start a driver."""
@@ -124,13 +136,16 @@ class KilledJob:
         return self.process.wait(timeout=_PATIENCE)
 
     def run_to_end_of_input(self) -> None:
-        """Launch a driver, wait until all files are sealed in both queries, and stop it.
+        """Wait until all files are sealed in each query, by a new driver if none runs; stop it.
 
         The input may be complete already. A driver handles SIGTERM before it takes the lease, so
         its token says that it can be stopped.
         """
         token = self.token()
-        self.launch()
+        if self.is_running():
+            token -= 1
+        else:
+            self.launch()
         self.wait(lambda: self.token() > token and self.is_complete())
         assert self.stop() == 0
 
@@ -144,14 +159,41 @@ class KilledJob:
             time.sleep(0.1)
 
     def is_complete(self) -> bool:
-        """Whether all queries have sealed their last batch, and no batch with rows is coming."""
-        at = self.positions()
-        return all(at.get(name, -1) >= self.files + more for name, more in self.app.last.items())
+        """Whether each query has sealed its last batch with rows."""
+        return self._is_last(self.positions())
+
+    def _is_last(self, at: Mapping[str, int]) -> bool:
+        return all(at.get(name, -1) >= self.files - 1 for name in self.app.queries)
 
     def positions(self) -> dict[str, int]:
         """Query -> newest sealed batch."""
-        notes = BatchNotes.from_manifest(self.log.head().record)
-        return {name: at.batch for name, at in notes.queries.items()} if notes else {}
+        return _get_positions(self.log.head().record)
+
+    def read_line(self) -> list[Manifest]:
+        """The sealed batches that led to the present one, oldest first; each is there once.
+
+        Of each query the batches have to follow one another.
+        """
+        found = []
+        for row in reversed(CheckpointCatalog(self.log).list_checkpoints()):
+            filled = self.log.read_slot(row.timeline, row.slot)
+            assert filled is not None
+            assert isinstance(filled.record, Manifest)
+            found.append(filled.record)
+        sealed: dict[str, list[int]] = {}
+        for manifest in found:
+            notes = BatchNotes.from_manifest(manifest)
+            assert notes is not None
+            sealed.setdefault(notes.query, []).append(notes.queries[notes.query].batch)
+        for query, batches in sealed.items():
+            assert batches == list(range(batches[0], batches[-1] + 1)), (
+                f"{query} has sealed {batches}"
+            )
+        return found
+
+    def list_targets(self) -> list[CheckpointId]:
+        """Sealed batches behind which a batch with rows is left to replay."""
+        return [one.id for one in self.read_line() if not self._is_last(_get_positions(one))]
 
     def restore(self, target: CheckpointId | None) -> RestorePlan:
         """Go back as the command line does."""
@@ -162,3 +204,8 @@ class KilledJob:
         finally:
             lease.release()
         return plan
+
+
+def _get_positions(record: object) -> dict[str, int]:
+    notes = BatchNotes.from_manifest(record) if isinstance(record, Manifest) else None
+    return {name: at.batch for name, at in notes.queries.items()} if notes else {}

@@ -89,6 +89,15 @@ def test_a_query_that_cannot_be_sealed(session: JobSession, facts: WriterFacts, 
     assert refused.value.advice
 
 
+@pytest.mark.parametrize("trigger", [None, "processingTime", "availableNow", "once"])
+def test_triggers_with_batches(session: JobSession, trigger: str | None) -> None:
+    """Also those that end by themselves: the job has finished then."""
+    folder = session._start_query(WriterFacts(name="q", trigger=trigger))
+    assert folder == session._location.folder / "q"
+    session._wait_for_queries()
+    assert not session._stop.is_set()
+
+
 def test_two_queries_of_one_name(session: JobSession) -> None:
     """They would write one checkpoint."""
     assert session._start_query(WriterFacts(name="q")) is not None

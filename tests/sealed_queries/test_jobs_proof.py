@@ -9,11 +9,36 @@ from pathlib import Path
 
 import pytest
 
-from tests.sealed_queries.apps import APPS
+from tests.sealed_queries.apps import APPS, Clicks
+from tests.sealed_queries.fake_checkpoint import FakeCheckpoint
 from tests.sealed_queries.jobs_proof import prove_combination
-from tests.sealed_queries.rig import COMBINATIONS
+from tests.sealed_queries.rig import COMBINATIONS, KilledJob
+from tidegate.checkpoints.batch_notes import BatchReport, SinkRewind
+from tidegate.checkpoints.lease import Lease
+from tidegate.checkpoints.manifest import Manifest
+from tidegate.checkpoints.pipeline_identity import ProcessIdentity
+from tidegate.jobs.sealed_queries.batch_objects import QueryObjects
+from tidegate.jobs.sealed_queries.batch_sealer import BatchSealer, JobAuthor, SealedQuery
 
 _IN_CI = ("clicks", "rocksdb-2")
+
+
+def test_the_proof_waits_for_no_batch_without_rows(tmp_path: Path) -> None:
+    """Spark runs it only in the start that ran the batch before, so after a restore it may never come."""
+    job = KilledJob(tmp_path / "job", {}, Clicks, 2)
+    store, sealed = job.log.store, list[Manifest]()
+    lease = Lease.acquire(store, "clicks", ProcessIdentity.this_process())
+    sealer = BatchSealer(job.log, lease, JobAuthor("uid", "digest", "here"), sealed.append)
+    for name in Clicks.queries:
+        made = FakeCheckpoint(tmp_path / name)
+        objects = QueryObjects(store, name)
+        query = SealedQuery(name, made.folder, objects, SinkRewind.REPEAT, "a sink", None)
+        for batch in range(2):
+            assert not job.is_complete()
+            made.commit(batch)
+            sealer.seal(query, batch, BatchReport())
+    assert job.is_complete()
+    assert job.list_targets() == [one.id for one in sealed[:-1]]
 
 
 @pytest.mark.slow

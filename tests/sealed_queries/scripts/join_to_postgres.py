@@ -46,6 +46,7 @@ near = functions.expr("page = other_page AND other_at BETWEEN at - INTERVAL 5 SE
 (
     left.join(right, near)
     .writeStream.queryName("joined")
+    .trigger(processingTime="1500 milliseconds")
     .foreachBatch(write_pairs)
     .start()
     .awaitTermination()

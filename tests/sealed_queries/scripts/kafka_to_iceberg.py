@@ -28,6 +28,7 @@ clicks = (
     .agg(functions.count("*").alias("clicks"))
     .select(functions.col("window.start").alias("minute"), "page", "clicks")
     .writeStream.queryName("windows")
+    .trigger(processingTime="1500 milliseconds")
     .format("iceberg")
     .outputMode("append")
     .toTable("lake.db.windows")
