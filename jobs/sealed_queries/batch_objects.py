@@ -11,6 +11,7 @@ import io
 import tarfile
 import tempfile
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +25,7 @@ LARGE_FILE: Final = 1 << 20  # bytes; from here on an object of its own
 MOST_PACKS: Final = (
     64  # that a batch names for one query; then files of the oldest are packed again
 )
+_DOWNLOADS: Final = 8  # at once
 _PATH: Final = "path"  # in `FileRef.extra` of a large file
 
 
@@ -130,16 +132,27 @@ def restore_files(store: Store, query: str, segments: Sequence[FileRef], folder:
         FileExistsError: the folder exists.
     """
     folder.mkdir(parents=True)
-    for ref in select_objects(segments, query):
-        if _PATH in ref.extra:
-            target = folder / ref.extra[_PATH]
-            target.parent.mkdir(parents=True, exist_ok=True)
-            store.download(ref.key, target)
-            if sha256_of_file(target) != ref.sha256:
-                raise OBJECT_DAMAGED(uri=store.uri(ref.key))
-        else:
-            with _open_pack(store, ref) as pack:
-                pack.extractall(folder, filter="data")
+    objects = select_objects(segments, query)
+    # Several large files at once: one connection does not fill the network, and checksums take
+    # about as long as the transfer. Packs may hold the same file, so they come one by one.
+    with ThreadPoolExecutor(_DOWNLOADS) as pool:
+        large = [
+            pool.submit(_restore_file, store, ref, folder) for ref in objects if _PATH in ref.extra
+        ]
+        for ref in objects:
+            if _PATH not in ref.extra:
+                with _open_pack(store, ref) as pack:
+                    pack.extractall(folder, filter="data")
+        for download in large:
+            download.result()
+
+
+def _restore_file(store: Store, ref: FileRef, folder: Path) -> None:
+    target = folder / ref.extra[_PATH]
+    target.parent.mkdir(parents=True, exist_ok=True)
+    store.download(ref.key, target)
+    if sha256_of_file(target) != ref.sha256:
+        raise OBJECT_DAMAGED(uri=store.uri(ref.key))
 
 
 def _open_pack(store: Store, ref: FileRef) -> tarfile.TarFile:

@@ -40,6 +40,11 @@ def find_running_batch(folder: Path) -> int | None:
     return None if done else planned
 
 
+def count_state_partitions(folder: Path) -> int:
+    """Return the number of partitions of the first stateful operator; 0 without state."""
+    return sum(path.name.isdigit() for path in _list_folders(folder / "state" / "0"))
+
+
 def select_restoring_files(
     folder: Path, batch: int, sink_log: Path | None = None
 ) -> dict[str, Path]:

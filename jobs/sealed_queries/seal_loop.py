@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -28,7 +29,11 @@ from tidegate.jobs.driver.error_classification import classify_error
 from tidegate.jobs.driver.status_reporter import STEP_DEADLINES, DriverSteps, StatusReporter
 
 from .batch_sealer import BatchSealer, SealedQuery, read_progress
-from .checkpoint_files import find_running_batch, list_committed_batches
+from .checkpoint_files import (
+    count_state_partitions,
+    find_running_batch,
+    list_committed_batches,
+)
 from .errors import BATCH_STALLED, SCRIPT_FAILED, SINK_RACED, SLOT_TAKEN
 
 _LOOK_EVERY: Final = 0.2  # seconds
@@ -36,6 +41,7 @@ _REQUESTS_EVERY: Final = 1.0  # seconds; each look costs a LIST
 # Seconds for which a committed batch waits for Spark's report of it, which comes a little later.
 _REPORT_PATIENCE: Final = 3.0
 _MOST_REPORTS: Final = 1000
+_FEW_PARTITIONS: Final = 32  # of a state, whose files cost no time that anyone notices
 _LOST_RACE: Final = "Race while writing batch"  # Spark's file sink, about its log
 _RETRY_AFTER: Final = 2.0  # seconds, when the store does not answer
 _WATERMARK_POLICY: Final = "spark.sql.streaming.multipleWatermarkPolicy"  # min unless set to max
@@ -149,6 +155,7 @@ class SealLoop:
         self.queries: dict[str, SealedQuery] = {}
         self.error: TidegateError | None = None
         self._closing = threading.Event()
+        self._advised: set[str] = set()  # queries
         self._thread = threading.Thread(target=self._run, name="tidegate-seal", daemon=True)
 
     def start(self) -> None:
@@ -185,7 +192,20 @@ class SealLoop:
                 report = (report or BatchReport()).model_copy(update={"holder": holder})
                 sealed += self._sealer.seal(query, batch, report)
                 self._steps.enter("wait")
+                self._advise_partitions(query)
         return sealed
+
+    def _advise_partitions(self, query: SealedQuery) -> None:
+        """Log once per query if its state has far more partitions than the host has cores."""
+        if query.name in self._advised:
+            return
+        self._advised.add(query.name)
+        partitions, cores = count_state_partitions(query.folder), os.cpu_count() or 1
+        if partitions > max(_FEW_PARTITIONS, 4 * cores):
+            # A checkpoint keeps its number of partitions, so the setting alone changes nothing.
+            advice = f"set spark.sql.shuffle.partitions to {cores} and begin with a new checkpoint"
+            fields = {"query": query.name, "partitions": partitions, "advice": advice}
+            _log.warning("many_state_partitions", **fields)
 
     def _run(self) -> None:
         while not self._closing.is_set():

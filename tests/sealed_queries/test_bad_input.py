@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 from unittest.mock import MagicMock, patch
 
 import pytest
+from structlog.testing import capture_logs
 
 from tests.sealed_queries.fake_checkpoint import FakeCheckpoint
 from tests.servers.memory_store import MemoryStore
@@ -129,6 +131,20 @@ def test_a_checkpoint_is_adopted_by_one_job(tmp_path: Path) -> None:
     for made in _open(tmp_path, SPEC, "others"):
         with pytest.raises(ConfigurationError, match="adopted by clicks uid of clicks already"):
             made._start_query(facts)
+
+
+def test_a_state_of_many_partitions_is_named_once(session: JobSession) -> None:
+    """Spark's default of 200 makes 200 files per batch; the advice names the number of cores."""
+    for name, partitions in (("wide", 200), ("narrow", 8)):
+        session._start_query(WriterFacts(name=name))
+        made = FakeCheckpoint(session._location.folder / name, partitions)
+        made.commit(0)
+        made.commit(1)
+    with capture_logs() as lines:
+        assert session._loop.seal_committed(patience=0) == 4
+    (line,) = [line for line in lines if line["event"] == "many_state_partitions"]
+    assert (line["query"], line["partitions"]) == ("wide", 200)
+    assert f"spark.sql.shuffle.partitions to {os.cpu_count()}" in line["advice"]
 
 
 def test_a_repeated_batch_is_read_by_the_reader_of_kafka_that_survives_it(
