@@ -151,7 +151,7 @@ class Manifest(_SlotRecordModel):
         parent_sha256: SHA-256 of the record before it (`LogHead.sha256`); None for the first.
         recorded_now: the recorded wall clock of this epoch, microseconds UTC.
         cut: source partition -> slice that the epoch read.
-        survey: what the decider was told about the rows (`Survey.to_record`); None in merges, in
+        survey: what the decider knew of the rows (`Survey.to_record`); None in merges, in
             batches of jobs, and in manifests of format 1.
         decider: the decider's state after the epoch.
         decision: what the decider decided.

@@ -103,7 +103,7 @@ class RowCounts:
         """Read the counts of one source.
 
         Epochs of older versions did not count the rows that were late for several outputs once.
-        For them the greatest count of one output stands in, which is a lower bound.
+        The greatest count of one output is used for them, which is a lower bound.
         """
         plain = cls(counts)
         late = max(counts.get(LATE_ROWS, 0), *plain.late_by_output.values(), 0)

@@ -75,8 +75,8 @@ def explain_state(overview: PipelineOverview) -> str:
         case PipelineState.NEW:
             return "it was never started"
         case PipelineState.STOPPED:
-            told = f"stopped by {desired.who}" if desired.who else ""
-            return reason or (f"{told}: {desired.why}" if told and desired.why else told)
+            by = f"stopped by {desired.who}" if desired.who else ""
+            return reason or (f"{by}: {desired.why}" if by and desired.why else by)
         case PipelineState.LOST:
             return "it should run, and no one drives it"
     return ""

@@ -136,21 +136,6 @@ def test_modules_share_a_name_only_for_a_reason() -> None:
 _UNCLEAR_WORDS = re.compile(
     r"\b(told|stands?|standing|nobody)\b|(?<!there )\bis no (?!longer\b|one\b)", re.IGNORECASE
 )
-# Folders with docstrings that are older than the rule. This list only gets shorter.
-_OLDER_PROSE = frozenset(
-    [
-        "checkpoints",
-        "docs/examples/clicks",
-        "jobs/driver",
-        "jobs/sinks",
-        "jobs/sources",
-        "jobs/spec",
-        "tests/driver",
-        "tests/oracle",
-        "tests/sinks",
-        "tests/spec",
-    ]
-)
 
 
 def list_docstrings(file: str) -> Iterator[str]:
@@ -188,9 +173,7 @@ def test_the_rule_refuses_words_with_several_meanings(text: str, clear: bool) ->
 
 def test_docstrings_avoid_words_with_several_meanings() -> None:
     """A reader whose first language is another one has to guess which meaning is meant."""
-    found = find_unclear_folders()
-    new = {folder: texts for folder, texts in found.items() if folder not in _OLDER_PROSE}
-    assert new == {}
+    assert find_unclear_folders() == {}
 
 
 def list_short_imports(file: str) -> Iterator[str]:

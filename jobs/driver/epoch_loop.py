@@ -164,7 +164,7 @@ class EpochLoop:
         """Read the head of the log again, and publish up to it.
 
         An epoch may be sealed without an answer that this driver has seen, and merges fill slots
-        as well. The sinks are told of them here.
+        as well. The sinks learn of them here.
         """
         self._engine.reload()
         self._publish_to_head()

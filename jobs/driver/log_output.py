@@ -120,8 +120,8 @@ def ship_log(
     """Send the driver's log to the bucket until the block ends.
 
     So the log can be read when the driver's host is gone. Does nothing unless the launcher named
-    the log file and the attempt in the environment. What cannot be sent is no error; the end waits
-    at most 10 s.
+    the log file and the attempt in the environment. Lines that cannot be sent raise no error; the
+    end waits at most 10 s.
     """
     path, attempt = environment.get(LOG_VARIABLE), environment.get(ATTEMPT_VARIABLE)
     if not path or not attempt:

@@ -76,7 +76,7 @@ _LOOK_EVERY = 2.0  # seconds between two reads of the desired state of a stopped
 def touch_alive_file(alive: Path) -> None:
     """Show a supervisor that this process is not stuck: a liveness probe reads the file's age.
 
-    A file that cannot be touched is no error.
+    A file that cannot be touched raises no error.
     """
     with contextlib.suppress(OSError):
         alive.touch()

@@ -318,7 +318,7 @@ class IcebergSink:
     def _list_barrier_tags(self, epoch: Manifest) -> list[str]:
         """Return the tags of the barriers that an epoch completes.
 
-        With `alignment: pass` rows behind a barrier have left before it closes: that is no cut.
+        With `alignment: pass` rows behind a barrier have left before it closes, so it cuts no rows.
         """
         if self.spec.barriers.alignment == "pass":
             return []

@@ -49,8 +49,8 @@ class ColumnSample:
 
     Attributes:
         kind: its declared type; empty if text formats show nulls only.
-        texts: its values that are not null, as texts in reading order; a JSON string that is no
-            time ends with ``~``.
+        texts: its values that are not null, as texts in reading order; a JSON string that is not
+            a time ends with ``~``.
     """
 
     kind: str
@@ -140,7 +140,7 @@ def sample_columns(
 
 
 def choose_delimiter(key: str, data: bytes) -> str:
-    """Return what most likely stands between two values of a CSV object: a comma, ; | or tab."""
+    """Return what most likely separates the values of a CSV object: a comma, ; | or tab."""
     header = decompress_object(key, data)[:10_000].decode("utf-8", "replace").partition("\n")[0]
     return max(",;\t|", key=header.count)
 

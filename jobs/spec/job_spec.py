@@ -79,7 +79,7 @@ class JobSpec(SpecModel):
     @model_validator(mode="after")
     def _require_unique_queries(self) -> Self:
         if len(set(self.queries)) < len(self.queries):
-            raise ValueError("queries: a name stands there twice")
+            raise ValueError("queries: a name is given twice")
         strange = sorted(set(self.repeatable) - set(self.queries)) if self.queries else []
         if strange:
             raise ValueError(f"repeatable: {', '.join(strange)} is not one of the queries")

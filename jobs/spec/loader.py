@@ -51,7 +51,7 @@ def load_any_spec(path: str | Path) -> PipelineSpec | JobSpec:
     """Read and validate the spec of a pipeline, or of a job if it says `kind: job`.
 
     Raises:
-        ConfigurationError: as in `load_spec`, but a job is no error.
+        ConfigurationError: as in `load_spec`, but a job is accepted.
     """
     path = Path(path)
     try:

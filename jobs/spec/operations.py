@@ -456,7 +456,7 @@ def add_connector_jars(spec: PipelineSpec) -> SparkSpec:
 
     Settings that name jars themselves are returned unchanged.
 
-    ``TIDEGATE_SPARK_JARS`` (comma-separated files) stands in for packages where no registry can be
+    ``TIDEGATE_SPARK_JARS`` (comma-separated files) replaces packages where no registry can be
     reached.
     """
     wanted, left_out = _select_kafka_packages(spec)

@@ -254,7 +254,7 @@ class EdgeColumns(SpecModel):
 
         Raises:
             ValueError: the column that distinguishes starts from ends is not text. A column that
-                `schema` lacks is no error here.
+                `schema` lacks is accepted here.
         """
         # A missing column is reported with all others by the caller; here it counts as text.
         if schema.get(self.kind, "string") != "string":

@@ -82,7 +82,7 @@ def test_what_differs_is_counted_and_named() -> None:
 
 @pytest.mark.parametrize("swapped", [False, True])
 def test_what_one_side_has_not_closed_is_not_held_against_it(swapped: bool) -> None:
-    """The stream may have closed less than the batch, or more; that is no difference."""
+    """The stream may have closed less than the batch, or more; that is not a difference."""
     sides = [[_row(0)], [_row(0), _row(1), _row(2)]]
     found = compare_results(WINDOW, *(reversed(sides) if swapped else sides))
     assert (found["equal"], found["only_stream"], found["only_batch"]) == (1, 0, 0)
@@ -91,7 +91,7 @@ def test_what_one_side_has_not_closed_is_not_held_against_it(swapped: bool) -> N
 
 
 def test_a_side_without_results_is_not_equal() -> None:
-    """Nothing can be compared then, which is no proof; without results on both sides it is."""
+    """Without one side nothing is proven; two sides without results are equal."""
     found = compare_results(WINDOW, [], [_row(0)])
     assert (found["only_batch"], found["uncompared"], is_equal(found)) == (0, 1, False)
     assert is_equal(compare_results(WINDOW, [], []))
@@ -100,7 +100,7 @@ def test_a_side_without_results_is_not_equal() -> None:
 def test_the_batch_takes_all_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its first epoch is not cut where an epoch of a stream is.
 
-    What stands behind would be late.
+    The rows after it would be late.
     """
     monkeypatch.setattr(object_source, "_MAX_OBJECTS_PER_SLICE", 2)
     source = make_batch_spec(SPEC, (START, START), tmp_path).sources["one"]

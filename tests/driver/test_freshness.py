@@ -17,7 +17,7 @@ def epoch(slot: int, sealed_at: float, **arrived: float) -> Manifest:
 
 
 def test_an_epoch_is_sealed_and_later_visible() -> None:
-    """What no sink shows yet is as old as it is now; then its age stands still."""
+    """What no sink shows yet is as old as it is now; then its age no longer grows."""
     clock, waiting = ManualClock(), [1]
     meter = FreshnessMeter(10 * SECOND, lambda: waiting[0], clock)
     begun = clock.wall_ticks() / SECOND

@@ -171,7 +171,7 @@ def test_a_collector_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_last_word_of_a_landing(
     monkeypatch: pytest.MonkeyPatch, error: Exception | None, last: str
 ) -> None:
-    """Whether it was stopped or failed is told to the collector at its end, whenever that is."""
+    """Whether it was stopped or failed is sent to the collector at its end, whenever that is."""
     with collecting() as collector:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
         with (
@@ -303,7 +303,7 @@ def test_sources_have_the_names_that_other_tools_give_them(
 def test_sinks_are_outputs_and_tell_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each table goes to Iceberg and by the sinks that follow it.
 
-    Of an address only what names the place is told.
+    Of an address only the parts that name the place are sent.
     """
     monkeypatch.setenv("SECRET", "hunter2")
     sinks = {

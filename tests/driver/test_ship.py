@@ -10,7 +10,7 @@ from tidegate.jobs.driver.log_output import ATTEMPT_VARIABLE, LOG_VARIABLE, ship
 
 
 def test_the_last_words_are_sent(tmp_path: Path) -> None:
-    """What stands in the log when the driver ends lies in the bucket.
+    """All lines that the log has when the driver ends are in the bucket.
 
     The launcher says where the log is.
     """

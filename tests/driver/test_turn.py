@@ -33,7 +33,7 @@ def store() -> MemoryStore:
 
 @pytest.fixture
 def turn_of(store: MemoryStore, tmp_path: Path) -> NewTurn:
-    """A driver's turn, of one that stands by or does not."""
+    """The turn of a driver, as a standby or alone."""
     once = Retrying(stop=stop_after_attempt(1), reraise=True)
     return lambda standby: LeaderElection(
         store, "p", threading.Event(), once, standby=standby, alive=tmp_path / ALIVE_FILE

@@ -107,7 +107,7 @@ class Model:
         self.run_began: int | None = None
         self.in_grace = spec.release.startup_grace > 0
         self.expired = TICK_MIN  # rows below this have stayed for the build window
-        self.stood: set[str] = set()  # members at an open barrier before the epoch
+        self.blocked: set[str] = set()  # members at an open barrier before the epoch
 
     def epoch(
         self,
@@ -135,7 +135,7 @@ class Model:
             before=TICK_MIN if self.output.frontier is None else self.output.frontier,
             now=self.clock,
         )
-        section, self.stood = self.barriers.section, self.barriers.standing()
+        section, self.blocked = self.barriers.section, self.barriers.list_blocked_members()
         slices, arrivals, active = self._read(offers, last_wall, outcome)
         for source, time in ctis:
             self._promise(source, time, active, dict(arrivals))
@@ -238,7 +238,7 @@ class Model:
                 one.memory = {**one.memory, "current": mark}
                 one.active_at = self.clock or 0
                 active.add(name)
-                if name in arrivals and name not in self.stood:
+                if name in arrivals and name not in self.blocked:
                     seq = arrivals[name].seq
                     one.before_barrier[seq] = (one.before_barrier[seq][0], mark)
         if self.in_grace and self.run_began is None and active:
@@ -439,7 +439,7 @@ class Model:
         newest_read = max((row.time for row in data if row.member == member), default=None)
         if known.status == "active":
             # The wall clock says nothing about rows that are held behind a barrier.
-            known.raise_to(one.frontier(now, newest_read, clocked=str(member) not in self.stood))
+            known.raise_to(one.frontier(now, newest_read, clocked=str(member) not in self.blocked))
 
     def _import_depth(self, name: str) -> int:
         depth, seen = 0, {name}
@@ -476,11 +476,11 @@ class Model:
     def _expire(self) -> None:
         """Rows that stayed for the build window leave, and F moves up to the largest of them."""
         limit, section = self.spec.release.build_window, self.barriers.section
-        standing = self.barriers.standing()
+        blocked = self.barriers.list_blocked_members()
         waits = [
             self._floor(m)
             for m, one in self.members.items()
-            if one.pending and str(m) not in standing and self._counts(m)
+            if one.pending and str(m) not in blocked and self._counts(m)
         ]
         self.expired = TICK_MIN
         if self.spec.release.mode == "pass_through":
@@ -500,7 +500,7 @@ class Model:
             held = [
                 self._floor(m)
                 for m, one in self.members.items()
-                if one.pending and str(m) in standing
+                if one.pending and str(m) in blocked
             ]
             self.output.raise_to(min([self.expired - (0 if self._exact else 1), *held]))
 
@@ -546,12 +546,12 @@ class Model:
         F, or more, since members at their barrier do not hold it.
         """
         reach = TICK_MIN if self.output.frontier is None else self.output.frontier
-        standing = self.barriers.standing()
-        if self.spec.release.mode != "ordered" or not standing:
+        blocked = self.barriers.list_blocked_members()
+        if self.spec.release.mode != "ordered" or not blocked:
             return reach
         instead: dict[str, int | None] = {}
         for name, level in self.sources.items():
-            given: dict[str, int | None] = {n: TICK_MAX for n in level.inputs if n in standing}
+            given: dict[str, int | None] = {n: TICK_MAX for n in level.inputs if n in blocked}
             if given:
                 combined = self._framed(name, level.combine(given, catching_up=True))
                 instead[name] = max(

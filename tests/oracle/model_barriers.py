@@ -51,7 +51,7 @@ class ModelBarriers:
         default_factory=set
     )  # members whose tardy barrier came in this epoch
 
-    def standing(self) -> set[str]:
+    def list_blocked_members(self) -> set[str]:
         """Members at an open barrier."""
         return {name for barrier in self.open for name in barrier.rows}
 

@@ -174,9 +174,9 @@ def test_windows_equal_the_batch_over_the_accepted_rows(
     }
     late = {place(r) for r in tables["late"]}
     batch = Counter(r["t"] // size * size for r in tables["events"] if place(r) not in late)
-    standing = {r["window_start"]: r["n"] for r in tables["w"]}
+    current = {r["window_start"]: r["n"] for r in tables["w"]}
     final = pair.moved[-1][0].frontier_after
-    assert {start: n for start, n in batch.items() if start + size <= final} == standing
+    assert {start: n for start, n in batch.items() if start + size <= final} == current
 
 
 KINDS = {
@@ -223,12 +223,12 @@ def test_windows_equal_the_results_in_order(data: st.DataObject, kind: str, late
     in_order = on.epoch(
         {"a": [{name: r[name] for name in COLUMNS} for r in accepted]}, end={"a"}
     ).windows["w"]
-    assert standing(tables["w"]) == standing(in_order)
+    assert find_current_results(tables["w"]) == find_current_results(in_order)
     for row in tables["late"]:
         assert row["frontier"] is not None
 
 
-def standing(results: list[dict[str, Any]]) -> dict[tuple[Any, ...], tuple[int, int]]:
+def find_current_results(results: list[dict[str, Any]]) -> dict[tuple[Any, ...], tuple[int, int]]:
     """Key and bounds of each result that no later one replaces -> its values."""
     found: dict[tuple[Any, ...], tuple[int, int]] = {}
     for r in results:

@@ -31,7 +31,7 @@ class Live:
     Attributes:
         rows: contributions, as far as a later firing needs them.
         revision: of the newest result; -1 before the first.
-        standing: bounds of results that readers hold and that the next result replaces.
+        replaceable: bounds of results that readers hold and that the next result replaces.
         changed: rows joined in this epoch.
         gone: merged into another window in this epoch.
         opened_at: least event time of the rows that opened it, for `fire_every`.
@@ -42,7 +42,7 @@ class Live:
     end: int
     rows: list[Row] = field(default_factory=list)
     revision: int = -1
-    standing: list[tuple[int, int]] = field(default_factory=list)
+    replaceable: list[tuple[int, int]] = field(default_factory=list)
     changed: bool = False
     gone: bool = False
     opened_at: int | None = None
@@ -103,7 +103,7 @@ def _head(number: int, window: Live, names: Sequence[str]) -> dict[str, Any]:
         "_revision": window.revision,
         "_gone": window.gone,
         "_opened": window.opened_at,
-        "_standing": [bound for bounds in window.standing for bound in bounds],
+        "_standing": [bound for bounds in window.replaceable for bound in bounds],
     }
 
 
@@ -121,7 +121,7 @@ def _contribution(number: int, row: Row) -> dict[str, Any]:
 
 def _live(row: dict[str, Any], names: Sequence[str]) -> Live:
     flat = row["_standing"]
-    standing = list(zip(flat[::2], flat[1::2], strict=True))
+    replaceable = list(zip(flat[::2], flat[1::2], strict=True))
     key = tuple(row[name] for name in names)
     return Live(
         key,
@@ -129,7 +129,7 @@ def _live(row: dict[str, Any], names: Sequence[str]) -> Live:
         row["_end"],
         [],
         row["_revision"],
-        standing,
+        replaceable,
         gone=row["_gone"],
         opened_at=row.get("_opened"),
     )

@@ -245,7 +245,7 @@ class WindowFold:
         for session in sessions:
             merged.rows += session.rows
             merged.revision = max(merged.revision, session.revision)
-            merged.standing += session.standing
+            merged.replaceable += session.replaceable
             session.rows, session.gone = [], True
             self.touched[session.id] = self.live.pop(session.id)
         merged.rows += rows
@@ -273,7 +273,7 @@ class WindowFold:
                 again = self.window.fire_every is not None and not self.closed(
                     window.end, self.before
                 )
-                return window.changed or again or own not in window.standing
+                return window.changed or again or own not in window.replaceable
 
     def _between(self, window: Live) -> bool:
         """Whether F passed a multiple of `fire_every` that lies behind the rows that opened the
@@ -300,7 +300,7 @@ class WindowFold:
                 for name, what in self.window.aggregates.items()
             },
         }
-        window.standing = [own]
+        window.replaceable = [own]
         if self.window.revisions == "delta":
             window.rows = []
         self.touched[window.id] = window
@@ -310,7 +310,7 @@ class WindowFold:
         if self.window.kind is not WindowKind.SESSION:
             return None
         others = sorted(
-            {bounds for bounds in window.standing if bounds != (window.start, window.end)}
+            {bounds for bounds in window.replaceable if bounds != (window.start, window.end)}
         )
         return [f"{format_instant(start)}/{format_instant(end)}" for start, end in others]
 

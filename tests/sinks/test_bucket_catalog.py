@@ -18,7 +18,7 @@ from tidegate.jobs.sinks.table_maintenance import CompactionResult, compact_tabl
 
 
 class _NoStoreAtAllError(Exception):
-    """Stands where `open_catalog` looks for a local store, which would get a SQLite file."""
+    """Replaces the local store: for that one `open_catalog` would make a SQLite file."""
 
 
 @pytest.fixture(autouse=True)

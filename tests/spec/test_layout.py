@@ -121,7 +121,7 @@ def test_what_cannot_be_is_refused_by_name(layout: dict[str, Any], said: str) ->
 
 
 def test_the_columns_offered_are_those_of_the_tables() -> None:
-    """Whatever a layout may name stands in the table, with the type that the rules go by."""
+    """The table has each column that a layout may name, with the type that the rules use."""
     given = spec({})
     for table, columns in given._layout_columns().items():
         found = build_table_schema(given, table)

@@ -29,7 +29,7 @@ RULES = """\
 
 
 def test_an_unknown_severity_names_the_choices() -> None:
-    """A severity that does not exist is refused where it stands."""
+    """A severity that does not exist is refused at its place in the file."""
     text = SPEC + RULES.replace("drop", "ignore")
     with pytest.raises(ConfigurationError, match=r"orders.yaml:11: .*known.severity: .*'fail'"):
         parse_spec(text, where="orders.yaml")

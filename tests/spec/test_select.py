@@ -177,7 +177,7 @@ def test_only_casts_that_keep_every_value_are_proven() -> None:
     ],
 )
 def test_the_type_is_that_of_the_outermost_cast(sql: str, kind: str | None) -> None:
-    """A sum of two casts is no cast."""
+    """A sum of two casts is not a cast."""
     assert read_cast_type(sql) == kind
 
 

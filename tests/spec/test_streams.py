@@ -58,7 +58,7 @@ def test_a_stream_may_write_a_type_as_its_origin_does(kind: str) -> None:
 
 
 def test_the_spec_survives_json() -> None:
-    """What stands in the bucket reads back as the same spec, and the JSON Schema names the new
+    """The spec in the bucket reads back as the same spec, and the JSON Schema names the new
     sections.
     """
     spec = spec_of(GOOD)

@@ -17,7 +17,7 @@ try:
 except ImportError:  # without tidegate nothing restores the job
 
     def on_restore(*_queries):
-        """Stand in for tidegate's function."""
+        """Take the place of tidegate's function."""
         return lambda function: function
 
 
