@@ -8,9 +8,11 @@ batch of one query and repeats where the job's other queries were, so it restore
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Final, Self
+from typing import Final, Self
 
 from pydantic import Field
+
+from tidegate.jobs.spec.event_time_options import OmittedIfEmpty, OmittedIfNone
 
 from .manifest import Manifest
 from .record_models import FrozenModel
@@ -42,11 +44,6 @@ class SourceProgress(FrozenModel):
     backlog: int | None = None
 
 
-_Sources = Annotated[tuple[SourceProgress, ...], Field(exclude_if=lambda sources: not sources)]
-_Phases = Annotated[dict[str, float], Field(exclude_if=lambda phases: not phases)]
-_Optional = Annotated[str | None, Field(exclude_if=lambda text: text is None)]
-
-
 class BatchReport(FrozenModel):
     """What Spark reports about one batch; as it is by default if the report was lost.
 
@@ -69,9 +66,9 @@ class BatchReport(FrozenModel):
     dropped: int = 0
     state_rows: int = 0
     state_bytes: int = 0
-    sources: _Sources = ()
-    phases: _Phases = Field(default={})
-    holder: _Optional = None
+    sources: OmittedIfEmpty[tuple[SourceProgress, ...]] = ()
+    phases: OmittedIfEmpty[dict[str, float]] = Field(default={})
+    holder: OmittedIfNone[str] = None
 
 
 class QueryPosition(BatchReport):
@@ -89,9 +86,9 @@ class QueryPosition(BatchReport):
     batch: int
     rewind: SinkRewind
     seconds: float | None = None
-    interval: Annotated[float | None, Field(exclude_if=lambda seconds: seconds is None)] = None
-    id: _Optional = None
-    sealed_at: Annotated[int | None, Field(exclude_if=lambda ticks: ticks is None)] = None
+    interval: OmittedIfNone[float] = None
+    id: OmittedIfNone[str] = None
+    sealed_at: OmittedIfNone[int] = None
 
 
 class BatchNotes(FrozenModel):

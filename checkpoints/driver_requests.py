@@ -16,9 +16,10 @@ import secrets
 from enum import StrEnum
 from typing import Final, Required, Self, TypedDict, TypeVar, Unpack
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from tidegate.errors import PoisonError
+from tidegate.jobs.spec.event_time_options import OmittedIfEmpty, OmittedIfNone
 
 from .bucket_layout import BucketLayout
 from .canonical_json import parse_json
@@ -115,7 +116,7 @@ class DriverRequest(_RequestMessage):
     barrier: int | None = None
     name: str | None = None
     # Left out elsewhere: older drivers refuse requests with fields that they do not know.
-    time: int | None = Field(default=None, exclude_if=lambda time: time is None)
+    time: OmittedIfNone[int] = None
 
     @model_validator(mode="after")
     def _require_target(self) -> Self:
@@ -334,7 +335,7 @@ class DesiredDocument(SharedDocument):
     who: str = ""
     why: str = ""
     at: int = 0
-    run: int = Field(default=0, exclude_if=lambda number: number == 0)
+    run: OmittedIfEmpty[int] = 0
 
     @property
     def keeps_drivers_away(self) -> bool:

@@ -15,6 +15,7 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field, ValidationError
 
+from tidegate.jobs.spec.event_time_options import OmittedIfEmpty, OmittedIfNone
 from tidegate.json_types import JsonObject
 from tidegate.time_units import TICK_MIN
 
@@ -83,8 +84,8 @@ class Counters(_RecordModel):
     rejected: int = 0
     dead_lettered: int = 0
     # Left out when zero, so that manifests without it keep their bytes.
-    rule_quarantined: int = Field(default=0, exclude_if=lambda rows: not rows)
-    filtered: int = Field(default=0, exclude_if=lambda rows: not rows)
+    rule_quarantined: OmittedIfEmpty[int] = 0
+    filtered: OmittedIfEmpty[int] = 0
     retained: int = 0
     per_source: dict[str, dict[str, int]] = Field(default_factory=dict)
 
@@ -177,7 +178,7 @@ class Manifest(_SlotRecordModel):
     driver: str
     recorded_now: int
     cut: JsonObject = Field(default_factory=dict)
-    survey: JsonObject | None = Field(default=None, exclude_if=lambda survey: survey is None)
+    survey: OmittedIfNone[JsonObject] = None
     decider: JsonObject = Field(default_factory=dict)
     decision: JsonObject = Field(default_factory=dict)
     barriers: list[JsonObject] = Field(default_factory=list)

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -15,17 +15,31 @@ from pydantic import (
     ConfigDict,
     Field,
     PlainSerializer,
+    PositiveInt,
     WrapValidator,
     model_validator,
 )
 
-from tidegate.time_units import TICK_MAX, Duration, SignedDuration, format_duration
+from tidegate.time_units import (
+    TICK_MAX,
+    Duration,
+    PositiveDuration,
+    SignedDuration,
+    format_duration,
+)
 
 
 class SpecModel(BaseModel):
     """Base of every spec model: frozen, unknown fields are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+T = TypeVar("T")
+# A field that is newer than its model is left out where it is not used, so that older specs keep
+# their digests, and older records their bytes.
+OmittedIfNone = Annotated[T | None, Field(exclude_if=lambda value: value is None)]
+OmittedIfEmpty = Annotated[T, Field(exclude_if=lambda value: not value)]
 
 
 def _parse_never(value: Any) -> Any:
@@ -126,9 +140,9 @@ class PunctuationOptions(SpecModel):
 
     explicit: bool = False
     """The source carries punctuation rows; see `barriers.punctuation` of the source."""
-    every_events: Annotated[int, Field(gt=0)] | None = None
+    every_events: PositiveInt | None = None
     """Generate punctuation after this number of events."""
-    every_span: Annotated[Duration, Field(gt=0)] | None = None
+    every_span: PositiveDuration | None = None
     """Generate punctuation after this span of event time."""
     delay: SignedDuration = 0
     """Subtracted from the newest row's start; -1 tick commits the newest row at once."""
@@ -213,7 +227,7 @@ class GlomOptions(SpecModel):
 
     dt: Duration
     """A row within `dt` of the group's first row joins the group; 0 groups rows of one instant."""
-    max_rows: Annotated[int, Field(gt=0)] = 1000
+    max_rows: PositiveInt = 1000
     """A group with this many rows is closed."""
     stamp: Literal["earliest", "latest", "mean"] = "earliest"
     """Event time of a built event: that of its earliest or latest row, or their mean."""
@@ -237,7 +251,7 @@ class OrderOptions(SpecModel):
     """What happens to a row that is late for the order."""
     glom: GlomOptions | None = None
     """Group ordered rows into built events."""
-    max_buffered_rows: Annotated[int, Field(gt=0)] = 5_000_000
+    max_buffered_rows: PositiveInt = 5_000_000
     """Back-pressure: with more rows than this in the order buffer, members ahead of the
     frontier are not read.
     """

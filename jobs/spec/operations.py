@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
-from pydantic import Field
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from tidegate.time_units import Duration
+from tidegate.time_units import Duration, PositiveDuration
 
 from .event_time_options import OptionalDuration, SpecModel
 from .table_layout import TableLayout
@@ -43,9 +43,9 @@ class OutputSpec(SpecModel):
     """
     namespace: str | None = None
     """Iceberg namespace; default: the pipeline's name."""
-    publish_every: Annotated[int, Field(gt=0)] = 1
+    publish_every: PositiveInt = 1
     """Number of sealed epochs that one table snapshot contains."""
-    max_unpublished: Annotated[int, Field(gt=0)] = 50
+    max_unpublished: PositiveInt = 50
     """Largest number of sealed epochs that the tables may lack.
 
     Beyond it the driver waits, and reports that it waits.
@@ -74,7 +74,7 @@ class CheckpointSpec(SpecModel):
     """What a driver does when the newest checkpoint is damaged: stop with an error, or go back
     to the newest intact one by a fork.
     """
-    retain: Annotated[int, Field(gt=0)] = 1000
+    retain: PositiveInt = 1000
     """Number of completed checkpoints that stay restorable."""
     retain_for: Duration = 86_400_000_000
     """Checkpoints younger than this stay restorable as well, on any timeline."""
@@ -83,7 +83,7 @@ class CheckpointSpec(SpecModel):
 
     ``never`` leaves this to `tidegate gc` and Airflow.
     """
-    max_clock_step: Annotated[Duration, Field(gt=0)] = 10_000_000
+    max_clock_step: PositiveDuration = 10_000_000
     """The most that an outage counts for timers, and the most of their time that a restart may
     lose.
     """
@@ -141,7 +141,7 @@ class SupervisionSpec(SpecModel):
     """
     stall_after: Duration = 120_000_000
     """A driver whose step takes this long, and longer than it may, counts as stalled."""
-    start_timeout: Annotated[Duration, Field(gt=0)] = 180_000_000
+    start_timeout: PositiveDuration = 180_000_000
     """A driver that has not taken the lease this long after its launch counts as stalled.
 
     Choose more than a cluster's queue takes.
@@ -151,7 +151,7 @@ class SupervisionSpec(SpecModel):
 
     ``never`` for sources that may be silent.
     """
-    freshness: Annotated[Duration, Field(gt=0)] | None = None
+    freshness: PositiveDuration | None = None
     """Goal: 95 of 100 epochs show their rows in all sinks this long after the rows' objects
     arrived. Sources that miss it are named on the page, in `tidegate status` and by an alert.
     """
@@ -165,7 +165,7 @@ class SupervisionSpec(SpecModel):
 
     Without it the comparison runs only by hand.
     """
-    announce: Annotated[Duration, Field(gt=0)] | None = None
+    announce: PositiveDuration | None = None
     """Closed periods of this length become partitions of the windows' Airflow assets, for DAGs
     of your own.
     """
@@ -190,7 +190,7 @@ class SupervisionSpec(SpecModel):
     """
     approval_timeout: OptionalDuration = 86_400_000_000
     """An unanswered request fails after this time."""
-    retries: Annotated[int, Field(ge=0)] = 5
+    retries: NonNegativeInt = 5
     """How often a failed driver is relaunched before the task fails."""
     retry_delay: Duration = 5_000_000
     """Delay before each relaunch."""
@@ -204,7 +204,6 @@ class SupervisionSpec(SpecModel):
 
 Severity = Literal["warn", "critical", "off"]
 Ratio = Annotated[float, Field(ge=0, le=1)]
-Count = Annotated[int, Field(ge=0)]
 
 
 class QualityLimits(SpecModel):
@@ -226,7 +225,7 @@ class QualityLimits(SpecModel):
     """How far the late ratio of the recent epochs may exceed that of all epochs before."""
     lateness_p99: Duration = 86_400_000_000
     """99 % of a source's recent late rows missed the frontier by at most this."""
-    lateness_lags: Annotated[float, Field(gt=0)] = 100
+    lateness_lags: PositiveFloat = 100
     """Largest lateness of a source's recent late rows, as a multiple of its lag."""
     barriers_complete: Ratio = 0.95
     """Least share of closed barriers that were complete."""
@@ -246,37 +245,37 @@ class QualityLimits(SpecModel):
     """A pipeline that should run has sealed an epoch within this time."""
     seal_p95: Duration = 5_000_000
     """95 % of the seals took at most this long."""
-    aborted_attempts: Count = 3
+    aborted_attempts: NonNegativeInt = 3
     """Largest number of attempts that failed before a recent epoch was sealed."""
-    state_bytes: Count = 10_737_418_240
+    state_bytes: NonNegativeInt = 10_737_418_240
     """Largest size of the state that a recent checkpoint names, which a restore reads."""
-    freshness: Annotated[Duration, Field(gt=0)] | None = None
+    freshness: PositiveDuration | None = None
     """95 % of the recent epochs were sealed within this time after the arrival of their oldest
     object. Without it `supervision.freshness` counts.
     """
-    unpublished: Count = 50
+    unpublished: NonNegativeInt = 50
     """Largest number of sealed epochs that the tables may lack."""
     dead_ratio: Ratio = 0.01
     """Dead letters as a share of the rows read."""
-    dead_objects: Count = 0
+    dead_objects: NonNegativeInt = 0
     """Largest number of objects that could not be read."""
     rule_ratio: Ratio = 0.01
     """Rows that broke a rule of their source, as a share of the rows read from it."""
-    changed_columns: Count = 0
+    changed_columns: NonNegativeInt = 0
     """Largest number of recent rows whose object lacks a declared column or has another one."""
-    batch_time: Annotated[float, Field(gt=0)] = 1
+    batch_time: PositiveFloat = 1
     """Jobs: 95 % of the recent batches of a query took at most this share of the interval of its
     trigger.
     """
     batch_dropped: Ratio = 0.01
     """Jobs: rows of a query that the watermark dropped, as a share of the rows that it read."""
-    state_growth: Annotated[float, Field(gt=0)] = 2
+    state_growth: PositiveFloat = 2
     """Jobs: size of a query's state in the newer half of its recent batches, as a multiple of that
     in the older half.
     """
-    watermark_still: Count = 5
+    watermark_still: NonNegativeInt = 5
     """Jobs: largest number of batches that read rows while the watermark stayed where it was."""
-    backlog_rising: Count = 5
+    backlog_rising: NonNegativeInt = 5
     """Jobs: largest number of batches in a row after each of which more messages were waiting."""
 
 
@@ -295,15 +294,15 @@ class QualitySpec(SpecModel):
 
     A file with the name of a built-in suite replaces it.
     """
-    release_epochs: Annotated[int, Field(gt=0)] = 500
+    release_epochs: PositiveInt = 500
     """Number of newest epochs whose released events are checked; the events table is the only
     one that is never small.
     """
     # Over a pipeline's whole life a ratio hardly moves, so a fault of today would stay below every
     # limit.
-    recent: Annotated[int, Field(gt=0)] = 20
+    recent: PositiveInt = 20
     """Number of newest epochs that count as recent. Most checks judge these."""
-    recent_time: Annotated[Duration, Field(gt=0)] | None = None
+    recent_time: PositiveDuration | None = None
     """Instead of `recent`: epochs sealed within this time are recent."""
 
 
@@ -313,7 +312,7 @@ class QualitySpec(SpecModel):
 class SpliceSpec(SpecModel):
     """What `<p>.splice` does in Airflow; the command line does not use it."""
 
-    offer_rows: Annotated[int, Field(gt=0)] | None = None
+    offer_rows: PositiveInt | None = None
     """Number of late rows that makes a request and asks for an approval.
 
     Without it requests are made only when a person starts the DAG.
@@ -392,9 +391,9 @@ class WebhookSinkSpec(_StandardSinkSpec):
     """Address that receives the rows; ``${NAME}`` is replaced by an environment variable of the
     driver.
     """
-    rows: Annotated[int, Field(gt=0)] = 1000
+    rows: PositiveInt = 1000
     """Largest number of rows in one request."""
-    timeout: Annotated[Duration, Field(gt=0)] = 10_000_000
+    timeout: PositiveDuration = 10_000_000
     """How long the sink waits for an answer."""
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, Field
 
-from tidegate.time_units import Duration
+from tidegate.time_units import PositiveDuration
 
 from .errors import SECRET_MISSING
 from .event_time_options import SpecModel
@@ -60,7 +60,7 @@ class DiscoveryOptions(SpecModel):
     ``arrival``: keys are arbitrary; each object is entered once into an arrival log in the bucket
     and is read in the order of that log.
     """
-    safety_listing: Annotated[Duration, Field(gt=0)] = 600_000_000
+    safety_listing: PositiveDuration = 600_000_000
     """``arrival``: list everything at least this often.
 
     Between listings, objects after the greatest key and objects named by bucket notifications are
@@ -181,7 +181,7 @@ class LandingOptions(SpecModel):
     """
     read_as: str | None = None
     """The stream's schema as DDL, for formats that need it (files)."""
-    every: Annotated[Duration, Field(gt=0)] = 5_000_000
+    every: PositiveDuration = 5_000_000
     """How often the rows that have arrived are written as one object."""
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, Final, Literal, Self
 from zoneinfo import available_timezones
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, PositiveInt, field_validator, model_validator
 
 from tidegate.time_units import Instant
 
@@ -15,6 +15,8 @@ from .event_time_options import (
     CoalesceOptions,
     FrontierOptions,
     LatePolicy,
+    OmittedIfEmpty,
+    OmittedIfNone,
     OrderOptions,
     SpecModel,
 )
@@ -121,14 +123,14 @@ class BarrierColumns(SpecModel):
 class ReadLimits(SpecModel):
     """The most that one epoch takes from one partition of a source."""
 
-    objects: Annotated[int, Field(gt=0)] | None = None
+    objects: PositiveInt | None = None
     """Number of objects; without it 1,000 objects of any size."""
-    bytes: Annotated[int, Field(gt=0)] | None = None
+    bytes: PositiveInt | None = None
     """Size of the objects in the store.
 
     An object that begins beyond the limit waits for the next epoch.
     """
-    rows: Annotated[int, Field(gt=0)] | None = None
+    rows: PositiveInt | None = None
     """Number of rows; an object may be read in several epochs."""
 
 
@@ -188,12 +190,11 @@ class SourceSpec(FrontierOptions):
 
     With `select` also ``struct<name: type, ...>`` and ``array<type>``, as the objects have them.
     """
-    # These are left out when empty, so that specs without them keep their digest.
-    where: str | None = Field(default=None, exclude_if=lambda where: where is None)
+    where: OmittedIfNone[str] = None
     """Condition in Spark SQL over the columns of `schema`: data rows for which it is not true
     are counted as filtered, and kept nowhere.
     """
-    select: dict[str, str] = Field(default={}, exclude_if=lambda select: not select)
+    select: OmittedIfEmpty[dict[str, str]] = Field(default={})
     """Column name and Spark SQL over the columns of `schema`: the columns of the rows that go on.
 
     Each is a column of `schema`, or a cast: ``cast(payload.amount as double)``. Without `select`
@@ -207,7 +208,7 @@ class SourceSpec(FrontierOptions):
     """Time zone of timestamps that carry none. Without it such timestamps are bad values."""
     min_event_time: Instant | None = None
     """Rows before this instant are dead letters. Written as ISO 8601 text."""
-    rules: dict[Name, RowRule] = Field(default={}, exclude_if=lambda rules: not rules)
+    rules: OmittedIfEmpty[dict[Name, RowRule]] = Field(default={})
     """Rule name and condition. The rules are checked in this order, after `schema`, `where` and
     `select`, and before everything else.
     """

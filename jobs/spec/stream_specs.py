@@ -15,7 +15,15 @@ from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
 
 from tidegate.time_units import Instant
 
@@ -42,9 +50,6 @@ _KEYED_INHERIT_MESSAGE: Final = (
 
 def _wrap_in_tuple(value: Any) -> Any:
     return (value,) if isinstance(value, str) else value
-
-
-Position = Annotated[int, Field(ge=0)]
 
 
 class StreamSpec(SpecModel):
@@ -80,7 +85,7 @@ class AttachmentSpec(SpecModel, ABC):
     """
     attach: Literal["at_start", "on_request"] = "at_start"
     """Attach at the first epoch that has it in its spec, or when `tidegate attach` requests it."""
-    rows_per_epoch: Annotated[int, Field(gt=0)] = 1_000_000
+    rows_per_epoch: PositiveInt = 1_000_000
     """Largest number of origin rows that one epoch takes; a long backfill is spread over
     several epochs.
     """
@@ -98,7 +103,7 @@ class PipeSpec(AttachmentSpec):
     """Stream that receives the rows."""
     where: str | None = None
     """SQL over the origin's columns (DuckDB's dialect); rows for which it is true are copied."""
-    positions: tuple[Position, Position | None] = (0, None)
+    positions: tuple[NonNegativeInt, NonNegativeInt | None] = (0, None)
     """Range of positions: from, and to (exclusive)."""
     times: tuple[Instant | None, Instant | None] = (None, None)
     """Range of stream time: from, and to (exclusive)."""
@@ -144,7 +149,7 @@ class ReducerSpec(AttachmentSpec):
     """Key columns: one state per key. Without keys the stream has one state."""
     initial: Any = None
     """State before the first row."""
-    recheck: Annotated[int, Field(ge=0)] = 100
+    recheck: NonNegativeInt = 100
     """Number of rows of each batch that are folded a second time, with side effects refused, to
     detect folds that are not deterministic.
     """
@@ -172,10 +177,6 @@ class ReducerSpec(AttachmentSpec):
         # destination.
         if self.aggregates and len(self.to) > 1:
             raise ValueError("aggregates go to one destination; 'to' names several")
-        return self
-
-    @model_validator(mode="after")
-    def _require_single_destination(self) -> ReducerSpec:
         if self.merge == "splice" and len(self.to) > 1:
             raise ValueError(
                 "a splice collects one request, which the owner of one destination merges or"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from enum import StrEnum
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from tidegate.time_units import Duration, SignedDuration
+from tidegate.time_units import PositiveDuration, SignedDuration
 
 from .event_time_options import LatePolicy, OptionalDuration, SpecModel
 
@@ -109,11 +109,11 @@ class WindowSpec(SpecModel):
 
     kind: WindowKind
     """Shape of the window."""
-    size: Annotated[Duration, Field(gt=0)] | None = None
+    size: PositiveDuration | None = None
     """Length of tumbling and sliding windows."""
-    slide: Annotated[Duration, Field(gt=0)] | None = None
+    slide: PositiveDuration | None = None
     """Distance between starts of sliding windows."""
-    gap: Annotated[Duration, Field(gt=0)] | None = None
+    gap: PositiveDuration | None = None
     """Session: the pause after which it ends."""
     offset: SignedDuration = 0
     """Shift of all window starts from the epoch origin."""
@@ -150,7 +150,7 @@ class WindowSpec(SpecModel):
     """
     min_window_start: int | None = None
     """Windows that start before this instant (ticks) are not made."""
-    fire_every: Annotated[Duration, Field(gt=0)] | None = None
+    fire_every: PositiveDuration | None = None
     """Also emit an open window each time F passes a multiple of this after the rows that opened
     it.
     """

@@ -10,7 +10,7 @@ import re
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Final
 
-from pydantic import BeforeValidator, PlainSerializer, ValidationInfo, WithJsonSchema
+from pydantic import BeforeValidator, Field, PlainSerializer, ValidationInfo, WithJsonSchema
 
 TICK_MIN: Final = -(2**63)
 TICK_MAX: Final = 2**63 - 1
@@ -133,6 +133,9 @@ Duration = Annotated[
     int, BeforeValidator(_validate_non_negative_duration), _DURATION_AS_TEXT, _DURATION_SCHEMA
 ]
 """Ticks >= 0; written as text in YAML and JSON, as an int of ticks in Python."""
+
+PositiveDuration = Annotated[Duration, Field(gt=0)]
+"""A duration of at least one tick."""
 
 SignedDuration = Annotated[
     int, BeforeValidator(_validate_duration), _DURATION_AS_TEXT, _DURATION_SCHEMA
