@@ -11,6 +11,7 @@ from typing import Any
 from tidegate.errors import ConfigurationError
 from tidegate.json_types import JsonObject
 
+from .batch_notes import BatchNotes
 from .bucket_layout import BucketLayout, CheckpointId
 from .canonical_json import parse_json
 from .errors import CHECKPOINT_UNKNOWN, CHECKPOINTS_ILL
@@ -353,10 +354,14 @@ def diff_checkpoints(left: Manifest, right: Manifest) -> CheckpointDiff:
 
 
 def _list_comparable_facts(manifest: Manifest) -> dict[str, JsonObject]:
+    batch = BatchNotes.from_manifest(manifest)
     return {
         "positions": _extract_positions(manifest.cut),
         "decider": _flatten_tree(manifest.decider),
-        "state": _sum_rows_by_kind(manifest.segments),
+        # The objects of a job hold files of Spark; its rows are in Spark's reports.
+        "state": {name: at.state_rows for name, at in batch.queries.items()}
+        if batch
+        else _sum_rows_by_kind(manifest.segments),
         "tables": {table: _sum_file_rows(files) for table, files in manifest.files.items()},
     }
 

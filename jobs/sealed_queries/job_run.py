@@ -41,6 +41,7 @@ from tidegate.jobs.driver.housekeeping import Housekeeper
 from tidegate.jobs.driver.pipeline_run import open_run
 from tidegate.jobs.driver.startup import LeaderElection, select_head
 from tidegate.jobs.driver.status_reporter import DriverSteps, StatusReporter
+from tidegate.jobs.spark.spark_session import JVM_OPTIONS, build_archive_options
 from tidegate.jobs.spec.job_spec import JobSpec, is_query_name
 
 from .batch_sealer import BatchSealer, JobAuthor, SealedQuery
@@ -348,6 +349,9 @@ class JobSession:
         builder.config("spark.master", builder._options.get("spark.master", "local[*]"))
         for key, value in self._spec.conf.items():
             builder.config(key, value)
+        given, ours = builder._options.get(JVM_OPTIONS, ""), build_archive_options()
+        if ours not in given:  # a script may ask for its session several times
+            builder.config(JVM_OPTIONS, f"{ours} {given}".strip())
 
     def _adopt_session(self, session: Any) -> None:
         """Take a session of the script, once.

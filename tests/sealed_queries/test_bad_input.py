@@ -10,6 +10,7 @@ from typing import Any
 from unittest.mock import MagicMock, patch
 
 import pytest
+from pyspark.sql import SparkSession
 from structlog.testing import capture_logs
 
 from tests.sealed_queries.fake_checkpoint import FakeCheckpoint
@@ -22,6 +23,7 @@ from tidegate.checkpoints.restore import commit_restore, plan_restore
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.errors import ConfigurationError, FailureClass, TidegateError
 from tidegate.jobs.cli.main import app
+from tidegate.jobs.sealed_queries import job_run
 from tidegate.jobs.sealed_queries.batch_sealer import BatchSealer, JobAuthor
 from tidegate.jobs.sealed_queries.job_location import JobLocation
 from tidegate.jobs.sealed_queries.job_run import JobOptions, JobSession, find_script
@@ -200,6 +202,19 @@ def test_executors_elsewhere(session: JobSession, master: str) -> None:
         session._adopt_session(spark)
     with pytest.raises(ConfigurationError, match="Spark Connect"):
         session._adopt_session(object())
+
+
+def test_the_jvm_of_a_script_reads_the_class_archive(
+    session: JobSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It starts sooner after a kill; the script's own options follow, so that they win."""
+    monkeypatch.setattr(job_run, "build_archive_options", lambda: "-XX:SharedArchiveFile=a")
+    builder = SparkSession.Builder().config("spark.driver.extraJavaOptions", "-Xss2m")
+    for _ in range(2):
+        session._prepare_builder(builder)
+    options = builder._options["spark.driver.extraJavaOptions"]
+    assert options == "-XX:SharedArchiveFile=a -Xss2m"
+    assert builder._options["spark.master"] == "local[*]"
 
 
 def test_a_script_without_a_query(session: JobSession) -> None:

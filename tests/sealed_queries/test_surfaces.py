@@ -11,7 +11,8 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from tests.driver.sealed_epochs import measured
 from tests.sealed_queries.conftest import JobBench
-from tidegate.checkpoints.batch_notes import SinkRewind
+from tidegate.checkpoints.batch_notes import BatchReport, SinkRewind
+from tidegate.checkpoints.checkpoint_catalog import DifferingPair, diff_checkpoints
 from tidegate.checkpoints.pipeline_identity import ensure_identity
 from tidegate.checkpoints.restore import plan_restore
 from tidegate.jobs.cli.status_and_logs import describe_pipeline
@@ -118,3 +119,14 @@ def test_the_impact_report_names_the_sinks(job: JobBench) -> None:
     """Who approves a restore sees what happens to each."""
     report = format_impact_report(plan_restore(job.log, job.sealed[0].id))
     assert "q: from batch 2 to 0, sink FileSink[/x]: callback" in report
+
+
+def test_two_batches_are_compared(job: JobBench) -> None:
+    """By offsets, and rows of state; the objects of a job hold files, not rows."""
+    query, made = job.query("q", SinkRewind.CALLBACK)
+    made.commit(3)
+    job.sealer.seal(query, 3, BatchReport(rows=4, state_rows=9))
+    diff = diff_checkpoints(job.sealed[1], job.sealed[3])
+    assert diff.counters["read"] == 9
+    assert diff.state == {"q": DifferingPair(left=7, right=9)}
+    assert diff.positions["q/0"].right == '{"logOffset": 3}'
