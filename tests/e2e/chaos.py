@@ -4,7 +4,8 @@ Kills at random moments on real MinIO and Spark; the tables must not show any of
 
 A bounded feed with fixed cuts is driven to its end while the driver, its JVM and MinIO are killed
 and the driver is put to sleep. A supervisor starts ended drivers again. At the end every table must
-hold the rows of an undisturbed run.
+hold the rows of an undisturbed run, and the rules of the protocol must be able to take every step
+that the bucket has kept (`tests/e2e/real_trace.py`).
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ import psutil
 
 from tests.e2e.drivers import Steady
 from tests.e2e.feed import SPEC
+from tests.e2e.real_trace import judge_bucket, keep_versions
 from tests.servers.minio import RealMinio, running
+from tests.simulation.protocol_trace import UntakenError
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.errors import TidegateError
 
@@ -45,12 +48,15 @@ class Outcome:
 
     Attributes:
         gaps: seconds from an attack to the next sealed epoch, by kind of attack.
-        problems: what the independent check says, and tables that differ; empty means exact.
+        problems: what the independent check says, tables that differ, and a step that the protocol
+            does not allow; empty means exact.
+        steps: of the protocol, that were taken.
     """
 
     gaps: dict[str, list[float]] = field(default_factory=dict)
     launches: int = 0
     epochs: int = 0
+    steps: int = 0
     problems: list[str] = field(default_factory=list)
 
     def text(self) -> str:
@@ -60,7 +66,7 @@ class Outcome:
         for kind, gaps in [*sorted(self.gaps.items()), ("all", every)]:
             rows.append(f"{kind:<12} {len(gaps):>5} {median(gaps):>9.1f} {max(gaps):>7.1f}")
         verdict = (
-            "the tables equal the undisturbed run's"
+            f"the tables equal the undisturbed run's; {self.steps} steps, all taken"
             if not self.problems
             else "; ".join(self.problems[:5])
         )
@@ -173,7 +179,12 @@ def chaos(folder: Path, minio: RealMinio, kills: int, seed: int) -> Outcome:
         raise RuntimeError(calm.log_text())
     steady = Steady(folder / "chaos", objects, f"s3://{minio.bucket}/{seed}", spec=PACED)
     feed_bucket(steady)
+    keep_versions(minio)
     outcome = Chaos(steady, minio, seed).run(kills)
+    try:
+        outcome.steps = judge_bucket(minio, f"{seed}/", steady.spec.name)
+    except UntakenError as error:
+        outcome.problems.append(str(error))
     outcome.problems += steady.exact().problems
     wanted, found = calm.content(), steady.content()
     for table, rows in wanted.items():
@@ -188,17 +199,22 @@ def chaos(folder: Path, minio: RealMinio, kills: int, seed: int) -> Outcome:
     return outcome
 
 
+def run_chaos(kills: int, seed: int) -> Outcome:
+    """Run on a MinIO of its own, in a temporary folder."""
+    with tempfile.TemporaryDirectory(prefix="tidegate-chaos-") as name:
+        folder = Path(name)
+        with running(folder, BUCKET) as minio:
+            os.environ.update(minio.environment())
+            return chaos(folder, minio, kills, seed)
+
+
 def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="tidegate-chaos-") as name:
-        folder = Path(name)
-        with running(folder, BUCKET) as minio:
-            os.environ.update(minio.environment())
-            outcome = chaos(folder, minio, given.kills, given.seed)
+    outcome = run_chaos(given.kills, given.seed)
     print(outcome.text())  # noqa: T201
     return int(bool(outcome.problems))
 

@@ -63,3 +63,4 @@ def test_five_kills_leave_no_trace(minio: RealMinio, tmp_path: Path) -> None:
     sys.stdout.write(outcome.text() + "\n")
     assert outcome.problems == []
     assert sum(map(len, outcome.gaps.values())) == 5
+    assert outcome.steps > 50

@@ -1,7 +1,8 @@
 """``make mutation N=400 SEED=0``: draw mutants of the trusted core and run the tests against each.
 
 Each result is a line of `artifacts/mutation.jsonl`. A run that was broken off goes on where it
-stopped, and `--all` runs every mutant there is. A mutant that no test can tell from the original
+stopped, and `--all` runs every mutant there is. `--quick` is a first round for a busy machine: it
+runs only the tests that import the mutated module, and leaves the others `unsure` for a full run. A mutant that no test can tell from the original
 is answered in `equivalent.toml` with the reason. The last line is
 `N of N mutants killed or answered (P %)`; the exit code is 1 below 95 %.
 """
@@ -39,12 +40,14 @@ def read_results() -> dict[str, dict[str, Any]]:
     return {entry["key"]: entry for entry in found}
 
 
-def judge(mutant: Mutant, answers: dict[tuple[str, str, str], str], limit: float) -> dict[str, Any]:
+def judge(
+    mutant: Mutant, answers: dict[tuple[str, str, str], str], limit: float, quick: bool
+) -> dict[str, Any]:
     """Return the result for one mutant."""
-    answered = (mutant.path, mutant.before, mutant.after) in answers
-    result = (
-        {"verdict": "answered"} if answered else run_tests(mutant.path, mutant.read_source(), limit)
-    )
+    if (mutant.path, mutant.before, mutant.after) in answers:
+        result: dict[str, Any] = {"verdict": "answered"}
+    else:
+        result = run_tests(mutant.path, mutant.read_source(), limit, quick=quick)
     return {"key": mutant.key, **mutant.to_record(), **result}
 
 
@@ -69,6 +72,12 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--limit", type=float, default=180, help="seconds for one mutant")
+    parser.add_argument(
+        "--quick", action="store_true", help="first round: only the tests that import the module"
+    )
+    parser.add_argument(
+        "--no-baseline", action="store_true", help="the tests passed on this very code before"
+    )
     parser.add_argument("--all", action="store_true", help="every mutant instead of a draw")
     parser.add_argument("paths", nargs="*", default=CORE)
     given = parser.parse_args()
@@ -77,7 +86,7 @@ def main() -> int:
     known, answers = read_results(), read_answers()
     RESULTS.parent.mkdir(exist_ok=True)
     import_libraries()
-    if not check_baseline(given.paths, 4 * given.limit):
+    if not given.no_baseline and not check_baseline(given.paths, 4 * given.limit):
         sys.stdout.write("the tests fail without a mutant\n")
         return 2
     results = []
@@ -87,7 +96,9 @@ def main() -> int:
             earlier = known.get(mutant.key)
             if earlier and earlier["verdict"] in ("killed", "timeout"):
                 return earlier
-            return judge(mutant, answers, given.limit)
+            if earlier and earlier["verdict"] == "unsure" and given.quick:
+                return earlier
+            return judge(mutant, answers, given.limit, given.quick)
 
         for number, (mutant, result) in enumerate(
             zip(mutants, pool.map(run, mutants), strict=True), start=1
@@ -98,10 +109,12 @@ def main() -> int:
             told = f"{number}/{len(mutants)} {result['verdict']:8} {result.get('seconds', 0):6} s"
             sys.stdout.write(f"{told}  {mutant.title}\n")
             sys.stdout.flush()
-    survivors = [result for result in results if result["verdict"] == "survived"]
+    survivors = [result for result in results if result["verdict"] in ("survived", "unsure")]
     for result in survivors:
         place = f"{result['path']}:{result['line']} ({result['operator']})"
-        sys.stdout.write(f"survived: {place}\n    - {result['before']}\n    + {result['after']}\n")
+        sys.stdout.write(
+            f"{result['verdict']}: {place}\n    - {result['before']}\n    + {result['after']}\n"
+        )
     good = len(results) - len(survivors)
     sys.stdout.write(
         f"{good} of {len(results)} mutants killed or answered"

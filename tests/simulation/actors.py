@@ -105,6 +105,7 @@ class Stage:
         self.sources = {name: MemorySource(name) for name in SPEC.sources}
         self.fed: dict[str, int] = dict.fromkeys(self.sources, 0)
         self.compacts = False
+        self.rolling = False  # some drivers are of an older version
         self.ends = False  # the feeder ends the sources, while drivers are busy
 
     # the feed
@@ -152,6 +153,8 @@ class Stage:
     ) -> Process:
         """A driver's process, with all its threads: see `shell`."""
         process = self.world.process(name, host)
+        if self.rolling and asked_by is None:
+            process.version = self.world.rng.choice("12")
         options = options_of(epochs, asked_by=asked_by)
         self.world.spawn(name, process, partial(drive, self, process, options), delay=delay)
         if respawn:

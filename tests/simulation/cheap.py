@@ -182,7 +182,7 @@ _RECORD, _JSON, _SHA = (
 )
 parsed: Callable[[bytes], Any] = _JSON
 """The JSON in an object's bytes; no one may change it."""
-record_of: Callable[[bytes], manifest.SlotRecord] = _RECORD
+record_of: Callable[..., manifest.SlotRecord] = _RECORD
 """The record in a slot's bytes."""
 _SHORTCUTS: tuple[tuple[object, str, object], ...] = (
     *((module, "write_rows", _write_rows) for module in (mover, order_buffer, window_state)),

@@ -12,13 +12,16 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
-ASK, SWAP, PUT, LOAD, COMMIT, POINT, SERVE = (
+ASK, LIST, SWAP, PUT, LOAD, COMMIT, POINT, DISK, INNER, SERVE = (
     "ask",
+    "list",
     "swap",
     "put",
     "load",
     "commit",
     "point",
+    "disk",
+    "inner",
     "serve",
 )
 _PROCESS = ("crash", "sleep", "clock jump")
@@ -26,59 +29,74 @@ _ANY_REQUEST = (*_PROCESS, "503", "slow")
 _ANY_WRITE = (*_ANY_REQUEST, "slow answer", "crash after", "lost request", "lost answer", "late")
 
 KINDS: Mapping[str, tuple[str, ...]] = {
-    ASK: _ANY_REQUEST,
-    SWAP: (*_ANY_WRITE, "500", "twice", "409", "retried"),
-    PUT: (*_ANY_WRITE, "500", "twice"),
+    ASK: (*_ANY_REQUEST, "denied"),
+    LIST: (*_ANY_REQUEST, "denied", "torn list"),
+    SWAP: (*_ANY_WRITE, "500", "twice", "409", "retried", "denied"),
+    PUT: (*_ANY_WRITE, "500", "twice", "denied"),
     LOAD: _ANY_REQUEST,
     COMMIT: _ANY_WRITE,
     SERVE: _ANY_WRITE,
     POINT: _PROCESS,
+    DISK: (*_PROCESS, "full disk", "slow disk"),
+    INNER: ("defect",),
 }
-"""Sort of request -> what may happen to it."""
+"""Sort of request -> what may happen to it.
+
+- denied: 400 or 403, for a while: keys that have expired, a policy that is rolled out.
+- torn list: a listing fails after a part of a page.
+- full disk, slow disk: of the driver's scratch.
+- defect: an exception that no code expects, in a thread whose work can wait.
+- twice, retried: a proxy or the client library repeats a request by itself, later or at once.
+- clock jump: the wall clock of a host goes on or back by hours.
+"""
+
+BACKGROUND = ("housekeeping", "status")
+"""Roles of the threads in which a defect may happen."""
 
 _COLUMNS = (
     *("crash", "crash after", "sleep", "clock jump", "slow", "slow answer"),
     *("503", "500", "409", "lost request", "lost answer", "late", "twice", "retried"),
+    *("denied", "torn list", "full disk", "slow disk", "defect"),
 )
 
 STEPS: Mapping[str, tuple[str, ...]] = {
-    "probe": (ASK, SWAP, PUT),
+    "probe": (ASK, LIST, SWAP, PUT),
     "desired": (ASK, SWAP),
-    "start": (ASK, SWAP),
+    "start": (ASK, LIST, SWAP),
     "lease": (ASK, SWAP),
-    "requests": (ASK, SWAP),
-    "plan": (POINT,),
-    "survey": (POINT,),
+    "requests": (ASK, LIST, SWAP),
+    "plan": (DISK,),
+    "survey": (DISK,),
     "decide": (POINT,),
-    "move": (ASK, SWAP, PUT, POINT),
+    "move": (ASK, SWAP, PUT, DISK),
     "seal": (ASK, SWAP, POINT),
     "report": (POINT,),
-    "status": (PUT,),
-    "reload": (ASK,),
-    "follow": (ASK,),
+    "status": (PUT, INNER),
+    "reload": (ASK, LIST),
+    "follow": (ASK, LIST),
     "load table": (LOAD,),
     "make table": (COMMIT,),
     "own file": (ASK, SWAP),
     "commit": (COMMIT,),
-    "pointer": (ASK, SWAP),
-    "merge": (ASK, SWAP),
+    "pointer": (ASK, SWAP, INNER),
+    "merge": (ASK, SWAP, INNER),
     "replace": (COMMIT,),
     "cut merged": (ASK, PUT),
-    "delete merged": (ASK, PUT),
-    "plan restore": (ASK,),
+    "delete merged": (ASK, LIST, PUT, INNER),
+    "plan restore": (ASK, LIST),
     "claim": (ASK, SWAP),
     "fork": (SWAP,),
     "ask": (ASK, SWAP),
     "pin": (ASK, SWAP),
-    "mark": (ASK,),
-    "condemn": (ASK, SWAP),
-    "stub": (SWAP,),
-    "sweep": (PUT,),
-    "index": (ASK, SWAP),
-    "note versions": (ASK, PUT),
-    "watch": (ASK,),
+    "mark": (ASK, LIST, INNER),
+    "condemn": (ASK, SWAP, INNER),
+    "stub": (SWAP, INNER),
+    "sweep": (PUT, INNER),
+    "index": (ASK, SWAP, INNER),
+    "note versions": (ASK, PUT, INNER),
+    "watch": (ASK, LIST),
     "look around": (ASK, SWAP),
-    "recover": (ASK, SWAP),
+    "recover": (ASK, LIST, SWAP),
     "sink apply": (SERVE,),
     "sink mark": (ASK, SWAP),
 }
@@ -88,6 +106,7 @@ REASONS: Mapping[str, str] = {
     "p": "pure: between two requests a process can only die, sleep, or see its clock jump",
     "r": "reads only: there is no write to lose, delay or repeat",
     "u": "writes without a condition: no conflict to report, and a repetition has no second answer",
+    "l": "no listing, no scratch, or not the work of a thread that can wait",
     "t": (
         "one transaction of a server that says yes or no: it is neither repeated on the way nor"
         " answered 409 or 500"
@@ -231,7 +250,9 @@ def unreached(faults: Counter[tuple[str, str]]) -> Iterator[str]:
 
 def _reason(step: str, kind: str) -> str:
     sorts = STEPS[step]
-    if sorts == (POINT,):
+    if kind in ("torn list", "full disk", "slow disk", "defect"):
+        return "l"
+    if sorts in ((POINT,), (DISK,)):
         return "p"
     if COMMIT in sorts or SERVE in sorts:
         return "t"

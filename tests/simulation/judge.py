@@ -35,6 +35,8 @@ def judge(stage: Stage) -> None:
     lineage = _sealed(stage, log.lineage(head.timeline), head.slot)
     _chained(stage, log)
     _restorable(stage)
+    condemned = stage.world.judge.protocol.damaged
+    _require(not condemned or bool(stage.world.damaged), f"{set(condemned)} were never damaged")
     _pinned(stage, log)
     _answered(stage)
     _conserved(lineage)

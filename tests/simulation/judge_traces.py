@@ -2,7 +2,9 @@
 
 First every step of soak schedules is taken by the rules of `protocol_steps`, as in each soak. Then
 bugs are planted in the product: the rules must reject a step of each. Other checks of the simulation
-do not count here. Exit code 1 if a step was not taken, or a bug was not rejected.
+do not count here. With `--real N` it also runs a real driver on a real MinIO, kills driver, JVM and
+MinIO N times, and takes the steps that the bucket has kept. Exit code 1 if a step was not taken, or
+a bug was not rejected.
 """
 
 from __future__ import annotations
@@ -66,13 +68,24 @@ def is_rejected(mutant: Mutant, seconds: float, seed: int = 0) -> str:
     return ""
 
 
+def judge_real_kills(kills: int, seed: int) -> int:
+    """Run a real pipeline under kills and print what came of it; return how many problems."""
+    from tests.e2e.chaos import run_chaos
+
+    outcome = run_chaos(kills, seed)
+    print(f"{kills} real kills:\n{outcome.text()}", flush=True)  # noqa: T201
+    return len(outcome.problems)
+
+
 def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0, help="for the schedules")
     parser.add_argument("--patience", type=float, default=120.0, help="seconds for each bug")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--real", type=int, default=0, metavar="N", help="real kills to judge")
     given = parser.parse_args()
+    real = judge_real_kills(given.real, given.seed) if given.real else 0
     runs, steps, wrong = judge_soak(given.seconds, given.seed)
     print("\n".join(wrong) or f"{steps / max(runs, 1):.0f} steps in a schedule", flush=True)  # noqa: T201
     rejected = 0
@@ -83,7 +96,7 @@ def main() -> int:
     taken = "all taken" if not wrong else f"{len(wrong)} runs with a violation"
     verdict = f"{rejected} of {len(PLANTED)} planted bugs rejected"
     print(f"{runs} runs, {steps} steps, {taken}; {verdict}")  # noqa: T201
-    return int(bool(wrong) or rejected < len(PLANTED))
+    return int(bool(wrong) or real > 0 or rejected < len(PLANTED))
 
 
 if __name__ == "__main__":

@@ -22,8 +22,10 @@ from tests.simulation.actors import Stage
 from tests.simulation.cheap import cheap
 from tests.simulation.schedule import run_seed
 
+from tidegate.checkpoints import errors
 from tidegate.checkpoints import store as store_module
 from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
+from tidegate.checkpoints.errors import RECORD_MALFORMED
 from tidegate.checkpoints.manifest import ForkRecord, Manifest
 from tidegate.checkpoints.pins import RootsFile
 from tidegate.checkpoints.retention import Retention
@@ -33,7 +35,9 @@ from tidegate.checkpoints.store import (
     PreconditionFailedError,
     StoreUnavailableError,
 )
+from tidegate.errors import TidegateError
 from tidegate.jobs.driver.epoch_loop import EpochLoop
+from tidegate.jobs.driver.housekeeping import Housekeeper
 from tidegate.jobs.driver.operator_requests import RequestInbox
 from tidegate.jobs.driver.status_reporter import StatusReporter
 from tidegate.jobs.engine.epoch_engine import Engine
@@ -243,6 +247,13 @@ def _no_claim(roots: RootsFile, *_: Any, **__: Any) -> Any:
     return roots.read()
 
 
+_ONLY_EXPECTED = "except TidegateError as error"
+
+
+def _call_damaged(where: str, **_: Any) -> Exception:
+    return RECORD_MALFORMED(where=where, cause="an unknown version")
+
+
 def _reword(owner: Any, name: str, text: str, instead: str) -> Any:
     """The function as it is, with a piece of its text replaced: a repair taken out, or a bug put in.
 
@@ -262,6 +273,57 @@ def _reword(owner: Any, name: str, text: str, instead: str) -> Any:
 
 
 MUTANTS = (
+    Mutant(
+        "one 403 ends a running driver",
+        lambda: [
+            _reword(
+                EpochLoop,
+                "_require_passing",
+                "if isinstance(error, StoreDeniedError):",
+                "if False:",
+            )
+        ],
+        focus=("denied", "plan restore"),
+        fault="B7",
+    ),
+    Mutant(
+        "a full disk is not waited for",
+        lambda: [
+            _reword(
+                EpochLoop,
+                "_require_passing",
+                "full_disk = detect_full_disk(self._spec.name, error)",
+                "full_disk = None",
+            )
+        ],
+        focus=("full disk", "move"),
+    ),
+    Mutant(
+        "a defect ends housekeeping",
+        lambda: [
+            _reword(Housekeeper, "run_round", "except Exception as error", _ONLY_EXPECTED),
+            patch.dict(Housekeeper.run_round.__globals__, {"TidegateError": TidegateError}),
+        ],
+        focus=("defect", "index"),
+        fault="B5",
+    ),
+    Mutant(
+        "a record of a newer version counts as damaged",
+        lambda: [patch.object(errors, "RECORD_OF_NEWER_FORMAT", _call_damaged)],
+    ),
+    Mutant(
+        "a long step counts as stuck whatever the driver allows",
+        lambda: [
+            _reword(
+                liveness,
+                "_judge_holder",
+                "limit = max(limits.stall_after, step_limit)",
+                "limit = 20.0",
+            )
+        ],
+        focus=("slow disk", "survey"),
+        fault="B6",
+    ),
     Mutant(
         "finished before the sinks have drained",
         lambda: [_reword(EpochLoop, "_finish", _DRAINS, "while False:")],

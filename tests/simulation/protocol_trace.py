@@ -52,7 +52,10 @@ class TraceJudge:
         trace: the steps themselves, if they are kept.
     """
 
-    def __init__(self, sinks: Iterable[str] = (), *, keep: bool = False) -> None:
+    def __init__(
+        self, sinks: Iterable[str] = (), *, keep: bool = False, pipeline: str = PIPELINE
+    ) -> None:
+        self._pipeline = pipeline
         self._sinks = dict.fromkeys(sinks, START)
         self.protocol = Protocol(sinks=self._sinks)
         self.steps = 0
@@ -125,7 +128,7 @@ class TraceJudge:
             new = raw["new_timeline"], raw["fork_slot"], raw["recover_to"]
             self.take("fork", slot, record, *new)
         else:
-            self.take("seal", slot, epoch_of(slot, raw, sha))
+            self.take("seal", slot, epoch_of(slot, raw, sha, self._pipeline))
 
     def _protected(self, raw: dict[str, Any]) -> None:
         claims = {
@@ -140,7 +143,7 @@ class TraceJudge:
         self.take("protect", *sets)
 
 
-def epoch_of(slot: Slot, raw: dict[str, Any], sha: str) -> Record:
+def epoch_of(slot: Slot, raw: dict[str, Any], sha: str, pipeline: str = PIPELINE) -> Record:
     """The record of a manifest; the publisher's own file in `checkpoints` belongs to it."""
     name = _name(slot, raw["attempt"])
     rows = {
@@ -152,7 +155,7 @@ def epoch_of(slot: Slot, raw: dict[str, Any], sha: str) -> Record:
     files = {file["key"] for files in raw["files"].values() for file in files}
     files |= {file["key"] for file in raw["segments"]}
     own = f"timelines/{slot[0]}/tables/{CHECKPOINTS}/{name.partition('-')[2]}/publisher.parquet"
-    rows.add((CHECKPOINTS, f"{PIPELINE}/{own}"))
+    rows.add((CHECKPOINTS, f"{pipeline}/{own}"))
     parent = raw["parent_sha256"]
     return Record("epoch", name, sha, parent, frozenset(files), frozenset(rows))
 

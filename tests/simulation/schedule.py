@@ -116,6 +116,7 @@ def cast(stage: Stage) -> None:
     if about in ("cut merged", "delete merged"):
         _long(stage)
         many = 6
+    stage.rolling = rng.random() < 0.15
     stage.feeder(many or rng.randrange(1, 4))
     for number in range(rng.choice((1, 2, 2, 3))):
         stage.driver(

@@ -19,12 +19,14 @@ import tenacity
 from tests.oracle.mover import OracleMover
 from tests.simulation.basics import Violation
 from tests.simulation.catalog_model import SimSink, external_files
+from tests.simulation.cheap import record_of
 from tests.simulation.servers import sink_of
 from tests.simulation.storage import SimStore
 from tests.simulation.threads import SimRandom, SimSignals, SimThreading, SimTime
 
-from tidegate.checkpoints import host_clock, lease
+from tidegate.checkpoints import errors, host_clock, lease, slot_log
 from tidegate.checkpoints.pipeline_identity import ProcessIdentity
+from tidegate.checkpoints.store import StoreDeniedError
 from tidegate.errors import FailureClass, TidegateError
 from tidegate.jobs.driver import housekeeping, pipeline_run, status_reporter
 from tidegate.jobs.driver.epoch_loop import EndConditions, EpochLoop, LoopRuntime, RunOutcome
@@ -33,6 +35,7 @@ from tidegate.jobs.driver.pipeline_run import RunOptions, run_until_end
 from tidegate.jobs.driver.status_reporter import DriverSteps
 from tidegate.jobs.engine import publisher
 from tidegate.jobs.engine.epoch_engine import EpochReport
+from tidegate.jobs.engine.manifest_writer import ManifestAuthor
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 if TYPE_CHECKING:
@@ -60,6 +63,7 @@ class SimLoop(EpochLoop):
 
     def run(self) -> RunOutcome:
         """Run, and check a claim that everything was read and published."""
+        self._stage.world.current_process().runs = True
         outcome = super().run()
         if outcome.state == "finished":
             self._stage.require_finished(self._engine.resume_state.head)
@@ -106,8 +110,10 @@ def drive(stage: Stage, process: Process, options: RunOptions) -> None:
     except TidegateError as error:
         if error.code == "driver.unexpected" and not stage.world.defects:
             raise Violation(f"{process.name} met a defect: {error.message}") from error
-        if error.failure_class in _PERSONS and not _has_cause(stage, process):
+        if error.failure_class in _PERSONS and not _has_cause(stage, process, error):
             raise Violation(f"{process.name} waits for a person: {error}") from error
+        if process.runs and error.failure_class is FailureClass.TRANSIENT:
+            raise Violation(f"{process.name} did not wait: {error}") from error
         process.exited = f"{type(error).__name__}: {error.code}"
         process.error = error
         stage.world.note(f"{process.name} ends: {error.code}: {error.message}")
@@ -118,8 +124,15 @@ def drive(stage: Stage, process: Process, options: RunOptions) -> None:
     process.alive = False
 
 
-def _has_cause(stage: Stage, process: Process) -> bool:
-    """Something is damaged, or the driver is one that slept through a takeover."""
+def _has_cause(stage: Stage, process: Process, error: TidegateError) -> bool:
+    """Something is damaged, or the driver is one that slept through a takeover.
+
+    A driver that starts needs a person where the store refuses it; one that runs has to wait.
+    """
+    if isinstance(error, StoreDeniedError):
+        return not process.runs
+    if error.code == "manifest.newer_format":
+        return process.version == "1"
     return bool(stage.world.damaged) or _is_stale(stage.world, process)
 
 
@@ -168,6 +181,19 @@ def _log_of(store: SimStore, _: str) -> Any:
     return WatchedLog(store)
 
 
+def _author_of(world: World, uid: str, driver: str, _: str) -> ManifestAuthor:
+    return ManifestAuthor(uid, driver, world.current_process().version)
+
+
+def _read_record(world: World, data: bytes, where: str = "a slot") -> Any:
+    """Parse a record as the version of the current process does."""
+    record = record_of(data, where)
+    actor = world.current()
+    if actor is not None and actor.process.version < getattr(record, "code_version", ""):
+        raise errors.RECORD_OF_NEWER_FORMAT(where=where, version=3, newest=2)
+    return record
+
+
 @contextmanager
 def real_shell(world: World) -> Iterator[None]:
     """What `pipeline_run` takes from its surroundings comes from the world."""
@@ -189,6 +215,7 @@ def real_shell(world: World) -> Iterator[None]:
         "make_followers": _make_followers,
         "read_faults_from_environment": lambda: world,
         "SlotLog": _log_of,
+        "ManifestAuthor": partial(_author_of, world),
         "DriverSteps": steps,
         "EpochLoop": loop,
         "LoopRuntime": partial(LoopRuntime, monotonic=time.monotonic),
@@ -208,6 +235,7 @@ def real_shell(world: World) -> Iterator[None]:
         ),
         *((module, "time", time) for module in (publisher, status_reporter, tenacity)),
         (pipeline_run, "signal", SimSignals(world)),
+        (slot_log, "parse_record", partial(_read_record, world)),
         (tenacity.wait, "random", SimRandom(world.rng)),
         (secrets, "token_bytes", lambda size=16: world.rng.randbytes(size)),
         (host_clock.SystemClock, "monotonic", lambda _: world.clock().monotonic()),

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 from tests.servers.memory_store import MemoryBucket, MemoryStore, StoreRequest, compute_etag
 from tests.simulation.basics import PIPELINE, Violation
 from tests.simulation.cheap import parsed
-from tests.simulation.coverage import ASK, KINDS, PUT, SWAP
+from tests.simulation.coverage import ASK, BACKGROUND, INNER, KINDS, LIST, PUT, SWAP
 
 from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.errors import (
+    BUCKET_DENIED,
+    KEYS_EXPIRED,
     OBJECT_NOT_FOUND,
     OUTCOME_UNKNOWN,
     PRECONDITION_FAILED,
@@ -190,8 +192,11 @@ class SimStore(MemoryStore):
         left, after = limit if limit is not None else 1 << 60, start_after or ""
         while left > 0:
             size = min(left, _PAGE)
-            self._begin_read("list", prefix)
+            torn = self._meet_read("list", prefix) == "torn list"
             page = [self._entry(key) for key in self.bucket.page(prefix, after, size)]
+            if torn:
+                yield from page[: (len(page) + 1) // 2]
+                raise STORE_UNAVAILABLE(uri=self.uri(prefix), cause="torn list")
             yield from page
             if len(page) < size:
                 return
@@ -201,20 +206,37 @@ class SimStore(MemoryStore):
         return ObjectInfo(key, len(self.bucket.objects[key]), self.bucket.etags[key], None)
 
     def _begin_read(self, verb: str, key: str) -> None:
-        self.world.travel()
-        kind = self.world.fate(verb, key, KINDS[ASK])
+        self._meet_read(verb, key)
+
+    def _meet_read(self, verb: str, key: str) -> str:
+        kind = self._meet_fate(verb, key, LIST if verb == "list" else ASK)
+        if kind and kind != "torn list":
+            self.world.endure(kind)
+        return kind
+
+    def _meet_fate(self, verb: str, key: str, sort: str) -> str:
+        """Let the request travel; return what happens to it, or raise if it is refused."""
+        world = self.world
+        world.travel()
+        actor = world.current()
+        if actor is not None and world.now < actor.process.denied_until and not world.calm:
+            raise KEYS_EXPIRED(location=self.url, cause="ExpiredToken")
+        inner = actor is not None and actor.role in BACKGROUND
+        kind = world.fate(verb, key, KINDS[sort] + (KINDS[INNER] if inner else ()))
         if kind == "503":
             raise STORE_UNAVAILABLE(uri=self.uri(key), cause="503")
-        if kind:
-            self.world.endure(kind)
+        if kind == "denied":
+            world.deny()
+            raise BUCKET_DENIED(location=self.url, cause="AccessDenied")
+        if kind == "defect":
+            world.defects += 1
+            raise RuntimeError("a defect")
+        return kind
 
     def _send_write(self, request: StoreRequest) -> str:
-        self.world.travel()
-        kind = self.world.fate(request.verb, request.key, KINDS[_SORTS[request.verb]])
+        kind = self._meet_fate(request.verb, request.key, _SORTS[request.verb])
         if not kind:
             return self.bucket.apply(request)
-        if kind == "503":
-            raise STORE_UNAVAILABLE(uri=self.uri(request.key), cause="503")
         if kind in ("sleep", "crash", "slow", "clock jump"):
             self.world.endure(kind)
         if kind == "late":

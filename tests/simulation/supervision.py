@@ -25,12 +25,13 @@ os.environ.setdefault(
 
 from airflow.sdk.exceptions import TaskDeferred
 from airflow.triggers.base import BaseTaskEndEvent
-from tests.simulation.basics import PIPELINE
+from tests.simulation.basics import PIPELINE, Violation
 from tests.simulation.shell import drive, options_of
 from tests.simulation.storage import SimStore
 
 from tidegate.checkpoints.bucket_layout import CheckpointId
 from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
+from tidegate.checkpoints.lease import read_lease
 from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.errors import FailureClass, TidegateError
 from tidegate.operators import (
@@ -42,6 +43,7 @@ from tidegate.operators import (
     trigger,
 )
 from tidegate.operators.driver_launch import LaunchedDriver
+from tidegate.operators.driver_shutdown import terminate_driver
 from tidegate.operators.recover_and_pin import RecoverOperator
 from tidegate.operators.stream_operator import StreamOperator
 from tidegate.operators.sweep_operator import StopOperator, SweepOperator
@@ -267,6 +269,17 @@ def _signal(world: World, there: ProcessIdentity, number: Signals, *, group: boo
     return False
 
 
+def _terminate(world: World, store: SimStore, pipeline: str, token: int, say: Any) -> str:
+    """Terminate a driver as the stream task does, unless it works under its lease."""
+    lease = read_lease(store, pipeline)
+    name = lease.holder.driver if lease is not None and lease.holder is not None else ""
+    for process in world.processes:
+        works = process.alive and process.asleep_until <= world.now < process.busy_until
+        if process.name == name and works and lease is not None and lease.token == token:
+            raise Violation(f"{name} is terminated although its step is in time")
+    return terminate_driver(store, pipeline, token, say)
+
+
 def _exit_code(world: World, launched: LaunchedDriver) -> int | None:
     process = next(p for p in world.processes if p.name == launched.attempt)
     if process.alive:
@@ -297,6 +310,7 @@ def real_supervision(world: World) -> Iterator[None]:
         *((m, "send_signal", partial(_signal, world)) for m in (stream_operator, driver_shutdown)),
         *((m, "record_launch", _say_nothing) for m in (stream_operator,)),
         (stream_operator, "record_adoption", _say_nothing),
+        (stream_operator, "terminate_driver", partial(_terminate, world)),
         (stream_operator, "make_driver_folder", lambda pipeline: Path("/nonexistent")),
         *(
             (trigger, name, _say_nothing)

@@ -17,6 +17,9 @@ from tests.simulation.soak import soak
 SECONDS = 8.0  # `make ci` soaks for a minute
 _ROOT = Path(__file__).parents[2]
 QUICK = (
+    "a full disk is not waited for",
+    "a defect ends housekeeping",
+    "a record of a newer version counts as damaged",
     "a 412 taken as a loss without reading back",
     "publishers rebase (pyiceberg's own retry)",
     "off by one in the cut: a row skipped",

@@ -12,7 +12,7 @@ from random import Random
 from signal import Signals
 from typing import TYPE_CHECKING
 
-from tests.simulation.basics import NEVER
+from tests.simulation.basics import NEVER, Violation
 
 if TYPE_CHECKING:
     from tests.simulation.world import Actor, World
@@ -145,6 +145,8 @@ class SimThread:
     def _run(self) -> None:
         try:
             self._target()
+        except Exception as error:
+            raise Violation(f"the thread {self._name} has died of {error!r}") from error
         finally:
             self._ended.set()
 

@@ -9,6 +9,7 @@ The same seed gives the same schedule.
 
 from __future__ import annotations
 
+import errno
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from typing import Any
 
 from greenlet import getcurrent, greenlet
 from tests.simulation.basics import LATENCY, NEVER, Crash, Violation
-from tests.simulation.coverage import CELLS, KINDS, POINT, step_of
+from tests.simulation.coverage import CELLS, DISK, KINDS, POINT, STEPS, step_of
 from tests.simulation.protocol_trace import TraceJudge
 from tests.simulation.storage import SimBucket
 
@@ -64,6 +65,10 @@ class Process:
     pid: int
     world: World
     asleep_until: float = 0.0
+    denied_until: float = 0.0  # the store refuses its keys
+    busy_until: float = 0.0  # its disk is slow, and the step in time
+    runs: bool = False  # its loop has begun
+    version: str = "2"  # of tidegate; the older one, "1", cannot read what the newer one seals
     step: str = "start"
     exited: str = ""
     error: TidegateError | None = None
@@ -448,13 +453,27 @@ class World:
             )
         elif kind in ("slow", "slow answer"):
             self.pause(self.now + self.rng.choice((0.3, 2.0, 7.0, 20.0)))
+        elif kind == "slow disk":  # within every step's time
+            actor.process.busy_until = self.now + self.rng.choice((5.0, 30.0, 100.0))
+            self.pause(actor.process.busy_until)
+        elif kind == "full disk":
+            raise OSError(errno.ENOSPC, "No space left on device", "/scratch")
+
+    def deny(self) -> None:
+        """The keys of the current process are refused, once or for a while."""
+        process = self.current_process()
+        process.denied_until = self.now + self.rng.choice((0.0, 0.0, 5.0, 40.0))
 
     def reach(self, point: str) -> None:
         """Fault points of the engine: also between two requests a process may die."""
         actor = self._running
-        if actor is not None:
+        if actor is None:
+            return
+        driver = actor.role == "driver"  # the publisher's threads have points as well
+        if driver:
             actor.process.step = point.partition(".")[0]
-        kind = self.fate("point", point, KINDS[POINT])
+        disk = driver and DISK in STEPS.get(actor.process.step, ())
+        kind = self.fate("point", point, KINDS[DISK if disk else POINT])
         if kind:
             self.endure(kind)
 

@@ -1,0 +1,84 @@
+"""The judge of real runs: it takes what a bucket has kept, and rejects a history with a hole."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.real_trace import Change, Tables, keep_versions, read_changes, take_changes
+from tests.engine.harness import Bench, row, spec_of
+from tests.servers.minio import RealMinio, running
+from tests.simulation.protocol_steps import Protocol
+from tests.simulation.protocol_trace import UntakenError
+from tidegate.checkpoints.lease import Lease
+from tidegate.checkpoints.pipeline_identity import ProcessIdentity
+from tidegate.checkpoints.restore import commit_restore, plan_restore
+from tidegate.checkpoints.s3_store import S3Store
+from tidegate.jobs.driver.housekeeping import make_retention
+from tidegate.jobs.sinks.iceberg_sink import IcebergSink
+
+
+def _run_epochs(bench: Bench, sink: IcebergSink, first: int, count: int) -> None:
+    engine = bench.engine()
+    for number in range(first, first + count):
+        for source in bench.sources.values():
+            source.append(row(10 * number), row(10 * number + 3))
+        engine.run_epoch()
+        sink.follow(bench.log)
+
+
+def _run_pipeline(minio: RealMinio) -> None:
+    """Six epochs, a restore between them, and retention of what is left behind."""
+    bench = Bench(spec_of(), S3Store(minio.settings()))
+    sink = IcebergSink(bench.spec, bench.store, "uid")
+    _run_epochs(bench, sink, 0, 4)
+    lease = Lease.acquire(bench.store, "p", ProcessIdentity.this_process())
+    target = next(slot.id for slot in bench.epochs() if slot.slot == 2)
+    plan = plan_restore(bench.log, target)
+    commit_restore(bench.log, lease, plan, request_id="r", who="ann", why="")
+    lease.release()
+    sink.follow(bench.log)
+    _run_epochs(bench, sink, 4, 2)
+    retention = make_retention(bench.spec, bench.log, keep_for=0.0, grace=0.0)
+    retention.run()
+    bench.store.close()
+
+
+@pytest.mark.minio
+def test_the_steps_of_a_real_bucket_are_taken(tmp_path: Path) -> None:
+    """Epochs, tables, pointer, restore and retention; not so if one is lost or early."""
+    with running(tmp_path, "trace") as minio:
+        keep_versions(minio)
+        _run_pipeline(minio)
+        changes = read_changes(minio, "")
+        tables = Tables(minio, "")
+        judge = take_changes(changes, "p", tables)
+        assert len(judge.protocol.slots) == 7
+        assert judge.protocol.timeline == 1
+        assert judge.protocol.pointer == judge.protocol.head()
+        assert set(judge.protocol.tables) >= {"checkpoints", "events"}
+        wrong = [_lose(changes, "/timelines/0/slots/"), _lose(changes, "/roots.json")]
+        wrong += [_hasten(changes, "/current.json"), _hasten(changes, "/events/catalog.json")]
+        wrong += [[*changes, _delete_a_needed_file(changes, judge.protocol)]]
+        for history in wrong:
+            with pytest.raises(UntakenError):
+                take_changes(history, "p", tables)
+
+
+def _lose(changes: list[Change], part: str) -> list[Change]:
+    """Without the first write of a kind."""
+    lost = next(change for change in changes if part in change.key)
+    return [change for change in changes if change is not lost]
+
+
+def _hasten(changes: list[Change], part: str) -> list[Change]:
+    """With the last write of a kind before everything else."""
+    early = [change for change in changes if part in change.key][-1]
+    return [early, *(change for change in changes if change is not early)]
+
+
+def _delete_a_needed_file(changes: list[Change], protocol: Protocol) -> Change:
+    """As if the sweep had taken a file too many."""
+    return replace(changes[-1], key=max(protocol.tables["events"].files), data=None)
