@@ -91,14 +91,18 @@ class CheckpointCatalog:
             return CheckpointId.parse(pin.checkpoint)
         return self._find_by_prefix(text)
 
-    def find_gap(self, target: CheckpointId, retiring: Collection[str] = ()) -> int | None:
+    def find_gap(self, target: CheckpointId) -> int | None:
         """Return the slot of the first retired epoch that a restore to `target` would need.
 
-        None: none. Checkpoints with an id in `retiring` count as retired.
+        None: none. What retention has condemned counts as retired.
 
         A restore to an abandoned timeline applies its epochs again. A restore on the current
         lineage applies no epoch again and needs none.
         """
+        # Read before the index: retention corrects the index before it clears its entries.
+        return self._find_gap(target, self._roots.read().retiring_checkpoints)
+
+    def _find_gap(self, target: CheckpointId, retiring: Collection[str]) -> int | None:
         parting = self.log.find_parting(target)
         for part in self.log.lineage(target.timeline):
             last = target.slot if part.last is None else min(part.last, target.slot)
@@ -113,8 +117,9 @@ class CheckpointCatalog:
         newest: dict[int, int] = {}
         for row in rows:
             newest[row.timeline] = max(row.slot, newest.get(row.timeline, 0))
+        retiring = self._roots.read().retiring_checkpoints
         gaps = {
-            timeline: self.find_gap(CheckpointId(timeline, slot, ""))
+            timeline: self._find_gap(CheckpointId(timeline, slot, ""), retiring)
             for timeline, slot in newest.items()
         }
 

@@ -13,7 +13,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
 from enum import StrEnum
 
 from .batch_notes import SinkPlan, SinkRewind, plan_sinks
@@ -87,7 +86,7 @@ def plan_restore(
 
     Raises:
         ConfigurationError: `target` was never completed, or an epoch that the restore would apply
-            again was retired.
+            again was retired or condemned by retention.
         PoisonError: `target` was retired.
     """
     catalog = catalog or CheckpointCatalog(log)
@@ -142,12 +141,12 @@ def commit_restore(
     if (head.timeline, head.slot, head.sha256) != (plan.timeline, plan.slot, plan.sha256):
         raise _head_moved_error(plan, head)
     if target is not None:
-        roots = RootsFile(log.store, log.pipeline).claim(
+        RootsFile(log.store, log.pipeline).claim(
             request_id, target, timeline=head.timeline, slot=head.next_slot, who=who
         )
         # Retention spares the way to a claimed checkpoint. It may have retired a part before, or
         # have condemned one whose stub is not in place yet.
-        _require_no_gap(CheckpointCatalog(log), target, roots.retiring_checkpoints)
+        _require_no_gap(CheckpointCatalog(log), target)
     lease.ensure_held()
     outcome = log.fork(head, target, request_id=request_id, who=who, why=why)
     if isinstance(outcome, SlotTaken):
@@ -183,10 +182,8 @@ def _sum_epochs_after(
     return epochs, dict(sorted(tables.items())), dict(sorted(windows.items()))
 
 
-def _require_no_gap(
-    catalog: CheckpointCatalog, target: CheckpointId, retiring: Collection[str] = ()
-) -> None:
-    gap = catalog.find_gap(target, retiring)
+def _require_no_gap(catalog: CheckpointCatalog, target: CheckpointId) -> None:
+    gap = catalog.find_gap(target)
     if gap is not None:
         raise RESTORE_GAP(pipeline=catalog.log.pipeline, checkpoint=target, slot=gap)
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -19,6 +18,7 @@ from pydantic import Field, TypeAdapter
 
 from .bucket_layout import CheckpointId
 from .canonical_json import canonical_bytes
+from .errors import DOCUMENT_CONTENDED
 from .manifest import ForkRecord, Manifest
 from .record_models import FrozenModel
 from .row_counts import RowCounts
@@ -28,6 +28,7 @@ from .store import NotFoundError, OutcomeUnknownError, PreconditionFailedError
 # Slots a page: about 200 kB, read and parsed in some 10 ms; the unfinished page costs at most 500
 # GETs to catch up.
 SLOTS_PER_PAGE = 500
+_TRIES = 16  # in each lost round another process wrote the page, or the store did not answer
 READ_WORKERS = 8  # threads that read slots; MinIO answers no faster with more on two cores
 
 A = TypeVar("A")
@@ -210,20 +211,32 @@ class SlotIndex:
     def note_retired(self, stubs: Iterable[CheckpointId]) -> None:
         """Correct the pages after a retirement: read the rows of these slots again.
 
-        Args:
-            stubs: ids of the retired checkpoints; a collection, because it is read twice.
+        Raises:
+            TransientError: a page could not be written. Its rows may still show retired epochs.
         """
-        slots = {(stub.timeline, (stub.slot - 1) // SLOTS_PER_PAGE) for stub in stubs}
-        gone = {(stub.timeline, stub.slot) for stub in stubs}
-        for timeline, page in sorted(slots):
-            key = self._index_page_key(timeline, page)
-            rows, etag = self._read_index_page(key)
+        pages: dict[tuple[int, int], set[int]] = {}
+        for stub in stubs:
+            page = stub.timeline, (stub.slot - 1) // SLOTS_PER_PAGE
+            pages.setdefault(page, set()).add(stub.slot)
+        for (timeline, number), slots in sorted(pages.items()):
+            self._correct_page(timeline, number, slots)
+
+    def _correct_page(self, timeline: int, number: int, stubs: set[int]) -> None:
+        stretch = self._timeline_segment(timeline)
+        for _ in range(_TRIES):
+            page = self._load_index_page(timeline, number, stretch)
             fresh = [
-                self._summarize_slot(timeline, row.slot) if (timeline, row.slot) in gone else row
-                for row in rows
+                self._summarize_slot(timeline, row.slot) if row.slot in stubs else row
+                for row in page.rows
             ]
-            if fresh != rows:
-                self._write_index_page(key, fresh, etag)
+            # Rows that are not on the page are added: a delayed write of this page may hold them
+            # as they were, and only another version of the page refuses it.
+            fresh += [self._summarize_slot(timeline, slot) for slot in page.missing]
+            if fresh == page.rows or any(row.kind == "missing" for row in fresh):
+                return
+            if self._write_index_page(page.key, fresh, page.etag):
+                return
+        raise DOCUMENT_CONTENDED(uri=self._store.uri(page.key))
 
     def _iterate_pages_back(self, timeline: int, last: int | None = None) -> Iterator[_IndexPage]:
         """Yield the pages from that of slot `last` back (None: from the newest).
@@ -287,18 +300,21 @@ class SlotIndex:
             self._store.delete(key)
             return [], ""
 
-    def _write_index_page(self, key: str, rows: list[SlotSummary], etag: str) -> None:
+    def _write_index_page(self, key: str, rows: list[SlotSummary], etag: str) -> bool:
         content = _PAGE_ADAPTER.dump_python(rows, mode="json", exclude_defaults=True)
-        self._write_if_unchanged(key, content, etag)
+        return self._write_if_unchanged(key, content, etag)
 
-    def _write_if_unchanged(self, key: str, content: Any, etag: str) -> None:
+    def _write_if_unchanged(self, key: str, content: Any, etag: str) -> bool:
+        """Return whether it was written. Refused: the next reader sees another process's page."""
         data = canonical_bytes(content)
-        # Refused: another process wrote the page, and the next reader sees that one.
-        with suppress(PreconditionFailedError, OutcomeUnknownError):
+        try:
             if etag:
                 self._store.compare_and_swap(key, data, etag)
             else:
                 self._store.create(key, data)
+        except (PreconditionFailedError, OutcomeUnknownError):
+            return False
+        return True
 
     def _index_page_key(self, timeline: int, page: int | str) -> str:
         name = page if isinstance(page, str) else f"{page:07d}"

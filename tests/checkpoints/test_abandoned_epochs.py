@@ -104,3 +104,20 @@ def test_a_gap_that_is_condemned_but_not_retired_yet_is_refused(history: HourlyH
     with pytest.raises(ConfigurationError, match="slot 2, which lies between"):
         history.restore(epochs[2].id)
     assert history.log.head().timeline == 1
+
+
+def test_nothing_is_offered_across_a_gap_whose_note_is_missing(history: HourlyHistory) -> None:
+    """A retention run broke off between a stub and its note in the index (simulation, seed 350)."""
+    epochs = history.seal(4)
+    history.catalog.list_checkpoints()
+    roots = RootsFile(history.log.store, "p", history.clock)
+    roots.condemn_retired(lambda _: ({str(epochs[1].id)}, set()))
+    Retention(history.log, external=tuple, clock=history.clock)._retire_slot(epochs[1].id)
+    history.log.fork(history.log.head(), None, request_id="beginning", who="ann", why="")
+    history.seal(1)
+    listed = {row.id: row for row in history.catalog.list_checkpoints(all_timelines=True)}
+    offered = {row.slot for row in listed.values() if row.is_restorable and row.timeline == 0}
+    assert offered == {1}
+    assert listed[str(epochs[3].id)].gap == 2
+    with pytest.raises(ConfigurationError, match="slot 2, which lies between"):
+        plan_restore(history.log, epochs[2].id)

@@ -21,7 +21,9 @@ from tidegate.checkpoints.host_clock import Clock, ManualClock
 from tidegate.checkpoints.manifest import Manifest, RetiredEpoch
 from tidegate.checkpoints.pins import RootsFile, pin_checkpoint
 from tidegate.checkpoints.retention import Retention, RetentionPolicy
+from tidegate.checkpoints.slot_index import SlotIndex
 from tidegate.checkpoints.slot_log import Sealed, SealUndecidedError, SlotLog, SlotTaken
+from tidegate.checkpoints.store import PreconditionFailedError
 from tidegate.checkpoints.verify import CheckpointVerdict, verify_checkpoint
 from tidegate.errors import ConfigurationError, PoisonError, TidegateError, TransientError
 
@@ -333,6 +335,57 @@ def test_a_run_that_died_is_finished_by_the_next(log: SlotLog, author: Author) -
     assert report.retired == tuple(str(m.id) for m in manifests[:2])
     assert RootsFile(log.store, "p").read().condemned == {}
     assert retention(log).run().retired == ()
+
+
+def test_a_retirement_is_noted_although_others_write_the_page(author: Author) -> None:
+    """A reader adds a new epoch to the page while retention corrects it: both changes stay."""
+    bucket = MemoryBucket()
+    log = SlotLog(MemoryStore(bucket), "p")
+    manifests = author.extend(log, 4)
+    pin_checkpoint(log, "first", manifests[0].id, who="ann")
+    CheckpointCatalog(log, workers=1).list_checkpoints()
+    page = log.layout.index_page_key("t0-0000000")
+
+    def read_in_between(request: StoreRequest) -> None:
+        if (request.verb, request.key) == ("swap", page):
+            retiring.hook = None
+            author.seal(log)
+            CheckpointCatalog(log, workers=1).list_checkpoints()
+
+    retiring = MemoryStore(bucket, hook=read_in_between)
+    retention(SlotLog(retiring, "p")).run()
+    assert state(log) == {1: "epoch", 2: "stub", 3: "epoch", 4: "epoch", 5: "epoch"}
+
+
+def test_a_delayed_page_does_not_bring_a_retired_epoch_back(log: SlotLog, author: Author) -> None:
+    """A page that was written before the stub, and arrives after it, is refused."""
+    manifests = author.extend(log, 3)
+    listed = CheckpointCatalog(log, workers=1)
+    listed.list_checkpoints()
+    key = log.layout.index_page_key("t0-0000000")
+    delayed = log.store.get(key).data
+    log.store.delete(key)
+    retention(log)._retire_slot(manifests[0].id)
+    listed.index.note_retired([manifests[0].id])
+    with pytest.raises(PreconditionFailedError):
+        log.store.create(key, delayed)
+    assert state(log) == {1: "stub", 2: "epoch", 3: "epoch"}
+
+
+def test_a_run_whose_note_fails_is_finished_by_the_next(
+    log: SlotLog, author: Author, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until the index says what was retired, the condemnations stay."""
+    manifests = author.extend(log, 4)
+    with monkeypatch.context() as broken:
+        broken.setattr(SlotIndex, "_write_if_unchanged", lambda *_: False)
+        with pytest.raises(TransientError, match="could not be changed"):
+            retention(log).run()
+    roots = RootsFile(log.store, "p")
+    assert roots.read().retiring_checkpoints == {str(m.id) for m in manifests[:2]}
+    retention(log).run()
+    assert roots.read().condemned == {}
+    assert state(log) == {1: "stub", 2: "stub", 3: "epoch", 4: "epoch"}
 
 
 def test_storage_is_reported_by_kind(log: SlotLog, author: Author) -> None:
