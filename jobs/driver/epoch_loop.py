@@ -110,6 +110,8 @@ class EpochLoop:
             Exception: any other, as it is.
         """
         self._status.set_state("running")
+        # The engine may have read a later head than the one that the sinks began with.
+        self._publish_to_head()
         while True:
             outcome = self._check_end_conditions()
             if outcome is not None:

@@ -387,11 +387,21 @@ class DriverSession:
                 advice="the next driver publishes them",
             )
         if run.options.standby and outcome.state == "finished":
-            # Otherwise the next standby would take the lease, find nothing to do, and finish too.
-            set_desired_state(
-                run.store, run.spec.name, DesiredState.STOPPED, who="driver", why=outcome.why
-            )
+            self._keep_standbys_away(outcome)
         return outcome
+
+    def _keep_standbys_away(self, outcome: RunOutcome) -> None:
+        """Note that no driver is wanted, if the store answers: a finished run stays finished.
+
+        Without the note the next standby takes the lease, finds nothing to do, and finishes too.
+        """
+        stopped, name = DesiredState.STOPPED, self._run.spec.name
+        try:
+            self._run.retry(
+                set_desired_state, self._run.store, name, stopped, who="driver", why=outcome.why
+            )
+        except (TransientError, StoreDeniedError) as error:
+            _log.warning("still_wanted", pipeline=name, error=str(error))
 
     def _collect_live_facts(self) -> dict[str, object]:
         """Return the state of sinks and sources, and touch the file of the liveness probe.

@@ -250,6 +250,20 @@ def test_finished_waits_for_the_sinks() -> None:
     assert any("table (1)" in why for _, why in shell.status.said)
 
 
+def test_an_epoch_sealed_between_two_looks_at_the_head_is_published() -> None:
+    """The sinks begin with one head; another driver seals the rest before the engine reads its own."""
+    shell = Shell()
+    shell.publisher.start(0, 0)
+    while not shell.publisher.publish_seconds:
+        pass
+    shell.feed(1, 2, end=True)
+    shell.bench.engine().run_epoch()
+    shell.engine.reload()
+    assert shell.loop.run().state == "finished"
+    shell.publisher.stop()
+    assert shell.sink.upto == shell.bench.log.head().slot == 1
+
+
 def test_a_stop_ends_the_wait_of_a_finished_run() -> None:
     """A stop request is heard while a finished run waits for a sink; the run is then "stopped"."""
     shell = Shell()

@@ -20,8 +20,9 @@ from tidegate.checkpoints.pipeline_overview import PipelineState, read_overview
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import StoreDeniedError
 from tidegate.errors import TidegateError
-from tidegate.jobs.driver import epoch_listeners
+from tidegate.jobs.driver import epoch_listeners, pipeline_run
 from tidegate.jobs.driver.epoch_listeners import EpochListeners
+from tidegate.jobs.driver.epoch_loop import RunOutcome
 from tidegate.jobs.driver.pipeline_run import DriverSession, RunContext, RunOptions
 from tidegate.jobs.sources.input_view import InputView
 
@@ -37,12 +38,14 @@ def mute(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def _session(store: MemoryStore, folder: Path) -> tuple[DriverSession, InputView]:
+def _session(
+    store: MemoryStore, folder: Path, *, standby: bool = False
+) -> tuple[DriverSession, InputView]:
     """A driver that holds the lease and has not begun."""
     spec = spec_of()
     lease = Lease.acquire(store, spec.name, ProcessIdentity.this_process())
     view = InputView(store, spec, folder)
-    options = RunOptions(store_url="memory://")
+    options = RunOptions(store_url="memory://", standby=standby)
     retry = Retrying(stop=stop_after_attempt(1), reraise=True)
     context = RunContext(spec, options, store, folder, threading.Event(), retry)
     return DriverSession(context, view, ensure_identity(store, spec.name), lease), view
@@ -92,6 +95,36 @@ def test_a_run_ends_as_it_ended_although_its_lease_cannot_be_given_back(
         raise StoreDeniedError("403", code=code)
 
     store.hook = refuse
+    run.close()
+    view.close()
+
+
+@pytest.mark.parametrize("fault", ["away", "denied"])
+def test_a_finished_run_stays_finished_although_it_cannot_be_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    """The note that no driver is wanted only spares the next standby a start."""
+    store = MemoryStore()
+    monkeypatch.setattr(pipeline_run, "make_followers", lambda *_: [])
+    run, view = _session(store, tmp_path, standby=True)
+
+    def refuse(request: StoreRequest) -> Fault | None:
+        if request.key.endswith("/desired.json"):
+            if fault == "denied":
+                raise StoreDeniedError("403", code="store.denied")
+            return Fault.REFUSED
+        return None
+
+    class Loop:
+        """Finds nothing more to read."""
+
+        def run(self) -> RunOutcome:
+            """Let the store fail, and end."""
+            store.hook = refuse
+            return RunOutcome("finished", "every source is read to its end")
+
+    monkeypatch.setattr(DriverSession, "_make_loop", lambda *_: Loop())
+    assert run.run_to_end(lambda: None).state == "finished"  # type: ignore[arg-type,return-value]
     run.close()
     view.close()
 

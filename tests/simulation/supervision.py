@@ -319,7 +319,7 @@ def real_supervision(world: World) -> Iterator[None]:
         (trigger, "asyncio", _Asyncio(world)),
         (StreamOperator, "_show_driver_log", _say_nothing),
         (LaunchedDriver, "read_exit_code", lambda launched: _exit_code(world, launched)),
-        *((type(operator), "log", silent) for operator in _operators()),
+        *((kind, "log", silent) for kind in (trigger.EpochTrigger, *map(type, _operators()))),
     ]
     with ExitStack() as stack:
         for where, name, what in patches:
