@@ -24,7 +24,6 @@ from tidegate.jobs.spec.pipeline import PipelineSpec
 from .job_batches import JOB_SUMMARIES
 from .summaries import SUMMARIES, TABLE_PREFIX, list_frame_columns
 
-_ALL_SUMMARIES = (*SUMMARIES, *JOB_SUMMARIES)
 _DURATION_LIMITS = {
     *("lateness_p99", "checkpoint_age", "seal_p95", "freshness"),
     *("barrier_waited_p99", "barrier_complete_p99", "barrier_held_p99"),
@@ -67,12 +66,8 @@ class Check(SpecModel):
 
     @model_validator(mode="after")
     def _refuse_unknown_names(self) -> Self:
-        if self.summary.startswith(TABLE_PREFIX):
-            if self.scope == "all":
-                raise ValueError("a check of a table looks at recent rows; leave scope out")
-        elif self.summary not in _ALL_SUMMARIES:
-            known = ", ".join(_ALL_SUMMARIES)
-            raise ValueError(f"no summary {self.summary!r}; there are: {known}, and table.NAME")
+        if self.summary.startswith(TABLE_PREFIX) and self.scope == "all":
+            raise ValueError("a check of a table looks at recent rows; leave scope out")
         for value in self.kwargs.values():
             if (
                 isinstance(value, dict)
@@ -238,11 +233,12 @@ def _list_unknown_names(spec: PipelineSpec | JobSpec, suite: Suite) -> list[tupl
     """Summaries, tables and columns that checks name and the pipeline or job does not have."""
     mistakes: list[tuple[Location, str]] = []
     is_job, tables = isinstance(spec, JobSpec), getattr(spec, "table_names", ())
+    own = tuple(JOB_SUMMARIES if is_job else SUMMARIES)
     for place, check in enumerate(suite.checks):
         table = check.summary.removeprefix(TABLE_PREFIX)
-        if table == check.summary and is_job != (table in JOB_SUMMARIES):
-            own = ", ".join(JOB_SUMMARIES if is_job else SUMMARIES)
-            says = f"{spec.name} has no summary {table!r}; there are: {own}"
+        if table == check.summary and table not in own:
+            known = ", ".join(own if is_job else (*own, "and table.NAME"))
+            says = f"{spec.name} has no summary {table!r}; there are: {known}"
             mistakes.append((("checks", place, "summary"), says))
             continue
         if table != check.summary and table not in tables:

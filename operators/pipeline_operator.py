@@ -60,11 +60,6 @@ def get_requester(context: Any) -> str:
     return str(getattr(context.get("dag_run"), "triggering_user_name", None) or "airflow")
 
 
-def is_automatic_retry(task: Any, retries: int) -> bool:
-    """Whether Airflow retries by itself; clearing raises `max_tries` above the operator's."""
-    return int(task.try_number) > 1 and int(task.max_tries) <= retries
-
-
 def start_dag_run(
     dag_id: str, run_id: str, note: str, *, conf: dict[str, Any] | None = None, once: bool = False
 ) -> DagRunTriggerException:

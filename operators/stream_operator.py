@@ -60,12 +60,12 @@ from .liveness import LivenessLimits, Observation, needs_person
 from .pipeline_operator import (
     PipelineOperator,
     get_requester,
-    is_automatic_retry,
     start_dag_run,
 )
 from .trigger import StreamTrigger, record_adoption, record_launch
 
-_RUN_DECLARED_KEY = "said_run"  # key in the task state store
+# Key in the task state store; its value is the `max_tries` of the tries that it is about.
+_RUN_DECLARED_KEY = "said_run"
 
 # In a row without a new checkpoint; then Airflow's own retries and their delay take over.
 MAX_RELAUNCHES = 3
@@ -157,12 +157,10 @@ class StreamOperator(PipelineOperator):
         """
         store, task_state = self.resolve_access().open(), context["task_state_store"]
         desired = read_desired_state(store, self.pipeline).state
-        # If Airflow ended an earlier try before it declared the run, this try is the first one.
-        if (
-            desired is DesiredState.STOPPED
-            and is_automatic_retry(context["ti"], self.retries or 0)
-            and task_state.get(_RUN_DECLARED_KEY)
-        ):
+        # Airflow raises `max_tries` when a person clears the task to have the stream run. With
+        # the same value, an earlier try has declared the run, and this is its retry.
+        most_tries = context["ti"].max_tries
+        if desired is DesiredState.STOPPED and task_state.get(_RUN_DECLARED_KEY) == most_tries:
             refuse_wiped_bucket(store, self.pipeline, RunMemory())
             return self._end_run("the stream was stopped while this task waited for its retry")
         # A restore sets the desired state at its end; the trigger waits for that.
@@ -170,7 +168,7 @@ class StreamOperator(PipelineOperator):
             who, why = get_requester(context), f"run {context['run_id']}"
             set_desired_state(store, self.pipeline, DesiredState.RUN, who=who, why=why)
         # Retries find this, so that a stop between two tries is not undone by the second.
-        task_state.set(_RUN_DECLARED_KEY, True, retention=NEVER_EXPIRE)
+        task_state.set(_RUN_DECLARED_KEY, most_tries, retention=NEVER_EXPIRE)
         due = (
             None
             if self.rotate_after is None

@@ -18,7 +18,16 @@ from typing import Any, Final
 _LOCATION: Final = "checkpointlocation"
 _WRITER: Final = "_tidegate_facts"  # attribute of a `DataStreamWriter`
 _NOT_BY_V2: Final = "spark.sql.streaming.disabledV2MicroBatchReaders"
-_SECONDS: Final = {"millisecond": 0.001, "second": 1, "minute": 60, "hour": 3600, "day": 86_400}
+# Spark reads no unit above a week in a trigger, as months differ in length.
+_SECONDS: Final = {
+    "microsecond": 1e-6,
+    "millisecond": 1e-3,
+    "second": 1,
+    "minute": 60,
+    "hour": 3600,
+    "day": 86_400,
+    "week": 604_800,
+}
 _INTERVAL_PART: Final = re.compile(rf"([\d.]+)\s*({'|'.join(_SECONDS)})")
 _KAFKA: Final = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
 

@@ -172,7 +172,7 @@ print(len((resources.files("tidegate.expectations") / "templates" / "run.html").
         ("table.lates", "reason", "mine.yaml:5: checks.0.summary: flights has no table 'lates'"),
         ("table.late", "reasons", "mine.yaml:7: checks.0.kwargs.column: no column 'reasons' in"),
         ("dropped", "rows", "mine.yaml:7: checks.0.kwargs.column: no column 'rows' in dropped"),
-        ("droppd", "rows", "mine.yaml:4: checks.0: no summary 'droppd'"),
+        ("droppd", "rows", "mine.yaml:5: checks.0.summary: flights has no summary 'droppd'"),
     ],
 )
 def test_unknown_names_in_a_suite_are_named_at_their_line(

@@ -222,11 +222,14 @@ def test_a_suite_that_does_not_fit_a_job(
 
 
 def test_a_pipeline_has_no_batches_of_queries(tmp_path: Path, spec: PipelineSpec) -> None:
-    """The summaries of jobs are refused in a suite of a pipeline."""
+    """The summaries of jobs are refused in a suite of a pipeline, and not offered."""
     (tmp_path / "own.yaml").write_text(_OWN.format(summary="queries", column="batches"))
     quality = spec.quality.model_copy(update={"suites": str(tmp_path)})
-    with pytest.raises(ConfigurationError, match="has no summary 'queries'"):
+    with pytest.raises(ConfigurationError, match="has no summary 'queries'") as refused:
         load_suites(spec.model_copy(update={"quality": quality}))
+    offered = refused.value.message.partition("there are: ")[2].split(", ")
+    assert {"release", "and table.NAME"} <= {*offered}
+    assert not {"batches", "queries"} & {*offered}
 
 
 def test_the_command_reads_the_yaml_of_a_job(

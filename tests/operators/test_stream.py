@@ -96,6 +96,17 @@ def test_an_automatic_retry_respects_a_stop(store: Store) -> None:
     assert read_desired_state(store, "p").state is DesiredState.RUN
 
 
+def test_a_retry_after_a_clear_respects_a_stop(store: Store) -> None:
+    """A person cleared the task; the retry of that try ends green if someone stopped the stream."""
+    memory = Memory()
+    execute_stream(memory=memory)
+    execute_stream(try_number=2, max_tries=4, memory=memory)
+    set_desired_state(store, "p", DesiredState.STOPPED, who="ann")
+    retried = make_operator().execute(make_context(try_number=3, max_tries=4, memory=memory))
+    assert "stopped" in retried["why"]
+    assert read_desired_state(store, "p").state is DesiredState.STOPPED
+
+
 @pytest.mark.parametrize("state", ["lost", "stalled", "stopped"])
 def test_an_unintended_end_is_followed_by_a_new_driver(store: Store, state: str) -> None:
     """Lost, stalled, or stopped by no one.

@@ -80,7 +80,13 @@ def test_the_kind_of_sink_and_trigger_is_seen() -> None:
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("1 minute 30 seconds", 90), ("interval 500 milliseconds", 0.5), ("0 seconds", None)],
+    [
+        ("1 minute 30 seconds", 90),
+        ("interval 500 milliseconds", 0.5),
+        ("0 seconds", None),
+        ("2 weeks 1 day", 1_296_000),
+        ("1 second 500 microseconds", 1.0005),
+    ],
 )
 def test_the_interval_of_a_trigger_is_seen(text: str, seconds: float | None) -> None:
     """As Spark reads the text; a trigger without a pause has none."""
