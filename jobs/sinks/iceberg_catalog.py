@@ -16,19 +16,16 @@ from typing import Any
 
 from pyiceberg.catalog import Catalog, MetastoreCatalog
 from pyiceberg.catalog.noop import NoopCatalog
-from pyiceberg.catalog.rest import RestCatalog
-from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import (
     CommitFailedException,
     NoSuchTableError,
+    RESTError,
     TableAlreadyExistsError,
 )
 from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.serializers import FromInputFile
 from pyiceberg.table import CommitTableResponse, Table
 from pyiceberg.table.update import TableRequirement, TableUpdate
-from sqlalchemy import create_engine, event
-from sqlalchemy.pool import NullPool
 
 from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.canonical_json import canonical_bytes, parse_json
@@ -87,6 +84,8 @@ def _connect_catalog(spec: PipelineSpec, store: Store, durable: bool) -> Catalog
     if address is not None:
         address = resolve_address("outputs.catalog", address, os.environ)
     if address is not None and address.startswith(("http://", "https://")):
+        from pyiceberg.catalog.rest import RestCatalog
+
         given = spec.outputs.catalog_options
         options = resolve_environment_values("outputs.catalog_options", given, os.environ)
         return RestCatalog(_CATALOG_NAME, uri=address, **files, **options)
@@ -96,6 +95,11 @@ def _connect_catalog(spec: PipelineSpec, store: Store, durable: bool) -> Catalog
         path = store.root / ".tidegate-store" / "catalog.sqlite"
         path.parent.mkdir(parents=True, exist_ok=True)
         address = f"sqlite:///{path}"
+    # Only here: SQLAlchemy takes a fifth of the time in which a driver imports its modules, and the
+    # catalog in a bucket does without.
+    from pyiceberg.catalog.sql import SqlCatalog
+    from sqlalchemy import event
+
     warehouse = store.uri(BucketLayout(spec.name).iceberg_folder)
     catalog = SqlCatalog(_CATALOG_NAME, uri=address, warehouse=warehouse, **files)
     if close_after_use(catalog):
@@ -104,6 +108,16 @@ def _connect_catalog(spec: PipelineSpec, store: Store, durable: bool) -> Catalog
         set_pragmas = partial(_set_sqlite_pragmas, "FULL" if durable else "NORMAL")
         event.listen(catalog.engine, "connect", set_pragmas)
     return catalog
+
+
+def list_outage_errors() -> tuple[type[Exception], ...]:
+    """Return what a catalog or store that cannot be reached raises, for an `except` clause.
+
+    Python calls it there only after something was raised, so that SQLAlchemy is imported late.
+    """
+    from sqlalchemy.exc import SQLAlchemyError
+
+    return OSError, SQLAlchemyError, RESTError
 
 
 class StoreCatalog(NoopCatalog, MetastoreCatalog):
@@ -234,6 +248,10 @@ def close_after_use(catalog: Catalog) -> bool:
     pyiceberg has no way to close a catalog. A pool of connections would stay open for as long as
     the process runs, one for each catalog that was ever opened.
     """
+    from pyiceberg.catalog.sql import SqlCatalog
+    from sqlalchemy import create_engine
+    from sqlalchemy.pool import NullPool
+
     if not isinstance(catalog, SqlCatalog) or catalog.engine.dialect.name != "sqlite":
         return False
     catalog.engine.dispose()

@@ -19,12 +19,10 @@ from pyiceberg.exceptions import (
     CommitFailedException,
     ForbiddenError,
     NoSuchTableError,
-    RESTError,
     TableAlreadyExistsError,
     UnauthorizedError,
 )
 from pyiceberg.table import Table
-from sqlalchemy.exc import SQLAlchemyError
 
 from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.errors import NO_MANIFEST
@@ -47,6 +45,7 @@ from .errors import (
 )
 from .iceberg_catalog import (
     build_table_location,
+    list_outage_errors,
     open_catalog,
     resolve_namespace,
 )
@@ -544,7 +543,7 @@ class IcebergSink:
                 cause=get_first_line(error),
             ) from error
         # This may be a commit of unknown outcome: the next call sees it in the tables' positions.
-        except (OSError, SQLAlchemyError, RESTError) as error:
+        except list_outage_errors() as error:
             self._tables.clear()
             raise TABLES_UNREACHABLE(
                 pipeline=self.spec.name, cause=get_first_line(error)

@@ -52,13 +52,11 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import (
     CommitFailedException,
     NoSuchTableError,
-    RESTError,
     ValidationException,
 )
 from pyiceberg.table import StaticTable
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
-from sqlalchemy.exc import SQLAlchemyError
 
 from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.canonical_json import canonical_bytes, parse_json
@@ -71,6 +69,7 @@ from tidegate.json_types import JsonObject
 from .errors import COMPACTION_UNAVAILABLE
 from .iceberg_catalog import (
     build_io_properties,
+    list_outage_errors,
     open_catalog,
     resolve_namespace,
 )
@@ -136,7 +135,7 @@ def compact_tables(spec: PipelineSpec, store: Store) -> dict[str, CompactionResu
                 table: _TableCompactor(spec, store, catalog, current, table).compact()
                 for table in current.tables
             }
-    except (OSError, ImportError, SQLAlchemyError, RESTError) as error:
+    except (ImportError, *list_outage_errors()) as error:
         raise COMPACTION_UNAVAILABLE(pipeline=spec.name, cause=get_first_line(error)) from error
 
 

@@ -329,10 +329,10 @@ class IcebergVersions(TableVersions):
             ForbiddenError,
             NoSuchNamespaceError,
             NoSuchTableError,
-            RESTError,
             UnauthorizedError,
         )
-        from sqlalchemy.exc import SQLAlchemyError
+
+        from tidegate.jobs.sinks.iceberg_catalog import list_outage_errors
 
         try:
             yield
@@ -347,7 +347,7 @@ class IcebergVersions(TableVersions):
         except FileNotFoundError as error:
             # A snapshot expired since the table was loaded: the next look says which.
             raise self._table_unavailable_error("a file of its metadata is gone", error) from error
-        except (OSError, SQLAlchemyError, RESTError) as error:
+        except list_outage_errors() as error:
             self._catalog = None
             what = "its catalog or files cannot be reached"
             raise self._table_unavailable_error(what, error) from error

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.browser import needs_chromium
-from tests.e2e.incidents import MAX_CLICKS, SPECS, play, scene_of
+from tests.e2e.incident_recoveries import SPECS
+from tests.e2e.incident_scene import scene_of
+from tests.e2e.incidents import MAX_CLICKS, play
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, needs_chromium, pytest.mark.timeout(1200)]
 
