@@ -129,13 +129,14 @@ def compact_tables(spec: PipelineSpec, store: Store) -> dict[str, CompactionResu
     current = read_published_cut(store, spec.name)
     if current is None or not spec.outputs.compact:
         return {}
+    outages: tuple[type[Exception], ...] = (ImportError, *list_outage_errors())
     try:
         with closing(open_catalog(spec, store, durable=True)) as catalog:
             return {
                 table: _TableCompactor(spec, store, catalog, current, table).compact()
                 for table in current.tables
             }
-    except (ImportError, *list_outage_errors()) as error:
+    except outages as error:
         raise COMPACTION_UNAVAILABLE(pipeline=spec.name, cause=get_first_line(error)) from error
 
 

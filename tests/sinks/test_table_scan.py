@@ -216,3 +216,10 @@ def test_reading_tables_needs_no_slow_import() -> None:
     slow = {"pyiceberg", "sqlalchemy", "pandas", "pyspark", "pyarrow.dataset"}
     assert slow & set(done.stdout.split()) == set()
     assert table_scan.__name__ in done.stdout.split()
+
+
+def test_a_driver_imports_no_sql_for_a_catalog_in_the_bucket() -> None:
+    """SQLAlchemy would take a fifth of what a driver imports, each time it is launched."""
+    code = "import tidegate.jobs.driver.__main__, sys; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"sqlalchemy", "pyiceberg.catalog.rest", "pyspark"} & {*done.stdout.split()}
