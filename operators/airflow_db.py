@@ -25,6 +25,7 @@ from tidegate.json_types import JsonObject
 
 from .errors import NO_CONNECTION
 from .factory import APPROVAL_TAG, BROKEN_SPECS_DAG_ID, STORE_TAG_PREFIX
+from .pipeline_operator import ACTIVE_RUN_STATES
 from .store_access import StoreAccess
 
 STREAM_DAG_SUFFIX: Final = ".stream"
@@ -41,7 +42,6 @@ ACTION_DAG_KINDS: Final = (
 )
 # Restores and pins have a trail of their own in the bucket.
 TIMELINE_DAG_KINDS: Final = ("stream", "stop", "abort_barrier", "backfill")
-ACTIVE_RUN_STATES: Final = ("queued", "running")
 _RUNS_SHOWN: Final = 8
 # Airflow records all DAGs of one parse within this time; a hundred pipelines take seconds.
 _PARSE_WINDOW: Final = timedelta(minutes=1)

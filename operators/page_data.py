@@ -18,6 +18,7 @@ from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.pipeline_overview import PipelineOverview, PipelineState
 from tidegate.checkpoints.row_counts import RowCounts
 from tidegate.checkpoints.splice_requests import SpliceRequest
+from tidegate.jobs.advise.lag_advice import TARGET_SHARES, LatenessCurve, merge_sketches
 from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENTS, LATE, PipelineSpec
 from tidegate.jobs.spec.stream_specs import REJECTIONS, PipeSpec
 from tidegate.json_types import JsonObject
@@ -174,7 +175,7 @@ def _format_duration(seconds: int) -> str:
 _TICKS_PER_SECOND: Final = 1_000_000
 # Upper bounds of the histogram's bars, in seconds: durations that people use for lateness.
 _BAR_BOUNDS: Final = (1, 5, 15, 60, 300, 900, 1800, 3600, 7200, 14400, 28800, 86400, 172800, 604800)
-_LATE_SHARE_TARGETS: Final = (0.01, 0.001)
+_LATE_SHARE_TARGETS: Final = TARGET_SHARES[:2]
 
 LatenessSketches = Mapping[str, Mapping[str, Any]]
 
@@ -273,70 +274,56 @@ def read_sketches(manifest: Manifest) -> LatenessSketches:
 def build_lateness_charts(epochs: Iterable[LatenessSketches]) -> JsonObject:
     """Return per source a histogram of lateness and the advisor's curve, both in seconds.
 
-    The curve is the share of rows that would be late at each lag. A bucket `i > 0` of a sketch
-    counts rows that came up to `gamma ** (i - 1)` ticks behind the newest row of their partition;
-    bucket 0 counts the rows in order.
+    The curve is the share of rows that would be late at each lag.
     """
-    rows: dict[str, dict[float, int]] = {}
+    by_source = defaultdict[str, list[JsonObject]](list)
     for sketches in epochs:
         for source, sketch in sketches.items():
-            counts = rows.setdefault(source, {})
-            for bucket, count in sketch["buckets"].items():
-                exponent = int(bucket) - 1
-                ticks_behind = sketch["gamma"] ** exponent if exponent >= 0 else 0.0
-                behind = ticks_behind / _TICKS_PER_SECOND
-                counts[behind] = counts.get(behind, 0) + count
+            by_source[source].append(sketch)
     return {
         "bars": list(_BAR_BOUNDS),
-        "sources": {source: _build_histogram(counts) for source, counts in sorted(rows.items())},
+        "sources": {
+            source: _build_histogram(merge_sketches(own))
+            for source, own in sorted(by_source.items())
+        },
     }
 
 
-def _build_histogram(counts: Mapping[float, int]) -> JsonObject:
-    """Of rows by seconds behind; the last bar has no upper bound."""
-    total = sum(counts.values())
-    bars = [0] * (len(_BAR_BOUNDS) + 1)
+def _build_histogram(counts: Mapping[int, int]) -> JsonObject:
+    """Of rows by ticks behind; the last bar has no upper bound."""
+    curve, bars = LatenessCurve(counts), [0] * (len(_BAR_BOUNDS) + 1)
     for behind, count in counts.items():
         if behind > 0:
-            bars[bisect_left(_BAR_BOUNDS, behind)] += count
+            bars[bisect_left(_BAR_BOUNDS, behind / _TICKS_PER_SECOND)] += count
     return {
-        "rows": total,
-        "in_order": counts.get(0.0, 0),
+        "rows": curve.rows,
+        "in_order": counts.get(0, 0),
         "bars": bars,
-        "curve": _build_lag_curve(counts, total),
-        "targets": _find_target_lags(counts, total),
+        "curve": _thin_lag_curve(curve),
+        "targets": [
+            {
+                "share": float(share),
+                "lag": round((curve.lag_for(share) or 0) / _TICKS_PER_SECOND, 3),
+            }
+            for share in _LATE_SHARE_TARGETS
+        ],
     }
 
 
-def _build_lag_curve(counts: Mapping[float, int], total: int) -> list[tuple[float, float]]:
+def _thin_lag_curve(curve: LatenessCurve) -> list[tuple[float, float]]:
     """(lag in seconds, share of late rows) at a few dozen points.
 
     Points closer than 15 % are joined: more of them would not be seen.
     """
-    late, last_step = total, None
+    last_step = None
     points: list[tuple[float, float]] = []
-    for behind, count in sorted(counts.items()):
-        late -= count
-        step = 0 if behind <= 0 else ceil(log(max(behind, 1e-6)) / log(1.15))
+    for lag, share in curve.points():
+        step = ceil(log(lag / _TICKS_PER_SECOND) / log(1.15)) if lag else 0
         if step == last_step:
             points.pop()
-        points.append((round(behind, 3), round(late / total, 6)))
+        points.append((round(lag / _TICKS_PER_SECOND, 3), round(share, 6)))
         last_step = step
     return points
-
-
-def _find_target_lags(counts: Mapping[float, int], total: int) -> list[dict[str, float]]:
-    """For each target, the least lag that leaves at most that share of the rows late."""
-    targets = []
-    for share in _LATE_SHARE_TARGETS:
-        late, lag = 0, 0.0
-        for behind, count in sorted(counts.items(), reverse=True):
-            if late + count > share * total:
-                lag = behind
-                break
-            late += count
-        targets.append({"share": share, "lag": round(lag, 3)})
-    return targets
 
 
 # The pipeline as a graph: what its rows pass, and how each part is. Rows per table are not in it:

@@ -60,6 +60,15 @@ def get_requester(context: Any) -> str:
     return str(getattr(context.get("dag_run"), "triggering_user_name", None) or "airflow")
 
 
+def serialize_trigger(trigger: Any, *names: str) -> tuple[str, dict[str, Any]]:
+    """Return class path and arguments of a trigger, as Airflow's database keeps them.
+
+    The arguments are attributes of these names.
+    """
+    kind = type(trigger)
+    return f"{kind.__module__}.{kind.__name__}", {name: getattr(trigger, name) for name in names}
+
+
 def start_dag_run(
     dag_id: str, run_id: str, note: str, *, conf: dict[str, Any] | None = None, once: bool = False
 ) -> DagRunTriggerException:

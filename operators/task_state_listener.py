@@ -47,8 +47,9 @@ from tidegate.checkpoints.lease import read_lease
 from tidegate.checkpoints.store import Store
 from tidegate.errors import ConfigurationError, TransientError
 
-from .airflow_db import ACTIVE_RUN_STATES, AirflowQueries
+from .airflow_db import AirflowQueries
 from .driver_shutdown import ENDED_TASK_STATES, StopOrder, stop_driver
+from .pipeline_operator import ACTIVE_RUN_STATES
 
 _ACTOR: Final = "airflow"
 _RETRY_SECONDS: Final = 300.0  # while store or database do not answer

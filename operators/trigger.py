@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import asdict, replace
-from typing import Any, Final
+from typing import Any
 
 from airflow.sdk.bases.xcom import BaseXCom
 from airflow.sdk.observability import stats
@@ -33,24 +33,8 @@ from .driver_shutdown import (
     stop_driver,
 )
 from .liveness import LivenessLimits, LivenessSample, Observation, StreamObserver
+from .pipeline_operator import serialize_trigger
 from .store_access import StoreAccess
-
-METRIC_DESCRIPTIONS: Final = {
-    "tidegate.stream.watched": "1 while a trigger of this triggerer watches the stream",
-    "tidegate.stream.looks": "looks at lease and status that the store answered",
-    "tidegate.stream.looks.unanswered": "looks that it did not",
-    "tidegate.stream.heartbeat.age": (
-        "seconds the lease has not been renewed, on the watcher's clock"
-    ),
-    "tidegate.stream.seal.age": (
-        "seconds since the newest checkpoint was sealed, by the clocks of driver and watcher"
-    ),
-    "tidegate.stream.ended": "streams found not to be live, by state",
-    "tidegate.driver.launched": (
-        "drivers started, by why: start, or replacement of one that is gone"
-    ),
-    "tidegate.driver.adopted": "drivers that ran already when their task began",
-}
 
 
 def record_look(pipeline: str, seen: LivenessSample | None) -> None:
@@ -139,8 +123,7 @@ class StreamTrigger(BaseTrigger):
     def serialize(self) -> tuple[str, JsonObject]:
         """Return the class path and the arguments that Airflow's database keeps."""
         names = ("pipeline", "floor", "conn_id", "launched", "rules", "poll", "due", "standby")
-        path = f"{type(self).__module__}.{type(self).__name__}"
-        return path, {name: getattr(self, name) for name in names}
+        return serialize_trigger(self, *names)
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Look until something needs the task, then yield that one event.
@@ -278,9 +261,7 @@ class EpochTrigger(BaseTrigger):
 
     def serialize(self) -> tuple[str, JsonObject]:
         """Return the class path and the arguments that Airflow's database keeps."""
-        names = ("pipeline", "timeline", "result", "patience", "conn_id")
-        path = f"{type(self).__module__}.{type(self).__name__}"
-        return path, {name: getattr(self, name) for name in names}
+        return serialize_trigger(self, "pipeline", "timeline", "result", "patience", "conn_id")
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Look every second, then yield one event."""

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 from tests.servers.otlp import collecting
 
-from tidegate.operators.trigger import METRIC_DESCRIPTIONS
-
 from .conftest import cockpit_of, spec_of
+from .stream_metrics import STREAM_METRICS
 
 pytestmark = [pytest.mark.airflow, pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -64,4 +63,4 @@ def test_a_lost_driver_is_measured(tmp_path: Path) -> None:
         for name in collector.names
         if name.startswith("airflow_tidegate_")
     }
-    assert ours - {f"airflow_{name}".replace(".", "_") for name in METRIC_DESCRIPTIONS} == set()
+    assert ours - {f"airflow_{name}".replace(".", "_") for name in STREAM_METRICS} == set()

@@ -13,6 +13,7 @@ from airflow.sdk.exceptions import TaskDeferred
 from airflow.sdk.observability import stats
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from tests.operators.stream_metrics import STREAM_METRICS
 from tests.operators.supervising import NotingLauncher, execute_stream, resume_stream
 
 from tidegate.checkpoints.driver_reports import DriverStatus, write_status
@@ -122,7 +123,7 @@ def test_a_watched_stream_and_its_loss(store: Store, noted: Noted) -> None:
     after = noted()
     assert after["tidegate.stream.ended", "lost"] == 1
     assert after["tidegate.stream.watched", ""] == 0
-    assert {name for name, _ in after} <= set(trigger.METRIC_DESCRIPTIONS)
+    assert {name for name, _ in after} <= STREAM_METRICS
 
 
 def test_looks_without_an_answer(
