@@ -14,7 +14,7 @@ sink whose first epochs were retired is filled from the Iceberg tables as well.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +43,6 @@ from .published_tables import flatten_for_csv, read_table
 
 if TYPE_CHECKING:
     import psycopg
-    from psycopg.sql import SQL, Composed, Identifier
 
 _LEDGER_TABLE = "tidegate_ledger"
 _OWNERS_TABLE = "tidegate_tables"
@@ -56,13 +55,12 @@ _CONNECT_OPTIONS = {
 # Upserts: first the sessions that a new row replaces (`replaces` holds "start/end"), then older
 # revisions of the same window.
 _DELETE_REPLACED_SQL = (
-    "delete from {} t using (select s.*, jsonb_array_elements_text(s.replaces) as r from {} s where"
+    "using (select s.*, jsonb_array_elements_text(s.replaces) as r from tidegate_stage s where"
     " jsonb_typeof(s.replaces) = 'array') s where t.window_start = split_part(r, '/',"
     " 1)::timestamptz and t.window_end = split_part(r, '/', 2)::timestamptz"
 )
 _DELETE_OLDER_SQL = (
-    "delete from {} t using {} s where t.window_start = s.window_start and t.window_end ="
-    " s.window_end"
+    "using tidegate_stage s where t.window_start = s.window_start and t.window_end = s.window_end"
 )
 _REFUSALS = ("authentication failed", "no password supplied", "does not exist", "no pg_hba.conf")
 _POSTGRES_TYPES = {
@@ -93,7 +91,7 @@ class PostgresSink(SlotFollower):
         self._ready = False
 
     @property
-    def _ledger(self) -> Identifier:
+    def _ledger(self) -> str:
         return self._qualify_name(_LEDGER_TABLE)
 
     def follow(self, log: SlotLog, *, flush: bool = True) -> int:
@@ -112,11 +110,10 @@ class PostgresSink(SlotFollower):
     def _create_ledger(self, lineage: CurrentLineage) -> FollowerPosition:
         with self._transaction_cursor() as cursor:
             insert = (
-                "insert into {} (pipeline, sink, uid, timeline, slot) values (%s, %s, %s, 0, 0) on"
-                " conflict do nothing"
+                f"insert into {self._ledger} (pipeline, sink, uid, timeline, slot)"
+                " values (%s, %s, %s, 0, 0) on conflict do nothing"
             )
-            values = (self.spec.name, self.name, self.uid)
-            cursor.execute(self._compose_sql(insert, self._ledger), values)
+            cursor.execute(insert, (self.spec.name, self.name, self.uid))
             return self._read_ledger(cursor) or FollowerPosition(0, 0)
 
     def _apply_epoch(
@@ -139,9 +136,8 @@ class PostgresSink(SlotFollower):
                 if self._is_upserted(table):
                     self._refill_table(cursor, table, after)
                 else:
-                    delete = "delete from {} where _epoch > %s"
-                    target = self._qualify_name(table)
-                    cursor.execute(self._compose_sql(delete, target), (after.upto,))
+                    delete = f"delete from {self._qualify_name(table)} where _epoch > %s"
+                    cursor.execute(delete, (after.upto,))
 
     def _handle_retired_epoch(
         self, slot: int, before: FollowerPosition, lineage: CurrentLineage
@@ -173,7 +169,7 @@ class PostgresSink(SlotFollower):
         rows = read_table(self.spec, self.store, table, at=position.upto, current_only=upserted)
         if self._read_columns(cursor, table):
             # Not `truncate`: readers would wait for its lock until the commit.
-            cursor.execute(self._compose_sql("delete from {}", self._qualify_name(table)))
+            cursor.execute(f"delete from {self._qualify_name(table)}")
         if rows.num_rows:
             self._insert_rows(cursor, table, rows)
 
@@ -192,18 +188,17 @@ class PostgresSink(SlotFollower):
         if ledger != before:
             raise self.ledger_moved_error(ledger, before)
         update = (
-            "update {} set timeline = %s, slot = %s, moved_at = now() where pipeline = %s and sink"
-            " = %s"
+            f"update {self._ledger} set timeline = %s, slot = %s, moved_at = now()"
+            " where pipeline = %s and sink = %s"
         )
-        values = (after.timeline, after.upto, self.spec.name, self.name)
-        cursor.execute(self._compose_sql(update, self._ledger), values)
+        cursor.execute(update, (after.timeline, after.upto, self.spec.name, self.name))
 
     def _read_ledger(
         self, cursor: psycopg.Cursor[Any], *, lock: bool = False
     ) -> FollowerPosition | None:
-        select = "select uid, timeline, slot from {} where pipeline = %s and sink = %s"
-        statement = self._compose_sql(select + " for update" * lock, self._ledger)
-        row = cursor.execute(statement, (self.spec.name, self.name)).fetchone()
+        select = f"select uid, timeline, slot from {self._ledger} where pipeline = %s and sink = %s"
+        select += " for update" * lock
+        row = cursor.execute(select, (self.spec.name, self.name)).fetchone()
         if row is None:
             return None
         self.refuse_other_owner(row[0])
@@ -220,23 +215,17 @@ class PostgresSink(SlotFollower):
             "select pg_advisory_xact_lock(hashtext(%s))", (f"tidegate {self._namespace}",)
         )
         if not self._read_columns(cursor, _LEDGER_TABLE):
-            from psycopg.sql import Identifier
-
+            cursor.execute(f"create schema if not exists {_quote_name(self._namespace)}")
             cursor.execute(
-                self._compose_sql("create schema if not exists {}", Identifier(self._namespace))
+                f"create table {self._ledger} (pipeline text, sink text, uid text not null,"
+                " timeline integer not null, slot bigint not null,"
+                " moved_at timestamptz not null default now(), primary key (pipeline, sink))"
             )
-            create = (
-                "create table {} (pipeline text, sink text, uid text not null, timeline integer not"
-                " null, slot bigint not null, moved_at timestamptz not null default now(), primary"
-                " key (pipeline, sink))"
-            )
-            cursor.execute(self._compose_sql(create, self._ledger))
         if not self._read_columns(cursor, _OWNERS_TABLE):
-            create = (
-                "create table {} (table_name text primary key, uid text not null, sink text not"
-                " null)"
+            cursor.execute(
+                f"create table {self._qualify_name(_OWNERS_TABLE)}"
+                " (table_name text primary key, uid text not null, sink text not null)"
             )
-            cursor.execute(self._compose_sql(create, self._qualify_name(_OWNERS_TABLE)))
         self._read_ledger(cursor)  # another pipeline's ledger is a clearer reason than its tables
         self._claim_tables(cursor)
         self._ready = True
@@ -251,13 +240,12 @@ class PostgresSink(SlotFollower):
             ConfigurationError: another sink owns one of the tables.
         """
         owners = self._qualify_name(_OWNERS_TABLE)
-        claim = "insert into {} values (%s, %s, %s) on conflict do nothing"
         claims = [(table, self.uid, self.name) for table in self.tables]
-        cursor.executemany(self._compose_sql(claim, owners), claims)
-        select = self._compose_sql(
-            "select table_name, uid, sink from {} where table_name = any(%s) and (uid, sink) <>"
-            " (%s, %s) order by 1",
-            owners,
+        claim = f"insert into {owners} values (%s, %s, %s) on conflict do nothing"
+        cursor.executemany(claim, claims)
+        select = (
+            f"select table_name, uid, sink from {owners} where table_name = any(%s)"
+            " and (uid, sink) <> (%s, %s) order by 1"
         )
         taken = cursor.execute(select, (list(self.tables), self.uid, self.name)).fetchone()
         if taken is not None:
@@ -272,25 +260,20 @@ class PostgresSink(SlotFollower):
     def _insert_rows(self, cursor: psycopg.Cursor[Any], table: str, rows: Any) -> None:
         """Insert rows into their table, which is created or widened to hold them."""
         self._fit_table(cursor, table, rows.schema)
+        target = self._qualify_name(table)
         if not self._is_upserted(table):
-            self._copy_rows(cursor, self._qualify_name(table), rows)
+            self._copy_rows(cursor, target, rows)
             return
-        from psycopg.sql import Identifier
-
         # COPY cannot replace rows, so they go through a table of the transaction.
-        stage, target = Identifier("tidegate_stage"), self._qualify_name(table)
-        create = "create temporary table {} (like {}) on commit drop"
-        cursor.execute(self._compose_sql(create, stage, target))
-        self._copy_rows(cursor, stage, rows)
+        cursor.execute(f"create temporary table tidegate_stage (like {target}) on commit drop")
+        self._copy_rows(cursor, "tidegate_stage", rows)
         for step in (_DELETE_REPLACED_SQL, _DELETE_OLDER_SQL):
-            delete = step + self._same_keys_condition(table)
-            cursor.execute(self._compose_sql(delete, target, stage))
-        columns = self._join_identifiers(rows.schema.names)
-        insert = "insert into {} ({}) select {} from {}"
-        cursor.execute(self._compose_sql(insert, target, columns, columns, stage))
-        cursor.execute(self._compose_sql("drop table {}", stage))
+            cursor.execute(f"delete from {target} t {step}{self._same_keys_condition(table)}")
+        columns = _quote_names(rows.schema.names)
+        cursor.execute(f"insert into {target} ({columns}) select {columns} from tidegate_stage")
+        cursor.execute("drop table tidegate_stage")
 
-    def _copy_rows(self, cursor: psycopg.Cursor[Any], target: Identifier, rows: Any) -> None:
+    def _copy_rows(self, cursor: psycopg.Cursor[Any], target: str, rows: Any) -> None:
         """Copy rows as CSV made by Arrow: a million rows a second.
 
         As PostgreSQL expects it, null is empty and unquoted, and texts are quoted.
@@ -298,29 +281,22 @@ class PostgresSink(SlotFollower):
         buffer = io.BytesIO()
         options = pyarrow.csv.WriteOptions(include_header=False)
         pyarrow.csv.write_csv(_to_csv_values(rows), buffer, options)
-        columns = self._join_identifiers(rows.schema.names)
-        statement = self._compose_sql("copy {} ({}) from stdin (format csv)", target, columns)
-        with cursor.copy(statement) as copy:
+        columns = _quote_names(rows.schema.names)
+        with cursor.copy(f"copy {target} ({columns}) from stdin (format csv)") as copy:
             copy.write(buffer.getbuffer())
 
     def _fit_table(self, cursor: psycopg.Cursor[Any], table: str, schema: Any) -> None:
-        from psycopg.sql import SQL, Identifier
-
         present = self._read_columns(cursor, table)
-        wanted = {field.name: _to_postgres_type(field.type) for field in schema}
+        columns = {f.name: f"{_quote_name(f.name)} {_to_postgres_type(f.type)}" for f in schema}
         target = self._qualify_name(table)
         if present:
-            for name in wanted.keys() - present:
-                alter = "alter table {} add column {} " + wanted[name]
-                cursor.execute(self._compose_sql(alter, target, Identifier(name)))
+            for name in columns.keys() - present:
+                cursor.execute(f"alter table {target} add column {columns[name]}")
             return
-        columns = SQL(", ").join(
-            self._compose_sql("{} " + kind, Identifier(name)) for name, kind in wanted.items()
-        )
-        cursor.execute(self._compose_sql("create table {} ({})", target, columns))
+        cursor.execute(f"create table {target} ({', '.join(columns.values())})")
         # Rewinds and upserts look rows up by these columns in every epoch.
-        indexed = self._join_identifiers(self._index_columns(table))
-        cursor.execute(self._compose_sql("create index on {} ({})", target, indexed))
+        indexed = _quote_names(self._index_columns(table))
+        cursor.execute(f"create index on {target} ({indexed})")
 
     def _read_columns(self, cursor: psycopg.Cursor[Any], table: str) -> set[str]:
         select = (
@@ -346,23 +322,8 @@ class PostgresSink(SlotFollower):
             for key in self.spec.windows[table].keys
         )
 
-    def _qualify_name(self, table: str) -> Identifier:
-        from psycopg.sql import Identifier
-
-        return Identifier(self._namespace, table)
-
-    @staticmethod
-    def _join_identifiers(names: Sequence[str]) -> Composed:
-        from psycopg.sql import SQL, Identifier
-
-        return SQL(", ").join(Identifier(name) for name in names)
-
-    @staticmethod
-    def _compose_sql(text: str, *parts: SQL | Composed | Identifier) -> Composed:
-        """Return a statement: `text` is from this module, user names are quoted as `parts`."""
-        from psycopg.sql import SQL
-
-        return SQL(text).format(*parts)
+    def _qualify_name(self, table: str) -> str:
+        return f"{_quote_name(self._namespace)}.{_quote_name(table)}"
 
     def _import_psycopg(self) -> Any:
         return import_client_library(
@@ -398,6 +359,16 @@ class PostgresSink(SlotFollower):
         if isinstance(error, psycopg.OperationalError | psycopg.InternalError):
             return SINK_UNAVAILABLE(**who, remedy="bring PostgreSQL back")
         return SINK_MISFIT(**who)
+
+
+def _quote_names(names: Iterable[str]) -> str:
+    """Return names as a list in SQL."""
+    return ", ".join(map(_quote_name, names))
+
+
+def _quote_name(name: str) -> str:
+    """Return a name as SQL. Users choose names: quotes in them are doubled."""
+    return '"' + name.replace('"', '""') + '"'
 
 
 def _to_postgres_type(kind: Any) -> str:

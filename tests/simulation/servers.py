@@ -206,10 +206,6 @@ class SimPostgres(PostgresSink):
     def _qualify_name(self, table: str) -> Any:
         return table
 
-    @staticmethod
-    def _compose_sql(text: str, *parts: Any) -> Any:
-        return text.format(*parts)
-
 
 class Receiver(_Line):
     """What arrived, in order: requests by their id, files by their name."""
