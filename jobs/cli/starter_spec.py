@@ -166,13 +166,14 @@ def put_files(
     and files before it stay copied.
     """
     from tidegate.checkpoints.open_store import open_store
+    from tidegate.jobs.sources.input_view import locate_source
 
     place = open_store(arguments.resolve_store_url(store))
     spec = arguments.find_or_read_spec(pipeline, store)
     copied: dict[str, list[str]] = {}
     for folder, names in _group_by_folder(files).items():
         chosen = _choose_source(spec, source, folder)
-        home, prefix = _open_source_folder(spec, chosen, place)
+        home, prefix = locate_source(chosen, spec.sources[chosen], place)
         done = copied.setdefault(chosen, [])
         done += [key for n in names if (key := _copy_file(home, Path(folder) / n, prefix + n))]
         if end:
@@ -196,6 +197,7 @@ def read_dead_letters_again(
     is read again once. Rows that are late by then are in the late table: see `tidegate splice`.
     """
     from tidegate.jobs.sinks.published_tables import read_table
+    from tidegate.jobs.sources.input_view import locate_source
     from tidegate.jobs.spec.pipeline import DEAD_LETTERS
 
     spec, log = arguments.open_spec_and_log(pipeline, store)
@@ -208,7 +210,7 @@ def read_dead_letters_again(
             dead[name, row["object"]].append((row["_seq"], line))
     copies: dict[str, list[str]] = {"copied": [], "copied_before": [], "gone": []}
     for (name, key), entries in dead.items():
-        home, prefix = _open_source_folder(spec, name, log.store)
+        home, prefix = locate_source(name, spec.sources[name], log.store)
         own = key if prefix else key.removeprefix(f"@{name}/")
         data = _read_dead_text(home, own, sorted(entries), spec.sources[name])
         seed = f"{own} {min(entries)[0]}".encode() if entries[0][1] else data
@@ -248,14 +250,6 @@ def _read_dead_text(
     if source.format == "csv" and source.parse.header:
         lines.insert(0, decompress_object(key, data).partition(b"\n")[0])
     return b"\n".join([*lines, b""])
-
-
-def _open_source_folder(spec: PipelineSpec, source: str, place: Store) -> tuple[Store, str]:
-    """Return the store that holds a source's objects, and the prefix of their keys in it."""
-    from tidegate.checkpoints.open_store import open_store
-
-    path = spec.sources[source].path.rstrip("/") + "/"
-    return (open_store(path), "") if "://" in path else (place, path)
 
 
 def _copy_file(store: Store, file: Path, key: str) -> str | None:

@@ -37,7 +37,7 @@ from tidegate.checkpoints.driver_requests import (
     submit_request,
 )
 from tidegate.checkpoints.epoch_notes import EpochCounters, EpochNotes, MergeSummary
-from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
+from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.slot_log import LogHead, SlotLog, SlotTaken
 from tidegate.checkpoints.splice_requests import (
@@ -229,12 +229,11 @@ class _Merger:
             who=self.decision.who,
             name=self.request_id,
             ttl=max(_SHORTEST_HOLD, 4 * seconds),
-            clock=self.decision.clock,
         )
         hold.callback(self._end_hold, asked.id)
 
     def _end_hold(self, asked: str) -> None:
-        now = self.decision.clock.wall_ticks()
+        now = SYSTEM_CLOCK.wall_ticks()
         ack = Ack(id=asked, outcome=AckOutcome.APPLIED, detail="over", token=0, at=now)
         acknowledge_request(self.log.store, self.log.pipeline, ack)
 
@@ -266,7 +265,7 @@ class _Merger:
 
     def _read_open_request(self) -> SpliceRequest:
         """Return the request if it may be merged; one that a restore took back is open again."""
-        store, pipeline, now = self.log.store, self.spec.name, self.decision.clock.wall_ticks()
+        store, pipeline, now = self.log.store, self.spec.name, SYSTEM_CLOCK.wall_ticks()
         request = read_splice_request(store, pipeline, self.request_id)
         # No process closes requests on time: the first that reads one after its end notes that.
         if request.is_expired(now) and request.state != "expired":
@@ -295,7 +294,7 @@ class _Merger:
     def _note_merge(self, sealed: Manifest | None, actual: str) -> None:
         """Write into the request's document who merged it, and in which checkpoint."""
         who, why = self.decision.who, self.decision.why
-        now = self.decision.clock.wall_ticks()
+        now = SYSTEM_CLOCK.wall_ticks()
         facts = {"checkpoint": str(sealed.id) if sealed else None, "actual": actual, "because": why}
         note_splice_event(
             self.log.store, self.spec.name, self.request_id, "merged", who=who, at=now,
@@ -342,13 +341,11 @@ class MergeDecision:
         why: the reason; written into both as well.
         digest: digest of the impact report that was approved. Another effect is refused. Unless
             given, the digest in the request counts; with neither, any effect is merged.
-        clock: for the times in documents.
     """
 
     who: str
     why: str = ""
     digest: str | None = None
-    clock: Clock = SYSTEM_CLOCK
 
 
 class _MergeAttempt:
@@ -455,7 +452,7 @@ class _MergeAttempt:
             files=self._files.tables,
             notes=self._make_notes(),
             timings={"plan": self._impact.cost["seconds"]},
-            created_at=self._decision.clock.wall_ticks(),
+            created_at=SYSTEM_CLOCK.wall_ticks(),
         )
         return draft.to_manifest()
 
