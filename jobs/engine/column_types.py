@@ -1,4 +1,4 @@
-"""The Arrow types of the column types that a spec may declare.
+"""The Arrow types of the column types that a spec may declare, and columns of Arrow tables.
 
 All engines, sinks and streams use them.
 """
@@ -6,6 +6,7 @@ All engines, sinks and streams use them.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any, Final
 
 import pyarrow as pa
@@ -35,6 +36,16 @@ def to_arrow_type(declared: str) -> pa.DataType:
     """
     decimal = _DECIMAL_PATTERN.match(declared)
     return pa.decimal128(int(decimal[1]), int(decimal[2])) if decimal else _ARROW_TYPES[declared]
+
+
+def to_arrow_types(columns: Mapping[str, str]) -> dict[str, pa.DataType]:
+    """Return the Arrow type of each declared column."""
+    return {name: to_arrow_type(declared) for name, declared in columns.items()}
+
+
+def replace_column(table: Any, name: str, values: Any) -> Any:
+    """Return a table with other values in one column."""
+    return table.set_column(table.column_names.index(name), name, values)
 
 
 def convert_to_ticks(times: Any) -> Any:

@@ -21,7 +21,6 @@ from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from tidegate.checkpoints.bucket_layout import AttemptFolders, BucketLayout
 from tidegate.checkpoints.manifest import FileRef, Manifest
@@ -35,6 +34,7 @@ from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENTS, LATE, PipelineSpec
 from .epoch_engine import EpochPorts
 from .interfaces import MoveOrder, MoveResult, RowDispatcher
 from .manifest_writer import SPLICE_KIND
+from .parquet_objects import read_parquet_object
 from .recorded_epochs import RecordedEpoch
 
 
@@ -140,7 +140,7 @@ def _read_rows_as_text(store: Store, files: Any) -> Counter[str]:
     """
     rows: Counter[str] = Counter()
     for file in files:
-        table = pq.read_table(pa.BufferReader(store.get(file.key).data))
+        table = read_parquet_object(store, file.key)
         rows.update(repr(sorted(row.items())) for row in table.to_pylist())
     return rows
 
@@ -210,7 +210,7 @@ class _ContentCheck:
     def _read_counted_rows(self, file: FileRef, found: list[VerificationFinding]) -> Any | None:
         """The rows of a file; None, with a finding, when they are not what the manifest says."""
         try:
-            rows = pq.read_table(pa.BufferReader(self._store.get(file.key).data))
+            rows = read_parquet_object(self._store, file.key)
         except NotFoundError:
             problem, detail = ObjectProblem.MISSING, "does not exist"
         except (TransientError, StoreDeniedError) as error:

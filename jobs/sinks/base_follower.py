@@ -18,14 +18,12 @@ from dataclasses import asdict
 from importlib import import_module
 from typing import Any
 
-import pyarrow.parquet as pq
-from pyarrow import BufferReader
-
 from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.manifest import Manifest, RetiredEpoch
 from tidegate.checkpoints.shared_documents import SharedDocument, change_document, read_document
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
+from tidegate.jobs.engine.parquet_objects import read_parquet_object
 from tidegate.jobs.spec.operations import SinkSpec
 from tidegate.jobs.spec.pipeline import CHECKPOINTS, PipelineSpec
 
@@ -222,7 +220,7 @@ class SlotFollower(ABC):
             return
         for file in epoch.files.get(table, []):
             if file.rows:
-                yield pq.read_table(BufferReader(self.store.get(file.key).data))
+                yield read_parquet_object(self.store, file.key)
 
     def describe_epoch(self, epoch: Manifest) -> dict[str, Any]:
         """Return the fields by which receivers recognise an epoch."""

@@ -7,14 +7,12 @@ the published tables as any reader would, and recomputes in DuckDB. What *exact*
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from tidegate.checkpoints.manifest import Counters, Manifest
 from tidegate.checkpoints.row_counts import (
@@ -28,6 +26,7 @@ from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.interfaces import join_seq
 from tidegate.jobs.engine.manifest_writer import SPLICE_KIND
+from tidegate.jobs.engine.parquet_objects import read_parquet_object
 from tidegate.jobs.engine.replay import FLOAT_TOLERANCE
 from tidegate.jobs.rules.duck_frame import open_database
 from tidegate.jobs.rules.recomputation import (
@@ -165,7 +164,7 @@ def _read_input_rows(spec: PipelineSpec, store: Store, epochs: Iterable[Manifest
             source, _, partition = member.partition("/")
             for part in cut["parts"] if _is_read_again(spec.sources[source]) else ():
                 if part["key"] not in tables:
-                    tables[part["key"]] = pq.read_table(io.BytesIO(store.get(part["key"]).data))
+                    tables[part["key"]] = read_parquet_object(store, part["key"])
                 begin, end = part["row_start"], part["row_end"]
                 chunk = _cast_to_declared_types(
                     spec.sources[source], tables[part["key"]].slice(begin, end - begin)
@@ -241,7 +240,7 @@ def _read_merged_rows(spec: PipelineSpec, store: Store, head: Manifest) -> pa.Ta
     columns = [*spec.row_columns, "_source", "_partition", "_seq", "_reason", "_outputs"]
     # Rows of streams have other columns.
     files = [f for f in head.segments if f.kind == SPLICE_KIND and "stream" not in f.extra]
-    tables = [pq.read_table(io.BytesIO(store.get(file.key).data)) for file in files]
+    tables = [read_parquet_object(store, file.key) for file in files]
     # A merge before a column was added does not have it.
     tables = [table.select([n for n in columns if n in table.column_names]) for table in tables]
     schema = build_table_schema(spec, EVENTS)

@@ -22,13 +22,13 @@ from tidegate.checkpoints.errors import BAD_STORE_URL
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.open_store import open_store
 from tidegate.errors import ErrorDefinition, TransientError
+from tidegate.jobs.engine.parquet_objects import encode_parquet
 from tidegate.jobs.spec.operations import FilesSinkSpec, WebhookSinkSpec
 from tidegate.json_types import JsonObject
 
 from .base_follower import SlotFollower, expand_variables
 from .errors import SINK_UNAVAILABLE, WEBHOOK_REFUSED
 from .lineage_position import CurrentLineage, FollowerPosition
-from .output_tables import encode_parquet
 from .published_tables import to_json_lines
 
 _RETRY_STATUS_CODES = (408, 425, 429)  # answers of 400 to 499 that ask to try later

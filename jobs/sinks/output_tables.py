@@ -6,7 +6,6 @@ rows of `barriers`, `checkpoints` and of dead objects itself, without Spark; the
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -14,13 +13,17 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from tidegate.checkpoints.canonical_json import sha256_of_bytes
 from tidegate.checkpoints.manifest import FileRef, Manifest
 from tidegate.checkpoints.store import PreconditionFailedError, Store
-from tidegate.jobs.engine.column_types import TIMESTAMP_UTC, to_arrow_type
+from tidegate.jobs.engine.column_types import (
+    TIMESTAMP_UTC,
+    replace_column,
+    to_arrow_type,
+    to_arrow_types,
+)
 from tidegate.jobs.engine.interfaces import DeadObject, MoveOrder
+from tidegate.jobs.engine.parquet_objects import describe_parquet_object, encode_parquet
 from tidegate.jobs.eventtime.decision_types import BarrierHealth, Decision
 from tidegate.jobs.rules.aggregates import infer_result_type
 from tidegate.jobs.spec.pipeline import (
@@ -63,20 +66,9 @@ def build_table_schema(spec: PipelineSpec, table: str) -> Any:
     if table in spec.windows:
         return pa.schema(_build_window_columns(spec, spec.windows[table]))
     if table in spec.streams:
-        return pa.schema(
-            {
-                **{
-                    name: to_arrow_type(kind)
-                    for name, kind in spec.stream_graph.columns[table].items()
-                },
-                **_build_own_columns("<stream>"),
-            }
-        )
-    user = (
-        {name: to_arrow_type(kind) for name, kind in spec.row_columns.items()}
-        if table in (EVENTS, LATE)
-        else {}
-    )
+        columns = to_arrow_types(spec.stream_graph.columns[table])
+        return pa.schema(columns | _build_own_columns("<stream>"))
+    user = to_arrow_types(spec.row_columns) if table in (EVENTS, LATE) else {}
     return pa.schema({**user, **_build_own_columns(table)})
 
 
@@ -203,17 +195,7 @@ def write_parquet_once(store: Store, key: str, table: Any) -> FileRef:
         store.create(key, data)
     except PreconditionFailedError:
         data = store.get(key).data
-    kind = f"table:{key.split('/')[-3]}"
-    return FileRef(
-        key=key, rows=table.num_rows, bytes=len(data), sha256=sha256_of_bytes(data), kind=kind
-    )
-
-
-def encode_parquet(table: Any) -> bytes:
-    """Return the rows as the bytes of a Parquet file."""
-    buffer = io.BytesIO()
-    pq.write_table(table, buffer, compression="snappy")
-    return buffer.getvalue()
+    return describe_parquet_object(key, data, f"table:{key.split('/')[-3]}")
 
 
 def _barrier_to_row(barrier: BarrierHealth, behind: int) -> dict[str, Any]:
@@ -311,9 +293,7 @@ def compute_current_positions(events: Any, inserted: Any, time: str) -> Any:
             stored[mask], iterate_identities(events.filter(pa.array(mask))), strict=True
         )
     ]
-    return events.set_column(
-        events.column_names.index("position"), "position", pa.array(current, pa.int64())
-    ).sort_by("position")
+    return replace_column(events, "position", pa.array(current, pa.int64())).sort_by("position")
 
 
 def find_rewrite_starts(written: Any) -> dict[int, int]:

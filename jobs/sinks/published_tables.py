@@ -351,18 +351,19 @@ def _to_plain_type(kind: Any) -> Any:
 
 def _list_result_keys(table: Any, window: WindowSpec) -> Iterator[tuple[Any, ...]]:
     """Yield the identity of each row's result: keys and bounds, written as in `replaces`."""
-    bounds = zip(*(_to_tick_list(table[c]) for c in ("window_start", "window_end")), strict=True)
     keys = (
         zip(*(table[c].to_pylist() for c in window.keys), strict=True)
         if window.keys
         else [()] * table.num_rows
     )
-    for key, (start, end) in zip(keys, bounds, strict=True):
+    for key, (start, end) in zip(keys, iterate_window_bounds(table), strict=True):
         yield (*key, f"{format_instant(start)}/{format_instant(end)}")
 
 
-def _to_tick_list(column: Any) -> list[int]:
-    return list(column.cast(pa.int64()).to_pylist())
+def iterate_window_bounds(table: Any) -> Iterator[tuple[int, int]]:
+    """Return start and end of each row's window in ticks, to be read once."""
+    ends = (table[name].cast(pa.int64()).to_pylist() for name in ("window_start", "window_end"))
+    return zip(*ends, strict=True)
 
 
 def flatten_for_csv(table: Any, *, hex_prefix: str = "") -> Any:

@@ -42,9 +42,9 @@ from pyiceberg.typedef import Record
 from pyiceberg.types import BinaryType, DecimalType, IcebergType, LongType, StringType
 
 from tidegate.checkpoints.canonical_json import canonical_bytes, sha256_of_bytes
+from tidegate.jobs.engine.parquet_objects import encode_parquet
 from tidegate.jobs.spec.table_layout import PartitionBy, PartitionTransform, SortBy, TableLayout
 
-from .output_tables import encode_parquet
 from .table_scan import get_column_or_nulls, match_columns
 
 PartitionValues = tuple[Any, ...]

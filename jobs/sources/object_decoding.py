@@ -30,6 +30,7 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
+from tidegate.jobs.engine.column_types import replace_column
 from tidegate.jobs.spec.pipeline import SourceSpec
 from tidegate.jobs.spec.row_rules import EXACT_BITS, build_text_pattern
 from tidegate.jobs.spec.table_layout import DeadLetterReason
@@ -261,10 +262,6 @@ def _list_field_names(column: str, spec: SourceSpec) -> list[str]:
     return [column, *(old for old, new in spec.evolution.renamed.items() if new == column)]
 
 
-def _replace_column(rows: pa.Table, name: str, values: Any) -> pa.Table:
-    return rows.set_column(rows.schema.get_field_index(name), name, values)
-
-
 class _JsonNumber(str):
     """A number of JSON as it was written."""
 
@@ -300,7 +297,7 @@ def _restore_exact_numbers(rows: pa.Table, spec: SourceSpec) -> pa.Table:
             if isinstance(number, _JsonNumber):
                 columns[name][row] = str(number) if kind == "string" else number.to_plain_text()
     for name, values in columns.items():
-        rows = _replace_column(rows, name, pa.array(values, pa.string()))
+        rows = replace_column(rows, name, pa.array(values, pa.string()))
     return rows
 
 

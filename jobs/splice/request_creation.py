@@ -33,11 +33,12 @@ from tidegate.checkpoints.splice_requests import (
 )
 from tidegate.checkpoints.store import Store
 from tidegate.errors import ConfigurationError, get_first_line
+from tidegate.jobs.engine.column_types import replace_column
+from tidegate.jobs.engine.parquet_objects import describe_parquet_object, write_parquet_object
 from tidegate.jobs.rules.duck_frame import DuckFrame, open_database, query_rows
 from tidegate.jobs.rules.recomputation import SET_ASIDE_REASONS, build_time_expression
 from tidegate.jobs.sinks.output_tables import IDENTITY_COLUMNS, RowIdentity, iterate_identities
 from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENT_TIME, EVENTS, LATE, PipelineSpec
-from tidegate.jobs.streams.row_history import describe_parquet_file, write_parquet_file
 from tidegate.time_units import format_instant
 
 from .errors import (
@@ -385,8 +386,8 @@ def _put_request(
 def _write_rows_once(store: Store, key: str, rows: Any, low: int, high: int) -> FileRef:
     """Write the rows; if the same request was created before, keep the rows of that time."""
     if store.stat(key) is None:
-        return write_parquet_file(store, key, rows, "request", (low, high))
-    return describe_parquet_file(key, store.get(key).data, "request", (low, high))
+        return write_parquet_object(store, key, rows, "request", (low, high))
+    return describe_parquet_object(key, store.get(key).data, "request", (low, high))
 
 
 # An open request can be split in two, so that a part of its rows is decided on its own.
@@ -542,7 +543,7 @@ def cast_rows(spec: PipelineSpec, raw: Sequence[Mapping[str, Any]]) -> Any:
     if EVENT_TIME in schema.names:  # the one column for sources with different columns
         instants = pa.array([fact[-1] for fact in facts], pa.int64())
         times = instants.cast(schema.field(EVENT_TIME).type)
-        rows = rows.set_column(schema.names.index(EVENT_TIME), EVENT_TIME, times)
+        rows = replace_column(rows, EVENT_TIME, times)
     return rows
 
 

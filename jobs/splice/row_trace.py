@@ -29,7 +29,7 @@ from tidegate.jobs.sinks.output_tables import (
     build_table_schema,
     iterate_identities,
 )
-from tidegate.jobs.sinks.published_tables import RowSelection, scan_table
+from tidegate.jobs.sinks.published_tables import RowSelection, iterate_window_bounds, scan_table
 from tidegate.jobs.sinks.table_scan import Range, Ranges
 from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENTS, LATE, PipelineSpec
 from tidegate.jobs.spec.window_specs import WindowKind
@@ -405,14 +405,14 @@ class _RowTracer:
         elif spans:
             wanted["window_end"] = [(spans[0][0], spans[-1][1])]
         table = self._tables.read_rows(name, ranges=wanted)
-        bounds = [table[c].cast(pa.int64()).to_pylist() for c in ("window_start", "window_end")]
+        results = zip(table.to_pylist(), iterate_window_bounds(table), strict=True)
         return [
             {
                 "window_start": format_instant(start),
                 "revision": result["revision"],
                 "epoch": result["_epoch"],
             }
-            for result, start, end in zip(table.to_pylist(), *bounds, strict=True)
+            for result, (start, end) in results
             if tuple(result[k] for k in window.keys) == key
             and (start <= time < end if is_session else (start, end) in spans)
         ]

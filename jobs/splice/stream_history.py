@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from tidegate.checkpoints.manifest import FileRef, Manifest
 from tidegate.errors import TidegateError
-from tidegate.jobs.engine.column_types import to_arrow_type
+from tidegate.jobs.engine.column_types import replace_column, to_arrow_types
 from tidegate.jobs.sinks.output_tables import (
     ARRIVAL_SLOT_COLUMN,
     IDENTITY_COLUMNS,
@@ -37,7 +37,6 @@ from tidegate.jobs.streams.dispatched_rows import (
 from tidegate.jobs.streams.row_history import (
     PROVENANCE_FIELDS,
     list_stream_merges,
-    replace_column,
     to_event_rows,
 )
 from tidegate.jobs.streams.stream_state import DispatchState
@@ -73,7 +72,7 @@ class StreamChange:
 def make_stream_columns(columns: Mapping[str, str]) -> dict[str, Any]:
     """Return the columns of a stream's rows with their Arrow types; `columns` are the user's."""
     return {
-        **{name: to_arrow_type(kind) for name, kind in columns.items()},
+        **to_arrow_types(columns),
         "position": pa.int64(),
         "stream_time": pa.int64(),
         **PROVENANCE_FIELDS,

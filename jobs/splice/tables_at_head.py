@@ -10,7 +10,6 @@ on its lineage. A restore to before a merge drops its segment, and the request c
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,12 +17,13 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from tidegate.checkpoints.bucket_layout import CheckpointId
 from tidegate.checkpoints.manifest import FileRef, Manifest
 from tidegate.checkpoints.slot_log import LogHead, SlotLog
+from tidegate.jobs.engine.column_types import replace_column
 from tidegate.jobs.engine.manifest_writer import SPLICE_KIND
+from tidegate.jobs.engine.parquet_objects import read_parquet_object
 from tidegate.jobs.sinks.lineage_position import (
     CurrentLineage,
     FollowerPosition,
@@ -185,7 +185,7 @@ class TablesAtHead:
 
 def read_data_file(log: SlotLog, file: FileRef) -> Any:
     """Return the rows of one data file, which is read from the store whole."""
-    return use_plain_types(pq.read_table(io.BytesIO(log.store.get(file.key).data)))
+    return use_plain_types(read_parquet_object(log.store, file.key))
 
 
 def read_columns(log: SlotLog, files: Iterable[FileRef], schema: Any) -> Any:
@@ -271,5 +271,5 @@ def select_rows_for_output(rows: Any, output: str) -> Any:
 def set_outputs(rows: Any, outputs: Sequence[Sequence[str]]) -> Any:
     """Return the rows with other outputs; rows without any output are dropped."""
     column = pa.array(outputs, pa.list_(pa.string()))
-    rows = rows.set_column(rows.column_names.index("_outputs"), "_outputs", column)
+    rows = replace_column(rows, "_outputs", column)
     return rows.filter(pc.greater(pc.list_value_length(rows["_outputs"]), 0))

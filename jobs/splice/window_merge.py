@@ -32,7 +32,7 @@ from tidegate.jobs.rules.row_conditions import (
     last_window_start_sql,
 )
 from tidegate.jobs.sinks.output_tables import IDENTITY_COLUMNS, SPLICE_COLUMN
-from tidegate.jobs.sinks.published_tables import select_current_revisions
+from tidegate.jobs.sinks.published_tables import iterate_window_bounds, select_current_revisions
 from tidegate.jobs.sinks.table_scan import Ranges
 from tidegate.jobs.spec.pipeline import EVENTS, LATE, PipelineSpec
 from tidegate.jobs.spec.window_specs import WindowKind, WindowSpec
@@ -215,11 +215,8 @@ class _WindowMerge:
         table = self._tables.read_rows(self.name, ranges=wanted)
         self._schema = table.schema
         table = select_current_revisions(table, self._window)
-        bounds = [table[c].cast(pa.int64()).to_pylist() for c in ("window_start", "window_end")]
-        return [
-            {**row, "_ws": start, "_we": end}
-            for row, start, end in zip(table.to_pylist(), *bounds, strict=True)
-        ]
+        results = zip(table.to_pylist(), iterate_window_bounds(table), strict=True)
+        return [{**row, "_ws": start, "_we": end} for row, (start, end) in results]
 
     # The rows behind the results
 

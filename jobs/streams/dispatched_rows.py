@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.engine.column_types import to_arrow_type
+from tidegate.jobs.engine.column_types import replace_column, to_arrow_types
 from tidegate.jobs.sinks.output_tables import build_table_schema
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.stream_specs import REJECTIONS, PipeSpec, ReducerSpec
@@ -30,7 +30,6 @@ from .row_history import (
     combine_chunks,
     compute_running_max,
     read_parquet_files,
-    replace_column,
 )
 
 
@@ -123,8 +122,7 @@ def build_arrival_schema(columns: Mapping[str, str]) -> Any:
 
     A row without a stamp is stamped by its destination.
     """
-    fields = {name: to_arrow_type(kind) for name, kind in columns.items()}
-    return pa.schema({**fields, "_stamp": pa.int64(), **PROVENANCE_FIELDS})
+    return pa.schema({**to_arrow_types(columns), "_stamp": pa.int64(), **PROVENANCE_FIELDS})
 
 
 def read_arrivals(store: Store, files: Iterable[FileRef], columns: Mapping[str, str]) -> Any:

@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 from tidegate.checkpoints.row_counts import name_stream_rejections
 from tidegate.checkpoints.store import Store
 from tidegate.errors import get_first_line
-from tidegate.jobs.engine.column_types import to_arrow_type
+from tidegate.jobs.engine.column_types import to_arrow_type, to_arrow_types
 from tidegate.jobs.engine.interfaces import DispatchResult, MoveOrder, MoveResult
 from tidegate.jobs.engine.manifest_writer import DISPATCHER_KINDS
 from tidegate.jobs.sinks.output_tables import build_table_schema
@@ -412,7 +412,7 @@ class StreamDispatcher:
         if not reducer.aggregates:
             return
         columns = self._graph.columns[reducer.origin]
-        empty = pa.schema({c: to_arrow_type(kind) for c, kind in columns.items()}).empty_table()
+        empty = pa.schema(to_arrow_types(columns)).empty_table()
         try:
             add_argument_columns(empty, build_reducer(self._spec, name).aggregates)
         except duckdb.Error as error:

@@ -26,7 +26,7 @@ import duckdb
 import pyarrow as pa
 
 from tidegate.errors import get_first_line
-from tidegate.jobs.engine.column_types import to_arrow_type
+from tidegate.jobs.engine.column_types import to_arrow_types
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 from .dispatched_rows import Event
@@ -424,8 +424,8 @@ def _build_dispatch_tables(reducer: Reducer, dispatches: Sequence[DispatchedRow]
     """Return destination -> the rows sent to it, with ``_position`` and ``_nth``."""
     tables = {}
     for to, columns in reducer.columns.items():
-        fields = {name: to_arrow_type(kind) for name, kind in columns.items()}
-        schema = pa.schema({**fields, "_position": pa.int64(), "_nth": pa.int64()})
+        own = {"_position": pa.int64(), "_nth": pa.int64()}
+        schema = pa.schema(to_arrow_types(columns) | own)
         rows = [
             {**d.value, "_position": d.position, "_nth": d.nth} for d in dispatches if d.to == to
         ]

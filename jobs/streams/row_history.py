@@ -6,21 +6,19 @@ tables.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from tidegate.checkpoints.bucket_layout import CheckpointId
-from tidegate.checkpoints.canonical_json import sha256_of_bytes
 from tidegate.checkpoints.manifest import FileRef, Manifest
 from tidegate.checkpoints.slot_log import LogHead, SlotLog
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.engine.column_types import convert_to_ticks, to_arrow_type
+from tidegate.jobs.engine.column_types import convert_to_ticks, replace_column, to_arrow_types
 from tidegate.jobs.engine.manifest_writer import SPLICE_KIND
+from tidegate.jobs.engine.parquet_objects import read_parquet_object
 from tidegate.jobs.sinks.output_tables import IDENTITY_COLUMNS, compute_current_positions
 from tidegate.jobs.spec.stream_specs import EVENTS_STREAM
 from tidegate.time_units import TICK_MIN
@@ -221,49 +219,8 @@ def list_stream_merges(head: LogHead) -> dict[int, dict[str, Any]]:
 
 def read_parquet_files(store: Store, files: list[FileRef]) -> Any | None:
     """Return all rows of Parquet files in the store; None without files."""
-    tables = [
-        pq.read_table(io.BytesIO(store.get(file.key).data), partitioning=None) for file in files
-    ]
+    tables = [read_parquet_object(store, file.key) for file in files]
     return pa.concat_tables(tables, promote_options="default") if tables else None
-
-
-def write_parquet_file(
-    store: Store,
-    key: str,
-    rows: Any,
-    kind: str,
-    bounds: tuple[int | None, int | None] = (None, None),
-    extra: Mapping[str, Any] | None = None,
-) -> FileRef:
-    """Write rows to the store, over what the key had, and return the reference for a manifest.
-
-    `bounds` are the least and the greatest time in the rows, in ticks.
-    """
-    buffer = io.BytesIO()
-    pq.write_table(rows, buffer, compression="snappy", coerce_timestamps="us")
-    data = buffer.getvalue()
-    store.put(key, data)
-    return describe_parquet_file(key, data, kind, bounds, extra)
-
-
-def describe_parquet_file(
-    key: str,
-    data: bytes,
-    kind: str,
-    bounds: tuple[int | None, int | None],
-    extra: Mapping[str, Any] | None = None,
-) -> FileRef:
-    """Return the reference for the bytes of a Parquet file; see `write_parquet_file`."""
-    return FileRef(
-        key=key,
-        rows=pq.read_metadata(io.BytesIO(data)).num_rows,
-        bytes=len(data),
-        sha256=sha256_of_bytes(data),
-        min_time=bounds[0],
-        max_time=bounds[1],
-        kind=kind,
-        extra=dict(extra or {}),
-    )
 
 
 def compute_time_bounds(times: Any) -> tuple[int | None, int | None]:
@@ -291,7 +248,7 @@ def to_event_rows(
         table["_source"], table["_partition"], table["_seq"].cast(pa.string()), "/"
     )
     time = compute_running_max(convert_to_ticks(table[event_time]), last)
-    values = {name: table[name].cast(to_arrow_type(kind)) for name, kind in columns.items()}
+    values = {name: table[name].cast(kind) for name, kind in to_arrow_types(columns).items()}
     values |= {"position": pc.add(table["position"], shift), "stream_time": time, "_id": identity}
     return pa.table(values, schema=build_row_schema(columns))
 
@@ -310,15 +267,10 @@ def to_stream_rows(table: Any, columns: Mapping[str, str]) -> Any:
 
 def _fill_columns(table: Any, columns: Mapping[str, str]) -> Any:
     """Return the table with nulls in columns that were added to the spec after its files."""
-    for name, kind in columns.items():
+    for name, kind in to_arrow_types(columns).items():
         if name not in table.column_names:
-            table = table.append_column(name, pa.nulls(table.num_rows, to_arrow_type(kind)))
+            table = table.append_column(name, pa.nulls(table.num_rows, kind))
     return table
-
-
-def replace_column(table: Any, name: str, values: Any) -> Any:
-    """Return a table with other values in one column."""
-    return table.set_column(table.column_names.index(name), name, values)
 
 
 def _slice_positions(rows: Any, start: int, end: int) -> Any:
@@ -328,10 +280,8 @@ def _slice_positions(rows: Any, start: int, end: int) -> Any:
 
 def build_row_schema(columns: Mapping[str, str]) -> Any:
     """Return the schema of rows of a stream with these columns, as attachments read them."""
-    fields = {name: to_arrow_type(kind) for name, kind in columns.items()}
-    return pa.schema(
-        {**fields, "position": pa.int64(), "stream_time": pa.int64(), "_id": pa.string()}
-    )
+    own = {"position": pa.int64(), "stream_time": pa.int64(), "_id": pa.string()}
+    return pa.schema(to_arrow_types(columns) | own)
 
 
 def _read_stream_end(epoch: Manifest | None, stream: str) -> tuple[int, int | None]:

@@ -23,6 +23,7 @@ from tidegate.checkpoints.manifest import FileRef, Manifest
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.splice_requests import SpliceRequest, create_splice_request
 from tidegate.checkpoints.store import Store
+from tidegate.jobs.engine.parquet_objects import write_parquet_object
 from tidegate.jobs.spec.stream_specs import StreamGraph
 
 from .dispatched_rows import select_request_segments
@@ -35,7 +36,6 @@ from .reducers import (
 from .row_history import (
     compute_time_bounds,
     read_parquet_files,
-    write_parquet_file,
 )
 
 
@@ -208,7 +208,7 @@ class DispatchFiles:
         """
         key = f"{self._folders.table_prefix(name)}{file}.parquet"
         bounds = compute_time_bounds(rows[time]) if time else (None, None)
-        self.tables[name] = (write_parquet_file(self._store, key, rows, f"table:{name}", bounds),)
+        self.tables[name] = (write_parquet_object(self._store, key, rows, f"table:{name}", bounds),)
 
     def write_segment(
         self,
@@ -223,7 +223,8 @@ class DispatchFiles:
         `low` and `high` are the least and greatest stamp, and `extra` goes into the reference.
         """
         key = self._folders.segment_key(kind)
-        self.segments.append(write_parquet_file(self._store, key, rows, kind, (low, high), extra))
+        ref = write_parquet_object(self._store, key, rows, kind, (low, high), extra)
+        self.segments.append(ref)
 
 
 def add_attempt_columns(rows: Any, attempt: CheckpointId) -> Any:

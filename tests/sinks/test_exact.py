@@ -22,11 +22,11 @@ from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.jobs.engine.epoch_engine import Engine, EngineRuntime, EpochPorts
 from tidegate.jobs.engine.interfaces import NoFaults
 from tidegate.jobs.engine.manifest_writer import SPLICE_KIND, ManifestAuthor
+from tidegate.jobs.engine.parquet_objects import write_parquet_object
 from tidegate.jobs.sinks.exactness_audit import ExactnessReport, _read_merged_rows, audit_exactness
 from tidegate.jobs.sinks.output_tables import DriverTables, build_table_schema
 from tidegate.jobs.sources.object_source import ObjectSource
 from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENTS, LATE, PipelineSpec
-from tidegate.jobs.streams.row_history import write_parquet_file
 
 TIME = pa.timestamp("us", tz="UTC")
 SCHEMA = {"t": "timestamp", "till": "timestamp", "what": "string", "k": "string", "v": "long"}
@@ -192,7 +192,7 @@ def test_rows_merged_into_a_stream_are_left_out() -> None:
     world.play(random.Random(0), objects=3)
     rows = pa.table({"k": ["a"], "_stamp": pa.array([1], pa.int64()), "_id": ["s/f/0"]})
     extra = {"request": "r", "checkpoint": "t0-000002-aa", "stream": "copies"}
-    segment = write_parquet_file(world.store, "merged", rows, SPLICE_KIND, extra=extra)
+    segment = write_parquet_object(world.store, "merged", rows, SPLICE_KIND, extra=extra)
     newest = world.log.head().record
     assert newest is not None
     merged = newest.model_copy(update={"segments": [*newest.segments, segment]})
@@ -236,7 +236,7 @@ def test_a_column_may_be_younger_than_a_merge() -> None:
     }
     rows = pa.table({**values, "_outputs": [[EVENTS]]})
     extra = {"request": "r", "checkpoint": "t0-000002-aa"}
-    segment = write_parquet_file(world.store, "merged", rows, SPLICE_KIND, extra=extra)
+    segment = write_parquet_object(world.store, "merged", rows, SPLICE_KIND, extra=extra)
     newest = world.log.head().record
     assert newest is not None
     merged = newest.model_copy(update={"segments": [*newest.segments, segment]})

@@ -1,0 +1,67 @@
+"""Parquet objects in a store: how rows become one, how they are read, and their references."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tidegate.checkpoints.canonical_json import sha256_of_bytes
+from tidegate.checkpoints.manifest import FileRef
+from tidegate.checkpoints.store import Store
+
+
+def read_parquet_object(store: Store, key: str) -> Any:
+    """Return the rows of one object, which is read from the store whole.
+
+    Raises:
+        NotFoundError: there is no such object.
+    """
+    return pq.read_table(pa.BufferReader(store.get(key).data))
+
+
+def encode_parquet(rows: Any) -> bytes:
+    """Return rows as the bytes of a Parquet object."""
+    buffer = io.BytesIO()
+    pq.write_table(rows, buffer, compression="snappy")
+    return buffer.getvalue()
+
+
+def write_parquet_object(
+    store: Store,
+    key: str,
+    rows: Any,
+    kind: str,
+    bounds: tuple[int | None, int | None] = (None, None),
+    extra: Mapping[str, Any] | None = None,
+) -> FileRef:
+    """Write rows to the store, over what the key had, and return the reference for a manifest.
+
+    `bounds` are the least and the greatest time in the rows, in ticks.
+    """
+    data = encode_parquet(rows)
+    store.put(key, data)
+    return describe_parquet_object(key, data, kind, bounds, extra)
+
+
+def describe_parquet_object(
+    key: str,
+    data: bytes,
+    kind: str,
+    bounds: tuple[int | None, int | None] = (None, None),
+    extra: Mapping[str, Any] | None = None,
+) -> FileRef:
+    """Return the reference for the bytes of an object; see `write_parquet_object`."""
+    return FileRef(
+        key=key,
+        rows=pq.read_metadata(io.BytesIO(data)).num_rows,
+        bytes=len(data),
+        sha256=sha256_of_bytes(data),
+        min_time=bounds[0],
+        max_time=bounds[1],
+        kind=kind,
+        extra=dict(extra or {}),
+    )
