@@ -276,7 +276,7 @@ def build_lateness_charts(epochs: Iterable[LatenessSketches]) -> JsonObject:
 
     The curve is the share of rows that would be late at each lag.
     """
-    by_source = defaultdict[str, list[JsonObject]](list)
+    by_source = defaultdict[str, list[Mapping[str, Any]]](list)
     for sketches in epochs:
         for source, sketch in sketches.items():
             by_source[source].append(sketch)

@@ -48,6 +48,23 @@ def replace_column(table: Any, name: str, values: Any) -> Any:
     return table.set_column(table.column_names.index(name), name, values)
 
 
+def conform_to_schema(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return the rows with exactly the columns of `schema`.
+
+    A file written before a column was added reads as null there.
+    """
+    return pa.table(
+        [get_column_or_nulls(rows, f.name, f.type).cast(f.type) for f in schema], schema
+    )
+
+
+def get_column_or_nulls(rows: pa.Table, name: str, kind: pa.DataType) -> pa.ChunkedArray:
+    """Return a column, or as many nulls if there is none."""
+    if name in rows.column_names:
+        return rows[name]
+    return pa.chunked_array([pa.nulls(rows.num_rows, kind)])
+
+
 def convert_to_ticks(times: Any) -> Any:
     """Return an Arrow column of timestamps as int64 ticks; those without a zone count as UTC.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -13,6 +13,8 @@ from tidegate.checkpoints.canonical_json import sha256_of_bytes
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.store import Store
 
+from .column_types import conform_to_schema
+
 
 def read_parquet_object(store: Store, key: str) -> Any:
     """Return the rows of one object, which is read from the store whole.
@@ -21,6 +23,12 @@ def read_parquet_object(store: Store, key: str) -> Any:
         NotFoundError: there is no such object.
     """
     return pq.read_table(pa.BufferReader(store.get(key).data))
+
+
+def read_columns(store: Store, files: Iterable[FileRef], schema: Any) -> Any:
+    """Return the columns of a schema from files; a column that is younger than a file is null."""
+    rows = (conform_to_schema(read_parquet_object(store, file.key), schema) for file in files)
+    return pa.concat_tables([schema.empty_table(), *rows])
 
 
 def encode_parquet(rows: Any) -> bytes:

@@ -26,7 +26,7 @@ from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.interfaces import join_seq
 from tidegate.jobs.engine.manifest_writer import SPLICE_KIND
-from tidegate.jobs.engine.parquet_objects import read_parquet_object
+from tidegate.jobs.engine.parquet_objects import read_columns, read_parquet_object
 from tidegate.jobs.engine.replay import FLOAT_TOLERANCE
 from tidegate.jobs.rules.duck_frame import open_database
 from tidegate.jobs.rules.recomputation import (
@@ -41,7 +41,7 @@ from tidegate.jobs.spec.row_rules import FILTERED, RULE_QUARANTINED
 from tidegate.jobs.spec.window_specs import Aggregate, AggregateFunction, WindowKind, WindowSpec
 from tidegate.time_units import TICK_MAX, TICK_MIN
 
-from .output_tables import build_table_schema
+from .output_tables import build_table_schema, make_request_schema
 
 # Others are recomputed by splices only: their cost grows with the rows.
 _CHECKED_FUNCTIONS = ("count", "sum", "avg", "min", "max")
@@ -237,18 +237,10 @@ def _add_provenance_columns(
 
 def _read_merged_rows(spec: PipelineSpec, store: Store, head: Manifest) -> pa.Table:
     """Return the rows of all splice requests that were merged into events and windows."""
-    columns = [*spec.row_columns, "_source", "_partition", "_seq", "_reason", "_outputs"]
     # Rows of streams have other columns.
     files = [f for f in head.segments if f.kind == SPLICE_KIND and "stream" not in f.extra]
-    tables = [read_parquet_object(store, file.key) for file in files]
     # A merge before a column was added does not have it.
-    tables = [table.select([n for n in columns if n in table.column_names]) for table in tables]
-    schema = build_table_schema(spec, EVENTS)
-    texts = {"_reason": pa.string(), "_outputs": pa.list_(pa.string())}
-    empty = pa.schema(
-        [(name, texts[name] if name in texts else schema.field(name).type) for name in columns]
-    ).empty_table()
-    return pa.concat_tables([empty, *tables], promote_options="permissive")
+    return read_columns(store, files, make_request_schema(spec))
 
 
 @dataclass
@@ -266,7 +258,8 @@ class _Audit:
         self.db.register("requested", requested)
         self.db.execute(
             f"""create temp table merged as
-            select * exclude (_outputs), epoch_us("{self.spec.event_time_column}") as _time,
+            select * exclude (_outputs, _section),
+                epoch_us("{self.spec.event_time_column}") as _time,
                 unnest(_outputs) as _output,
                 regexp_matches(_reason, '{NEVER_READ_REASONS}') as _stranger
             from requested"""

@@ -72,6 +72,23 @@ def build_table_schema(spec: PipelineSpec, table: str) -> Any:
     return pa.schema({**user, **_build_own_columns(table)})
 
 
+def make_request_schema(spec: PipelineSpec) -> Any:
+    """Return the columns of a splice request's rows.
+
+    They are the user's columns, the identity, why the row is requested, its section, and the
+    outputs that it should go to.
+    """
+    own = {
+        "_source": pa.string(),
+        "_partition": pa.string(),
+        "_seq": pa.int64(),
+        "_reason": pa.string(),
+        "_section": pa.int64(),
+        "_outputs": _STRING_LIST,
+    }
+    return pa.schema(to_arrow_types(spec.row_columns) | own)
+
+
 def build_system_schema(table: str) -> Any:
     """Return tidegate's columns of a table that is neither a window nor a stream."""
     return pa.schema(_build_own_columns(table))

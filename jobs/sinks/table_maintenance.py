@@ -63,6 +63,7 @@ from tidegate.checkpoints.canonical_json import canonical_bytes, parse_json
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
 from tidegate.checkpoints.store import NotFoundError, ObjectInfo, Store
 from tidegate.errors import get_first_line
+from tidegate.jobs.engine.column_types import conform_to_schema
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.json_types import JsonObject
 
@@ -92,7 +93,6 @@ from .table_files import (
     write_partition_files,
 )
 from .table_follower import TableFollower
-from .table_scan import conform_to_schema
 
 _NEWEST_SLOTS_KEPT = 100  # newest slots whose files stay as they are
 _MIN_FILES_PER_MERGE = 8  # files of similar size that are worth a new one

@@ -26,7 +26,12 @@ from pyarrow.fs import FileSystem, LocalFileSystem, S3FileSystem
 from tidegate.checkpoints.canonical_json import parse_json
 from tidegate.checkpoints.s3_store import S3Store
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.engine.column_types import TIMESTAMP_UTC, convert_to_ticks, to_arrow_type
+from tidegate.jobs.engine.column_types import (
+    TIMESTAMP_UTC,
+    conform_to_schema,
+    convert_to_ticks,
+    to_arrow_type,
+)
 
 Range = tuple[Any, Any]
 """Least and greatest value, both inclusive; None: no bound. Times are ticks."""
@@ -213,23 +218,6 @@ def match_columns(
         own = {name: one.get("field-id", -1) for one in mapping for name in one["names"]} or ids
     names = {number: name for name, number in ids.items()}
     return {name: names[int(own[name])] for name in file.names if int(own.get(name, -1)) in names}
-
-
-def conform_to_schema(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return the rows with exactly the columns of `schema`.
-
-    A file written before a column was added reads as null there.
-    """
-    return pa.table(
-        [get_column_or_nulls(rows, f.name, f.type).cast(f.type) for f in schema], schema
-    )
-
-
-def get_column_or_nulls(rows: pa.Table, name: str, kind: pa.DataType) -> pa.ChunkedArray:
-    """Return a column, or as many nulls if there is none."""
-    if name in rows.column_names:
-        return rows[name]
-    return pa.chunked_array([pa.nulls(rows.num_rows, kind)])
 
 
 def select_in_ranges(rows: pa.Table, ranges: Ranges) -> pa.Table:

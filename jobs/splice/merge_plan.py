@@ -24,12 +24,14 @@ import pyarrow.compute as pc
 from tidegate.checkpoints.slot_log import LogHead, SlotLog
 from tidegate.checkpoints.splice_requests import SpliceRequest
 from tidegate.jobs.engine.column_types import convert_to_ticks
+from tidegate.jobs.engine.parquet_objects import read_columns
 from tidegate.jobs.eventtime.decision_types import ReleaseMark
 from tidegate.jobs.sinks.output_tables import (
     IDENTITY_COLUMNS,
     SPLICE_COLUMN,
     build_table_schema,
     iterate_identities,
+    make_request_schema,
 )
 from tidegate.jobs.sinks.table_scan import Ranges
 from tidegate.jobs.spec.event_time_options import ReleaseMode
@@ -44,8 +46,6 @@ from .tables_at_head import (
     TablesAtHead,
     find_merge_segments,
     join_spans,
-    make_request_schema,
-    read_columns,
     select_rows_for_output,
     set_outputs,
 )
@@ -155,7 +155,7 @@ class _MergePlanner:
     def _select_unmerged_rows(self) -> tuple[Any, int]:
         """Return the rows with the outputs that they miss, and the count of pairs merged before."""
         schema = make_request_schema(self._spec)
-        rows = read_columns(self._tables.log, self._request.row_files(), schema)
+        rows = read_columns(self._tables.log.store, self._request.row_files(), schema)
         known, merged = {EVENTS, *self._spec.windows}, self._tables.merged.slots
         outputs, already = [], 0
         for who, names in zip(iterate_identities(rows), rows["_outputs"].to_pylist(), strict=True):

@@ -37,7 +37,12 @@ from tidegate.jobs.engine.column_types import replace_column
 from tidegate.jobs.engine.parquet_objects import describe_parquet_object, write_parquet_object
 from tidegate.jobs.rules.duck_frame import DuckFrame, open_database, query_rows
 from tidegate.jobs.rules.recomputation import SET_ASIDE_REASONS, build_time_expression
-from tidegate.jobs.sinks.output_tables import IDENTITY_COLUMNS, RowIdentity, iterate_identities
+from tidegate.jobs.sinks.output_tables import (
+    IDENTITY_COLUMNS,
+    RowIdentity,
+    iterate_identities,
+    make_request_schema,
+)
 from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENT_TIME, EVENTS, LATE, PipelineSpec
 from tidegate.time_units import format_instant
 
@@ -56,7 +61,6 @@ from .tables_at_head import (
     TablesAtHead,
     find_merge_segments,
     iterate_output_pairs,
-    make_request_schema,
     read_data_file,
     set_outputs,
 )

@@ -20,6 +20,7 @@ from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.splice_requests import list_splice_requests
 from tidegate.errors import get_first_line
 from tidegate.jobs.engine.manifest_writer import ORDER_KIND
+from tidegate.jobs.engine.parquet_objects import read_columns
 from tidegate.jobs.rules.duck_frame import DuckFrame, open_database
 from tidegate.jobs.rules.recomputation import SET_ASIDE_REASONS, build_time_expression
 from tidegate.jobs.sinks.output_tables import (
@@ -28,6 +29,7 @@ from tidegate.jobs.sinks.output_tables import (
     RowIdentity,
     build_table_schema,
     iterate_identities,
+    make_request_schema,
 )
 from tidegate.jobs.sinks.published_tables import RowSelection, iterate_window_bounds, scan_table
 from tidegate.jobs.sinks.table_scan import Range, Ranges
@@ -41,8 +43,6 @@ from .request_creation import resolve_request_state
 from .tables_at_head import (
     TablesAtHead,
     find_merge_segments,
-    make_request_schema,
-    read_columns,
 )
 from .window_merge import list_touching_rows
 
@@ -145,7 +145,7 @@ class _RowTracer:
         # Requests keep their own copy of the rows, so a row is found there even if its tables were
         # cut by a restore. All of it: a corrected row has other values than its dead letter.
         self._requested = [
-            (request, read_columns(tables.log, [file], make_request_schema(self._spec)))
+            (request, read_columns(tables.log.store, [file], make_request_schema(self._spec)))
             for request in list_splice_requests(tables.log.store, self._spec.name)
             if request.origin != "attachment"
             for file in request.row_files()
@@ -156,7 +156,7 @@ class _RowTracer:
         # Segments of the order buffer; some of their rows may have left.
         segments = [s for s in tables.head.segments if s.kind == ORDER_KIND]
         schema = empty.schema.append(pa.field("_section", pa.int64()))
-        self._buffered = self._select_matching(read_columns(tables.log, segments, schema))
+        self._buffered = self._select_matching(read_columns(tables.log.store, segments, schema))
 
     def trace_matching_rows(self) -> list[RowTrace]:
         """Return every row that matches, with its places."""

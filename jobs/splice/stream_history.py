@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from tidegate.checkpoints.manifest import FileRef, Manifest
 from tidegate.errors import TidegateError
-from tidegate.jobs.engine.column_types import replace_column, to_arrow_types
+from tidegate.jobs.engine.column_types import conform_to_schema, replace_column, to_arrow_types
 from tidegate.jobs.sinks.output_tables import (
     ARRIVAL_SLOT_COLUMN,
     IDENTITY_COLUMNS,
@@ -334,8 +334,7 @@ class StreamHistory:
         # A rewritten row carries the slot in which it first arrived; `_epoch` is then the slot of
         # the rewrite.
         slots = pc.coalesce(rows[ARRIVAL_SLOT_COLUMN].cast(pa.int64()), rows["_epoch"])
-        values = {name: rows[name].cast(columns[name]) for name in stored}
-        return pa.table({**values, ARRIVAL_SLOT: slots}, schema=pa.schema(columns))
+        return conform_to_schema(rows.append_column(ARRIVAL_SLOT, slots), pa.schema(columns))
 
     def _read_stream_events(self) -> Any:
         """Read the events after the base; of merged rows only those that reached the streams."""
@@ -407,9 +406,8 @@ class StreamHistory:
 
     def convert_collected_rows(self, stream: str, rows: Any, slot: int) -> Any:
         """Return collected rows as rows of the stream that were merged in `slot`, by stamp."""
-        columns = make_stream_columns(self._graph.columns[stream])
+        schema = pa.schema(make_stream_columns(self._graph.columns[stream]))
         rows = rows.take(pa.array(np.argsort(rows["_stamp"].to_numpy(), kind="stable")))
-        values = {name: rows[name] for name in columns if name in rows.column_names}
-        values |= {"position": pa.nulls(rows.num_rows, pa.int64()), "stream_time": rows["_stamp"]}
-        converted = add_arrival_slot(pa.table(values), -slot)
-        return converted.select(list(columns)).cast(pa.schema(columns))
+        rows = rows.append_column("stream_time", rows["_stamp"])
+        # They have no positions yet: those are given to all rows of the stream together.
+        return conform_to_schema(add_arrival_slot(rows, -slot), schema)

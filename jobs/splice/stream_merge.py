@@ -26,6 +26,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tidegate.jobs.engine.column_types import conform_to_schema
 from tidegate.jobs.spec.stream_specs import EVENTS_STREAM, REJECTIONS, PipeSpec
 from tidegate.jobs.streams.dispatched_rows import (
     address_rows,
@@ -353,8 +354,7 @@ class StreamMerge:
             self._add_new_rejections(stream, refused)
             if accepted.num_rows:
                 last = accepted["stream_time"][-1].as_py()
-                accepted = add_arrival_slot(accepted, slot)
-                parts.append(accepted.select(arrow_schema.names).cast(arrow_schema))
+                parts.append(conform_to_schema(add_arrival_slot(accepted, slot), arrow_schema))
             for rows in merged.get(slot, ()):
                 parts.append(rows)
                 stamp = pc.max(rows["stream_time"]).as_py()

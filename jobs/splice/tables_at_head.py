@@ -10,7 +10,7 @@ on its lineage. A restore to before a merge drops its segment, and the request c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -23,7 +23,7 @@ from tidegate.checkpoints.manifest import FileRef, Manifest
 from tidegate.checkpoints.slot_log import LogHead, SlotLog
 from tidegate.jobs.engine.column_types import replace_column
 from tidegate.jobs.engine.manifest_writer import SPLICE_KIND
-from tidegate.jobs.engine.parquet_objects import read_parquet_object
+from tidegate.jobs.engine.parquet_objects import read_columns, read_parquet_object
 from tidegate.jobs.sinks.lineage_position import (
     CurrentLineage,
     FollowerPosition,
@@ -35,10 +35,11 @@ from tidegate.jobs.sinks.output_tables import (
     build_checkpoint_rows,
     build_table_schema,
     iterate_identities,
+    make_request_schema,
 )
 from tidegate.jobs.sinks.published_tables import translate_read_errors, use_plain_types
 from tidegate.jobs.sinks.table_scan import Range, Ranges, TableScan, select_in_ranges
-from tidegate.jobs.spec.pipeline import CHECKPOINTS, EVENTS, PipelineSpec
+from tidegate.jobs.spec.pipeline import CHECKPOINTS, PipelineSpec
 
 Span = tuple[int, int]
 """From and to in ticks, half open."""
@@ -133,7 +134,7 @@ class TablesAtHead:
             # Rows of streams have other columns.
             if "stream" in segment.extra:
                 continue
-            table = read_columns(self.log, [segment], schema)
+            table = read_columns(self.log.store, [segment], schema)
             slot = CheckpointId.parse(str(segment.extra["checkpoint"])).slot
             slots |= dict.fromkeys(iterate_output_pairs(table), slot)
             rows.append(table)
@@ -188,13 +189,6 @@ def read_data_file(log: SlotLog, file: FileRef) -> Any:
     return use_plain_types(read_parquet_object(log.store, file.key))
 
 
-def read_columns(log: SlotLog, files: Iterable[FileRef], schema: Any) -> Any:
-    """Return the columns of a schema from files; a column that is younger than a file is null."""
-    tables = (read_data_file(log, file) for file in files)
-    known = [table.select([n for n in schema.names if n in table.column_names]) for table in tables]
-    return pa.concat_tables([schema.empty_table(), *known], promote_options="permissive")
-
-
 def join_spans(spans: Sequence[Span]) -> list[Range]:
     """Return at most 8 ranges (`_MAX_RANGES`), sorted, that cover spans.
 
@@ -228,26 +222,6 @@ class MergedRows:
 
     rows: Any
     slots: Mapping[tuple[RowIdentity, str], int]
-
-
-def make_request_schema(spec: PipelineSpec) -> Any:
-    """Return the columns of a request's rows.
-
-    They are the user's columns, the identity, why the row is requested, its section, and the
-    outputs that it should go to.
-    """
-    user = [build_table_schema(spec, EVENTS).field(name) for name in spec.row_columns]
-    return pa.schema(
-        [
-            *user,
-            ("_source", pa.string()),
-            ("_partition", pa.string()),
-            ("_seq", pa.int64()),
-            ("_reason", pa.string()),
-            ("_section", pa.int64()),
-            ("_outputs", pa.list_(pa.string())),
-        ]
-    )
 
 
 def find_merge_segments(head: LogHead) -> dict[str, FileRef]:

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.engine.column_types import replace_column, to_arrow_types
+from tidegate.jobs.engine.column_types import conform_to_schema, replace_column, to_arrow_types
 from tidegate.jobs.sinks.output_tables import build_table_schema
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.stream_specs import REJECTIONS, PipeSpec, ReducerSpec
@@ -129,7 +129,7 @@ def read_arrivals(store: Store, files: Iterable[FileRef], columns: Mapping[str, 
     """Return stored arrivals at a stream with these columns; none without files."""
     schema = build_arrival_schema(columns)
     rows = read_parquet_files(store, list(files))
-    return schema.empty_table() if rows is None else rows.select(schema.names).cast(schema)
+    return schema.empty_table() if rows is None else conform_to_schema(rows, schema)
 
 
 def select_request_segments(

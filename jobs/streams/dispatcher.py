@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 from tidegate.checkpoints.row_counts import name_stream_rejections
 from tidegate.checkpoints.store import Store
 from tidegate.errors import get_first_line
-from tidegate.jobs.engine.column_types import to_arrow_type, to_arrow_types
+from tidegate.jobs.engine.column_types import conform_to_schema, to_arrow_type, to_arrow_types
 from tidegate.jobs.engine.interfaces import DispatchResult, MoveOrder, MoveResult
 from tidegate.jobs.engine.manifest_writer import DISPATCHER_KINDS
 from tidegate.jobs.sinks.output_tables import build_table_schema
@@ -291,9 +291,8 @@ class StreamDispatcher:
             last = rows["stream_time"][-1].as_py()
             epoch.state.streams[stream] = StreamState(state.next + rows.num_rows, last)
             epoch.fresh[stream] = rows.select([*columns, "position", "stream_time", "_id"])
-            schema = build_table_schema(self._spec, stream)
             table = add_attempt_columns(rows, epoch.order.folders.attempt)
-            table = table.select(schema.names).cast(schema)
+            table = conform_to_schema(table, build_table_schema(self._spec, stream))
             epoch.files.write_table(stream, table, "stream_time")
 
     def _pass_through_buffer(

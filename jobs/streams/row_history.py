@@ -16,7 +16,7 @@ from tidegate.checkpoints.bucket_layout import CheckpointId
 from tidegate.checkpoints.manifest import FileRef, Manifest
 from tidegate.checkpoints.slot_log import LogHead, SlotLog
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.engine.column_types import convert_to_ticks, replace_column, to_arrow_types
+from tidegate.jobs.engine.column_types import conform_to_schema, convert_to_ticks, to_arrow_types
 from tidegate.jobs.engine.manifest_writer import SPLICE_KIND
 from tidegate.jobs.engine.parquet_objects import read_parquet_object
 from tidegate.jobs.sinks.output_tables import IDENTITY_COLUMNS, compute_current_positions
@@ -243,14 +243,14 @@ def to_event_rows(
         last: the stream's last time before these rows.
         shift: added to the positions: how many rows merges inserted before these.
     """
-    table = _fill_columns(table.sort_by("position"), columns)
+    table = table.sort_by("position")
     identity = pc.binary_join_element_wise(
         table["_source"], table["_partition"], table["_seq"].cast(pa.string()), "/"
     )
     time = compute_running_max(convert_to_ticks(table[event_time]), last)
-    values = {name: table[name].cast(kind) for name, kind in to_arrow_types(columns).items()}
-    values |= {"position": pc.add(table["position"], shift), "stream_time": time, "_id": identity}
-    return pa.table(values, schema=build_row_schema(columns))
+    user = conform_to_schema(table, pa.schema(to_arrow_types(columns)))
+    own = (pc.add(table["position"], shift), time, identity)
+    return pa.table([*user.columns, *own], build_row_schema(columns))
 
 
 def to_stream_rows(table: Any, columns: Mapping[str, str]) -> Any:
@@ -259,18 +259,8 @@ def to_stream_rows(table: Any, columns: Mapping[str, str]) -> Any:
     Rows without `_id` are left out. A merge that leaves a stream without rows writes one such row,
     which marks where the stream ends.
     """
-    table = table.filter(pc.is_valid(table["_id"])).sort_by("position")
-    table = _fill_columns(table, columns)
-    names = build_row_schema(columns).names
-    return replace_column(table, "stream_time", table["stream_time"].cast(pa.int64())).select(names)
-
-
-def _fill_columns(table: Any, columns: Mapping[str, str]) -> Any:
-    """Return the table with nulls in columns that were added to the spec after its files."""
-    for name, kind in to_arrow_types(columns).items():
-        if name not in table.column_names:
-            table = table.append_column(name, pa.nulls(table.num_rows, kind))
-    return table
+    rows = table.filter(pc.is_valid(table["_id"])).sort_by("position")
+    return conform_to_schema(rows, build_row_schema(columns))
 
 
 def _slice_positions(rows: Any, start: int, end: int) -> Any:
