@@ -144,8 +144,8 @@ deploy-check: venv ## infra/deploy judged by helm, promtool and the code of Kube
 	$(BIN)/python -m pytest -n0 tests/infra/test_deploy_tools.py $(ARGS)
 
 .PHONY: judge
-judge: venv ## take each step of simulated runs by the rules of the protocol, plant bugs (SECONDS=60 SEED=0): "N runs, N steps, all taken"
-	$(BIN)/python -m tests.simulation.judge_traces --seconds $(or $(SECONDS),60) --seed $(or $(SEED),0)
+judge: venv ## take each step of simulated runs, and of real kills, by the rules of the protocol; plant bugs (SECONDS=60 SEED=0 ARGS="--real 50"): "N runs, N steps, all taken"
+	$(BIN)/python -m tests.simulation.judge_traces --seconds $(or $(SECONDS),60) --seed $(or $(SEED),0) $(ARGS)
 
 .PHONY: mutants
 mutants: venv ## plant bugs; the simulation must find each (SECONDS=60 for each bug)

@@ -7,9 +7,10 @@ moves when its entry in the catalog does, and its files are read from its Iceber
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from pyiceberg.table.snapshots import Snapshot
 
 from tests.servers.minio import RealMinio
 from tests.simulation.cheap import parsed
+from tests.simulation.protocol_steps import Protocol
 from tests.simulation.protocol_trace import TraceJudge, UntakenError
 from tidegate.infra.provision import REGION
 
@@ -90,7 +92,7 @@ def take_changes(
     Raises:
         UntakenError: the protocol does not allow a step.
     """
-    judge = TraceJudge(pipeline=pipeline)
+    judge = TraceJudge(pipeline=pipeline, keep=True)
     for change in changes:
         if not change.key.startswith(f"{pipeline}/"):
             continue
@@ -164,6 +166,42 @@ def judge_bucket(minio: RealMinio, prefix: str, pipeline: str) -> int:
     """
     changes = read_changes(minio, prefix)
     return take_changes(changes, pipeline, Tables(minio, prefix)).steps
+
+
+def forge_histories(changes: list[Change], protocol: Protocol) -> dict[str, list[Change]]:
+    """Plant bugs in a history that was taken: what each bug is, and the history with it.
+
+    There must be a retirement or a restore in it, because `roots.json` is written for those.
+    """
+    events = protocol.tables["events"]
+    needed = replace(changes[-1], key=max(events.files), data=None)
+    return {
+        "a slot is lost": _lose(changes, "/timelines/0/slots/"),
+        "a slot is filled again": [*changes, _fill_again(changes)],
+        "roots.json is left out": _lose(changes, "/roots.json"),
+        "readers are shown what is not sealed": _hasten(changes, "/current.json"),
+        "a table has rows that are not sealed": _hasten(changes, "/events/catalog.json"),
+        "a file that a table needs is deleted": [*changes, needed],
+    }
+
+
+def _lose(changes: list[Change], part: str) -> list[Change]:
+    """Without the first write of a kind."""
+    lost = next(change for change in changes if part in change.key)
+    return [change for change in changes if change is not lost]
+
+
+def _hasten(changes: list[Change], part: str) -> list[Change]:
+    """With the last write of a kind before everything else."""
+    early = [change for change in changes if part in change.key][-1]
+    return [early, *(change for change in changes if change is not early)]
+
+
+def _fill_again(changes: list[Change]) -> Change:
+    """As if a second driver had written over the newest slot."""
+    filled = [(one, json.loads(one.data or b"")) for one in changes if "/slots/" in one.key]
+    slot, raw = [(one, raw) for one, raw in filled if raw["kind"] == "epoch"][-1]
+    return replace(slot, data=json.dumps(raw | {"created_at": raw["created_at"] + 1}).encode())
 
 
 def _client(minio: RealMinio) -> Any:

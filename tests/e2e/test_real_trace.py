@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.real_trace import Change, Tables, keep_versions, read_changes, take_changes
+from tests.e2e.real_kills import run_real_kills
+from tests.e2e.real_trace import (
+    Tables,
+    forge_histories,
+    keep_versions,
+    read_changes,
+    take_changes,
+)
 from tests.engine.harness import Bench, row, spec_of
 from tests.servers.minio import RealMinio, running
-from tests.simulation.protocol_steps import Protocol
 from tests.simulation.protocol_trace import UntakenError
 from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.pipeline_identity import ProcessIdentity
@@ -59,26 +64,16 @@ def test_the_steps_of_a_real_bucket_are_taken(tmp_path: Path) -> None:
         assert judge.protocol.timeline == 1
         assert judge.protocol.pointer == judge.protocol.head()
         assert set(judge.protocol.tables) >= {"checkpoints", "events"}
-        wrong = [_lose(changes, "/timelines/0/slots/"), _lose(changes, "/roots.json")]
-        wrong += [_hasten(changes, "/current.json"), _hasten(changes, "/events/catalog.json")]
-        wrong += [[*changes, _delete_a_needed_file(changes, judge.protocol)]]
-        for history in wrong:
+        for history in forge_histories(changes, judge.protocol).values():
             with pytest.raises(UntakenError):
                 take_changes(history, "p", tables)
 
 
-def _lose(changes: list[Change], part: str) -> list[Change]:
-    """Without the first write of a kind."""
-    lost = next(change for change in changes if part in change.key)
-    return [change for change in changes if change is not lost]
-
-
-def _hasten(changes: list[Change], part: str) -> list[Change]:
-    """With the last write of a kind before everything else."""
-    early = [change for change in changes if part in change.key][-1]
-    return [early, *(change for change in changes if change is not early)]
-
-
-def _delete_a_needed_file(changes: list[Change], protocol: Protocol) -> Change:
-    """As if the sweep had taken a file too many."""
-    return replace(changes[-1], key=max(protocol.tables["events"].files), data=None)
+@pytest.mark.e2e
+@pytest.mark.slow
+def test_the_steps_of_killed_drivers_are_taken() -> None:
+    """Drivers and maintenance killed at random, one restore: the tables hold each row once."""
+    found = run_real_kills(5, seed=0)
+    assert found.problems == []
+    assert found.steps["fork"] == found.restores == 1
+    assert all(found.forgeries.values()), found.forgeries

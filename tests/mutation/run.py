@@ -1,29 +1,36 @@
-"""Run the tests against one mutant, in a process of its own.
+"""Judge a mutant: by the tests that execute the changed line, then by the simulation.
 
-The process is forked from one that has imported the libraries but no module of the product. It
-imports the mutated source in place of the file, and no file is changed.
+No file is changed. The libraries are imported before the first fork, the product is not.
 """
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
 import os
-import re
 import sys
 import time
-from collections.abc import Sequence
-from functools import cache
-from multiprocessing import get_context
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-import psutil
+import pytest
 
-from tests.mutation.mutants import ROOT
+from tests.mutation.covering import Covering, Recorder, mark_source, write_covering
+from tests.mutation.mutants import CORE, ROOT, Mutant
+from tests.mutation.session import (
+    FORK,
+    Session,
+    Verdict,
+    run_fork,
+    run_items,
+    run_pytest,
+    silence,
+)
 
 # What the tests of the core import. A process that has them starts in a third of the time.
 LIBRARIES = (
@@ -38,45 +45,41 @@ LIBRARIES = (
     "structlog",
     "typer",
 )
-_ROOMS = {
-    "checkpoints": ("checkpoints",),
-    "jobs/engine": ("engine", "checkpoints", "driver"),
-    "jobs/eventtime": ("eventtime", "conformance", "oracle", "engine"),
-    "jobs/sinks": ("sinks", "engine"),
-}
+ROOMS = ("checkpoints", "engine", "driver", "eventtime", "conformance", "oracle", "sinks")
 _SIMULATION_SECONDS = 15.0
-_PASSED = (0, 5)  # exit codes of pytest: all passed, or all files hold slow tests only
-_BUSY = 10  # times the limit, by the clock on the wall: a mutant that waits for ever
-_FORK = get_context("fork")
+_LEAST, _TIMES = 20.0, 5.0  # a mutant may take this many seconds, and this many times the original
 
 
-class _MutatedSource(importlib.machinery.SourceFileLoader):
-    """Compiles the mutated source instead of the file's."""
+class _ChangedSource(importlib.machinery.SourceFileLoader):
+    """Compiles another source instead of the file's."""
 
-    def __init__(self, name: str, path: str, source: str) -> None:
+    def __init__(self, name: str, path: str, source: str | ast.Module) -> None:
         super().__init__(name, path)
         self._source = source
 
     def get_code(self, fullname: str) -> CodeType:
         """Compile; no bytecode is cached."""
-        return compile(self._source, self.path, "exec", dont_inherit=True)
+        code: CodeType = compile(self._source, self.path, "exec", dont_inherit=True)
+        return code
 
 
-class _MutantFinder(importlib.abc.MetaPathFinder):
-    """Finds the mutated module before anybody else does."""
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds the changed modules before anybody else does."""
 
-    def __init__(self, name: str, path: str, source: str) -> None:
-        self._name, self._loader = name, _MutatedSource(name, path, source)
+    def __init__(self, sources: Mapping[str, str | ast.Module]) -> None:
+        self._loaders = {}
+        for path, source in sources.items():
+            name = "tidegate." + path.removesuffix(".py").replace("/", ".")
+            self._loaders[name] = _ChangedSource(name, str(ROOT / path), source)
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """The spec of the mutated module, or None for any other."""
-        if fullname != self._name:
+        """The spec of a changed module, or None for any other."""
+        loader = self._loaders.get(fullname)
+        if loader is None:
             return None
-        return importlib.util.spec_from_file_location(
-            fullname, self._loader.path, loader=self._loader
-        )
+        return importlib.util.spec_from_file_location(fullname, loader.path, loader=loader)
 
 
 def import_libraries() -> None:
@@ -85,88 +88,97 @@ def import_libraries() -> None:
         importlib.import_module(name)
 
 
-def choose_tests(path: str) -> tuple[str, ...]:
-    """Return the test files for a module: first those that import it, then those of its room."""
-    direct, others = _split_tests(path)
-    return direct + others
+def list_tests() -> list[str]:
+    """Return the test files of the rooms of the core."""
+    folders = [ROOT / "tests" / room for room in ROOMS]
+    files = (file for folder in folders for file in sorted(folder.glob("test_*.py")))
+    return [str(file.relative_to(ROOT)) for file in files]
 
 
-@cache
-def _split_tests(path: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    room = path.rpartition("/")[0]
-    name = Path(path).stem
-    folders = [ROOT / "tests" / folder for folder in _ROOMS[room]]
-    files = [file for folder in folders for file in sorted(folder.glob("test_*.py"))]
-    imports = re.compile(rf"\b{name}\b")
-    direct = [file for file in files if imports.search(file.read_text())]
-    others = [file for file in files if file not in direct]
-    return _name_files(direct), _name_files(others)
+def record_covering(files: Sequence[str], place: Path) -> None:
+    """Run test files without a mutant, in a process of its own, and keep which lines they pass."""
+    process = FORK.Process(target=_record, args=(files, place))
+    process.start()
+    process.join()
 
 
-def _name_files(files: Sequence[Path]) -> tuple[str, ...]:
-    return tuple(str(file.relative_to(ROOT)) for file in files)
+def _record(files: Sequence[str], place: Path) -> None:
+    silence()
+    sys.meta_path.insert(0, _Finder({path: mark_source(path) for path in CORE}))
+    recorder = Recorder()
+    run_pytest(files, recorder)
+    recorder.covering.files = frozenset(files)
+    write_covering(recorder.covering, place)
+    os._exit(0)
 
 
-def run_tests(path: str, source: str, limit: float, *, quick: bool = False) -> dict[str, Any]:
-    """Run the tests of a module with another source.
+def judge_mutant(
+    mutant: Mutant, covering: Covering, session: Session, limit: float, *, quick: bool
+) -> dict[str, Any]:
+    """Run the tests that execute the mutant's line, and the simulation if they pass.
 
     Args:
-        path: the module.
-        source: its other source.
-        limit: processor seconds.
-        quick: only the tests that import the module, without the simulation.
+        mutant: what to judge.
+        covering: of the tests that the session has collected.
+        session: of the original.
+        limit: processor seconds, at most.
+        quick: leave the simulation out.
 
     Returns:
-        The verdict, `killed`, `timeout` or `survived`, and how many seconds it took. A quick run
-        only says `killed` or `unsure`.
+        The verdict, `killed`, `timeout` or `survived`, how many tests were chosen, which one failed
+        and how many seconds it took. A quick run says `unsure` instead of `survived`.
     """
-    began = time.monotonic()
-    direct, others = _split_tests(path)
-    stages = (direct,) if quick else (direct, others)
-    process = _FORK.Process(target=_run_child, args=(path, source, stages, quick))
-    process.start()
-    while process.is_alive() and not _is_over(process.pid or 0, limit, began):
-        process.join(1.0)
-    verdict = "timeout"
-    if process.is_alive():
-        process.kill()
-        process.join()
-    else:
-        verdict = "survived" if process.exitcode == 0 else "killed"
-    if quick and verdict != "killed":
-        verdict = "unsure"
-    return {"verdict": verdict, "seconds": round(time.monotonic() - began, 1)}
+    began, source = time.monotonic(), mutant.read_source()
+    tests = covering.choose_tests(mutant.path, mutant.line)
+    limit = min(limit, _LEAST + _TIMES * covering.sum_cpu(tests))
+    found = session.run(mutant.path, source, tests, limit)
+    if found.what == "import":
+        found = run_fork(lambda: _run_import(mutant.path, source, tests), limit)
+        if (
+            found.test in tests
+            and session.run(mutant.path, _read(mutant.path), [found.test], limit).test
+        ):
+            found = Verdict("survived")  # the test fails without the mutant as well
+    what = found.what
+    if what == "survived":
+        seen = quick or run_fork(lambda: _simulate(mutant.path, source), 10 * _SIMULATION_SECONDS)
+        what = "unsure" if seen is True else seen.what
+    seconds = round(time.monotonic() - began, 1)
+    return {"verdict": what, "tests": len(tests), "test": found.test, "seconds": seconds}
 
 
-def _is_over(pid: int, limit: float, began: float) -> bool:
-    """Whether a mutant hangs: by processor seconds, because the machine may be busy."""
-    try:
-        spent = sum(psutil.Process(pid).cpu_times()[:4])
-    except psutil.NoSuchProcess:
-        return False
-    return spent > limit or time.monotonic() - began > _BUSY * limit
+def _read(path: str) -> str:
+    return (ROOT / path).read_text()
 
 
-def _run_child(path: str, source: str, stages: Sequence[tuple[str, ...]], quick: bool) -> None:
-    os.setpgid(0, 0)
-    silence = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(silence, 1)
-    os.dup2(silence, 2)
-    import pytest
-
-    name = "tidegate." + path.removesuffix(".py").replace("/", ".")
-    sys.meta_path.insert(0, _MutantFinder(name, str(ROOT / path), source))
-    # Most mutants die in the first stage, without the time for collecting the others.
-    failed = any(pytest.main([*_OPTIONS, *tests]) not in _PASSED for tests in stages if tests)
-    # A mutant that leaves a thread behind must not keep the process alive.
-    os._exit(int(failed or (not quick and _simulate())))
+def _run_import(path: str, source: str, tests: Sequence[str]) -> str:
+    """Run tests in a session that imports another source."""
+    silence()
+    sys.meta_path.insert(0, _Finder({path: source}))
+    runner = _Runner(tests)
+    code = run_pytest(sorted({name.partition("::")[0] for name in tests}), runner)
+    return runner.failed if runner.ran else f"pytest ends with {code}" * bool(tests)
 
 
-def _simulate() -> int:
-    """Run the simulation for a while, with the mutant; return 1 if it finds a violation."""
+class _Runner:
+    """Runs some tests, in their order, until one fails."""
+
+    def __init__(self, tests: Sequence[str]) -> None:
+        self._tests, self.failed, self.ran = tests, "", False
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        """Run instead of pytest."""
+        items = {item.nodeid: item for item in session.items}
+        if all(name in items for name in self._tests):  # otherwise the mutant broke an import
+            self.ran = True
+            self.failed = run_items(session, [items[name] for name in self._tests], [])
+        return True
+
+
+def _simulate(path: str, source: str) -> str:
+    """Run the simulation for a while, with the mutant; return its name if it finds a violation."""
+    silence()
+    sys.meta_path.insert(0, _Finder({path: source}))
     from tests.simulation.soak import soak
 
-    return int(bool(soak(_SIMULATION_SECONDS, seed=0, jobs=1).violations))
-
-
-_OPTIONS = ("-x", "-q", "-n0", "-p", "no:cacheprovider", "-m", "unit and not slow", "--tb=no")
+    return "simulation" * bool(soak(_SIMULATION_SECONDS, seed=0, jobs=1).violations)

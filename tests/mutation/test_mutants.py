@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import ast
+import importlib
 from pathlib import Path
+from types import CodeType
+from typing import Any
 
 import pytest
 
 from tests.mutation import mutants, run
 from tests.mutation.__main__ import read_answers
+from tests.mutation.covering import Covering, CoveringTest, find_statement, mark_tree
 from tests.mutation.mutants import CORE, ROOT, draw_mutants
+from tests.mutation.run import list_tests
+from tests.mutation.session import find_changed_code, find_changes, list_functions
 
 needs_packages = pytest.mark.skipif(
     not (ROOT / "src").exists(), reason="the folders of the packages are not here"
@@ -60,10 +66,11 @@ def test_the_same_seed_draws_the_same_mutants(module: str) -> None:
 
 @needs_packages
 def test_every_module_of_the_core_exists_and_has_tests() -> None:
-    """A renamed module would silently be left out."""
+    """A renamed module or folder of tests would silently be left out."""
     for path in CORE:
         assert (ROOT / path).is_file(), path
-        assert run.choose_tests(path)
+    rooms = {file.split("/")[1] for file in list_tests()}
+    assert rooms == {*run.ROOMS}
 
 
 @needs_packages
@@ -72,3 +79,65 @@ def test_every_answer_is_about_a_line_that_exists() -> None:
     for (path, before, _), reason in read_answers().items():
         assert reason
         assert before in {line.strip() for line in (ROOT / path).read_text().splitlines()}, before
+
+
+def test_every_statement_of_a_function_passes_its_mark() -> None:
+    """Branches that are not taken pass none, and what is outside of functions has none."""
+    source = 'LIMIT = 3\n\n\ndef pick(n):\n    "Say."\n    if n:\n        return 1\n    return 2\n'
+    tree = mark_tree(ast.parse(source), base=0)
+    passed: list[int] = []
+    space: dict[str, Any] = {"__passed__": passed.append}
+    exec(compile(tree, "module", "exec"), space)
+    assert passed == []
+    assert space["pick"](0) == 2
+    assert passed == [6, 8]
+    assert space["pick"].__doc__ == "Say."
+
+
+def test_tests_are_chosen_by_the_line_and_the_quickest_comes_first() -> None:
+    """A line outside of functions is executed by every test that the module has."""
+    path = CORE[0]
+    statement = max(line for line in range(200) if find_statement(path, line) == line)
+    tests = {
+        "slow": CoveringTest(1.0, 9.0, frozenset({statement})),
+        "quick": CoveringTest(1.0, 1.0, frozenset({statement})),
+        "other": CoveringTest(1.0, 1.0, frozenset({statement + 1})),
+        "foreign": CoveringTest(1.0, 1.0, frozenset({100_000 + statement})),
+    }
+    covering = Covering(tests)
+    assert covering.choose_tests(path, statement) == ["quick", "slow"]
+    assert covering.choose_tests(path, 1) == ["other", "quick", "slow"]
+
+
+def _compile(source: str) -> CodeType:
+    return compile(source, "module", "exec", dont_inherit=True)
+
+
+def test_only_the_function_that_changed_is_replaced() -> None:
+    """Other line numbers are no change; a default and a constant of the module are more than one."""
+    old = (
+        "A = 1\n\nclass C:\n    def f(self, a=1):\n        return [x + 1 for x in a]\n\n    g = 2\n"
+    )
+    changed = find_changed_code(_compile(old), _compile("\n" + old.replace("x + 1", "x - 1")))
+    assert changed is not None
+    assert [(before.co_qualname, after.co_qualname) for before, after in changed] == [
+        ("C.f", "C.f")
+    ]
+    for other in ("a=1", "A = 1", "g = 2"):
+        assert (
+            find_changed_code(_compile(old), _compile(old.replace(other, other[:-1] + "7"))) is None
+        )
+
+
+@needs_packages
+def test_a_changed_function_is_found_in_memory() -> None:
+    """A method of the core gets the code of the mutant."""
+    path = "checkpoints/lease.py"
+    importlib.import_module("tidegate.checkpoints.lease")
+    source = (ROOT / path).read_text()
+    body = "self._store, self._clock = store, clock"
+    assert source.count(body) == 1
+    changes = find_changes(path, source.replace(body, "pass"), list_functions())
+    assert changes is not None
+    assert {function.__qualname__ for function, _ in changes} == {"Lease.__init__"}
+    assert find_changes(path, source + "\nEXTRA = 1\n", list_functions()) is None

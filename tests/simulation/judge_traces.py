@@ -2,9 +2,12 @@
 
 First every step of soak schedules is taken by the rules of `protocol_steps`, as in each soak. Then
 bugs are planted in the product: the rules must reject a step of each. Other checks of the simulation
-do not count here. With `--real N` it also runs a real driver on a real MinIO, kills driver, JVM and
-MinIO N times, and takes the steps that the bucket has kept. Exit code 1 if a step was not taken, or
-a bug was not rejected.
+do not count here.
+
+With `--real N`, N real drivers on a real MinIO are killed first (`tests/e2e/real_kills.py`), and the
+steps that the bucket has kept are taken. Bugs are planted in that history as well. `--seconds 0`
+leaves the schedules and their bugs out. Exit code 1 if a step was not taken, or a bug was not
+rejected.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from dataclasses import dataclass, field
 from itertools import count
 
 from tests.simulation.cheap import cheap
@@ -68,13 +72,50 @@ def is_rejected(mutant: Mutant, seconds: float, seed: int = 0) -> str:
     return ""
 
 
-def judge_real_kills(kills: int, seed: int) -> int:
-    """Run a real pipeline under kills and print what came of it; return how many problems."""
-    from tests.e2e.chaos import run_chaos
+@dataclass
+class Verdict:
+    """What was judged: runs, the steps taken, what was not taken, bugs planted and rejected."""
 
-    outcome = run_chaos(kills, seed)
-    print(f"{kills} real kills:\n{outcome.text()}", flush=True)  # noqa: T201
-    return len(outcome.problems)
+    runs: int = 0
+    steps: int = 0
+    wrong: list[str] = field(default_factory=list)
+    planted: int = 0
+    rejected: int = 0
+
+    def note_bug(self, name: str, found: str) -> None:
+        """Count a planted bug; `found` is the step that was rejected, or nothing."""
+        self.planted += 1
+        self.rejected += bool(found)
+        _say(f"{name}: {found or 'NOT REJECTED'}")
+
+    def __str__(self) -> str:
+        taken = "all taken" if not self.wrong else f"{len(self.wrong)} runs with a violation"
+        bugs = f"{self.rejected} of {self.planted} planted bugs rejected"
+        return f"{self.runs} runs, {self.steps} steps, {taken}; {bugs}"
+
+
+def judge_simulation(verdict: Verdict, seconds: float, patience: float, seed: int) -> None:
+    """Judge schedules, then plant bugs in the product."""
+    runs, steps, wrong = judge_soak(seconds, seed)
+    _say("\n".join(wrong) or f"{steps / max(runs, 1):.0f} steps in a schedule")
+    verdict.runs += runs
+    verdict.steps += steps
+    verdict.wrong += wrong
+    for mutant in select_planted():
+        verdict.note_bug(mutant.name, is_rejected(mutant, patience, seed))
+
+
+def judge_real_kills(verdict: Verdict, kills: int, seed: int) -> None:
+    """Kill real drivers, judge what they left, then plant bugs in that history."""
+    from tests.e2e.real_kills import run_real_kills
+
+    found = run_real_kills(kills, seed)
+    _say(str(found))
+    verdict.runs += kills
+    verdict.steps += found.steps.total()
+    verdict.wrong += found.problems
+    for name, rejected in found.forgeries.items():
+        verdict.note_bug(f"real history: {name}", rejected)
 
 
 def main() -> int:
@@ -83,20 +124,19 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0, help="for the schedules")
     parser.add_argument("--patience", type=float, default=120.0, help="seconds for each bug")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--real", type=int, default=0, metavar="N", help="real kills to judge")
+    parser.add_argument("--real", type=int, default=0, metavar="N", help="real drivers to kill")
     given = parser.parse_args()
-    real = judge_real_kills(given.real, given.seed) if given.real else 0
-    runs, steps, wrong = judge_soak(given.seconds, given.seed)
-    print("\n".join(wrong) or f"{steps / max(runs, 1):.0f} steps in a schedule", flush=True)  # noqa: T201
-    rejected = 0
-    for mutant in select_planted():
-        found = is_rejected(mutant, given.patience, given.seed)
-        rejected += bool(found)
-        print(f"{mutant.name}: {found or 'NOT REJECTED'}", flush=True)  # noqa: T201
-    taken = "all taken" if not wrong else f"{len(wrong)} runs with a violation"
-    verdict = f"{rejected} of {len(PLANTED)} planted bugs rejected"
-    print(f"{runs} runs, {steps} steps, {taken}; {verdict}")  # noqa: T201
-    return int(bool(wrong) or real > 0 or rejected < len(PLANTED))
+    verdict = Verdict()
+    if given.real:
+        judge_real_kills(verdict, given.real, given.seed)
+    if given.seconds:
+        judge_simulation(verdict, given.seconds, given.patience, given.seed)
+    _say(str(verdict))
+    return int(bool(verdict.wrong) or verdict.rejected < verdict.planted)
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":
