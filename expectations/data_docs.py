@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
 from typing import Any
@@ -27,7 +27,7 @@ import pandas as pd
 from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.canonical_json import canonical_bytes, parse_json
 from tidegate.checkpoints.store import NotFoundError, Store
-from tidegate.json_types import JsonObject
+from tidegate.json_types import JsonObject, JsonView
 
 from .gx_runner import RunResult, format_number
 
@@ -55,7 +55,7 @@ _NO_ASSET = re.compile(r"Data asset: None<br>")
 _SUITE_LINK = re.compile(r'<a href="[./]*expectations/[^"]*"\s*>(.*?)</a>', re.DOTALL)
 
 
-def publish_data_docs(store: Store, result: Mapping[str, Any], run: RunResult) -> str:
+def publish_data_docs(store: Store, result: JsonView, run: RunResult) -> str:
     """Write pages and results into the store, the newest pointers last.
 
     Results and pages of runs before the newest 100 are deleted. Return the key of the result.
@@ -80,7 +80,7 @@ def publish_data_docs(store: Store, result: Mapping[str, Any], run: RunResult) -
     return key
 
 
-def _render_run_pages(result: Mapping[str, Any], run: RunResult) -> dict[str, str]:
+def _render_run_pages(result: JsonView, run: RunResult) -> dict[str, str]:
     """File name (without .html) -> page of one run."""
     from great_expectations.render.renderer.page_renderer import ValidationResultsPageRenderer
     from great_expectations.render.view.view import DefaultJinjaPageView
@@ -110,7 +110,7 @@ def _clean_gx_page(page: str, title: str, at: str) -> str:
     )
 
 
-def _render_run_index(result: Mapping[str, Any], run: RunResult) -> str:
+def _render_run_index(result: JsonView, run: RunResult) -> str:
     title = f"Quality of {result['pipeline']}: {result['verdict']}"
     frames = {name: _select_shown_rows(frame) for name, frame in run.frames.items()}
     return _render_template(
@@ -131,7 +131,7 @@ def _format_frame_cell(value: Any) -> str:
 
 
 def _add_run_to_history(
-    store: Store, quality: str, result: Mapping[str, Any], run: RunResult
+    store: Store, quality: str, result: JsonView, run: RunResult
 ) -> list[JsonObject]:
     """Add the run to the history and drop the pages of what falls out of it.
 
@@ -174,7 +174,7 @@ def _extract_trend(run: RunResult) -> dict[str, float]:
     return {name: float(value) for name, value in numbers.items() if not pd.isna(value)}
 
 
-def _render_runs_index(pipeline: str, runs: Sequence[Mapping[str, Any]]) -> str:
+def _render_runs_index(pipeline: str, runs: Sequence[JsonView]) -> str:
     trends = [
         t
         for t in (_draw_trend_line(name, title, runs) for name, title in _TREND_TITLES.items())
@@ -185,9 +185,7 @@ def _render_runs_index(pipeline: str, runs: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def _draw_trend_line(
-    name: str, title: str, runs: Sequence[Mapping[str, Any]]
-) -> dict[str, str] | None:
+def _draw_trend_line(name: str, title: str, runs: Sequence[JsonView]) -> dict[str, str] | None:
     """A polyline over the runs, oldest left; None with fewer than two points."""
     values = [run["trend"][name] for run in reversed(runs) if name in run["trend"]]
     if len(values) < 2:

@@ -48,7 +48,7 @@ SAMPLE_ROWS: Final = 5
 """Rows that a failed check shows of those behind it."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CheckResult:
     """The result of one check.
 
@@ -93,7 +93,7 @@ class CheckResult:
         return f"{self.suite}.{self.summary}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RunResult:
     """The results of all checks.
 
@@ -414,7 +414,7 @@ _ROWS_BEHIND: Final[Mapping[str, tuple[str, str | None]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RowSample:
     """Rows behind a failed check.
 

@@ -22,11 +22,11 @@ from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.spec.job_spec import JobSpec
 
-_MOST_MANIFESTS: Final = 200  # one GET each
-_TICKS_PER_SECOND: Final = 1_000_000
+_MOST_MANIFESTS = 200  # one GET each
+_TICKS_PER_SECOND = 1_000_000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class JobEvidence:
     """What the checks of a job look at.
 
@@ -136,7 +136,7 @@ def _count_newest(values: pd.Series[float], holds: Callable[[float, float], bool
     return len([*takewhile(lambda step: holds(*step), steps)])
 
 
-_BATCH_COLUMNS: Final = [
+_BATCH_COLUMNS = [
     *("batch", "epoch", "query", "rows", "seconds", "busy", "dropped", "backlog"),
     *("state_rows", "state_bytes", "watermark", "watermark_delay_s"),
 ]

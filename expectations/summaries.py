@@ -46,8 +46,8 @@ ORIGIN: Final = ("_source", "_partition", "_seq")
 LATE_COLUMNS: Final = ("output", "reason", "lateness_us", *ORIGIN, "_epoch")
 """The columns of the late table that the checks need."""
 
-_TICKS_PER_SECOND: Final = 1_000_000
-_DISPOSITIONS: Final = [
+_TICKS_PER_SECOND = 1_000_000
+_DISPOSITIONS = [
     *("rows_released", "rows_late", "rows_dropped", "rows_rejected", "rows_dead", "rows_retained"),
 ]
 
@@ -58,7 +58,7 @@ def event_columns(spec: PipelineSpec) -> tuple[str, ...]:
     return ("position", "section", "_late", *ORIGIN, "_epoch", event_time)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Evidence:
     """What the checks look at: one consistent cut through the tables, and two manifests.
 
@@ -533,7 +533,7 @@ def _join_tardy_reports(table: pa.Table) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=_BARRIER_COLUMNS)
 
 
-_BARRIER_COLUMNS: Final = [
+_BARRIER_COLUMNS = [
     *("barrier_id", "epoch", "outcome", "homogeneous", "types", "missing", "missing_members"),
     *("tardy", "tardy_members", "waited_s", "closings", "participants"),
 ]

@@ -13,7 +13,6 @@ No rule compares the clocks of two hosts: the observer times silence and standst
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -30,7 +29,7 @@ from tidegate.checkpoints.pipeline_overview import (
 )
 from tidegate.checkpoints.store import Store
 from tidegate.errors import FailureClass, TidegateError, TransientError
-from tidegate.json_types import JsonObject
+from tidegate.json_types import JsonObject, JsonView
 
 from .child_processes import classify_exit_code
 from .driver_launch import LaunchedDriver, is_on_this_host
@@ -82,7 +81,7 @@ class LivenessSample:
     still_for: float = 0.0
     process_alive: bool = False
     exit_code: int | None = None
-    log_error: Mapping[str, Any] | None = None
+    log_error: JsonView | None = None
     launched_for: float = 0.0
 
 
@@ -109,7 +108,7 @@ class Observation:
         return {**asdict(self), "state": self.state.word_for("event")}
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Observation:
+    def from_dict(cls, data: JsonView) -> Observation:
         """Read the form of `as_dict`."""
         live = data["state"] == PipelineState.RUNNING.word_for("event")
         state = PipelineState.RUNNING if live else PipelineState(data["state"])
@@ -242,7 +241,7 @@ def _explain_loss(lease: LeaseView | None, silent_for: float) -> str:
     return f"the lease of {process} has not been renewed for {silent_for:.0f} s"
 
 
-def needs_person(error: Mapping[str, Any]) -> bool:
+def needs_person(error: JsonView) -> bool:
     """Whether a person has to act on a reported error before trying again makes sense."""
     return error.get("class") in _PERSONS_FAILURES
 

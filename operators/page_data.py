@@ -21,7 +21,7 @@ from tidegate.checkpoints.splice_requests import SpliceRequest
 from tidegate.jobs.advise.lag_advice import TARGET_SHARES, LatenessCurve, merge_sketches
 from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENTS, LATE, PipelineSpec
 from tidegate.jobs.spec.stream_specs import REJECTIONS, PipeSpec
-from tidegate.json_types import JsonObject
+from tidegate.json_types import JsonObject, JsonView
 from tidegate.time_units import TICK_MAX, TICK_MIN
 
 # An idle stream seals clock ticks far more often, so an older newest checkpoint means a hang.
@@ -89,7 +89,7 @@ _DRIVEN_STATES: Final = frozenset({"running", "waiting", "starting", "draining"}
 _AT_REST_STATES: Final = frozenset({"down", "new", "stopped", "failed", "finished"})
 
 
-def find_transition(row: Mapping[str, Any], now: int) -> dict[str, str]:
+def find_transition(row: JsonView, now: int) -> dict[str, str]:
     """Return state and reason of a start or stop that a person has asked for; empty without one.
 
     A stream that has not followed yet is neither faulty nor stopped.
@@ -113,7 +113,7 @@ def find_transition(row: Mapping[str, Any], now: int) -> dict[str, str]:
     return {}
 
 
-def diagnose_stream(row: Mapping[str, Any], now: int) -> list[dict[str, str]]:
+def diagnose_stream(row: JsonView, now: int) -> list[dict[str, str]]:
     """Return all problems of a stream, worst first, each with its tone; empty if it is well.
 
     Args:
@@ -130,7 +130,7 @@ def pick_worst_tone(state: str, problems: list[dict[str, str]]) -> str:
     return max(tones, key=_TONE_ORDER.index)
 
 
-def _find_problems(row: Mapping[str, Any], now: int) -> Iterator[tuple[str, str]]:
+def _find_problems(row: JsonView, now: int) -> Iterator[tuple[str, str]]:
     state, tone = row["state"], _TONE_OF_STATE.get(row["state"], "bad")
     if row["why"] and tone in ("warn", "bad"):
         yield tone, row["why"]
@@ -156,7 +156,7 @@ def _find_problems(row: Mapping[str, Any], now: int) -> Iterator[tuple[str, str]
     yield from _find_quality_problems(row.get("quality"))
 
 
-def _find_quality_problems(quality: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
+def _find_quality_problems(quality: JsonView | None) -> Iterator[tuple[str, str]]:
     if not quality or quality.get("verdict") not in ("fail", "warn"):
         return
     failed = quality.get("failed") or []
@@ -177,7 +177,7 @@ _TICKS_PER_SECOND: Final = 1_000_000
 _BAR_BOUNDS: Final = (1, 5, 15, 60, 300, 900, 1800, 3600, 7200, 14400, 28800, 86400, 172800, 604800)
 _LATE_SHARE_TARGETS: Final = TARGET_SHARES[:2]
 
-LatenessSketches = Mapping[str, Mapping[str, Any]]
+LatenessSketches = Mapping[str, JsonView]
 
 
 def to_milliseconds(ticks: Any) -> int | None:
@@ -217,7 +217,7 @@ def build_epoch_point(manifest: Manifest) -> JsonObject:
     }
 
 
-def _describe_barrier(row: Mapping[str, Any], checkpoint: str) -> JsonObject:
+def _describe_barrier(row: JsonView, checkpoint: str) -> JsonObject:
     """One closed barrier; its times are by the wall clock of the driver."""
     opened, closed = int(row.get("opened") or 0), int(row.get("closed") or 0)
     arrivals = {member: part[0] // 1000 for member, part in (row.get("participants") or {}).items()}
@@ -258,7 +258,7 @@ def list_open_barriers(manifest: Manifest, timeout: int | None) -> list[JsonObje
     ]
 
 
-def _find_barrier_deadline(manifest: Manifest, barrier: Mapping[str, Any], timeout: int) -> int:
+def _find_barrier_deadline(manifest: Manifest, barrier: JsonView, timeout: int) -> int:
     """When it times out, by the wall clock, if no outage holds the pipeline's clock back."""
     clock = manifest.decider["clock"]
     last_closed = manifest.decider["barriers"].get("last_closed")
@@ -333,7 +333,7 @@ REQUESTS = "merge requests"
 """Node of the requests to merge late rows, rejections and dead letters into history."""
 
 
-def build_graph(spec: PipelineSpec, facts: Mapping[str, Any], open_requests: int) -> JsonObject:
+def build_graph(spec: PipelineSpec, facts: JsonView, open_requests: int) -> JsonObject:
     """Return the nodes and edges of a pipeline; each node has a `column`, from left to right.
 
     Args:
@@ -372,7 +372,7 @@ def build_graph(spec: PipelineSpec, facts: Mapping[str, Any], open_requests: int
     return {"nodes": nodes, "edges": edges}
 
 
-def _list_sources(spec: PipelineSpec, facts: Mapping[str, Any]) -> Iterable[JsonObject]:
+def _list_sources(spec: PipelineSpec, facts: JsonView) -> Iterable[JsonObject]:
     latest = facts["latest"]
     for name, source in spec.sources.items():
         rows = latest.get("sources", {}).get(name, {})
@@ -389,7 +389,7 @@ def _list_sources(spec: PipelineSpec, facts: Mapping[str, Any]) -> Iterable[Json
         }
 
 
-def _describe_source(name: str, facts: Mapping[str, Any]) -> JsonObject:
+def _describe_source(name: str, facts: JsonView) -> JsonObject:
     """Backlog and freshness of a source, for its edge."""
     behind = facts["lag"].get(name)
     holder = facts["holder"].get("member") or ""
@@ -402,9 +402,7 @@ def _describe_source(name: str, facts: Mapping[str, Any]) -> JsonObject:
     }
 
 
-def _list_outputs(
-    spec: PipelineSpec, facts: Mapping[str, Any], open_requests: int
-) -> Iterable[JsonObject]:
+def _list_outputs(spec: PipelineSpec, facts: JsonView, open_requests: int) -> Iterable[JsonObject]:
     latest = facts["latest"]
     failed = [check.get("suite") for check in facts["quality"].get("failed") or ()]
     depth = _measure_depths(spec)

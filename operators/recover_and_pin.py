@@ -14,7 +14,6 @@ The audit document in the bucket keeps who, when, why, from and to, also if the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, ClassVar, Final
@@ -51,7 +50,7 @@ from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
 from tidegate.checkpoints.verify import CheckpointVerdict, verify_checkpoint
 from tidegate.errors import FailureClass, TidegateError
-from tidegate.json_types import JsonObject
+from tidegate.json_types import JsonObject, JsonView
 
 from .child_processes import rebuild_error
 from .driver_launch import make_launcher
@@ -171,7 +170,7 @@ class RecoverOperator(ReportRestoreOperator):
         self,
         *,
         approval: ApprovalTerms | None = None,
-        submit: Mapping[str, Any] | None = None,
+        submit: JsonView | None = None,
         first_epoch_timeout: float = 300.0,
         **kwargs: Any,
     ) -> None:
@@ -211,7 +210,7 @@ class RecoverOperator(ReportRestoreOperator):
         }
         return {**result, "seconds": self._await_first_epoch(result)}
 
-    def fail_without_epoch(self, context: Any, event: Mapping[str, Any]) -> None:
+    def fail_without_epoch(self, context: Any, event: JsonView) -> None:
         """Fail: no epoch was sealed in time. Airflow's database has this name.
 
         Raises:
@@ -331,7 +330,7 @@ class RecoverOperator(ReportRestoreOperator):
                 "no run of %s is active: launched a driver here, log %s", stream_dag, launched.log
             )
 
-    def _await_first_epoch(self, result: Mapping[str, Any]) -> float:
+    def _await_first_epoch(self, result: JsonView) -> float:
         """Step 6, in the triggerer, which ends the task.
 
         A task that waited here would keep the slot that the stream's own task needs in order to

@@ -17,7 +17,6 @@ If the bucket has forgotten the stream after that, it was wiped or replaced: an 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -43,7 +42,7 @@ from tidegate.checkpoints.shared_documents import read_document
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
 from tidegate.errors import TransientError
-from tidegate.json_types import JsonObject
+from tidegate.json_types import JsonObject, JsonView
 
 from .child_processes import build_retry_policy, rebuild_error
 from .driver_launch import (
@@ -139,7 +138,7 @@ class StreamOperator(PipelineOperator):
         stall_after: float = 120.0,
         start_timeout: float = 180.0,
         rotate_after: float | None = None,
-        submit: Mapping[str, Any] | None = None,
+        submit: JsonView | None = None,
         standby: bool = False,
         **kwargs: Any,
     ) -> None:
@@ -180,7 +179,7 @@ class StreamOperator(PipelineOperator):
     def resume(
         self,
         context: Any,
-        event: Mapping[str, Any],
+        event: JsonView,
         launched: JsonObject | None,
         budget: JsonObject,
         past: JsonObject | None = None,

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.errors import ConfigurationError
+from tidegate.json_types import JsonView
 from tidegate.time_units import format_duration, parse_duration
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def bucket_upper_bound(bucket: int, gamma: float = GAMMA) -> int:
     return 0 if bucket <= 0 else floor(gamma ** (bucket - 1))
 
 
-def merge_sketches(sketches: Iterable[Mapping[str, Any]]) -> dict[int, int]:
+def merge_sketches(sketches: Iterable[JsonView]) -> dict[int, int]:
     """Add up sketches of manifests; return greatest disorder of a bucket -> rows, ascending."""
     rows: dict[int, int] = {}
     for sketch in sketches:
@@ -117,7 +118,7 @@ class LatenessCurve:
         return found
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LagTarget:
     """The lag that a wanted share of late rows needs.
 
@@ -133,7 +134,7 @@ class LagTarget:
     more_delay: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LagAdvice:
     """What the sketches show of one source.
 
@@ -189,7 +190,7 @@ class LagAdvice:
 
 
 def advise_lags(
-    sketches: Iterable[Mapping[str, Mapping[str, Any]]],
+    sketches: Iterable[Mapping[str, JsonView]],
     lags: Mapping[str, int | None],
     counters: Mapping[str, Mapping[str, int]],
 ) -> list[LagAdvice]:
@@ -201,7 +202,7 @@ def advise_lags(
         counters: source -> "read" and "late" -> rows so far. `tidegate advise` gives as late the
             rows that were late for at least one output.
     """
-    by_source: dict[str, list[Mapping[str, Any]]] = {name: [] for name in (*lags, *counters)}
+    by_source: dict[str, list[JsonView]] = {name: [] for name in (*lags, *counters)}
     for epoch in sketches:
         for source, sketch in epoch.items():
             by_source.setdefault(source, []).append(sketch)
@@ -218,7 +219,7 @@ def advise_lags(
 
 
 PICTURE_SUFFIXES: Final = (".png", ".svg")
-_COLOURS: Final = (
+_COLOURS = (
     "#1f77b4",
     "#d95f02",
     "#1b9e77",
@@ -228,7 +229,7 @@ _COLOURS: Final = (
     "#a6761d",
     "#666666",
 )
-_LAG_AXIS_LABELS: Final = (
+_LAG_AXIS_LABELS = (
     *(
         "1us",
         "10us",
@@ -247,7 +248,7 @@ _LAG_AXIS_LABELS: Final = (
     ),
     *("1h", "2h", "4h", "8h", "1d", "2d", "7d", "30d"),
 )
-_SHARE_AXIS_LABELS: Final = {
+_SHARE_AXIS_LABELS = {
     1.0: "100 %",
     0.1: "10 %",
     0.01: "1 %",

@@ -11,13 +11,12 @@ larger than an older one adds nothing, so the list grows in age and in time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, TypedDict
+from typing import Final, TypedDict
 
 from tidegate.jobs.spec.event_time_options import CoalesceOptions, OrderOptions
 from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
-from tidegate.json_types import JsonObject
+from tidegate.json_types import JsonObject, JsonView
 
 from .barriers import Barriers
 from .decision_types import FIRST_RELEASE_MARK, ReleaseMark
@@ -46,7 +45,7 @@ class ReleaseOrder:
     grace_over: bool = False
 
     @classmethod
-    def from_dict(cls, options: OrderOptions, data: Mapping[str, Any]) -> ReleaseOrder:
+    def from_dict(cls, options: OrderOptions, data: JsonView) -> ReleaseOrder:
         """Read the form of `to_dict`."""
         marks = ReleaseMark(*data["released"]), ReleaseMark(*data["reach"])
         return cls(options, *marks, list(data["entries"]), data["grace_from"], data["grace_over"])
@@ -220,7 +219,7 @@ class DeciderState:
         )
 
     @classmethod
-    def from_dict(cls, spec: PipelineSpec, data: Mapping[str, Any]) -> DeciderState:
+    def from_dict(cls, spec: PipelineSpec, data: JsonView) -> DeciderState:
         """Read the form of `to_dict`; leaves out sources that the spec no longer has.
 
         Their members stay in `members` until a survey is applied.

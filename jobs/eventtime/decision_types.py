@@ -6,12 +6,12 @@ half-open.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, astuple, dataclass, field
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
-from tidegate.json_types import JsonObject
+from tidegate.json_types import JsonObject, JsonView
 from tidegate.time_units import TICK_MAX, TICK_MIN, saturate_ticks
 
 from .pipeline_clock import read_pipeline_time
@@ -148,10 +148,10 @@ class MemberSurvey:
         return cls(member, rows, least, greatest, barrier=marker, **rare)
 
 
-_RARE_COUNTS: Final = ("quarantined", "dead", "violations", "regressions")
+_RARE_COUNTS = ("quarantined", "dead", "violations", "regressions")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Survey:
     """The summary of one epoch's cut.
 
@@ -226,7 +226,7 @@ class BarrierHealth:
         return record
 
     @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> BarrierHealth:
+    def from_record(cls, record: JsonView) -> BarrierHealth:
         """Read a barrier of a sealed epoch."""
         participants = {
             member: (at, seq, time) for member, (at, seq, time) in record["participants"].items()
@@ -237,7 +237,7 @@ class BarrierHealth:
         return cls(**{**record, **names, "outcome": outcome, "participants": participants})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Decision:
     """What one cut means.
 
@@ -340,7 +340,7 @@ class Decision:
         return {name: _to_plain_json(getattr(self, name)) for name in names}
 
     @classmethod
-    def from_record(cls, record: Mapping[str, Any], after: JsonObject) -> Decision:
+    def from_record(cls, record: JsonView, after: JsonObject) -> Decision:
         """Read the decision of a sealed epoch; `after` is the decider's state after it."""
         # JSON has neither tuples nor marks: they are restored, so that decisions can be compared.
         late = record["order_late"]

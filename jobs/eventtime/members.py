@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from operator import attrgetter
-from typing import Any, Final
+from typing import Any
 
 from tidegate.jobs.spec.event_time_options import CoalesceOptions
 from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
@@ -32,7 +32,7 @@ from .frontiers import (
 )
 from .pipeline_clock import has_expired
 
-_DEFAULT_IDLE_TIMEOUT: Final = CoalesceOptions().idle_timeout
+_DEFAULT_IDLE_TIMEOUT = CoalesceOptions().idle_timeout
 
 
 def resolve_partition_timeout(spec: PipelineSpec, source: SourceSpec) -> int | None:

@@ -26,7 +26,7 @@ from tidegate.jobs.engine.interfaces import DeadObject, Slice, join_seq, split_s
 from tidegate.jobs.eventtime.decision_types import Member
 from tidegate.jobs.spec.pipeline import ReadLimits, SourceSpec
 from tidegate.jobs.spec.source_options import KafkaOptions, resolve_environment_values
-from tidegate.json_types import JsonObject
+from tidegate.json_types import JsonObject, JsonView
 
 from .errors import (
     CHANGED_WHILE_READ,
@@ -117,7 +117,7 @@ class KafkaSource:
     def plan(
         self,
         member: Member,
-        resume: Mapping[str, Any] | None,
+        resume: JsonView | None,
         limits: ReadLimits,
         *,
         blocked: bool = False,
@@ -177,9 +177,7 @@ class KafkaSource:
         self._checked.add(part.member)
         return ()
 
-    def _get_first_position(
-        self, member: Member, first: int, end_of_topic: int
-    ) -> Mapping[str, Any]:
+    def _get_first_position(self, member: Member, first: int, end_of_topic: int) -> JsonView:
         """Return where a partition begins that has no position in a checkpoint.
 
         `start: latest` applies to a topic that is new to the source. A partition that is added
@@ -193,9 +191,7 @@ class KafkaSource:
     def _build_position(self, offset: int) -> JsonObject:
         return {"offset": offset} | ({} if self._topic_id is None else {"topic": self._topic_id})
 
-    def _refuse_other_topic(
-        self, member: Member, position: Mapping[str, Any], end_of_topic: int
-    ) -> None:
+    def _refuse_other_topic(self, member: Member, position: JsonView, end_of_topic: int) -> None:
         start, topic_id = int(position["offset"]), position.get("topic", self._topic_id)
         evidence = None
         if topic_id is not None and self._topic_id is not None and topic_id != self._topic_id:

@@ -10,10 +10,10 @@ object that appears *before* the last consumed key is never seen, except with
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
-from typing import Any, Final
+from typing import Final
 
 import structlog
 
@@ -22,7 +22,7 @@ from tidegate.checkpoints.store import ObjectInfo, Store
 from tidegate.jobs.engine.interfaces import DeadObject, Slice, join_seq, split_seq
 from tidegate.jobs.eventtime.decision_types import Member
 from tidegate.jobs.spec.pipeline import ReadLimits, SourceSpec
-from tidegate.json_types import JsonObject
+from tidegate.json_types import JsonObject, JsonView
 
 from .arrival_log import ArrivalLog, BucketNotifications
 from .input_view import InputView, resolve_source_folder
@@ -108,7 +108,7 @@ class ObjectSource:
     def plan(
         self,
         member: Member,
-        resume: Mapping[str, Any] | None,
+        resume: JsonView | None,
         limits: ReadLimits,
         *,
         blocked: bool = False,
@@ -341,7 +341,7 @@ class _ResumePoint:
     open: JsonObject | None = None
 
     @classmethod
-    def from_json(cls, raw: Mapping[str, Any] | None) -> _ResumePoint:
+    def from_json(cls, raw: JsonView | None) -> _ResumePoint:
         """Return the point that a manifest holds; the beginning without one."""
         return cls(**raw) if raw else cls()
 
@@ -433,7 +433,7 @@ class _SliceBuilder:
         )
 
 
-def _pin_object(part: Mapping[str, Any]) -> JsonObject:
+def _pin_object(part: JsonView) -> JsonObject:
     return {name: part[name] for name in ("key", "etag", "size", "rows", "columns")}
 
 

@@ -9,7 +9,6 @@ one Spark job.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -31,6 +30,7 @@ from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN
 from tidegate.jobs.sources.object_decoding import BAD_REASON
 from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
 from tidegate.jobs.spec.row_rules import FILTERED, RULE_DROPPED, RULE_FAILED
+from tidegate.json_types import JsonView
 from tidegate.time_units import TICK_MAX, TICK_MIN
 
 from .column_casts import cast_never_fails
@@ -80,7 +80,7 @@ class MemberScans:
 
 
 def survey_cut(
-    staged: CutFrame, spec: PipelineSpec, state: Mapping[str, Any], *, native: bool = False
+    staged: CutFrame, spec: PipelineSpec, state: JsonView, *, native: bool = False
 ) -> MemberScans:
     """Summarise a staged cut, and keep its rows for the move if `native`.
 
@@ -157,7 +157,7 @@ def has_dead_letters(judged: pa.Table | None) -> bool:
     return not pc.all(pc.or_(counted, passed), min_count=0).as_py()
 
 
-def _survey_empty_member(spec: PipelineSpec, member: Any, state: Mapping[str, Any]) -> MemberSurvey:
+def _survey_empty_member(spec: PipelineSpec, member: Any, state: JsonView) -> MemberSurvey:
     none = np.zeros(0, dtype=np.int64)
     return scan_member(
         spec.sources[member.source],
@@ -179,7 +179,7 @@ def _merge_sketches(scans: dict[int, MemberScan]) -> dict[str, Any]:
 
 
 def _scan_members(
-    staged: CutFrame, spec: PipelineSpec, state: Mapping[str, Any], *, native: bool
+    staged: CutFrame, spec: PipelineSpec, state: JsonView, *, native: bool
 ) -> tuple[dict[int, MemberScan], list[pa.Table] | None]:
     """Index of each slice with rows -> what it holds; and the rows, None if Spark reads them.
 

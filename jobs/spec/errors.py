@@ -6,11 +6,11 @@ from typing import Final
 
 from tidegate.errors import load_catalogue
 
-_NO_JOIN: Final = "tidegate has no joins; join the tables that it writes"
-_NO_DEDUPLICATION: Final = (
+_NO_JOIN = "tidegate has no joins; join the tables that it writes"
+_NO_DEDUPLICATION = (
     "tidegate removes no duplicates; a reducer can (docs/streams.md), or the reader of the table"
 )
-_CASE_WHEN: Final = (
+_CASE_WHEN = (
     "'where' of a source leaves rows out, and so can an aggregate:"
     " sum(case when CONDITION then x end)"
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from typing import Annotated, Final, Literal, Protocol, Self
+from typing import Annotated, Literal, Protocol, Self
 
 from pydantic import Field, model_validator
 
@@ -14,7 +14,7 @@ from .operations import CheckpointSpec, QualitySpec, SupervisionSpec
 from .pipeline import API_VERSION
 from .source_spec import Name
 
-_QUERY_NAME: Final = r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}"
+_QUERY_NAME = r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}"
 QueryName = Annotated[str, Field(pattern=rf"^{_QUERY_NAME}$")]
 
 

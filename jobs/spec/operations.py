@@ -424,7 +424,7 @@ SinkSpec = Annotated[
 
 # The jars that a pipeline needs in addition to those of Spark.
 
-_KAFKA_TOKEN_PROVIDER: Final = "org.apache.spark:spark-token-provider-kafka-0-10_2.13"
+_KAFKA_TOKEN_PROVIDER = "org.apache.spark:spark-token-provider-kafka-0-10_2.13"
 AVRO: Final = "org.apache.spark:spark-avro_2.13:4.1.1"
 KAFKA: Final = (
     "org.apache.spark:spark-sql-kafka-0-10_2.13:4.1.1",
@@ -434,13 +434,13 @@ KAFKA: Final = (
 
 4.0.0 has the same classes.
 """
-_AWS_SDK: Final = "software.amazon.awssdk"
+_AWS_SDK = "software.amazon.awssdk"
 S3A: Final = (
     "org.apache.hadoop:hadoop-aws:3.4.2",
     *(f"{_AWS_SDK}:{name}:2.29.52" for name in ("s3", "s3-transfer-manager", "sts")),
 )
 """13 MB instead of the 600 MB of the SDK's bundle, which hadoop-aws would bring along."""
-_S3A_EXCLUDES: Final = (  # the bundle, and what Spark has itself
+_S3A_EXCLUDES = (  # the bundle, and what Spark has itself
     f"{_AWS_SDK}:bundle",
     *(
         f"{group}:*"

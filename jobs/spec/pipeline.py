@@ -68,7 +68,7 @@ EVENT_TIME: Final = "_event_time"
 NON_DATA_SECTIONS: Final = {"description", "quality", "supervision", "spark", "sinks", "splice"}
 # Of `outputs`: they decide in which files rows are, not which rows there are, so a change of them
 # needs no new state.
-_NON_DATA_OUTPUT_FIELDS: Final = {"layout", "compact", "file_mb"}
+_NON_DATA_OUTPUT_FIELDS = {"layout", "compact", "file_mb"}
 RESERVED_TABLES: Final = frozenset({EVENTS, LATE, BUILT, BARRIERS, CHECKPOINTS, DEAD_LETTERS})
 
 

@@ -17,7 +17,7 @@ FILTERED: Final = "filtered"
 RULE_QUARANTINED: Final = "rule_quarantined"
 RULE_DROPPED: Final = "rule_dropped"
 RULE_FAILED: Final = "rule_failed"
-_CAST: Final = re.compile(
+_CAST = re.compile(
     r"\s*(?:try_)?cast\s*\((.*)\bas\s+([a-z]+(?:\(\s*\d+\s*,\s*\d+\s*\))?)\s*\)\s*",
     re.IGNORECASE | re.DOTALL,
 )
@@ -25,8 +25,8 @@ _CAST: Final = re.compile(
 EXACT_BITS: Final = {"float": 24, "double": 53}
 """Integers up to two to this power are exact in a floating type; larger ones do not fit."""
 
-_NUMERIC_FAMILIES: Final = frozenset({"bool", "int", "float", "decimal", "string"})
-_ACCEPTED_FAMILIES: Final = {
+_NUMERIC_FAMILIES = frozenset({"bool", "int", "float", "decimal", "string"})
+_ACCEPTED_FAMILIES = {
     "string": frozenset(
         {"bool", "int", "decimal", "date", "string"}
     ),  # floats and times have no one text
@@ -40,9 +40,9 @@ _ACCEPTED_FAMILIES: Final = {
     "binary": frozenset({"binary", "string"}),
     "timestamp": frozenset({"timestamp"}),  # a number has no unit, and a text no agreed zone
 }
-_INTEGER_PATTERN: Final = r"-?[0-9]+"
-_REAL_PATTERN: Final = r"[+-]?([0-9]+[.]?[0-9]*|[.][0-9]+)([eE][+-]?[0-9]+)?"
-_TEXT_PATTERNS: Final = {
+_INTEGER_PATTERN = r"-?[0-9]+"
+_REAL_PATTERN = r"[+-]?([0-9]+[.]?[0-9]*|[.][0-9]+)([eE][+-]?[0-9]+)?"
+_TEXT_PATTERNS = {
     "boolean": r"[tT][rR][uU][eE]|[fF][aA][lL][sS][eE]|0|1",
     "int": _INTEGER_PATTERN,
     "long": _INTEGER_PATTERN,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -266,15 +266,15 @@ class EdgeColumns(SpecModel):
 
 # Secrets that a spec should not hold but may.
 
-_MASK: Final = "***"
-_PASSWORD_IN_ADDRESS: Final = re.compile(r"(://[^/@\s:]*:)(?!\$\{\w+\}@)[^/@\s]+@")
+_MASK = "***"
+_PASSWORD_IN_ADDRESS = re.compile(r"(://[^/@\s:]*:)(?!\$\{\w+\}@)[^/@\s]+@")
 # The end of an option's name: `sasl.oauthbearer.token.endpoint.url` is not a secret.
-_SECRET_NAME: Final = re.compile(
+_SECRET_NAME = re.compile(
     r"(password|passwd|secret|token|credential|login|access.?key|secret.?key|jaas.config)$",
     re.IGNORECASE,
 )
 # Sections whose keys are names that users choose; their values are types and names.
-_NAMED_BY_USERS: Final = frozenset({"schema", "columns", "renamed", "headers", "keys", "severity"})
+_NAMED_BY_USERS = frozenset({"schema", "columns", "renamed", "headers", "keys", "severity"})
 
 
 def mask_secrets(spec: PipelineSpec) -> PipelineSpec:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Literal, Self
 from zoneinfo import available_timezones
 
 from pydantic import AfterValidator, Field, PositiveInt, field_validator, model_validator
@@ -37,23 +37,23 @@ from .source_options import (
 )
 from .window_specs import WindowKind, WindowSpec
 
-_REASON_OF_SEVERITY: Final = {
+_REASON_OF_SEVERITY = {
     "quarantine": RULE_QUARANTINED,
     "drop": RULE_DROPPED,
     "fail": RULE_FAILED,
 }
-_OTHER_STORES: Final = {
+_OTHER_STORES = {
     "s3a": "'s3a' (write s3://)",
     **dict.fromkeys(("gs", "gcs"), "Google Cloud Storage"),
     **dict.fromkeys(("abfs", "abfss", "az", "azure", "wasb", "wasbs", "adl"), "Azure storage"),
 }
 # Names become parts of keys, tables, DAG ids and metric labels: the pattern is what all of these
 # accept.
-_NAME_PATTERN: Final = re.compile(r"[a-z][a-z0-9_]{0,62}\Z")
-_FLAT_TYPE: Final = (
+_NAME_PATTERN = re.compile(r"[a-z][a-z0-9_]{0,62}\Z")
+_FLAT_TYPE = (
     r"(?:string|boolean|int|long|float|double|date|timestamp|binary|decimal\(\d{1,2},\s*\d{1,2}\))"
 )
-_NESTED_TYPE: Final = re.compile(
+_NESTED_TYPE = re.compile(
     rf"array<{_FLAT_TYPE}>|struct<\w+:\s*{_FLAT_TYPE}(?:,\s*\w+:\s*{_FLAT_TYPE})*>"
 )
 

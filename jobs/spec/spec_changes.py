@@ -14,18 +14,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any
 
 from .pipeline import NON_DATA_SECTIONS, PipelineSpec, SourceSpec
 from .window_specs import WindowSpec
 
-_RESTART_ADVICE: Final = (
-    "start again under another name, or let the driver finish with the old spec first"
-)
+_RESTART_ADVICE = "start again under another name, or let the driver finish with the old spec first"
 
 
 # A position is a number that only these options give a meaning to.
-_POSITION_OPTIONS: Final = {
+_POSITION_OPTIONS = {
     "kafka.topic": "its offsets count the messages of the old topic",
     "table": "its positions count the files of the old table, or objects that were none",
     "table.format": "its positions count the files of the old table",
@@ -35,7 +33,7 @@ _POSITION_OPTIONS: Final = {
     ),
 }
 """Options of a source -> what its positions mean by them."""
-_SOURCE_RULES: Final = {
+_SOURCE_RULES = {
     **dict.fromkeys(
         ("kind", "path", "format", "partition_by"),
         "its positions count the objects of the old place",
@@ -48,11 +46,9 @@ _SOURCE_RULES: Final = {
 """Options of a source, with all below them -> why a change is refused."""
 # These decide which results there are. The table keeps its older results, so both kinds would be in
 # it, without a mark that tells them apart.
-_RESULT_OPTIONS: Final = ("kind", "size", "slide", "gap", "offset", "keys")
+_RESULT_OPTIONS = ("kind", "size", "slide", "gap", "offset", "keys")
 # These decide how a result is counted on while its window is open; closed windows are not affected.
-_COUNTING_OPTIONS: Final = (
-    *("emit", "revisions", "session_touch", "session_late", "session_close"),
-)
+_COUNTING_OPTIONS = (*("emit", "revisions", "session_touch", "session_late", "session_close"),)
 
 
 class ChangeEffect(StrEnum):
@@ -63,7 +59,7 @@ class ChangeEffect(StrEnum):
     REFUSED = "refused"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SpecChange:
     """One difference between two specs, and its effect.
 
@@ -78,7 +74,7 @@ class SpecChange:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LiveState:
     """The state that a checkpoint holds.
 

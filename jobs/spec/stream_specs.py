@@ -39,9 +39,9 @@ REJECTIONS: Final = "rejections"
 """The table of dispatches that a destination refused: the log of their origin streams."""
 RUNNING_AGGREGATES: Final = ("count", "sum", "min", "max", "first", "last")
 """Aggregates that a reducer can keep from event to event."""
-_SYSTEM_STREAM_COLUMNS: Final = ("position", "stream_time")
-_FUNCTION_PATH_PATTERN: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*\Z")
-_KEYED_INHERIT_MESSAGE: Final = (
+_SYSTEM_STREAM_COLUMNS = ("position", "stream_time")
+_FUNCTION_PATH_PATTERN = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*\Z")
+_KEYED_INHERIT_MESSAGE = (
     "a pipe with keys must not inherit: each key is a substream of its own, so the stamps of"
     " different keys come in any order, and the destination would reject the rows of every key that"
     " is behind; leave inherit out and the destination stamps them"
@@ -190,7 +190,7 @@ class ReducerSpec(AttachmentSpec):
         return self.to
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StreamGraph:
     """Streams in the order in which they can be worked on, their columns, and who reads what.
 

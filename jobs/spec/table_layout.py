@@ -36,41 +36,23 @@ class PartitionTransform(StrEnum):
 
 
 # Shown in errors: the forms are Iceberg's, written as calls.
-_PARTITION_FORMS: Final = (
-    "a column, year(c), month(c), day(c), hour(c), bucket(n, c) or truncate(n, c)"
-)
-_COLUMN_PATTERN: Final = r"[A-Za-z_][A-Za-z0-9_]*"
+_PARTITION_FORMS = "a column, year(c), month(c), day(c), hour(c), bucket(n, c) or truncate(n, c)"
+_COLUMN_PATTERN = r"[A-Za-z_][A-Za-z0-9_]*"
 # The three written forms, each with groups of its own.
-_PARTITION_PATTERN: Final = re.compile(
+_PARTITION_PATTERN = re.compile(
     rf"({_COLUMN_PATTERN})|(year|month|day|hour)\(\s*({_COLUMN_PATTERN})\s*\)|(bucket|truncate)\(\s*(\d+)\s*,\s*({_COLUMN_PATTERN})\s*\)"
 )
-_SORT_PATTERN: Final = re.compile(rf"({_COLUMN_PATTERN})(?:\s+(asc|desc))?")
-_TIME_TRANSFORMS: Final = frozenset(
-    {
-        PartitionTransform.YEAR,
-        PartitionTransform.MONTH,
-        PartitionTransform.DAY,
-        PartitionTransform.HOUR,
-    }
-)
-_DATE_TRANSFORMS: Final = frozenset(
-    {PartitionTransform.YEAR, PartitionTransform.MONTH, PartitionTransform.DAY}
-)
-_ALLOWED_TRANSFORMS: Final[dict[str, frozenset[PartitionTransform]]] = {
-    "timestamp": frozenset(
-        {PartitionTransform.BUCKET, *_TIME_TRANSFORMS}
-    ),  # by the microsecond each row would be a partition of its own
-    "date": frozenset({PartitionTransform.IDENTITY, PartitionTransform.BUCKET, *_DATE_TRANSFORMS}),
-    **dict.fromkeys(
-        ("string", "int", "long", "decimal"),
-        frozenset(
-            {PartitionTransform.IDENTITY, PartitionTransform.BUCKET, PartitionTransform.TRUNCATE}
-        ),
-    ),
-    "binary": frozenset({PartitionTransform.BUCKET, PartitionTransform.TRUNCATE}),
-    "boolean": frozenset({PartitionTransform.IDENTITY}),
-    "float": frozenset(),
-    "double": frozenset(),
+_SORT_PATTERN = re.compile(rf"({_COLUMN_PATTERN})(?:\s+(asc|desc))?")
+_DATE_TRANSFORMS = ("year", "month", "day")
+_TIME_TRANSFORMS = (*_DATE_TRANSFORMS, "hour")
+_ALLOWED_TRANSFORMS: Final[dict[str, tuple[str, ...]]] = {
+    # Not `identity`: by the microsecond each row would be a partition of its own.
+    "timestamp": (*_TIME_TRANSFORMS, "bucket"),
+    "date": ("identity", *_DATE_TRANSFORMS, "bucket"),
+    **dict.fromkeys(("string", "int", "long", "decimal"), ("identity", "bucket", "truncate")),
+    "binary": ("bucket", "truncate"),
+    "boolean": ("identity",),
+    **dict.fromkeys(("float", "double"), ()),
 }
 
 WINDOW_COLUMNS: Final = {"window_start": "timestamp", "window_end": "timestamp", "revision": "int"}
@@ -78,9 +60,9 @@ WINDOW_COLUMNS: Final = {"window_start": "timestamp", "window_end": "timestamp",
 
 Aggregates are left out: their types are known with the first result only.
 """
-_TABLES: Final = tomllib.loads(files(__package__).joinpath("tables.toml").read_text("utf-8"))
+_TABLES = tomllib.loads(files(__package__).joinpath("tables.toml").read_text("utf-8"))
 # Popped, so that only tables are left.
-_NOT_FOR_LAYOUT: Final = _TABLES.pop("not_for_layout")
+_NOT_FOR_LAYOUT = _TABLES.pop("not_for_layout")
 OWN_COLUMNS: Final[dict[str, dict[str, str]]] = _TABLES
 """Table -> tidegate's own columns; ``<stream>`` has those of the table of any stream."""
 LAYOUT_COLUMNS: Final = {
@@ -94,7 +76,7 @@ LAYOUT_COLUMNS: Final = {
 """The same, without the columns by which files cannot be arranged."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PartitionBy:
     """One part of a partition: a column and the transform of its values.
 
@@ -136,7 +118,7 @@ class PartitionBy:
         return f"{self.transform.value}({f'{self.width}, ' if self.width else ''}{self.column})"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SortBy:
     """One sort key; nulls are last in both directions."""
 
@@ -232,10 +214,7 @@ def list_layout_problems(
             # `decimal(6,2)` is looked up as `decimal`.
             allowed = _ALLOWED_TRANSFORMS[kind.partition("(")[0]]
             if part.transform not in allowed:
-                others = (
-                    ", ".join(one.value for one in PartitionTransform if one in allowed)
-                    or "nothing: choose another column"
-                )
+                others = ", ".join(allowed) or "nothing: choose another column"
                 yield f"{where}.partition_by: {part} does not go with a {kind}; allowed: {others}"
         for key in given.sort_fields:
             if key.column not in columns:

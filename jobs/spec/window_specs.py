@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from enum import StrEnum
-from typing import Any, Final, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -43,7 +43,7 @@ class AggregateFunction(StrEnum):
 
 # The greedy group takes everything up to the last parenthesis, so the expression may contain calls
 # of its own.
-_CALL_PATTERN: Final = re.compile(r"^\s*(\w+)\s*\((.*)\)\s*$", re.DOTALL)
+_CALL_PATTERN = re.compile(r"^\s*(\w+)\s*\((.*)\)\s*$", re.DOTALL)
 
 
 class Aggregate(SpecModel):

@@ -11,7 +11,7 @@ next one does.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, Literal
 
@@ -25,6 +25,7 @@ from tidegate.checkpoints.splice_requests import SpliceRequest, create_splice_re
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.parquet_objects import write_parquet_object
 from tidegate.jobs.spec.stream_specs import StreamGraph
+from tidegate.json_types import JsonView
 
 from .dispatched_rows import select_request_segments
 from .reducers import (
@@ -116,7 +117,7 @@ class DispatchState:
     requests: dict[str, CollectedRequest] = field(default_factory=dict)
 
     @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> DispatchState:
+    def from_record(cls, record: JsonView) -> DispatchState:
         """Read the state from a manifest; empty if the manifest has no streams."""
         return cls(
             {name: StreamState(**one) for name, one in record.get("streams", {}).items()},
@@ -167,7 +168,7 @@ class DispatchState:
         self.attachments[name] = replace(self.attachments[name], **fields)
 
 
-def _attachment_from_record(record: Mapping[str, Any]) -> AttachmentState:
+def _attachment_from_record(record: JsonView) -> AttachmentState:
     state = AttachmentState(**record)
     if "caught_up" in record:
         return replace(state, caught_up=tuple((a, b, slot) for a, b, slot in record["caught_up"]))
@@ -216,7 +217,7 @@ class DispatchFiles:
         rows: Any,
         low: int | None = None,
         high: int | None = None,
-        extra: Mapping[str, Any] | None = None,
+        extra: JsonView | None = None,
     ) -> None:
         """Write a state segment; once per kind, because the kind and the attempt make its key.
 
