@@ -10,8 +10,6 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Final, Self
 
-from pydantic import Field
-
 from tidegate.jobs.spec.event_time_options import OmittedIfEmpty, OmittedIfNone
 
 from .manifest import Manifest
@@ -67,7 +65,7 @@ class BatchReport(FrozenModel):
     state_rows: int = 0
     state_bytes: int = 0
     sources: OmittedIfEmpty[tuple[SourceProgress, ...]] = ()
-    phases: OmittedIfEmpty[dict[str, float]] = Field(default={})
+    phases: OmittedIfEmpty[dict[str, float]] = {}
     holder: OmittedIfNone[str] = None
 
 
@@ -102,7 +100,7 @@ class BatchNotes(FrozenModel):
 
     query: str
     location: str
-    queries: dict[str, QueryPosition] = Field(default_factory=dict)
+    queries: dict[str, QueryPosition] = {}
 
     @classmethod
     def from_manifest(cls, manifest: Manifest | None) -> Self | None:

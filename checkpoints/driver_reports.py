@@ -17,8 +17,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from pydantic import Field
-
 from .bucket_layout import BucketLayout
 from .canonical_json import canonical_bytes, parse_json
 from .host_clock import SYSTEM_CLOCK
@@ -148,7 +146,7 @@ class DriverStatus(FrozenModel):
     driver: str
     step: str
     at: int
-    body: dict[str, Any] = Field(default_factory=dict)
+    body: dict[str, Any] = {}
 
 
 def write_status(store: Store, pipeline: str, status: DriverStatus) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, ValidationError
 
 from tidegate.jobs.spec.event_time_options import OmittedIfEmpty, OmittedIfNone
 from tidegate.json_types import JsonObject
@@ -63,7 +63,7 @@ class FileRef(_RecordModel):
     min_time: int | None = None
     max_time: int | None = None
     kind: str
-    extra: JsonObject = Field(default_factory=dict)
+    extra: JsonObject = {}
 
 
 class Counters(_RecordModel):
@@ -80,14 +80,14 @@ class Counters(_RecordModel):
     read: int = 0
     released: int = 0
     late: int = 0
-    dropped: dict[str, int] = Field(default_factory=dict)
+    dropped: dict[str, int] = {}
     rejected: int = 0
     dead_lettered: int = 0
     # Left out when zero, so that manifests without it keep their bytes.
     rule_quarantined: OmittedIfEmpty[int] = 0
     filtered: OmittedIfEmpty[int] = 0
     retained: int = 0
-    per_source: dict[str, dict[str, int]] = Field(default_factory=dict)
+    per_source: dict[str, dict[str, int]] = {}
 
     def accounted_rows(self) -> int:
         """Return the number of rows with a disposition up to this epoch, `retained` included.
@@ -177,17 +177,17 @@ class Manifest(_SlotRecordModel):
     lease_token: int
     driver: str
     recorded_now: int
-    cut: JsonObject = Field(default_factory=dict)
+    cut: JsonObject = {}
     survey: OmittedIfNone[JsonObject] = None
-    decider: JsonObject = Field(default_factory=dict)
-    decision: JsonObject = Field(default_factory=dict)
-    barriers: list[JsonObject] = Field(default_factory=list)
-    requests: list[str] = Field(default_factory=list)
-    counters: Counters = Field(default_factory=Counters)
-    segments: list[FileRef] = Field(default_factory=list)
-    files: dict[str, list[FileRef]] = Field(default_factory=dict)
-    notes: JsonObject = Field(default_factory=dict)
-    timings: dict[str, float] = Field(default_factory=dict)
+    decider: JsonObject = {}
+    decision: JsonObject = {}
+    barriers: list[JsonObject] = []
+    requests: list[str] = []
+    counters: Counters = Counters()
+    segments: list[FileRef] = []
+    files: dict[str, list[FileRef]] = {}
+    notes: JsonObject = {}
+    timings: dict[str, float] = {}
     created_at: int
 
     @property

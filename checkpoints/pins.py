@@ -15,8 +15,6 @@ from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import TypeVar
 
-from pydantic import Field
-
 from tidegate.errors import PoisonError
 
 from .bucket_layout import BucketLayout, CheckpointId, require_name
@@ -76,9 +74,9 @@ class Roots(SharedDocument):
         condemned: checkpoint id -> why it is condemned.
     """
 
-    pins: dict[str, Pin] = Field(default_factory=dict)
-    claims: dict[str, RestoreClaim] = Field(default_factory=dict)
-    condemned: dict[str, CondemnedCheckpoint] = Field(default_factory=dict)
+    pins: dict[str, Pin] = {}
+    claims: dict[str, RestoreClaim] = {}
+    condemned: dict[str, CondemnedCheckpoint] = {}
 
     @property
     def protected_checkpoints(self) -> set[str]:

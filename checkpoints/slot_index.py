@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from pydantic import Field, TypeAdapter
+from pydantic import TypeAdapter
 
 from .bucket_layout import CheckpointId
 from .canonical_json import canonical_bytes
@@ -66,8 +66,8 @@ class SlotSummary(FrozenModel):
     retained: int = 0
     files: int = 0
     bytes: int = 0
-    tables: dict[str, int] = Field(default_factory=dict)  # rows this epoch wrote per table
-    windows: dict[str, int] = Field(default_factory=dict)  # results this epoch emitted per window
+    tables: dict[str, int] = {}  # rows this epoch wrote per table
+    windows: dict[str, int] = {}  # results this epoch emitted per window
     barriers: int = 0
     pins: tuple[str, ...] = ()
     condemned: str | None = None

@@ -12,8 +12,6 @@ import secrets
 from collections.abc import Callable
 from typing import Any, Literal
 
-from pydantic import Field
-
 from tidegate.json_types import JsonObject
 
 from .bucket_layout import BucketLayout
@@ -54,8 +52,8 @@ class SpliceRequest(SharedDocument):
     pipeline: str
     destination: str = "events"
     origin: Literal["attachment", "late", "dead_letters", "file"]
-    origin_detail: JsonObject = Field(default_factory=dict)
-    rows: list[JsonObject] = Field(default_factory=list)
+    origin_detail: JsonObject = {}
+    rows: list[JsonObject] = []
     row_count: int
     min_time: int | None = None
     max_time: int | None = None
@@ -67,9 +65,9 @@ class SpliceRequest(SharedDocument):
     decided_by: str | None = None
     decided_why: str | None = None
     decided_at: int | None = None
-    at_slot: dict[str, int] = Field(default_factory=dict)
+    at_slot: dict[str, int] = {}
     approved_digest: str | None = None
-    trail: list[JsonObject] = Field(default_factory=list)
+    trail: list[JsonObject] = []
 
     def row_files(self) -> list[FileRef]:
         """Return the files that hold the rows."""

@@ -85,9 +85,8 @@ def _render_run_pages(result: JsonView, run: RunResult) -> dict[str, str]:
     from great_expectations.render.renderer.page_renderer import ValidationResultsPageRenderer
     from great_expectations.render.view.view import DefaultJinjaPageView
 
-    view: Any = (
-        DefaultJinjaPageView()
-    )  # untyped; one for all pages, since it compiles its templates each time
+    # Untyped; one for all pages, since it compiles its templates each time.
+    view: Any = DefaultJinjaPageView()
     renderer = ValidationResultsPageRenderer(run_info_at_end=True)
     pages = {"index": _render_run_index(result, run)}
     for name, validation in run.validations.items():
@@ -175,11 +174,8 @@ def _extract_trend(run: RunResult) -> dict[str, float]:
 
 
 def _render_runs_index(pipeline: str, runs: Sequence[JsonView]) -> str:
-    trends = [
-        t
-        for t in (_draw_trend_line(name, title, runs) for name, title in _TREND_TITLES.items())
-        if t is not None
-    ]
+    drawn = (_draw_trend_line(name, title, runs) for name, title in _TREND_TITLES.items())
+    trends = [line for line in drawn if line]
     return _render_template(
         "index.html", title=f"Quality of {pipeline}", pipeline=pipeline, runs=runs, trends=trends
     )
@@ -191,11 +187,8 @@ def _draw_trend_line(name: str, title: str, runs: Sequence[JsonView]) -> dict[st
     if len(values) < 2:
         return None
     low, high = min(values), max(values)
-    step, middle, scale = (
-        1000 / (len(values) - 1),
-        (high + low) / 2,
-        70 / (high - low) if high > low else 0.0,
-    )
+    step, middle = 1000 / (len(values) - 1), (high + low) / 2
+    scale = 70 / (high - low) if high > low else 0.0
     points = " ".join(
         f"{i * step:.0f},{45 - (v - middle) * scale:.0f}" for i, v in enumerate(values)
     )
@@ -203,10 +196,7 @@ def _draw_trend_line(name: str, title: str, runs: Sequence[JsonView]) -> dict[st
 
 
 def _render_template(template: str, **values: Any) -> str:
-    package = resources.files("tidegate.expectations")
-    loader = jinja2.FunctionLoader(
-        lambda name: (package / "templates" / name).read_text(encoding="utf-8")
-    )
-    css = (package / "docs.css").read_text(encoding="utf-8")
+    css = resources.files(__package__).joinpath("docs.css").read_text("utf-8")
+    loader = jinja2.PackageLoader(__package__)
     environment = jinja2.Environment(loader=loader, autoescape=True)
     return environment.get_template(template).render(css=css, **values)

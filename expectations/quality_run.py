@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Protocol
 
 import pyarrow as pa
@@ -147,21 +149,26 @@ def gather_evidence(
     events_since = max(0, epoch - spec.quality.release_epochs)
     now = clock.wall_ticks()
     recent_since, past = _find_recent_start(log, sealed, checkpoints, spec, now)
+
+    def read_cut(name: str, *, since: int = 0, whole: bool = False) -> pa.Table:
+        table = read(name, since=since, whole=whole)
+        return table.filter(pc.less_equal(table["_epoch"], epoch))
+
     return Evidence(
         spec=spec,
-        late=_cut_at_epoch(read(LATE), epoch),
-        barriers=_cut_at_epoch(read(BARRIERS), epoch),
+        late=read_cut(LATE),
+        barriers=read_cut(BARRIERS),
         checkpoints=checkpoints,
-        dead_letters=_cut_at_epoch(read(DEAD_LETTERS), epoch),
-        events=_cut_at_epoch(read(EVENTS, since=events_since), epoch),
+        dead_letters=read_cut(DEAD_LETTERS),
+        events=read_cut(EVENTS, since=events_since),
         events_since=events_since,
         head=head,
         recent_since=recent_since,
         past=past,
         manifests=_read_recent_manifests(log, sealed, recent_since, epoch),
-        rejections=_cut_at_epoch(read(REJECTIONS), epoch) if spec.streams else None,
+        rejections=read_cut(REJECTIONS) if spec.streams else None,
         tables={
-            name: _cut_at_epoch(read(name, since=recent_since, whole=True), epoch)
+            name: read_cut(name, since=recent_since, whole=True)
             for name in list_checked_tables(load_suites(spec))
         },
         sealed=sealed.slot,
@@ -187,14 +194,11 @@ def _find_recent_start(
         first = pc.max(old["_epoch"]).as_py() or 0
     if first == 0:
         return 0, None
-    last = newest
-    while first < last:  # retirement goes from old to new, so that a bisection finds its end
-        middle = (first + last) // 2
-        if _find_epoch_manifest(log, head, middle) is None:
-            first = middle + 1
-        else:
-            last = middle
-    return first, _find_epoch_manifest(log, head, first)
+    # Retirement goes from old to new, so that a bisection finds its end.
+    find_manifest = partial(_find_epoch_manifest, log, head)
+    older = range(first, newest)
+    first += bisect_left(older, True, key=lambda epoch: find_manifest(epoch) is not None)
+    return first, find_manifest(first)
 
 
 def _read_recent_manifests(
@@ -203,10 +207,6 @@ def _read_recent_manifests(
     first = max(since, epoch - _MANIFESTS_READ) + 1
     slots = log.epochs_between(head.timeline, first, epoch)
     return tuple(slot.record for slot in slots if isinstance(slot.record, Manifest))
-
-
-def _cut_at_epoch(table: pa.Table, epoch: int) -> pa.Table:
-    return table.filter(pc.less_equal(table["_epoch"], epoch))
 
 
 def _find_epoch_manifest(log: SlotLog, head: LogHead, epoch: int) -> Manifest | None:

@@ -48,7 +48,7 @@ class Check(SpecModel):
     """The frame it looks at, see summaries.py; ``table.NAME`` for the recent rows of a table."""
     expect: Annotated[str, Field(pattern=r"^expect_[a-z_]+$")]
     """Name of a Great Expectations type."""
-    kwargs: dict[str, Any] = Field(default_factory=dict)
+    kwargs: dict[str, Any] = {}
     """Its arguments; ``{limit: NAME}`` is replaced by a limit of the pipeline."""
     severity: Severity = "warn"
     scope: Scope = "recent"

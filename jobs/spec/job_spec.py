@@ -67,7 +67,7 @@ class JobSpec(SpecModel):
 
     A restore leaves their sinks as they are.
     """
-    conf: dict[str, str] = Field(default={})
+    conf: dict[str, str] = {}
     """Spark settings that replace those of the script."""
     checkpoint: CheckpointSpec = CheckpointSpec()
     """Retention of sealed batches. The pace of batches stays that of the script's triggers."""

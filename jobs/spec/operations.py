@@ -36,7 +36,7 @@ class OutputSpec(SpecModel):
     local store.
     ``${NAME}`` is replaced by an environment variable of the driver: keep passwords there.
     """
-    catalog_options: dict[str, str] = Field(default={})
+    catalog_options: dict[str, str] = {}
     """Options of a REST catalog, such as ``token``, ``credential`` or ``warehouse``.
 
     A value ``env:NAME`` is read from the environment.
@@ -50,7 +50,7 @@ class OutputSpec(SpecModel):
 
     Beyond it the driver waits, and reports that it waits.
     """
-    layout: dict[str, TableLayout] = Field(default={})
+    layout: dict[str, TableLayout] = {}
     """Table name and how its files are partitioned and sorted.
 
     By default files are written per epoch, with rows in the order of their release.
@@ -104,7 +104,7 @@ class SparkSpec(SpecModel):
     """How rows reach tasks on other hosts and come back: over a disk that driver and executors
     share at one path, or through the bucket. A local master ignores it.
     """
-    conf: dict[str, str] = Field(default={})
+    conf: dict[str, str] = {}
     """Further Spark settings."""
 
     @property
@@ -128,7 +128,7 @@ class SubmitSpec(SpecModel):
     """Paths, as the worker sees them, of Python packages for the driver; tidegate's wheel where
     it is not installed.
     """
-    conf: dict[str, str] = Field(default={})
+    conf: dict[str, str] = {}
     """Further Spark settings of the submission."""
 
 
@@ -284,7 +284,7 @@ class QualitySpec(SpecModel):
 
     limits: QualityLimits = QualityLimits()
     """Numbers that the checks compare with."""
-    severity: dict[str, Severity] = Field(default_factory=dict)
+    severity: dict[str, Severity] = {}
     """Check id and ``warn``, ``critical`` or ``off``; overrides the suite's severity."""
     owner: str | None = None
     """Who looks after the checks whose suite names no owner; without it `supervision.owner`."""
@@ -410,7 +410,7 @@ class KafkaSinkSpec(_StandardSinkSpec):
     """With ``exactly_once`` an epoch is one transaction, for readers of committed messages;
     this needs ``pip install "tidegate[kafka]"``.
     """
-    options: dict[str, str] = Field(default={})
+    options: dict[str, str] = {}
     """Settings of the Kafka client: Java's names, with `exactly_once` librdkafka's.
 
     A value ``env:NAME`` is read from the environment.

@@ -93,17 +93,17 @@ class PipelineSpec(SpecModel):
     """When rows leave to the events table, and what happens to late ones."""
     barriers: BarrierOptions = BarrierOptions()
     """How barriers of several sources are paired and aligned."""
-    windows: dict[Name, WindowSpec] = Field(default={})
+    windows: dict[Name, WindowSpec] = {}
     """Window name and window; each window is a table."""
-    streams: dict[Name, StreamSpec] = Field(default={})
+    streams: dict[Name, StreamSpec] = {}
     """Streams that pipes and reducers write to. The stream `events` always exists."""
-    pipes: dict[Name, PipeSpec] = Field(default={})
+    pipes: dict[Name, PipeSpec] = {}
     """Pipe name and pipe: copies rows of one stream to another."""
-    reducers: dict[Name, ReducerSpec] = Field(default={})
+    reducers: dict[Name, ReducerSpec] = {}
     """Reducer name and reducer: folds rows of a stream into new rows."""
     outputs: OutputSpec = OutputSpec()
     """Which tables are written, and where."""
-    sinks: dict[Name, SinkSpec] = Field(default={})
+    sinks: dict[Name, SinkSpec] = {}
     """Receivers besides the Iceberg tables: PostgreSQL, Kafka, files, a webhook."""
     checkpoint: CheckpointSpec = CheckpointSpec()
     """Pace of epochs, retention, and what happens to damaged checkpoints."""

@@ -47,7 +47,7 @@ class EvolutionOptions(SpecModel):
     """A schema column that the object lacks is read as null and reported, or makes the object a
     dead letter.
     """
-    renamed: dict[str, str] = Field(default={})
+    renamed: dict[str, str] = {}
     """Name in the objects and name in the schema. An object with both names is a dead letter."""
 
 
@@ -117,7 +117,7 @@ class KafkaOptions(SpecModel):
     """Column that takes the message's key, as text."""
     timestamp: str | None = None
     """Column of type `timestamp` that takes the message's timestamp."""
-    headers: dict[str, str] = Field(default={})
+    headers: dict[str, str] = {}
     """Column -> header whose last value it takes, as text."""
     tombstones: Literal["dead_letter", "row"] = "dead_letter"
     """A message without a value becomes a dead letter, or a row with key, timestamp and headers
@@ -127,7 +127,7 @@ class KafkaOptions(SpecModel):
     """Offsets that retention has removed from the topic: stop and name them, or record the
     range as a dead letter and continue.
     """
-    options: dict[str, str] = Field(default={})
+    options: dict[str, str] = {}
     """Settings of the Kafka client, such as ``security.protocol``.
 
     A value ``env:NAME`` is read from the environment. Only committed messages of transactions are
@@ -158,7 +158,7 @@ class TableOptions(SpecModel):
 
     ``${NAME}`` is replaced by an environment variable of the driver: keep passwords there.
     """
-    catalog_options: dict[str, str] = Field(default={})
+    catalog_options: dict[str, str] = {}
     """Iceberg: further options of the catalog, such as ``name`` (SQL catalog) or ``token``.
 
     A value ``env:NAME`` is read from the environment.
@@ -172,9 +172,9 @@ class LandingOptions(SpecModel):
     """Format of ``spark.readStream``: ``rate``, ``json``, ``socket``, ``kinesis`` or any other
     that the session has a connector for.
     """
-    options: dict[str, str] = Field(default={})
+    options: dict[str, str] = {}
     """Options of the reader. A value ``env:NAME`` is read from the environment."""
-    columns: dict[str, str] = Field(default={})
+    columns: dict[str, str] = {}
     """Column of the schema and a Spark SQL expression over the stream's columns.
 
     By default the column of the same name is taken.

@@ -194,7 +194,7 @@ class SourceSpec(FrontierOptions):
     """Condition in Spark SQL over the columns of `schema`: data rows for which it is not true
     are counted as filtered, and kept nowhere.
     """
-    select: OmittedIfEmpty[dict[str, str]] = Field(default={})
+    select: OmittedIfEmpty[dict[str, str]] = {}
     """Column name and Spark SQL over the columns of `schema`: the columns of the rows that go on.
 
     Each is a column of `schema`, or a cast: ``cast(payload.amount as double)``. Without `select`
@@ -208,7 +208,7 @@ class SourceSpec(FrontierOptions):
     """Time zone of timestamps that carry none. Without it such timestamps are bad values."""
     min_event_time: Instant | None = None
     """Rows before this instant are dead letters. Written as ISO 8601 text."""
-    rules: OmittedIfEmpty[dict[Name, RowRule]] = Field(default={})
+    rules: OmittedIfEmpty[dict[Name, RowRule]] = {}
     """Rule name and condition. The rules are checked in this order, after `schema`, `where` and
     `select`, and before everything else.
     """

@@ -107,7 +107,7 @@ class PipeSpec(AttachmentSpec):
     """Range of positions: from, and to (exclusive)."""
     times: tuple[Instant | None, Instant | None] = (None, None)
     """Range of stream time: from, and to (exclusive)."""
-    keys: dict[str, Annotated[tuple[Any, ...], Field(min_length=1)]] = Field(default={})
+    keys: dict[str, Annotated[tuple[Any, ...], Field(min_length=1)]] = {}
     """Column and the values that select a row."""
 
     @model_validator(mode="after")
@@ -138,7 +138,7 @@ class ReducerSpec(AttachmentSpec):
     dispatch, as mappings for the first destination or as pairs (destination, mapping). The state
     must be JSON.
     """
-    aggregates: dict[str, Aggregate] = Field(default={})
+    aggregates: dict[str, Aggregate] = {}
     """Instead of a function.
 
     Running aggregates over SQL expressions (DuckDB's dialect), from the first event on. Every event
