@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -340,18 +341,34 @@ def find_watermark_holder(query: Any) -> str | None:
     if query is None:
         return None
     try:
-        execution = query._jsq.streamingQuery()
-        known = execution.watermarkTracker().watermarkMap()
-        marks = []
-        for node, sources in _list_watermarks(execution.logicalPlan()):
-            mark = known.apply(node.nodeId())
-            marks.append((mark.get() if mark.isDefined() else 0, sources))
-        policy = execution.sparkSession().conf().get(_WATERMARK_POLICY, "min")
+        known = _find_watermarks(query)
+        if len(known) > 1:
+            known = [_choose_watermark(query, known)]
     except Exception as error:  # py4j raises whatever another Spark, or one that ends, gives it
         _log.debug("watermark_holder_unknown", why=str(error)[:200])
         return None
-    choose = max if policy == "max" else min
-    return choose(marks, key=lambda one: one[0])[1] if marks else None
+    return known[0][1] if known else None
+
+
+@lru_cache
+def _find_watermarks(query: Any) -> list[tuple[Any, str]]:
+    """Return the watermarks of a query with their sources; the plan stays as it is for its run.
+
+    A walk through the plan costs a hundred calls into the JVM, too many for each batch.
+    """
+    return list(_list_watermarks(query._jsq.streamingQuery().logicalPlan()))
+
+
+def _choose_watermark(query: Any, known: list[tuple[Any, str]]) -> tuple[Any, str]:
+    execution = query._jsq.streamingQuery()
+    marks = execution.watermarkTracker().watermarkMap()
+    policy = execution.sparkSession().conf().get(_WATERMARK_POLICY, "min")
+
+    def read_mark(one: tuple[Any, str]) -> int:
+        mark = marks.apply(one[0].nodeId())
+        return int(mark.get()) if mark.isDefined() else 0
+
+    return (max if policy == "max" else min)(known, key=read_mark)
 
 
 def _list_watermarks(plan: Any) -> Iterator[tuple[Any, str]]:

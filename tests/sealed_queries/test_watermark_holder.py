@@ -56,6 +56,14 @@ def test_the_source_of_the_deciding_watermark(
     assert find_watermark_holder(_query(policy, **marks)) == holder
 
 
+def test_the_plan_is_read_once() -> None:
+    """It stays as it is for the run of a query, and each look is a call into the JVM."""
+    query = _query("min", a=5, b=3)
+    for _ in range(3):
+        assert find_watermark_holder(query) == "b"
+    assert query._jsq.streamingQuery().logicalPlan.call_count == 1
+
+
 def test_a_spark_that_keeps_it_elsewhere() -> None:
     """Nothing is named, and the batch is sealed."""
     query = MagicMock()
