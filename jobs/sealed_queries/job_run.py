@@ -69,7 +69,7 @@ from .job_location import (
     get_jvm_pid,
     open_location,
 )
-from .seal_loop import SealLoop, SparkReports
+from .seal_loop import SealLoop, SparkListener, SparkReports
 from .sink_restore import (
     SealedPoint,
     choose_rewind,
@@ -367,7 +367,7 @@ class JobSession:
         if not master.startswith("local") or master.startswith("local-cluster"):
             raise NOT_LOCAL(pipeline=self._spec.name, master=master)
         self._location.note_jvm(get_jvm_pid(session))
-        session.streams.addListener(self._reports.make_listener())
+        session.streams.addListener(SparkListener(self._reports))
         self._sessions.append(session)
         self._status.set_state("running")
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import structlog
 
@@ -93,28 +93,46 @@ class SparkReports:
         report = self._batches.pop((query, batch), None)
         return None if report is None else read_progress(report)
 
-    def make_listener(self) -> Any:
-        """Return the listener to register with a session."""
-        from pyspark.sql.streaming.listener import StreamingQueryListener
 
-        reports = self
+class SparkListener:
+    """Passes Spark's events to `SparkReports`; for `StreamingQueryManager.addListener`.
 
-        class Listener(StreamingQueryListener):
-            """Passes Spark's events on."""
+    It implements Spark's Java interface. PySpark's own class reads every field of a report by calls
+    into the JVM, with RocksDB some hundreds per batch, before a listener sees it; this one reads
+    the JSON. Written for PySpark 4.1.3, which asks a listener for `_jlistener`.
+    """
 
-            def onQueryStarted(self, event: Any) -> None:  # noqa: N802 - Spark's names
-                reports.note_start(str(event.runId), event.name)
+    def __init__(self, reports: SparkReports) -> None:
+        self._reports = reports
 
-            def onQueryProgress(self, event: Any) -> None:  # noqa: N802
-                reports.note_progress(event.progress.json)
+    @property
+    def _jlistener(self) -> Any:
+        from pyspark import SparkContext
 
-            def onQueryIdle(self, event: Any) -> None:  # noqa: N802
-                pass
+        jvm: Any = SparkContext._jvm
+        return jvm.PythonStreamingQueryListenerWrapper(self)
 
-            def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
-                reports.note_end(str(event.runId), event.exception)
+    def onQueryStarted(self, event: Any) -> None:  # noqa: N802 - Spark's names
+        """Note the start."""
+        self._reports.note_start(event.runId().toString(), event.name())
 
-        return Listener()
+    def onQueryProgress(self, event: Any) -> None:  # noqa: N802
+        """Note the report of a batch."""
+        self._reports.note_progress(event.progress().json())
+
+    def onQueryIdle(self, event: Any) -> None:  # noqa: N802
+        """Note nothing."""
+
+    def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
+        """Note the end."""
+        error = event.exception()
+        text = error.get() if error.isDefined() else None
+        self._reports.note_end(event.runId().toString(), text)
+
+    class Java:
+        """Read by Py4J."""
+
+        implements: ClassVar = ["org.apache.spark.sql.streaming.PythonStreamingQueryListener"]
 
 
 class SealLoop:

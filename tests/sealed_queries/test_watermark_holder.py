@@ -1,4 +1,4 @@
-"""The source behind a watermark, read from what Spark keeps; here from objects of the same shape."""
+"""What is read from Spark's reports and plans, here from objects of the same shape."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from tidegate.jobs.sealed_queries.seal_loop import find_watermark_holder
+from tidegate.checkpoints.batch_notes import BatchReport
+from tidegate.jobs.sealed_queries.seal_loop import (
+    SparkListener,
+    SparkReports,
+    find_watermark_holder,
+)
 
 
 def _node(name: str, *children: Any, **more: Any) -> Any:
@@ -70,3 +75,24 @@ def test_a_spark_that_keeps_it_elsewhere() -> None:
     query._jsq.streamingQuery.side_effect = RuntimeError("no such method")
     assert find_watermark_holder(query) is None
     assert find_watermark_holder(None) is None
+
+
+def test_a_report_costs_two_calls_into_the_jvm() -> None:
+    """PySpark's own listener makes some hundreds before it calls one in Python."""
+    reports = SparkReports()
+    listener = SparkListener(reports)
+    started, progress, ended = MagicMock(), MagicMock(), MagicMock()
+    started.runId().toString.return_value = ended.runId().toString.return_value = "run"
+    started.name.return_value = "q"
+    progress.progress().json.return_value = '{"name": "q", "batchId": 3, "sources": []}'
+    progress.reset_mock()
+    ended.exception().get.return_value = "it failed"
+    listener.onQueryStarted(started)
+    listener.onQueryProgress(progress)
+    assert len(progress.mock_calls) == 2
+    assert reports.take("q", 3) == BatchReport()
+    listener.onQueryTerminated(ended)
+    assert reports.failures == {"q": "it failed"}
+    ended.exception().isDefined.return_value = False
+    listener.onQueryTerminated(ended)
+    assert reports.failures == {"q": "it failed"}
