@@ -282,27 +282,17 @@ class _StoreFiles:
         """Yield the records of an Avro file of Iceberg, with the fields that a scan needs."""
         with self.open(address) as opened:
             data = io.BytesIO(opened.read())
-        schema = _keep_needed_fields(read_avro(data).writer_schema)
+        written = json.dumps(read_avro(data).writer_schema)
+        schema = json.loads(written, object_hook=_keep_needed_fields)
         data.seek(0)
         records: Any = read_avro(data, schema)
         yield from records
 
 
-def _keep_needed_fields(schema: Any) -> Any:
-    if isinstance(schema, list):
-        return [_keep_needed_fields(one) for one in schema]
-    if not isinstance(schema, dict):
-        return schema
-    if schema["type"] == "array":
-        return {**schema, "items": _keep_needed_fields(schema["items"])}
-    if schema["type"] != "record":
-        return schema
-    fields = [
-        {**field, "type": _keep_needed_fields(field["type"])}
-        for field in schema["fields"]
-        if field["name"] in _ENTRY_FIELDS
-    ]
-    return {**schema, "fields": fields}
+def _keep_needed_fields(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema of Avro, if it is that of a record with the fields that a scan needs."""
+    fields = [field for field in schema.get("fields", ()) if field["name"] in _ENTRY_FIELDS]
+    return {**schema, "fields": fields} if fields else schema
 
 
 def _find_statistic(file: _DataFile, name: str, column: int) -> Any:
