@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import io
 import marshal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -193,7 +192,7 @@ _SHORTCUTS: tuple[tuple[object, str, object], ...] = (
         for name in ("dead_schema", "events_schema", "late_schema", "window_schema")
     ),
     (output_tables, "_build_system_table", _small_table),
-    (base_follower, "BufferReader", io.BytesIO),
+    (base_follower, "read_parquet_object", lambda store, key: rows_of(store.get(key).data)),
     (pq, "read_table", _read_table),
     (pq, "write_table", _write_table),
     (slot_log, "parse_record", _RECORD),
