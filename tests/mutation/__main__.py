@@ -4,10 +4,12 @@ First the tests run once without a mutant, and which lines each of them executes
 `artifacts/mutation-covering.json`; a test that fails there judges nothing. Then each mutant is shown
 to the tests that execute its line, the quickest first, and to the simulation if they all pass. Each
 result is a line of `artifacts/mutation.jsonl`. A run that was broken off goes on where it stopped,
-and `--all` runs every mutant there is. `--quick` leaves the simulation out, for a busy machine, and
-calls what passes the tests `unsure`. A mutant that no test can tell from the original is answered in
-`equivalent.toml` with the reason. The last line is `N of N mutants killed or answered (P %)`; the
-exit code is 1 below 95 %.
+and `--all` runs every mutant there is.
+
+`--quick` is a first round: it leaves out the simulation and, for each mutant, the tests beyond the
+first ten processor seconds, and calls what passes `unsure`. A mutant that no test can tell from the
+original is answered in `equivalent.toml` with the reason. The last line is `N of N mutants killed or
+answered (P %)`; the exit code is 1 below 95 %.
 """
 
 from __future__ import annotations
@@ -93,7 +95,7 @@ class Judge:
         if (mutant.path, mutant.before, mutant.after) in self._answers:
             return {"verdict": "answered"}
         earlier = self._known.get(mutant.key, {"verdict": ""})
-        if earlier["verdict"] in _DEAD:
+        if earlier["verdict"] in (*_DEAD, *["unsure"] * self._quick):
             return earlier
         return judge_mutant(mutant, self._covering, self._session, self._limit, quick=self._quick)
 
@@ -104,7 +106,9 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=400)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--limit", type=float, default=180, help="seconds for one mutant")
-    parser.add_argument("--quick", action="store_true", help="leave the simulation out")
+    parser.add_argument(
+        "--quick", action="store_true", help="a first round: the quickest tests only"
+    )
     parser.add_argument("--all", action="store_true", help="every mutant instead of a draw")
     parser.add_argument("paths", nargs="*", default=CORE)
     given = parser.parse_args()

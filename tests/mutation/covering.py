@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from hashlib import sha256
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,11 @@ class Covering:
             )
         ]
         return sorted(found, key=lambda name: (self.tests[name].seconds, name))
+
+    def cut_tests(self, tests: Sequence[str], cpu: float) -> list[str]:
+        """Return the first tests that take no more than some processor seconds together."""
+        sums = accumulate(self.tests[name].cpu for name in tests)
+        return [name for name, spent in zip(tests, sums, strict=True) if spent <= cpu]
 
     def sum_cpu(self, tests: Sequence[str]) -> float:
         """Return the processor seconds of some tests."""

@@ -41,12 +41,17 @@ SLOT = ("fill", "/slots/")
 
 @dataclass(frozen=True)
 class Killer:
-    """A script, and how to take its mend out."""
+    """A script, and how to take its mend out.
+
+    Attributes:
+        fault: the fault of docs/track-record.md that it shows; empty if it was never in the product.
+    """
 
     name: str
     script: Callable[[Stage], None]
     without: Callable[[], list[Any]]
     sink: str = ""
+    fault: str = ""
 
 
 def play(killer: Killer, *, mended: bool = True) -> World:
@@ -539,11 +544,13 @@ KILLERS = (
         "GC against a follower's own new file",
         follower_file_and_gc,
         lambda: [patch.object(Retention, "_unmarked_entries", _without_folders)],
+        fault="E1",
     ),
     Killer(
         "GC against a publisher that missed a restore",
         abandoned_publish_and_gc,
         lambda: [patch.object(actors, "have_followers_rewound", lambda *_: True)],
+        fault="E2",
     ),
     Killer(
         "a lease renewal whose answer was lost",

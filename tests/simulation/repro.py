@@ -1,8 +1,8 @@
 """``make repro N=A1``: bring back a fault of docs/track-record.md and show what it does.
 
-A fault that the simulation can express is planted again, and schedules run until one of them shows
-the failure; the command ends with exit code 1 if none does within a minute. For any other fault it
-runs the regression test, which passes on the repaired code.
+A fault that the simulation can express is planted again. Then a script shows it, or schedules run
+until one of them shows the failure; the command ends with exit code 1 if none does within a minute.
+For any other fault it runs the regression test, which passes on the repaired code.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.simulation.killers import KILLERS, play
 from tests.simulation.mutants import MUTANTS, hunt
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,6 +45,11 @@ def main() -> int:
     what, test = read_fault(number)
     sys.stdout.write(f"{number}: {what}\n")
     sys.stdout.flush()
+    killer = next((killer for killer in KILLERS if killer.fault == number), None)
+    if killer is not None:
+        seen = play(killer, mended=False).violation
+        sys.stdout.write(f"without the repair, the script '{killer.name}' ends so:\n{seen}\n")
+        return int(seen is None)
     mutant = next((mutant for mutant in MUTANTS if mutant.fault == number), None)
     if mutant is None:
         sys.stdout.write(f"the simulation cannot express it; its test is {test}\n")
