@@ -253,6 +253,22 @@ class Manifest(_SlotRecordModel):
             for barrier in (self.decider.get("barriers") or {}).get("open", ())
         ]
 
+    def find_barrier_deadline(self, timeout: int | None) -> int | None:
+        """Return when the oldest open barrier times out; the others wait for their turn.
+
+        In ticks of the wall clock, if no outage holds the pipeline's clock back
+        (docs/semantics.md, section 3.5).
+
+        Args:
+            timeout: of the spec, in ticks; None for never.
+        """
+        barriers = self.decider.get("barriers") or {}
+        if timeout is None or not barriers.get("open"):
+            return None
+        opened = barriers["open"][0]["opened"]
+        since = max(opened, barriers.get("last_closed") or opened)
+        return int(self.created_at + since + timeout - self.decider["clock"])
+
     @property
     def newest_times(self) -> dict[str, int]:
         """Member -> largest event time it has shown, in ticks; members that have shown any."""

@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 
 from tidegate.errors import ConfigurationError
 from tidegate.jobs.spec.pipeline import BARRIERS, CHECKPOINTS, DEAD_LETTERS, EVENTS, LATE
+from tidegate.jobs.spec.row_rules import RULE_QUARANTINED
 from tidegate.jobs.spec.stream_specs import REJECTIONS
 from tidegate.json_types import JsonObject
 
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 _OFFENDERS_SHOWN = 5  # offenders named per check; the Data Docs list all of them
 SAMPLE_ROWS: Final = 5
 """Rows that a failed check shows of those behind it."""
+_ROWS_NAMED: Final = 50  # in the command that shows them; a longer one does not fit a shell's line
 
 
 @dataclass(frozen=True)
@@ -394,7 +396,7 @@ _SAMPLE_COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
     LATE: (*ORIGIN, "_epoch", "output", "reason", "lateness_us"),
     DEAD_LETTERS: (*ORIGIN, "_epoch", "reason", "object"),
     REJECTIONS: ("row_id", "_epoch", "destination", "via", "reason"),
-    BARRIERS: ("barrier_id", "_epoch", "outcome", "missing", "tardy"),
+    BARRIERS: ("barrier_id", "_epoch", "outcome", "types", "missing", "tardy"),
     CHECKPOINTS: ("checkpoint_id", "_epoch"),
     EVENTS: (*ORIGIN, "_epoch", "position"),
 }
@@ -406,6 +408,7 @@ _ROWS_BEHIND: Final[Mapping[str, tuple[str, str | None]]] = {
     "barriers": (BARRIERS, "barrier_id"),
     "barrier_health": (BARRIERS, None),
     "barrier_members": (BARRIERS, None),
+    "barrier_types": (BARRIERS, None),
     "checkpoints": (CHECKPOINTS, "checkpoint_id"),
     "checkpoint_health": (CHECKPOINTS, None),
     "dead_letters": (DEAD_LETTERS, "reason"),
@@ -420,8 +423,8 @@ class RowSample:
 
     Attributes:
         rows: the newest, at most `SAMPLE_ROWS`; empty where rows were only counted.
-        command: shows all of them. For a check of a table it shows all recent rows; where rows were
-            only counted, the counts.
+        command: shows all of them. Where a check of a table has more than `_ROWS_NAMED` such rows,
+            it shows all rows of their epochs; where rows were only counted, the counts.
     """
 
     rows: tuple[JsonObject, ...]
@@ -445,6 +448,8 @@ def sample_rows(
         return RowSample((), f"tidegate status {pipeline}")
     if summary.startswith(TABLE_PREFIX):
         return _sample_table(evidence, summary.removeprefix(TABLE_PREFIX), names)
+    if summary == "rules" and (quarantining := _list_quarantining(evidence, names)):
+        return _sample_quarantined(evidence, quarantining, recent=recent)
     if summary not in _ROWS_BEHIND:
         return RowSample((), f"tidegate status {pipeline}")
     name, column = _ROWS_BEHIND[summary]
@@ -465,21 +470,55 @@ def sample_rows(
             pc.is_in(table[column], pa.array(names, table.schema.field(column).type))
         )
         conditions.append(f"{column} in ({', '.join(map(_quote_sql, names))})")
+    return _show_newest(pipeline, name, table, conditions)
+
+
+def _show_newest(pipeline: str, name: str, table: pa.Table, conditions: Sequence[str]) -> RowSample:
     shown = [c for c in _SAMPLE_COLUMNS[name] if c in table.column_names]
     newest = table.select(shown).sort_by([("_epoch", "descending")]).slice(0, SAMPLE_ROWS)
     where = f' --where "{" and ".join(conditions)}"' if conditions else ""
     return RowSample(tuple(newest.to_pylist()), f"tidegate tables {pipeline} {name}{where}")
 
 
+def _list_quarantining(evidence: Evidence, names: Sequence[Any]) -> list[tuple[str, str]]:
+    """Source and rule of those broken rules whose rows are in the dead letters."""
+    broken = [str(name).partition(".")[::2] for name in names]
+    sources = evidence.spec.sources
+    return [(s, rule) for s, rule in broken if sources[s].rules[rule].severity == "quarantine"]
+
+
+def _sample_quarantined(
+    evidence: Evidence, rules: Sequence[tuple[str, str]], *, recent: bool
+) -> RowSample:
+    """The rows that row rules quarantined; the detail of a dead letter begins with its rule."""
+    table, conditions = evidence.dead_letters, []
+    if recent and evidence.recent_since:
+        table = evidence.select_recent(table)
+        conditions.append(f"_epoch > {evidence.recent_since}")
+    quarantined = pc.equal(table["reason"], RULE_QUARANTINED)
+    found, either = pa.nulls(table.num_rows, pa.bool_()), []
+    for source, rule in rules:
+        same = pc.equal(table["_source"], source)
+        begins = pc.starts_with(table["detail"], f"rule {rule}:")
+        found = pc.or_kleene(found, pc.and_kleene(quarantined, pc.and_kleene(same, begins)))
+        either.append(f"_source = '{source}' and starts_with(detail, 'rule {rule}:')")
+    conditions += [f"reason = '{RULE_QUARANTINED}'", f"({' or '.join(either)})"]
+    return _show_newest(evidence.spec.name, DEAD_LETTERS, table.filter(found), conditions)
+
+
 def _sample_table(evidence: Evidence, name: str, names: Sequence[Any]) -> RowSample:
     table, wanted = evidence.tables[name], set(names)
     rows = zip(name_rows(table), table.to_pylist(), strict=True)
-    chosen = [row for who, row in rows if who in wanted][-SAMPLE_ROWS:]
-    shown = tuple({c: _make_plain(v) for c, v in row.items()} for row in chosen)
-    command = (
-        f'tidegate tables {evidence.spec.name} {name} --where "_epoch > {evidence.recent_since}"'
-    )
-    return RowSample(shown, command)
+    chosen = [row for who, row in rows if who in wanted]
+    shown = tuple({c: _make_plain(v) for c, v in row.items()} for row in chosen[-SAMPLE_ROWS:])
+    condition = f"_epoch > {evidence.recent_since}"
+    if chosen:
+        epochs = [row["_epoch"] for row in chosen]
+        condition = f"_epoch between {min(epochs)} and {max(epochs)}"
+    if chosen and len(wanted) <= _ROWS_NAMED and {*ORIGIN} <= {*table.column_names}:
+        origins = ", ".join(map(_quote_sql, sorted(wanted)))
+        condition += f" and concat_ws('/', {', '.join(ORIGIN)}) in ({origins})"
+    return RowSample(shown, f'tidegate tables {evidence.spec.name} {name} --where "{condition}"')
 
 
 def _make_plain(value: Any) -> str | int | float | None:

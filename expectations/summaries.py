@@ -264,6 +264,28 @@ def summarize_barrier_health(evidence: Evidence) -> pd.DataFrame:
     )
 
 
+def summarize_barrier_types(evidence: Evidence) -> pd.DataFrame:
+    """One row per type of barrier: how the recent barriers of that type closed.
+
+    A barrier to which the members brought several types counts for each of them.
+    """
+    newest = summarize_barriers(evidence)
+    outcomes: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for types, outcome in zip(newest["types"], newest["outcome"], strict=True):
+        for kind in filter(None, types.split(", ")):  # an aborted one may have no type yet
+            outcomes[kind][outcome] += 1
+    return _make_frame(
+        "type barriers complete incomplete aborted complete_ratio",
+        [
+            (
+                *(kind, found.total(), found["complete"], found["incomplete"], found["aborted"]),
+                found["complete"] / found.total(),
+            )
+            for kind, found in sorted(outcomes.items())
+        ],
+    )
+
+
 def summarize_barrier_members(evidence: Evidence) -> pd.DataFrame:
     """One row per member: how it took part in the barriers that closed recently.
 
@@ -445,6 +467,7 @@ SUMMARIES: Final[Mapping[str, Callable[[Evidence], pd.DataFrame]]] = {
         summarize_stream_rejections,
         summarize_barriers,
         summarize_barrier_health,
+        summarize_barrier_types,
         summarize_barrier_members,
         summarize_checkpoints,
         summarize_checkpoint_health,

@@ -242,28 +242,17 @@ def list_open_barriers(manifest: Manifest, timeout: int | None) -> list[JsonObje
         timeout: ticks until the oldest one times out; None for never.
     """
     kept = (manifest.decider.get("barriers") or {}).get("open", ())
+    closes = to_milliseconds(manifest.find_barrier_deadline(timeout))
     return [
         {
             "id": state.id,
             "arrivals": {m: part["at"] // 1000 for m, part in barrier["arrivals"].items()},
             "missing": list(state.awaited),
             "opened": to_milliseconds(barrier["opened"]),
-            "closes": (
-                _find_barrier_deadline(manifest, barrier, timeout)
-                if barrier is kept[0] and timeout is not None
-                else None
-            ),
+            "closes": closes if barrier is kept[0] else None,
         }
         for state, barrier in zip(manifest.open_barriers, kept, strict=True)
     ]
-
-
-def _find_barrier_deadline(manifest: Manifest, barrier: JsonView, timeout: int) -> int:
-    """When it times out, by the wall clock, if no outage holds the pipeline's clock back."""
-    clock = manifest.decider["clock"]
-    last_closed = manifest.decider["barriers"].get("last_closed")
-    since = max(barrier["opened"], last_closed or barrier["opened"])
-    return int(manifest.created_at + since + timeout - clock) // 1000
 
 
 def read_sketches(manifest: Manifest) -> LatenessSketches:

@@ -51,7 +51,9 @@ _TOTAL: Final = 2 * RECENT * BAD
 _LATE_CHECKS: Final = (
     *("late_ratio", "late_ratio_critical", "late_ratio_all", "late_ratio_rise", "late_share"),
 )
-_INCOMPLETE_CHECKS: Final = ("barriers_complete", "barriers_complete_all", "barriers_missed")
+_INCOMPLETE_CHECKS: Final = (
+    *("barriers_complete", "barriers_complete_all", "barriers_missed", "barrier_types_complete"),
+)
 
 
 @dataclass

@@ -336,7 +336,9 @@ def _print_what_if(pipeline: str, report: WhatIfReport) -> None:
     found = report.to_record()
     courses = happened, other = found["happened"], found["other"]
     title = f"{pipeline}: {report.epochs:,} epochs, {report.first} to {report.last}"
+    ends = (output.format_short_instant(frontier) for frontier in report.points[-1][2:])
     rows = [
+        ["frontier at the end", *ends],
         ["delay, half of the epochs", *(_format_lag(one["delay_p50_us"]) for one in courses)],
         ["delay, 99 %", *(_format_lag(one["delay_p99_us"]) for one in courses)],
     ]

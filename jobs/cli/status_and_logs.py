@@ -102,7 +102,32 @@ def describe_pipeline(log: SlotLog) -> JsonObject:
         "held_back": facts.get("held_back") or [],
         "warnings": overview.warnings,
         **_describe_progress(overview),
+        "open_barriers": _describe_open_barriers(overview, log),
     }
+
+
+def _describe_open_barriers(overview: PipelineOverview, log: SlotLog) -> list[JsonObject]:
+    """The barriers that are open now; times are ticks of the pipeline's clock.
+
+    `left` is the time until a barrier times out: None for all but the oldest, which close later,
+    and if the spec has no timeout or is not known.
+    """
+    from tidegate.checkpoints.checkpoint_specs import read_spec
+
+    newest = overview.newest
+    if newest is None or not newest.open_barriers:
+        return []
+    spec = read_spec(log.store, log.pipeline, newest.spec_digest)
+    deadline = newest.find_barrier_deadline(spec.barrier_timeout if spec else None)
+    # Without a driver the pipeline's clock does not go on.
+    lease = overview.driver.lease
+    driven = lease is not None and lease.holder is not None
+    since = max(0, overview.driver.read_at - newest.created_at) if driven else 0
+    left = None if deadline is None else max(0, deadline - newest.created_at - since)
+    return [
+        {**asdict(barrier), "age": barrier.age + since, "left": None if place else left}
+        for place, barrier in enumerate(newest.open_barriers)
+    ]
 
 
 def _describe_landings(pipeline: str, log: SlotLog, store: str | None) -> dict[str, JsonObject]:
@@ -166,7 +191,7 @@ def _describe_progress(overview: PipelineOverview) -> JsonObject:
     manifest = overview.newest
     if manifest is None:
         unknown = dict.fromkeys(("frontier", "holder", "rows", "counts"))
-        return {**unknown, "sources": {}, "open_barriers": [], "attachments": {}}
+        return {**unknown, "sources": {}, "attachments": {}}
     inputs = manifest.decider.get("output", {}).get("inputs", {})
     counters = manifest.counters
     waiting = {
@@ -179,7 +204,7 @@ def _describe_progress(overview: PipelineOverview) -> JsonObject:
             "frontier": decided.get("frontier"),
             "status": decided.get("status"),
             "rows": rows,
-            "counts": RowCounts.of_source(rows).to_record(),
+            "counts": _describe_counts(RowCounts.of_source(rows)),
             "pending": name in waiting,
         }
     return {
@@ -187,11 +212,19 @@ def _describe_progress(overview: PipelineOverview) -> JsonObject:
         "sources": sources,
         "holder": manifest.frontier_holder,
         "blocked": manifest.blocked_members,
-        "open_barriers": [asdict(barrier) for barrier in manifest.open_barriers],
         "attachments": manifest.stream_state.get("attachments", {}),
         "rows": counters.model_dump(mode="json", exclude={"per_source"}),
-        "counts": overview.row_counts.to_record(),
+        "counts": _describe_counts(overview.row_counts),
     }
+
+
+def _describe_counts(counts: RowCounts) -> JsonObject:
+    """What every surface shows, and the rows that missed an output by reason."""
+    missed = [
+        {"output": output, "disposition": disposition, "reason": reason, "rows": rows}
+        for (output, disposition, reason), rows in counts.late_by_reason.items()
+    ]
+    return {**counts.to_record(), "missed": missed}
 
 
 def _format_query(at: JsonObject) -> str:
@@ -330,7 +363,7 @@ def _print_parts(report: JsonObject) -> None:
             [_format_source_row(name, one) for name, one in report["sources"].items()],
         ),
         (
-            ["open barrier", "age", "arrived", "waits for"],
+            ["open barrier", "age", "time left", "arrived", "waits for"],
             [_format_open_barrier(barrier) for barrier in report["open_barriers"]],
         ),
         (
@@ -380,7 +413,10 @@ def _format_source_row(name: str, source: JsonObject) -> tuple[object, ...]:
 
 def _format_open_barrier(barrier: JsonObject) -> tuple[object, ...]:
     arrived, awaited = (", ".join(barrier[name]) for name in ("arrived", "awaited"))
-    return barrier["id"], f"{barrier['age'] / 1e6:,.0f} s", arrived, awaited or "no one"
+    age, left = (
+        "" if barrier[name] is None else f"{barrier[name] / 1e6:,.0f} s" for name in ("age", "left")
+    )
+    return barrier["id"], age, left, arrived, awaited or "no one"
 
 
 def _format_landing_row(name: str, one: JsonObject) -> tuple[object, ...]:
@@ -433,6 +469,14 @@ def _list_row_notes(counts: JsonObject | None) -> list[tuple[str, object]]:
         notes.append(
             ("late", f"{counts['late_rows']:,} rows ({counts['late_ratio']:.1%}): {outputs}")
         )
+    # Dropped rows are in no table, so their reasons show nowhere else.
+    dropped = [
+        f"{one['rows']:,} for {one['output']} ({one['reason']})"
+        for one in counts["missed"]
+        if one["disposition"] == "dropped"
+    ]
+    if dropped:
+        notes.append(("dropped", ", ".join(dropped)))
     if counts["dead_objects"]:
         rows = f"{counts['dead_object_rows']:,} rows known of them"
         notes.append(("set aside", f"{counts['dead_objects']:,} whole objects, {rows}"))

@@ -97,10 +97,11 @@ def seal(
     decider: dict[str, Any] | None = None,
     statuses: dict[str, str] | None = None,
     cut: dict[str, Any] | None = None,
+    counts: dict[str, int] | None = None,
 ) -> Manifest:
     """One more epoch: ten rows read, nine released, one late; one file.
 
-    `decider` adds to the decider's state.
+    `decider` adds to the decider's state, `counts` to the row counts of the source.
     """
     head = log.head()
     slot, attempt = head.next_slot, generate_attempt_id()
@@ -111,7 +112,7 @@ def seal(
     file = FileRef(
         key=key, rows=9, bytes=len(data), sha256=sha256_of_bytes(data), kind="table:events"
     )
-    counters: dict[str, int] = {"read": 10 * slot, "released": 9 * slot, "late": slot}
+    counters = {"read": 10 * slot, "released": 9 * slot, "late": slot, **(counts or {})}
     frontier = 1_000_000 * slot
     manifest = Manifest(
         pipeline="flights",

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import SEALED, Cli, seal
 
+from tidegate.checkpoints.checkpoint_specs import write_spec
 from tidegate.checkpoints.driver_reports import DriverStatus, write_status
 from tidegate.checkpoints.driver_requests import (
     DesiredState,
@@ -19,6 +20,7 @@ from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.jobs.driver.landing_log import LandingLog
 from tidegate.jobs.spec.loader import load_spec
+from tidegate.jobs.spec.pipeline import PipelineSpec
 
 
 def say(log: SlotLog, lease: Lease, state: str, *, ago: float = 0.0, **body: object) -> None:
@@ -72,6 +74,15 @@ def test_words_name_holder_and_rows(cli: Cli, log: SlotLog) -> None:
     assert "30 read = 27 released + 3 late" in out
 
 
+def test_dropped_rows_are_shown_with_output_and_reason(cli: Cli, log: SlotLog) -> None:
+    """They are in no table, and a failed check of them leads here."""
+    seal(log, counts={"dropped:w": 7, "dropped:w:max_jump": 5})
+    out = " ".join(cli("status", "flights").out.split())
+    assert "dropped: 2 for w (late_window), 5 for w (max_jump)" in out
+    missed = cli("status", "flights", "--json").data["sources"]["EWR"]["counts"]["missed"]
+    assert {"output": "w", "disposition": "dropped", "reason": "max_jump", "rows": 5} in missed
+
+
 @pytest.mark.parametrize(
     "why", ["no data", "idle timer running", "open barrier", "no punctuation", "buffered rows"]
 )
@@ -118,7 +129,13 @@ def test_what_waits_is_reported(cli: Cli, log: SlotLog) -> None:
 
 BARRIERS = {
     "clock": 100_000_000,
-    "barriers": {"open": [{"id": 7, "opened": 88_000_000, "arrivals": {"EWR/0": {"at": 1}}}]},
+    "barriers": {
+        "open": [
+            {"id": 7, "opened": 88_000_000, "arrivals": {"EWR/0": {"at": 1}}},
+            {"id": 8, "opened": 99_000_000, "arrivals": {"JFK/0": {"at": 1}}},
+        ],
+        "last_closed": 90_000_000,
+    },
 }
 
 
@@ -127,11 +144,32 @@ def test_open_barriers_are_shown_with_id_age_and_who_is_missing(cli: Cli, log: S
     statuses = {"EWR/0": "active", "JFK/0": "active", "LGA/0": "idle"}
     manifest = seal(log, decider=BARRIERS, statuses=statuses)
     assert manifest.open_barriers[0].arrived == ("EWR/0",)
-    assert cli("status", "flights", "--json").data["open_barriers"] == [
-        {"id": 7, "age": 12_000_000, "arrived": ["EWR/0"], "awaited": ["JFK/0"]}
-    ]
+    assert cli("status", "flights", "--json").data["open_barriers"][0] == (
+        {"id": 7, "age": 12_000_000, "left": None, "arrived": ["EWR/0"], "awaited": ["JFK/0"]}
+    )
     words = cli("status", "flights").out.split()
     assert words[words.index("7") :][:5] == ["7", "12", "s", "EWR/0", "JFK/0"]
+
+
+def test_the_oldest_open_barrier_has_its_time_left(cli: Cli, log: SlotLog) -> None:
+    """By the timeout of the spec that sealed; the next one waits until the first has closed."""
+    source = {"path": "in/", "schema": {"at": "timestamp", "kind": "string"}, "event_time": "at"}
+    marks = {"barriers": {"kind": "kind", "types": ["day"]}, "lag": "1m"}
+    barriers = {"timeout": "30s", "identity": "ordinal"}
+    raw = {"name": "flights", "sources": {"EWR": {**source, **marks}}, "barriers": barriers}
+    spec = PipelineSpec.model_validate(raw)
+    write_spec(log.store, spec)
+    seal(log, decider=BARRIERS, spec_digest=spec.digest())
+    first, second = cli("status", "flights", "--json").data["open_barriers"]
+    # It is 10 s after the last barrier closed, so that 20 of its 30 s are left.
+    assert (first["left"], second["left"]) == (20_000_000, None)
+    words = cli("status", "flights").out.split()
+    assert words[words.index("7") :][:5] == ["7", "12", "s", "20", "s"]
+    Lease.acquire(log.store, "flights", ProcessIdentity.this_process())
+    first, _ = cli("status", "flights", "--json").data["open_barriers"]
+    # A driver runs, so the clock goes on; the checkpoint is old.
+    assert first["left"] == 0
+    assert first["age"] > 12_000_000
 
 
 def test_members_held_back_are_named(cli: Cli, log: SlotLog) -> None:

@@ -10,6 +10,7 @@ from tests.engine.harness import Bench, row
 
 from tidegate.checkpoints.local_store import LocalStore
 from tidegate.checkpoints.pipeline_identity import ensure_identity
+from tidegate.jobs.cli.output import format_short_instant
 from tidegate.jobs.spec.loader import parse_spec
 
 SPEC = """\
@@ -51,9 +52,11 @@ def test_other_options_are_shown_beside_what_happened(cli: Cli, shop: Bench) -> 
     assert (data["happened"]["idle"], data["other"]["idle"]) == ({"store": 2}, {})
     assert data["other"]["delay_p99_us"] > data["happened"]["delay_p99_us"]
     assert [point[0] for point in data["points"]] == list(range(1, 13))
-    words = cli("whatif", "shop.yaml", "--lag", "web=10s", "--idle", "store=1h").out
+    words = cli("whatif", "shop.yaml", "--lag", "web=10s", "--idle", "never").out
     assert "the recorded options give every recorded decision" in words
     assert "0 %" in words
+    ends = next(line for line in words.splitlines() if "frontier at the end" in line).split()
+    assert ends[-2:] == [format_short_instant(ticks) for ticks in data["points"][-1][2:]]
 
 
 def test_a_shorter_timeout_is_a_range(cli: Cli, shop: Bench) -> None:

@@ -33,8 +33,11 @@ LATE = pa.schema(
 DEAD = pa.schema(
     [
         ("reason", pa.string()),
+        ("detail", pa.string()),
         ("object", pa.string()),
         ("_source", pa.string()),
+        ("_partition", pa.string()),
+        ("_seq", pa.int64()),
         ("row", pa.string()),
         ("_epoch", pa.int64()),
     ]

@@ -106,6 +106,10 @@ def test_own_suites_look_at_any_table(tmp_path: Path) -> None:
     }
     released = {r["_epoch"] for r in pipeline.bench.rows("events") if r["v"] == 99}
     assert failed["epochs"] == [min(released), max(released)]
+    assert failed["command"] == (
+        f'tidegate tables p events --where "_epoch between {min(released)} and {max(released)}'
+        " and concat_ws('/', _source, _partition, _seq) in ('a/0/1', 'b/0/1')\""
+    )
     assert min(released) >= bad
     for _ in range(RECENT + 1):
         pipeline.run_epoch()

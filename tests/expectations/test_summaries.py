@@ -231,6 +231,22 @@ def test_an_old_heterogeneous_barrier_is_over(healthy: Evidence) -> None:
     assert summaries.summarize_barriers(evidence)["homogeneous"].tolist() == ["yes", "yes"]
 
 
+def test_outcomes_are_counted_by_type(healthy: Evidence) -> None:
+    """All begins may be complete while no end is; an aborted barrier may have no type."""
+    table = rows(
+        BARRIERS,
+        *(closed(n, types=["begin"]) for n in (1, 3, 5)),
+        closed(2, types=["end"], outcome="incomplete"),
+        closed(4, types=["begin", "end"], outcome="aborted"),
+        closed(6, types=[], outcome="aborted"),
+    )
+    frame = summaries.summarize_barrier_types(changed(healthy, barriers=table))
+    assert frame.to_numpy().tolist() == [
+        ["begin", 4, 3, 0, 1, 0.75],
+        ["end", 2, 0, 1, 1, 0.0],
+    ]
+
+
 def test_members_show_who_is_last_missing_and_tardy(healthy: Evidence) -> None:
     """Of the members that arrived, the last one; missing and tardy ones beside it."""
     arrivals = json.dumps({"EWR/0": {"arrived": 1}, "JFK/0": {"arrived": 2_000_001}})
@@ -302,3 +318,41 @@ def test_a_sample_names_the_rows_behind_a_check(healthy: Evidence) -> None:
     assert sample.command == (
         "tidegate tables flights late --where \"_epoch > 2 and _source in ('JFK')\""
     )
+
+
+def test_a_sample_of_a_rule_has_the_rows_that_it_quarantined(healthy: Evidence) -> None:
+    """They are in the dead letters; rows that a rule dropped or warned about were only counted."""
+    fields = healthy.spec.model_dump(by_alias=True)
+    predicate = {"predicate": "delay > 0"}
+    fields["sources"]["EWR"]["rules"] = {
+        "known": predicate | {"severity": "quarantine"},
+        "known_too": predicate | {"severity": "quarantine"},
+        "seen": predicate,
+    }
+    dead = rows(
+        DEAD,
+        *(
+            {"reason": reason, "detail": detail, "row": "{}", "_source": s, "_partition": "0"}
+            | {"_seq": n, "_epoch": n}
+            for n, (s, reason, detail) in enumerate(
+                [
+                    ("EWR", "rule_quarantined", "rule known: delay > 0"),
+                    ("EWR", "rule_quarantined", "rule known: delay > 0"),
+                    ("EWR", "rule_quarantined", "rule known_too: delay > 0"),
+                    ("EWR", "bad_value", "rule known: is not a number"),
+                    ("JFK", "rule_quarantined", "rule known: delay > 0"),
+                ],
+                start=1,
+            )
+        ),
+    )
+    spec = healthy.spec.model_validate(fields)
+    evidence = changed(healthy, spec=spec, dead_letters=dead, recent_since=1)
+    sample = gx_runner.sample_rows(evidence, "rules", ["EWR.known", "EWR.seen"], recent=True)
+    assert [(r["_source"], r["_seq"]) for r in sample.rows] == [("EWR", 2)]
+    assert sample.command == (
+        "tidegate tables flights dead_letters --where \"_epoch > 1 and reason = 'rule_quarantined'"
+        " and (_source = 'EWR' and starts_with(detail, 'rule known:'))\""
+    )
+    only_counted = gx_runner.sample_rows(evidence, "rules", ["EWR.seen"], recent=True)
+    assert (only_counted.rows, only_counted.command) == ((), "tidegate status flights")
