@@ -23,6 +23,7 @@ from tidegate.checkpoints.manifest import Manifest, RetiredEpoch
 from tidegate.checkpoints.shared_documents import SharedDocument, change_document, read_document
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
+from tidegate.errors import ErrorDefinition, TidegateError
 from tidegate.jobs.engine.parquet_objects import read_parquet_object
 from tidegate.jobs.spec.operations import SinkSpec
 from tidegate.jobs.spec.pipeline import CHECKPOINTS, PipelineSpec
@@ -173,7 +174,7 @@ class SlotFollower(ABC):
         self, slot: int, before: FollowerPosition, lineage: CurrentLineage
     ) -> FollowerPosition:
         """Get past a retired epoch that was not applied yet, or raise; return the new position."""
-        raise EPOCH_RETIRED(pipeline=self.spec.name, sink=self.name, slot=slot)
+        raise self.make_error(EPOCH_RETIRED, slot=slot)
 
     def _follow_once(self, log: SlotLog) -> int:
         """Read the position, then the head.
@@ -186,9 +187,7 @@ class SlotFollower(ABC):
         if stored is None:
             stored = self._create_ledger(lineage)
         if not lineage.is_in_log(stored):
-            raise SINK_FENCED(
-                pipeline=self.spec.name, sink=self.name, **lineage.describe_mismatch(stored)
-            )
+            raise self.make_error(SINK_FENCED, **lineage.describe_mismatch(stored))
         here = FollowerPosition(lineage.timeline, lineage.last_shared_slot(stored))
         # Another timeline means a restore, even if no slot has to be taken back: receivers must
         # know it, and the ledger must name the timeline that it continues.
@@ -278,7 +277,7 @@ class SlotFollower(ABC):
             if there.position == after and there.uid:
                 return there
             if before is not None and there.uid and there.position != before:
-                raise self.ledger_moved_error(there.position, before)
+                raise self.make_error(LEDGER_MOVED, position=there.position, expected=before)
             # Two publishers may copy one ledger in either order.
             if before is None and there.uid and there.position > after:
                 return there  # a faster publisher has copied the same ledger already
@@ -295,17 +294,12 @@ class SlotFollower(ABC):
             ConfigurationError: another pipeline filled it.
         """
         if owner not in ("", self.uid):
-            raise SINK_OF_OTHER_PIPELINE(
-                pipeline=self.spec.name, sink=self.name, owner=owner, uid=self.uid
-            )
+            raise self.make_error(SINK_OF_OTHER_PIPELINE, owner=owner, uid=self.uid)
 
-    def ledger_moved_error(
-        self, found: FollowerPosition | None, expected: FollowerPosition | None
-    ) -> LedgerMovedError:
-        """Return the error for a ledger that has moved since it was read."""
-        return LEDGER_MOVED(
-            pipeline=self.spec.name, sink=self.name, position=found, expected=expected
-        )
+    def make_error(self, entry: ErrorDefinition, **fields: object) -> TidegateError:
+        """Return an error of the catalogue about this sink."""
+        error: TidegateError = entry(pipeline=self.spec.name, sink=self.name, **fields)
+        return error
 
 
 def import_client_library(module: str, *, of: str, package: str, extra: str) -> Any:

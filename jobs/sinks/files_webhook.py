@@ -21,7 +21,7 @@ from tidegate.checkpoints.canonical_json import canonical_bytes
 from tidegate.checkpoints.errors import BAD_STORE_URL
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.open_store import open_store
-from tidegate.errors import ErrorDefinition, TransientError
+from tidegate.errors import ErrorDefinition, TidegateError
 from tidegate.jobs.engine.parquet_objects import encode_parquet
 from tidegate.jobs.spec.operations import FilesSinkSpec, WebhookSinkSpec
 from tidegate.json_types import JsonObject
@@ -180,10 +180,6 @@ class WebhookSink(AtLeastOnceSink):
             )
         self._taken[1].add(identity)
 
-    def _receiver_error(self, error: ErrorDefinition, cause: str) -> TransientError:
-        return error(
-            pipeline=self.spec.name,
-            sink=self.name,
-            cause=f"the receiver {cause}",
-            remedy="bring the receiver back",
-        )
+    def _receiver_error(self, entry: ErrorDefinition, cause: str) -> TidegateError:
+        remedy = "bring the receiver back"
+        return self.make_error(entry, cause=f"the receiver {cause}", remedy=remedy)

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.slot_log import SlotLog
-from tidegate.errors import ConfigurationError, TidegateError, get_first_line
+from tidegate.errors import TidegateError, get_first_line
 from tidegate.jobs.spec.operations import KafkaSinkSpec
 from tidegate.jobs.spec.source_options import resolve_environment_values
 
@@ -74,12 +74,10 @@ class KafkaSink(AtLeastOnceSink):
         # Spark wraps the client's exceptions in types of its own, which differ between versions.
         except Exception as error:
             if "RecordTooLargeException" in str(error):
-                raise message_too_large_error(
-                    self, _find_exception_line(error, "RecordTooLargeException")
-                ) from error
-            raise SINK_UNAVAILABLE(
-                pipeline=self.spec.name,
-                sink=self.name,
+                cause = _find_exception_line(error, "RecordTooLargeException")
+                raise self.make_error(MESSAGE_TOO_LARGE, cause=cause[:300]) from error
+            raise self.make_error(
+                SINK_UNAVAILABLE,
                 cause=f"Kafka does not take {topic}: {get_first_line(error)[:300]}",
                 remedy="bring the brokers back, or correct the sink's options",
             ) from error
@@ -138,14 +136,6 @@ def build_row_messages(sink: SlotFollower, epoch: Manifest) -> Iterator[KafkaMes
             for line in to_json_lines(rows).splitlines():
                 key = _build_message_key(json.loads(line))
                 yield KafkaMessage(resolve_topic(sink.given, table), key, line, headers)
-
-
-def message_too_large_error(sink: SlotFollower, cause: str) -> ConfigurationError:
-    """Return the error for a message that the broker or the client's settings refuse.
-
-    Trying again does not help.
-    """
-    return MESSAGE_TOO_LARGE(pipeline=sink.spec.name, sink=sink.name, cause=cause[:300])
 
 
 def build_restore_messages(sink: SlotFollower, notice: dict[str, Any]) -> Iterator[KafkaMessage]:
@@ -295,23 +285,21 @@ class ExactlyOnceKafkaSink(SlotFollower):
         except KafkaClientError as error:
             self._client.close()
             if error.code in _FENCED_CODES:
-                raise PRODUCER_FENCED(pipeline=self.spec.name, sink=self.name) from error
+                raise self.make_error(PRODUCER_FENCED) from error
             raise self._translate_client_error(error) from error
         self._open = True
 
     def _translate_client_error(self, error: KafkaClientError) -> TidegateError:
         cause = f"Kafka: {error}"
         if error.code in _TOO_LARGE_CODES:
-            return message_too_large_error(self, str(error))
+            return self.make_error(MESSAGE_TOO_LARGE, cause=str(error)[:300])
         if any(word in error.code for word in _REFUSED_CODES):
             remedy = (
                 f"sinks.{self.name}.options (librdkafka's names), or the rights on topics, group,"
                 " transactional id"
             )
-            return SINK_REFUSED(pipeline=self.spec.name, sink=self.name, cause=cause, remedy=remedy)
-        return SINK_UNAVAILABLE(
-            pipeline=self.spec.name, sink=self.name, cause=cause, remedy="bring the brokers back"
-        )
+            return self.make_error(SINK_REFUSED, cause=cause, remedy=remedy)
+        return self.make_error(SINK_UNAVAILABLE, cause=cause, remedy="bring the brokers back")
 
 
 class ConfluentProducer:

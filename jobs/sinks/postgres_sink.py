@@ -23,11 +23,12 @@ import pyarrow.csv
 
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.slot_log import SlotLog
-from tidegate.errors import TidegateError, TransientError
+from tidegate.errors import TidegateError
 from tidegate.jobs.spec.operations import PostgresSinkSpec
 
 from .base_follower import SlotFollower, expand_variables, import_client_library
 from .errors import (
+    LEDGER_MOVED,
     SINK_MISFIT,
     SINK_REFUSED,
     SINK_UNAVAILABLE,
@@ -149,7 +150,7 @@ class PostgresSink(SlotFollower):
             or current.timeline != lineage.timeline
             or not before.upto < current.upto <= lineage.slot
         ):
-            raise self._not_published_error(slot)
+            raise self.make_error(WAITS_FOR_TABLES, slot=slot)
         # In one transaction, so that readers see the old tables or the cut and never a part of it.
         after = FollowerPosition(lineage.timeline, current.upto)
         with self._transaction_cursor() as cursor:
@@ -164,7 +165,7 @@ class PostgresSink(SlotFollower):
         """Replace a table's rows by those of the Iceberg table as of a position."""
         current = read_published_cut(self.store, self.spec.name)
         if current is None or current.timeline != position.timeline or current.upto < position.upto:
-            raise self._not_published_error(position.upto)
+            raise self.make_error(WAITS_FOR_TABLES, slot=position.upto)
         upserted = self._is_upserted(table)
         rows = read_table(self.spec, self.store, table, at=position.upto, current_only=upserted)
         if self._read_columns(cursor, table):
@@ -172,9 +173,6 @@ class PostgresSink(SlotFollower):
             cursor.execute(f"delete from {self._qualify_name(table)}")
         if rows.num_rows:
             self._insert_rows(cursor, table, rows)
-
-    def _not_published_error(self, slot: int) -> TransientError:
-        return WAITS_FOR_TABLES(pipeline=self.spec.name, sink=self.name, slot=slot)
 
     def _move_ledger(
         self,
@@ -186,7 +184,7 @@ class PostgresSink(SlotFollower):
         # Locked until the commit: a second publisher waits here, and then finds a moved ledger.
         ledger = self._read_ledger(cursor, lock=True)
         if ledger != before:
-            raise self.ledger_moved_error(ledger, before)
+            raise self.make_error(LEDGER_MOVED, position=ledger, expected=before)
         update = (
             f"update {self._ledger} set timeline = %s, slot = %s, moved_at = now()"
             " where pipeline = %s and sink = %s"
@@ -249,9 +247,8 @@ class PostgresSink(SlotFollower):
         )
         taken = cursor.execute(select, (list(self.tables), self.uid, self.name)).fetchone()
         if taken is not None:
-            raise TARGET_TABLE_TAKEN(
-                pipeline=self.spec.name,
-                sink=self.name,
+            raise self.make_error(
+                TARGET_TABLE_TAKEN,
                 table=f"{self._namespace}.{taken[0]}",
                 owner=taken[1],
                 owner_sink=taken[2],
@@ -353,12 +350,12 @@ class PostgresSink(SlotFollower):
         refused = isinstance(error, psycopg.errors.InsufficientPrivilege) or any(
             refusal in cause for refusal in _REFUSALS
         )
-        who = {"pipeline": self.spec.name, "sink": self.name, "cause": cause}
         if refused:
-            return SINK_REFUSED(**who, remedy=f"sinks.{self.name}.url, the database or its grants")
+            remedy = f"sinks.{self.name}.url, the database or its grants"
+            return self.make_error(SINK_REFUSED, cause=cause, remedy=remedy)
         if isinstance(error, psycopg.OperationalError | psycopg.InternalError):
-            return SINK_UNAVAILABLE(**who, remedy="bring PostgreSQL back")
-        return SINK_MISFIT(**who)
+            return self.make_error(SINK_UNAVAILABLE, cause=cause, remedy="bring PostgreSQL back")
+        return self.make_error(SINK_MISFIT, cause=cause)
 
 
 def _quote_names(names: Iterable[str]) -> str:
