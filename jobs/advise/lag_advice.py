@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from math import ceil, floor, log
+from math import floor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -40,20 +40,11 @@ A day of microseconds takes 2,500 buckets, of which a real source fills a few hu
 """
 
 
-def bucket_of(disorder: int, gamma: float = GAMMA) -> int:
-    """Return the bucket of a row that is so many ticks behind.
-
-    >>> bucket_of(0), bucket_of(1), bucket_of(60_000_000)
-    (0, 1, 1801)
-    """
-    return 0 if disorder <= 0 else ceil(log(disorder) / log(gamma)) + 1
-
-
 def bucket_upper_bound(bucket: int, gamma: float = GAMMA) -> int:
     """Return the greatest disorder that a bucket counts, in ticks.
 
-    >>> 60_000_000 <= bucket_upper_bound(bucket_of(60_000_000)) <= 60_600_000
-    True
+    >>> bucket_upper_bound(0), bucket_upper_bound(1), bucket_upper_bound(1801)
+    (0, 1, 60044441)
     """
     return 0 if bucket <= 0 else floor(gamma ** (bucket - 1))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 from functools import cache
+from math import ceil, log
 
 import numpy as np
 import pandas as pd
@@ -20,7 +21,6 @@ from tidegate.jobs.advise.lag_advice import (
     LagAdvice,
     LatenessCurve,
     advise_lags,
-    bucket_of,
     bucket_upper_bound,
     merge_sketches,
 )
@@ -32,6 +32,11 @@ SOURCE = SourceSpec.model_validate(
     {"path": "inbox", "schema": {"t": "timestamp"}, "event_time": "t", "lag": "30m"}
 )
 HOUR = 3_600_000_000
+
+
+def bucket_of(disorder: int) -> int:
+    """The bucket of a row that is so many ticks behind, by the rule of `lag_advice`."""
+    return 0 if disorder <= 0 else ceil(log(disorder) / log(GAMMA)) + 1
 
 
 def exact_lag(disorder: pd.Series[int], share: Fraction) -> int:
