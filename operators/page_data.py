@@ -14,8 +14,13 @@ from datetime import datetime
 from math import ceil, log
 from typing import Any, Final, NamedTuple
 
-from tidegate.checkpoints.manifest import Manifest
-from tidegate.checkpoints.pipeline_overview import PipelineOverview, PipelineState
+from tidegate.checkpoints.batch_notes import BatchNotes
+from tidegate.checkpoints.manifest import ForkRecord, Manifest
+from tidegate.checkpoints.pipeline_overview import (
+    DriverOverview,
+    PipelineOverview,
+    PipelineState,
+)
 from tidegate.checkpoints.row_counts import RowCounts
 from tidegate.checkpoints.splice_requests import SpliceRequest
 from tidegate.jobs.advise.lag_advice import TARGET_SHARES, LatenessCurve, merge_sketches
@@ -215,6 +220,42 @@ def build_epoch_point(manifest: Manifest) -> JsonObject:
         "steps": manifest.timings,
         "barriers": [_describe_barrier(b, str(manifest.id)) for b in manifest.barriers],
     }
+
+
+def describe_restore(fork: ForkRecord) -> JsonObject:
+    """Return who went back to which checkpoint, and why."""
+    names = {"timeline", "slot", "new_timeline", "fork_slot", "who", "why", "recover_to", "at"}
+    facts = fork.model_dump(include={*names, "request_id"})
+    return {**facts, "at": fork.at // 1000}
+
+
+def describe_frontier_holder(driver: DriverOverview, newest: Manifest | None) -> JsonObject | None:
+    """Return which member holds the frontier, why and since when; None without one."""
+    holder = driver.last_facts.get("holder") or (newest.frontier_holder if newest else None)
+    if not isinstance(holder, dict):
+        return None
+    return {
+        "member": holder.get("member"),
+        "why": holder.get("why"),
+        "since": to_milliseconds(holder.get("since")),
+    }
+
+
+def describe_queries(newest: Manifest | None) -> JsonObject:
+    """Return the queries of a job; empty for a pipeline."""
+    notes = BatchNotes.from_manifest(newest)
+    queries = notes.model_dump(mode="json")["queries"] if notes else {}
+    return {
+        name: {**at, "watermark": to_milliseconds(at["watermark"])} for name, at in queries.items()
+    }
+
+
+def describe_driver(driver: DriverOverview) -> JsonObject | None:
+    """Return process and token of the driver that holds the lease; None if it is free."""
+    if driver.lease is None or driver.lease.holder is None:
+        return None
+    holder = driver.lease.holder
+    return {"pid": holder.pid, "host": holder.host, "token": driver.lease.token}
 
 
 def _describe_barrier(row: JsonView, checkpoint: str) -> JsonObject:

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import Any, Final, TypeVar
 
-from tidegate.checkpoints.batch_notes import BatchNotes
 from tidegate.checkpoints.bucket_layout import BucketLayout, CheckpointId
 from tidegate.checkpoints.canonical_json import parse_json
 from tidegate.checkpoints.checkpoint_catalog import (
@@ -30,7 +29,7 @@ from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
 from tidegate.checkpoints.lease import LeaseObserver
 from tidegate.checkpoints.manifest import ForkRecord, Manifest
 from tidegate.checkpoints.pins import Roots, RootsFile
-from tidegate.checkpoints.pipeline_overview import DriverOverview, PipelineState, read_overview
+from tidegate.checkpoints.pipeline_overview import PipelineState, read_overview
 from tidegate.checkpoints.restore import plan_restore, read_restore_audits
 from tidegate.checkpoints.slot_index import SlotIndex, SlotSummary
 from tidegate.checkpoints.slot_log import LineageSegment, LogHead, SlotContents, SlotLog
@@ -48,6 +47,10 @@ from .page_data import (
     build_epoch_point,
     build_graph,
     build_lateness_charts,
+    describe_driver,
+    describe_frontier_holder,
+    describe_queries,
+    describe_restore,
     diagnose_stream,
     explain_state,
     find_transition,
@@ -353,7 +356,7 @@ class StreamView:
                 "why": desired.why,
                 "at": desired.at // 1000,
             },
-            "driver": _describe_driver(driver) if alive else None,
+            "driver": describe_driver(driver) if alive else None,
             "reported_at": driver.last_report.at // 1000 if driver.last_report else None,
             "step": driver.last_report.step if alive and driver.last_report else None,
             "trouble": _format_error(live_facts.get("trouble")),
@@ -363,9 +366,9 @@ class StreamView:
             "lag": count_waiting_messages(live_facts),
             **{name: live_facts.get(name) or {} for name in _SHOWN_OF_DRIVER},
             "warnings": overview.warnings,
-            "holder": _describe_frontier_holder(driver, newest),
+            "holder": describe_frontier_holder(driver, newest),
             **{name: driver.facts.get(name) for name in ("unpublished", "error", "spark_ui")},
-            "queries": _describe_queries(newest),
+            "queries": describe_queries(newest),
             "checkpoint": str(newest.id) if newest else None,
             "timeline": head.timeline,
             "slot": head.slot,
@@ -389,7 +392,7 @@ class StreamView:
             "graph": self._read_graph(head, summary),
             "open_barriers": self._read_open_barriers(head.record) if head.record else [],
             "requests": [request.model_dump(mode="json") for request in requests],
-            "restores": [_describe_restore(fork) for fork in forks],
+            "restores": [describe_restore(fork) for fork in forks],
             "trail": [audit.model_dump(mode="json") for audit in audits],
             "pins": [
                 {"name": name, **pin.model_dump(), "at": pin.at // 1000}
@@ -580,39 +583,6 @@ def _add_findings(row: JsonObject) -> JsonObject:
     row = {**row, **find_transition(row, now)}
     findings = diagnose_stream(row, now)
     return {**row, "findings": findings, "tone": pick_worst_tone(row["state"], findings)}
-
-
-def _describe_restore(fork: ForkRecord) -> JsonObject:
-    names = {"timeline", "slot", "new_timeline", "fork_slot", "who", "why", "recover_to", "at"}
-    facts = fork.model_dump(include={*names, "request_id"})
-    return {**facts, "at": fork.at // 1000}
-
-
-def _describe_frontier_holder(driver: DriverOverview, newest: Manifest | None) -> JsonObject | None:
-    holder = driver.last_facts.get("holder") or (newest.frontier_holder if newest else None)
-    if not isinstance(holder, dict):
-        return None
-    return {
-        "member": holder.get("member"),
-        "why": holder.get("why"),
-        "since": to_milliseconds(holder.get("since")),
-    }
-
-
-def _describe_queries(newest: Manifest | None) -> JsonObject:
-    """Return the queries of a job; empty for a pipeline."""
-    notes = BatchNotes.from_manifest(newest)
-    queries = notes.model_dump(mode="json")["queries"] if notes else {}
-    return {
-        name: {**at, "watermark": to_milliseconds(at["watermark"])} for name, at in queries.items()
-    }
-
-
-def _describe_driver(driver: DriverOverview) -> JsonObject | None:
-    if driver.lease is None or driver.lease.holder is None:
-        return None
-    holder = driver.lease.holder
-    return {"pid": holder.pid, "host": holder.host, "token": driver.lease.token}
 
 
 def _format_error(error: Any) -> str | None:
