@@ -19,7 +19,7 @@ from tidegate.errors import TidegateError
 from tidegate.json_types import JsonObject
 from tidegate.time_units import TICK_MAX, TICK_MIN
 
-from .pipeline_operator import PipelineOperator, serialize_trigger
+from .pipeline_operator import PipelineOperator, dump_trigger
 from .store_access import StoreAccess
 
 _SEAL_POLL_SECONDS = 5.0
@@ -63,7 +63,7 @@ class SealTrigger(BaseEventTrigger):
 
     def serialize(self) -> tuple[str, JsonObject]:
         """Return the class path and the arguments that Airflow's database keeps."""
-        return serialize_trigger(self, "pipeline", "kind", "every", "conn_id")
+        return dump_trigger(self, "pipeline", "kind", "every", "conn_id")
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Yield events as long as the triggerer runs this."""

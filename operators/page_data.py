@@ -329,7 +329,7 @@ def _build_histogram(counts: Mapping[int, int]) -> JsonObject:
         "rows": curve.rows,
         "in_order": counts.get(0, 0),
         "bars": bars,
-        "curve": _thin_lag_curve(curve),
+        "curve": _reduce_lag_curve(curve),
         "targets": [
             {
                 "share": float(share),
@@ -340,7 +340,7 @@ def _build_histogram(counts: Mapping[int, int]) -> JsonObject:
     }
 
 
-def _thin_lag_curve(curve: LatenessCurve) -> list[tuple[float, float]]:
+def _reduce_lag_curve(curve: LatenessCurve) -> list[tuple[float, float]]:
     """(lag in seconds, share of late rows) at a few dozen points.
 
     Points closer than 15 % are joined: more of them would not be seen.

@@ -60,7 +60,7 @@ def get_requester(context: Any) -> str:
     return str(getattr(context.get("dag_run"), "triggering_user_name", None) or "airflow")
 
 
-def serialize_trigger(trigger: Any, *names: str) -> tuple[str, dict[str, Any]]:
+def dump_trigger(trigger: Any, *names: str) -> tuple[str, dict[str, Any]]:
     """Return class path and arguments of a trigger, as Airflow's database keeps them.
 
     The arguments are attributes of these names.

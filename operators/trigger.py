@@ -33,7 +33,7 @@ from .driver_shutdown import (
     stop_driver,
 )
 from .liveness import LivenessLimits, LivenessSample, Observation, StreamObserver
-from .pipeline_operator import serialize_trigger
+from .pipeline_operator import dump_trigger
 from .store_access import StoreAccess
 
 
@@ -123,7 +123,7 @@ class StreamTrigger(BaseTrigger):
     def serialize(self) -> tuple[str, JsonObject]:
         """Return the class path and the arguments that Airflow's database keeps."""
         names = ("pipeline", "floor", "conn_id", "launched", "rules", "poll", "due", "standby")
-        return serialize_trigger(self, *names)
+        return dump_trigger(self, *names)
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Look until something needs the task, then yield that one event.
@@ -261,7 +261,7 @@ class EpochTrigger(BaseTrigger):
 
     def serialize(self) -> tuple[str, JsonObject]:
         """Return the class path and the arguments that Airflow's database keeps."""
-        return serialize_trigger(self, "pipeline", "timeline", "result", "patience", "conn_id")
+        return dump_trigger(self, "pipeline", "timeline", "result", "patience", "conn_id")
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Look every second, then yield one event."""
