@@ -8,14 +8,14 @@ batch of one query and repeats where the job's other queries were, so it restore
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Final, Self
+from typing import Self
 
 from tidegate.jobs.spec.event_time_options import OmittedIfEmpty, OmittedIfNone
 
 from .manifest import Manifest
 from .record_models import FrozenModel
 
-_KEY: Final = "batch"  # in `Manifest.notes`
+_KEY = "batch"  # in `Manifest.notes`
 
 
 class SinkRewind(StrEnum):

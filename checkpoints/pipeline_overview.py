@@ -27,10 +27,10 @@ from .slot_log import LogHead, SlotLog
 from .store import Store
 
 # Seconds. A driver reports every 2 s, and `tidegate status` should show a loss in under 15 s.
-_REPORT_IS_OLD_AFTER: Final = 15.0
-_FAR_FUTURE: Final = 24 * 3_600_000_000  # ticks; clocks of producers may be an hour or a zone off
+_REPORT_IS_OLD_AFTER = 15.0
+_FAR_FUTURE = 24 * 3_600_000_000  # ticks; clocks of producers may be an hour or a zone off
 # Of one source. A member takes some 500 bytes of each manifest and a request in each epoch.
-_MANY_MEMBERS: Final = 200
+_MANY_MEMBERS = 200
 
 
 class PipelineState(StrEnum):

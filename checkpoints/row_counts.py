@@ -38,10 +38,10 @@ ROW_NOTES: Final = (
 PerSource = Mapping[str, Mapping[str, int]]
 """Source -> name of a count -> rows, as `Counters.per_source` and `EpochCounters.per_source`."""
 
-_EVENTS: Final = "events"  # checkpoints/ knows no table of jobs/, and the manifest has this name
-_COUNTED_ALONE: Final = {"rejected", "flagged"}  # reasons that are dispositions of the events
+_EVENTS = "events"  # checkpoints/ knows no table of jobs/, and the manifest has this name
+_COUNTED_ALONE = {"rejected", "flagged"}  # reasons that are dispositions of the events
 # Rows that no window is offered: they were set aside before any output judged them.
-_SET_ASIDE: Final = tuple(
+_SET_ASIDE = tuple(
     f"{disposition}:{_EVENTS}:{reason}"
     for disposition in ("late", "dropped")
     for reason in ("max_jump", "cti_violation")

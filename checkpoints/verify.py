@@ -31,10 +31,10 @@ from .slot_log import SlotContents, SlotLog
 from .store import NotFoundError, Store, StoreDeniedError
 
 SCRUB_EVERY: Final = 24 * 3_600_000_000  # ticks
-_MOST_SHARES: Final = 7  # a checkpoint that is kept for long is read again every week
+_MOST_SHARES = 7  # a checkpoint that is kept for long is read again every week
 VERIFY_WORKERS = 8
 # 403, a record of a newer tidegate, and a local file that cannot be read are among them.
-_NO_EVIDENCE: Final = (TransientError, ConfigurationError, OSError)
+_NO_EVIDENCE = (TransientError, ConfigurationError, OSError)
 
 DeepCheck = Callable[[Manifest], Sequence["VerificationFinding"]]
 """Re-reads the files of a manifest and recounts rows; made where Parquet can be read."""

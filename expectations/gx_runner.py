@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 _OFFENDERS_SHOWN = 5  # offenders named per check; the Data Docs list all of them
 SAMPLE_ROWS: Final = 5
 """Rows that a failed check shows of those behind it."""
-_ROWS_NAMED: Final = 50  # in the command that shows them; a longer one does not fit a shell's line
+_ROWS_NAMED = 50  # in the command that shows them; a longer one does not fit a shell's line
 
 
 @dataclass(frozen=True)

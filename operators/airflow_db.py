@@ -42,9 +42,9 @@ ACTION_DAG_KINDS: Final = (
 )
 # Restores and pins have a trail of their own in the bucket.
 TIMELINE_DAG_KINDS: Final = ("stream", "stop", "abort_barrier", "backfill")
-_RUNS_SHOWN: Final = 8
+_RUNS_SHOWN = 8
 # Airflow records all DAGs of one parse within this time; a hundred pipelines take seconds.
-_PARSE_WINDOW: Final = timedelta(minutes=1)
+_PARSE_WINDOW = timedelta(minutes=1)
 
 
 class AirflowQueries:

@@ -190,7 +190,7 @@ def _has_moved_far(saved: JsonObject | None, position: JsonObject) -> bool:
 # twice. A restore takes periods back; they are announced again when they close again.
 
 MAX_PERIODS: Final = 200  # announced by one run; the next runs go on while a stream catches up
-_UNIX_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class AnnouncedPeriods(SharedDocument):

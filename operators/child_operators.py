@@ -12,7 +12,7 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 from airflow.sdk import BaseOperatorLink
 from airflow.sdk.configuration import conf
@@ -134,7 +134,7 @@ def list_failed_checks(result: JsonObject) -> list[str]:
 
 
 # -P: without it Python would look for packages in the worker's folder first.
-_CLI_COMMAND: Final = (
+_CLI_COMMAND = (
     sys.executable,
     "-P",
     "-c",
@@ -227,7 +227,7 @@ def _format_findings(result: Verification) -> str:
     return "; ".join(f"{f.problem.value}: {f.key}" for f in result.findings[:3])
 
 
-_DIFFERENCE_KINDS: Final = ("different", "only_stream", "only_batch")
+_DIFFERENCE_KINDS = ("different", "only_stream", "only_batch")
 
 
 class BackfillOperator(PipelineOperator):

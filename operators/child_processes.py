@@ -16,7 +16,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any
 
 from airflow.sdk import ExceptionRetryPolicy, RetryAction, RetryRule
 
@@ -34,18 +34,18 @@ from tidegate.json_types import JsonObject
 from .errors import COMMAND_CRASHED, PAGE_BUSY, RESULTS_CRASHED
 from .store_access import StoreAccess, build_child_environment
 
-_ERROR_TYPES: Final = {
+_ERROR_TYPES = {
     kind.failure_class: kind
     for kind in (TransientError, FencedError, PoisonError, ConfigurationError)
 }
-_CLASS_BY_EXIT_CODE: Final = {kind.exit_code: kind for kind in FailureClass}
+_CLASS_BY_EXIT_CODE = {kind.exit_code: kind for kind in FailureClass}
 # Seconds. A merge reads what its windows touch, which may be a large part of the events.
-_COMMAND_TIMEOUT: Final = 3600.0
+_COMMAND_TIMEOUT = 3600.0
 # Of the process that answers the Streams page, in seconds: each waiting request holds a thread of
 # the API server; the page waits for 20; while the process starts, the page asks again.
-_LOCK_PATIENCE: Final = 2.0
-_ANSWER_TIMEOUT: Final = 15.0
-_START_PATIENCE: Final = 10.0
+_LOCK_PATIENCE = 2.0
+_ANSWER_TIMEOUT = 15.0
+_START_PATIENCE = 10.0
 
 CompletedChild = subprocess.CompletedProcess[str]
 _running: set[subprocess.Popen[str]] = set()

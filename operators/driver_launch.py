@@ -40,7 +40,7 @@ _EXIT_CODE_SHELL = (
 # Attempts of one pipeline whose files stay on this host. The bucket keeps the newest logs as well.
 KEPT_ATTEMPTS: Final = 50
 # Twice the time after which the shell itself deletes the keys.
-_FOREIGN_START_SECONDS: Final = 600.0
+_FOREIGN_START_SECONDS = 600.0
 
 
 @dataclass(frozen=True)

@@ -59,12 +59,12 @@ STORE_TAG_PREFIX: Final = "store:"  # of the tag that names the store's Airflow 
 APPROVAL_TAG: Final = "approval"  # of streams whose restores another person approves
 SWEEP_DAG_ID: Final = "tidegate.sweep"
 BROKEN_SPECS_DAG_ID: Final = "tidegate.broken_specs"
-_BROKEN_SPECS_CRON: Final = "*/15 * * * *"
+_BROKEN_SPECS_CRON = "*/15 * * * *"
 # A check costs about ten seconds of one core, most of it importing Great Expectations.
 QUALITY_EVERY_SECONDS: Final = 600.0
 # The least time between two announcements of closed periods; long periods need fewer looks.
 ANNOUNCE_EVERY_SECONDS: Final = 10.0
-_RETRIED: Final = {"retries": 2, "retry_delay": timedelta(seconds=5)}
+_RETRIED = {"retries": 2, "retry_delay": timedelta(seconds=5)}
 # One run at a time, because a pipeline has one driver. DAGs start unpaused, because a spec in the
 # folder is meant to run.
 _DAG_DEFAULTS: Final[dict[str, Any]] = {

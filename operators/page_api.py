@@ -54,23 +54,23 @@ from .stream_view import (
 
 # The page loads nothing from other sites, runs only its own scripts, and only Airflow may put it
 # into a frame.
-_PAGE_CSP: Final = (
+_PAGE_CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src"
     " 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
 )
-_COMMON_HEADERS: Final = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "same-origin"}
-_PAGE_HEADERS: Final = {
+_COMMON_HEADERS = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "same-origin"}
+_PAGE_HEADERS = {
     "Content-Security-Policy": _PAGE_CSP,
     "Cache-Control": "no-cache",
     **_COMMON_HEADERS,
 }
 # Data Docs show values from the data, so they may have styles but run no scripts.
-_DOCS_CSP: Final = (
+_DOCS_CSP = (
     "default-src 'none'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; frame-ancestors"
     " 'self'"
 )
-_DOCS_HEADERS: Final = {"Content-Security-Policy": _DOCS_CSP, **_COMMON_HEADERS}
-_MEDIA_TYPES: Final = {"css": "text/css", "js": "text/javascript", "html": "text/html"}
+_DOCS_HEADERS = {"Content-Security-Policy": _DOCS_CSP, **_COMMON_HEADERS}
+_MEDIA_TYPES = {"css": "text/css", "js": "text/javascript", "html": "text/html"}
 
 REQUIRE_SITE_ACCESS = Depends(requires_access_view(AccessView.WEBSITE))
 REQUIRE_STREAM_ACCESS = Depends(requires_access_dag("GET"))
@@ -83,10 +83,10 @@ PositionParam = Annotated[str | None, Query(pattern=r"^\d{1,9}-\d{1,10}$")]
 # The routes share the API server's 40 threads with Airflow's own routes, among them the heartbeats
 # of running tasks. So a bucket that does not answer must never hold more than a few of them.
 MAX_REQUESTS: Final = 4
-_QUEUE_PATIENCE: Final = 5.0  # seconds; the page asks again after a while
-_STORE_BUDGET: Final = 3.0  # seconds for one request to a bucket; drivers wait longer
-_RUNS_IN_TIMELINE: Final = 60
-_FAILURE_KEPT: Final = 5.0  # seconds in which a bucket that did not answer is not asked again
+_QUEUE_PATIENCE = 5.0  # seconds; the page asks again after a while
+_STORE_BUDGET = 3.0  # seconds for one request to a bucket; drivers wait longer
+_RUNS_IN_TIMELINE = 60
+_FAILURE_KEPT = 5.0  # seconds in which a bucket that did not answer is not asked again
 
 
 def make_app(

@@ -35,10 +35,10 @@ OLD_CHECKPOINT_SECONDS: Final = 120.0
 # `outputs.max_unpublished`.
 BACKLOG_EPOCHS: Final = 20
 # If more sources are silent, the cause is not the sources.
-_SILENT_SOURCES_SHOWN: Final = 3
+_SILENT_SOURCES_SHOWN = 3
 
-_DRIVER_CONTINUES: Final = "a running driver goes on, but nothing new starts"
-_STALE_DAG_TEXTS: Final = {
+_DRIVER_CONTINUES = "a running driver goes on, but nothing new starts"
+_STALE_DAG_TEXTS = {
     "errors": (
         f"Airflow cannot read its DAG file at present (import errors): {_DRIVER_CONTINUES} until"
         " the file is corrected"
@@ -49,9 +49,9 @@ _STALE_DAG_TEXTS: Final = {
     ),
 }
 
-_TONE_ORDER: Final = ("off", "good", "warn", "bad")
+_TONE_ORDER = ("off", "good", "warn", "bad")
 # By the page's words; every state that is not here is bad.
-_TONE_OF_STATE: Final = {
+_TONE_OF_STATE = {
     "running": "good",
     "finished": "good",
     "starting": "warn",
@@ -89,9 +89,9 @@ def explain_state(overview: PipelineOverview) -> str:
 
 
 # Milliseconds in which a driver that someone has asked for may appear: `start_timeout`.
-_START_PATIENCE: Final = 180_000
-_DRIVEN_STATES: Final = frozenset({"running", "waiting", "starting", "draining"})
-_AT_REST_STATES: Final = frozenset({"down", "new", "stopped", "failed", "finished"})
+_START_PATIENCE = 180_000
+_DRIVEN_STATES = frozenset({"running", "waiting", "starting", "draining"})
+_AT_REST_STATES = frozenset({"down", "new", "stopped", "failed", "finished"})
 
 
 def find_transition(row: JsonView, now: int) -> dict[str, str]:
@@ -177,10 +177,10 @@ def _format_duration(seconds: int) -> str:
     return f"{seconds // 60} min" if seconds < 7200 else f"{seconds // 3600} h"
 
 
-_TICKS_PER_SECOND: Final = 1_000_000
+_TICKS_PER_SECOND = 1_000_000
 # Upper bounds of the histogram's bars, in seconds: durations that people use for lateness.
-_BAR_BOUNDS: Final = (1, 5, 15, 60, 300, 900, 1800, 3600, 7200, 14400, 28800, 86400, 172800, 604800)
-_LATE_SHARE_TARGETS: Final = TARGET_SHARES[:2]
+_BAR_BOUNDS = (1, 5, 15, 60, 300, 900, 1800, 3600, 7200, 14400, 28800, 86400, 172800, 604800)
+_LATE_SHARE_TARGETS = TARGET_SHARES[:2]
 
 LatenessSketches = Mapping[str, JsonView]
 
@@ -476,7 +476,7 @@ def _measure_depths(spec: PipelineSpec) -> dict[str, int]:
 # Events in the life of a stream: drivers, specs, merges and verdicts. Restores and pins are part of
 # `StreamView.detail`, and runs of DAGs are in Airflow's database.
 
-_DRIVERS_SHOWN: Final = 20
+_DRIVERS_SHOWN = 20
 
 
 class EpochFacts(NamedTuple):

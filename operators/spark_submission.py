@@ -22,7 +22,7 @@ import traceback
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from tidegate.errors import FailureClass, TidegateError
 from tidegate.jobs.spec.loader import load_spec
@@ -32,14 +32,12 @@ from tidegate.jobs.spec.pipeline import PipelineSpec
 from .errors import NO_KUBERNETES, NO_SPARK_SUBMIT, SUBMIT_MODE, SUBMIT_UPLOAD
 from .store_access import StoreAccess, build_child_environment
 
-_APP_SOURCE: Final = (
-    'import runpy\n\nrunpy.run_module("tidegate.jobs.driver", run_name="__main__")\n'
-)
-_DRIVER_ENV_PREFIXES: Final = {
+_APP_SOURCE = 'import runpy\n\nrunpy.run_module("tidegate.jobs.driver", run_name="__main__")\n'
+_DRIVER_ENV_PREFIXES = {
     "yarn": "spark.yarn.appMasterEnv.",
     "k8s": "spark.kubernetes.driverEnv.",
 }
-_FORWARDED_VARIABLES: Final = (
+_FORWARDED_VARIABLES = (
     "TIDEGATE_STORE",
     "TIDEGATE_S3_",
     "TIDEGATE_SPARK_JARS",
@@ -47,10 +45,10 @@ _FORWARDED_VARIABLES: Final = (
     "OTEL_",
     "OPENLINEAGE_",
 )
-_JVM_OPTIONS: Final = "spark.driver.extraJavaOptions"
+_JVM_OPTIONS = "spark.driver.extraJavaOptions"
 # With a local master, no other host has to reach the driver.
-_LOOPBACK: Final = dict.fromkeys(("spark.driver.host", "spark.driver.bindAddress"), "127.0.0.1")
-_UPLOAD_SETTING: Final = "spark.kubernetes.file.upload.path"
+_LOOPBACK = dict.fromkeys(("spark.driver.host", "spark.driver.bindAddress"), "127.0.0.1")
+_UPLOAD_SETTING = "spark.kubernetes.file.upload.path"
 
 
 def main(arguments: list[str]) -> int:

@@ -19,7 +19,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Any
 
 from airflow.providers.standard.operators.hitl import ApprovalOperator
 from airflow.sdk import Param
@@ -202,7 +202,7 @@ def fence_text(text: str) -> str:
     return "```\n" + text.replace("```", "'''") + "\n```"
 
 
-_PART_PARAMS: Final = {
+_PART_PARAMS = {
     "part_until": "Part: event time before, ISO 8601",
     "part_since": "Part: event time from, ISO 8601",
     "part_source": "Part: only rows of these sources, with commas",

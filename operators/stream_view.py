@@ -68,20 +68,20 @@ CHART_POINTS: Final = 120
 CHECKPOINTS_PER_PAGE: Final = 25
 READ_WORKERS: Final = 8
 BARRIERS_SHOWN: Final = 60
-_LOCK_PATIENCE: Final = 1.0  # seconds; a look at the bucket usually takes a tenth of that
-_QUALITY_FRESH_SECONDS: Final = 15.0  # a verdict is minutes old when it is new
+_LOCK_PATIENCE = 1.0  # seconds; a look at the bucket usually takes a tenth of that
+_QUALITY_FRESH_SECONDS = 15.0  # a verdict is minutes old when it is new
 # Epochs searched for barriers when the page is first asked for: four pages of the index.
-_BARRIER_LOOK_BACK: Final = 2_000
+_BARRIER_LOOK_BACK = 2_000
 
 # Results of earlier versions have neither owner nor value and limit.
 _CHECK_DEFAULTS: Final[JsonObject] = {"sample": [], "owner": "", "value": None, "limit": None}
-_CHECK_FIELDS: Final = (
+_CHECK_FIELDS = (
     *("id", "says", "severity", "passed", "observed", "page"),
     *("owner", "value", "limit", "is_least", "sample", "command"),
 )
 
-_SHOWN_OF_DRIVER: Final = ("freshness", "stale", "sinks", "late_uploads")
-_SHOWN_OF_CHECKPOINT: Final = {
+_SHOWN_OF_DRIVER = ("freshness", "stale", "sinks", "late_uploads")
+_SHOWN_OF_CHECKPOINT = {
     *("id", "kind", "timeline", "slot"),
     *("read", "late", "bytes", "files", "gap"),
 }

@@ -27,7 +27,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Any
 
 from airflow.models.dagrun import DagRun
 from airflow.models.taskinstance import TaskInstance
@@ -51,14 +51,14 @@ from .airflow_db import AirflowQueries
 from .driver_shutdown import ENDED_TASK_STATES, StopOrder, stop_driver
 from .pipeline_operator import ACTIVE_RUN_STATES
 
-_ACTOR: Final = "airflow"
-_RETRY_SECONDS: Final = 300.0  # while store or database do not answer
-_RETRY_AFTER: Final = 5.0  # seconds
+_ACTOR = "airflow"
+_RETRY_SECONDS = 300.0  # while store or database do not answer
+_RETRY_AFTER = 5.0  # seconds
 # A worker learns with its next heartbeat that its task was ended (a minute by default), and a
 # driver has its lease soon after its launch.
-_AWAKE_TASK_SECONDS: Final = 120.0
-_LEASE_POLL_SECONDS: Final = 3.0
-_CLOCK_TOLERANCE: Final = timedelta(minutes=1)  # more than the clocks of two hosts differ
+_AWAKE_TASK_SECONDS = 120.0
+_LEASE_POLL_SECONDS = 3.0
+_CLOCK_TOLERANCE = timedelta(minutes=1)  # more than the clocks of two hosts differ
 
 _log = logging.getLogger(__name__)
 

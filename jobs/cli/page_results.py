@@ -49,15 +49,15 @@ from tidegate.json_types import JsonObject
 
 from .errors import NO_SEALED_SPEC, UNEXPECTED
 
-_IDLE_SECONDS: Final = 600.0
+_IDLE_SECONDS = 600.0
 # Newest rows of a table that are counted, filtered and sampled: read in a fraction of a second.
-_NEWEST_ROWS: Final = 20_000
-_SAMPLE_ROWS: Final = 20
-_EPOCHS_READ: Final = (20, 200, 2_000)
-_CHART_LINES: Final = 8
-_CHART_WINDOWS: Final = 120
-_EPOCHS_DECIDED: Final = 1_000  # one GET each; the page waits for 15 s at most
-_FILTERS: Final = ("reason", "output", "_source")
+_NEWEST_ROWS = 20_000
+_SAMPLE_ROWS = 20
+_EPOCHS_READ = (20, 200, 2_000)
+_CHART_LINES = 8
+_CHART_WINDOWS = 120
+_EPOCHS_DECIDED = 1_000  # one GET each; the page waits for 15 s at most
+_FILTERS = ("reason", "output", "_source")
 
 
 class PipelineResults:

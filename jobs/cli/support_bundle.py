@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     from tidegate.checkpoints.slot_log import SlotLog
     from tidegate.jobs.spec.pipeline import PipelineSpec
 
-_MASK: Final = "***"
+_MASK = "***"
 # A name that only looks secret costs a masked value; one that is missed costs a secret.
-_SECRET_NAME: Final = re.compile(
+_SECRET_NAME = re.compile(
     r"secret|password|passwd|login|token|credential|private|api_?key|access_?key|jaas|sasl|fernet|authorization|signature",
     re.IGNORECASE,
 )
 # Other variables of the host are private.
-_SETTING_PREFIXES: Final = (
+_SETTING_PREFIXES = (
     "TIDEGATE_",
     "OTEL_",
     "OPENLINEAGE_",
@@ -50,18 +50,18 @@ _SETTING_PREFIXES: Final = (
     "SPARK_",
     "JAVA_",
 )
-_NAMED_SECRET: Final = re.compile(  # also in JSON inside of JSON, with its backslashes
+_NAMED_SECRET = re.compile(  # also in JSON inside of JSON, with its backslashes
     r"""((?:(?:secret|password|passwd|login|token|credential|(?:api|private)_?key|jaas|fernet)[\w.\-]*|authorization|signature)"""
     r"""(?:[\\"'\s+]*(?:[=:]|\\+u003[AD])|\\*["'][\\"'\s+]*,)).+""",
     re.IGNORECASE,
 )
-_USERINFO: Final = re.compile(r"""(:\\*/\\*/)(?:[^\s":/@]*:[^\s"]*|[^\s"/@]+)@""")
-_BEARER: Final = re.compile(r"(bearer[\s+]+)\S+", re.IGNORECASE)
-_PRIVATE_KEY: Final = re.compile(
+_USERINFO = re.compile(r"""(:\\*/\\*/)(?:[^\s":/@]*:[^\s"]*|[^\s"/@]+)@""")
+_BEARER = re.compile(r"(bearer[\s+]+)\S+", re.IGNORECASE)
+_PRIVATE_KEY = re.compile(
     r"-----BEGIN[A-Z +]*PRIVATE[ +]KEY-----.*?(?:-----END[A-Z +]*PRIVATE[ +]KEY-----|\Z)", re.DOTALL
 )
-_WORD: Final = re.compile(r"\S+")
-_ENVIRONMENT_REFERENCE: Final = re.compile(r'"env:([^"]+)"')
+_WORD = re.compile(r"\S+")
+_ENVIRONMENT_REFERENCE = re.compile(r'"env:([^"]+)"')
 _ENCODERS: Final[tuple[Callable[[str], str], ...]] = (
     lambda text: json.dumps(text)[1:-1],
     lambda text: json.dumps(text, ensure_ascii=False)[1:-1],
@@ -71,14 +71,14 @@ _ENCODERS: Final[tuple[Callable[[str], str], ...]] = (
     lambda text: quote(text, safe=""),
     quote_plus,
 )
-_ENCODING_DEPTH: Final = 3  # encodings inside of each other: an address in JSON in a line of JSON
-_SHORTEST_SECRET: Final = (
+_ENCODING_DEPTH = 3  # encodings inside of each other: an address in JSON in a line of JSON
+_SHORTEST_SECRET = (
     6  # a shorter value is masked by its name only: it may well be an ordinary word elsewhere
 )
 # Enough epochs to see how a pipeline got where it is, and small enough to send by mail.
-_MANIFEST_LIMIT: Final = 20
-_LOG_BYTES: Final = 2 << 20  # of each log, from its end
-_LOG_LIMIT: Final = 10
+_MANIFEST_LIMIT = 20
+_LOG_BYTES = 2 << 20  # of each log, from its end
+_LOG_LIMIT = 10
 
 
 class SecretMasker:

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import structlog
 import typer
@@ -43,10 +43,10 @@ from .pipeline_run import RunOptions, run_pipeline
 
 _log = structlog.get_logger("tidegate.backfill")
 
-_IDLE_SECONDS: Final = 3.0  # without a row the batch run ends: a stream's sources have no end
+_IDLE_SECONDS = 3.0  # without a row the batch run ends: a stream's sources have no end
 # A source without limits would get those of one epoch of a stream.
-_UNLIMITED_EPOCH: Final = ReadLimits(objects=1_000_000, rows=2**31 - 1)
-_MAX_EXAMPLES: Final = 10  # differences of each kind that are listed; all are counted
+_UNLIMITED_EPOCH = ReadLimits(objects=1_000_000, rows=2**31 - 1)
+_MAX_EXAMPLES = 10  # differences of each kind that are listed; all are counted
 
 _Rows = list[dict[str, Any]]
 _Range = tuple[datetime, datetime]

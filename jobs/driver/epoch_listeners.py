@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
 import structlog
@@ -153,9 +153,9 @@ def _log_sealed_epoch(report: EpochReport, seconds: float) -> None:
 # Lineage never holds up an epoch. A thread of its own sends the events; events that the receiver
 # does not take in time are dropped with a warning.
 
-_PRODUCER: Final = f"urn:tidegate:{__version__}"
-_QUEUE_SIZE: Final = 200  # events; a receiver that is further behind does not listen
-_TIMEOUT: Final = 5.0  # seconds
+_PRODUCER = f"urn:tidegate:{__version__}"
+_QUEUE_SIZE = 200  # events; a receiver that is further behind does not listen
+_TIMEOUT = 5.0  # seconds
 
 _DatasetName = tuple[str, str]
 """Namespace and name of a dataset."""

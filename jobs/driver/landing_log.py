@@ -45,7 +45,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 import structlog
@@ -78,10 +78,10 @@ from .otel_metrics import LandingMetrics
 
 _log = structlog.get_logger("tidegate.landing")
 
-_ID_FILE: Final = "tidegate-landing.json"  # in the checkpoint folder
-_FORMATS_WITHOUT_OFFSETS: Final = ("socket",)  # each process numbers their rows from 0
-_WRITE_ATTEMPTS: Final = 10  # for a write whose outcome is unknown
-_STATUS_KEY: Final = "_landing/status.json"
+_ID_FILE = "tidegate-landing.json"  # in the checkpoint folder
+_FORMATS_WITHOUT_OFFSETS = ("socket",)  # each process numbers their rows from 0
+_WRITE_ATTEMPTS = 10  # for a write whose outcome is unknown
+_STATUS_KEY = "_landing/status.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,15 +366,15 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-_STATUS_INTERVAL: Final = 10.0  # seconds between two writes of status.json
-_POLL_INTERVAL: Final = 0.5  # seconds
-_FILE_FORMATS: Final = ("avro", "csv", "json", "orc", "parquet", "text")
+_STATUS_INTERVAL = 10.0  # seconds between two writes of status.json
+_POLL_INTERVAL = 0.5  # seconds
+_FILE_FORMATS = ("avro", "csv", "json", "orc", "parquet", "text")
 # Formats whose first batch would be all there is. A batch passes through the driver's memory.
-_BATCH_BOUNDS: Final = {
+_BATCH_BOUNDS = {
     "kafka": ("maxOffsetsPerTrigger", "200000"),
     **dict.fromkeys(_FILE_FORMATS, ("maxFilesPerTrigger", "100")),
 }
-_DATA_ERROR: Final = re.compile(r"SQLSTATE: 22")  # SQL's class for errors in the data
+_DATA_ERROR = re.compile(r"SQLSTATE: 22")  # SQL's class for errors in the data
 
 
 def start_landing_query(

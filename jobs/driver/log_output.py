@@ -108,9 +108,9 @@ def _print_warning(
 
 LOG_VARIABLE: Final = "TIDEGATE_DRIVER_LOG"  # the file that the launcher redirects the log to
 ATTEMPT_VARIABLE: Final = "TIDEGATE_ATTEMPT"
-_SHIP_INTERVAL: Final = 10.0  # seconds; each time the last piece, up to 256 KiB, is sent again
+_SHIP_INTERVAL = 10.0  # seconds; each time the last piece, up to 256 KiB, is sent again
 # Seconds. A store that is away must not keep a driver from ending: its task sends the rest.
-_FINAL_SEND_TIMEOUT: Final = 10.0
+_FINAL_SEND_TIMEOUT = 10.0
 
 
 @contextmanager

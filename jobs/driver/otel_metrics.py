@@ -34,9 +34,9 @@ METRICS: Final[dict[str, dict[str, Any]]] = tomllib.loads(
 DRIVER_STATES: Final = (
     "starting", "running", "waiting", "draining", "stopped", "finished", "failed",
 )  # fmt: skip
-_LANDING_STATES: Final = ("running", "stopped", "failed")
-_TICKS_PER_SECOND: Final = 1_000_000
-_EXPORT_INTERVAL_MILLIS: Final = 10_000
+_LANDING_STATES = ("running", "stopped", "failed")
+_TICKS_PER_SECOND = 1_000_000
+_EXPORT_INTERVAL_MILLIS = 10_000
 
 _Value = tuple[float, dict[str, str]]
 """A measurement and its attributes, without the pipeline."""

@@ -316,9 +316,9 @@ def read_member_frontiers(decision: Decision) -> dict[str, int | None]:
     }
 
 
-_EPOCHS_KEPT: Final = 1_000
-_PERCENTILES: Final = (50, 95, 99)
-_P95: Final = _PERCENTILES.index(95)
+_EPOCHS_KEPT = 1_000
+_PERCENTILES = (50, 95, 99)
+_P95 = _PERCENTILES.index(95)
 
 
 @dataclass

@@ -12,7 +12,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 TIMESTAMP_UTC: Final = pa.timestamp("us", tz="UTC")
-_ARROW_TYPES: Final = {
+_ARROW_TYPES = {
     "string": pa.string(),
     "boolean": pa.bool_(),
     "int": pa.int32(),
@@ -23,7 +23,7 @@ _ARROW_TYPES: Final = {
     "timestamp": TIMESTAMP_UTC,
     "binary": pa.binary(),
 }
-_DECIMAL_PATTERN: Final = re.compile(r"decimal\((\d+),\s*(\d+)\)\Z")
+_DECIMAL_PATTERN = re.compile(r"decimal\((\d+),\s*(\d+)\)\Z")
 
 
 def to_arrow_type(declared: str) -> pa.DataType:

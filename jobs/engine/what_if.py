@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any
 
 from tidegate.checkpoints.row_counts import RowCounts
 from tidegate.jobs.eventtime.decider import decide
@@ -30,7 +30,7 @@ from .errors import (
 )
 from .recorded_epochs import RecordedEpoch
 
-_SHOWN_POINTS: Final = 400  # of the course of the frontiers; a screen has no room for more
+_SHOWN_POINTS = 400  # of the course of the frontiers; a screen has no room for more
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,15 +27,15 @@ from .row_conditions import (
     quote_name,
 )
 
-_PLACE_SQL: Final = f"named_struct({', '.join(repr(c) + ', ' + c for c in ROW_ORDER)})"
-_KEPT_ROWS_COLUMN: Final = "_rows"
+_PLACE_SQL = f"named_struct({', '.join(repr(c) + ', ' + c for c in ROW_ORDER)})"
+_KEPT_ROWS_COLUMN = "_rows"
 """State column with the rows themselves, shared by all ``sql(...)`` aggregates of a window."""
-_WHOLE: Final = ("int", "long")
-_FLOATS: Final = ("float", "double")
-_COMPARABLE: Final = (*_WHOLE, "string", "date", "timestamp", "decimal")
-_ANY: Final = (*_COMPARABLE, *_FLOATS, "boolean", "binary")
-_NAME: Final = re.compile(r"`([^`]+)`|([A-Za-z]\w*)")
-_ARITHMETIC: Final = re.compile(r"(?:`[^`]+`|[A-Za-z]\w*|\d{1,9}|[\s+*()-])+")
+_WHOLE = ("int", "long")
+_FLOATS = ("float", "double")
+_COMPARABLE = (*_WHOLE, "string", "date", "timestamp", "decimal")
+_ANY = (*_COMPARABLE, *_FLOATS, "boolean", "binary")
+_NAME = re.compile(r"`([^`]+)`|([A-Za-z]\w*)")
+_ARITHMETIC = re.compile(r"(?:`[^`]+`|[A-Za-z]\w*|\d{1,9}|[\s+*()-])+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ def _keep_type(kind: Any) -> Any:
     return kind
 
 
-_ORDERED: Final = "({x} order by _et, _so, _partition, _seq) filter (where _seq is not null)"
+_ORDERED = "({x} order by _et, _so, _partition, _seq) filter (where _seq is not null)"
 _RULES: Final[dict[AggregateFunction, AggregateRule]] = {
     # `_seq` is null only where a recomputation finds no row.
     AggregateFunction.COUNT: AggregateRule(_plan_sum, lambda _: pa.int64(), "count({x})", _ANY),

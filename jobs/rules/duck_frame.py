@@ -25,9 +25,9 @@ Frame = Any
 ENGINE_ERRORS: Final = (duckdb.Error,)
 """What DuckDB raises for rows or expressions that it cannot compute."""
 
-_QUOTED: Final = re.compile(r"'(?:[^'\\]|\\.)*'|`(?:[^`]|``)*`")
-_HELD: Final = re.compile("\0(\\d+)\0")
-_REWRITES: Final = [
+_QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|`(?:[^`]|``)*`")
+_HELD = re.compile("\0(\\d+)\0")
+_REWRITES = [
     (re.compile(pattern), text)
     for pattern, text in (
         # A number that Spark keeps out of generated code (`opaque_literal`).
@@ -52,7 +52,7 @@ _REWRITES: Final = [
         (r"<=>", "IS NOT DISTINCT FROM"),
     )
 ]
-_MACROS: Final = (
+_MACROS = (
     # DuckDB takes the ends of int64 for infinity, which has no ticks.
     "unix_micros(t) AS CASE WHEN isinf(t) THEN error('the end of time') ELSE epoch_us(t) END",
     "shiftleft(a, b) AS a << b",

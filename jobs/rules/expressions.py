@@ -8,19 +8,19 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any
 
 from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
 
 from .duck_frame import ENGINE_ERRORS, open_database, to_duckdb
 
-_FAMILIES: Final = {"int": "whole", "long": "whole"}
+_FAMILIES = {"int": "whole", "long": "whole"}
 # 32-bit floats and decimals are compared with literals by rules that differ.
-_COMPARABLE: Final = ("whole", "double", "string", "boolean", "date", "timestamp")
+_COMPARABLE = ("whole", "double", "string", "boolean", "date", "timestamp")
 # A length has 32 bits in Spark SQL and 64 in DuckDB, so sums of it may overflow in one of them.
-_NUMBERS: Final = frozenset({"whole", "length", "double", "fraction"})
+_NUMBERS = frozenset({"whole", "length", "double", "fraction"})
 # Of the text itself: sqlglot reads them, but they mean something else to one of the engines.
-_FOREIGN: Final = ('"', "--", "/*", "\\", "!", "==", "{")
+_FOREIGN = ('"', "--", "/*", "\\", "!", "==", "{")
 
 
 class _UnprovenError(Exception):

@@ -5,20 +5,18 @@ Native is only what tests have shown to be equal in both engines (`make agreemen
 
 from __future__ import annotations
 
-from typing import Final
-
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 from .aggregates import explain_spark_aggregate
 from .expressions import explain_spark_sources
 
-_LONGEST_SPAN: Final = 1 << 55
+_LONGEST_SPAN = 1 << 55
 """In ticks, 1,100 years: with times of years of four digits, no sum leaves int64."""
-_KEY_TYPES: Final = ("int", "long", "string", "boolean", "date", "timestamp", "decimal", "binary")
+_KEY_TYPES = ("int", "long", "string", "boolean", "date", "timestamp", "decimal", "binary")
 """Floats are no such keys: 0.0 and -0.0, and the many kinds of NaN, compare by own rules."""
 
 
-_TABLE_COLUMNS: Final = (
+_TABLE_COLUMNS = (
     *("position", "section", "output", "reason", "lateness_us", "frontier"),
     *("window_start", "window_end", "revision", "replaces"),
 )

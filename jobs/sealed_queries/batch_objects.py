@@ -25,8 +25,8 @@ LARGE_FILE: Final = 1 << 20  # bytes; from here on an object of its own
 MOST_PACKS: Final = (
     64  # that a batch names for one query; then files of the oldest are packed again
 )
-_DOWNLOADS: Final = 8  # at once
-_PATH: Final = "path"  # in `FileRef.extra` of a large file
+_DOWNLOADS = 8  # at once
+_PATH = "path"  # in `FileRef.extra` of a large file
 
 
 def get_object_kind(query: str) -> str:

@@ -21,11 +21,11 @@ from typing import Any, Final
 from .errors import UNKNOWN_CHECKPOINT_FORMAT
 
 SINK_LOG: Final = "_sink"  # where a pack keeps the log of a file sink
-_VERSION: Final = re.compile(
+_VERSION = re.compile(
     r"(?P<number>\d+)(?:_[0-9a-f-]{36})?\.(?P<kind>delta|changelog|snapshot|zip)(?:\.crc)?"
 )
-_LOG_ENTRY: Final = re.compile(r"(\d+)(\.compact)?")
-_SST_FOLDER: Final = "SSTs"
+_LOG_ENTRY = re.compile(r"(\d+)(\.compact)?")
+_SST_FOLDER = "SSTs"
 
 
 def list_committed_batches(folder: Path) -> list[int]:

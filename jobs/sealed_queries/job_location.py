@@ -12,7 +12,7 @@ import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import structlog
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -26,11 +26,11 @@ from tidegate.checkpoints.store import Store
 from .batch_objects import QueryObjects, restore_files
 from .checkpoint_files import delete_uncommitted_state
 
-_LAUNCH_FILE: Final = "launch.json"
-_OWNERS_FILE: Final = "owners.json"
-_OWNERS: Final = TypeAdapter(list[ProcessIdentity])
-_OWNER_ENDS_WITHIN: Final = 30.0  # seconds; a JVM ends itself when its Python is gone
-_KEPT_FOLDERS: Final = 3  # of one job on one host
+_LAUNCH_FILE = "launch.json"
+_OWNERS_FILE = "owners.json"
+_OWNERS = TypeAdapter(list[ProcessIdentity])
+_OWNER_ENDS_WITHIN = 30.0  # seconds; a JVM ends itself when its Python is gone
+_KEPT_FOLDERS = 3  # of one job on one host
 
 _log = structlog.get_logger("tidegate.job")
 

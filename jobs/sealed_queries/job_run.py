@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import structlog
 
@@ -85,12 +85,12 @@ from .writer_hooks import (
 
 _log = structlog.get_logger("tidegate.job")
 
-_POLL_INTERVAL: Final = 0.2  # seconds
-_BATCH_ENDS_WITHIN: Final = 30.0  # seconds; then a query is stopped inside its batch
-_QUERIES_END_WITHIN: Final = 90.0  # seconds
-_FAILURE_REPORTED_WITHIN: Final = 3.0  # seconds after the script has seen that a query failed
-_SCRIPT_ENDS_WITHIN: Final = 20.0  # seconds after its queries; then the process ends without it
-_ADOPTED_FILE: Final = "_tidegate_adopted"
+_POLL_INTERVAL = 0.2  # seconds
+_BATCH_ENDS_WITHIN = 30.0  # seconds; then a query is stopped inside its batch
+_QUERIES_END_WITHIN = 90.0  # seconds
+_FAILURE_REPORTED_WITHIN = 3.0  # seconds after the script has seen that a query failed
+_SCRIPT_ENDS_WITHIN = 20.0  # seconds after its queries; then the process ends without it
+_ADOPTED_FILE = "_tidegate_adopted"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 import structlog
 
@@ -37,15 +37,15 @@ from .checkpoint_files import (
 )
 from .errors import BATCH_STALLED, SCRIPT_FAILED, SINK_RACED, SLOT_TAKEN
 
-_LOOK_EVERY: Final = 0.2  # seconds
-_REQUESTS_EVERY: Final = 1.0  # seconds; each look costs a LIST
+_LOOK_EVERY = 0.2  # seconds
+_REQUESTS_EVERY = 1.0  # seconds; each look costs a LIST
 # Seconds for which a committed batch waits for Spark's report of it, which comes a little later.
-_REPORT_PATIENCE: Final = 3.0
-_MOST_REPORTS: Final = 1000
-_FEW_PARTITIONS: Final = 32  # of a state, whose files cost no time that anyone notices
-_LOST_RACE: Final = "Race while writing batch"  # Spark's file sink, about its log
-_RETRY_AFTER: Final = 2.0  # seconds, when the store does not answer
-_WATERMARK_POLICY: Final = "spark.sql.streaming.multipleWatermarkPolicy"  # min unless set to max
+_REPORT_PATIENCE = 3.0
+_MOST_REPORTS = 1000
+_FEW_PARTITIONS = 32  # of a state, whose files cost no time that anyone notices
+_LOST_RACE = "Race while writing batch"  # Spark's file sink, about its log
+_RETRY_AFTER = 2.0  # seconds, when the store does not answer
+_WATERMARK_POLICY = "spark.sql.streaming.multipleWatermarkPolicy"  # min unless set to max
 
 _log = structlog.get_logger("tidegate.job")
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import structlog
@@ -32,14 +32,14 @@ from .writer_hooks import WriterFacts
 
 _log = structlog.get_logger("tidegate.job")
 
-_FILE_FORMATS: Final = {"avro", "csv", "json", "orc", "parquet", "text"}
-_KEEP_NOTHING: Final = {"console", "memory", "noop"}
-_QUERY: Final = "spark.sql.streaming.queryId"
-_BATCH: Final = "spark.sql.streaming.epochId"
-_OURS: Final = "tidegate.rollback"  # in a commit that deletes all rows: the query
-_ICEBERG: Final = "org.apache.iceberg."
+_FILE_FORMATS = {"avro", "csv", "json", "orc", "parquet", "text"}
+_KEEP_NOTHING = {"console", "memory", "noop"}
+_QUERY = "spark.sql.streaming.queryId"
+_BATCH = "spark.sql.streaming.epochId"
+_OURS = "tidegate.rollback"  # in a commit that deletes all rows: the query
+_ICEBERG = "org.apache.iceberg."
 # Commits that change no row, so that nothing is lost if they are taken back.
-_ROWLESS: Final = {"replace", "OPTIMIZE", "VACUUM START", "VACUUM END", "RESTORE", "CREATE TABLE"}
+_ROWLESS = {"replace", "OPTIMIZE", "VACUUM START", "VACUUM END", "RESTORE", "CREATE TABLE"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-_LOCATION: Final = "checkpointlocation"
-_WRITER: Final = "_tidegate_facts"  # attribute of a `DataStreamWriter`
-_NOT_BY_V2: Final = "spark.sql.streaming.disabledV2MicroBatchReaders"
+_LOCATION = "checkpointlocation"
+_WRITER = "_tidegate_facts"  # attribute of a `DataStreamWriter`
+_NOT_BY_V2 = "spark.sql.streaming.disabledV2MicroBatchReaders"
 # Spark reads no unit above a week in a trigger, as months differ in length.
-_SECONDS: Final = {
+_SECONDS = {
     "microsecond": 1e-6,
     "millisecond": 1e-3,
     "second": 1,
@@ -28,8 +28,8 @@ _SECONDS: Final = {
     "day": 86_400,
     "week": 604_800,
 }
-_INTERVAL_PART: Final = re.compile(rf"([\d.]+)\s*({'|'.join(_SECONDS)})")
-_KAFKA: Final = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
+_INTERVAL_PART = re.compile(rf"([\d.]+)\s*({'|'.join(_SECONDS)})")
+_KAFKA = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator
 from itertools import chain, groupby, islice
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 
@@ -34,8 +34,8 @@ from .lineage_position import CurrentLineage, FollowerPosition
 from .published_tables import to_json_lines
 
 # The driver holds the messages of one Spark job as Python objects.
-_MESSAGES_PER_JOB: Final = 50_000
-_MESSAGE_SCHEMA: Final = pa.schema(
+_MESSAGES_PER_JOB = 50_000
+_MESSAGE_SCHEMA = pa.schema(
     {
         "topic": pa.string(),
         "key": pa.string(),
@@ -101,7 +101,7 @@ def _find_exception_line(error: Exception, name: str) -> str:
 
 # Messages, shared with the exactly-once sink.
 
-_TABLE_PLACEHOLDER: Final = "{table}"
+_TABLE_PLACEHOLDER = "{table}"
 
 
 class KafkaMessage(NamedTuple):
@@ -164,17 +164,17 @@ def _build_message_key(row: dict[str, Any]) -> str | None:
 # ledger after that, can move it. A commit whose answer was lost is settled by opening the producer
 # again. See docs/decisions/0077-kafka-transactions-use-librdkafka.md.
 
-_ANSWER_SECONDS: Final = 60.0  # for one answer; the drain of a driver has as many
-_TRANSACTION_SECONDS: Final = 300.0  # for one transaction; brokers allow 900 by default
-_FENCED_CODES: Final = (
+_ANSWER_SECONDS = 60.0  # for one answer; the drain of a driver has as many
+_TRANSACTION_SECONDS = 300.0  # for one transaction; brokers allow 900 by default
+_FENCED_CODES = (
     "_FENCED",
     "PRODUCER_FENCED",
     "INVALID_PRODUCER_EPOCH",
     "INVALID_PRODUCER_ID_MAPPING",
 )
 # Names of errors in librdkafka that waiting does not cure.
-_TOO_LARGE_CODES: Final = ("MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE")
-_REFUSED_CODES: Final = ("AUTHENTICATION", "AUTHORIZATION", "INVALID_ARG", "INVALID_CONFIG")
+_TOO_LARGE_CODES = ("MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE")
+_REFUSED_CODES = ("AUTHENTICATION", "AUTHORIZATION", "INVALID_ARG", "INVALID_CONFIG")
 
 
 class KafkaClientError(Exception):

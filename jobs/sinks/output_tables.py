@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -54,8 +54,8 @@ ARRIVAL_SLOT_COLUMN = "_came"
 The slot in which a row came that a merge inserted or wrote again; `_epoch` is the merge's.
 """
 
-_STRING_LIST: Final = pa.list_(pa.string())
-_EPOCH_COLUMNS: Final = {"_timeline": pa.int32(), "_epoch": pa.int64()}
+_STRING_LIST = pa.list_(pa.string())
+_EPOCH_COLUMNS = {"_timeline": pa.int32(), "_epoch": pa.int64()}
 
 
 def build_table_schema(spec: PipelineSpec, table: str) -> Any:

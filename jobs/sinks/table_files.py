@@ -19,7 +19,7 @@ import secrets
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -54,7 +54,7 @@ PutFile = Callable[[str, bytes, int], str]
 """Stores a file of so many rows under a name, and returns its address."""
 
 _PARTITION, _SORT_ORDER = 3, 15  # positions of these fields in Iceberg's record of a data file
-_NUMPY_TIME_UNITS: Final = {
+_NUMPY_TIME_UNITS = {
     PartitionTransform.YEAR: "Y",
     PartitionTransform.MONTH: "M",
     PartitionTransform.DAY: "D",

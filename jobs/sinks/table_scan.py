@@ -15,7 +15,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
-from typing import Any, Final
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -38,17 +38,17 @@ Range = tuple[Any, Any]
 Ranges = Mapping[str, Sequence[Range]]
 """Column, of integers, times or texts -> ranges, one of which its value is in."""
 
-_READERS: Final = 8
+_READERS = 8
 # What a scan needs of a manifest; other fields of its records are not decoded.
-_ENTRY_FIELDS: Final = {
+_ENTRY_FIELDS = {
     *("status", "data_file", "manifest_path", "content", "file_path"),
     *("record_count", "null_value_counts", "lower_bounds", "upper_bounds", "key", "value"),
 }
 _DataFile = Mapping[str, Any]  # a record of a manifest, with these fields
-_FIELD_ID: Final = b"PARQUET:field_id"
-_DELETED: Final = 2  # the status of an entry whose file has left the table
+_FIELD_ID = b"PARQUET:field_id"
+_DELETED = 2  # the status of an entry whose file has left the table
 # Types that only other engines give a column; tidegate's own have the names of a spec.
-_OTHER_TYPES: Final = {
+_OTHER_TYPES = {
     "timestamptz": TIMESTAMP_UTC,
     "timestamp": pa.timestamp("us"),
     "timestamptz_ns": pa.timestamp("ns", tz="UTC"),

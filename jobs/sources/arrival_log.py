@@ -33,7 +33,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 from urllib.parse import unquote_plus, urlsplit
 
 import numpy as np
@@ -49,15 +49,15 @@ from .object_inspection import map_in_threads
 _log = structlog.get_logger("tidegate.driver")
 
 # About 200 KB, rewritten at most once per epoch; a million objects are 500 pages to read at start.
-_KEYS_PER_PAGE: Final = 2000
-_PAGES_PER_BATCH: Final = 16  # in memory at a time while all pages are read
-_KEYS_PER_LISTING: Final = 10_000  # 1.4 s on MinIO
-_BEFORE_FIRST_KEY: Final = ""
-_MIN_UNSORTED_KEYS: Final = 4096
-_MAX_PENDING_KEYS: Final = 100_000  # of notifications; the safety listing finds those beyond
-_RECONNECT_SECONDS: Final = 5.0
+_KEYS_PER_PAGE = 2000
+_PAGES_PER_BATCH = 16  # in memory at a time while all pages are read
+_KEYS_PER_LISTING = 10_000  # 1.4 s on MinIO
+_BEFORE_FIRST_KEY = ""
+_MIN_UNSORTED_KEYS = 4096
+_MAX_PENDING_KEYS = 100_000  # of notifications; the safety listing finds those beyond
+_RECONNECT_SECONDS = 5.0
 # A connection without even a keep-alive for this long is lost; the SDK's own value.
-_SILENCE_SECONDS: Final = 300.0
+_SILENCE_SECONDS = 300.0
 
 
 @dataclass(slots=True)

@@ -25,9 +25,9 @@ from fastavro import _read_py as pure_fastavro
 
 from tidegate.json_types import JsonObject
 
-_MAGIC: Final = b"Obj\x01"
+_MAGIC = b"Obj\x01"
 # A default that does not fit its type must not make a file unreadable: it is never used here.
-_IGNORED_ATTRIBUTES: Final = frozenset({"aliases", "default", "doc", "order"})
+_IGNORED_ATTRIBUTES = frozenset({"aliases", "default", "doc", "order"})
 
 _PRIMITIVES: Final[dict[str, pa.DataType]] = {
     "null": pa.string(),
@@ -54,13 +54,11 @@ def _record(name: str, fields: JsonObject) -> JsonObject:
     return {"type": "record", "name": name, "fields": declared}
 
 
-_SYNC: Final = {"type": "fixed", "name": "Sync", "size": 16}
-_HEADER: Final = fastavro.parse_schema(
+_SYNC = {"type": "fixed", "name": "Sync", "size": 16}
+_HEADER = fastavro.parse_schema(
     _record("Header", {"meta": {"type": "map", "values": "bytes"}, "sync": _SYNC})
 )
-_BLOCK: Final = fastavro.parse_schema(
-    _record("Block", {"rows": "long", "data": "bytes", "sync": _SYNC})
-)
+_BLOCK = fastavro.parse_schema(_record("Block", {"rows": "long", "data": "bytes", "sync": _SYNC}))
 
 
 class AvroError(ValueError):
@@ -223,8 +221,8 @@ def _read_decimal(data: bytes, schema: Any, _: Any = None) -> Decimal:
 
 
 # fastavro's documented registry of custom logical types. It is global, hence the prefix.
-_ENUM: Final = "tidegate-enum"
-_DECIMAL: Final = "tidegate-decimal"
+_ENUM = "tidegate-enum"
+_DECIMAL = "tidegate-decimal"
 fastavro.read.LOGICAL_READERS |= {
     f"int-{_ENUM}": _read_enum,
     f"bytes-{_DECIMAL}": _read_decimal,

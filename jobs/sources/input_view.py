@@ -38,7 +38,7 @@ from .object_decoding import (
 _Names = list[str]  # inside the class body the name `list_objects` is the method
 STAGED_PREFIX: Final = "@kafka/"
 """Begins the names of offset ranges, which the mover fetches by itself."""
-_MAX_CACHE_BYTES: Final = 4 << 30  # of decoded copies; the oldest are removed first
+_MAX_CACHE_BYTES = 4 << 30  # of decoded copies; the oldest are removed first
 
 
 def resolve_source_folder(name: str, spec: SourceSpec) -> str:

@@ -47,9 +47,7 @@ from .object_decoding import BAD_REASON, BAD_TEXT
 
 OFFSET_COLUMN: Final = "_at"
 """Column of a staged range: the lower half of the offset."""
-_MAX_MESSAGES_PER_SLICE: Final = (
-    1_000_000  # of one partition in one epoch, if the spec has no limit
-)
+_MAX_MESSAGES_PER_SLICE = 1_000_000  # of one partition in one epoch, if the spec has no limit
 
 
 class TopicOffsets(Protocol):
@@ -253,9 +251,9 @@ def _end_of_range(start: int, end_of_topic: int, row_limit: int | None) -> int:
 # not understand these (docs/dependencies.md, Kafka). With Spark Connect the driver has no JVM, so a
 # Kafka source needs a classic session.
 
-_TIMEOUT_MILLIS: Final = 15_000  # of one question; the plan step as a whole has 120 s
-_REFUSALS: Final = ("AuthenticationException", "AuthorizationException", "ConfigException")
-_CERTIFICATE_FAULTS: Final = (
+_TIMEOUT_MILLIS = 15_000  # of one question; the plan step as a whole has 120 s
+_REFUSALS = ("AuthenticationException", "AuthorizationException", "ConfigException")
+_CERTIFICATE_FAULTS = (
     "Certificate",
     "CertPath",
     "SunCertPath",
@@ -390,9 +388,9 @@ def _get_spark_jvm() -> Any:
 # asked for again with the next message that carries it, because producers register schemas while
 # streams run.
 
-_REGISTRY_SECONDS: Final = 10.0
-_FILE_ENDINGS: Final = {"avro": ".avsc", "protobuf": ".desc"}
-_SCHEMA_TYPES: Final = {"avro": "AVRO", "protobuf": "PROTOBUF"}
+_REGISTRY_SECONDS = 10.0
+_FILE_ENDINGS = {"avro": ".avsc", "protobuf": ".desc"}
+_SCHEMA_TYPES = {"avro": "AVRO", "protobuf": "PROTOBUF"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,13 +39,13 @@ from .avro import decompress_stream, read_avro_file
 
 BAD_REASON: Final = "_why"
 BAD_TEXT: Final = "_text"
-_NULL_FOLDER: Final = "__HIVE_DEFAULT_PARTITION__"
+_NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
 # A line that may hold a fraction which DuckDB does not return as it was written.
-_INEXACT_FRACTION: Final = r"[0-9.]{17}|[0-9][eE][+-]?[0-9]|0[.]0000"
-_MAX_MARKED_COLUMNS: Final = 20  # their names go into the manifest
-_MAX_DIGITS: Final = 80  # longer than any column
+_INEXACT_FRACTION = r"[0-9.]{17}|[0-9][eE][+-]?[0-9]|0[.]0000"
+_MAX_MARKED_COLUMNS = 20  # their names go into the manifest
+_MAX_DIGITS = 80  # longer than any column
 
-_DECODE_ERRORS: Final = (
+_DECODE_ERRORS = (
     pa.ArrowException,
     OSError,
     EOFError,
@@ -426,14 +426,12 @@ def _connect_duckdb() -> duckdb.DuckDBPyConnection:
 # DuckDB expressions that cast text to a declared type, or give null if it does not fit exactly.
 
 DUCKDB_TYPES: Final = {"long": "bigint", "timestamp": "timestamptz", "binary": "blob"}
-_TIME: Final = r"\d{2}:\d{2}(:\d{2}(\.\d+)?)?"
-_ZONED_TIMESTAMP: Final = (
-    rf"^\s*\d{{4}}-\d{{2}}-\d{{2}}[T ]{_TIME}(Z|z|[+-]\d{{2}}(:?\d{{2}})?)\s*$"
-)
-_NAIVE_TIMESTAMP: Final = rf"^\s*\d{{4}}-\d{{2}}-\d{{2}}([T ]{_TIME})?\s*$"
+_TIME = r"\d{2}:\d{2}(:\d{2}(\.\d+)?)?"
+_ZONED_TIMESTAMP = rf"^\s*\d{{4}}-\d{{2}}-\d{{2}}[T ]{_TIME}(Z|z|[+-]\d{{2}}(:?\d{{2}})?)\s*$"
+_NAIVE_TIMESTAMP = rf"^\s*\d{{4}}-\d{{2}}-\d{{2}}([T ]{_TIME})?\s*$"
 # Every cast is guarded by a pattern: DuckDB's own casts round, and accept forms that Spark refuses,
 # while a value must mean the same in text and in Parquet (tidegate.jobs.spec.row_rules).
-_WHOLE_NUMBER: Final = r"^\s*[+-]?\d+\s*$"
+_WHOLE_NUMBER = r"^\s*[+-]?\d+\s*$"
 TICKS_PER_UNIT: Final = {"s": 1_000_000, "ms": 1_000, "us": 1}
 
 

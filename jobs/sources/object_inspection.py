@@ -32,15 +32,15 @@ from .table_versions import rewrite_reason
 
 UNKNOWN_SIZE: Final = -1
 """The size of an entry of which only the key is known."""
-_READ_THREADS: Final = 4  # they wait for the store most of the time
-_WHOLE_READ_BYTES: Final = 256 << 10  # below, one GET is faster than a HEAD and a range
-_MAX_CACHED_OBJECTS: Final = 8192  # about 10 MB
-_MAGIC: Final = b"PAR1"
-_ENCRYPTED: Final = b"PARE"
-_TAIL_BYTES: Final = 8  # length of the footer (4 bytes, little endian) and the magic
-_MIN_FILE_BYTES: Final = 12  # magic, footer length, magic
-_FIRST_READ_BYTES: Final = 64 << 10  # from the end: holds most footers, so one request is enough
-_INSTANT_TYPE: Final = "timestamp[us, tz=UTC]"
+_READ_THREADS = 4  # they wait for the store most of the time
+_WHOLE_READ_BYTES = 256 << 10  # below, one GET is faster than a HEAD and a range
+_MAX_CACHED_OBJECTS = 8192  # about 10 MB
+_MAGIC = b"PAR1"
+_ENCRYPTED = b"PARE"
+_TAIL_BYTES = 8  # length of the footer (4 bytes, little endian) and the magic
+_MIN_FILE_BYTES = 12  # magic, footer length, magic
+_FIRST_READ_BYTES = 64 << 10  # from the end: holds most footers, so one request is enough
+_INSTANT_TYPE = "timestamp[us, tz=UTC]"
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

@@ -40,11 +40,11 @@ from .table_versions import TableVersions, open_table_versions
 DONE_MARKER: Final = "_DONE"
 """Name of the object after which a member of a bounded source has no more objects."""
 # In one epoch, if the spec has no limit: one page of a LIST, and a cut that fits into a manifest.
-_MAX_OBJECTS_PER_SLICE: Final = 1000
+_MAX_OBJECTS_PER_SLICE = 1000
 # Notified keys in folders that are not members (yet); the safety listing finds their objects.
-_MAX_UNMATCHED_KEYS: Final = 10_000
+_MAX_UNMATCHED_KEYS = 10_000
 # Newest listed names of a member that are searched for skipped objects: ten pages of a LIST.
-_MAX_KNOWN_KEYS: Final = 10_000
+_MAX_KNOWN_KEYS = 10_000
 
 _log = structlog.get_logger("tidegate.sources")
 

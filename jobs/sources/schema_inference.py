@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import accumulate, islice
-from typing import Any, Final
+from typing import Any
 
 import pyarrow as pa
 
@@ -25,12 +25,10 @@ from .object_decoding import (
     read_typed_object,
 )
 
-_MAX_SAMPLE_ROWS: Final = 10_000  # of JSON or CSV
-_TIMESTAMP_PATTERN: Final = (
-    r"\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}(:\d{2}(\.\d+)?)?(Z|z|[+-]\d{2}(:?\d{2})?)?"
-)
+_MAX_SAMPLE_ROWS = 10_000  # of JSON or CSV
+_TIMESTAMP_PATTERN = r"\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}(:\d{2}(\.\d+)?)?(Z|z|[+-]\d{2}(:?\d{2})?)?"
 # In order of preference.
-_TYPE_PATTERNS: Final = {
+_TYPE_PATTERNS = {
     "boolean": "true|false",
     "long": r"-?(0|[1-9][0-9]{0,17})",  # 01234 is a code of something, not a number
     "double": r"-?(0|[1-9][0-9]{0,14})([.][0-9]+)?([eE][+-]?[0-9]+)?",

@@ -20,7 +20,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any
 from urllib.parse import unquote
 
 import pyarrow.parquet as pq
@@ -45,8 +45,8 @@ from .errors import (
 )
 from .object_decoding import parse_folder_values
 
-_REWRITE_PREFIX: Final = "_rewritten/"  # of placeholder names, each of which records a version
-_COMMIT_NAME: Final = re.compile(r"(\d{20})\.json\Z")
+_REWRITE_PREFIX = "_rewritten/"  # of placeholder names, each of which records a version
+_COMMIT_NAME = re.compile(r"(\d{20})\.json\Z")
 
 
 class TableVersions(ABC):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from itertools import accumulate
-from typing import Final
 
 from tidegate.jobs.rules.duck_frame import DuckFrame, Frame
 from tidegate.jobs.rules.row_conditions import quote_name, quote_text
@@ -18,7 +17,7 @@ from tidegate.jobs.spec.source_spec import BarrierColumns, SourceSpec
 from tidegate.jobs.spec.table_layout import DeadLetterReason
 from tidegate.time_units import TICK_MAX
 
-_SPARK_OF_ARROW: Final = {
+_SPARK_OF_ARROW = {
     "bool": "boolean",
     "int8": "tinyint",
     "int16": "smallint",
@@ -37,7 +36,7 @@ _SPARK_OF_ARROW: Final = {
     "large_binary": "binary",
     "date32[day]": "date",
 }
-_ARROW_OF_SPARK: Final = {
+_ARROW_OF_SPARK = {
     "boolean": "bool",
     "tinyint": "int8",
     "smallint": "int16",
@@ -47,18 +46,18 @@ _ARROW_OF_SPARK: Final = {
     "timestamp": "timestamp[us, tz=UTC]",
     "timestamp_ntz": "timestamp[us]",
 }
-_PLACES: Final = ("_m", "_p", "_o", "_row")
+_PLACES = ("_m", "_p", "_o", "_row")
 # Physical types whose every value fits the declared type, so that no row needs a check.
-_WIDENING: Final = {
+_WIDENING = {
     "int": {"int8", "int16", "int32", "uint8", "uint16"},
     "long": {"int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"},
     "float": {"float"},
     "double": {"float", "double", "int8", "int16", "int32", "uint8", "uint16", "uint32"},
 }
-_TIMESTAMP: Final = re.compile(r"timestamp\[(s|ms|us|ns)(?:, tz=([^\]]+))?\]\Z")
-_DECIMAL: Final = re.compile(r"decimal(?:32|64|128|256)\((\d+), ?(-?\d+)\)\Z")
-_NESTED: Final = re.compile(r"(struct|list|large_list)<(.*)>\Z")
-_DICTIONARY: Final = re.compile(r"dictionary<values=(.+), indices=\w+, ordered=\d>\Z")
+_TIMESTAMP = re.compile(r"timestamp\[(s|ms|us|ns)(?:, tz=([^\]]+))?\]\Z")
+_DECIMAL = re.compile(r"decimal(?:32|64|128|256)\((\d+), ?(-?\d+)\)\Z")
+_NESTED = re.compile(r"(struct|list|large_list)<(.*)>\Z")
+_DICTIONARY = re.compile(r"dictionary<values=(.+), indices=\w+, ordered=\d>\Z")
 
 
 def unwrap_dictionary(arrow: str) -> str:

@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -57,7 +57,7 @@ from .staging import Staging
 Ints = NDArray[np.int64]
 _PartReader = Callable[[Any, list[tuple[int, "CutPart"]]], Frame]
 
-_POSITION_COLUMNS: Final = (
+_POSITION_COLUMNS = (
     ("_m", "int", pa.int32()),
     ("_p", "int", pa.int32()),
     ("_o", "bigint", pa.int64()),
@@ -65,8 +65,8 @@ _POSITION_COLUMNS: Final = (
 )
 
 
-_PLANNED: Final = ("key", "etag", "ordinal", "rows", "row_start", "row_end")
-_TRAITS: Final = {
+_PLANNED = ("key", "etag", "ordinal", "rows", "row_start", "row_end")
+_TRAITS = {
     *("columns", "select", "where", "rules", "event_time", "end_time", "timezone"),
     *("min_event_time", "barriers"),
 }

@@ -53,9 +53,9 @@ from .member_scan import (
 
 NATIVE_CELLS: Final = 64_000_000
 """Values of a cut, rows times columns, up to which the driver holds its rows: about 1 GB."""
-_NATIVE_TIMES: Final = (-30_610_224_000_000_000, 253_402_300_800_000_000)
+_NATIVE_TIMES = (-30_610_224_000_000_000, 253_402_300_800_000_000)
 """Years 1000 to 9999 in ticks: there both engines write times alike, and no sum leaves int64."""
-_JUDGED: Final = ("_dead", "_rule", "_warned")
+_JUDGED = ("_dead", "_rule", "_warned")
 _log = structlog.get_logger("tidegate.driver")
 
 

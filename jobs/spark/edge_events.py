@@ -44,8 +44,8 @@ from .epoch_context import EpochContext
 from .file_writer import FETCH_ROWS, WrittenFiles
 
 EDGES_KIND: Final = "edges"
-_ORIGIN_COLUMNS: Final = ("_source", "_partition", "_seq", "_et")
-_WINDOWS_PER_PART: Final = 10_000
+_ORIGIN_COLUMNS = ("_source", "_partition", "_seq", "_et")
+_WINDOWS_PER_PART = 10_000
 """Windows of one edge that are laid out at a time.
 
 A frontier that jumps far ahead must not cost memory.

@@ -194,7 +194,7 @@ class _Tally:
 
 
 GLOM_KIND: Final = "glom"
-_BUILT_SCHEMA: Final = pa.schema(
+_BUILT_SCHEMA = pa.schema(
     {
         "number": pa.int64(),
         "stamp": TIMESTAMP_UTC,

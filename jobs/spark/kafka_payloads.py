@@ -48,17 +48,17 @@ UNKNOWN_SCHEMA: Final = "_schema"
 The number of the schema, where it is not known (yet) or cannot be used.
 """
 
-_WHOLE_NUMBER_PATTERN: Final = r"\\A\\s*[+-]?[0-9]+\\s*\\z"
+_WHOLE_NUMBER_PATTERN = r"\\A\\s*[+-]?[0-9]+\\s*\\z"
 # A sign counts only behind a time of day: the end of a plain date is not a zone.
-_ZONE_PATTERN: Final = r"(Z|z|[T ].*[+-][0-9]{2}(:?[0-9]{2})?)\\z"
-_UNITS: Final = {"s": 1_000_000, "ms": 1_000, "us": 1}
-_CORRUPT_COLUMN: Final = "_tidegate_bad"
-_STRICT_JSON_OPTIONS: Final = (
+_ZONE_PATTERN = r"(Z|z|[T ].*[+-][0-9]{2}(:?[0-9]{2})?)\\z"
+_UNITS = {"s": 1_000_000, "ms": 1_000, "us": 1}
+_CORRUPT_COLUMN = "_tidegate_bad"
+_STRICT_JSON_OPTIONS = (
     "map('allowSingleQuotes', 'false', 'allowNonNumericNumbers', 'false',"
     f" 'columnNameOfCorruptRecord', '{_CORRUPT_COLUMN}')"
 )
 """JSON as it is written down, and no more."""
-_NATIVE_JSON_TYPES: Final = {
+_NATIVE_JSON_TYPES = {
     "int": "int",
     "long": "bigint",
     "double": "double",
@@ -66,7 +66,7 @@ _NATIVE_JSON_TYPES: Final = {
 }
 """Kinds that JSON has as well, as they are read from it; all others are taken as texts and cast."""
 # A zero byte and four of the schema's number, in front of what a registry's serializer writes.
-_WIRE_HEADER_BYTES: Final = 5
+_WIRE_HEADER_BYTES = 5
 
 
 class _DecodedPayload(NamedTuple):

@@ -15,7 +15,6 @@ import os
 import shutil
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -54,12 +53,12 @@ from .spark_session import (
 from .staging import Staging
 
 _log = structlog.get_logger("tidegate.driver")
-_BROKER_ERROR_SIGNS: Final = ("org.apache.kafka.", "[KAFKA_", "Cannot fetch record")
+_BROKER_ERROR_SIGNS = ("org.apache.kafka.", "[KAFKA_", "Cannot fetch record")
 """What is in a failed job's error when the connector's client failed it.
 
 Stack frames do not count.
 """
-_DATA_LOSS_SIGNS: Final = ("KAFKA_DATA_LOSS", "OffsetOutOfRangeException")
+_DATA_LOSS_SIGNS = ("KAFKA_DATA_LOSS", "OffsetOutOfRangeException")
 
 
 def stage_kafka_ranges(

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import structlog
@@ -61,7 +61,7 @@ from .staging import DiskStaging, open_staging
 from .tumbling_sliding_windows import process_window
 
 _T = TypeVar("_T")
-_VERDICT_SCHEMA: Final = pa.schema(
+_VERDICT_SCHEMA = pa.schema(
     {"_vm": pa.int32(), "_vseq": pa.int64(), "_verdict": pa.string(), "_mark": pa.int64()}
 )
 _log = structlog.get_logger("tidegate.driver")

@@ -352,8 +352,8 @@ RANGE_ROWS: Final = 400_000
 
 A few hundred megabytes at most, and several ranges for the cores of an epoch of millions.
 """
-_TIME_BUCKETS: Final = 4096
-_RANGE_COUNT_STEP: Final = 8
+_TIME_BUCKETS = 4096
+_RANGE_COUNT_STEP = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -459,4 +459,4 @@ def _within_range_sql(late: bool, section: int, begin: int, end: int) -> str:
     return f"({place} AND _et >= {opaque_literal(begin, '_et')} AND {above})"
 
 
-_MATCHES_NOTHING: Final = _within_range_sql(False, -1, TICK_MAX, TICK_MIN)
+_MATCHES_NOTHING = _within_range_sql(False, -1, TICK_MAX, TICK_MIN)

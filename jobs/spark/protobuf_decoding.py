@@ -17,15 +17,15 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
-from typing import Any, Final
+from typing import Any
 
 import pandas as pd
 from pyspark.sql.pandas.functions import pandas_udf
 
 from .errors import NO_SUCH_MESSAGE, NOT_A_DESCRIPTOR_SET, PROTOBUF_UNUSABLE
 
-_WELL_KNOWN: Final = "google.protobuf."
-_WELL_KNOWN_FILES: Final = (
+_WELL_KNOWN = "google.protobuf."
+_WELL_KNOWN_FILES = (
     "any",
     "duration",
     "empty",
@@ -34,8 +34,8 @@ _WELL_KNOWN_FILES: Final = (
     "timestamp",
     "wrappers",
 )
-_FAULT_COLUMN: Final = "_bad"
-_FIRST_MESSAGE_INDEX: Final = b"\x00"  # short for the list [0]
+_FAULT_COLUMN = "_bad"
+_FIRST_MESSAGE_INDEX = b"\x00"  # short for the list [0]
 
 
 def find_message_index(schema: bytes, message: str) -> bytes:

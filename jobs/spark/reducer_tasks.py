@@ -53,7 +53,7 @@ MIN_JOB_ROWS: Final = 50_000
 
 Starting tasks with Python in them costs about what one core folds in half a second.
 """
-_RESULT_SCHEMA: Final = pa.schema(
+_RESULT_SCHEMA = pa.schema(
     {"file": pa.string(), "position": pa.int64(), "id": pa.string(), "error": pa.string()}
 )
 

@@ -84,7 +84,7 @@ _ONE_HOST_SETTINGS: Final[dict[str, str]] = {
 Executors elsewhere have to reach the driver; SPARK_LOCAL_IP and Spark's settings say where.
 """
 JVM_OPTIONS: Final = "spark.driver.extraJavaOptions"
-_CONNECT_RETRIES: Final = 6
+_CONNECT_RETRIES = 6
 """Of a request to a Connect server, about 20 s: then it is gone, and what it held is gone with it.
 
 The default is ten minutes.
@@ -264,7 +264,7 @@ def _find_java(environment: Mapping[str, str]) -> Path | None:
 
 SPARK_ERRORS: Final = (PySparkException, Py4JJavaError)
 """For `except`."""
-_LOST_EXECUTOR_SIGNS: Final = (
+_LOST_EXECUTOR_SIGNS = (
     "ExecutorLostFailure",
     "FetchFailed",
     "Python worker exited unexpectedly",

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Protocol
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -34,11 +34,11 @@ from .spark_session import (
     runs_on_one_host,
 )
 
-_PROBE_FILE: Final = "probe.txt"
+_PROBE_FILE = "probe.txt"
 # No epoch takes a day, so what is older was left by a driver that died.
-_STALE_SECONDS: Final = 86_400.0
-_PARALLEL_REQUESTS: Final = 8  # requests: they wait for the network, not for a core
-_COMMIT_OPTIONS: Final = {
+_STALE_SECONDS = 86_400.0
+_PARALLEL_REQUESTS = 8  # requests: they wait for the network, not for a core
+_COMMIT_OPTIONS = {
     # In a bucket a rename is a copy. Nothing is read before the job has ended, so its tasks may
     # commit their files one by one.
     "mapreduce.fileoutputcommitter.algorithm.version": "2",

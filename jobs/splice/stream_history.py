@@ -182,7 +182,7 @@ def find_caught_up_ranges(arrived: Any, taken: Any, begin: int) -> list[tuple[in
 
 
 # Checkpoints that are tried as a base. If none fits, the merge is computed from the first row on.
-_MAX_BASE_CANDIDATES: Final = 50
+_MAX_BASE_CANDIDATES = 50
 
 
 class StreamHistory:

@@ -35,7 +35,7 @@ from .errors import REDUCER_NOT_CALLABLE, REDUCER_NOT_FOUND
 ReducerStates = dict[str, tuple[Any, int]]
 """Key (as JSON text) -> state, events seen."""
 
-_STATE_SCHEMA: Final = pa.schema({"key": pa.string(), "state": pa.string(), "seen": pa.int64()})
+_STATE_SCHEMA = pa.schema({"key": pa.string(), "state": pa.string(), "seen": pa.int64()})
 
 _NOT_DETERMINISTIC = "not deterministic: a second run over the same rows came out differently"
 
@@ -417,7 +417,7 @@ def fold_prepared_rows(reducer: Reducer, rows: Any, states: ReducerStates) -> Fo
     return FoldedBatch(sent, folded.states, folded.failure)
 
 
-_MISFIT_ERRORS: Final = (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError)
+_MISFIT_ERRORS = (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError)
 
 
 def _build_dispatch_tables(reducer: Reducer, dispatches: Sequence[DispatchedRow]) -> dict[str, Any]:
@@ -463,7 +463,7 @@ def parse_states_table(table: Any) -> ReducerStates:
 # The guard against side effects: any run may be a replay, and a replay must not change anything
 # outside the fold (docs/decisions/0032-folds-have-no-side-effects-and-json-states.md).
 
-_REFUSED_EVENTS: Final = frozenset(
+_REFUSED_EVENTS = frozenset(
     {
         "socket.connect",
         "socket.sendto",

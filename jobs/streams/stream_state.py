@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import pyarrow as pa
 
@@ -237,7 +237,7 @@ def add_attempt_columns(rows: Any, attempt: CheckpointId) -> Any:
 
 # Segments of one reducer: more than this are gathered, so that a restart reads a bounded number of
 # files.
-_MAX_SEGMENTS: Final = 4
+_MAX_SEGMENTS = 4
 
 
 class ReducerStateStore:

@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer, ValidationInfo, Wi
 TICK_MIN: Final = -(2**63)
 TICK_MAX: Final = 2**63 - 1
 
-_TICKS_PER_UNIT: Final = {
+_TICKS_PER_UNIT = {
     "tick": 1,
     "us": 1,
     "ms": 1_000,
@@ -24,8 +24,8 @@ _TICKS_PER_UNIT: Final = {
     "h": 3_600_000_000,
     "d": 86_400_000_000,
 }
-_DURATION_PART: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(tick|us|ms|s|m|h|d)")
-_TICK_ZERO_INSTANT: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)\s*(tick|us|ms|s|m|h|d)")
+_TICK_ZERO_INSTANT = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def parse_duration(text: str | float | timedelta) -> int:
