@@ -16,14 +16,7 @@ import typer
 from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.errors import ConfigurationError
 
-from .errors import (
-    BAD_TIME,
-    NO_PIPELINE_YET,
-    NO_STORE,
-    STACK_DOWN,
-    UNKNOWN_PIPELINE,
-    UNKNOWN_SPEC,
-)
+from .errors import BAD_TIME, NO_PIPELINE_YET, NO_STORE, STACK_DOWN, UNKNOWN_PIPELINE, UNKNOWN_SPEC
 
 if TYPE_CHECKING:
     from tidegate.checkpoints.slot_log import SlotLog

@@ -120,10 +120,7 @@ def _list_manifest_facts(manifest: Manifest) -> list[tuple[str, object]]:
     return [
         ("checkpoint", manifest.id),
         ("continues", manifest.parent or "the beginning"),
-        (
-            "sealed",
-            f"{output.format_short_instant(sealed_at)}, {age} ago, by {manifest.driver}",
-        ),
+        ("sealed", f"{output.format_short_instant(sealed_at)}, {age} ago, by {manifest.driver}"),
         ("frontier", " to ".join(map(output.format_short_instant, frontiers))),
         ("barriers closed", len(manifest.barriers)),
         ("requests applied", ", ".join(manifest.requests) or "none"),

@@ -19,22 +19,8 @@ from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 from tidegate.errors import TidegateError
 
 from . import arguments, output
-from .arguments import (
-    PipelineArgument,
-    SpecArgument,
-    StoreOption,
-    WaitOption,
-    WhyOption,
-)
-from .errors import (
-    NO_ANSWER,
-    NO_END,
-    NO_LANDING,
-    NOT_FOR_JOBS,
-    REFUSED,
-    RESTORING,
-    STILL_RUNNING,
-)
+from .arguments import PipelineArgument, SpecArgument, StoreOption, WaitOption, WhyOption
+from .errors import NO_ANSWER, NO_END, NO_LANDING, NOT_FOR_JOBS, REFUSED, RESTORING, STILL_RUNNING
 
 if TYPE_CHECKING:
     from tidegate.checkpoints.driver_requests import DriverRequest
@@ -268,8 +254,7 @@ def send_cti(
         str, typer.Argument(metavar="SOURCE", help="A source with a 'punctuation' section.")
     ],
     time: Annotated[
-        str,
-        typer.Argument(metavar="TIME", help="ISO 8601; in UTC unless it names an offset."),
+        str, typer.Argument(metavar="TIME", help="ISO 8601; in UTC unless it names an offset.")
     ],
     store: StoreOption = None,
     why: WhyOption = "",

@@ -35,8 +35,7 @@ def validate_specs(
     ],
     as_json: JsonOption = False,
     verbose: Annotated[
-        bool,
-        typer.Option("--verbose", "-v", help="Say where each output is computed, and why."),
+        bool, typer.Option("--verbose", "-v", help="Say where each output is computed, and why.")
     ] = False,
 ) -> None:
     """Check specs of pipelines and jobs.

@@ -73,8 +73,7 @@ def request_late_rows(
         bool, typer.Option(help="Without rows of requests that were rejected.")
     ] = False,
     at_least: Annotated[
-        int,
-        typer.Option(metavar="N", min=1, help="Make no request for fewer rows; exit code 0."),
+        int, typer.Option(metavar="N", min=1, help="Make no request for fewer rows; exit code 0.")
     ] = 1,
     why: WhyOption = "",
     request_id: RequestIdOption = None,

@@ -112,8 +112,7 @@ def write_starter_spec(
         str | None, typer.Option(metavar="COLUMN", help="When the events happened.")
     ] = None,
     inbox: Annotated[
-        bool,
-        typer.Option("--inbox", help="Read copies in the store, which `tidegate put` makes."),
+        bool, typer.Option("--inbox", help="Read copies in the store, which `tidegate put` makes.")
     ] = False,
     out: Annotated[
         Path | None,

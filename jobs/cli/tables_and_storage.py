@@ -251,8 +251,7 @@ def collect_garbage(
     keep_hours: Annotated[
         float | None,
         typer.Option(
-            min=0,
-            help="Keep younger checkpoints, on any timeline. Default: checkpoint.retain_for.",
+            min=0, help="Keep younger checkpoints, on any timeline. Default: checkpoint.retain_for."
         ),
     ] = None,
     dry_run: DryRunOption = False,

@@ -63,12 +63,7 @@ from .output_tables import (
     build_table_schema,
     write_parquet_once,
 )
-from .table_files import (
-    PartitionValues,
-    PhysicalLayout,
-    split_by_partition,
-    write_partition_files,
-)
+from .table_files import PartitionValues, PhysicalLayout, split_by_partition, write_partition_files
 from .table_follower import (
     BARRIER_TAG_PREFIX,
     TABLE_PROPERTIES,
@@ -342,11 +337,7 @@ class IcebergSink:
         self._apply_to_table(CHECKPOINTS, lineage, epochs, tags)
 
     def _apply_to_table(
-        self,
-        table: str,
-        lineage: CurrentLineage,
-        epochs: list[Manifest],
-        tags: TagChange | None,
+        self, table: str, lineage: CurrentLineage, epochs: list[Manifest], tags: TagChange | None
     ) -> None:
         """Apply epochs to one table: those after its position, which may be ahead after a crash."""
         follower = self._tables.get(table)

@@ -23,12 +23,7 @@ from tidegate.jobs.spec.operations import KafkaSinkSpec
 from tidegate.jobs.spec.source_options import resolve_environment_values
 
 from .base_follower import SlotFollower, import_client_library
-from .errors import (
-    MESSAGE_TOO_LARGE,
-    PRODUCER_FENCED,
-    SINK_REFUSED,
-    SINK_UNAVAILABLE,
-)
+from .errors import MESSAGE_TOO_LARGE, PRODUCER_FENCED, SINK_REFUSED, SINK_UNAVAILABLE
 from .files_webhook import AtLeastOnceSink
 from .lineage_position import CurrentLineage, FollowerPosition
 from .published_tables import to_json_lines

@@ -35,11 +35,7 @@ from .errors import (
     TARGET_TABLE_TAKEN,
     WAITS_FOR_TABLES,
 )
-from .lineage_position import (
-    CurrentLineage,
-    FollowerPosition,
-    read_published_cut,
-)
+from .lineage_position import CurrentLineage, FollowerPosition, read_published_cut
 from .published_tables import flatten_for_csv, read_table
 
 if TYPE_CHECKING:
@@ -175,10 +171,7 @@ class PostgresSink(SlotFollower):
             self._insert_rows(cursor, table, rows)
 
     def _move_ledger(
-        self,
-        cursor: psycopg.Cursor[Any],
-        before: FollowerPosition | None,
-        after: FollowerPosition,
+        self, cursor: psycopg.Cursor[Any], before: FollowerPosition | None, after: FollowerPosition
     ) -> None:
         """Move the ledger, in the transaction of the rows."""
         # Locked until the commit: a second publisher waits here, and then finds a moved ledger.

@@ -29,12 +29,7 @@ from tidegate.time_units import format_instant
 
 from .base_follower import read_stored_position
 from .errors import EXPORT_FAILED, NOT_PUBLISHED, TABLE_UNREADABLE, UNKNOWN_TABLE
-from .lineage_position import (
-    CurrentLineage,
-    FollowerPosition,
-    PublishedCut,
-    read_published_cut,
-)
+from .lineage_position import CurrentLineage, FollowerPosition, PublishedCut, read_published_cut
 from .output_tables import (
     SPLICE_COLUMN,
     build_table_schema,

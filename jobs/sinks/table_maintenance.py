@@ -49,11 +49,7 @@ from itertools import islice
 import pyarrow as pa
 import structlog
 from pyiceberg.catalog import Catalog
-from pyiceberg.exceptions import (
-    CommitFailedException,
-    NoSuchTableError,
-    ValidationException,
-)
+from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, ValidationException
 from pyiceberg.table import StaticTable
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
@@ -74,11 +70,7 @@ from .iceberg_catalog import (
     open_catalog,
     resolve_namespace,
 )
-from .lineage_position import (
-    PublishedCut,
-    read_published_cut,
-    replace_table_location,
-)
+from .lineage_position import PublishedCut, read_published_cut, replace_table_location
 from .published_tables import translate_read_errors, use_plain_types
 from .table_files import (
     MERGED_FOLDER,

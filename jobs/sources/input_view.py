@@ -20,20 +20,11 @@ from typing import Final
 
 from tidegate.checkpoints.errors import OBJECT_NOT_FOUND
 from tidegate.checkpoints.open_store import open_store
-from tidegate.checkpoints.store import (
-    ObjectInfo,
-    Store,
-    StoredObject,
-)
+from tidegate.checkpoints.store import ObjectInfo, Store, StoredObject
 from tidegate.errors import PoisonError
 from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
 
-from .object_decoding import (
-    BadObject,
-    decode_to_parquet,
-    needs_decoding,
-    parse_folder_values,
-)
+from .object_decoding import BadObject, decode_to_parquet, needs_decoding, parse_folder_values
 
 _Names = list[str]  # inside the class body the name `list_objects` is the method
 STAGED_PREFIX: Final = "@kafka/"

@@ -113,12 +113,7 @@ class KafkaSource:
         return [Member(self.name, str(partition)) for partition in sorted(self._bounds)]
 
     def plan(
-        self,
-        member: Member,
-        resume: JsonView | None,
-        limits: ReadLimits,
-        *,
-        blocked: bool = False,
+        self, member: Member, resume: JsonView | None, limits: ReadLimits, *, blocked: bool = False
     ) -> Slice:
         """Return the next range.
 

@@ -22,12 +22,7 @@ from tidegate.jobs.spec.pipeline import SourceSpec
 
 from .errors import OBJECT_VANISHED
 from .input_view import InputView
-from .object_decoding import (
-    BAD_REASON,
-    BAD_TEXT,
-    BadObject,
-    find_int96_columns,
-)
+from .object_decoding import BAD_REASON, BAD_TEXT, BadObject, find_int96_columns
 from .table_versions import rewrite_reason
 
 UNKNOWN_SIZE: Final = -1

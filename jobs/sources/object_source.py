@@ -106,12 +106,7 @@ class ObjectSource:
                 self._get_arrival_log(member)
 
     def plan(
-        self,
-        member: Member,
-        resume: JsonView | None,
-        limits: ReadLimits,
-        *,
-        blocked: bool = False,
+        self, member: Member, resume: JsonView | None, limits: ReadLimits, *, blocked: bool = False
     ) -> Slice:
         """Return the next slice after `resume`, within `limits`; by default at most 1,000 objects.
 

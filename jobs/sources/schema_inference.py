@@ -19,11 +19,7 @@ import pyarrow as pa
 
 from tidegate.jobs.spec.row_rules import build_text_pattern
 
-from .object_decoding import (
-    TICKS_PER_UNIT,
-    decompress_object,
-    read_typed_object,
-)
+from .object_decoding import TICKS_PER_UNIT, decompress_object, read_typed_object
 
 _MAX_SAMPLE_ROWS = 10_000  # of JSON or CSV
 _TIMESTAMP_PATTERN = r"\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}(:\d{2}(\.\d+)?)?(Z|z|[+-]\d{2}(:?\d{2})?)?"

@@ -57,13 +57,7 @@ from tidegate.jobs.streams.row_history import compute_time_bounds
 from tidegate.jobs.streams.stream_state import DispatchFiles, add_attempt_columns
 
 from .errors import CONTENDED, EFFECT_CHANGED, NOT_OPEN, UNEQUAL
-from .impact import (
-    Impact,
-    digest_plan,
-    digest_tables,
-    make_impact_report,
-    parse_digest_slot,
-)
+from .impact import Impact, digest_plan, digest_tables, make_impact_report, parse_digest_slot
 from .merge_plan import MergePlan, make_merge_plan
 from .tables_at_head import find_merge_segments, read_data_file
 

@@ -340,11 +340,7 @@ def _find_taken_pairs(
 
 
 def _put_request(
-    tables: TablesAtHead,
-    rows: Any,
-    origin: str,
-    detail: Mapping[str, Any],
-    options: RequestOptions,
+    tables: TablesAtHead, rows: Any, origin: str, detail: Mapping[str, Any], options: RequestOptions
 ) -> SpliceRequest:
     """Write the rows of a request, then its document, and return it.
 

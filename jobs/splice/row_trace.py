@@ -40,10 +40,7 @@ from tidegate.time_units import TICK_MAX, format_instant
 
 from .errors import BAD_ROW_VALUE, TOO_MANY_ROWS, UNKNOWN_COLUMN
 from .request_creation import resolve_request_state
-from .tables_at_head import (
-    TablesAtHead,
-    find_merge_segments,
-)
+from .tables_at_head import TablesAtHead, find_merge_segments
 from .window_merge import list_touching_rows
 
 _MAX_ROWS = 20  # rows traced at a time; a question about more rows is one for a query

@@ -30,15 +30,8 @@ from tidegate.jobs.sinks.output_tables import (
 )
 from tidegate.jobs.spec.pipeline import CHECKPOINTS, EVENTS
 from tidegate.jobs.spec.stream_specs import EVENTS_STREAM
-from tidegate.jobs.streams.dispatched_rows import (
-    read_arrivals,
-    select_request_segments,
-)
-from tidegate.jobs.streams.row_history import (
-    PROVENANCE_FIELDS,
-    list_stream_merges,
-    to_event_rows,
-)
+from tidegate.jobs.streams.dispatched_rows import read_arrivals, select_request_segments
+from tidegate.jobs.streams.row_history import PROVENANCE_FIELDS, list_stream_merges, to_event_rows
 from tidegate.jobs.streams.stream_state import DispatchState
 from tidegate.time_units import TICK_MAX, TICK_MIN
 
@@ -265,9 +258,7 @@ class StreamHistory:
         if position < 0:
             return 1
         events = self._tables.read_rows(
-            EVENTS,
-            ["position", SPLICE_COLUMN, "_epoch"],
-            {"position": [(position, position)]},
+            EVENTS, ["position", SPLICE_COLUMN, "_epoch"], {"position": [(position, position)]}
         )
         events = events.filter(pc.is_null(events[SPLICE_COLUMN]))
         return int(events["_epoch"][0].as_py()) if events.num_rows else 1

@@ -74,10 +74,7 @@ class TablesAtHead:
         self.published = lineage.last_shared_slot(position) if lineage.is_in_log(position) else 0
 
     def read_rows(
-        self,
-        table: str,
-        columns: Sequence[str] | None = None,
-        ranges: Ranges | None = None,
+        self, table: str, columns: Sequence[str] | None = None, ranges: Ranges | None = None
     ) -> Any:
         """Return rows of a table, in no fixed order; all revisions of windows are among them.
 

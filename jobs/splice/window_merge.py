@@ -38,19 +38,8 @@ from tidegate.jobs.spec.pipeline import EVENTS, LATE, PipelineSpec
 from tidegate.jobs.spec.window_specs import WindowKind, WindowSpec
 from tidegate.time_units import format_instant
 
-from .errors import (
-    EDGE_WINDOW,
-    FOREIGN_EXPRESSION,
-    INEXACT_AGGREGATE,
-    NOT_REPRODUCIBLE,
-    TOO_EARLY,
-)
-from .tables_at_head import (
-    Span,
-    TablesAtHead,
-    join_spans,
-    select_rows_for_output,
-)
+from .errors import EDGE_WINDOW, FOREIGN_EXPRESSION, INEXACT_AGGREGATE, NOT_REPRODUCIBLE, TOO_EARLY
+from .tables_at_head import Span, TablesAtHead, join_spans, select_rows_for_output
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,12 +25,7 @@ from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.stream_specs import REJECTIONS, PipeSpec, ReducerSpec
 from tidegate.time_units import TICK_MIN
 
-from .row_history import (
-    PROVENANCE_FIELDS,
-    combine_chunks,
-    compute_running_max,
-    read_parquet_files,
-)
+from .row_history import PROVENANCE_FIELDS, combine_chunks, compute_running_max, read_parquet_files
 
 
 def merge_by_stamp(writers: Sequence[Any], now: int) -> Any:

@@ -44,12 +44,7 @@ from .dispatched_rows import (
     read_arrivals,
     release_below,
 )
-from .errors import (
-    BAD_EXPRESSION,
-    BAD_PREDICATE,
-    ROWS_INCOMPLETE,
-    RowsRetiredError,
-)
+from .errors import BAD_EXPRESSION, BAD_PREDICATE, ROWS_INCOMPLETE, RowsRetiredError
 from .reducers import (
     FoldedBatch,
     FoldFailure,
@@ -60,12 +55,7 @@ from .reducers import (
     describe_batch_failure,
     fold_batch,
 )
-from .row_history import (
-    LogHistory,
-    build_row_schema,
-    read_parquet_files,
-    to_event_rows,
-)
+from .row_history import LogHistory, build_row_schema, read_parquet_files, to_event_rows
 from .stream_state import (
     CollectedRequest,
     DispatchFiles,

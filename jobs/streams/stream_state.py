@@ -28,16 +28,8 @@ from tidegate.jobs.spec.stream_specs import StreamGraph
 from tidegate.json_types import JsonView
 
 from .dispatched_rows import select_request_segments
-from .reducers import (
-    FoldFailure,
-    ReducerStates,
-    build_states_table,
-    parse_states_table,
-)
-from .row_history import (
-    compute_time_bounds,
-    read_parquet_files,
-)
+from .reducers import FoldFailure, ReducerStates, build_states_table, parse_states_table
+from .row_history import compute_time_bounds, read_parquet_files
 
 
 @dataclass(frozen=True, slots=True)
