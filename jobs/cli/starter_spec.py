@@ -49,7 +49,7 @@ _MOST_KEYS = 50  # different values of a column that still make a readable windo
 _RECEIVED = re.compile("arriv|ingest|receiv|insert|updat|load|process|creat")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Sample:
     """What some objects of one folder hold, and what a spec has to say about their columns.
 

@@ -38,7 +38,7 @@ _NAME = re.compile(r"`([^`]+)`|([A-Za-z]\w*)")
 _ARITHMETIC = re.compile(r"(?:`[^`]+`|[A-Za-z]\w*|\d{1,9}|[\s+*()-])+")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class AggregatePlan:
     """How one aggregate is computed; its partial state is in the state columns.
 
@@ -56,7 +56,7 @@ class AggregatePlan:
     same_type: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class AggregateRule:
     """One aggregate function.
 

@@ -27,7 +27,7 @@ NEVER_READ_REASONS = "^(dead|file)"
 """Pattern for the reasons of rows that no run has read: corrected dead letters, rows of files."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class WindowBounds:
     """One result to compute: key values and ``[start, end)`` in ticks."""
 

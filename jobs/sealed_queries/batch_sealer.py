@@ -66,7 +66,7 @@ class SealedQuery:
     handle: Any = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class JobAuthor:
     """What every manifest of one launch says about its writer.
 

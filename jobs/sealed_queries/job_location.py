@@ -43,7 +43,7 @@ class _Launch(BaseModel):
     folder: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class JobLocation:
     """Where the queries of this launch keep their checkpoints.
 

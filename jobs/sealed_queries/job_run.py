@@ -93,7 +93,7 @@ _SCRIPT_ENDS_WITHIN = 20.0  # seconds after its queries; then the process ends w
 _ADOPTED_FILE = "_tidegate_adopted"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class JobOptions:
     """How to run a job, as opposed to what.
 

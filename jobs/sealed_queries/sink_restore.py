@@ -42,7 +42,7 @@ _ICEBERG = "org.apache.iceberg."
 _ROWLESS = {"replace", "OPTIMIZE", "VACUUM START", "VACUUM END", "RESTORE", "CREATE TABLE"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SealedPoint:
     """Where a query should be after a restore.
 
@@ -139,7 +139,7 @@ def _replace_log(live: Path, sealed: Path) -> None:
             path.unlink()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TableCommit:
     """One commit to a table.
 

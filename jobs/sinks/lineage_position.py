@@ -113,7 +113,7 @@ def count_shared_slots(left: Sequence[LineageSegment], right: Sequence[LineageSe
     return shared
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PublishedCut:
     """One cut over all tables.
 

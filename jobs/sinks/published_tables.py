@@ -52,7 +52,7 @@ _SORT_COLUMNS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RowSelection:
     """The rows and columns to read.
 

@@ -62,7 +62,7 @@ _NUMPY_TIME_UNITS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PhysicalLayout:
     """How a table's files are partitioned and their rows sorted; false if they are neither."""
 

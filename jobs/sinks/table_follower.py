@@ -71,7 +71,7 @@ def build_tag_name(timeline: int, slot: int) -> str:
     return f"t{timeline}-e{slot}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TagChange:
     """The tags that a commit gives to its snapshot; of the older ones it keeps only `kept`."""
 

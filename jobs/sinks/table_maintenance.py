@@ -96,7 +96,7 @@ _COMMIT_ATTEMPTS = 5
 _log = structlog.get_logger("tidegate.compaction")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CompactionResult:
     """Data files of main before and after; both are 0 if `skipped` says why nothing was done."""
 

@@ -388,7 +388,7 @@ _FILE_ENDINGS = {"avro": ".avsc", "protobuf": ".desc"}
 _SCHEMA_TYPES = {"avro": "AVRO", "protobuf": "PROTOBUF"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class UnusableSchema:
     """Returned instead of a schema's bytes: the schema is registered, but cannot be used.
 

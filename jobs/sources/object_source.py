@@ -322,7 +322,7 @@ class _SkippedObjectSearch:
             self.begin = max(self.begin or "", oldest)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _ResumePoint:
     """Where a member continues: at a row of an ordinal.
 

@@ -59,7 +59,7 @@ _JUDGED = ("_dead", "_rule", "_warned")
 _log = structlog.get_logger("tidegate.driver")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class MemberScans:
     """A survey, and what scanning the members found for the move.
 

@@ -52,7 +52,7 @@ A frontier that jumps far ahead must not cost memory.
 """
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class EpochEdges:
     """The edges of one epoch.
 

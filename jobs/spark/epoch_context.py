@@ -36,7 +36,7 @@ _MANY_SEGMENTS = 16  # more small live segments of one kind are merged
 _SMALL_SEGMENT_ROWS = 200_000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class EpochContext:
     """One epoch's work.
 
@@ -235,7 +235,7 @@ def has_rows_from_mark(ref: FileRef, mark: ReleaseMark) -> bool:
     return ref.max_time is not None and ReleaseMark(ref.extra["section_max"], ref.max_time) >= mark
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class WindowOutput:
     """What one window output did in an epoch.
 

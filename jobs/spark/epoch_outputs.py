@@ -43,7 +43,7 @@ from .late_and_dead_rows import DeadRows, LateRows
 from .ordered_release import ReleasedRows, count_buffered_rows
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class EpochOutputs:
     """The outputs of one epoch.
 
@@ -208,7 +208,7 @@ _BUILT_SCHEMA = pa.schema(
 Ints = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class BuiltEvents:
     """The built events of an epoch, and the state of the group that still grows.
 

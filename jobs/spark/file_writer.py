@@ -43,7 +43,7 @@ def collect_to_driver(frame: Frame) -> pa.Table:
     return frame.coalesce(1).toArrow()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class WrittenFiles:
     """One table's or segment's files: `paths` here, and `refs` in the store, in one order."""
 

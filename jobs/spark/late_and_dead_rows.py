@@ -43,7 +43,7 @@ _COUNTED_COLUMNS = ["_source", "output", "reason", "_dropped"]
 _ROW_IDENTITY = ["_source", "_partition", "_seq"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LateRows:
     """What was late.
 
@@ -280,7 +280,7 @@ def _write_late_in_tasks(epoch: EpochContext, rows: Frame) -> LateRows:
 # origin.
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DeadRows:
     """Rows that the schema, their time or a rule stops, and rows that rules warn about.
 

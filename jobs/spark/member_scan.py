@@ -29,7 +29,7 @@ DATA, BARRIER, PUNCTUATION, DEAD = 0, 1, 2, 3
 Ints = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class MemberColumns:
     """Rows of one slice in order.
 

@@ -67,7 +67,7 @@ _VERDICT_SCHEMA = pa.schema(
 _log = structlog.get_logger("tidegate.driver")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _StagedCut:
     """What `survey` keeps for `move`: the rows, their scans and the folder with their files."""
 

@@ -56,7 +56,7 @@ _WAITING_COLUMNS = ("_section", "_tardy", "_et", "_so", "_source", "_partition",
 _ROW_NUMBER_BITS = (1 << 33) - 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ReleasedRows:
     """What left and what waits.
 
@@ -356,7 +356,7 @@ _TIME_BUCKETS = 4096
 _RANGE_COUNT_STEP = 8
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SortRange:
     """Rows that follow each other in the output.
 

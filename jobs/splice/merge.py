@@ -82,7 +82,7 @@ PointCallback = Callable[[str], None]
 """Called with the name of each crash point."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class MergeOutcome:
     """What a merge did.
 
@@ -326,7 +326,7 @@ def _digest_sealed_rows(log: SlotLog, manifest: Manifest, upto: int | None) -> s
 # One attempt: the files of a plan, written and sealed in the slot after its head.
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class MergeDecision:
     """The decision to merge a request.
 

@@ -68,7 +68,7 @@ from .tables_at_head import (
 _DAYS = 24 * 3600 * 1_000_000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RequestOptions:
     """Who asks for a merge, and for how long.
 
@@ -87,7 +87,7 @@ class RequestOptions:
     clock: Clock = SYSTEM_CLOCK
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LateFilter:
     """Which late rows to request; an empty field selects all.
 
@@ -107,7 +107,7 @@ class LateFilter:
     skip_rejected: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RowRepair:
     """How dead letters are corrected.
 

@@ -40,7 +40,7 @@ _STATE_SCHEMA = pa.schema({"key": pa.string(), "state": pa.string(), "seen": pa.
 _NOT_DETERMINISTIC = "not deterministic: a second run over the same rows came out differently"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Reducer:
     """All that is needed to run a reducer, JSON-ready.
 
@@ -84,7 +84,7 @@ class DispatchedRow:
     value: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class FoldFailure:
     """The row at which a reducer stopped, and why."""
 
@@ -306,7 +306,7 @@ def _apply_aggregate(kind: str, before: Any, value: Any) -> Any:
 # A reducer over one Arrow batch: rows in, one Arrow table per destination out.
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class FoldedBatch:
     """The result of a batch, as Arrow tables.
 

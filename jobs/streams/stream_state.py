@@ -83,7 +83,7 @@ class AttachmentState:
         return f"{name}-{self.since}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CollectedRequest:
     """A splice request while its rows are being collected.
 
@@ -100,7 +100,7 @@ class CollectedRequest:
     merged: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DispatchState:
     """The state of all streams, attachments and requests."""
 
