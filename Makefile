@@ -119,6 +119,10 @@ bench-seal: venv ## how long a seal takes against a local MinIO (p50, p95), and 
 bench-cli: venv java ## how long status, tables, row, list and validate take, median of five, with the load
 	$(BIN)/python -m tests.bench.cli $(ARGS)
 
+.PHONY: bench-page
+bench-page: venv ## seconds and bytes of the Streams page's answers with 50 streams and 10,000 epochs, with the load
+	$(BIN)/python -m tests.bench.page $(ARGS)
+
 .PHONY: bench-recovery
 bench-recovery: venv ## from a driver's start to its first survey, against 10 MB to 1 GB of state and 10 to 10,000 epochs
 	$(BIN)/python -m tests.checkpoints.bench_recovery $(ARGS)

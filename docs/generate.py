@@ -1,6 +1,6 @@
-"""Writes the reference pages that follow from the code: docs/options.md and docs/errors.md.
+"""Writes the reference pages that follow from the code: options, errors, and output of commands.
 
-`python docs/generate.py` writes both pages; with ``--check`` it only says which are out of date.
+`python docs/generate.py` writes the pages; with ``--check`` it only says which are out of date.
 """
 
 from __future__ import annotations
@@ -261,7 +261,17 @@ def render_errors() -> str:
 def write_pages(*, check: bool) -> list[str]:
     """Write the pages, or only compare them; return the names of those that were out of date."""
     stale = []
-    for name, text in (("options.md", render_options()), ("errors.md", render_errors())):
+    # The folder is no package, and this file is also run as a script.
+    sys.path.insert(0, str(_PAGES.parent))
+    from docs.command_output import build_schema, render_page
+
+    pages = {
+        "options.md": render_options(),
+        "errors.md": render_errors(),
+        "command-output.md": render_page(),
+        "command-output.json": json.dumps(build_schema(), indent=1) + "\n",
+    }
+    for name, text in pages.items():
         page = _PAGES / name
         if not page.exists() or page.read_text(encoding="utf-8") != text:
             stale.append(name)

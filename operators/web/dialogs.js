@@ -68,8 +68,9 @@ export function stopStream(s) {
 /** What the newest driver wrote, and what the class of its error means. */
 export async function explain(s) {
   const error = s.error || {}, out = h("div", {"aria-live": "polite"}, h("p", {class: "soft"}, "Reading the driver's log…"));
+  const place = /[^\s:]+\.ya?ml:\d+/.exec(error.message);
   const meaning = {transient: "The environment failed. The driver and Airflow try again.", fenced: "Another driver took over. The stream goes on there.", poison: "The data or the logic failed, and would fail again in the same way. A person has to act.", configuration: "The spec, a name or a credential is wrong. A person has to correct it."}[error.class];
-  show(`Why ${s.pipeline} failed`, error.message ? h("dl", {class: "pairs"}, [["What", error.message], error.code ? ["Code", h("a", {href: `errors#${error.code}`, target: "_blank"}, code(error.code))] : null, error.class ? ["Class", `${error.class}. ${meaning}`] : null, ["Kept", error.kept || "everything sealed so far"], ["Next", error.advice || "read the log below"]].filter(Boolean)
+  show(`Why ${s.pipeline} failed`, error.message ? h("dl", {class: "pairs"}, [["What", error.message], error.code ? ["Code", h("a", {href: `errors#${error.code}`, target: "_blank"}, code(error.code))] : null, error.class ? ["Class", `${error.class}. ${meaning}`] : null, ["Kept", error.kept || "everything sealed so far"], place ? ["Line of the spec", code(place[0])] : null, ["Next", error.advice || "read the log below"]].filter(Boolean)
     .map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)))) : h("p", {}, "The driver has not said why."),
     h("p", {}, airflow(`/dags/${s.dag_id}`, "Runs in Airflow"), s.spark_ui ? [", ", h("a", {href: s.spark_ui, target: "_blank", rel: "noreferrer"}, "Spark UI of the driver")] : ". Drivers have a Spark UI if the spec sets spark.conf: spark.ui.enabled; epochs and their steps are under Throughput."),
     h("h3", {}, "End of the driver's log"), out, h("div", {class: "buttons"}, cancel("Close")));

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from docs.command_output import forbid_unknown_fields
+from jsonschema import Draft202012Validator
 from typer.testing import CliRunner
 
 from tidegate.checkpoints.bucket_layout import CheckpointId, generate_attempt_id
@@ -39,13 +42,28 @@ class Said:
 
     @property
     def data(self) -> Any:
-        """The data of the envelope, whose shape is checked on the way."""
+        """The data of the envelope, which is compared with its JSON Schema on the way."""
         envelope = json.loads(self.out)
         assert set(envelope) == {"schema_version", "kind", "data"}
+        refuse_undocumented(envelope)
         return envelope["data"]
 
 
 Cli = Callable[..., Said]
+
+
+@cache
+def _open_schema() -> Draft202012Validator:
+    page = Path(__file__).parents[2] / "docs" / "command-output.json"
+    return Draft202012Validator(forbid_unknown_fields(json.loads(page.read_text())))
+
+
+def refuse_undocumented(envelope: dict[str, Any]) -> None:
+    """Fail for an envelope that differs from docs/command-output.json, or has more fields."""
+    faults = [
+        f"{fault.json_path}: {fault.message}" for fault in _open_schema().iter_errors(envelope)
+    ]
+    assert faults == []
 
 
 @pytest.fixture

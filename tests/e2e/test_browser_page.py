@@ -458,6 +458,9 @@ def test_a_failed_stream_tells_all_in_one_place(show: Open, site: Site) -> None:
     page.get_by_role("button", name="Error, log and run").click()
     dialog = page.get_by_role("dialog", name="Why meters failed")
     expect(dialog).to_contain_text("mend the object")
+    expect(dialog.locator("div", has_text="Line of the spec").locator("code").last).to_have_text(
+        "/specs/meters.yaml:12"
+    )
     expect(dialog.get_by_label("Log of attempt 20260101-a")).to_contain_text("last line")
 
 

@@ -344,7 +344,7 @@ def gallery(store: Store, length: int = 90) -> History:
     drove(store, "meters")
     meters.wanted(DesiredState.RUN)
     error = {
-        "message": "row 17 of inbox/north/a.parquet: value is not a number",
+        "message": "/specs/meters.yaml:12: sources.north.rules: row 17 of inbox/north/a.parquet",
         "advice": "mend the object, then start the stream again",
     }
     meters.says("failed", error=error)
