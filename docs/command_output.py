@@ -401,7 +401,7 @@ def build_schema() -> Json:
     ]
     schema = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "What tidegate's commands print with --json",
+        "description": "What tidegate's commands print with --json",
         "type": "object",
         "required": ["schema_version", "kind", "data"],
         "properties": {
@@ -415,6 +415,10 @@ def build_schema() -> Json:
     for part in _list_objects(schema):
         if "properties" in part:
             part.pop("additionalProperties", None)
+        # How a model is made says nothing about what is printed.
+        if isinstance(part.get("title"), str) and ("type" in part or "anyOf" in part):
+            part.pop("title")
+        part.pop("default", None)
     return schema
 
 
