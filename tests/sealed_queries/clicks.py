@@ -20,19 +20,28 @@ def read_counts(out: Path) -> list[tuple[object, ...]]:
         return sorted(db.execute("SELECT batch, minute, page, clicks FROM counts"))
 
 
-def read_files(out: Path) -> dict[int, list[str]]:
-    """Batch -> rows of the file sink, by its log, whose compacted entries are left out."""
-    found: dict[int, list[str]] = {}
+def read_files(out: Path) -> list[list[str]]:
+    """The rows of each file of the file sink, as a reader of its log sees them; sorted.
+
+    A batch of the examples writes one file. Spark deletes entries of the log once they are
+    compacted, so the batches do not have numbers here.
+    """
     log = out / "enriched" / "_spark_metadata"
-    for entry in log.iterdir():
-        if not entry.name.isdigit():
-            continue
-        rows: list[str] = []
+    entries = [path for path in log.iterdir() if path.name[0].isdigit()]
+    compacted = [path for path in entries if path.suffix == ".compact"]
+    newest = max(compacted, key=_get_number, default=None)
+    first = -1 if newest is None else _get_number(newest)
+    later = [path for path in entries if _get_number(path) > first]
+    found = []
+    for entry in [*([newest] if newest else []), *later]:
         for line in entry.read_text().splitlines()[1:]:
             table = pq.read_table(json.loads(line)["path"].removeprefix("file://"))
-            rows += [repr(row) for row in table.to_pylist()]
-        found[int(entry.name)] = sorted(rows)
-    return found
+            found.append(sorted(repr(row) for row in table.to_pylist()))
+    return sorted(found)
+
+
+def _get_number(entry: Path) -> int:
+    return int(entry.name.partition(".")[0])
 
 
 def write_clicks(folder: Path, files: int, rows: int = 60, seed: int = 7) -> None:
