@@ -361,13 +361,19 @@ def diff_checkpoints(left: Manifest, right: Manifest) -> CheckpointDiff:
 def _list_comparable_facts(manifest: Manifest) -> dict[str, JsonObject]:
     batch = BatchNotes.from_manifest(manifest)
     return {
-        "positions": _extract_positions(manifest.cut),
+        # The end of each slice where the cut has one, else the whole entry.
+        "positions": {
+            member: part["end"] if isinstance(part, dict) and "end" in part else part
+            for member, part in manifest.cut.items()
+        },
         "decider": _flatten_tree(manifest.decider),
         # The objects of a job hold files of Spark; its rows are in Spark's reports.
         "state": {name: at.state_rows for name, at in batch.queries.items()}
         if batch
         else _sum_rows_by_kind(manifest.segments),
-        "tables": {table: _sum_file_rows(files) for table, files in manifest.files.items()},
+        "tables": {
+            table: sum(file.rows for file in files) for table, files in manifest.files.items()
+        },
     }
 
 
@@ -385,14 +391,6 @@ def _pair_differences(left: JsonObject, right: JsonObject) -> dict[str, Differin
     }
 
 
-def _extract_positions(cut: JsonObject) -> JsonObject:
-    """The end of each slice where the cut has one, else the whole entry."""
-    return {
-        member: part["end"] if isinstance(part, dict) and "end" in part else part
-        for member, part in cut.items()
-    }
-
-
 def _flatten_tree(tree: JsonObject, prefix: str = "") -> JsonObject:
     """Nested dictionaries as dotted names."""
     flat: JsonObject = {}
@@ -403,10 +401,6 @@ def _flatten_tree(tree: JsonObject, prefix: str = "") -> JsonObject:
             else {prefix + name: value}
         )
     return flat
-
-
-def _sum_file_rows(files: list[FileRef]) -> int:
-    return sum(file.rows for file in files)
 
 
 def _sum_rows_by_kind(files: list[FileRef]) -> dict[str, int]:

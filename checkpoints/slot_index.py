@@ -16,6 +16,8 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 
+from tidegate.json_types import JsonObject
+
 from .bucket_layout import CheckpointId
 from .canonical_json import canonical_bytes
 from .errors import DOCUMENT_CONTENDED
@@ -83,7 +85,7 @@ class SlotSummary(FrozenModel):
     def from_slot(cls, filled: SlotContents) -> SlotSummary:
         """Summarise the contents of a slot."""
         record = filled.record
-        facts: dict[str, Any] = {
+        facts: JsonObject = {
             "kind": record.kind,
             "timeline": record.timeline,
             "slot": record.slot,
@@ -97,7 +99,7 @@ class SlotSummary(FrozenModel):
         return cls(**facts, **(_summarize_epoch(record) if isinstance(record, Manifest) else {}))
 
 
-def _summarize_epoch(manifest: Manifest) -> dict[str, Any]:
+def _summarize_epoch(manifest: Manifest) -> JsonObject:
     files, counters = manifest.all_files(), manifest.counters
     return {
         "recorded_now": manifest.recorded_now,

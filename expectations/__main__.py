@@ -13,7 +13,8 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+
+from tidegate.json_types import JsonObject
 
 if __name__ == "__main__":
     # GX imports all of pyspark (2 s) when it is installed; no frame here is Spark's. Whoever
@@ -46,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if result["verdict"] == "fail" else 0
 
 
-def format_report(result: dict[str, Any], docs: str) -> str:
+def format_report(result: JsonObject, docs: str) -> str:
     """Return the result as text for people: the verdict, and every failed check with its values."""
     failed = result["failed"]
     lines = [
@@ -66,7 +67,7 @@ def format_report(result: dict[str, Any], docs: str) -> str:
     return "\n".join(lines)
 
 
-def _format_row(row: dict[str, Any]) -> str:
+def _format_row(row: JsonObject) -> str:
     return ", ".join(f"{name} {value}" for name, value in row.items() if value not in (None, []))
 
 

@@ -183,7 +183,7 @@ def _list_suite_files(folder: Traversable) -> list[Traversable]:
 def _load_suite(file: Traversable, spec: PipelineSpec | JobSpec | None = None) -> Suite:
     """Load one file; with a spec, its tables and columns have to exist in the pipeline."""
     try:
-        raw = YAML(typ="rt").load(file.read_text(encoding="utf-8"))
+        raw = YAML(typ="rt").load(file.read_text("utf-8"))
         suite = Suite.model_validate(to_plain_value(raw))
         mistakes = _list_unknown_names(spec, suite) if spec else []
         for check in suite.checks:

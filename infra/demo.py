@@ -24,7 +24,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -38,6 +37,7 @@ from tidegate.errors import TidegateError
 from tidegate.jobs.sinks.exactness_audit import ExactnessReport, audit_exactness, list_sealed_epochs
 from tidegate.jobs.sinks.published_tables import read_table
 from tidegate.jobs.spec.loader import load_spec
+from tidegate.json_types import JsonObject
 
 from .errors import (
     DEMO_IMPORT_ERRORS,
@@ -96,7 +96,7 @@ class _Demo:
             os.environ |= self.stack.environment()
             self.store = open_store(self.stack.store_url)
             self.api = self.stack.airflow_api()
-            self.spec = load_spec(self._spec_file())
+            self.spec = load_spec(self.stack.settings.dags / "pipelines" / f"{DEMO_PIPELINE}.yaml")
             self.log = SlotLog(self.store, DEMO_PIPELINE)
             self._start_stream()
             self._kill_half_way()
@@ -129,9 +129,6 @@ class _Demo:
             self.stack.down(lambda _line: None)
         for name in ("minio-data", "drivers", "catalog", "work"):
             shutil.rmtree(self.stack.home / name, ignore_errors=True)
-
-    def _spec_file(self) -> Path:
-        return self.stack.settings.dags / "pipelines" / f"{DEMO_PIPELINE}.yaml"
 
     def _start_stream(self) -> None:
         """Airflow launches the job; the feed begins once it runs."""
@@ -281,7 +278,7 @@ class _Demo:
     def _feed_seconds(self) -> float:
         return 24 * (self.flights.days + 1) * self.pace * 2 + _PHASE_TIMEOUT
 
-    def driver_status(self) -> dict[str, Any]:
+    def driver_status(self) -> JsonObject:
         """The driver's status as it lies in the bucket; empty before the first."""
         found = read_status(self.store, DEMO_PIPELINE)
         return {**found.body, "token": found.token} if found else {}
@@ -351,7 +348,7 @@ class DemoResults:
     recovered_from: str = ""
     restored_to: str = ""
     stream: str = ""
-    quality: dict[str, Any] = field(default_factory=dict)
+    quality: JsonObject = field(default_factory=dict)
     exactness: ExactnessReport = field(default_factory=ExactnessReport)
     epochs: list[Manifest] = field(default_factory=list)
 

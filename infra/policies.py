@@ -21,11 +21,12 @@ import json
 import sys
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import typer
 
 from tidegate.errors import ConfigurationError
+from tidegate.json_types import JsonObject
 
 from .errors import LANDER_WITHOUT_INPUT
 
@@ -63,7 +64,7 @@ class Role(StrEnum):
 
 def build_policy(
     role: Role, bucket: str, pipeline: str, *, prefix: str = "", inputs: Sequence[str] = ()
-) -> dict[str, Any]:
+) -> JsonObject:
     """Return the policy of a role for one pipeline, as JSON-ready data.
 
     Args:
@@ -167,7 +168,7 @@ def _match_below(prefixes: Sequence[str]) -> list[str]:
     return [f"{prefix}*" for prefix in prefixes]
 
 
-def _allow_actions(actions: Sequence[str], *resources: str) -> dict[str, Any]:
+def _allow_actions(actions: Sequence[str], *resources: str) -> JsonObject:
     """Return the statement of a policy that allows actions on resources."""
     return {"Effect": "Allow", "Action": list(actions), "Resource": list(resources)}
 

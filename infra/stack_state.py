@@ -63,7 +63,7 @@ class StackState:
             ConfigurationError: the file is not a stack's state.
         """
         try:
-            data = json.loads(file.read_text(encoding="utf-8"))
+            data = json.loads(file.read_text("utf-8"))
             if data.pop("format") != _STATE_FORMAT or "processes" not in data:
                 raise ValueError(f"format {_STATE_FORMAT} expected")
             state = TypeAdapter(cls).validate_python(data)

@@ -25,6 +25,7 @@ from tidegate.errors import ConfigurationError
 from tidegate.jobs.spec.job_spec import JobSpec
 from tidegate.jobs.spec.loader import load_any_spec
 from tidegate.jobs.spec.operations import SubmitSpec
+from tidegate.json_types import JsonObject
 
 from .store_access import StoreAccess, build_child_environment, get_tidegate_home
 
@@ -81,12 +82,12 @@ class LaunchedDriver:
         """Whether the driver may still run. Never False without proof."""
         return self.read_exit_code() is None and not self.leader.is_proven_dead()
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         """Return JSON-ready data, for triggers."""
         return {**asdict(self), "leader": self.leader.model_dump()}
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> LaunchedDriver:
+    def from_dict(cls, data: JsonObject) -> LaunchedDriver:
         """Read the form of `as_dict`."""
         return cls(**{**data, "leader": ProcessIdentity.model_validate(data["leader"])})
 
@@ -196,7 +197,7 @@ def start_detached(
 def read_launch_record(path: Path) -> LaunchedDriver | None:
     """Read what `start_detached` noted; None if the file is half written or not such a record."""
     with suppress(OSError, ValueError, KeyError, TypeError):
-        return LaunchedDriver.from_dict(json.loads(path.read_text(encoding="utf-8")))
+        return LaunchedDriver.from_dict(json.loads(path.read_text("utf-8")))
     return None
 
 

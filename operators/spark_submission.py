@@ -111,7 +111,7 @@ def submit_driver(stem: Path, options: SubmitSpec, spec: Path, driver_arguments:
             "properties_file": _write_private_properties(stem, cluster, pipeline, environment),
         }
     app = stem.with_suffix(".app.py")
-    app.write_text(_APP_SOURCE, encoding="utf-8")
+    app.write_text(_APP_SOURCE, "utf-8")
     environment["PATH"] = _list_program_folders(environment)
     try:
         hook = SparkSubmitHook(
@@ -179,7 +179,7 @@ def _write_private_properties(
     handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(handle, "w", encoding="utf-8") as output:
         if defaults.is_file():
-            output.write(defaults.read_text(encoding="utf-8") + "\n")
+            output.write(defaults.read_text("utf-8") + "\n")
         output.writelines(
             f"{_DRIVER_ENV_PREFIXES[cluster]}{name} {_escape_property(value)}\n"
             for name, value in _select_driver_environment(pipeline, environment).items()

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tidegate.checkpoints.row_counts import RowCounts
 from tidegate.errors import ConfigurationError
+from tidegate.json_types import JsonObject
 
 from . import arguments, output
 from .arguments import JsonOption, PipelineArgument, StoreOption
@@ -46,7 +47,7 @@ def validate_specs(
     from tidegate.jobs.spec.job_spec import JobSpec
     from tidegate.jobs.spec.loader import list_spec_warnings
 
-    reports: list[dict[str, Any]] = []
+    reports: list[JsonObject] = []
     # All of them are checked, so that one run in CI shows every mistake.
     for name in spec:
         try:
@@ -367,6 +368,6 @@ def _print_what_if(pipeline: str, report: WhatIfReport) -> None:
         )
 
 
-def _describe_idleness(course: dict[str, Any], source: str) -> str:
+def _describe_idleness(course: JsonObject, source: str) -> str:
     times, ticks = course["idle"].get(source, 0), course["idle_us"].get(source, 0)
     return f"{times} times, {_format_lag(ticks)}" if times or ticks else "never"

@@ -378,7 +378,7 @@ def _read_corrections(values: list[str], path: Path | None) -> RowRepair:
     pairs = [value.partition("=") for value in values]
     rows: dict[tuple[str, str, int], Mapping[str, str]] = {}
     try:
-        for line in path.read_text(encoding="utf-8").splitlines() if path else ():
+        for line in path.read_text("utf-8").splitlines() if path else ():
             row: JsonObject = json.loads(line)
             identity = str(row.pop("_source")), str(row.pop("_partition")), int(row.pop("_seq"))
             # The identity columns were taken out: what remains are corrections.

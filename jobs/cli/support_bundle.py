@@ -26,6 +26,7 @@ from urllib.parse import quote, quote_plus, unquote
 import typer
 
 from tidegate.errors import TidegateError
+from tidegate.json_types import JsonObject
 
 from . import arguments, output
 from .arguments import SpecArgument, StoreOption
@@ -255,7 +256,7 @@ def _collect_logs(log: SlotLog, masker: SecretMasker) -> Iterator[tuple[str, str
         yield entry.key, masker.mask_text(text)
 
 
-def _collect_versions() -> dict[str, Any]:
+def _collect_versions() -> JsonObject:
     from importlib.metadata import distributions
 
     from tidegate import __version__
@@ -277,7 +278,7 @@ def _collect_versions() -> dict[str, Any]:
     }
 
 
-def _collect_environment(environment: Mapping[str, str], masker: SecretMasker) -> dict[str, Any]:
+def _collect_environment(environment: Mapping[str, str], masker: SecretMasker) -> JsonObject:
     """Settings of tidegate and of what it runs on; of all other variables not even the names."""
     ours: Iterable[str] = sorted(name for name in environment if name.startswith(_SETTING_PREFIXES))
     return {name: masker.mask_document(environment[name], name) for name in ours}

@@ -75,7 +75,7 @@ def build_class_archive(again: bool = False) -> tuple[Path, bool]:
     with TemporaryDirectory(dir=archive.parent) as folder:
         made = Path(folder, "made.jsa")
         spec = Path(folder, "warm.yaml")
-        spec.write_text(_WARMUP_SPEC, encoding="utf-8")
+        spec.write_text(_WARMUP_SPEC, "utf-8")
         _write_warmup_feed(Path(folder, "store"))
         output = _run_warmup_driver(
             [str(spec), "--store", f"{folder}/store"],

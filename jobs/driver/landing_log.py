@@ -392,7 +392,9 @@ def start_landing_query(
     options = source.landing
     assert options is not None  # noqa: S101 - the caller lands only sources with a landing
     try:
-        expressions = _make_select_expressions(source, options)
+        expressions = [
+            f"{options.columns.get(name, f'`{name}`')} AS `{name}`" for name in source.columns
+        ]
         rows = _load_landing_stream(session, options).selectExpr(*expressions)
     except (AnalysisException, IllegalArgumentException) as error:
         text = get_first_line(error)
@@ -421,10 +423,6 @@ def bound_batch_size(options: LandingOptions) -> Mapping[str, str]:
     if not name or name.lower() in map(str.lower, options.options):
         return options.options
     return {name: bound, **options.options}
-
-
-def _make_select_expressions(source: SourceSpec, options: LandingOptions) -> list[str]:
-    return [f"{options.columns.get(name, f'`{name}`')} AS `{name}`" for name in source.columns]
 
 
 def _make_batch_writer(landing: LandingLog) -> Any:

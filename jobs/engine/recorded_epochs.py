@@ -26,6 +26,7 @@ from tidegate.jobs.eventtime.decision_types import (
 )
 from tidegate.jobs.eventtime.pipeline_clock import read_pipeline_time
 from tidegate.jobs.spec.pipeline import PipelineSpec
+from tidegate.json_types import JsonObject
 
 from .errors import NO_OWN_SPEC
 from .interfaces import Cut, Slice
@@ -48,7 +49,7 @@ class RecordedEpoch:
     continues: bool = False
 
     @property
-    def state_before(self) -> dict[str, Any]:
+    def state_before(self) -> JsonObject:
         """The decider's state that the epoch started from."""
         return self.parent.decider if self.parent else create_initial_state(self.spec)
 
@@ -141,7 +142,7 @@ class RecordedEpoch:
         return tuple(sorted(name for name in one if one[name] != other.get(name)))
 
 
-def _normalize_decision(decision: dict[str, Any]) -> Any:
+def _normalize_decision(decision: JsonObject) -> Any:
     # Members are judged one after the other; their order says nothing.
     recorded = sorted(decision["recorded"], key=canonical_bytes)
     return parse_json(canonical_bytes({**decision, "recorded": recorded}))

@@ -20,6 +20,7 @@ from tidegate.jobs.eventtime.decision_types import Decision, MemberSurvey, Relea
 from tidegate.jobs.spec.event_time_options import LatePolicy
 from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
 from tidegate.jobs.spec.window_specs import WindowKind, WindowSpec
+from tidegate.json_types import JsonObject
 from tidegate.time_units import TICK_MAX, TICK_MIN, parse_duration, saturate_ticks
 
 from .errors import (
@@ -138,7 +139,7 @@ class Course:
             before = self.late.get(one.member.source, (0, 0))
             self.late[one.member.source] = (before[0] + least, before[1] + greatest)
 
-    def to_record(self, read: Mapping[str, int]) -> dict[str, Any]:
+    def to_record(self, read: Mapping[str, int]) -> JsonObject:
         """Return the JSON-ready form; durations are in ticks.
 
         Args:
@@ -198,7 +199,7 @@ class WhatIfReport:
         """Whether every decision came out as it was sealed when the recorded options were used."""
         return not self.not_reproduced
 
-    def to_record(self) -> dict[str, Any]:
+    def to_record(self) -> JsonObject:
         """Return the JSON-ready form, with at most 400 of the points, the newest among them.
 
         A frontier that is not known yet, or +inf, is None.

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NotRequired, TypedDict
 
 from tidegate.jobs.spec.event_time_options import BarrierOptions
+from tidegate.json_types import JsonObject
 
 from .decision_types import (
     BarrierHealth,
@@ -69,7 +70,7 @@ class MissedBarrier(TypedDict):
     id: int
     types: list[str]
     time: int
-    health: dict[str, Any]
+    health: JsonObject
     ignored: NotRequired[bool]
 
 
@@ -143,7 +144,7 @@ class Barriers:
             data.get("cancelled"),
         )
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return the JSON-ready state; it shares its lists with this object."""
         names = ("section", "open", "missed", "last_id", "latest", "last_closed", "aborted")
         state = {name: getattr(self, name) for name in names}

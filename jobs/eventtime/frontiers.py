@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, TypedDict
+from typing import Final, Literal, TypedDict
 
 from tidegate.jobs.spec.event_time_options import CoalesceOptions, FrontierOptions, WallClockOptions
+from tidegate.json_types import JsonObject
 from tidegate.time_units import TICK_MAX, TICK_MIN, saturate_ticks
 
 from .decision_types import MemberStatus
@@ -59,13 +60,13 @@ class Coalescer:
     joined: bool = False
 
     @classmethod
-    def from_dict(cls, options: CoalesceOptions, data: dict[str, Any]) -> Coalescer:
+    def from_dict(cls, options: CoalesceOptions, data: JsonObject) -> Coalescer:
         """Read the form of `to_dict`, with `regress` ``ignore``; signals do not change the dict."""
         return cls(
             options, "ignore", dict(data["inputs"]), data["value"], data["status"], data["joined"]
         )
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return the JSON-ready state; it shares `inputs` with this object."""
         return {
             "inputs": self.inputs,

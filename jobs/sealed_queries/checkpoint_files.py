@@ -113,7 +113,7 @@ def read_offsets(folder: Path, batch: int) -> list[Any]:
         ConfigurationError: a newer Spark wrote the log in a format that this version cannot read.
     """
     path = folder / "offsets" / str(batch)
-    version, _, *lines = path.read_text(encoding="utf-8").splitlines()
+    version, _, *lines = path.read_text("utf-8").splitlines()
     if version != "v1":
         raise UNKNOWN_CHECKPOINT_FORMAT(path=path, version=version)
     return [None if line == "-" else json.loads(line) for line in lines]
@@ -122,7 +122,7 @@ def read_offsets(folder: Path, batch: int) -> list[Any]:
 def read_query_id(folder: Path) -> str | None:
     """Return Spark's id of the query; None before its first start."""
     try:
-        return str(json.loads((folder / "metadata").read_text(encoding="utf-8"))["id"])
+        return str(json.loads((folder / "metadata").read_text("utf-8"))["id"])
     except (OSError, ValueError, KeyError):
         return None
 

@@ -452,7 +452,7 @@ class JobSession:
         marker = old / _ADOPTED_FILE
         with contextlib.suppress(FileExistsError), marker.open("x", encoding="utf-8") as file:
             file.write(owner)
-        if (taken := marker.read_text(encoding="utf-8")) != owner:
+        if (taken := marker.read_text("utf-8")) != owner:
             fields = {"query": name, "location": old, "owner": taken, "marker": marker}
             raise CHECKPOINT_TAKEN(pipeline=self._spec.name, **fields)
         # Under another name until it is whole: a crash must not leave a part of a checkpoint.

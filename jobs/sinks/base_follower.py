@@ -27,6 +27,7 @@ from tidegate.errors import ErrorDefinition, TidegateError
 from tidegate.jobs.engine.parquet_objects import read_parquet_object
 from tidegate.jobs.spec.operations import SinkSpec
 from tidegate.jobs.spec.pipeline import CHECKPOINTS, PipelineSpec
+from tidegate.json_types import JsonObject
 
 from .errors import (
     CONTENDED,
@@ -221,7 +222,7 @@ class SlotFollower(ABC):
             if file.rows:
                 yield read_parquet_object(self.store, file.key)
 
-    def describe_epoch(self, epoch: Manifest) -> dict[str, Any]:
+    def describe_epoch(self, epoch: Manifest) -> JsonObject:
         """Return the fields by which receivers recognise an epoch."""
         return {
             "pipeline": self.spec.name,
@@ -230,7 +231,7 @@ class SlotFollower(ABC):
             "epoch": epoch.slot,
         }
 
-    def describe_restore(self, after: FollowerPosition, lineage: CurrentLineage) -> dict[str, Any]:
+    def describe_restore(self, after: FollowerPosition, lineage: CurrentLineage) -> JsonObject:
         """Return what tells receivers which epochs count: those on the new timeline's lineage.
 
         See `docs/decisions/0053-rewind-notices-carry-the-lineage.md`.

@@ -55,7 +55,7 @@ def load_any_spec(path: str | Path) -> PipelineSpec | JobSpec:
     """
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text("utf-8")
     except OSError as error:
         raise SPEC_UNREADABLE(path=path, reason=error.strerror or error) from error
     except UnicodeDecodeError as error:
@@ -118,7 +118,7 @@ def locate_mistakes(path: Path, mistakes: Sequence[tuple[Location, str]]) -> Con
 
     The file is read again, to find the lines. `mistakes` are those of `format_findings`.
     """
-    raw = YAML(typ="rt").load(path.read_text(encoding="utf-8"))
+    raw = YAML(typ="rt").load(path.read_text("utf-8"))
     findings = format_findings(str(path), raw, mistakes)
     return _invalid_spec_error(str(path), findings, pipeline=raw["name"])
 

@@ -321,7 +321,7 @@ def render_html(request: SpliceRequest, impact: Impact) -> str:
     # Only this page needs the library.
     import jinja2
 
-    page = (resources.files("tidegate.jobs.splice") / "impact.html").read_text(encoding="utf-8")
+    page = (resources.files("tidegate.jobs.splice") / "impact.html").read_text("utf-8")
     template = jinja2.Environment(autoescape=True).from_string(page)
     # One time axis for all charts, so that they can be compared.
     changes = {table.table: _list_change_times(table) for table in impact.tables}
