@@ -142,6 +142,19 @@ def test_put_copies_files_to_the_sources_once(cli: Cli, shops: Path, tmp_path: P
     assert cli("put", "shops", "new.csv", "--source", "web").exit_code == 0
 
 
+def test_put_copies_into_a_folder_that_is_named_by_its_full_path(
+    cli: Cli, shops: Path, tmp_path: Path
+) -> None:
+    """Files of a source outside the store go where the source reads, not into the store."""
+    cli("init", "shops", "--inbox")
+    spec = tmp_path / "shops.yaml"
+    home = tmp_path / "elsewhere"
+    home.mkdir()
+    spec.write_text(spec.read_text().replace("inbox/shops/web/", f"{home}/"))
+    assert cli("put", "shops", "shops/web", "--json").data == {"web": ["0001.csv", "0002.csv"]}
+    assert (home / "0001.csv").read_text() == (shops / "web/0001.csv").read_text()
+
+
 @pytest.mark.slow
 @pytest.mark.e2e
 @pytest.mark.filterwarnings("ignore")  # Spark's own sockets
