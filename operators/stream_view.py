@@ -88,7 +88,7 @@ _SHOWN_OF_CHECKPOINT = {
 
 T = TypeVar("T")
 _Position = tuple[int, int]  # timeline and slot
-_SeenEpoch = tuple[JsonObject, SlotSummary, LatenessSketches]
+_SeenEpoch = tuple[JsonObject, LatenessSketches]
 
 
 def build_unknown_row(pipeline: str, error: TidegateError, **dag: Any) -> JsonObject:
@@ -387,7 +387,7 @@ class StreamView:
         summary = self._read_shared("summary", lambda: self._read_summary(head))
         return {
             **summary,
-            "lateness": build_lateness_charts(epoch[2] for epoch in seen if epoch),
+            "lateness": build_lateness_charts(epoch[1] for epoch in seen if epoch),
             "barriers": self._barrier_history(head, recent),
             "graph": self._read_graph(head, summary),
             "open_barriers": self._read_open_barriers(head.record) if head.record else [],
@@ -526,17 +526,11 @@ class StreamView:
     # Checkpoints
 
     def _iterate_lineage(self, head: LogHead, last: int | None = None) -> Iterator[SlotSummary]:
-        """Epochs of the current lineage, newest first; not those after slot `last`.
+        """Slots of the current lineage, newest first; not those after slot `last`.
 
-        From memory as far as the charts reach, then from the index.
+        From the index: an epoch that the charts remember may have been retired since.
         """
-        oldest = max(1, head.slot - CHART_POINTS + 1)
-        last = head.slot if last is None else last
-        for point in reversed(self._recent_points(head) if last >= oldest else []):
-            seen = self._seen[point["timeline"], point["slot"]]
-            if seen is not None and point["slot"] <= last:
-                yield seen[1]
-        newest = min(oldest - 1, last)
+        newest = head.slot if last is None else last
         for segment in reversed(self._read_lineage(head)[0]):
             if segment.first <= newest:
                 for row in self._index.iterate_newest_first(segment.timeline, newest):
@@ -575,7 +569,7 @@ def _summarize_epoch(slot: SlotContents | None) -> _SeenEpoch | None:
     if slot is None or not isinstance(slot.record, Manifest):
         return None
     manifest = slot.record
-    return build_epoch_point(manifest), SlotSummary.from_slot(slot), read_sketches(manifest)
+    return build_epoch_point(manifest), read_sketches(manifest)
 
 
 def _add_findings(row: JsonObject) -> JsonObject:

@@ -185,6 +185,20 @@ def test_a_row_says_what_speaks_for_and_against_a_checkpoint(store: MemoryStore)
     assert (rows[6]["healthy"], rows[6]["restorable"], rows[6]["bytes"]) == (False, True, 311_000)
 
 
+def test_an_epoch_that_retires_while_the_page_is_open_is_no_longer_offered(
+    store: MemoryStore,
+) -> None:
+    """The charts remember epochs; the table asks the index whether they are still there."""
+    history = History(store, "p")
+    history.extend(6, ago=100)
+    view = StreamView(store, "p", fresh=0.0)
+    view.detail()
+    assert [row["restorable"] for row in view.checkpoint_page()["rows"]] == [True] * 6
+    Retention(history.log, RetentionPolicy(keep_last=2, keep_for=0, grace=0), external=tuple).run()
+    offered = [row["slot"] for row in view.checkpoint_page()["rows"] if row["restorable"]]
+    assert offered == [6, 5]
+
+
 def test_the_newest_checkpoint_of_a_time_is_found(store: MemoryStore) -> None:
     """What was sealed later is not shown."""
     sealed = History(store, "p").extend(20, ago=100)

@@ -10,13 +10,14 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from tests.engine.harness import barrier, row, spec_of
+from tests.engine.harness import barrier, row
 from tests.oracle.memory_source import MemorySource
 from tests.servers.memory_store import MemoryStore
 from tests.simulation.basics import NEVER, PIPELINE, Violation
 from tests.simulation.catalog_model import Catalog, external_files
 from tests.simulation.protocol_trace import TraceJudge
 from tests.simulation.servers import Database, server_of
+from tests.simulation.shapes import MEMBERS, PLAIN, spec_for
 from tests.simulation.shell import drive, options_of
 from tests.simulation.storage import SimStore
 from tests.simulation.world import Process, SimClock, World
@@ -34,39 +35,6 @@ from tidegate.jobs.sinks.published_tables import find_published_slot, have_follo
 from tidegate.jobs.sinks.table_maintenance import compact_tables, delete_orphan_files
 from tidegate.jobs.spec.pipeline import CHECKPOINTS
 
-_SOURCE = {
-    "path": "inbox/x/",
-    "schema": {"t": "timestamp", "v": "long", "kind": "string", "n": "long"},
-    "event_time": "t",
-    "lag": "3s",
-    "barriers": {"kind": "kind", "types": ["cut"], "id": "n"},
-    "limits": {"rows": 4},
-}
-_SINKS: dict[str, dict[str, Any]] = {
-    "": {},
-    "postgres": {"kind": "postgres", "url": "postgresql://u@h/d", "windows": "upsert"},
-    "webhook": {"kind": "webhook", "url": "http://h/"},
-    "files": {"kind": "files", "path": "out", "format": "jsonl"},
-}
-SPECS = {
-    kind: spec_of(
-        sources={"a": _SOURCE, "b": _SOURCE},
-        checkpoint={
-            "on_bad_checkpoint": "fork",
-            "min_interval": "20ms",
-            "idle_interval": "400ms",
-            "maintain_every": "3s",
-            "retain": 2,
-            "retain_for": "1s",
-        },
-        # A tight limit for some: with 3 a driver that does not wait was not found in a minute.
-        outputs={"max_unpublished": 1 if sink else 3},
-        sinks={kind: sink} if sink else {},
-    )
-    for kind, sink in _SINKS.items()
-}
-SPEC = SPECS[""]
-KINDS = tuple(kind for kind in _SINKS if kind)
 PATIENCE = 8  # troubles in a row before a driver's process gives up
 
 
@@ -95,14 +63,15 @@ class WatchedLog(SlotLog):
 class Stage:
     """One schedule's parts: the world, its catalog, its sources, and who acts."""
 
-    def __init__(self, world: World, sink: str = "") -> None:
+    def __init__(self, world: World, sink: str = "", shape: str = PLAIN) -> None:
         self.world = world
         world.stage = self
-        self.spec = SPECS[sink]
+        world.note(f"the spec: {shape}, {sink or 'no'} sink")
+        self.shape, self.spec = shape, spec_for(shape, sink)
         self.server = server_of(self.spec, world)
         self.catalog = Catalog(world)
         world.judge = TraceJudge(self.spec.sinks)
-        self.sources = {name: MemorySource(name) for name in SPEC.sources}
+        self.sources = {name: MemorySource(name) for name in self.spec.sources}
         self.fed: dict[str, int] = dict.fromkeys(self.sources, 0)
         self.compacts = False
         self.rolling = False  # some drivers are of an older version
@@ -123,8 +92,26 @@ class Stage:
             ]
             if step == 1:
                 rows.insert(rng.randrange(len(rows) + 1), barrier(5 * step + 6, 1))
-            source.append(*rows)
+            source.append(*rows, partition=self._partition(source))
             self.fed[name] += len(rows)
+
+    def _partition(self, source: MemorySource) -> str:
+        """Where rows arrive: members come, and some end before the others."""
+        if self.shape != MEMBERS:
+            return "0"
+        rng = self.world.rng
+        open_ones = [m.partition for m in source.list_members() if m not in source._ended]
+        newest = str(len(source.list_members()))
+        chosen = rng.choice([*open_ones, newest])
+        if len(open_ones) > 1 and rng.random() < 0.2:
+            source.end(next(one for one in open_ones if one != chosen))
+        return chosen
+
+    def end_sources(self) -> None:
+        """No more rows will come."""
+        for source in self.sources.values():
+            for member in source.list_members():
+                source.end(member.partition)
 
     def feeder(self, steps: int) -> None:
         """Rows arrive while everyone is busy."""
@@ -133,8 +120,7 @@ class Stage:
             for step in range(steps):
                 self.feed(step)
                 if self.ends and step == steps - 1:
-                    for source in self.sources.values():
-                        source.end()
+                    self.end_sources()
                 self.world.pause(self.world.now + self.world.rng.choice((0.05, 0.5, 3.0)))
 
         self.world.spawn("feeder", self.world.process("feeder"), body, "feeder")
@@ -180,12 +166,12 @@ class Stage:
     def require_finished(self, head: LogHead) -> None:
         """A driver that says "finished" has sealed the last row, and published every epoch."""
         record = head.record
-        for name, source in self.sources.items():
-            (member,) = source.list_members()
-            rows = len(source._rows[member])
-            read = record.cut[str(member)]["end"] if record else 0
-            if read != rows:
-                raise Violation(f"finished, but {read} of {rows} rows of {name} are sealed")
+        for source in self.sources.values():
+            for member in source.list_members():
+                rows = len(source._rows[member])
+                read = record.cut[str(member)]["end"] if record and str(member) in record.cut else 0
+                if read != rows:
+                    raise Violation(f"finished, but {read} of {rows} rows of {member} are sealed")
         self.require_published(head, 0)
 
     def require_published(self, head: LogHead, limit: int) -> None:
@@ -315,6 +301,23 @@ class Stage:
                 retention.run()
             clock.sleep(self.world.rng.choice((0.1, 1.0, 5.0)))
         process.exited, process.alive = "done", False
+
+    def damager(self, name: str, *, delay: float = 0.0) -> None:
+        """A disk of the store that loses a state file of the newest epoch, or a part of it."""
+        process = self.world.process(name, 3)
+
+        def body() -> None:
+            bucket = self.world.bucket
+            newest = next(reversed(bucket.needs), "")
+            attempt = bucket.records[newest]["attempt"] if newest else ""
+            own = sorted(k for k in bucket.needs.get(newest, ()) if "/state/" in k and attempt in k)
+            if own:
+                self.world.lost.add(key := self.world.rng.choice(own))
+                self.world.note(f"{key} is damaged")
+                bucket.damage(key, left=self.world.rng.choice((None, 0.5)))
+            process.alive = False
+
+        self.world.spawn(name, process, body, "damager", delay)
 
     def compactor(self, name: str, *, host: int = 2, runs: int = 2, delay: float = 0.0) -> Process:
         """Maintenance of the tables.

@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 from unittest.mock import patch
 
 import pyarrow.parquet as pq
-from tests.oracle import mover, order_buffer, window_state
+from tests.oracle import glom, mover, order_buffer, window_state, zero_rows
 
 from tidegate.checkpoints import canonical_json, lease, manifest, shared_documents, slot_log
 from tidegate.checkpoints.canonical_json import sha256_of_bytes
@@ -88,7 +88,10 @@ def _write_rows(
 
 
 def _read_rows_of(store: Store, ref: FileRef) -> Rows:
-    return rows_of(store.get(ref.key).data)
+    data = store.get(ref.key).data
+    if len(data) != ref.bytes:
+        raise ValueError(f"{ref.key} is not a file of rows")  # as a reader of Parquet says
+    return rows_of(data)
 
 
 def _write_small(store: Store, key: str, rows: Rows) -> FileRef:
@@ -184,8 +187,14 @@ parsed: Callable[[bytes], Any] = _JSON
 record_of: Callable[..., manifest.SlotRecord] = _RECORD
 """The record in a slot's bytes."""
 _SHORTCUTS: tuple[tuple[object, str, object], ...] = (
-    *((module, "write_rows", _write_rows) for module in (mover, order_buffer, window_state)),
-    *((module, "read_rows_of", _read_rows_of) for module in (order_buffer, window_state)),
+    *(
+        (module, "write_rows", _write_rows)
+        for module in (glom, mover, order_buffer, window_state, zero_rows)
+    ),
+    *(
+        (module, "read_rows_of", _read_rows_of)
+        for module in (glom, order_buffer, window_state, zero_rows)
+    ),
     *((module, "write_parquet_once", _write_small) for module in (output_tables, iceberg_sink)),
     *(
         (mover, name, _Columns(getattr(mover, name)))

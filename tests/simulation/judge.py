@@ -8,10 +8,12 @@ from itertools import pairwise
 from typing import Any
 
 from tests.servers.memory_store import MemoryStore
-from tests.simulation.actors import SPEC, Stage
+from tests.simulation.actors import Stage
 from tests.simulation.basics import PIPELINE, Violation
 from tests.simulation.cheap import parsed, record_of, rows_of
+from tests.simulation.judge_rows import judge_epochs
 from tests.simulation.judge_sinks import judge_sink
+from tests.simulation.shapes import PLAIN
 from tests.simulation.storage import MERGED
 
 from tidegate.checkpoints.bucket_layout import LAST_SLOT, BucketLayout
@@ -19,7 +21,8 @@ from tidegate.checkpoints.manifest import Manifest, RetiredEpoch
 from tidegate.checkpoints.pins import RootsFile
 from tidegate.checkpoints.slot_log import LineageSegment, SlotLog
 from tidegate.jobs.sinks.lineage_position import read_published_cut
-from tidegate.jobs.spec.pipeline import CHECKPOINTS
+from tidegate.jobs.spec.event_time_options import ReleaseMode
+from tidegate.jobs.spec.pipeline import BUILT, CHECKPOINTS
 
 LAYOUT = BucketLayout(PIPELINE)
 
@@ -36,14 +39,17 @@ def judge(stage: Stage) -> None:
     _chained(stage, log)
     _restorable(stage)
     condemned = stage.world.judge.protocol.damaged
-    _require(not condemned or bool(stage.world.damaged), f"{set(condemned)} were never damaged")
+    damaged = bool(stage.world.damaged or stage.world.lost)
+    _require(not condemned or damaged, f"{set(condemned)} were never damaged")
     _pinned(stage, log)
     _answered(stage)
     _conserved(lineage)
     _tables_follow(stage, lineage, (head.timeline, head.slot))
+    _checkpoints_counted(stage, lineage)
     _barriers_are_cuts(stage, lineage)
     _readable(stage, log)
     judge_sink(stage, lineage, (head.timeline, head.slot))
+    judge_epochs(stage, lineage)
     _rows(stage, lineage)
 
 
@@ -105,6 +111,8 @@ def _restorable(stage: Stage) -> None:
             continue
         for file in [*record["segments"], *(f for fs in record["files"].values() for f in fs)]:
             data = objects.get(file["key"])
+            if file["key"] in stage.world.lost:
+                continue
             _require(
                 data is not None and len(data) == file["bytes"],
                 f"{key} cannot be restored: {file['key']} is damaged or gone",
@@ -155,9 +163,27 @@ def _conserved(lineage: list[Manifest]) -> None:
         _require(epoch.counters.is_conserved(), f"epoch {epoch.id} does not conserve")
 
 
+def _checkpoints_counted(stage: Stage, lineage: list[Manifest]) -> None:
+    """The table `checkpoints` counts what the log does."""
+    wanted = {
+        (e.timeline, e.slot): (
+            e.epoch_counters.read,
+            e.epoch_counters.released,
+            e.counters.retained,
+        )
+        for e in lineage
+    }
+    main = stage.catalog.tables[CHECKPOINTS].main if lineage else None
+    for file in main.files if main else ():
+        for row in rows_of(stage.world.bucket.written[file]):
+            counts = tuple(row[name] for name in ("rows_read", "rows_released", "rows_retained"))
+            where = row["_timeline"], row["_epoch"]
+            _require(wanted[where] == counts, f"checkpoints counts {counts} in {where}: {wanted}")
+
+
 def _tables_follow(stage: Stage, lineage: list[Manifest], head: tuple[int, int]) -> None:
     """Every table names the files of the lineage, each once, and no other."""
-    for table in SPEC.table_names:
+    for table in stage.spec.table_names:
         metadata = stage.catalog.tables.get(table)
         if table == CHECKPOINTS:
             wanted = [f"{LAYOUT.table_prefix(table, e.id)}publisher.parquet" for e in lineage]
@@ -186,7 +212,7 @@ def _barriers_are_cuts(stage: Stage, lineage: list[Manifest]) -> None:
         f"barrier-{barrier['id']}": epoch.slot
         for epoch in lineage
         for barrier in epoch.barriers
-        if barrier["outcome"] == "complete"
+        if barrier["outcome"] == "complete" and stage.spec.barriers.alignment == "block"
     }
     for table, metadata in stage.catalog.tables.items():
         tags = {n: s for n, s in metadata.tags.items() if n.startswith("barrier-")}
@@ -196,7 +222,8 @@ def _barriers_are_cuts(stage: Stage, lineage: list[Manifest]) -> None:
             if name not in tags:
                 # A table that is made later had no row at the barrier.
                 _require(
-                    not wanted and table in SPEC.windows, f"{table} has no {name} at slot {slot}"
+                    not wanted and table in (*stage.spec.windows, BUILT),
+                    f"{table} has no {name} at slot {slot}",
                 )
                 continue
             mark, has = tags[name].mark, [*tags[name].files]
@@ -238,12 +265,14 @@ def _short(keys: list[str]) -> list[str]:
 def _rows(stage: Stage, lineage: list[Manifest]) -> None:
     """Exactly once, in order, positions without a gap, windows equal to a recomputation."""
     events, late = _table(stage, lineage, "events"), _table(stage, lineage, "late")
-    late_events = [r for r in late if r["output"] == "events"]
-    places = Counter((r["_source"], r["_seq"]) for r in [*events, *late_events])
+    # A row that is late and flagged is in the events table as well.
+    late_events = [r for r in late if r["output"] == "events" and r["reason"] != "flagged"]
+    places = Counter((r["_source"], r["_partition"], r["_seq"]) for r in [*events, *late_events])
     data = {
-        (name, n): raw
-        for name, source in stage.sources.items()
-        for n, raw in enumerate(source._rows[source.list_members()[0]])
+        (*member, n): raw
+        for source in stage.sources.values()
+        for member in source.list_members()
+        for n, raw in enumerate(source._rows[member])
         if raw["kind"] == "data"
     }
     lost, doubled = (
@@ -255,8 +284,10 @@ def _rows(stage: Stage, lineage: list[Manifest]) -> None:
         [r["position"] for r in events] == list(range(len(events))), "positions are not contiguous"
     )
     marks = [(r["section"], r["t"]) for r in events if not r["_late"]]
-    _require(marks == sorted(marks), "released rows are out of order")
-    _windows(stage, lineage, late, data)
+    ordered = stage.spec.release.mode is not ReleaseMode.PASS_THROUGH
+    _require(not ordered or marks == sorted(marks), "released rows are out of order")
+    if stage.shape == PLAIN:
+        _windows(stage, lineage, late, data)
 
 
 def _windows(
@@ -265,7 +296,7 @@ def _windows(
     late: list[dict[str, Any]],
     data: dict[Any, dict[str, Any]],
 ) -> None:
-    refused = {(r["_source"], r["_seq"]) for r in late if r["output"] == "w"}
+    refused = {(r["_source"], r["_partition"], r["_seq"]) for r in late if r["output"] == "w"}
     wanted: dict[int, list[int]] = defaultdict(list)
     for place, raw in data.items():
         if place not in refused:

@@ -10,14 +10,15 @@ from typing import Any
 from unittest.mock import patch
 
 from tests.servers.memory_store import MemoryStore
-from tests.simulation.actors import KINDS, Stage
+from tests.simulation.actors import Stage
 from tests.simulation.basics import NEVER, PIPELINE, Violation
 from tests.simulation.cheap import cheap
 from tests.simulation.compaction_model import COMPACTION
 from tests.simulation.coverage import SUPERVISED
 from tests.simulation.judge import judge
-from tests.simulation.onlooker import look_on
+from tests.simulation.onlooker import compare_offers, look_on
 from tests.simulation.servers import read_model_table
+from tests.simulation.shapes import SINK_KINDS, choose_shape
 from tests.simulation.shell import real_shell
 from tests.simulation.supervision import Airflow, real_supervision
 from tests.simulation.world import World
@@ -38,6 +39,7 @@ from tidegate.jobs.driver import (
     status_reporter,
 )
 from tidegate.jobs.sinks import iceberg_sink, postgres_sink, table_files, table_maintenance
+from tidegate.operators.stream_view import StreamView
 
 SHARE_RESTORED = 0.25  # of the schedules, which then take twice as long
 STEPS = 3000  # of one schedule; what is not done by then is cut off by the recovery
@@ -156,6 +158,8 @@ def cast(stage: Stage) -> None:
     if rng.random() < 0.25:
         process = stage.world.process("onlooker", rng.randrange(3))
         stage.world.spawn("onlooker", process, partial(look_on, stage), "onlooker")
+    if rng.random() < 0.06:
+        stage.damager("x0", delay=rng.choice((2.0, 6.0, 15.0)))
     stage.ends = rng.random() < 0.3
 
 
@@ -190,9 +194,10 @@ def recover(stage: Stage) -> None:
     for process in world.processes:
         process.alive = process.alive and process in sleepers
     world.calm, world.rules = True, []
-    for source in stage.sources.values():
-        source.end()
+    stage.end_sources()
     _fresh(stage, "fresh")
+    if world.hopeless:
+        return
     if stage.compacts:
         _compacted(stage)
     while world.late:
@@ -204,33 +209,47 @@ def recover(stage: Stage) -> None:
         world.run(STEPS)
         _fresh(stage, "after")
     judge(stage)
+    compare_offers(stage, StreamView(MemoryStore(world.bucket, name="sim"), PIPELINE, fresh=0.0))
     if world.rng.random() < SHARE_RESTORED:
         _restore_offered(stage)
 
 
 def _restore_offered(stage: Stage) -> None:
-    """Restore one of the checkpoints that people are offered, and judge again.
+    """Restore checkpoints that people are offered, and judge again after each.
 
     That its files are there is not enough: every epoch that leads to it has to be published again.
+    Some schedules restore all that are offered, one after the other.
     """
+    chosen = _list_offered(stage)
+    stage.world.rng.shuffle(chosen)
+    for number, name in enumerate(chosen if stage.world.rng.random() < 0.3 else chosen[:1]):
+        if name in _list_offered(stage):
+            _restore_one(stage, name, number)
+
+
+def _list_offered(stage: Stage) -> list[str]:
     log = SlotLog(MemoryStore(stage.world.bucket, name="sim"), PIPELINE)
     listed = CheckpointCatalog(log, workers=1).list_checkpoints(all_timelines=True)
-    offered = [row.id for row in listed if row.is_restorable and row.id is not None]
-    if not offered:
-        return
-    chosen = CheckpointId.parse(stage.world.rng.choice(offered))
-    process = stage.restore_to("offered", chosen)
+    return [row.id for row in listed if row.is_restorable and row.id is not None]
+
+
+def _restore_one(stage: Stage, checkpoint: str, number: int) -> None:
+    process = stage.restore_to(f"offered{number}", CheckpointId.parse(checkpoint))
     stage.world.run(STEPS, until=lambda: not process.alive or bool(process.exited))
     if not process.exited.startswith("done"):
-        raise Violation(f"{chosen} is offered, but its restore ended with {process.exited}")
-    _fresh(stage, "restored")
-    judge(stage)
+        raise Violation(f"{checkpoint} is offered, but its restore ended with {process.exited}")
+    _fresh(stage, f"restored{number}")
+    if not stage.world.hopeless:
+        judge(stage)
 
 
 def _fresh(stage: Stage, name: str) -> None:
     process = stage.driver(name, host=3, epochs=60, asked_by=name)
     stage.world.run(4 * STEPS, until=lambda: not process.alive or bool(process.exited))
-    if not process.exited.startswith("done"):
+    error = process.error
+    if stage.world.lost and error is not None and error.code == "checkpoint.none_whole":
+        stage.world.hopeless = True
+    elif not process.exited.startswith("done"):
         raise Violation(f"the recovery ended with {process.exited or 'nothing'}")
 
 
@@ -243,8 +262,8 @@ def _compacted(stage: Stage) -> None:
 def sink_for(world: World) -> str:
     """A kind of sink beside the tables, or none."""
     if world.focus[1].startswith("sink"):
-        return world.rng.choice(KINDS)
-    return world.rng.choice(("", "", "", "", *KINDS))
+        return world.rng.choice(SINK_KINDS)
+    return world.rng.choice(("", "", "", "", *SINK_KINDS))
 
 
 def run_seed(
@@ -261,7 +280,8 @@ def run_seed(
     world.trace = [] if trace else None
     world.housekeeping_every = world.rng.choice((NEVER, 3.0))
     with simulated(world):
-        stage = Stage(world, sink or sink_for(world))
+        kind = sink or sink_for(world)
+        stage = Stage(world, kind, choose_shape(world.rng, kind))
         try:
             cast(stage)
             world.run(STEPS)

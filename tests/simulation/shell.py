@@ -108,7 +108,7 @@ def drive(stage: Stage, process: Process, options: RunOptions) -> None:
     try:
         outcome = run_until_end(stage.spec, options)
     except TidegateError as error:
-        if error.code == "driver.unexpected" and not stage.world.defects:
+        if error.code == "driver.unexpected" and not (stage.world.defects or stage.world.lost):
             raise Violation(f"{process.name} met a defect: {error.message}") from error
         if error.failure_class in _PERSONS and not _has_cause(stage, process, error):
             raise Violation(f"{process.name} waits for a person: {error}") from error
@@ -133,7 +133,7 @@ def _has_cause(stage: Stage, process: Process, error: TidegateError) -> bool:
         return not process.runs
     if error.code == "manifest.newer_format":
         return process.version == "1"
-    return bool(stage.world.damaged) or _is_stale(stage.world, process)
+    return bool(stage.world.damaged or stage.world.lost) or _is_stale(stage.world, process)
 
 
 def _is_stale(world: World, process: Process) -> bool:

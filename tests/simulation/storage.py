@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,7 @@ _SORTS = {"create": SWAP, "swap": SWAP, "put": PUT, "delete": PUT}
 POINTER = f"{PIPELINE}/iceberg/current.json"
 MERGED = "/merged/"  # folder of files that compaction made
 _PAGE = 40  # keys a listing shows at once
+_MOST_EPOCHS = 3  # that a driver seals before it answers: one that was under way, and two tries
 
 
 class SimBucket(MemoryBucket):
@@ -52,6 +54,9 @@ class SimBucket(MemoryBucket):
         self.records: dict[str, dict[str, Any]] = {}  # slot key -> what was sealed there first
         self.bytes: dict[str, bytes] = {}  # of slots, as first filled
         self.tokens: dict[str, int] = {}  # driver -> its token, of those that have had the lease
+        self.ignored: Counter[tuple[str, str]] = (
+            Counter()
+        )  # (request, driver) -> epochs sealed since
         self.written: dict[str, bytes] = {}  # of tables' files, whether or not they are still there
 
     def apply(self, request: StoreRequest) -> str:
@@ -90,6 +95,15 @@ class SimBucket(MemoryBucket):
         if self.objects.pop(key, None) is not None:
             del self.etags[key], self.keys[bisect_left(self.keys, key)]
 
+    def damage(self, key: str, left: float | None) -> None:
+        """An object is gone, or only a share of its bytes is left."""
+        data = self.objects.get(key)
+        if left is None or data is None:
+            return self.remove(key)
+        self.objects[key] = data[: int(len(data) * left)]
+        self.etags[key] = compute_etag(self.objects[key])
+        return None
+
     def wipe(self) -> None:
         """Everything goes."""
         self.world.judge.begin_again()
@@ -100,6 +114,7 @@ class SimBucket(MemoryBucket):
             self.needs,
             self.records,
             self.bytes,
+            self.ignored,
             self.written,
         ):
             kept.clear()
@@ -124,18 +139,30 @@ class SimBucket(MemoryBucket):
             (record["timeline"], record["slot"], record.get("driver", "fork")),
         )
         self.world.mark("slots", self.world.slot_marks)
+        if record["kind"] == "epoch" and there is None:
+            self._require_answers(record["driver"])
         if record["kind"] == "epoch":
             files = {
                 f["key"]
                 for f in [*record["segments"], *(f for fs in record["files"].values() for f in fs)]
             }
-            missing = sorted(files - self.objects.keys())
+            missing = sorted(files - self.objects.keys() - self.world.lost)
             if missing:
                 raise Violation(
                     f"slot {record['slot']} of {record['timeline']} was sealed although"
                     f" {missing[0]} is gone"
                 )
             self.needs[request.key] = files
+
+    def _require_answers(self, driver: str) -> None:
+        """A driver that goes on sealing answers what it was asked."""
+        for key in self.page(self.layout.requests_prefix, "", 1000):
+            name = key.removeprefix(self.layout.requests_prefix)
+            if f"{self.layout.acks_prefix}{name}" in self.objects:
+                continue
+            self.ignored[key, driver] += 1
+            if self.ignored[key, driver] > _MOST_EPOCHS:
+                raise Violation(f"{driver} sealed {_MOST_EPOCHS} epochs and did not answer {name}")
 
     def _pointed(self, current: dict[str, Any]) -> None:
         """Readers see one cut: no table is on another timeline, or shows more."""

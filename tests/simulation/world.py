@@ -190,6 +190,8 @@ class World:
         self.waits: dict[Process, Callable[[], bool]] = {}
         self.calm = False
         self.damaged: set[str] = set()  # keys of slots that a script has damaged
+        self.lost: set[str] = set()  # keys of state files that were damaged where they lie
+        self.hopeless = False  # no checkpoint is whole any more: only a person can help
         self.defects = 0  # exceptions that no code expects, put in on purpose
         self.housekeeping_every = NEVER  # seconds between two rounds of a driver's own housekeeping
         self.stage: Any = None
