@@ -191,7 +191,8 @@ def summarize_dropped(evidence: Evidence) -> pd.DataFrame:
     rows = []
     for source, now in every.items():
         for output in (EVENTS, *evidence.spec.windows):
-            total, newest = (_count_dropped(counts, output) for counts in (now, recent[source]))
+            name = "dropped" if output == EVENTS else f"dropped:{output}"
+            total, newest = now[name], recent[source][name]
             if total:
                 ratio = _compute_ratio(newest, recent[source]["read"])
                 rows.append((source, output, total, newest, ratio))
@@ -604,10 +605,6 @@ def _count_in_late_table(counts: RowCounts) -> int:
         for (output, disposition, _), rows in counts.late_by_reason.items()
         if output != EVENTS and disposition == "late"
     )
-
-
-def _count_dropped(counts: RowCounts, output: str) -> int:
-    return counts["dropped" if output == EVENTS else f"dropped:{output}"]
 
 
 def _use_nan_for_none(ratio: float | None) -> float:

@@ -46,12 +46,6 @@ def _parse_never(value: Any) -> Any:
     return None if value in ("never", "off", "none") else value
 
 
-# `never` means two things here: for a frame "emit no frontier" (0), for other options "switched
-# off" (None).
-def _parse_frame(value: Any) -> Any:
-    return 0 if value == "never" else _parse_never(value)
-
-
 NEVER: Final = TICK_MAX
 """``never`` for an option that has another meaning if it is left out."""
 BarrierTimeout = Annotated[
@@ -183,7 +177,8 @@ class FrontierOptions(SpecModel):
 
     Inclusive: no later row lies at or below F, which shifts F by one tick.
     """
-    frame: Annotated[Duration | None, BeforeValidator(_parse_frame)] = None
+    # `never` means two things: here "emit no frontier" (0), elsewhere "switched off" (None).
+    frame: Annotated[OptionalDuration, BeforeValidator(lambda v: 0 if v == "never" else v)] = None
     """Round the emitted frontier down to a multiple of this.
 
     ``never`` (or 0) emits none, ``off`` does not round.

@@ -48,10 +48,6 @@ _KEYED_INHERIT_MESSAGE = (
 )
 
 
-def _wrap_in_tuple(value: Any) -> Any:
-    return (value,) if isinstance(value, str) else value
-
-
 class StreamSpec(SpecModel):
     """A stream: append-only, positions contiguous from zero, its time never going back."""
 
@@ -128,7 +124,11 @@ class ReducerSpec(AttachmentSpec):
     The fold maps (state, event, index) to the next state and the rows to dispatch.
     """
 
-    to: Annotated[tuple[str, ...], BeforeValidator(_wrap_in_tuple), Field(min_length=1)]
+    to: Annotated[
+        tuple[str, ...],
+        BeforeValidator(lambda to: (to,) if isinstance(to, str) else to),
+        Field(min_length=1),
+    ]
     """Streams that the reducer may write to; the first is the default."""
     function: str | None = None
     """Import path ``package.module:function``.
