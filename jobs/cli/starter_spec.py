@@ -320,6 +320,7 @@ def _make_name(text: str) -> str:
 def _format_starter_spec(
     pipeline: str, samples: Mapping[str, Sample], event_time: str | None, *, inbox: bool
 ) -> str:
+    samples = {folder: _clean_times(one, event_time) for folder, one in samples.items()}
     times = {folder: _choose_times(folder, one, event_time) for folder, one in samples.items()}
     sources: dict[str, dict[str, str]] = {}
     for folder, sample in samples.items():
@@ -349,19 +350,33 @@ def _format_starter_spec(
     return "\n".join([*lines, *_format_window(merged, event_columns), ""])
 
 
+def _clean_times(sample: Sample, wanted: str | None) -> Sample:
+    """Leave values out that are no times: of the wanted column, or of one if each has some."""
+    names = [wanted] if wanted in sample.columns else [] if _list_times(sample) else sample.columns
+    for name in names:
+        cleaned = sample.columns[name].keep_times()
+        if cleaned is not sample.columns[name]:
+            return replace(sample, columns={**sample.columns, name: cleaned})
+    return sample
+
+
+def _list_times(sample: Sample) -> list[str]:
+    """Columns that can be event times."""
+    text = sample.form in ("json", "csv")
+    return [
+        name
+        for name, one in sample.columns.items()
+        if one.kind == "timestamp" or (text and (one.kind == "date" or one.epoch_unit))
+    ]
+
+
 def _choose_times(folder: str, sample: Sample, wanted: str | None) -> list[str]:
     """Return the columns that can be event times, the most likely one first.
 
     Raises:
         ConfigurationError: there is none.
     """
-    text = sample.form in ("json", "csv")
-    found = [
-        name
-        for name, one in sample.columns.items()
-        if one.kind == "timestamp" or (text and (one.kind == "date" or one.epoch_unit))
-    ]
-    found = [name for name in found if wanted in (None, name)]
+    found = [name for name in _list_times(sample) if wanted in (None, name)]
     if not found:
         columns = ", ".join(f"{name} ({one.kind})" for name, one in sample.columns.items())
         raise NO_EVENT_TIME(folder=folder, columns=columns)

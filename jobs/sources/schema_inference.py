@@ -74,6 +74,19 @@ class ColumnSample:
         )
         return next(fits, None)
 
+    def keep_times(self) -> ColumnSample:
+        """Return the sample without values that are no times, if at least nine of ten are.
+
+        A row without a time is a dead letter anyhow, so a few of them must not hide the rest.
+        """
+        for kind in ("long", "double", "date", "timestamp") if self.kind == "string" else ():
+            fitting = [one for one in self.texts if re.fullmatch(_TYPE_PATTERNS[kind], one)]
+            found = ColumnSample(kind, fitting)
+            is_time = kind in ("date", "timestamp") or found.epoch_unit
+            if is_time and len(fitting) >= 0.9 * len(self.texts):
+                return found
+        return self
+
     @property
     def lacks_zone(self) -> bool:
         """Whether a time in the sample names no time zone; a date never does."""
@@ -169,17 +182,26 @@ def _to_declared_type(arrow_type: Any) -> str:
 
 
 def _sample_json(data: bytes) -> dict[str, ColumnSample]:
-    lines = (line for line in data.split(b"\n") if line.strip())
+    lines = [line for line in data.split(b"\n") if line.strip()][:_MAX_SAMPLE_ROWS]
+    rows = [row for row in map(_parse_json_object, lines) if row is not None]
+    if lines and not rows:
+        raise ValueError(f"no JSON object: {lines[0][:80]!r}")
     texts: dict[str, list[str]] = {}
-    for line in islice(lines, _MAX_SAMPLE_ROWS):
-        row = json.loads(line)
-        if not isinstance(row, Mapping):
-            raise ValueError(f"no JSON object: {line[:80]!r}")
+    for row in rows:
         for name, value in row.items():
             column = texts.setdefault(name, [])
             if value is not None:
                 column.append(_to_pattern_text(value))
     return _sample_texts(texts)
+
+
+def _parse_json_object(line: bytes) -> dict[str, Any] | None:
+    """Return None for another line; a driver makes it a dead letter, and goes on."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) else None
 
 
 def _to_pattern_text(value: Any) -> str:

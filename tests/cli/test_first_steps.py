@@ -92,6 +92,26 @@ def test_init_takes_the_zone_and_the_column_that_it_is_told(cli: Cli, tmp_path: 
     assert two.event_time == "received"
 
 
+def test_a_few_broken_rows_do_not_stop_init(cli: Cli, tmp_path: Path) -> None:
+    """A cut-off JSON line and a time that is none; `run` makes dead letters of such rows.
+
+    With as many bad as good ones the column is no time.
+    """
+    good = "".join(f'{{"at": {FIRST + 1000 * n}, "id": {n}}}\n' for n in range(20))
+    (tmp_path / "a.jsonl").write_text(good + '{"at": 17\n')
+    (tmp_path / "b.csv").write_text(
+        "at,id\n" + "".join(f"{FIRST + 1000 * n},{n}\n" for n in range(20)) + "never,20\n"
+    )
+    (tmp_path / "c.csv").write_text(f"at,id\n{FIRST},1\nnever,2\n")
+    for name, more in (("a.jsonl", []), ("b.csv", []), ("b.csv", ["--event-time", "at"])):
+        assert cli("init", name, "--name", f"p{len(more)}{name[0]}", *more).exit_code == 0
+    for spec in ("p0a", "p0b", "p2b"):
+        source = load_spec(f"{spec}.yaml").sources.popitem()[1]
+        assert (source.event_time, source.parse.timestamps) == ("at", "ms")
+    refused = cli("init", "c.csv", "--name", "c")
+    assert (refused.exit_code, "at (string), id (long)" in refused.err) == (2, True)
+
+
 def test_init_reads_typed_formats(cli: Cli, tmp_path: Path) -> None:
     """Parquet's own times are candidates; its numbers are not, because they have no unit."""
     at = pa.array([FIRST * 1000, None], pa.timestamp("us"))
