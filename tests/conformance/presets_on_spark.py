@@ -3,7 +3,8 @@
 A real driver runs `docs/examples/presets/<preset>.yaml` over its input until the input ends. Then
 each sealed epoch is decided and moved again from its manifest, by the decider and by the oracle in
 plain Python, which carries its own state from epoch to epoch. The decision, the rows of every
-table and the counters must be the same. At last `audit_exactness` reads the input again and finds
+table and the counters must be the same, and so must the verdict of each quality check over the
+published tables and over the oracle's. At last `audit_exactness` reads the input again and finds
 each row in one place. A second run of each example has an injected clock: its sources stall, fall
 silent for longer than the idle timers, resume and end. Further cases (`spark_cases.CASES`) have what
 no example has. Ends with `N of 6 exact on Spark`; the exit code is 1 below six, or if a case differs.
@@ -11,6 +12,7 @@ no example has. Ends with `N of 6 exact on Spark`; the exit code is 1 below six,
 
 from __future__ import annotations
 
+import io
 import shutil
 import sys
 from collections.abc import Callable, Mapping
@@ -20,26 +22,39 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from tests.conformance.spark_cases import CASES, EXAMPLES, play_silences
-from tests.conformance.stepped_run import SteppedRun
+from tests.conformance.stepped_run import START, SteppedRun
 from tests.e2e.drivers import Piped
 from tests.oracle.mover import OracleMover
 from tidegate.checkpoints.epoch_notes import EpochCounters
+from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.checkpoints.local_store import LocalStore
 from tidegate.checkpoints.manifest import FileRef, Manifest
 from tidegate.checkpoints.open_store import ScratchStore
 from tidegate.checkpoints.slot_log import SlotLog
+from tidegate.checkpoints.store import Store
+from tidegate.expectations.gx_runner import run_suites
+from tidegate.expectations.quality_run import gather_evidence
 from tidegate.jobs.driver.pipeline_run import make_dispatcher
 from tidegate.jobs.engine.epoch_engine import EpochPorts
 from tidegate.jobs.engine.interfaces import Cut, MoveOrder, MoveResult, SurveyedCut
 from tidegate.jobs.engine.replay import replay_epoch
 from tidegate.jobs.sinks.exactness_audit import audit_exactness
-from tidegate.jobs.sinks.output_tables import DriverTables
-from tidegate.jobs.sinks.published_tables import read_table
+from tidegate.jobs.sinks.output_tables import DriverTables, build_table_schema
+from tidegate.jobs.sinks.published_tables import RowSelection, read_table, scan_table
 from tidegate.jobs.sources.input_view import InputView
 from tidegate.jobs.spark.spark_session import open_session
 from tidegate.jobs.spec.loader import parse_spec
-from tidegate.jobs.spec.pipeline import PRESETS, PipelineSpec
+from tidegate.jobs.spec.pipeline import (
+    DEAD_LETTERS,
+    EVENTS,
+    LATE,
+    PRESETS,
+    PipelineSpec,
+)
 
 NAMES = sorted(PRESETS.keys() - {"tidegate"})
 
@@ -51,6 +66,8 @@ class ChainedOracle:
     oracle: OracleMover
     segments: list[FileRef] = field(default_factory=list)
     counters: EpochCounters | None = None
+    files: list[tuple[int, str, FileRef]] = field(default_factory=list)
+    """Epoch, table and file of what it has written."""
 
     def survey(self, cut: Cut, state: Mapping[str, Any]) -> SurveyedCut:
         """The oracle's survey."""
@@ -60,7 +77,16 @@ class ChainedOracle:
         """The oracle's move, remembered."""
         moved = self.oracle.move(order, surveyed)
         self.segments, self.counters = list(moved.segments), moved.counters
+        self.files += [(order.epoch, t, file) for t, refs in moved.files.items() for file in refs]
         return moved
+
+    def read_table(self, name: str, since: int, schema: pa.Schema, store: Store) -> pa.Table:
+        """Its rows of a table, of the epochs after `since`."""
+        files = [file for epoch, t, file in self.files if t == name and epoch > since]
+        tables = [pq.read_table(io.BytesIO(store.get(file.key).data)) for file in files]
+        return pa.concat_tables(
+            [schema.empty_table(), *(t.select(schema.names).cast(schema) for t in tables)]
+        )
 
     def close(self) -> None:
         """Nothing to give back."""
@@ -105,7 +131,33 @@ def compare_with_oracle(
         if mover.counters != epoch.epoch_counters:
             found.append(f"epoch {epoch.slot}: {epoch.epoch_counters} against {mover.counters}")
         parent = epoch
-    return found
+    return found + compare_verdicts(pipeline, spec, mover, scratch)
+
+
+def compare_verdicts(
+    pipeline: Piped | SteppedRun, spec: PipelineSpec, mover: ChainedOracle, scratch: Store
+) -> list[str]:
+    """Return the quality checks that judge the oracle's rows otherwise than the published ones."""
+    store, moved = pipeline.store(), {EVENTS, LATE, DEAD_LETTERS, *spec.windows}
+
+    def read_published(name: str, *, since: int = 0, whole: bool = False) -> pa.Table:
+        return scan_table(spec, store, name, RowSelection(since=since, spliced=False))
+
+    def read_of_oracle(name: str, *, since: int = 0, whole: bool = False) -> pa.Table:
+        if name not in moved:  # the driver and the dispatcher write these
+            return read_published(name, since=since)
+        return mover.read_table(name, since, build_table_schema(spec, name), scratch)
+
+    judged = []
+    for read in (read_published, read_of_oracle):
+        run = run_suites(gather_evidence(spec, store, read, clock=ManualClock(wall_ticks=START)))
+        judged.append({check.id: (check.passed, check.value) for check in run.checks})
+    published, own = judged
+    return [
+        f"check {name}: {result} against {own[name]}"
+        for name, result in published.items()
+        if str(result) != str(own[name])  # of two values that are not known, neither is equal
+    ]
 
 
 def audit_input(pipeline: Piped | SteppedRun, folder: Path) -> list[str]:
