@@ -96,7 +96,9 @@ export function streamPage(pipeline, {framed, open, refresh}) {
   function fact(name, value, ...note) { return h("div", {}, h("dt", {}, name), h("dd", {class: "num"}, value), note.filter(Boolean).length ? h("dd", {class: "soft note-line"}, note) : null); }
   function missed(late, counts) {
     const outputs = Object.entries(counts.late_by_output).map(([output, rows]) => `${count(rows)} for ${output}`);
-    return [plural(late, "row"), ...outputs].join(", ");
+    const tardy = counts.tardy ? [`${plural(counts.tardy, "row")} read before a tardy barrier`] : [];
+    const flagged = counts.flagged ? [`${count(counts.flagged)} released late, flagged`] : [];
+    return [plural(late, "row"), ...outputs, ...flagged, ...tardy].join(", ");
   }
   function aside(counts) {
     const streams = Object.entries(counts.stream_rejections).map(([stream, rows]) => `${count(rows)} rejected by ${stream}`);
