@@ -19,7 +19,7 @@ from tests.simulation.storage import MERGED
 from tidegate.checkpoints.bucket_layout import LAST_SLOT, BucketLayout
 from tidegate.checkpoints.manifest import Manifest, RetiredEpoch
 from tidegate.checkpoints.pins import RootsFile
-from tidegate.checkpoints.slot_log import LineageSegment, SlotLog
+from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.jobs.sinks.lineage_position import read_published_cut
 from tidegate.jobs.spec.event_time_options import ReleaseMode
 from tidegate.jobs.spec.pipeline import BUILT, CHECKPOINTS
@@ -34,8 +34,7 @@ def judge(stage: Stage) -> None:
         Violation: what is wrong, in one line.
     """
     log = SlotLog(MemoryStore(stage.world.bucket, name="sim"), PIPELINE)
-    head = log.head()
-    lineage = _sealed(stage, log.lineage(head.timeline), head.slot)
+    head, lineage = log.head(), read_lineage(stage)
     _chained(stage, log)
     _restorable(stage)
     condemned = stage.world.judge.protocol.damaged
@@ -58,10 +57,12 @@ def _require(holds: bool, message: str) -> None:
         raise Violation(message)
 
 
-def _sealed(stage: Stage, lineage: list[LineageSegment], upto: int) -> list[Manifest]:
+def read_lineage(stage: Stage) -> list[Manifest]:
     """The epochs of the current lineage as they were sealed, retired or not."""
-    found = []
-    for slot in range(1, upto + 1):
+    log = SlotLog(MemoryStore(stage.world.bucket, name="sim"), PIPELINE)
+    head, found = log.head(), []
+    lineage = log.lineage(head.timeline)
+    for slot in range(1, head.slot + 1):
         home = next(s.timeline for s in lineage if s.contains(slot))
         data = stage.world.bucket.bytes.get(LAYOUT.slot_key(home, slot))
         _require(data is not None, f"slot {slot} of timeline {home} is empty")

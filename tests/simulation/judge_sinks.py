@@ -65,7 +65,8 @@ def _wanted(stage: Stage, table: str, lineage: list[Manifest]) -> list[dict[str,
         for file in epoch.files.get(table, [])
         for row in rows_of(stage.world.bucket.written[file.key])
     ]
-    if table not in stage.spec.windows:
+    window = stage.spec.windows.get(table)
+    if window is None or window.revisions == "delta":  # a delta takes the place of no other
         return rows
     return [
         *{

@@ -39,6 +39,7 @@ from tidegate.errors import TidegateError
 from tidegate.jobs.driver.epoch_loop import EpochLoop
 from tidegate.jobs.driver.housekeeping import Housekeeper
 from tidegate.jobs.driver.operator_requests import RequestInbox
+from tidegate.jobs.driver.pipeline_run import DriverSession
 from tidegate.jobs.driver.status_reporter import StatusReporter
 from tidegate.jobs.engine.epoch_engine import Engine
 from tidegate.jobs.engine.interfaces import Slice
@@ -459,6 +460,38 @@ MUTANTS = (
         ],
         focus=("sleep", "stub"),
         fault="A1",
+    ),
+    Mutant(
+        "what is condemned does not count as retired",
+        lambda: [
+            _reword(
+                CheckpointCatalog,
+                "mark_gaps",
+                "retiring = self._roots.read().retiring_checkpoints",
+                "retiring = set()",
+            )
+        ],
+        focus=("sleep", "index"),
+        fault="F24",
+    ),
+    Mutant(
+        "a finished run fails with the note that it is over",
+        lambda: [
+            _reword(
+                DriverSession,
+                "_keep_standbys_away",
+                "except (TransientError, StoreDeniedError) as error",
+                "except AssertionError as error",
+            )
+        ],
+        focus=("denied", "desired"),
+        fault="F26",
+    ),
+    Mutant(
+        "sinks begin with a head that has moved on",
+        lambda: [_reword(EpochLoop, "run", "self._publish_to_head()", "pass")],
+        focus=("sleep", "reload"),
+        fault="F27",
     ),
     Mutant(
         "files: named before they are there",

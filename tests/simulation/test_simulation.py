@@ -4,15 +4,24 @@ each of their mends.
 
 from __future__ import annotations
 
+import marshal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tests.simulation.actors import Stage
+from tests.simulation.basics import Violation
+from tests.simulation.cheap import rows_of
 from tests.simulation.coverage import CELLS
+from tests.simulation.judge import read_lineage
+from tests.simulation.judge_rows import judge_epochs
 from tests.simulation.killers import KILLERS, Killer, play
 from tests.simulation.mutants import MUTANTS, Mutant, hunt
+from tests.simulation.schedule import finish, recover, simulated
+from tests.simulation.shapes import SHAPES
 from tests.simulation.soak import soak
+from tests.simulation.world import World
 
 SECONDS = 8.0  # `make ci` soaks for a minute
 _ROOT = Path(__file__).parents[2]
@@ -60,6 +69,27 @@ def test_a_seed_is_a_schedule() -> None:
         [sys.executable, "-c", _TWICE], cwd=_ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_recomputation_notices_a_row_that_was_written_otherwise(shape: str) -> None:
+    """Of each spec that a seed may choose: what an epoch wrote is compared row by row."""
+    world = World(3, rate=0.0, focus=("", ""))
+    with simulated(world):
+        stage = Stage(world, shape=shape)
+        try:
+            for step in range(3):
+                stage.feed(step)
+            recover(stage)
+            lineage = read_lineage(stage)
+            file = next(files["w"][0] for epoch in lineage if (files := epoch.files).get("w"))
+            rows = rows_of(world.bucket.written[file.key])
+            rows[0]["n"] += 1
+            world.bucket.written[file.key] = marshal.dumps([*rows], 2)
+            with pytest.raises(Violation, match="w lacks"):
+                judge_epochs(stage, lineage)
+        finally:
+            finish(world)
 
 
 @pytest.mark.parametrize("killer", KILLERS, ids=lambda killer: killer.name)
