@@ -186,11 +186,13 @@ class S3Store:
         options: dict[str, Any] = {"StartAfter": self._full_key(start_after)} if start_after else {}
         # Only the first page can be short enough to matter.
         options["MaxKeys"] = min(_MAX_LIST_KEYS, limit or _MAX_LIST_KEYS)
-        # After a multiple of 1,000 keys, servers send one more page without Contents.
+        # After a multiple of 1,000 keys, servers send one more page without Contents. Arrow leaves
+        # a marker "folder/" where it has deleted a file; no store here can name such an object.
         entries = (
             self._to_object_info(item)
             for page in self._list_pages(prefix, options)
             for item in page.get("Contents", [])
+            if not item["Key"].endswith("/")
         )
         yield from islice(entries, limit)
 

@@ -9,6 +9,7 @@ import shutil
 import ssl
 import threading
 from collections import Counter
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -407,6 +408,18 @@ def test_a_damaged_or_throttled_request_is_sent_again(code: str) -> None:
         answers.add_client_error("list_objects_v2", code, http_status_code=400)
         answers.add_response("list_objects_v2", {"IsTruncated": False})
         assert not list(store.list_objects(""))
+
+
+def test_a_marker_of_a_folder_is_no_object() -> None:
+    """Arrow puts an object `folder/` into a bucket after a delete, and no store can name it: a sweep
+    that listed it ended there.
+    """
+    store = _unconnected_s3()
+    with Stubber(store._get_client()) as answers:
+        same = {"ETag": '"e"', "Size": 0, "LastModified": datetime(2026, 3, 1, tzinfo=UTC)}
+        found = [{"Key": key, **same} for key in ("p/a/", "p/a/1", "p/b/", "p/c")]
+        answers.add_response("list_objects_v2", {"IsTruncated": False, "Contents": found})
+        assert [entry.key for entry in store.list_objects("p/", limit=2)] == ["p/a/1", "p/c"]
 
 
 EXPIRE = {"Status": "Enabled", "Expiration": {"Days": 30}, "ID": "old"}
