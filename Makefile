@@ -205,6 +205,10 @@ bench-workers: venv java ## rows per second and core on a standalone cluster of 
 bench-splice: venv java ## what a merge costs against a full run (ROWS=20000000)
 	$(BIN)/python -m tests.bench.splice --rows $(or $(ROWS),20000000) $(ARGS)
 
+.PHONY: soak-real
+soak-real: venv ## a real stream for hours, with kills and outages: memory, objects, requests, disk (HOURS=2 or MINUTES=20, SEED=1, ARGS=--leak): "N of 4 slopes flat"
+	$(BIN)/python -m tests.e2e.soak_real --minutes $(or $(MINUTES),$(shell echo $$((60 * $(or $(HOURS),2))))) --seed $(or $(SEED),1) $(ARGS)
+
 .PHONY: bench-quality
 bench-quality: venv ## time and memory of the quality checks over 10,000 epochs in Iceberg tables (EPOCHS=10000)
 	$(BIN)/python -m tests.bench.quality --epochs $(or $(EPOCHS),10000) $(ARGS)
