@@ -178,7 +178,7 @@ flights-year: venv java ## a year of real flights through `tidegate run`, lag 0,
 	$(BIN)/python -m tests.bench.flights_year $(ARGS)
 
 .PHONY: bench
-bench: venv java ## six jobs against plain Structured Streaming, the batch limit and further peers (ROWS=20000000 ROUNDS=5 ARGS="W1 W5")
+bench: venv java ## six jobs against plain Structured Streaming, Flink, Hazelcast and the batch limit (Maven; ROWS=20000000 ROUNDS=5 ARGS="W1 W5")
 	$(BIN)/python -m tests.bench.suite --rows $(or $(ROWS),20000000) --rounds $(or $(ROUNDS),5) $(ARGS)
 
 .PHONY: bench-windows

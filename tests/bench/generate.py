@@ -27,7 +27,7 @@ T0: Final = 1_700_000_000_000_000  # a multiple of 10 s
 SOURCES: Final = 4
 KEYS: Final = 1_000
 TRIGGER_ROWS: Final = 2_000_000
-_ROW_GROUP: Final = 100_000
+ROW_GROUP: Final = 100_000
 
 
 def generate(folder: Path, rows: int, files: int, seed: int = 1, keys: int = KEYS) -> None:
@@ -41,7 +41,7 @@ def generate(folder: Path, rows: int, files: int, seed: int = 1, keys: int = KEY
             pq.write_table(
                 _rows(dice, source, number * per_file, per_file, keys),
                 path,
-                row_group_size=_ROW_GROUP,
+                row_group_size=ROW_GROUP,
             )
             os.utime(path, (T0 // 1_000_000 + number, T0 // 1_000_000 + number))
     for source in range(SOURCES):

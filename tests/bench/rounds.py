@@ -32,9 +32,9 @@ _CONTENDERS: Final[dict[str, tuple[str, ...]]] = {
     "windows": ("windows", "plain"),
     "order": ("order", "windows", "plain"),
 }
-_WIDTH: Final = 10_000_000
+WIDTH: Final = 10_000_000
 PER_KEY: Final = (
-    f"epoch_us(event_time) // {_WIDTH} * {_WIDTH} as w, key, count(*) as n, sum(value) as s"
+    f"epoch_us(event_time) // {WIDTH} * {WIDTH} as w, key, count(*) as n, sum(value) as s"
 )
 
 

@@ -3,8 +3,10 @@
 ``python -m tests.bench.suite [W1 ... W6] [--rows 20000000] [--rounds 5] [--peer JOB:NAME=COMMAND]``
 
 Each round runs every contender of a job once, each in a process of its own, on the same files. The
-answers are checked in every round; a wrong one ends the bench. ``batch`` is DuckDB with two
-threads: one query over all files, without late rows and checkpoints, the limit of the machine.
+answers are checked in every round (`tests.bench.answers`); a wrong one ends the bench. ``batch`` is
+DuckDB with two threads: one query over all files, without late rows and checkpoints, the limit of
+the machine. ``flink`` and ``hazelcast`` are the jobs in ``tests/bench/peers``. What a contender
+cannot run is named at the end of each table. ``--without flink`` leaves a contender out.
 
 A further peer is a command. It gets ``--input FOLDER --out FOLDER`` and prints a JSON line with
 ``job_s``, ``job_cpu_s``, ``peak_rss_mb`` and ``adds_up`` (whether it found its own answer right).
@@ -31,11 +33,14 @@ from typing import Any, Final
 
 import duckdb
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tests.bench.generate import KEYS, SOURCES, TRIGGER_ROWS, generate
+from tests.bench.answers import check_answer
+from tests.bench.generate import KEYS, ROW_GROUP, SOURCES, TRIGGER_ROWS, generate
+from tests.bench.jvm_peers import JVM_PEERS, prepare, run_peer
 from tests.bench.meter import cpu_seconds, peak_megabytes
-from tests.bench.rounds import PER_KEY, check, require, scalar
+from tests.bench.rounds import PER_KEY, require
 
 
 @dataclass(frozen=True)
@@ -54,7 +59,7 @@ class Job:
     name: str
     title: str
     batch: str
-    peers: tuple[str, ...] = ("plain", "batch")
+    peers: tuple[str, ...] = ("plain", "flink", "hazelcast", "batch")
     keys: int = KEYS
     copies: int = 1
 
@@ -74,7 +79,10 @@ JOBS: Final = {
     ),
     "W3": Job("sessions", "sessions, gap 1 s", _SESSIONS),
     "W4": Job(
-        "order", "ordered release of four sources", "from rows order by event_time", ("batch",)
+        "order",
+        "ordered release of four sources",
+        "from rows order by event_time",
+        ("flink", "batch"),
     ),
     "W5": Job("pass", "pass-through", "from rows"),
     "W6": Job(
@@ -83,6 +91,18 @@ JOBS: Final = {
         f"select {PER_KEY} from rows group by all",
         keys=100_000,
     ),
+}
+
+_CANNOT: Final = {
+    ("order", "plain"): "Structured Streaming does not sort a stream in append mode",
+    ("order", "hazelcast"): "Hazelcast's pipelines sort batches only",
+}
+_RECORD: Final = {
+    "event_time": "<i8",
+    "value": "<f8",
+    "seq": "<i8",
+    "source": "<i4",
+    "key": "<i4",
 }
 
 
@@ -102,65 +122,16 @@ def run_contender(
         shared = prepare_for_peers(source)
         command = [*shlex.split(peers[name]), "--input", str(shared), "--out", str(out)]
     with (out.parent / f"{job.name}-{name}.log").open("ab") as log:
+        if name in JVM_PEERS:
+            found = run_peer(name, job.name, prepare_for_peers(source), out, log)
+            return {**found, "answer": check_answer(job, name, source, out, found)}
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=log, check=True, text=True)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    found = json.loads(done.stdout.splitlines()[-1])
     if name in peers:
         require(found["adds_up"], f"{name}: its rows do not add up")
         figures = {"seconds": "job_s", "cpu": "job_cpu_s", "peak_mb": "peak_rss_mb"}
         return {ours: found[theirs] for ours, theirs in figures.items()}
     return {**found, "answer": check_answer(job, name, source, out, found)}
-
-
-def check_answer(job: Job, name: str, source: Path, out: Path, took: Mapping[str, Any]) -> str:
-    """Return what became of the rows, as a sentence; a wrong answer ends the bench."""
-    if name == "batch":
-        return "one query over everything"
-    if name == "tidegate" and job.name in ("windows", "order"):
-        return check(job.name, source, out)
-    with duckdb.connect() as db:
-        db.execute("set timezone = 'UTC'; set threads = 2")
-        db.execute(f"create view input as select * from '{source}/s*/*.parquet'")
-        total = scalar(db, "select count(*) from input")
-        if name == "plain":
-            what = "count(*)" if job.name == "pass" else "coalesce(sum(n), 0)"
-            kept = scalar(db, f"select {what} from '{out}/windows/*.parquet'")
-            require(kept <= total * job.copies, f"plain: {kept} of {total * job.copies}")
-            return f"{kept:,} of {total * job.copies:,} rows; the others were dropped, or wait in open windows"
-        tables = out / f"bench_{job.name}" / "timelines" / "0" / "tables"
-        late = (
-            scalar(db, f"select count(*) from '{tables}/late/*/*.parquet'")
-            if any(tables.glob("late/*/*"))
-            else 0
-        )
-        if job.name == "pass":
-            same = "select count(*) || ' ' || sum(hash(seq, source, value)) from "
-            left, right = (
-                db.execute(same + f).fetchone() for f in ("input", f"'{tables}/events/*/*.parquet'")
-            )
-            require(left == right and not late, f"{left} read, {right} written, {late} late")
-            return f"{total:,} rows written, equal to the input"
-        db.execute(f"""create view newest as select * from '{tables}/per_key/*/*.parquet'
-            qualify row_number() over (partition by window_start, window_end, key order by revision desc) = 1""")
-        kept = scalar(db, "select sum(n) from newest")
-        # Of sliding windows a late row may miss some and reach others: those are pairs.
-        missed = took["expired"] if job.copies > 1 else late
-        require(
-            kept + missed == total * job.copies, f"{kept} + {missed} missed of {total * job.copies}"
-        )
-        if job.name == "keys":
-            expected = (
-                f"select {PER_KEY} from input anti join (from '{tables}/late/*/*.parquet') using (source, seq) group by all"
-                if late
-                else f"select {PER_KEY} from input group by all"
-            )
-            differing = scalar(
-                db,
-                f"""select count(*) from ({expected}) a full join
-                (select epoch_us(window_start) as w, key, n, s from newest) b using (w, key)
-                where a.n is distinct from b.n or a.s <> b.s""",
-            )
-            require(differing == 0, f"{differing} windows differ")
-        return f"{kept:,} in windows + {missed:,} missed = {total * job.copies:,}"
 
 
 def run_batch(name: str, source: Path, out: Path) -> dict[str, Any]:
@@ -178,33 +149,29 @@ def run_batch(name: str, source: Path, out: Path) -> dict[str, Any]:
 
 
 def prepare_for_peers(source: Path) -> Path:
-    """The same rows as other programs take them, beside the input; made once."""
+    """The same rows as other programs take them, beside the input; made once.
+
+    They read sources as one stream, so the rows of all four alternate: file after file, all but a
+    quarter would be late.
+    """
     shared = source.with_name(f"{source.name}-peers")
     if shared.exists():
         return shared
-    (shared / "parquet").mkdir(parents=True)
-    kinds = [
-        ("event_time", "<i8"),
-        ("value", "<f8"),
-        ("seq", "<i8"),
-        ("source", "<i4"),
-        ("key", "<i4"),
-    ]
-    files = sorted(source.glob("s*/*.parquet"), key=lambda path: (path.name, path.parent.name))
-    with (shared / "rows.bin").open("wb") as out:
-        for file in files:
-            link = shared / "parquet" / f"{file.stem}-{file.parent.name}.parquet"
-            os.link(file, link)
-            table = pq.read_table(file)
-            rows = np.empty(table.num_rows, dtype=np.dtype(kinds))
-            for name, kind in kinds:
-                rows[name] = (
-                    table[name]
-                    .to_numpy()
-                    .astype("datetime64[us]" if name == "event_time" else kind)
-                    .astype(kind)
-                )
+    work = source.with_name(f".{shared.name}")
+    (work / "parquet").mkdir(parents=True)
+    with (work / "rows.bin").open("wb") as out:
+        for name in sorted({file.name for file in source.glob("s*/*.parquet")}):
+            tables = [pq.read_table(file) for file in sorted(source.glob(f"s*/{name}"))]
+            turns = np.arange(sum(table.num_rows for table in tables))
+            both = pa.concat_tables(tables).take(turns.reshape(len(tables), -1).T.ravel())
+            pq.write_table(both, work / "parquet" / name, row_group_size=ROW_GROUP)
+            rows = np.empty(both.num_rows, dtype=np.dtype(list(_RECORD.items())))
+            for column, kind in _RECORD.items():
+                values = both[column].to_numpy()
+                is_time = column == "event_time"
+                rows[column] = values.astype("datetime64[us]" if is_time else kind).astype(kind)
             out.write(rows.tobytes())
+    work.rename(shared)
     return shared
 
 
@@ -224,6 +191,9 @@ def report(job: Job, rounds: list[dict[str, dict[str, Any]]]) -> Iterator[str]:
         seconds = ", ".join(f"{run['seconds']:.1f}" for run in runs)
         cpu = statistics.median(run["cpu"] for run in runs)
         yield f"| {name} | {seconds} | {cpu:.1f} | {max(run['peak_mb'] for run in runs):,} | {ratio} |"
+    for (own, name), reason in _CANNOT.items():
+        if own == job.name:
+            yield f"{name}: not run; {reason}"
 
 
 def main() -> None:
@@ -235,6 +205,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=20_000_000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--peer", action="append", default=[], metavar="JOB:NAME=COMMAND")
+    parser.add_argument("--without", action="append", default=[], choices=Job("", "", "").peers)
     parser.add_argument("--work", type=Path, help="keep input and the last outputs here")
     parser.add_argument("--batch", nargs=3, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -257,7 +228,9 @@ def run_job(job: Job, given: argparse.Namespace, work: Path, peers: Mapping[str,
     if not source.exists():
         generate(source, given.rows, max(1, given.rows // TRIGGER_ROWS), keys=job.keys)
     rounds: list[dict[str, dict[str, Any]]] = []
-    names = ["tidegate", *job.peers, *peers]
+    names = [name for name in ("tidegate", *job.peers, *peers) if name not in given.without]
+    for name in JVM_PEERS.keys() & set(names):
+        prepare(name)  # before the first clock starts
     for number in range(given.rounds):
         # No contender always goes first.
         order = names if number % 2 == 0 else names[::-1]

@@ -12,8 +12,10 @@ import duckdb
 import pytest
 
 from tests.bench import kafka
+from tests.bench.answers import check_answer
 from tests.bench.generate import SOURCES, T0, generate
-from tests.bench.rounds import check, report
+from tests.bench.rounds import PER_KEY, check, report
+from tests.bench.suite import JOBS
 
 
 @pytest.fixture
@@ -107,3 +109,47 @@ def test_rows_a_second() -> None:
     lines = kafka.report(1000, rounds).splitlines()
     assert lines[2] == "| 1 | 100 | 83 | 1.20 |"
     assert "| median | 100 | 83 | 1.20 |" in lines
+
+
+@pytest.mark.parametrize(("lost", "kept"), [(5, True), (5, False), (0, True)])
+def test_a_peers_windows_and_late_rows_are_the_input(
+    source: Path, tmp_path: Path, lost: int, kept: bool
+) -> None:
+    """A peer that keeps late rows must have every row, in the right window."""
+    rows = f"'{source}/s*/*.parquet'"
+    for name in ("win", "late"):
+        (tmp_path / name).mkdir()
+    moved = f"select w, key, n - {int(not lost)} as n, s from"  # without late rows: a row too few
+    duckdb.sql(
+        f"copy ({moved} (select {PER_KEY} from {rows} where seq >= {lost} group by all))"
+        f" to '{tmp_path}/win/part-0' (format parquet)"
+    )
+    if lost and kept:
+        late = (
+            f"select epoch_us(event_time) as event_time, key, value from {rows} where seq < {lost}"
+        )
+        duckdb.sql(f"copy ({late}) to '{tmp_path}/late/part-0' (format parquet)")
+    job = JOBS["W1"]
+    if lost and kept:
+        said = check_answer(job, "flink", source, tmp_path, {})
+        assert said == "79,980 in windows + 20 late rows kept = 80,000, every window exact"
+        return
+    with pytest.raises(SystemExit, match="WRONG ANSWER"):
+        check_answer(job, "flink", source, tmp_path, {"late": 3})
+
+
+def test_a_peers_order_is_checked(source: Path, tmp_path: Path) -> None:
+    """Rows that are sorted in each file, but not over all files, are found."""
+    (tmp_path / "win").mkdir()
+    rows = f"(select * replace (epoch_us(event_time) as event_time) from '{source}/s*/*.parquet')"
+    for place, part in enumerate(("seq < 9000", "seq >= 9000")):
+        query = f"select * from {rows} where {part} order by event_time"
+        duckdb.sql(f"copy ({query}) to '{tmp_path}/win/part-{place}' (format parquet)")
+    with pytest.raises(SystemExit, match="out of order"):
+        check_answer(JOBS["W4"], "flink", source, tmp_path, {})
+    (tmp_path / "win" / "part-1").unlink()
+    duckdb.sql(
+        f"copy (from {rows} order by event_time) to '{tmp_path}/win/part-0' (format parquet)"
+    )
+    said = check_answer(JOBS["W4"], "flink", source, tmp_path, {})
+    assert said == "80,000 rows in order + 0 dropped for being late"
