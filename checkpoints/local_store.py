@@ -15,8 +15,10 @@ import fcntl
 import os
 import secrets
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 
 from tidegate.errors import TidegateError
@@ -45,14 +47,17 @@ _NETWORK_FILE_SYSTEMS = {
     *("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "glusterfs", "lustre", "gpfs"),
     *("beegfs", "ocfs2", "gfs2"),
 }
+_SETTLED_SECONDS = 2.0
+"""Age from which a further write is sure to change a file's times, however coarse they are."""
 _FolderPaths = list[Path]
 
 
 class LocalStore:
     """Objects are plain files below `root`; the ETag is the SHA-256 of the content.
 
-    Listings leave `ObjectInfo.etag` empty, because they would have to read every file. A missing
-    folder is made.
+    Listings leave `ObjectInfo.etag` empty, because they would have to read every file. A file is
+    read again for its ETag only if its inode, size or times have changed since. A missing folder is
+    made.
 
     Raises:
         ConfigurationError: the folder cannot be used, or lies on a network file system.
@@ -86,12 +91,12 @@ class LocalStore:
             return file.read(length)
 
     def stat(self, key: str) -> ObjectInfo | None:
-        """Describe one object, or return None if there is none; reads the file for the ETag."""
+        """Describe one object, or return None if there is none; reads a new file for the ETag."""
         path = self._resolve_key_path(key)
         try:
             with self._translate_read_errors(key):
                 stat = path.stat()
-                return ObjectInfo(key, stat.st_size, sha256_of_file(path), stat.st_mtime)
+                return ObjectInfo(key, stat.st_size, _digest_file(path, stat), stat.st_mtime)
         except NotFoundError:
             return None
 
@@ -274,6 +279,20 @@ class LocalStore:
                 key >= after or after.startswith(key)
             ):
                 yield from self._walk_keys(key, prefix, after)
+
+
+def _digest_file(path: Path, stat: os.stat_result) -> str:
+    """Return the SHA-256 of a file, which is read again only if it may have changed."""
+    version = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+    # A further write to a young file may leave all its times as they are.
+    if time.time() - stat.st_ctime < _SETTLED_SECONDS:
+        return sha256_of_file(path)
+    return _digest_version(path, version)
+
+
+@lru_cache(4096)
+def _digest_version(path: Path, _version: tuple[int, ...]) -> str:
+    return sha256_of_file(path)
 
 
 def refuse_network_file_system(path: Path, mounts: str | None = None) -> None:

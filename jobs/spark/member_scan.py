@@ -297,7 +297,7 @@ class _MemberScanner:
     def _count_duplicates(self) -> int:
         if not self.times.size:
             return 0
-        return int(np.count_nonzero(np.diff(self.times) == 0)) + int(
+        return int(np.count_nonzero(self.times[1:] == self.times[:-1])) + int(
             self.memory.get("last") == self.times[0]
         )
 

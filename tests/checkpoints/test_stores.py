@@ -8,6 +8,7 @@ import os
 import shutil
 import ssl
 import threading
+import time
 from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +21,7 @@ from pydantic import SecretStr
 from tests.servers.memory_store import Fault, MemoryBucket, MemoryStore, StoreRequest
 from urllib3.response import HTTPResponse
 
+from tidegate.checkpoints.canonical_json import sha256_of_bytes, sha256_of_file
 from tidegate.checkpoints.local_store import LocalStore, refuse_network_file_system
 from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.s3_store import S3Settings, S3Store, list_bucket_hazards
@@ -527,3 +529,30 @@ def test_listing_across_pages(s3: S3Store) -> None:
     s3.put("n/1000", b"")
     assert [e.key for e in s3.list_objects("n/")] == [f"n/{n:04d}" for n in range(1001)]
     assert len(list(s3.list_objects("n/", limit=1000))) == 1000
+
+
+def test_a_local_file_is_read_again_only_after_a_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ETag of an old file is remembered; a write that keeps size and time gives a new one."""
+    read: list[Path] = []
+
+    def digest(path: Path) -> str:
+        read.append(path)
+        return sha256_of_file(path)
+
+    monkeypatch.setattr("tidegate.checkpoints.local_store.sha256_of_file", digest)
+    store = LocalStore(tmp_path)
+    store.put("old", b"one")
+    young = [store.stat("old"), store.stat("old")]
+    assert len(read) == 2, "a young file may be written again without a trace in its times"
+    monkeypatch.setattr("tidegate.checkpoints.local_store._SETTLED_SECONDS", -1.0)
+    assert [store.stat("old"), store.stat("old")] == young
+    assert len(read) == 3
+    before = (tmp_path / "old").stat()
+    time.sleep(0.05)  # the kernel's clock for files is coarse
+    (tmp_path / "old").write_bytes(b"two")
+    os.utime(tmp_path / "old", ns=(before.st_atime_ns, before.st_mtime_ns))
+    found = store.stat("old")
+    assert found is not None
+    assert found.etag == sha256_of_bytes(b"two")
