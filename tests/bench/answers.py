@@ -136,7 +136,7 @@ def _check_windows(
     require(differing == 0, f"{differing} windows differ from the input")
     if late and job.copies == 1:
         require(kept + rows == total, f"{kept} + {rows} late of {total}")
-        return f"{kept:,} in windows + {rows:,} late rows kept = {total:,}, every window exact"
+        return f"{kept:,} in windows + {rows:,} late rows kept = {total:,}, every {by} exact"
     missed = total - kept
     if dropped is not None:
         require(dropped == missed, f"{kept} + {dropped} counted as late of {total}")

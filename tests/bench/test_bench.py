@@ -132,7 +132,7 @@ def test_a_peers_windows_and_late_rows_are_the_input(
     job = JOBS["W1"]
     if lost and kept:
         said = check_answer(job, "flink", source, tmp_path, {})
-        assert said == "79,980 in windows + 20 late rows kept = 80,000, every window exact"
+        assert said == "79,980 in windows + 20 late rows kept = 80,000, every w, key exact"
         return
     with pytest.raises(SystemExit, match="WRONG ANSWER"):
         check_answer(job, "flink", source, tmp_path, {"late": 3})
