@@ -95,7 +95,7 @@ def test_init_takes_the_zone_and_the_column_that_it_is_told(cli: Cli, tmp_path: 
 def test_a_few_broken_rows_do_not_stop_init(cli: Cli, tmp_path: Path) -> None:
     """A cut-off JSON line and a time that is none; `run` makes dead letters of such rows.
 
-    With as many bad as good ones the column is no time.
+    With as many bad as good ones the column holds no times.
     """
     good = "".join(f'{{"at": {FIRST + 1000 * n}, "id": {n}}}\n' for n in range(20))
     (tmp_path / "a.jsonl").write_text(good + '{"at": 17\n')
