@@ -69,7 +69,17 @@ class CheckpointId:
         return cls(int(match[1]), int(match[2]), match[3])
 
 
-@dataclass(frozen=True, slots=True)
+class _Below:
+    """A key, prefix or folder below the pipeline's own prefix: an attribute of `BucketLayout`."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, layout: BucketLayout, _: object) -> str:
+        return f"{layout.pipeline}/{self._name}"
+
+
+@dataclass(frozen=True)
 class BucketLayout:
     """The keys of one pipeline.
 
@@ -86,95 +96,50 @@ class BucketLayout:
 
     # Single documents
 
-    @property
-    def identity_key(self) -> str:
-        """The pipeline's random uid and the store's address; swapped only if a copy is adopted."""
-        return f"{self.pipeline}/identity.json"
-
-    @property
-    def lease_key(self) -> str:
-        """Which process drives the pipeline; swapped by ETag."""
-        return f"{self.pipeline}/lease.json"
-
-    @property
-    def desired_key(self) -> str:
-        """Whether the pipeline should run; swapped by ETag."""
-        return f"{self.pipeline}/desired.json"
-
-    @property
-    def roots_key(self) -> str:
-        """Pins, condemned checkpoints and restore claims; swapped by ETag."""
-        return f"{self.pipeline}/roots.json"
-
-    @property
-    def status_key(self) -> str:
-        """The driver's report for people; the last writer wins."""
-        return f"{self.pipeline}/status.json"
-
-    @property
-    def announced_key(self) -> str:
-        """The window periods that Airflow has announced to its assets; swapped by ETag."""
-        return f"{self.pipeline}/announced.json"
+    identity_key = _Below("identity.json")
+    """The pipeline's random uid and the store's address; swapped only if a copy is adopted."""
+    lease_key = _Below("lease.json")
+    """Which process drives the pipeline; swapped by ETag."""
+    desired_key = _Below("desired.json")
+    """Whether the pipeline should run; swapped by ETag."""
+    roots_key = _Below("roots.json")
+    """Pins, condemned checkpoints and restore claims; swapped by ETag."""
+    status_key = _Below("status.json")
+    """The driver's report for people; the last writer wins."""
+    announced_key = _Below("announced.json")
+    """The window periods that Airflow has announced to its assets; swapped by ETag."""
 
     # Prefixes
 
-    @property
-    def pipeline_prefix(self) -> str:
-        """Prefix of everything this pipeline owns."""
-        return f"{self.pipeline}/"
+    pipeline_prefix = _Below("")
+    """Prefix of everything this pipeline owns."""
+    timelines_prefix = _Below("timelines/")
+    """Prefix of all timelines."""
+    requests_prefix = _Below("requests/")
+    """Prefix of the requests to the driver."""
+    acks_prefix = _Below("acks/")
+    """Prefix of the driver's acknowledgements."""
+    index_prefix = _Below("index/")
+    """Prefix of the slot index, a cache that can be rebuilt, and the note of the last scrub."""
+    quality_prefix = _Below("quality/")
+    """Prefix of Great Expectations results and Data Docs."""
+    restore_audit_prefix = _Below("trail/")
+    """Prefix of the restores' histories: who asked, who approved, how it ended."""
+    staging_prefix = _Below("staging/")
+    """Prefix of the files that a driver and Spark's tasks exchange if they share no disk.
 
-    @property
-    def timelines_prefix(self) -> str:
-        """Prefix of all timelines."""
-        return f"{self.pipeline}/timelines/"
-
-    @property
-    def requests_prefix(self) -> str:
-        """Prefix of the requests to the driver."""
-        return f"{self.pipeline}/requests/"
-
-    @property
-    def acks_prefix(self) -> str:
-        """Prefix of the driver's acknowledgements."""
-        return f"{self.pipeline}/acks/"
-
-    @property
-    def index_prefix(self) -> str:
-        """Prefix of the slot index, a cache that can be rebuilt, and the note of the last scrub."""
-        return f"{self.pipeline}/index/"
-
-    @property
-    def quality_prefix(self) -> str:
-        """Prefix of Great Expectations results and Data Docs."""
-        return f"{self.pipeline}/quality/"
-
-    @property
-    def restore_audit_prefix(self) -> str:
-        """Prefix of the restores' histories: who asked, who approved, how it ended."""
-        return f"{self.pipeline}/trail/"
-
-    @property
-    def staging_prefix(self) -> str:
-        """Prefix of the files that a driver and Spark's tasks exchange if they share no disk.
-
-        The driver deletes them at the end of the epoch or of its run.
-        """
-        return f"{self.pipeline}/staging/"
-
-    @property
-    def logs_prefix(self) -> str:
-        """Prefix of the drivers' logs."""
-        return f"{self.pipeline}/logs/"
-
-    @property
-    def splice_requests_prefix(self) -> str:
-        """Prefix of all splice requests."""
-        return f"{self.pipeline}/splices/"
-
-    @property
-    def iceberg_folder(self) -> str:
-        """Folder of the Iceberg metadata, without a slash at the end."""
-        return f"{self.pipeline}/iceberg"
+    The driver deletes them at the end of the epoch or of its run.
+    """
+    logs_prefix = _Below("logs/")
+    """Prefix of the drivers' logs."""
+    splice_requests_prefix = _Below("splices/")
+    """Prefix of all splice requests."""
+    iceberg_folder = _Below("iceberg")
+    """Folder of the Iceberg metadata, without a slash at the end."""
+    published_cut_key = _Below("iceberg/current.json")
+    """Key of the pointer to the tables' metadata files, one cut over all tables."""
+    table_versions_key = _Below("iceberg/versions.json")
+    """Key of the notes of what the pointer named earlier; readers may still use it."""
 
     # Slots and the files of attempts
 
@@ -262,16 +227,6 @@ class BucketLayout:
     def table_catalog_key(self, table: str) -> str:
         """Key of a table's entry in the catalog that the bucket itself provides."""
         return f"{self.iceberg_table_folder(table)}/catalog.json"
-
-    @property
-    def published_cut_key(self) -> str:
-        """Key of the pointer to the tables' metadata files, one cut over all tables."""
-        return f"{self.iceberg_folder}/current.json"
-
-    @property
-    def table_versions_key(self) -> str:
-        """Key of the notes of what the pointer named earlier; readers may still use it."""
-        return f"{self.iceberg_folder}/versions.json"
 
     def arrivals_prefix(self, source: str, partition: str) -> str:
         """Prefix of the log of arrivals of one partition of a source."""

@@ -225,7 +225,7 @@ def _annotate_summaries(
 IllnessFinder = Callable[[CheckpointId], str | None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _QualityRun:
     """What one quality run says about epochs.
 

@@ -5,11 +5,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
-from tidegate.json_types import JsonObject
+from tidegate.json_types import JsonObject, JsonView
 
 if TYPE_CHECKING:
     from .manifest import Counters
@@ -58,7 +57,7 @@ class EpochCounters:
     filtered: int = 0
 
     @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> Self:
+    def from_record(cls, record: JsonView) -> Self:
         """Read the counters of a manifest; those it lacks are zero, unknown ones are ignored."""
         return cls(**{name: record[name] for name in cls.__dataclass_fields__ if name in record})
 
@@ -84,7 +83,7 @@ def count_accounted_rows(counters: EpochCounters | Counters) -> int:
     return flows + sum(counters.dropped.values()) + counters.retained
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class MergeSummary:
     """What a merge did; only manifests of merges have it.
 
@@ -105,7 +104,7 @@ class MergeSummary:
     why: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class EpochNotes:
     """The notes of one manifest.
 
@@ -137,7 +136,7 @@ class EpochNotes:
     run: int
 
     @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> Self:
+    def from_record(cls, record: JsonView) -> Self:
         """Read `Manifest.notes`; what was not noted is zero, empty or None."""
         # Manifests of earlier versions lack some of the notes.
         released, merge = record.get("released_max"), record.get("splice")

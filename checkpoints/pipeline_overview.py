@@ -13,8 +13,9 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
+from tidegate.json_types import JsonView
 from tidegate.time_units import format_instant
 
 from .driver_reports import DriverStatus, read_status_and_age
@@ -71,7 +72,7 @@ FINAL_STATES: Final = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DriverOverview:
     """The lease of a pipeline, and what its drivers report.
 
@@ -107,12 +108,12 @@ class DriverOverview:
         return report
 
     @property
-    def facts(self) -> Mapping[str, Any]:
+    def facts(self) -> JsonView:
         """What the driver that took the lease last has reported; empty if it has not reported."""
         return self.report.body if self.report else {}
 
     @property
-    def last_facts(self) -> Mapping[str, Any]:
+    def last_facts(self) -> JsonView:
         """The body of `last_report`."""
         return self.last_report.body if self.last_report else {}
 
@@ -134,7 +135,7 @@ class DriverOverview:
         return PipelineState.SILENT if self.report_is_old else reported
 
 
-def parse_reported_state(facts: Mapping[str, Any]) -> PipelineState:
+def parse_reported_state(facts: JsonView) -> PipelineState:
     """Return the state in the body of a driver's report.
 
     LEASED if the body has none; RUNNING if a newer driver reports one that is unknown here.
@@ -166,7 +167,7 @@ def read_driver(
     return replace(driver, report_is_old=is_old)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PipelineOverview:
     """A pipeline as its bucket shows it at one moment.
 

@@ -42,7 +42,7 @@ from .store import ObjectInfo, PreconditionFailedError
 HOUR = 3600.0  # seconds
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RetentionPolicy:
     """What to keep. A checkpoint goes only when it is beyond *both* bounds.
 

@@ -79,6 +79,8 @@ _REFUSALS = {
     "RequestTimeTooSkewed": CLOCK_SKEWED,
 }
 T = TypeVar("T")
+_Answer = dict[str, Any]
+"""What a call of boto3 returns, or a part of it."""
 
 
 class S3Settings(BaseModel):
@@ -242,7 +244,7 @@ class S3Store:
         """Return ``s3://bucket/prefix/key``."""
         return f"s3://{self.settings.bucket}/{self._full_key(key)}"
 
-    def read_bucket_rules(self, call: str, section: str | None = None) -> list[dict[str, Any]]:
+    def read_bucket_rules(self, call: str, section: str | None = None) -> list[_Answer]:
         """Return the rules that a call of boto3 answers.
 
         Empty where it is refused, unknown or not answered.
@@ -252,7 +254,7 @@ class S3Store:
             section: where in the answer the rules are; None: at its top.
         """
 
-        def ask() -> dict[str, Any]:
+        def ask() -> _Answer:
             return dict(getattr(self._get_client(), call)(Bucket=self.settings.bucket))
 
         try:
@@ -284,7 +286,7 @@ class S3Store:
     def _put_object(self, key: str, data: bytes, **condition: str) -> str:
         return _strip_etag(self._call_api("put_object", key, writes=True, Body=data, **condition))
 
-    def _list_pages(self, prefix: str, options: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def _list_pages(self, prefix: str, options: dict[str, Any]) -> Iterator[_Answer]:
         page = self._list_one_page(prefix, options)
         yield page
         while page.get("IsTruncated"):
@@ -294,14 +296,14 @@ class S3Store:
             yield page
 
     @_retry_within_budget
-    def _list_one_page(self, prefix: str, options: dict[str, Any]) -> dict[str, Any]:
-        def request_page() -> dict[str, Any]:
+    def _list_one_page(self, prefix: str, options: dict[str, Any]) -> _Answer:
+        def request_page() -> _Answer:
             where = {"Bucket": self.settings.bucket, "Prefix": self._full_key(prefix)}
             return dict(self._get_client().list_objects_v2(**where, **options))
 
         return self._run_translated(request_page, prefix)
 
-    def _to_object_info(self, item: dict[str, Any]) -> ObjectInfo:
+    def _to_object_info(self, item: _Answer) -> ObjectInfo:
         key = item["Key"][len(self._prefix) :]
         return ObjectInfo(key, item["Size"], _strip_etag(item), item["LastModified"].timestamp())
 
@@ -322,10 +324,8 @@ class S3Store:
     def _locate(self, key: str) -> dict[str, str]:
         return {"Bucket": self.settings.bucket, "Key": self._full_key(check_key(key))}
 
-    def _call_api(
-        self, name: str, key: str, *, writes: bool = False, **arguments: Any
-    ) -> dict[str, Any]:
-        def call_method() -> dict[str, Any]:
+    def _call_api(self, name: str, key: str, *, writes: bool = False, **arguments: Any) -> _Answer:
+        def call_method() -> _Answer:
             return dict(getattr(self._get_client(), name)(**self._locate(key), **arguments))
 
         return self._run_translated(call_method, key, writes=writes)
@@ -369,9 +369,7 @@ class S3Store:
             return STORE_UNAVAILABLE(uri=self._describe_location(), cause=cause)
         return self._no_answer_error(key, type(error).__name__, writes)
 
-    def _translate_response(
-        self, response: dict[str, Any], key: str, writes: bool
-    ) -> TidegateError:
+    def _translate_response(self, response: _Answer, key: str, writes: bool) -> TidegateError:
         """Translate an answer; without a definite code, the outcome of a write is unknown."""
         code = str(response.get("Error", {}).get("Code", ""))
         status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
@@ -456,7 +454,7 @@ def _compute_age(answer: Mapping[str, Any]) -> float | None:
     return (parsedate_to_datetime(now) - answer["LastModified"]).total_seconds() if now else None
 
 
-def _strip_etag(answer: dict[str, Any]) -> str:
+def _strip_etag(answer: _Answer) -> str:
     return str(answer["ETag"]).strip('"')
 
 

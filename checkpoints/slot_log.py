@@ -81,7 +81,7 @@ class SlotContents:
         raise NO_MANIFEST(key=self.key, kind=self.record.kind)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LogHead:
     """The end of the log.
 
@@ -118,7 +118,7 @@ class LogHead:
         return self.slot + 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Sealed:
     """The record fills the slot: the epoch is complete, or the restore has happened."""
 
@@ -128,7 +128,7 @@ class Sealed:
     etag: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SlotTaken:
     """Another record fills the slot: the attempt is aborted.
 
@@ -140,7 +140,7 @@ class SlotTaken:
     etag: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LineageSegment:
     """Slots `first` to `last` (None: open end) of one timeline, as a part of a lineage."""
 

@@ -35,7 +35,7 @@ _DENIED_PATIENCE = 600.0
 _FIRST_BACKOFF, _LONGEST_BACKOFF = 1.0, 15.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class EndConditions:
     """What ends a run without a request.
 
@@ -49,7 +49,7 @@ class EndConditions:
     epochs: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RunOutcome:
     """How a run ended: the last state for ``status.json`` (stopped, finished) and a sentence."""
 
@@ -57,7 +57,7 @@ class RunOutcome:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LoopRuntime:
     """What the loop uses besides the engine and the publisher.
 

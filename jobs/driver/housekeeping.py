@@ -76,7 +76,7 @@ def make_retention(
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class MaintenanceReport:
     """What one round of maintenance did.
 

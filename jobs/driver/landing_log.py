@@ -84,7 +84,7 @@ _WRITE_ATTEMPTS = 10  # for a write whose outcome is unknown
 _STATUS_KEY = "_landing/status.json"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _GenerationNote:
     """The document of a generation.
 

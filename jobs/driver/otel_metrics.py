@@ -24,7 +24,7 @@ from tidegate.time_units import TICK_MAX, TICK_MIN
 from .status_reporter import read_member_frontiers
 
 if TYPE_CHECKING:
-    from opentelemetry.metrics import CallbackOptions, Meter, Observation
+    from opentelemetry.metrics import CallbackOptions, Counter, Meter, Observation
     from opentelemetry.sdk.metrics import MeterProvider
 
 METRICS: Final[dict[str, dict[str, Any]]] = tomllib.loads(
@@ -34,6 +34,11 @@ METRICS: Final[dict[str, dict[str, Any]]] = tomllib.loads(
 DRIVER_STATES: Final = (
     "starting", "running", "waiting", "draining", "stopped", "finished", "failed",
 )  # fmt: skip
+_DRIVER_COUNTERS = (
+    *("tidegate.epochs", "tidegate.epochs.lost", "tidegate.barriers", "tidegate.windows.emitted"),
+    *("tidegate.rows", "tidegate.rows.late", "tidegate.query.rows", "tidegate.query.dropped"),
+)
+_DRIVER_HISTOGRAMS = ("tidegate.epoch.duration", "tidegate.step.duration")
 _LANDING_STATES = ("running", "stopped", "failed")
 _TICKS_PER_SECOND = 1_000_000
 _EXPORT_INTERVAL_MILLIS = 10_000
@@ -73,24 +78,10 @@ class DriverMetrics:
         self._queries: dict[str, QueryPosition] = {}
         self._buffered = 0
 
-        def create_counter(name: str) -> Any:
-            """Create a counter."""
-            return meter.create_counter(name, **METRICS[name])
-
-        def create_histogram(name: str) -> Any:
-            """Create a histogram."""
-            return meter.create_histogram(name, **METRICS[name])
-
-        self._epochs = create_counter("tidegate.epochs")
-        self._lost = create_counter("tidegate.epochs.lost")
-        self._rows = create_counter("tidegate.rows")
-        self._late = create_counter("tidegate.rows.late")
-        self._windows = create_counter("tidegate.windows.emitted")
-        self._barriers = create_counter("tidegate.barriers")
-        self._query_rows = create_counter("tidegate.query.rows")
-        self._query_dropped = create_counter("tidegate.query.dropped")
-        self._epoch_seconds = create_histogram("tidegate.epoch.duration")
-        self._step_seconds = create_histogram("tidegate.step.duration")
+        self._counters = _create_counters(meter, *_DRIVER_COUNTERS)
+        self._histograms = {
+            name: meter.create_histogram(name, **METRICS[name]) for name in _DRIVER_HISTOGRAMS
+        }
         for name, read in self._define_gauges().items():
             _register_gauge(meter, self._attributes, name, read)
 
@@ -102,52 +93,54 @@ class DriverMetrics:
         """
         self._report, self._loop_ended_at = report, self._seconds()
         if report.lost:
-            self._lost.add(1, self._attributes)
+            self._count("tidegate.epochs.lost", 1)
         if report.manifest is not None:
             self.record_sealed(report.manifest, seconds)
             for barrier in report.decision.barriers:
                 if not barrier.tardy:  # such a row is about a barrier that closed before
-                    outcome = str(barrier.outcome.value)
-                    self._barriers.add(1, {**self._attributes, "outcome": outcome})
+                    self._count("tidegate.barriers", 1, outcome=barrier.outcome.value)
         self._frontier = report.decision.frontier_after
 
     def record_sealed(self, manifest: Manifest, seconds: float) -> None:
         """Count a sealed epoch, or a sealed batch of a job: seconds, steps and rows."""
         self._sealed_at = self._loop_ended_at = self._seconds()
         self._frontier = manifest.frontier_after
-        self._epochs.add(1, self._attributes)
-        self._epoch_seconds.record(seconds, self._attributes)
+        self._count("tidegate.epochs", 1)
+        self._histograms["tidegate.epoch.duration"].record(seconds, self._attributes)
         for step, took in manifest.timings.items():
-            self._step_seconds.record(took, {**self._attributes, "step": step})
+            labels = {**self._attributes, "step": step}
+            self._histograms["tidegate.step.duration"].record(took, labels)
         self._count_rows(manifest.epoch_counters)
         notes = BatchNotes.from_manifest(manifest)
         if notes is not None:
             self._queries = notes.queries
-            query = {**self._attributes, "query": notes.query}
-            for source in notes.queries[notes.query].sources:
-                self._query_rows.add(source.rows, {**query, "source": source.name})
-            self._query_dropped.add(notes.queries[notes.query].dropped, query)
+            query, at = notes.query, notes.queries[notes.query]
+            for source in at.sources:
+                self._count("tidegate.query.rows", source.rows, query=query, source=source.name)
+            self._count("tidegate.query.dropped", at.dropped, query=query)
 
     def note_turn(self) -> None:
         """Note that there is nothing to do: `tidegate.loop.age` starts again from 0."""
         self._loop_ended_at = self._seconds()
 
+    def _count(self, counter: str, number: int, **labels: str) -> None:
+        self._counters[counter].add(number, {**self._attributes, **labels})
+
     def _count_rows(self, epoch: EpochCounters) -> None:
         self._buffered = epoch.retained
         for source, own in epoch.per_source.items():
             counts = RowCounts.of_source(own)
-            attributes = {**self._attributes, "source": source}
+            count_rows = partial(self._count, "tidegate.rows", source=source)
             for disposition in (*ROW_EQUATION, *ROW_NOTES):
                 if counts[disposition]:
-                    self._rows.add(counts[disposition], {**attributes, "disposition": disposition})
+                    count_rows(counts[disposition], disposition=disposition)
             for stream, rows in counts.count_stream_rejections().items():
-                rejected = {"disposition": "stream_rejected", "stream": stream}
-                self._rows.add(rows, {**attributes, **rejected})
+                count_rows(rows, disposition="stream_rejected", stream=stream)
         late = RowCounts.of_sources(epoch.per_source).late_by_output
         for output, rows in late.items():
-            self._late.add(rows, {**self._attributes, "output": output})
+            self._count("tidegate.rows.late", rows, output=output)
         for window, rows in epoch.windows.items():
-            self._windows.add(rows, {**self._attributes, "window": window})
+            self._count("tidegate.windows.emitted", rows, window=window)
 
     def _define_gauges(self) -> dict[str, _ReadValues]:
         facts, read_fact = self._facts, self._make_fact_reader
@@ -156,7 +149,7 @@ class DriverMetrics:
             "tidegate.driver.error": self._read_errors,
             "tidegate.loop.age": lambda: [(self._seconds() - self._loop_ended_at, {})],
             "tidegate.checkpoint.age": lambda: [(self._seconds() - self._sealed_at, {})],
-            "tidegate.frontier.lag": self._read_frontier_lag,
+            "tidegate.frontier.lag": lambda: self._compute_lags({"": self._frontier}, ""),
             "tidegate.member.frontier.lag": self._read_member_lags,
             "tidegate.barriers.blocked": lambda: [
                 (len(self._report.decision.blocked) if self._report else 0, {})
@@ -210,9 +203,6 @@ class DriverMetrics:
             for kind, code in sorted(self._seen_errors)
         ]
 
-    def _read_frontier_lag(self) -> Iterable[_Value]:
-        return self._compute_lags({"": self._frontier}, "")
-
     def _read_member_lags(self) -> Iterable[_Value]:
         if self._report is None:
             return []
@@ -244,9 +234,7 @@ class LandingMetrics:
         self._landed_at = time.monotonic()
         self.state = "running"
         names = ("tidegate.landing.rows", "tidegate.landing.batches", "tidegate.landing.restarts")
-        self._rows, self._batches, self._restarts = (
-            meter.create_counter(name, **METRICS[name]) for name in names
-        )
+        self._rows, self._batches, self._restarts = _create_counters(meter, *names).values()
         register = partial(_register_gauge, meter, self._attributes)
         register("tidegate.landing.batch.age", lambda: [(time.monotonic() - self._landed_at, {})])
         register("tidegate.landing.state", lambda: _encode_state(_LANDING_STATES, self.state))
@@ -260,6 +248,10 @@ class LandingMetrics:
     def record_restart(self) -> None:
         """Count a query that failed and is started again."""
         self._restarts.add(1, self._attributes)
+
+
+def _create_counters(meter: Meter, *names: str) -> dict[str, Counter]:
+    return {name: meter.create_counter(name, **METRICS[name]) for name in names}
 
 
 def _register_gauge(

@@ -87,7 +87,7 @@ _ENDED_BEFORE_LEASE = RunOutcome(
 _DRAIN_SECONDS = 60.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RunOptions:
     """How to run, as opposed to what (the spec).
 
@@ -115,7 +115,7 @@ class RunOptions:
     ends_input: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RunContext:
     """What a run has before it holds the lease.
 

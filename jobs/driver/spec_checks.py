@@ -39,7 +39,7 @@ _ROW_COLUMNS = {"_source": "string", "_partition": "string", "_seq": "long"}
 _STREAM_COLUMNS = {"position": "long", "stream_time": "timestamp", "_id": "string"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SqlField:
     """An expression of a spec.
 

@@ -100,7 +100,7 @@ DriverTableWriter = Callable[[MoveOrder], dict[str, tuple[FileRef, ...]]]
 """Writes the rows that only the driver knows (barriers, dead objects): returns table -> files."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class EpochPorts:
     """What the engine reads rows from and writes rows with.
 
@@ -117,7 +117,7 @@ class EpochPorts:
     dispatcher: RowDispatcher | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class EngineRuntime:
     """The process around the engine: its name in manifests, step observer, clock, fault points.
 
@@ -132,7 +132,7 @@ class EngineRuntime:
     run: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class EpochRequests:
     """The requests of people that an epoch applies.
 
@@ -158,7 +158,7 @@ class EpochRequests:
         return bool(self.ids)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class EpochReport:
     """What one call of `Engine.run_epoch` did.
 
@@ -186,7 +186,7 @@ class EpochReport:
     held_back: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class EpochAttempt:
     """One attempt at an epoch, from its first file to the answer of the slot."""
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, Protocol
 
@@ -22,7 +22,7 @@ from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.jobs.eventtime.decision_types import Decision, Member, ReleaseMark, Survey
 from tidegate.jobs.spec.pipeline import ReadLimits
-from tidegate.json_types import JsonObject
+from tidegate.json_types import JsonObject, JsonView
 
 from .errors import UNKNOWN_FAULT_POINT
 
@@ -157,13 +157,13 @@ class Slice:
         }
 
     @classmethod
-    def from_record(cls, member: Member, record: Mapping[str, Any]) -> Slice:
+    def from_record(cls, member: Member, record: JsonView) -> Slice:
         """Read a slice of a sealed epoch."""
         dead = tuple(DeadObject(**{**one, "member": member}) for one in record["dead"])
         return cls(member, **{**record, "parts": tuple(record["parts"]), "dead": dead})
 
 
-def skip_slice_record(record: Mapping[str, Any]) -> JsonObject:
+def skip_slice_record(record: JsonView) -> JsonObject:
     """Return the record of a slice that reads nothing and begins where `record` ended.
 
     It keeps `resume`, `pending` and `done`.
@@ -172,7 +172,7 @@ def skip_slice_record(record: Mapping[str, Any]) -> JsonObject:
     return {**kept, "start": record["end"], "parts": [], "dead": []}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Cut:
     """One point through every source, as the slices of all members that end there."""
 
@@ -183,7 +183,7 @@ class Cut:
         return {str(part.member): part.to_record() for part in self.slices}
 
     @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> Cut:
+    def from_record(cls, record: JsonView) -> Cut:
         """Read the cut of a sealed epoch."""
         parts = (Slice.from_record(Member.parse(name), part) for name, part in record.items())
         return cls(tuple(parts))
@@ -215,7 +215,7 @@ class Source(Protocol):
     def plan(
         self,
         member: Member,
-        resume: Mapping[str, Any] | None,
+        resume: JsonView | None,
         limits: ReadLimits,
         *,
         blocked: bool = False,
@@ -247,7 +247,7 @@ class Source(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SurveyedCut:
     """A cut with its survey: `Mover.survey` makes it, `Mover.move` takes it.
 
@@ -263,7 +263,7 @@ class SurveyedCut:
     staged: Any
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class MoveOrder:
     """One epoch's work for a mover.
 
@@ -292,7 +292,7 @@ class MoveOrder:
         return self.folders.attempt.slot
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class MoveResult:
     """What a mover did.
 
@@ -330,7 +330,7 @@ class Mover(Protocol):
     oracle mover in tests/oracle, which is written in plain Python.
     """
 
-    def survey(self, cut: Cut, state: Mapping[str, Any]) -> SurveyedCut:
+    def survey(self, cut: Cut, state: JsonView) -> SurveyedCut:
         """Summarise the cut: fill in the survey's `members`. The engine fills in everything else.
 
         A slice whose first barrier row is not its last row is reported with that barrier; the
@@ -361,7 +361,7 @@ class Mover(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DispatchResult:
     """What an epoch sent to streams.
 
@@ -391,7 +391,7 @@ class RowDispatcher(Protocol):
         self,
         order: MoveOrder,
         moved: MoveResult,
-        before: Mapping[str, Any],
+        before: JsonView,
         asked: Sequence[tuple[str, str]] = (),
     ) -> DispatchResult:
         """Dispatch one epoch.

@@ -31,7 +31,7 @@ from tidegate.json_types import JsonObject
 from .interfaces import Cut, Slice, skip_slice_record
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ManifestAuthor:
     """Who writes manifests: the pipeline's uid, the driver's name and the version of tidegate."""
 
@@ -40,7 +40,7 @@ class ManifestAuthor:
     code_version: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ManifestDraft:
     """What an epoch or a merge puts into its manifest.
 
@@ -156,7 +156,7 @@ DISPATCHER_KINDS = ("reducer:", "buffer:", "splice:")
 """How the kinds of the dispatcher's segments begin."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ResumeState:
     """The state after the newest sealed epoch or merge.
 

@@ -32,7 +32,7 @@ from .errors import NO_OWN_SPEC
 from .interfaces import Cut, Slice
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RecordedEpoch:
     """A sealed epoch, and the one before it on its lineage.
 

@@ -38,7 +38,7 @@ from .parquet_objects import read_parquet_object
 from .recorded_epochs import RecordedEpoch
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ReplayResult:
     """The result of a replay.
 

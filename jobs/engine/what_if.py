@@ -34,7 +34,7 @@ from .recorded_epochs import RecordedEpoch
 _SHOWN_POINTS = 400  # of the course of the frontiers; a screen has no room for more
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class WhatIfOptions:
     """Options to try instead of those of the spec.
 
