@@ -31,7 +31,7 @@ from tests.simulation.storage import SimStore
 
 from tidegate.checkpoints.bucket_layout import CheckpointId
 from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
-from tidegate.checkpoints.lease import read_lease
+from tidegate.checkpoints.lease import LEASE_TTL, read_lease
 from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.errors import FailureClass, TidegateError
 from tidegate.operators import (
@@ -275,6 +275,8 @@ def _terminate(world: World, store: SimStore, pipeline: str, token: int, say: An
     name = lease.holder.driver if lease is not None and lease.holder is not None else ""
     for process in world.processes:
         works = process.alive and process.asleep_until <= world.now < process.busy_until
+        # A store that refuses the keys of a driver refuses its renewals too.
+        works = works and world.now > process.denied_until + LEASE_TTL
         if process.name == name and works and lease is not None and lease.token == token:
             raise Violation(f"{name} is terminated although its step is in time")
     return terminate_driver(store, pipeline, token, say)
