@@ -31,6 +31,7 @@ _ROOMS = (
         for room in (
             "spec",
             "eventtime",
+            "advise",
             "engine",
             "sources",
             "spark",

@@ -25,6 +25,7 @@ from tidegate.jobs.spec.row_rules import RULE_QUARANTINED
 from tidegate.jobs.spec.stream_specs import REJECTIONS
 from tidegate.json_types import JsonObject
 
+from .errors import BAD_CHECK
 from .job_batches import JobEvidence
 from .suite_files import Check, limit_values, load_suites
 from .summaries import (
@@ -382,11 +383,7 @@ def _find_error_message(info: Mapping[str, Any]) -> str:
 
 
 def _make_check_error(check: Check, cause: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"check {check.id} cannot run on summary {check.summary}: {cause}",
-        code="quality.bad_check",
-        advice=f"correct `expect` and `kwargs` of {check.id} in its suite file",
-    )
+    return BAD_CHECK(check=check.id, summary=check.summary, cause=cause)
 
 
 # The rows behind a summary: table -> the columns that a sample shows, and the column whose value is

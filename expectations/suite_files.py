@@ -14,13 +14,13 @@ from pydantic import Field, ValidationError, model_validator
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from tidegate.errors import ConfigurationError
 from tidegate.jobs.spec.event_time_options import SpecModel
 from tidegate.jobs.spec.job_spec import JobSpec
 from tidegate.jobs.spec.loader import Location, format_findings, to_plain_value
 from tidegate.jobs.spec.operations import QualityLimits, QualitySpec, Severity
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
+from .errors import BAD_SUITE, CHECK_IDS_DOUBLED, NO_SUITE_FOLDER, UNKNOWN_CHECK
 from .job_batches import JOB_SUMMARIES
 from .summaries import SUMMARIES, TABLE_PREFIX, list_frame_columns
 
@@ -143,12 +143,7 @@ def load_suites(spec: PipelineSpec | JobSpec) -> list[Suite]:
     if quality.suites is not None:
         own = Path(quality.suites)
         if not own.is_dir():
-            raise ConfigurationError(
-                f"quality.suites: no folder {own.absolute()}",
-                code="quality.no_folder",
-                pipeline=spec.name,
-                advice="give a folder of *.yaml suites, relative to the folder you run in",
-            )
+            raise NO_SUITE_FOLDER(pipeline=spec.name, folder=own.absolute())
         # All files are loaded before checks are selected: a wrong file must not hide behind a
         # pipeline that does not need it.
         suites |= {f.name: _load_suite(f, spec) for f in _list_suite_files(own)}
@@ -193,19 +188,10 @@ def _load_suite(file: Traversable, spec: PipelineSpec | JobSpec | None = None) -
     except ValidationError as error:
         mistakes = [(e["loc"], e["msg"].removeprefix("Value error, ")) for e in error.errors()]
     except (YAMLError, KeyError, ValueError) as error:
-        raise _make_suite_error(f"{file}: {error}") from error
+        raise BAD_SUITE(mistakes=f"{file}: {error}") from error
     if mistakes:
-        raise _make_suite_error("\n".join(format_findings(str(file), raw, mistakes)))
+        raise BAD_SUITE(mistakes="\n".join(format_findings(str(file), raw, mistakes)))
     return suite
-
-
-def _make_suite_error(message: str) -> ConfigurationError:
-    return ConfigurationError(
-        message,
-        code="quality.bad_suite",
-        kept="the stream, untouched",
-        advice="correct the suite file",
-    )
 
 
 def _refuse_unknown_ids(spec: PipelineSpec | JobSpec, suites: list[Suite]) -> None:
@@ -214,13 +200,9 @@ def _refuse_unknown_ids(spec: PipelineSpec | JobSpec, suites: list[Suite]) -> No
     # Severities and results are stored by id.
     doubled = sorted({i for i in known if known.count(i) > 1})
     if unknown or doubled:
-        fault = "quality.severity names no check:" if unknown else "check ids are used twice:"
-        raise ConfigurationError(
-            f"{fault} {', '.join(unknown or doubled)}",
-            code="quality.unknown_check",
-            pipeline=spec.name,
-            advice=f"the checks are: {', '.join(known)}",
-        )
+        entry = UNKNOWN_CHECK if unknown else CHECK_IDS_DOUBLED
+        names = ", ".join(unknown or doubled)
+        raise entry(pipeline=spec.name, names=names, known=", ".join(known))
 
 
 def list_checked_tables(suites: list[Suite]) -> list[str]:

@@ -14,9 +14,10 @@ from math import floor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tidegate.errors import ConfigurationError
 from tidegate.json_types import JsonView
 from tidegate.time_units import format_duration, parse_duration
+
+from .errors import NO_PICTURE_FORMAT, NOTHING_TO_DRAW
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -256,18 +257,11 @@ def draw_curves(advice: Sequence[LagAdvice], path: Path, title: str) -> None:
             draw.
     """
     if path.suffix not in PICTURE_SUFFIXES:
-        raise ConfigurationError(
-            f"cannot draw {path}: pictures end in {' or '.join(PICTURE_SUFFIXES)}",
-            code="advise.picture",
-            advice=f"--plot {path.stem}.svg",
-        )
+        suffixes = " or ".join(PICTURE_SUFFIXES)
+        raise NO_PICTURE_FORMAT(path=path, suffixes=suffixes, stem=path.stem)
     drawn = [found for found in advice if found.curve.rows]
     if not drawn:
-        raise ConfigurationError(
-            "there is no lateness sketch to draw yet",
-            code="advise.nothing",
-            advice="let an epoch with rows be sealed",
-        )
+        raise NOTHING_TO_DRAW()
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
