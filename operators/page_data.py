@@ -152,7 +152,7 @@ def _find_problems(row: JsonView, now: int) -> Iterator[tuple[str, str]]:
         yield "warn", f"{row['unpublished']} sealed epochs are not in the tables yet"
     silent = sorted((row.get("silent") or {}).items(), key=lambda item: -item[1])
     for source, seconds in silent[:_SILENT_SOURCES_SHOWN]:
-        yield "warn", f"{source} has said nothing for {_format_duration(seconds)}"
+        yield "warn", f"source {source} has said nothing for {_format_duration(seconds)}"
     for source, seconds in sorted((row.get("stale") or {}).items()):
         wait = _format_duration(round(seconds))
         yield "warn", f"rows of {source} are seen {wait} after their arrival (p95), beyond the goal"

@@ -283,7 +283,8 @@ def _add_epoch(
 
 def _require_epochs(pipeline: str, report: WhatIfReport, first: int | None) -> None:
     if not report.epochs:
-        raise WHATIF_NO_SURVEY(pipeline=pipeline)
+        since = "" if first is None else f" from slot {first} on"
+        raise WHATIF_NO_SURVEY(pipeline=pipeline, since=since)
     if first is not None and first < report.first:
         raise WHATIF_RETIRED(pipeline=pipeline, slot=first, oldest=report.first)
 

@@ -429,7 +429,7 @@ def test_a_stream_that_stopped_sealing_needs_attention(store: MemoryStore) -> No
     assert [finding["says"] for finding in found["findings"]] == [
         "the newest checkpoint is 10 min old",
         "40 sealed epochs are not in the tables yet",
-        "LGA has said nothing for 2 h",
+        "source LGA has said nothing for 2 h",
         "rows of EWR are seen 95 s after their arrival (p95), beyond the goal",
         "the catalog is away",
     ]
