@@ -92,10 +92,12 @@ export async function restore(s, id) {
   dry.addEventListener("change", () => { go.textContent = dry.checked ? "Verify and report" : s.approval ? "Ask for it" : "Restore"; });
   try {
     const plan = await ask(`api/streams/${s.dag_id}/impact?checkpoint=${encodeURIComponent(id)}`);
+    const {retained, ...back} = plan.rows;
     report.replaceChildren(h("dl", {class: "pairs"}, [
       ["Taken back", plan.epochs_rewound ? `${plural(plan.epochs_rewound, "epoch")}, everything since ${when(plan.since)} UTC` : "nothing"],
       plan.epochs_regained ? ["Regained", plural(plan.epochs_regained, "epoch")] : null,
-      ["Rows", summed(plan.rows)], ["Rows of tables", summed(plan.tables)], ["Window results", summed(plan.windows)],
+      ["Rows", summed(back)], retained ? ["Rows that wait for their order", `${count(Math.abs(retained))} ${retained > 0 ? "fewer" : "more"}`] : null,
+      ["Rows of tables", summed(plan.tables)], ["Window results", summed(plan.windows)],
       ...plan.sinks.map(one => [`Query ${one.query}`, `from batch ${one.newest} to ${one.batch ?? "the beginning"}; ${one.sink}: ${FOLLOWS[one.rewind] || one.rewind}`]),
       plan.spec_changed ? ["Mind", "the spec has changed since that checkpoint"] : null,
     ].filter(Boolean).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)))));
