@@ -45,7 +45,7 @@ from tidegate.checkpoints.pipeline_identity import ensure_identity, read_identit
 from tidegate.checkpoints.s3_store import list_bucket_hazards
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store, StoreDeniedError, require_honest_store
-from tidegate.errors import TidegateError, TransientError
+from tidegate.errors import FencedError, TidegateError, TransientError
 from tidegate.jobs.engine.epoch_engine import (
     Engine,
     EngineRuntime,
@@ -394,13 +394,18 @@ class DriverSession:
         """Note that no driver is wanted, if the store answers: a finished run stays finished.
 
         Without the note the next standby takes the lease, finds nothing to do, and finishes too.
+        Nothing is noted without the lease: the next driver, or a restore, may be wanted by then.
         """
         stopped, name = DesiredState.STOPPED, self._run.spec.name
+
+        def note() -> None:
+            """Note it with the lease."""
+            self._steps.lease.ensure_held()
+            set_desired_state(self._run.store, name, stopped, who="driver", why=outcome.why)
+
         try:
-            self._run.retry(
-                set_desired_state, self._run.store, name, stopped, who="driver", why=outcome.why
-            )
-        except (TransientError, StoreDeniedError) as error:
+            self._run.retry(note)
+        except (TransientError, FencedError, StoreDeniedError) as error:
             _log.warning("still_wanted", pipeline=name, error=str(error))
 
     def _collect_live_facts(self) -> dict[str, object]:

@@ -14,12 +14,17 @@ from tenacity import Retrying, stop_after_attempt
 from tests.driver.sealed_epochs import FACTS, sealed
 from tests.engine.harness import spec_of
 from tests.servers.memory_store import Fault, MemoryStore, StoreRequest
-from tidegate.checkpoints.lease import Lease, read_lease
+from tidegate.checkpoints.driver_requests import (
+    DesiredState,
+    read_desired_state,
+    set_desired_state,
+)
+from tidegate.checkpoints.lease import Lease, evict_lease_holder, read_lease
 from tidegate.checkpoints.pipeline_identity import ProcessIdentity, ensure_identity
 from tidegate.checkpoints.pipeline_overview import PipelineState, read_overview
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import StoreDeniedError
-from tidegate.errors import TidegateError
+from tidegate.errors import FencedError, TidegateError
 from tidegate.jobs.driver import epoch_listeners, pipeline_run
 from tidegate.jobs.driver.epoch_listeners import EpochListeners
 from tidegate.jobs.driver.epoch_loop import RunOutcome
@@ -127,6 +132,32 @@ def test_a_finished_run_stays_finished_although_it_cannot_be_noted(
     assert run.run_to_end(lambda: None).state == "finished"  # type: ignore[arg-type,return-value]
     run.close()
     view.close()
+
+
+def test_a_finished_run_that_has_lost_its_lease_stops_no_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the store was away from it, someone restored the pipeline and started it again."""
+    store, name = MemoryStore(), spec_of().name
+    monkeypatch.setattr(pipeline_run, "make_followers", lambda *_: [])
+    run, view = _session(store, tmp_path, standby=True)
+
+    class Loop:
+        """Finds nothing more to read."""
+
+        def run(self) -> RunOutcome:
+            """Lose the lease, and end."""
+            evict_lease_holder(store, name)
+            with pytest.raises(FencedError):
+                run._steps.lease.renew()
+            set_desired_state(store, name, DesiredState.RUN, who="ann")
+            return RunOutcome("finished", "every source is read to its end")
+
+    monkeypatch.setattr(DriverSession, "_make_loop", lambda *_: Loop())
+    assert run.run_to_end(lambda: None).state == "finished"  # type: ignore[arg-type,return-value]
+    run.close()
+    view.close()
+    assert read_desired_state(store, name).state is DesiredState.RUN
 
 
 @pytest.mark.usefixtures("mute")

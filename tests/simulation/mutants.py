@@ -480,7 +480,7 @@ MUTANTS = (
             _reword(
                 DriverSession,
                 "_keep_standbys_away",
-                "except (TransientError, StoreDeniedError) as error",
+                "except (TransientError, FencedError, StoreDeniedError) as error",
                 "except AssertionError as error",
             )
         ],
