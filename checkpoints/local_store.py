@@ -56,8 +56,8 @@ class LocalStore:
     """Objects are plain files below `root`; the ETag is the SHA-256 of the content.
 
     Listings leave `ObjectInfo.etag` empty, because they would have to read every file. A file is
-    read again for its ETag only if its inode, size or times have changed since. A missing folder is
-    made.
+    read again for its ETag only if it is young, or its inode, size or times have changed since. A
+    missing folder is made.
 
     Raises:
         ConfigurationError: the folder cannot be used, or lies on a network file system.
@@ -91,7 +91,7 @@ class LocalStore:
             return file.read(length)
 
     def stat(self, key: str) -> ObjectInfo | None:
-        """Describe one object, or return None if there is none; reads a new file for the ETag."""
+        """Describe one object, or return None if there is none; may read the file for the ETag."""
         path = self._resolve_key_path(key)
         try:
             with self._translate_read_errors(key):
