@@ -408,6 +408,7 @@ def _print_sink_plans(plan: RestorePlan) -> None:
     words = {
         "log": "its log is cut; files of later batches stay, and readers of the log skip them",
         "callback": "the script's on_restore takes the later batches back",
+        "rollback": "the table goes back in one commit",
         "repeat": "gets the later batches a second time",
         "refused": "cannot follow: nothing takes the later batches back",
     }

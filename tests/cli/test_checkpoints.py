@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import Cli, ids, seal
 
+from tidegate.checkpoints import restore
+from tidegate.checkpoints.batch_notes import SinkPlan, SinkRewind
 from tidegate.checkpoints.checkpoint_specs import write_spec
 from tidegate.checkpoints.driver_requests import DesiredState, read_desired_state, set_desired_state
 from tidegate.checkpoints.host_clock import SystemClock
@@ -72,6 +74,22 @@ def test_dry_run_changes_nothing(cli: Cli, log: SlotLog) -> None:
         {"events": 9},
     )
     assert log.head().timeline == 0
+
+
+def test_a_plan_names_what_happens_to_each_kind_of_sink(
+    cli: Cli, log: SlotLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tables of Iceberg and Delta too, which are rolled back."""
+    sinks = tuple(
+        SinkPlan(query=f"q{rewind}", newest=3, batch=None, sink="s", rewind=rewind)
+        for rewind in SinkRewind
+    )
+    plan = restore.plan_restore(log, log.head().checkpoint).model_copy(update={"sinks": sinks})
+    monkeypatch.setattr(restore, "plan_restore", lambda *_, **__: plan)
+    said = cli("checkpoints", "restore", "flights", "latest", "--dry-run")
+    assert said.exit_code == 0
+    assert all(f"q{rewind}" in said.out for rewind in SinkRewind)
+    assert "one commit" in said.out
 
 
 def test_restore_under_a_live_driver_is_refused(
