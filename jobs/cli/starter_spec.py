@@ -45,6 +45,7 @@ _MOST_SAMPLES = 10  # objects per folder
 _TICKS_PER_SECOND = 1_000_000
 _LAGS = (1, 5, 10, 30, 60, 300, 900, 3600, 6 * 3600, 86_400)  # seconds
 _SIZES = {"second": 1, "minute": 60, "hour": 3600, "day": 86_400}
+_TEXT_FORMS = ("json", "csv")
 _MOST_KEYS = 50  # different values of a column that still make a readable window table
 _RECEIVED = re.compile("arriv|ingest|receiv|insert|updat|load|process|creat")
 
@@ -351,7 +352,12 @@ def _format_starter_spec(
 
 
 def _clean_times(sample: Sample, wanted: str | None) -> Sample:
-    """Leave values out that are no times: of the wanted column, or of one if each has some."""
+    """Leave values out that are no times: of the wanted column, or of one if each has some.
+
+    Only of text formats: a text in a typed format never becomes a time.
+    """
+    if sample.form not in _TEXT_FORMS:
+        return sample
     names = [wanted] if wanted in sample.columns else [] if _list_times(sample) else sample.columns
     for name in names:
         cleaned = sample.columns[name].keep_times()
@@ -362,7 +368,7 @@ def _clean_times(sample: Sample, wanted: str | None) -> Sample:
 
 def _list_times(sample: Sample) -> list[str]:
     """Columns that can be event times."""
-    text = sample.form in ("json", "csv")
+    text = sample.form in _TEXT_FORMS
     return [
         name
         for name, one in sample.columns.items()

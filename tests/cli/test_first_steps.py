@@ -122,6 +122,15 @@ def test_init_reads_typed_formats(cli: Cli, tmp_path: Path) -> None:
     assert (source.event_time, source.timezone, source.columns["ms"]) == ("at", "UTC", "long")
 
 
+def test_texts_of_a_typed_format_are_no_event_time(cli: Cli, tmp_path: Path) -> None:
+    """A driver casts no text of Parquet to a time, so each row would be a dead letter."""
+    texts = pa.table({"at": ["2018-02-04T11:25:00Z", "2018-02-04T11:26:00Z"]})
+    pq.write_table(texts, tmp_path / "a.parquet")
+    for more in ([], ["--event-time", "at"]):
+        refused = cli("init", "a.parquet", "--name", "typed", *more)
+        assert (refused.exit_code, "at (string)" in refused.err) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("name", "data"),
     [
