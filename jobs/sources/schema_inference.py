@@ -22,6 +22,7 @@ from tidegate.jobs.spec.row_rules import build_text_pattern
 from .object_decoding import TICKS_PER_UNIT, decompress_object, read_typed_object
 
 _MAX_SAMPLE_ROWS = 10_000  # of JSON or CSV
+_LEAST_GOOD_SHARE = 0.9  # of JSON lines, and of the values of an event time
 _TIMESTAMP_PATTERN = r"\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}(:\d{2}(\.\d+)?)?(Z|z|[+-]\d{2}(:?\d{2})?)?"
 # In order of preference.
 _TYPE_PATTERNS = {
@@ -83,7 +84,7 @@ class ColumnSample:
             fitting = [one for one in self.texts if re.fullmatch(_TYPE_PATTERNS[kind], one)]
             found = ColumnSample(kind, fitting)
             is_time = kind in ("date", "timestamp") or found.epoch_unit
-            if is_time and len(fitting) >= 0.9 * len(self.texts):
+            if is_time and len(fitting) >= _LEAST_GOOD_SHARE * len(self.texts):
                 return found
         return self
 
@@ -183,9 +184,11 @@ def _to_declared_type(arrow_type: Any) -> str:
 
 def _sample_json(data: bytes) -> dict[str, ColumnSample]:
     lines = [line for line in data.split(b"\n") if line.strip()][:_MAX_SAMPLE_ROWS]
-    rows = [row for row in map(_parse_json_object, lines) if row is not None]
-    if lines and not rows:
-        raise ValueError(f"no JSON object: {lines[0][:80]!r}")
+    parsed = list(map(_parse_json_object, lines))
+    rows = [row for row in parsed if row is not None]
+    # With more bad lines it is another form, such as an array of objects over several lines.
+    if len(rows) < _LEAST_GOOD_SHARE * len(lines):
+        raise ValueError(f"no JSON object: {lines[parsed.index(None)][:80]!r}")
     texts: dict[str, list[str]] = {}
     for row in rows:
         for name, value in row.items():

@@ -99,3 +99,14 @@ def test_no_object() -> None:
         infer_columns("1.csv", b"", "csv")
     with pytest.raises(ValueError, match="no JSON object"):
         infer_columns("1.json", b"[1]", "json")
+
+
+def test_only_a_few_lines_may_be_no_objects() -> None:
+    """The last line of a JSON array is an object, but a driver could read no other line."""
+    array = b"[\n" + b",\n".join(b'{"a": %d}' % n for n in range(9)) + b"\n]\n"
+    with pytest.raises(ValueError, match=r"no JSON object: b'\['"):
+        infer_columns("1.json", array, "json")
+    good = b'{"a": 1}\n' * 9
+    assert infer_columns("1.json", good + b'{"a"\n', "json") == {"a": "long"}
+    with pytest.raises(ValueError, match=r"no JSON object: b'\{\"a\"'"):
+        infer_columns("1.json", good[9:] + b'{"a"\n', "json")
