@@ -120,9 +120,8 @@ def _describe_open_barriers(overview: PipelineOverview, log: SlotLog) -> list[Js
     spec = read_spec(log.store, log.pipeline, newest.spec_digest)
     deadline = newest.find_barrier_deadline(spec.barrier_timeout if spec else None)
     # Without a driver the pipeline's clock does not go on.
-    lease = overview.driver.lease
-    driven = lease is not None and lease.holder is not None
-    since = max(0, overview.driver.read_at - newest.created_at) if driven else 0
+    driver = overview.driver
+    since = 0 if driver.lease_expired else max(0, driver.read_at - newest.created_at)
     left = None if deadline is None else max(0, deadline - newest.created_at - since)
     return [
         {**asdict(barrier), "age": barrier.age + since, "left": None if place else left}

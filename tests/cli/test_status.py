@@ -172,6 +172,14 @@ def test_the_oldest_open_barrier_has_its_time_left(cli: Cli, log: SlotLog) -> No
     assert first["age"] > 12_000_000
 
 
+def test_a_dead_driver_moves_no_clock(cli: Cli, log: SlotLog) -> None:
+    """An open barrier is then as old as its checkpoint says, as without a driver."""
+    seal(log, decider=BARRIERS)
+    dead = ProcessIdentity.this_process().model_copy(update={"start_ticks": 1})
+    Lease.acquire(log.store, "flights", dead)
+    assert cli("status", "flights", "--json").data["open_barriers"][0]["age"] == 12_000_000
+
+
 def test_members_held_back_are_named(cli: Cli, log: SlotLog) -> None:
     """Otherwise no one knows why a source with rows is not read."""
     lease = Lease.acquire(log.store, "flights", ProcessIdentity.this_process())
