@@ -38,13 +38,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         result = check_quality(spec, store)
     except TidegateError as error:
         print(error, file=sys.stderr)  # noqa: T201
+        if options.json:
+            _print_envelope("error", error.as_dict())
         return error.failure_class.exit_code
     if options.json:
-        print(json.dumps({"schema_version": SCHEMA_VERSION, "kind": "quality", "data": result}))  # noqa: T201
+        _print_envelope("quality", result)
     else:
         print(format_report(result, store.uri(result["docs"])))  # noqa: T201
         print(result["key"])  # noqa: T201
     return 1 if result["verdict"] == "fail" else 0
+
+
+def _print_envelope(kind: str, data: JsonObject) -> None:
+    print(json.dumps({"schema_version": SCHEMA_VERSION, "kind": kind, "data": data}))  # noqa: T201
 
 
 def format_report(result: JsonObject, docs: str) -> str:

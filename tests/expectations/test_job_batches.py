@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.cli.conftest import refuse_undocumented
 from tests.sealed_queries.conftest import JobBench
 
 from tidegate.checkpoints.batch_notes import BatchReport, SourceProgress
@@ -243,5 +244,7 @@ def test_the_command_reads_the_yaml_of_a_job(
     (tmp_path / "checks/own.yaml").write_text(_OWN.format(summary="batches", column="rows"))
     job = ["run", str(tmp_path / "clicks.yaml"), "--store", str(tmp_path / "store"), "--json"]
     assert main(job) == 0
-    result = json.loads(capsys.readouterr().out)["data"]
+    envelope = json.loads(capsys.readouterr().out)
+    refuse_undocumented(envelope)
+    result = envelope["data"]
     assert "small_batches" in {check["id"] for check in result["checks"]}

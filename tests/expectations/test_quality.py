@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from tests.cli.conftest import refuse_undocumented
 from tests.epochs import retire_epoch
 from tests.expectations.conftest import START, changed, manifest
 from tests.servers.memory_store import MemoryStore
@@ -187,6 +188,7 @@ def test_command_prints_verdict_and_key(
     monkeypatch.setattr(quality_run, "_make_table_reader", lambda spec, store: reader(doubled))
     assert command.main([*arguments, "--json"]) == 1
     envelope = json.loads(capsys.readouterr().out)
+    refuse_undocumented(envelope)
     assert envelope["kind"] == "quality"
     assert [c["id"] for c in envelope["data"]["failed"]] == ["positions_once", "rows_once"]
     assert json.loads(store.get("flights/quality/results/latest.json").data)["verdict"] == "fail"
@@ -195,7 +197,16 @@ def test_command_prints_verdict_and_key(
 def test_bad_spec_is_two_and_no_traceback(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A configuration error goes to standard error in words, with the exit code of its class."""
+    """A configuration error goes to standard error in words, with the exit code of its class.
+
+    With --json it is on standard output as well, as for every command.
+    """
     (tmp_path / "bad.yaml").write_text("name: flights\nsorces: {}\n")
-    assert command.main(["run", str(tmp_path / "bad.yaml"), "--store", str(tmp_path)]) == 2
-    assert "sorces" in capsys.readouterr().err
+    arguments = ["run", str(tmp_path / "bad.yaml"), "--store", str(tmp_path)]
+    assert command.main(arguments) == 2
+    said = capsys.readouterr()
+    assert ("sorces" in said.err, said.out) == (True, "")
+    assert command.main([*arguments, "--json"]) == 2
+    envelope = json.loads(capsys.readouterr().out)
+    refuse_undocumented(envelope)
+    assert (envelope["kind"], envelope["data"]["class"]) == ("error", "configuration")
