@@ -80,7 +80,10 @@ class SourceData(TypedDict):
 
 
 class PipelineStatus(TypedDict):
-    """Of `tidegate status`. Without a sealed epoch, some fields are null or left out."""
+    """Of `tidegate status`. Without a sealed epoch, some fields are null or left out.
+
+    `unpublished` is null while the tables still show an older timeline.
+    """
 
     pipeline: str
     state: str
@@ -90,7 +93,7 @@ class PipelineStatus(TypedDict):
     checkpoint: NewestCheckpoint | None
     timeline: int
     restores: int
-    unpublished: int
+    unpublished: int | None
     queries: NotRequired[Any]
     sinks: Json
     error: Json | None
@@ -332,9 +335,12 @@ else there:
 
 `kind` says what `data` is. [command-output.json](command-output.json) is the JSON Schema of all
 kinds (draft 2020-12). A new field may come with any release, and `schema_version` stays then; it
-grows if a field changes its meaning or goes. Instants are microseconds since 1970 in UTC unless
-their name says otherwise. A command that fails prints the kind `error`, and its exit code is as
-without `--json`.
+grows if a field changes its meaning or goes. Instants that are numbers are microseconds since 1970
+in UTC unless their name says otherwise. The exit code is as without `--json`.
+
+A command that cannot answer prints the kind `error`. One with bad news, such as `check` of a row
+that is in two places, prints its own kind. An option that does not exist is reported on standard
+error only.
 
 `tidegate schema` prints the schema of the YAML files. `init` and `infer` print YAML and JSON as
 they are.

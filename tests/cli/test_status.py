@@ -19,6 +19,7 @@ from tidegate.checkpoints.local_store import LocalStore
 from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.jobs.driver.landing_log import LandingLog
+from tidegate.jobs.sinks.lineage_position import PublishedCut, advance_published_cut
 from tidegate.jobs.spec.loader import load_spec
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
@@ -178,6 +179,15 @@ def test_a_dead_driver_moves_no_clock(cli: Cli, log: SlotLog) -> None:
     dead = ProcessIdentity.this_process().model_copy(update={"start_ticks": 1})
     Lease.acquire(log.store, "flights", dead)
     assert cli("status", "flights", "--json").data["open_barriers"][0]["age"] == 12_000_000
+
+
+def test_tables_of_an_older_timeline_have_no_number_of_epochs(cli: Cli, log: SlotLog) -> None:
+    """Until a publisher follows a restore, `unpublished` is null."""
+    advance_published_cut(log.store, "flights", PublishedCut(uid="u", timeline=0, upto=3))
+    assert cli("checkpoints", "restore", "flights", "t0-000001", "--yes").exit_code == 0
+    assert cli("status", "flights", "--json").data["unpublished"] is None
+    assert cli("status", "--json").data["pipelines"][0]["unpublished"] is None
+    assert "the tables still have to follow a restore" in cli("status", "flights").out
 
 
 def test_members_held_back_are_named(cli: Cli, log: SlotLog) -> None:
