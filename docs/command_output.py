@@ -369,7 +369,10 @@ KINDS: Final[dict[str, tuple[str, Any]]] = {
     "reread": ("reread", RereadData),
     "restore": ("checkpoints restore", (RestorePlan, RestoreMore)),
     "row": ("row", list[RowTrace]),
-    "splice": ("splice late, dead-letters, file, part", Json),
+    "splice": (
+        "splice show of a merged request; splice late, dead-letters, file, part",
+        Json,
+    ),
     "splices": ("splice list", list[Json]),
     "stack": ("up", StackData),
     "status": ("status PIPELINE", OneStatus),

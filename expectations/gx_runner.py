@@ -421,7 +421,8 @@ class RowSample:
     Attributes:
         rows: the newest, at most `SAMPLE_ROWS`; empty where rows were only counted.
         command: shows all of them. Where a check of a table has more than `_ROWS_NAMED` such rows,
-            it shows all rows of their epochs; where rows were only counted, the counts.
+            or the table has no `ORIGIN`, it shows all rows of their epochs; where rows were only
+            counted, the counts.
     """
 
     rows: tuple[JsonObject, ...]
