@@ -11,7 +11,7 @@ import io
 import tarfile
 import tempfile
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Final
 
@@ -135,21 +135,25 @@ def restore_files(store: Store, query: str, segments: Sequence[FileRef], folder:
     objects = select_objects(segments, query)
     # Several large files at once: one connection does not fill the network, and checksums take
     # about as long as the transfer. Packs may hold the same file, so they come one by one.
-    with ThreadPoolExecutor(_DOWNLOADS) as pool:
-        large = [
-            pool.submit(_restore_file, store, ref, folder) for ref in objects if _PATH in ref.extra
-        ]
+    files = [(ref, folder / ref.extra[_PATH]) for ref in objects if _PATH in ref.extra]
+    # Before any thread: `tarfile` fails if another thread makes the same folder at the same time.
+    for _, target in files:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    pool = ThreadPoolExecutor(_DOWNLOADS)
+    try:
+        large = [pool.submit(_restore_file, store, ref, target) for ref, target in files]
         for ref in objects:
             if _PATH not in ref.extra:
                 with _open_pack(store, ref) as pack:
                     pack.extractall(folder, filter="data")
-        for download in large:
+        for download in as_completed(large):
             download.result()
+    finally:
+        # After an error the files that wait would only delay it.
+        pool.shutdown(cancel_futures=True)
 
 
-def _restore_file(store: Store, ref: FileRef, folder: Path) -> None:
-    target = folder / ref.extra[_PATH]
-    target.parent.mkdir(parents=True, exist_ok=True)
+def _restore_file(store: Store, ref: FileRef, target: Path) -> None:
     store.download(ref.key, target)
     if sha256_of_file(target) != ref.sha256:
         raise OBJECT_DAMAGED(uri=store.uri(ref.key))

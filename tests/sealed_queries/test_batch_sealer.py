@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -105,6 +106,26 @@ def test_a_large_file_is_stored_once_as_itself(
     assert keys[0].endswith("q/state/0/0/1.delta")
     assert keys[0] in {ref.key for ref in bench.sealed[0].segments}
     assert _restore(bench, bench.sealed[1])["state/0/0/1.delta"] == b"x" * 2000
+
+
+def test_a_lost_store_ends_a_restore_at_once(
+    bench: JobBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise each of a thousand files would wait for the store, one after the other."""
+    monkeypatch.setattr(batch_objects, "LARGE_FILE", 1)
+    monkeypatch.setattr(batch_objects, "_DOWNLOADS", 1)
+    _seal(bench, 1, partitions=50)
+    asked: list[str] = []
+
+    def refuse(request: StoreRequest) -> Fault:
+        asked.append(request.key)
+        threading.Event().wait(0.01)  # a store that is away answers late
+        return Fault.REFUSED
+
+    bench.store.hook = refuse
+    with pytest.raises(TransientError):
+        _restore(bench, bench.sealed[0])
+    assert len(asked) < 25
 
 
 def test_old_packs_are_packed_again(bench: JobBench, monkeypatch: pytest.MonkeyPatch) -> None:
