@@ -50,20 +50,20 @@ class JobLocation:
     Attributes:
         folder: one folder per query below it.
         manifest: the sealed batch from which the job goes on; None at the beginning.
-        is_new: the folder is made from sealed objects, so a sink may be ahead of it.
         is_first: no batch was ever sealed.
     """
 
     folder: Path
     manifest: Manifest | None
-    is_new: bool
     is_first: bool
 
-    def prepare_query(self, store: Store, query: str) -> QueryObjects:
-        """Put the checkpoint of a query into the folder, and return what the bucket holds of it.
+    def prepare_query(self, store: Store, query: str) -> tuple[QueryObjects, Path | None]:
+        """Make the checkpoint of a query ready, and return what the bucket holds of it.
 
-        It deletes the state of batches that were not committed, and restores only into a new
-        folder, from a sealed batch of the query.
+        It deletes the state of batches that were not committed. If the query has no folder here, it
+        restores the newest sealed batch into another folder, and returns that as well. The caller
+        renames it once the sink is restored, too: a launch that fails before leaves no folder of
+        the query, so that the next one restores both.
 
         Raises:
             PoisonError: an object of the checkpoint is damaged or missing.
@@ -71,11 +71,14 @@ class JobLocation:
         folder = self.folder / query
         delete_uncommitted_state(folder)
         if self.manifest is None or self.get_sealed_batch(query)[0] is None:
-            return QueryObjects(store, query)
+            return QueryObjects(store, query), None
         segments = self.manifest.segments
-        if self.is_new and not folder.exists():
-            restore_files(store, query, segments, folder)
-        return QueryObjects.from_segments(store, query, segments)
+        restored: Path | None = None
+        if not folder.exists():
+            restored = folder.with_name(f"{query}.part")
+            shutil.rmtree(restored, ignore_errors=True)
+            restore_files(store, query, segments, restored)
+        return QueryObjects.from_segments(store, query, segments), restored
 
     def get_sealed_batch(self, query: str) -> tuple[int | None, int]:
         """Return the newest sealed batch of a query, and when it was sealed; None and 0 without."""
@@ -116,12 +119,12 @@ def open_location(home: Path, head: LogHead, token: int) -> JobLocation:
         and (last.token, last.timeline) == (token - 1, head.timeline)
         and _have_owners_ended(home / last.folder)
     ):
-        location = JobLocation(home / last.folder, head.record, is_new=False, is_first=first)
+        location = JobLocation(home / last.folder, head.record, is_first=first)
         _log.info("continued_in_place", folder=str(location.folder))
     else:
         _delete_old_folders(home)
         now = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
-        location = JobLocation(home / f"{now}-{token:06d}", head.record, True, first)
+        location = JobLocation(home / f"{now}-{token:06d}", head.record, is_first=first)
         location.folder.mkdir(parents=True)
         after = str(head.checkpoint or "nothing")
         _log.info("new_checkpoint_folder", folder=str(location.folder), after=after)

@@ -382,12 +382,16 @@ class JobSession:
             return None
         self._refuse_bad_query(name, facts)
         folder, (batch, sealed_at) = location.folder / name, location.get_sealed_batch(name)
-        objects = location.prepare_query(self._store, name)
+        is_new = not folder.exists()
+        objects, restored = location.prepare_query(self._store, name)
         rewind = choose_rewind(facts, repeatable=name in spec.repeatable)
-        before = self._list_query_ids(name) if location.is_new else frozenset()
-        if location.is_new and (batch is not None or before):
-            point = SealedPoint(before | {read_query_id(folder) or ""}, batch, sealed_at)
-            restore_sink(spec.name, facts, folder, point, rewind)
+        before = self._list_query_ids(name) if is_new else frozenset()
+        if is_new and (batch is not None or before):
+            sealed = restored or folder
+            point = SealedPoint(before | {read_query_id(sealed) or ""}, batch, sealed_at)
+            restore_sink(spec.name, facts, sealed, point, rewind)
+        if restored is not None:
+            restored.replace(folder)
         if facts.location is not None:
             self._replace_location(name, facts.location, folder)
         if (begun := find_running_batch(folder)) is not None:

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from structlog.testing import capture_logs
 
 from tests.sealed_queries.fake_checkpoint import FakeCheckpoint
-from tests.servers.memory_store import MemoryStore
+from tests.servers.memory_store import Fault, MemoryStore
 from tidegate import job
 from tidegate.checkpoints.batch_notes import SinkRewind
 from tidegate.checkpoints.lease import Lease
@@ -66,7 +66,7 @@ def _open(folder: Path, spec: dict[str, Any], name: str = "clicks") -> Iterator[
         threading.Event(),
     )
     log = SlotLog(store, name)
-    made._location = JobLocation(folder / f"launch-{name}", None, is_new=True, is_first=True)
+    made._location = JobLocation(folder / f"launch-{name}", None, is_first=True)
     sealer = BatchSealer(log, lease, JobAuthor("uid", "digest", "here"), lambda _: None)
     made._loop = SealLoop(sealer, made._reports, log, made._steps, made._status, made._stop)
     yield made
@@ -176,7 +176,7 @@ def test_only_a_query_that_was_sealed_has_its_sink_emptied(
     assert log is not None
     log.mkdir(parents=True)
     (log / "0").write_text("v1")
-    session._location = JobLocation(tmp_path / "new", None, is_new=True, is_first=False)
+    session._location = JobLocation(tmp_path / "new", None, is_first=False)
     session._start_query(facts)
     assert (log / "0").exists()
     own = FakeCheckpoint(tmp_path / "new" / "q")
@@ -186,9 +186,44 @@ def test_only_a_query_that_was_sealed_has_its_sink_emptied(
     plan = plan_restore(slots, None)
     commit_restore(slots, lease, plan, request_id="r", who="w", why="y")
     session._loop.queries.clear()
-    session._location = JobLocation(tmp_path / "newer", None, is_new=True, is_first=False)
+    session._location = JobLocation(tmp_path / "newer", None, is_first=False)
     session._start_query(facts)
     assert not (log / "0").exists()
+
+
+def test_a_launch_whose_restore_failed_is_not_gone_on_with(
+    session: JobSession, tmp_path: Path
+) -> None:
+    """The next launch on this host would keep a part of the checkpoint, or a sink that is ahead."""
+    facts = WriterFacts(name="q", format="kafka")
+    session._start_query(facts)
+    made = FakeCheckpoint(session._location.folder / "q")
+    made.commit(0)
+    assert session._loop.seal_committed(patience=0) == 1
+    calls: list[int | None] = []
+
+    @job.on_restore("q")
+    def take_back(_query: str, batch: int | None) -> None:
+        calls.append(batch)
+        if len(calls) == 1:
+            raise RuntimeError("the sink is away")
+
+    folder = tmp_path / "elsewhere"
+    session._location = JobLocation(folder, session._slot_log.head().record, is_first=False)
+    session._loop.queries.clear()
+    session._store.hook = lambda _: Fault.REFUSED  # type: ignore[attr-defined]
+    with pytest.raises(TidegateError):
+        session._start_query(facts)
+    session._store.hook = None  # type: ignore[attr-defined]
+    with pytest.raises(RuntimeError, match="the sink is away"):
+        session._start_query(facts)
+    assert not (folder / "q").exists()
+    session._start_query(facts)
+    assert (folder / "q/offsets/0").exists()
+    assert calls == [0, 0]
+    session._loop.queries.clear()
+    session._start_query(facts)
+    assert calls == [0, 0]
 
 
 @pytest.mark.parametrize(

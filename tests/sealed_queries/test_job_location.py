@@ -51,7 +51,7 @@ def test_the_next_launch_goes_on_after_a_proven_end(
     """Also before the first sealed batch: the sink may have a batch that only the folder knows."""
     home = tmp_path / "home"
     first = open_location(home, bench.log.head(), 1)
-    assert (first.is_new, first.is_first) == (True, True)
+    assert first.is_first
     _note_owner(first, other.pid)
     other.kill()
     other.wait()
@@ -64,7 +64,7 @@ def test_the_next_launch_goes_on_after_a_proven_end(
     assert (first.folder / "q/offsets/0").exists()
     _note_owner(first, other.pid)
     second = open_location(home, _sealed(bench).log.head(), 3)
-    assert (second.folder, second.is_new) == (first.folder, False)
+    assert second.folder == first.folder
     assert second.get_sealed_batch("q") == (0, bench.sealed[-1].created_at)
 
 
@@ -77,10 +77,10 @@ def test_a_driver_that_may_live_keeps_its_folder(
     _note_owner(first, other.pid)
     second = open_location(home, _sealed(bench).log.head(), 2)
     assert second.folder != first.folder
-    assert second.is_new
     assert not second.is_first
-    second.prepare_query(bench.store, "q")
-    assert (second.folder / "q/offsets/0").exists()
+    _, restored = second.prepare_query(bench.store, "q")
+    assert restored is not None
+    assert (restored / "offsets/0").exists()
 
 
 def test_a_launch_elsewhere_in_between_counts(
@@ -108,7 +108,7 @@ def test_a_restore_begins_in_a_new_folder(
     plan = plan_restore(bench.log, None)
     commit_restore(bench.log, bench.lease, plan, request_id="r", who="w", why="y")
     second = open_location(home, bench.log.head(), 2)
-    assert second.is_new
+    assert second.folder != first.folder
     assert second.get_sealed_batch("q") == (None, 0)
     _note_owner(second, other.pid)
     assert open_location(home, bench.log.head(), 3).folder == second.folder
