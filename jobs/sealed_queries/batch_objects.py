@@ -142,7 +142,8 @@ def restore_files(store: Store, query: str, segments: Sequence[FileRef], folder:
     pool = ThreadPoolExecutor(_DOWNLOADS)
     try:
         large = [pool.submit(_restore_file, store, ref, target) for ref, target in files]
-        for ref in objects:
+        # The pack of `metadata` comes first and has the newest form of what a start wrote again.
+        for ref in reversed(objects):
             if _PATH not in ref.extra:
                 with _open_pack(store, ref) as pack:
                     pack.extractall(folder, filter="data")

@@ -171,6 +171,17 @@ def test_a_new_launch_stores_nothing_twice(bench: JobBench) -> None:
     assert not any(name.endswith(("3.delta", "2.delta", "offsets/2")) for name in pack)
 
 
+def test_a_rewritten_file_is_restored_as_it_was_last(bench: JobBench) -> None:
+    """Spark may write files without a version again at a start; an older pack holds them as well."""
+    _seal(bench, 2)
+    query, made = bench.query("q")
+    query.objects = QueryObjects.from_segments(bench.store, "q", bench.sealed[-1].segments)
+    made.put("state/0/_metadata/metadata", "v2")
+    made.commit(2)
+    bench.make_sealer().seal(query, 2, _REPORT)
+    assert _restore(bench, bench.sealed[-1])["state/0/_metadata/metadata"] == b"v2"
+
+
 def _list_pack(store: MemoryStore, manifest: Manifest) -> list[str]:
     prefix = f"{manifest.slot:06d}-{manifest.attempt}"
     own = [ref for ref in manifest.segments if prefix in ref.key]
