@@ -84,7 +84,8 @@ class ColumnSample:
             fitting = [one for one in self.texts if re.fullmatch(_TYPE_PATTERNS[kind], one)]
             found = ColumnSample(kind, fitting)
             is_time = kind in ("date", "timestamp") or found.epoch_unit
-            if is_time and len(fitting) >= _LEAST_GOOD_SHARE * len(self.texts):
+            is_enough = len(fitting) >= _LEAST_GOOD_SHARE * len(self.texts)
+            if is_time and fitting and is_enough:
                 return found
         return self
 

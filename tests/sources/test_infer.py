@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from tests.sources.encoded_objects import ROWS, WHOLE, csv, lines, read
 
-from tidegate.jobs.sources.schema_inference import sample_columns
+from tidegate.jobs.sources.schema_inference import ColumnSample, sample_columns
 
 
 def infer_columns(key: str, data: bytes, form: str) -> dict[str, str]:
@@ -91,6 +91,12 @@ def test_typed_columns_keep_their_types(form: str) -> None:
     (pq if form == "parquet" else orc).write_table(pa.table(columns), sink)
     found = infer_columns("1", sink.getvalue(), form)
     assert found == {"small": "int", "price": "decimal(6,2)", "ratio": "float", "tags": "string"}
+
+
+def test_a_column_without_values_holds_no_times() -> None:
+    """A text column of Parquet may be empty. It stays text, and other columns are tried."""
+    empty = ColumnSample("string", [])
+    assert empty.keep_times() is empty
 
 
 def test_no_object() -> None:
