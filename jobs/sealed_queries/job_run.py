@@ -41,7 +41,7 @@ from tidegate.jobs.driver.housekeeping import Housekeeper
 from tidegate.jobs.driver.pipeline_run import open_run
 from tidegate.jobs.driver.startup import LeaderElection, select_head
 from tidegate.jobs.driver.status_reporter import DriverSteps, StatusReporter
-from tidegate.jobs.spark.spark_session import JVM_OPTIONS, build_archive_options
+from tidegate.jobs.spark.spark_session import build_archive_options
 from tidegate.jobs.spec.job_spec import JobSpec, is_query_name
 
 from .batch_sealer import BatchSealer, JobAuthor, SealedQuery
@@ -91,6 +91,8 @@ _QUERIES_END_WITHIN = 90.0  # seconds
 _FAILURE_REPORTED_WITHIN = 3.0  # seconds after the script has seen that a query failed
 _SCRIPT_ENDS_WITHIN = 20.0  # seconds after its queries; then the process ends without it
 _ADOPTED_FILE = "_tidegate_adopted"
+# Prepended to `extraJavaOptions`, which the script or the site's spark-defaults.conf may set.
+_JVM_OPTIONS = "spark.driver.defaultJavaOptions"
 
 
 @dataclass(frozen=True)
@@ -349,9 +351,9 @@ class JobSession:
         builder.config("spark.master", builder._options.get("spark.master", "local[*]"))
         for key, value in self._spec.conf.items():
             builder.config(key, value)
-        given, ours = builder._options.get(JVM_OPTIONS, ""), build_archive_options()
+        given, ours = builder._options.get(_JVM_OPTIONS, ""), build_archive_options()
         if ours not in given:  # a script may ask for its session several times
-            builder.config(JVM_OPTIONS, f"{ours} {given}".strip())
+            builder.config(_JVM_OPTIONS, f"{ours} {given}".strip())
 
     def _adopt_session(self, session: Any) -> None:
         """Take a session of the script, once.

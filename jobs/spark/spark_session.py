@@ -83,7 +83,7 @@ _ONE_HOST_SETTINGS: Final[dict[str, str]] = {
 
 Executors elsewhere have to reach the driver; SPARK_LOCAL_IP and Spark's settings say where.
 """
-JVM_OPTIONS: Final = "spark.driver.extraJavaOptions"
+_JVM_OPTIONS = "spark.driver.extraJavaOptions"
 _CONNECT_RETRIES = 6
 """Of a request to a Connect server, about 20 s: then it is gone, and what it held is gone with it.
 
@@ -120,10 +120,10 @@ def _start_classic_session(spark: SparkSpec, name: str) -> SparkSession:
     if not _is_spark_submit():  # else it knows its master
         builder = builder.master(spark.master)
     place = _ONE_HOST_SETTINGS if runs_on_one_host(spark) else {}
-    given = (spark.jvm_options, build_archive_options(), spark.conf.get(JVM_OPTIONS))
+    given = (spark.jvm_options, build_archive_options(), spark.conf.get(_JVM_OPTIONS))
     options = " ".join(filter(None, given))
     settings: dict[str, Any] = {"spark.driver.memory": spark.driver_memory, **_CLASSIC_SETTINGS}
-    settings |= {**place, **SESSION_SETTINGS, **spark.conf, JVM_OPTIONS: options}
+    settings |= {**place, **SESSION_SETTINGS, **spark.conf, _JVM_OPTIONS: options}
     return builder.config(map=settings).getOrCreate()
 
 

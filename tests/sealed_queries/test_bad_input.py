@@ -242,14 +242,18 @@ def test_executors_elsewhere(session: JobSession, master: str) -> None:
 def test_the_jvm_of_a_script_reads_the_class_archive(
     session: JobSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It starts sooner after a kill; the script's own options follow, so that they win."""
+    """It starts sooner after a kill. Options of the script and of spark-defaults.conf follow and win."""
     monkeypatch.setattr(job_run, "build_archive_options", lambda: "-XX:SharedArchiveFile=a")
     builder = SparkSession.Builder().config("spark.driver.extraJavaOptions", "-Xss2m")
     for _ in range(2):
         session._prepare_builder(builder)
-    options = builder._options["spark.driver.extraJavaOptions"]
-    assert options == "-XX:SharedArchiveFile=a -Xss2m"
-    assert builder._options["spark.master"] == "local[*]"
+    options = builder._options
+    assert options["spark.driver.defaultJavaOptions"] == "-XX:SharedArchiveFile=a"
+    assert options["spark.driver.extraJavaOptions"] == "-Xss2m"
+    assert options["spark.master"] == "local[*]"
+    bare = SparkSession.Builder()
+    session._prepare_builder(bare)
+    assert "spark.driver.extraJavaOptions" not in bare._options
 
 
 def test_a_script_without_a_query(session: JobSession) -> None:
