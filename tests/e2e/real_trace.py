@@ -128,6 +128,7 @@ class Tables:
             "s3.secret-access-key": minio.app.secret_key,
         }
         self._known: dict[str, _Version] = {}
+        _restore_deleted(minio, prefix)
 
     def __getitem__(self, location: str) -> _Version:
         if location not in self._known:
@@ -145,6 +146,17 @@ class Tables:
             for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True)
         )
         return _Version(_Main(_find_mark(table, newest), tuple(files)))
+
+
+def _restore_deleted(minio: RealMinio, prefix: str) -> None:
+    """Bring back what was deleted: the sweep of a table's metadata removes old versions."""
+    client = _client(minio)
+    pages = client.get_paginator("list_object_versions")
+    for page in pages.paginate(Bucket=minio.bucket, Prefix=prefix):
+        for entry in page.get("DeleteMarkers", ()):
+            if "/iceberg/" in entry["Key"]:
+                version = {"Key": entry["Key"], "VersionId": entry["VersionId"]}
+                client.delete_object(Bucket=minio.bucket, **version)
 
 
 def _find_mark(table: StaticTable, newest: Snapshot) -> _Mark:

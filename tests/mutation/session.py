@@ -71,9 +71,20 @@ def _codes(code: CodeType) -> list[CodeType]:
 
 def _without_functions(code: CodeType) -> tuple[Any, ...]:
     """What a code does, without line numbers; the codes below it are left out."""
-    constants = [repr(c) if not isinstance(c, CodeType) else c.co_qualname for c in code.co_consts]
+    # Since Python 3.13 the body of a class stores its first line and a tuple of its attributes.
+    is_described = "__static_attributes__" in code.co_names
+    kept = [
+        one
+        for one in code.co_consts
+        if not (is_described and (one == code.co_firstlineno or _is_tuple_of_names(one)))
+    ]
+    constants = [repr(c) if not isinstance(c, CodeType) else c.co_qualname for c in kept]
     names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
     return code.co_code, code.co_exceptiontable, code.co_flags, *names, *constants
+
+
+def _is_tuple_of_names(constant: object) -> bool:
+    return isinstance(constant, tuple) and all(isinstance(name, str) for name in constant)
 
 
 def _whole(code: CodeType) -> tuple[Any, ...]:

@@ -94,6 +94,7 @@ def test_every_statement_of_a_function_passes_its_mark() -> None:
     assert space["pick"].__doc__ == "Say."
 
 
+@needs_packages
 def test_tests_are_chosen_by_the_line_and_the_quickest_comes_first() -> None:
     """A line outside of functions is executed by every test that the module has."""
     path = CORE[0]

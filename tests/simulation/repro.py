@@ -47,9 +47,9 @@ def main() -> int:
     sys.stdout.flush()
     killer = next((killer for killer in KILLERS if killer.fault == number), None)
     if killer is not None:
-        seen = play(killer, mended=False).violation
-        sys.stdout.write(f"without the repair, the script '{killer.name}' ends so:\n{seen}\n")
-        return int(seen is None)
+        violation = play(killer, mended=False).violation
+        sys.stdout.write(f"without the repair, the script '{killer.name}' ends so:\n{violation}\n")
+        return int(violation is None)
     mutant = next((mutant for mutant in MUTANTS if mutant.fault == number), None)
     if mutant is None:
         sys.stdout.write(f"the simulation cannot express it; its test is {test}\n")
