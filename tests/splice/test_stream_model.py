@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.oracle import stream_model
 from tests.oracle.stream_model import MergeMode
 from tests.splice.stream_rows import current
-from tests.streams.attachments import EDGES, attachment, spec_of
+from tests.streams.attachments import attachment, attachments, spec_of
 from tests.streams.support import World
 
 from tidegate.errors import ConfigurationError
@@ -171,16 +171,6 @@ class Pair:
             assert request.rows == len(self.reference.requests[request.attachment].rows), name
 
 
-attachments = st.lists(
-    st.tuples(
-        st.sampled_from(EDGES),
-        st.sampled_from(["running", "totals", "pipe"]),
-        st.booleans(),
-        st.sampled_from(MergeMode),
-    ),
-    min_size=1,
-    max_size=4,
-)
 steps = st.lists(
     st.one_of(
         st.tuples(

@@ -4,13 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
+from hypothesis import strategies as st
+
 from tests.oracle import stream_model
+from tests.oracle.stream_model import MergeMode
 from tests.streams import folds
 from tests.streams.support import streams_spec
 
 V = {"schema": {"t": "timestamp", "v": "long"}}
 EDGES = [("events", "a"), ("a", "b"), ("events", "b"), ("a", "c"), ("b", "c")]
 FOLDS = {"running": folds.running, "totals": folds.totals}
+attachments = st.lists(
+    st.tuples(
+        st.sampled_from(EDGES),
+        st.sampled_from(["running", "totals", "pipe"]),
+        st.booleans(),
+        st.sampled_from(MergeMode),
+    ),
+    min_size=1,
+    max_size=4,
+)
 
 
 def spec_of(drawn: list[Any], chunk: int) -> Any:

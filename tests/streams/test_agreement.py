@@ -13,19 +13,9 @@ from hypothesis import strategies as st
 
 from tests.oracle import stream_model
 from tests.oracle.stream_model import MergeMode
-from tests.streams.attachments import EDGES, attachment, spec_of
+from tests.streams.attachments import attachment, attachments, spec_of
 from tests.streams.support import World
 
-attachments = st.lists(
-    st.tuples(
-        st.sampled_from(EDGES),
-        st.sampled_from(["running", "totals", "pipe"]),
-        st.booleans(),
-        st.sampled_from(MergeMode),
-    ),
-    min_size=1,
-    max_size=4,
-)
 epochs = st.lists(
     st.one_of(
         st.lists(st.tuples(st.integers(0, 3), st.integers(0, 20)), min_size=1, max_size=5),
