@@ -132,11 +132,11 @@ chaos: venv java ## kill driver, JVM and MinIO at random moments; the tables mus
 	$(BIN)/python -m tests.e2e.chaos --kills $(or $(KILLS),50) --seed $(or $(SEED),0)
 
 .PHONY: jobs-proof
-jobs-proof: venv java ## kill and restore jobs over three kinds of state (KILLS=3 RESTORES=3 each, SEED=1, ARGS="--apps clicks copy join windows --minio"), half a minute per kill
+jobs-proof: venv java ## kill and restore jobs over three kinds of state (KILLS=3 RESTORES=3 each, SEED=1, ARGS="--apps clicks copy join windows --minio --checkpoints bucket"), half a minute per kill
 	$(BIN)/python -m tests.sealed_queries.jobs_proof --kills $(or $(KILLS),3) --restores $(or $(RESTORES),3) --seed $(or $(SEED),1) $(ARGS)
 
 .PHONY: bench-jobs
-bench-jobs: venv java ## what sealing costs a job per batch; seconds of a kill and of restores (ARGS="--files 40 --rounds 3 --megabytes 1000")
+bench-jobs: venv java warm ## what sealing costs a job per batch; seconds of a kill and of restores (ARGS="--files 40 --rounds 3 --megabytes 1000")
 	$(BIN)/python -m tests.sealed_queries.bench_jobs $(ARGS)
 
 .PHONY: deploy-check
@@ -196,6 +196,10 @@ bench-folds: venv java ## a reducer in the driver and in Spark's tasks, over the
 .PHONY: bench-kafka
 bench-kafka: venv java ## a topic of a real broker through windows, against plain Structured Streaming, interleaved (ROWS=10000000 ROUNDS=3)
 	$(BIN)/python -m tests.bench.kafka --rows $(or $(ROWS),10000000) --rounds $(or $(ROUNDS),3) $(ARGS)
+
+.PHONY: bench-latency
+bench-latency: venv java ## from a row's arrival, on MinIO or in a topic, to its place in the Iceberg table (MINUTES=3 ARGS="minio:10000")
+	$(BIN)/python -m tests.bench.latency --minutes $(or $(MINUTES),3) $(ARGS)
 
 .PHONY: bench-workers
 bench-workers: venv java ## rows per second and core on a standalone cluster of one and of two workers, and what Spark's stages say of more

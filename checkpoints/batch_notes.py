@@ -25,6 +25,7 @@ class SinkRewind(StrEnum):
     CALLBACK = "callback"  # the script's `on_restore` takes the later batches back
     ROLLBACK = "rollback"  # an Iceberg or Delta table, which goes back in one commit
     REPEAT = "repeat"  # the sink may get the later batches twice: declared, or it keeps nothing
+    ANNOUNCE = "announce"  # a topic that may get them twice, and a message that announces it
     REFUSED = "refused"  # nothing can take the later batches back
 
 

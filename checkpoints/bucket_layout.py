@@ -9,6 +9,7 @@ Other modules only add names below these prefixes.
     <pipeline>/requests/<id>.json acks/<id>.json splices/<id>.json trail/<id>.json
     <pipeline>/specs/<digest>.json sinks/<sink>.json iceberg/... arrivals/<source>/<partition>/...
     <pipeline>/index/... logs/<attempt>/... quality/... staging/<driver>/... backfills/...
+    <pipeline>/launches/<launch>/<query>/...
 
 A slot key carries `LAST_SLOT - slot` in fixed width. The newest slot therefore sorts first, and
 one LIST of one key finds it.
@@ -130,6 +131,8 @@ class BucketLayout:
 
     The driver deletes them at the end of the epoch or of its run.
     """
+    launches_prefix = _Below("launches/")
+    """Prefix of the checkpoints that Spark keeps in the bucket, of a job's newest launches."""
     logs_prefix = _Below("logs/")
     """Prefix of the drivers' logs."""
     splice_requests_prefix = _Below("splices/")

@@ -12,10 +12,11 @@ of a pipeline only the newest attempts.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
+
+from tidegate.json_types import JsonObject, JsonView
 
 from .bucket_layout import BucketLayout
 from .canonical_json import canonical_bytes, parse_json
@@ -146,7 +147,7 @@ class DriverStatus(FrozenModel):
     driver: str
     step: str
     at: int
-    body: dict[str, Any] = {}
+    body: JsonObject = {}
 
 
 def write_status(store: Store, pipeline: str, status: DriverStatus) -> None:
@@ -154,7 +155,7 @@ def write_status(store: Store, pipeline: str, status: DriverStatus) -> None:
     store.put(BucketLayout(pipeline).status_key, canonical_bytes(status.model_dump(mode="json")))
 
 
-def count_waiting_messages(body: Mapping[str, Any]) -> dict[str, int]:
+def count_waiting_messages(body: JsonView) -> dict[str, int]:
     """Return source -> messages that a driver has not yet planned to read; sources with any.
 
     Only Kafka sources count messages. Empty as well if the report does not say.

@@ -49,6 +49,8 @@ class FileRef(_RecordModel):
 
     Attributes:
         key: key in the store of the pipeline.
+        sha256: of its bytes; empty if the server has made a copy that no process has read. Then
+            `extra` has its `etag`.
         min_time, max_time: smallest and largest event time in the file, in ticks; None if it has no
             rows or no time.
         kind: what the file holds, for example ``order``, ``window:per_hour``, ``sessions:visits``,
@@ -256,8 +258,7 @@ class Manifest(_SlotRecordModel):
     def find_barrier_deadline(self, timeout: int | None) -> int | None:
         """Return when the oldest open barrier times out; the others wait for their turn.
 
-        In ticks of the wall clock, if no outage holds the pipeline's clock back
-        (docs/semantics.md, section 3.5).
+        In ticks of the wall clock (docs/semantics.md, section 3.5).
 
         Args:
             timeout: of the spec, in ticks; None for never.
@@ -267,7 +268,14 @@ class Manifest(_SlotRecordModel):
             return None
         opened = barriers["open"][0]["opened"]
         since = max(opened, barriers.get("last_closed") or opened)
-        return int(self.created_at + since + timeout - self.decider["clock"])
+        return self.to_wall_time(since + timeout)
+
+    def to_wall_time(self, clock: int) -> int:
+        """Return when the pipeline's clock shows an instant, in ticks of the wall clock.
+
+        Exact if no outage between that instant and this epoch holds the pipeline's clock back.
+        """
+        return int(self.created_at + clock - self.decider["clock"])
 
     @property
     def newest_times(self) -> dict[str, int]:

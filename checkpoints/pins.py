@@ -70,7 +70,8 @@ class Roots(SharedDocument):
 
     Attributes:
         pins: name -> pin.
-        claims: request id -> claim, void ones included until retention removes them.
+        claims: request id -> claim, void ones included until retention removes them; those of its
+            earlier tries, to other checkpoints, under the id with the checkpoint.
         condemned: checkpoint id -> why it is condemned.
     """
 
@@ -168,7 +169,9 @@ class RootsFile:
             ):
                 return roots
             self._require_not_condemned(roots, checkpoint)
-            return roots.model_copy(update={"claims": roots.claims | {request_id: claim}})
+            # Another try chose another checkpoint. The fork record of the first may be on its way.
+            kept = {} if there is None else {f"{request_id} to {there.checkpoint}": there}
+            return roots.model_copy(update={"claims": roots.claims | kept | {request_id: claim}})
 
         return self._change_roots(add_claim)
 

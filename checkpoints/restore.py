@@ -14,12 +14,13 @@ from __future__ import annotations
 
 from collections import Counter
 from enum import StrEnum
+from typing import Any
 
 from .batch_notes import SinkPlan, SinkRewind, plan_sinks
 from .bucket_layout import BucketLayout, CheckpointId
 from .checkpoint_catalog import CheckpointCatalog
 from .errors import HEAD_MOVED, RESTORE_GAP, RESTORE_SINK, HeadMovedError
-from .host_clock import SYSTEM_CLOCK, Clock
+from .host_clock import SYSTEM_CLOCK
 from .lease import Lease
 from .manifest import Counters, ForkRecord, Manifest
 from .pins import RootsFile
@@ -269,35 +270,27 @@ def record_restore_event(
     *,
     who: str,
     detail: str = "",
-    target: str | None = None,
-    head: str | None = None,
-    why: str = "",
-    bound: tuple[int, int] | None = None,
-    desired: str | None = None,
-    clock: Clock = SYSTEM_CLOCK,
+    **facts: Any,
 ) -> RestoreAudit:
     """Add a step to the history of a restore, and return the history.
 
-    A step by the same person is added once, however often a task is tried. Of the facts, which
-    `RestoreAudit` explains, a given `target` and `desired` replace the earlier one; `head`, `why`
-    and `bound` stay as they were first given.
+    A step by the same person is added once, however often a task is tried. `facts` are fields of
+    `RestoreAudit`: a given `target` or `desired` replaces the earlier one; `head`, `why` and
+    `bound` stay as they were first given.
     """
 
     def add_entry(before: RestoreAudit) -> RestoreAudit:
         known = any((s.what, s.who) == (what, who) for s in before.steps)
         entry = RestoreAuditEntry(what=what, who=who, at=at, detail=detail)
-        return before.model_copy(
-            update={
-                "target": target or before.target,
-                "head": before.head or head or "",
-                "why": before.why or why,
-                "bound": before.bound or bound,
-                "desired": desired or before.desired,
-                "steps": before.steps if known else (*before.steps, entry),
-            }
-        )
+        new = {
+            name: value
+            for name, value in facts.items()
+            if value and (name in ("target", "desired") or not getattr(before, name))
+        }
+        steps = before.steps if known else (*before.steps, entry)
+        return before.model_copy(update={**new, "steps": steps})
 
-    at = clock.wall_ticks()
+    at = SYSTEM_CLOCK.wall_ticks()
     return change_document(
         store,
         BucketLayout(pipeline).restore_audit_key(request),

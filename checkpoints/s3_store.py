@@ -236,6 +236,22 @@ class S3Store:
         finally:
             part.unlink(missing_ok=True)
 
+    @_retry_within_budget
+    def copy_from(self, source: Store, source_key: str, etag: str, key: str) -> str:
+        """CopyObject, also from another bucket of the server."""
+        bucket, _, full_key = source.uri(source_key).removeprefix("s3://").partition("/")
+        where = {"Bucket": bucket, "Key": full_key}
+        only = f'"{etag}"'
+        answer = self._call_api("copy_object", key, CopySource=where, CopySourceIfMatch=only)
+        return _strip_etag(answer["CopyObjectResult"])
+
+    def delete_folder(self, prefix: str) -> None:
+        """DeleteObjects for each page of the listing."""
+        check_key(prefix.rstrip("/"))
+        for page in self._list_pages(f"{prefix.rstrip('/')}/", {}):
+            if keys := [{"Key": item["Key"]} for item in page.get("Contents", [])]:
+                self._delete_page(keys)
+
     def local_path(self, key: str) -> Path | None:
         """Return None: a bucket has no paths."""
         return None
@@ -302,6 +318,19 @@ class S3Store:
             return dict(self._get_client().list_objects_v2(**where, **options))
 
         return self._run_translated(request_page, prefix)
+
+    @_retry_within_budget
+    def _delete_page(self, keys: list[dict[str, str]]) -> None:
+        def delete_objects() -> _Answer:
+            what = {"Objects": keys, "Quiet": True}
+            client = self._get_client()
+            return dict(client.delete_objects(Bucket=self.settings.bucket, Delete=what))
+
+        answer = self._run_translated(delete_objects, keys[0]["Key"], writes=True)
+        for error in answer.get("Errors", ())[:1]:  # the request succeeds, and each key has its own
+            status = {"HTTPStatusCode": 403 if error.get("Code") == "AccessDenied" else 500}
+            response = {"Error": error, "ResponseMetadata": status}
+            raise self._translate_response(response, keys[0]["Key"], writes=True)
 
     def _to_object_info(self, item: _Answer) -> ObjectInfo:
         key = item["Key"][len(self._prefix) :]

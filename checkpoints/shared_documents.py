@@ -8,9 +8,7 @@ would have its old ETag again, and a swap that the network delayed for minutes w
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
-
-from pydantic import ValidationError
+from typing import Any, TypeVar
 
 from .canonical_json import parse_json
 from .errors import DOCUMENT_CONTENDED, DOCUMENT_MALFORMED
@@ -20,6 +18,7 @@ from .store import (
     OutcomeUnknownError,
     PreconditionFailedError,
     Store,
+    StoredObject,
 )
 
 _TRIES = 16  # in each lost round another process succeeded
@@ -33,6 +32,19 @@ class SharedDocument(BucketRecord):
 
 
 D = TypeVar("D", bound=SharedDocument)
+T = TypeVar("T")
+
+
+def parse_document(store: Store, stored: StoredObject, kind: str, build: Callable[[Any], T]) -> T:
+    """Return what `build` makes of the JSON in an object; the error calls the object a `kind`.
+
+    Raises:
+        PoisonError: it is damaged, or this version cannot read it.
+    """
+    try:
+        return build(parse_json(stored.data))
+    except (ValueError, KeyError, TypeError) as error:
+        raise DOCUMENT_MALFORMED(uri=store.uri(stored.key), kind=kind) from error
 
 
 def read_document(store: Store, key: str, kind: type[D]) -> tuple[D | None, str]:
@@ -45,10 +57,7 @@ def read_document(store: Store, key: str, kind: type[D]) -> tuple[D | None, str]
         stored = store.get(key)
     except NotFoundError:
         return None, ""
-    try:
-        return kind.model_validate(parse_json(stored.data)), stored.etag
-    except (ValueError, ValidationError) as error:
-        raise DOCUMENT_MALFORMED(uri=store.uri(key), kind=kind.__name__) from error
+    return parse_document(store, stored, kind.__name__, kind.model_validate), stored.etag
 
 
 def change_document(store: Store, key: str, empty: D, step: Callable[[D], D]) -> D:

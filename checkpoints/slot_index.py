@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
@@ -220,11 +221,12 @@ class SlotIndex:
         for stub in stubs:
             page = stub.timeline, (stub.slot - 1) // SLOTS_PER_PAGE
             pages.setdefault(page, set()).add(stub.slot)
+        stretches = {timeline: self._timeline_segment(timeline) for timeline, _ in pages}
         for (timeline, number), slots in sorted(pages.items()):
-            self._correct_page(timeline, number, slots)
+            self._correct_page(stretches[timeline], number, slots)
 
-    def _correct_page(self, timeline: int, number: int, stubs: set[int]) -> None:
-        stretch = self._timeline_segment(timeline)
+    def _correct_page(self, stretch: LineageSegment, number: int, stubs: set[int]) -> None:
+        timeline = stretch.timeline
         for _ in range(_TRIES):
             page = self._load_index_page(timeline, number, stretch)
             fresh = [
@@ -234,7 +236,9 @@ class SlotIndex:
             # Rows that are not on the page are added: a delayed write of this page may hold them
             # as they were, and only another version of the page refuses it.
             fresh += [self._summarize_slot(timeline, slot) for slot in page.missing]
-            if fresh == page.rows or any(row.kind == "missing" for row in fresh):
+            # A page ends before a lost slot, so that readers look for that slot each time.
+            fresh = [*takewhile(lambda row: row.kind != "missing", fresh)]
+            if fresh == page.rows:
                 return
             if self._write_index_page(page.key, fresh, page.etag):
                 return

@@ -23,9 +23,8 @@ from .store import OutcomeUnknownError, PreconditionFailedError, Store
 SpliceState = Literal["created", "approved", "merged", "rejected", "expired"]
 OPEN_STATES: tuple[SpliceState, ...] = ("created", "approved")
 _TRIES = 8
-_MAX_TRAIL_ENTRIES = (
-    200  # entries kept: a request that is tried more often than this tells nothing new
-)
+# Entries kept. A request that is tried more often than this tells nothing new.
+_MAX_TRAIL_ENTRIES = 200
 
 
 class SpliceRequest(SharedDocument):
@@ -161,40 +160,38 @@ def note_splice_event(
             if not name.endswith("_at")
         ):
             return request
-        return request.model_copy(
-            update={**fields, "trail": [*request.trail, line][-_MAX_TRAIL_ENTRIES:]}
-        )
+        return _extend_trail(request, line, fields)
 
     return _change_splice_request(store, pipeline, request_id, add_trail_line)
 
 
-def decide_splice_request(
-    store: Store,
-    pipeline: str,
-    request_id: str,
-    state: SpliceState,
-    *,
-    who: str,
-    why: str,
-    at: int,
-    digest: str | None = None,
+def reject_splice_request(
+    store: Store, pipeline: str, request_id: str, *, who: str, why: str, at: int
 ) -> SpliceRequest:
-    """Approve, reject or expire an open request; record who did it, why and when (`at`, ticks).
+    """Reject an open request; record who did it, why and when (`at`, ticks).
 
-    The same decision a second time changes nothing. An approved request is still open: a later
-    decision replaces the approval. The expiry is not checked.
+    The same decision a second time changes nothing. The expiry is not checked.
 
     Raises:
         ConfigurationError: the request is not open any more, or there is none.
     """
+    line = {"at": at, "who": who, "what": "rejected", "why": why}
+    return _close_splice_request(store, pipeline, request_id, line)
+
+
+def expire_splice_request(store: Store, pipeline: str, request_id: str, at: int) -> SpliceRequest:
+    """Close a request whose time was over at `at` (ticks); raises as `reject_splice_request`."""
+    line = {"at": at, "who": "clock", "what": "expired", "why": "no one decided in time"}
+    return _close_splice_request(store, pipeline, request_id, line)
+
+
+def _close_splice_request(
+    store: Store, pipeline: str, request_id: str, line: JsonObject
+) -> SpliceRequest:
+    decision = {"state": line["what"], "decided_by": line["who"], "decided_why": line["why"]}
 
     def apply_decision(request: SpliceRequest) -> SpliceRequest:
-        if (request.state, request.decided_by, request.decided_why, request.approved_digest) == (
-            state,
-            who,
-            why,
-            digest,
-        ):
+        if all(getattr(request, name) == value for name, value in decision.items()):
             return request
         # The first decision counts; two people may have decided at the same moment.
         if request.state not in OPEN_STATES:
@@ -205,19 +202,16 @@ def decide_splice_request(
                 who=request.decided_by,
                 why=request.decided_why or "no reason given",
             )
-        line = {"at": at, "who": who, "what": state, "why": why, "digest": digest}
-        update = {
-            "state": state,
-            "decided_by": who,
-            "decided_why": why,
-            "decided_at": at,
-            "approved_digest": digest,
-        }
-        return request.model_copy(
-            update={**update, "trail": [*request.trail, line][-_MAX_TRAIL_ENTRIES:]}
-        )
+        # An approval that was given before does not hold any more.
+        fields = {**decision, "decided_at": line["at"], "approved_digest": None}
+        return _extend_trail(request, line, fields)
 
     return _change_splice_request(store, pipeline, request_id, apply_decision)
+
+
+def _extend_trail(request: SpliceRequest, line: JsonObject, fields: JsonObject) -> SpliceRequest:
+    trail = [*request.trail, line][-_MAX_TRAIL_ENTRIES:]
+    return request.model_copy(update={**fields, "trail": trail})
 
 
 def _change_splice_request(

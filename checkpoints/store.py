@@ -18,7 +18,7 @@ import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from .errors import STORE_DISHONEST
 
@@ -174,6 +174,35 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Close the connections; the store must not be used afterwards."""
+        ...
+
+
+@runtime_checkable
+class CopyingStore(Store, Protocol):
+    """A store that copies its objects by itself, and deletes many at once, as a bucket does."""
+
+    def copy_from(self, source: Store, source_key: str, etag: str, key: str) -> str:
+        """Copy one version of an object, and return the ETag of the copy.
+
+        The bytes do not pass through this process. A repetition does no harm.
+
+        Args:
+            source: this store, or another bucket of the same server.
+            source_key: the object in `source`.
+            etag: its version.
+            key: of the copy, which no other process writes.
+
+        Raises:
+            NotFoundError: there is no such object.
+            PreconditionFailedError: the object has another version.
+        """
+        ...
+
+    def delete_folder(self, prefix: str) -> None:
+        """Remove all objects whose keys begin with `prefix`, which ends with a slash.
+
+        Also those that other clients have put there as markers of folders, which are never listed.
+        """
         ...
 
 

@@ -20,6 +20,7 @@ from tidegate.checkpoints.retention import StorageReport, SweepReport
 from tidegate.checkpoints.slot_index import SlotSummary
 from tidegate.checkpoints.verify import Verification
 from tidegate.jobs.cli.output import SCHEMA_VERSION
+from tidegate.jobs.sealed_queries.state_diff import OperatorDifference
 from tidegate.jobs.spec.spec_changes import SpecChange
 from tidegate.jobs.splice.impact import Impact
 from tidegate.jobs.splice.row_trace import RowTrace
@@ -203,6 +204,12 @@ class RestoreMore(TypedDict):
     spec_changes: list[SpecChange]
 
 
+class DiffMore(TypedDict):
+    """What `tidegate checkpoints diff --state` adds to the diff."""
+
+    state_rows: NotRequired[list[OperatorDifference]]
+
+
 class CheckpointMore(TypedDict):
     """What `tidegate checkpoints show` adds to the manifest."""
 
@@ -267,10 +274,65 @@ class WhatIfData(TypedDict):
     points: list[list[int | None]]
 
 
+class RequestData(TypedDict):
+    """A splice request; instants are ticks."""
+
+    id: str
+    pipeline: str
+    destination: str
+    origin: str
+    origin_detail: Json
+    row_count: int
+    min_time: int | None
+    max_time: int | None
+    state: str
+    created_at: int
+    expires_at: int | None
+    who: str
+    why: str
+    decided_by: str | None
+    decided_why: str | None
+    decided_at: int | None
+    at_slot: dict[str, int]
+    approved_digest: str | None
+    trail: list[Json]
+
+
+class NewRequest(RequestData):
+    """Of `tidegate splice late`, `dead-letters` and `file`."""
+
+    request: str
+    rows: int
+
+
+class TooFewRows(TypedDict):
+    """Of `tidegate splice late --at-least` with fewer rows."""
+
+    request: None
+    rows: int
+    at_least: int
+
+
+class SplitRequest(TypedDict):
+    """Of `tidegate splice part`: the requests of the chosen rows and of the rest."""
+
+    request: str
+    rows: int
+    rest: str
+    rest_rows: int
+
+
+class MergedRequest(TypedDict):
+    """Of `tidegate splice show` for a request that was merged in this checkpoint."""
+
+    request: RequestData
+    checkpoint: str
+
+
 class ImpactData(TypedDict):
     """Of `tidegate splice show`."""
 
-    request: Json
+    request: RequestData
     impact: Impact
 
 
@@ -356,7 +418,7 @@ KINDS: Final[dict[str, tuple[str, Any]]] = {
     "check": ("check", CheckData),
     "checkpoint": ("checkpoints show", (Manifest, CheckpointMore)),
     "checkpoints": ("checkpoints list", list[SlotSummary]),
-    "diff": ("checkpoints diff", CheckpointDiff),
+    "diff": ("checkpoints diff", (CheckpointDiff, DiffMore)),
     "error": ("every command that fails", Error),
     "export": ("tables --out", Export),
     "gc": ("gc", (SweepReport, GarbageMore)),
@@ -371,9 +433,9 @@ KINDS: Final[dict[str, tuple[str, Any]]] = {
     "row": ("row", list[RowTrace]),
     "splice": (
         "splice show of a merged request; splice late, dead-letters, file, part",
-        Json,
+        NewRequest | TooFewRows | SplitRequest | MergedRequest,
     ),
-    "splices": ("splice list", list[Json]),
+    "splices": ("splice list", list[RequestData]),
     "stack": ("up", StackData),
     "status": ("status PIPELINE", OneStatus),
     "statuses": ("status", AllStatuses),
@@ -399,7 +461,7 @@ def build_schema() -> Json:
         ]
         for more in parts[1:]:
             parts[0]["properties"] |= more["properties"]
-            parts[0]["required"] = [*parts[0].get("required", ()), *more["required"]]
+            parts[0]["required"] = [*parts[0].get("required", ()), *more.get("required", ())]
         kinds[kind] = parts[0]
     rules = [
         {

@@ -1,6 +1,6 @@
 """Writes the Data Docs into the bucket: Great Expectations' pages without CDNs, and an index.
 
-    <pipeline>/quality/docs/index.html               all runs, newest first, with trends
+    <pipeline>/quality/docs/index.html               all runs, newest first
     <pipeline>/quality/docs/<run>/index.html         one run: every check and what was seen
     <pipeline>/quality/docs/<run>/<suite>.<summary>.html   GX's own page
     <pipeline>/quality/results/<run>.json latest.json      the same for machines
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
 from typing import Any
@@ -34,11 +33,6 @@ from .gx_runner import RunResult, format_number
 _RUNS_KEPT = 100  # runs listed and kept, with results and Data Docs; about 0.3 MB each
 _WRITER_THREADS = 8  # pages are written side by side: a PUT is mostly waiting
 _ROWS_SHOWN = 50  # rows of a summary on the run's page
-_TREND_TITLES = {
-    "late_ratio": "Late rows, share of the recent ones",
-    "seal_p95_s": "Seal p95, seconds",
-    "unpublished": "Unpublished epochs",
-}
 
 _SCRIPTS = re.compile(r"<script\b.*?</script>", re.DOTALL)
 _REMOTE = re.compile(r"<link\b[^>]*>")
@@ -74,7 +68,9 @@ def publish_data_docs(store: Store, result: JsonView, run: RunResult) -> str:
     store.put(key, data)
     # After the result: history and index name only runs whose pages are there.
     runs = _add_run_to_history(store, quality, result, run)
-    store.put(f"{quality}docs/index.html", _render_runs_index(result["pipeline"], runs).encode())
+    title = f"Quality of {result['pipeline']}"
+    index = _render_template("index.html", title=title, pipeline=result["pipeline"], runs=runs)
+    store.put(f"{quality}docs/index.html", index.encode())
     # Last, because programs that read the newest result begin here.
     store.put(f"{quality}results/latest.json", data)
     return key
@@ -148,7 +144,6 @@ def _add_run_to_history(
     entry |= {
         "failed": [check["id"] for check in failed],
         "critical": [{"check": c.id, "epochs": c.epochs} for c in critical],
-        "trend": _extract_trend(run),
         "values": {c.id: c.value for c in run.checks if c.value is not None},
     }
     runs = [entry, *before]
@@ -159,40 +154,6 @@ def _add_run_to_history(
     runs = runs[:_RUNS_KEPT]
     store.put(key, canonical_bytes({"format_version": 1, "runs": runs}))
     return runs
-
-
-def _extract_trend(run: RunResult) -> dict[str, float]:
-    """The few numbers that are drawn over time."""
-    numbers: JsonObject = {}
-    late = run.frames.get("late_by_source")
-    if late is not None and late["recent_read"].sum():
-        numbers["late_ratio"] = late["recent_late"].sum() / late["recent_read"].sum()
-    health = run.frames.get("checkpoint_health")
-    if health is not None:
-        numbers |= {name: health[name].iloc[0] for name in ("seal_p95_s", "unpublished")}
-    return {name: float(value) for name, value in numbers.items() if not pd.isna(value)}
-
-
-def _render_runs_index(pipeline: str, runs: Sequence[JsonView]) -> str:
-    drawn = (_draw_trend_line(name, title, runs) for name, title in _TREND_TITLES.items())
-    trends = [line for line in drawn if line]
-    return _render_template(
-        "index.html", title=f"Quality of {pipeline}", pipeline=pipeline, runs=runs, trends=trends
-    )
-
-
-def _draw_trend_line(name: str, title: str, runs: Sequence[JsonView]) -> dict[str, str] | None:
-    """A polyline over the runs, oldest left; None with fewer than two points."""
-    values = [run["trend"][name] for run in reversed(runs) if name in run["trend"]]
-    if len(values) < 2:
-        return None
-    low, high = min(values), max(values)
-    step, middle = 1000 / (len(values) - 1), (high + low) / 2
-    scale = 70 / (high - low) if high > low else 0.0
-    points = " ".join(
-        f"{i * step:.0f},{45 - (v - middle) * scale:.0f}" for i, v in enumerate(values)
-    )
-    return {"title": title, "points": points, "low": f"{low:.4g}", "high": f"{high:.4g}"}
 
 
 def _render_template(template: str, **values: Any) -> str:

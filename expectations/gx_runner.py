@@ -26,12 +26,11 @@ from tidegate.jobs.spec.stream_specs import REJECTIONS
 from tidegate.json_types import JsonObject
 
 from .errors import BAD_CHECK
+from .evidence import ORIGIN, Evidence
 from .job_batches import JobEvidence
 from .suite_files import Check, limit_values, load_suites
 from .summaries import (
-    ORIGIN,
     TABLE_PREFIX,
-    Evidence,
     build_frame,
     name_rows,
 )

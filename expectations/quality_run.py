@@ -33,10 +33,10 @@ from tidegate.jobs.spec.stream_specs import REJECTIONS
 from tidegate.json_types import JsonObject
 
 from . import data_docs
+from .evidence import LATE_COLUMNS, Evidence, event_columns
 from .gx_runner import CheckResult, load_great_expectations, run_suites
 from .job_batches import JobEvidence, gather_batches
 from .suite_files import list_checked_tables, load_suites
-from .summaries import LATE_COLUMNS, Evidence, event_columns
 
 SCHEMA_VERSION = 1
 _MANIFESTS_READ = 200  # one GET each; a `recent_time` of a day may hold many more epochs

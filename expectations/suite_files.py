@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 from ruamel.yaml import YAML
@@ -19,6 +19,7 @@ from tidegate.jobs.spec.job_spec import JobSpec
 from tidegate.jobs.spec.loader import Location, format_findings, to_plain_value
 from tidegate.jobs.spec.operations import QualityLimits, QualitySpec, Severity
 from tidegate.jobs.spec.pipeline import PipelineSpec
+from tidegate.json_types import JsonObject
 
 from .errors import BAD_SUITE, CHECK_IDS_DOUBLED, NO_SUITE_FOLDER, UNKNOWN_CHECK
 from .job_batches import JOB_SUMMARIES
@@ -48,7 +49,7 @@ class Check(SpecModel):
     """The frame it looks at, see summaries.py; ``table.NAME`` for the recent rows of a table."""
     expect: Annotated[str, Field(pattern=r"^expect_[a-z_]+$")]
     """Name of a Great Expectations type."""
-    kwargs: dict[str, Any] = {}
+    kwargs: JsonObject = {}
     """Its arguments; ``{limit: NAME}`` is replaced by a limit of the pipeline."""
     severity: Severity = "warn"
     scope: Scope = "recent"
@@ -80,7 +81,7 @@ class Check(SpecModel):
                 )
         return self
 
-    def resolve_kwargs(self, limits: dict[str, float]) -> dict[str, Any]:
+    def resolve_kwargs(self, limits: dict[str, float]) -> JsonObject:
         """Return the arguments of the expectation, with the limits filled in."""
         return {
             k: limits[v["limit"]] if isinstance(v, dict) and "limit" in v else v

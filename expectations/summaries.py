@@ -9,18 +9,17 @@ own quantile expectation cannot store its result.
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.row_counts import (
     COLUMNS_LEFT_OUT,
     FLAGGED,
@@ -39,80 +38,13 @@ from tidegate.jobs.spec.pipeline import (
     PipelineSpec,
 )
 
+from .evidence import ORIGIN, Evidence, event_columns
 from .job_batches import JOB_SUMMARIES, JobEvidence
-
-ORIGIN: Final = ("_source", "_partition", "_seq")
-"""The columns that name a row of most tables."""
-LATE_COLUMNS: Final = ("output", "reason", "lateness_us", *ORIGIN, "_epoch")
-"""The columns of the late table that the checks need."""
 
 _TICKS_PER_SECOND = 1_000_000
 _DISPOSITIONS = [
     *("rows_released", "rows_late", "rows_dropped", "rows_rejected", "rows_dead", "rows_retained"),
 ]
-
-
-def event_columns(spec: PipelineSpec) -> tuple[str, ...]:
-    """Return the columns of the events table that the checks need; no other table is large."""
-    event_time = spec.event_time_column
-    return ("position", "section", "_late", *ORIGIN, "_epoch", event_time)
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """What the checks look at: one consistent cut through the tables, and two manifests.
-
-    Attributes:
-        late: the late table up to the epoch of `head`; the other tables likewise. Late rows and
-            events may have only the columns that the checks need.
-        rejections: rows that streams rejected; None for a pipeline without streams.
-        head: manifest of the newest epoch that the tables show; None before the first.
-        recent_since: epochs after this one are recent.
-        past: manifest of that epoch; None if recent epochs begin with the log.
-        tables: recent rows of the tables that suites of the user look at, with all columns.
-        manifests: of recent epochs, oldest first; retired ones are missing, and of very many
-            recent epochs the older ones.
-        sealed: slot of the newest sealed epoch or merge, published or not.
-        now: ticks.
-        events_since: the events table was read from the epoch after this one.
-        wanted: the stream runs or should run, and rows waited when `head` was sealed, so an old
-            `head` is a problem.
-        verified: verdict on the objects that `head` needs, by presence and size; ``none`` before
-            the first.
-    """
-
-    spec: PipelineSpec
-    late: pa.Table
-    barriers: pa.Table
-    checkpoints: pa.Table
-    dead_letters: pa.Table
-    events: pa.Table
-    events_since: int
-    head: Manifest | None
-    past: Manifest | None
-    sealed: int
-    now: int
-    wanted: bool
-    verified: str
-    recent_since: int = 0
-    rejections: pa.Table | None = None
-    tables: Mapping[str, pa.Table] = field(default_factory=dict)
-    manifests: Sequence[Manifest] = ()
-
-    def count_rows(self) -> tuple[defaultdict[str, RowCounts], defaultdict[str, RowCounts]]:
-        """Count the rows of each source that `head` has: of all epochs, and of recent ones."""
-        now, before = _count_by_source(self.head), _count_by_source(self.past)
-        recent = {source: own.since(before[source]) for source, own in now.items()}
-        return now, defaultdict(lambda: RowCounts({}), recent)
-
-    def count_all_sources(self) -> tuple[RowCounts, RowCounts]:
-        """Count the rows of the pipeline: of all epochs, and of recent ones."""
-        now, recent = self.count_rows()
-        return RowCounts.add_up(now.values()), RowCounts.add_up(recent.values())
-
-    def select_recent(self, table: pa.Table) -> pa.Table:
-        """Return the rows of a table that recent epochs wrote."""
-        return table.filter(pc.greater(table["_epoch"], self.recent_since))
 
 
 def summarize_late_by_source(evidence: Evidence) -> pd.DataFrame:
@@ -273,7 +205,7 @@ def summarize_barrier_types(evidence: Evidence) -> pd.DataFrame:
     newest = summarize_barriers(evidence)
     outcomes: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for types, outcome in zip(newest["types"], newest["outcome"], strict=True):
-        for kind in filter(None, types.split(", ")):  # an aborted one may have no type yet
+        for kind in next(csv.reader([types]), ()):  # an aborted one may have no type yet
             outcomes[kind][outcome] += 1
     return _make_frame(
         "type barriers complete incomplete aborted complete_ratio",
@@ -543,7 +475,7 @@ def _join_tardy_reports(table: pa.Table) -> pd.DataFrame:
             "epoch": row["epoch"],
             "outcome": row["outcome"],
             "homogeneous": "yes" if row["homogeneous"] else "no",
-            "types": ", ".join(sorted(set(row["types"] or ()))),
+            "types": _format_csv_line(sorted(set(row["types"] or ()))),
             "missing": ", ".join(row["missing"] or ()),
             "missing_members": len(row["missing"] or ()),
             "tardy": ", ".join(row["tardy"] or ()),
@@ -555,6 +487,13 @@ def _join_tardy_reports(table: pa.Table) -> pd.DataFrame:
         for row in closes.values()
     ]
     return pd.DataFrame(rows, columns=_BARRIER_COLUMNS)
+
+
+def _format_csv_line(values: Iterable[str]) -> str:
+    """The values, separated by commas; one that has a comma itself is quoted."""
+    line = io.StringIO()
+    csv.writer(line, lineterminator="").writerow(values)
+    return line.getvalue()
 
 
 _BARRIER_COLUMNS = [
@@ -589,12 +528,6 @@ def _count_out_of_order(events: pa.Table, event_time: str) -> int:
 
 def _make_frame(columns: str, rows: Sequence[tuple[Any, ...]]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns.split())
-
-
-def _count_by_source(manifest: Manifest | None) -> defaultdict[str, RowCounts]:
-    per_source = manifest.counters.per_source if manifest else {}
-    counted = {source: RowCounts.of_source(counts) for source, counts in per_source.items()}
-    return defaultdict(lambda: RowCounts({}), counted)
 
 
 def _count_in_late_table(counts: RowCounts) -> int:

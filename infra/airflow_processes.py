@@ -13,6 +13,7 @@ import secrets
 import subprocess
 import sys
 import time
+import tomllib
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -20,6 +21,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -283,11 +285,10 @@ def build_airflow_settings(home: Path, dags: Path, port: int, keys: StackSecrets
         port: of the API server.
         keys: passwords and signing keys.
     """
-    settings = {
+    text = files("tidegate.infra").joinpath("airflow.toml").read_text("utf-8")
+    settings = tomllib.loads(text)
+    settings |= {
         "CORE__DAGS_FOLDER": str(dags),
-        "CORE__LOAD_EXAMPLES": "False",
-        "CORE__EXECUTOR": "LocalExecutor",
-        "CORE__PARALLELISM": "4",
         "CORE__FERNET_KEY": keys.fernet_key,
         "CORE__SIMPLE_AUTH_MANAGER_USERS": ",".join(
             f"{user}:{role}" for user, role in AIRFLOW_USERS.items()
@@ -300,32 +301,9 @@ def build_airflow_settings(home: Path, dags: Path, port: int, keys: StackSecrets
         "API__HOST": LOOPBACK,
         "API__PORT": str(port),
         "API__BASE_URL": build_airflow_url(port),
-        "API__WORKERS": "1",
         # The processes are started one by one; without these each would make up keys of its own.
         "API__SECRET_KEY": keys.api_secret_key,
         "API_AUTH__JWT_SECRET": keys.jwt_secret,
-        "DAG_PROCESSOR__PARSING_PROCESSES": "1",
-        "DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "30",
-        # New files are looked for every 5 minutes by default: too long for a person who has just
-        # written a pipeline.
-        "DAG_PROCESSOR__REFRESH_INTERVAL": "15",
-        # A parse that takes longer than the default 30 s and 50 s, or whose result meets a locked
-        # database, makes every DAG of its file stale: none of them is started until the next good
-        # one. A second a pipeline is nothing on a busy machine.
-        "CORE__DAGBAG_IMPORT_TIMEOUT": "180",
-        "DAG_PROCESSOR__DAG_FILE_PROCESSOR_TIMEOUT": "240",
-        "DAG_PROCESSOR__STALE_DAG_THRESHOLD": "300",
-        # A task that resumes while the API server is away, or slow, would burn one of its retries.
-        # The defaults are 5 calls of 5 s each; a server that is started again on a busy machine may
-        # need a minute until its first answer.
-        "WORKERS__EXECUTION_API_RETRIES": "30",
-        "WORKERS__EXECUTION_API_RETRY_WAIT_MAX": "10",
-        "WORKERS__EXECUTION_API_TIMEOUT": "60",
-        # A worker or scheduler that dies while a task launches a driver: five minutes by default
-        # until anybody notices.
-        "SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "30",
-        "SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "30",
-        "USAGE_DATA_COLLECTION__ENABLED": "False",
     }
     return {
         "AIRFLOW_HOME": str(home),

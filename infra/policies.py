@@ -13,15 +13,19 @@
   writing.
 * ``lander`` is for ``tidegate land``. It may write into the inputs' folders and read its own notes
   there, and nothing of the pipeline.
+
+What exactly a role may do is in ``policies.toml``.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import tomllib
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Annotated, NamedTuple
+from importlib.resources import files
+from typing import Annotated
 
 import typer
 
@@ -36,21 +40,6 @@ _BUCKET_FACTS = [
     "s3:GetLifecycleConfiguration",
     "s3:GetReplicationConfiguration",
 ]
-_MULTIPART_ACTIONS = ["s3:ListMultipartUploadParts", "s3:AbortMultipartUpload"]
-# What a driver deletes: files of retired epochs, caches, and what was answered or has ended. No key
-# may delete slots, lease and the other documents, because a shortened log cannot be repaired.
-_DELETED_FOLDERS = (
-    "timelines/*/state/",
-    "timelines/*/tables/",
-    "iceberg/",
-    "index/",
-    "logs/",
-    "quality/",
-    "staging/",
-    "requests/",
-    "acks/",
-    "splices/",
-)
 
 
 class Role(StrEnum):
@@ -78,94 +67,37 @@ def build_policy(
     Raises:
         ConfigurationError: a lander without a folder to land in.
     """
+    if role is Role.LANDER and not inputs:
+        raise LANDER_WITHOUT_INPUT()
     root = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
-    own, folders = f"{root}{pipeline}/", [root + folder.strip("/") + "/" for folder in inputs]
-    match role:
-        case Role.DRIVER:
-            rights = _build_driver_rights(root, pipeline, folders)
-        case Role.OPERATOR:
-            rights = _build_operator_rights(own, folders)
-        case Role.READER:
-            tables = [f"{own}timelines/*/tables/*", f"{own}iceberg/*"]
-            rights = _Rights([own, *folders], [(["s3:GetObject"], tables)])
-        case Role.LANDER:
-            rights = _build_lander_rights(folders)
+    places = {
+        "own": [f"{root}{pipeline}/"],
+        "probe": [f"{root}tidegate-probe/"],
+        "batches": [f"{root}{pipeline[:50]}__bf_"],
+        "inputs": [f"{root}{folder.strip('/')}/" for folder in inputs],
+    }
+
+    def expand_patterns(patterns: Sequence[str]) -> list[str]:
+        split = [pattern.split("/", 1) for pattern in patterns]
+        return [place + rest for name, rest in split for place in places[name]]
+
+    rights = tomllib.loads(files("tidegate.infra").joinpath("policies.toml").read_text("utf-8"))
+    allowed = rights[role]
     arn = f"arn:aws:s3:::{bucket}"
     # A LIST of the whole bucket would tell the names of everyone's objects.
-    listed = {"StringLike": {"s3:prefix": [f"{folder}*" for folder in rights.listed]}}
+    listed = {"StringLike": {"s3:prefix": expand_patterns(allowed["listed"])}}
     statements = [
         _allow_actions(_BUCKET_FACTS, arn),
         {**_allow_actions(["s3:ListBucket"], arn), "Condition": listed},
-        *([_allow_actions(rights.on_bucket, arn)] if rights.on_bucket else []),
     ]
+    if "bucket" in allowed:
+        statements.append(_allow_actions(allowed["bucket"], arn))
     statements += [
-        _allow_actions(actions, *(f"{arn}/{pattern}" for pattern in patterns))
-        for actions, patterns in rights.on_objects
-        if patterns
+        _allow_actions(right["actions"], *(f"{arn}/{key}" for key in keys))
+        for right in allowed["objects"]
+        if (keys := expand_patterns(right["keys"]))
     ]
     return {"Version": "2012-10-17", "Statement": statements}
-
-
-class _Rights(NamedTuple):
-    """What a role may do.
-
-    Attributes:
-        listed: prefixes below which objects may be listed.
-        on_objects: actions, and the patterns of the keys that they are allowed on.
-        on_bucket: actions on the bucket itself.
-    """
-
-    listed: list[str]
-    on_objects: list[tuple[list[str], list[str]]]
-    on_bucket: Sequence[str] = ()
-
-
-def _build_driver_rights(root: str, pipeline: str, inputs: list[str]) -> _Rights:
-    batches = f"{root}{pipeline[:50]}__bf_"  # the names of `<p>.backfill`'s batch runs
-    pipeline_root = f"{root}{pipeline}/"
-    disposable = [f"{root}tidegate-probe/", batches]
-    own = [pipeline_root, *disposable]
-    deleted = [*disposable, *(pipeline_root + folder for folder in _DELETED_FOLDERS)]
-    return _Rights(
-        [*own, *inputs],
-        [
-            (["s3:GetObject", "s3:PutObject", *_MULTIPART_ACTIONS], _match_below(own)),
-            (["s3:DeleteObject"], _match_below(deleted)),
-            (["s3:GetObject"], _match_below(inputs)),
-        ],
-        ["s3:ListenBucketNotification", "s3:ListBucketMultipartUploads"],
-    )
-
-
-def _build_operator_rights(own: str, inputs: list[str]) -> _Rights:
-    # A restore is a lease and one slot; listing checkpoints fills the index up; `tidegate quality`
-    # keeps its reports.
-    folders = ("requests/", "splices/", "index/", "quality/", "timelines/*/slots/")
-    documents = [f"{own}{name}.json" for name in ("lease", "desired", "roots")]
-    # No other deletes: an operator's key must not be able to shorten the log.
-    caches = [f"{own}index/", f"{own}quality/"]  # made again from what stays
-    return _Rights(
-        [own, *inputs],
-        [
-            (["s3:GetObject"], _match_below([own, *inputs])),
-            (["s3:PutObject"], [*_match_below([own + f for f in folders]), *documents]),
-            (["s3:DeleteObject"], _match_below(caches)),
-        ],
-    )
-
-
-def _build_lander_rights(folders: list[str]) -> _Rights:
-    if not folders:
-        raise LANDER_WITHOUT_INPUT()
-    notes = [f"{folder}_landing/" for folder in folders]
-    return _Rights(
-        notes,
-        [(["s3:GetObject"], _match_below(notes)), (["s3:PutObject"], _match_below(folders))],
-    )
-
-
-def _match_below(prefixes: Sequence[str]) -> list[str]:
-    return [f"{prefix}*" for prefix in prefixes]
 
 
 def _allow_actions(actions: Sequence[str], *resources: str) -> JsonObject:

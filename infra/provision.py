@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 import typer
 
 from tidegate.errors import TidegateError
+from tidegate.json_types import JsonObject, JsonView
 
 from .errors import (
     MINIO_AWAY,
@@ -63,7 +64,7 @@ def grant_policy(
     root: Credentials,
     bucket: str,
     user: Credentials,
-    rights: Mapping[str, Any],
+    rights: JsonView,
     *,
     only: bool = False,
 ) -> int:
@@ -131,7 +132,7 @@ def grant_policy(
         raise MINIO_REFUSED(endpoint=endpoint, error=error) from error
 
 
-def build_bucket_policy(bucket: str) -> dict[str, Any]:
+def build_bucket_policy(bucket: str) -> JsonObject:
     """Return the policy to read, write, list and delete all objects of a bucket.
 
     It is for those who run the bucket's pipelines.

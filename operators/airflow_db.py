@@ -21,7 +21,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session, selectinload
 
 from tidegate.checkpoints.store import Store
-from tidegate.json_types import JsonObject
+from tidegate.json_types import JsonObject, JsonView
 
 from .errors import NO_CONNECTION
 from .factory import APPROVAL_TAG, BROKEN_SPECS_DAG_ID, STORE_TAG_PREFIX
@@ -54,7 +54,7 @@ class AirflowQueries:
         """Return the streams that the user may see, by name, with `may_restore`."""
         readable = self._readable_dag_ids(user)
 
-        def may_restore(stream: Mapping[str, Any]) -> bool:
+        def may_restore(stream: JsonView) -> bool:
             recover = f"{stream['dag_id'].removesuffix(STREAM_DAG_SUFFIX)}.recover"
             return recover in readable and self._may_start(user, recover)
 

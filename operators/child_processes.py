@@ -13,10 +13,9 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any
 
 from airflow.sdk import ExceptionRetryPolicy, RetryAction, RetryRule
 
@@ -29,7 +28,7 @@ from tidegate.errors import (
     TidegateError,
     TransientError,
 )
-from tidegate.json_types import JsonObject
+from tidegate.json_types import JsonObject, JsonView
 
 from .errors import COMMAND_CRASHED, PAGE_BUSY, RESULTS_CRASHED
 from .store_access import StoreAccess, build_child_environment
@@ -59,7 +58,7 @@ def classify_exit_code(code: int) -> FailureClass | None:
     return _CLASS_BY_EXIT_CODE.get(code)
 
 
-def rebuild_error(error: Mapping[str, Any]) -> TidegateError:
+def rebuild_error(error: JsonView) -> TidegateError:
     """Rebuild the error that a driver reported (the shape of `TidegateError.as_dict`).
 
     Fields may be missing; an unknown class counts as transient.

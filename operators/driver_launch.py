@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from tidegate.checkpoints.driver_reports import make_attempt_name
 from tidegate.checkpoints.pipeline_identity import ProcessIdentity
@@ -25,7 +25,7 @@ from tidegate.errors import ConfigurationError
 from tidegate.jobs.spec.job_spec import JobSpec
 from tidegate.jobs.spec.loader import load_any_spec
 from tidegate.jobs.spec.operations import SubmitSpec
-from tidegate.json_types import JsonObject
+from tidegate.json_types import JsonObject, JsonView
 
 from .store_access import StoreAccess, build_child_environment, get_tidegate_home
 
@@ -146,7 +146,7 @@ def _choose_module(spec: str) -> str:
     return "tidegate.jobs.driver"
 
 
-def make_launcher(submit: Mapping[str, Any] | None) -> LocalLauncher:
+def make_launcher(submit: JsonView | None) -> LocalLauncher:
     """Return the launcher of a spec: spark-submit with `supervision.submit`, else a local one."""
     return LocalLauncher() if submit is None else SubmitLauncher(SubmitSpec.model_validate(submit))
 

@@ -24,9 +24,11 @@ docs/decisions/0065-a-broken-spec-gets-a-failing-dag.md.
 from __future__ import annotations
 
 import re
+import tomllib
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
+from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -40,6 +42,7 @@ from tidegate.jobs.spec.job_spec import JobSpec, SupervisedSpec
 from tidegate.jobs.spec.loader import load_any_spec
 from tidegate.jobs.spec.operations import SpliceSpec
 from tidegate.jobs.spec.pipeline import PipelineSpec
+from tidegate.json_types import JsonObject, JsonView
 
 from .assets import ClosedWindowsOperator, stream_asset
 from .child_operators import BackfillOperator, MaintainOperator, QualityOperator
@@ -64,10 +67,12 @@ _BROKEN_SPECS_CRON = "*/15 * * * *"
 QUALITY_EVERY_SECONDS: Final = 600.0
 # The least time between two announcements of closed periods; long periods need fewer looks.
 ANNOUNCE_EVERY_SECONDS: Final = 10.0
+# Kind of DAG -> its description and the fields of its form.
+_SHOWN = tomllib.loads(files("tidegate.operators").joinpath("dags.toml").read_text("utf-8"))
 _RETRIED = {"retries": 2, "retry_delay": timedelta(seconds=5)}
 # One run at a time, because a pipeline has one driver. DAGs start unpaused, because a spec in the
 # folder is meant to run.
-_DAG_DEFAULTS: Final[dict[str, Any]] = {
+_DAG_DEFAULTS: Final[JsonObject] = {
     "start_date": datetime(2026, 1, 1, tzinfo=UTC),
     "catchup": False,
     "max_active_runs": 1,
@@ -148,20 +153,12 @@ def _build_spec_error(findings: Sequence[str]) -> ConfigurationError:
     return SPEC_INVALID(findings="\n".join(findings))
 
 
-def _text(title: str, description: str, default: str = "") -> Param:
-    return Param(default, type="string", title=title, description=description)
-
-
-def _flag(title: str, description: str = "") -> Param:
-    return Param(False, type="boolean", title=title, description=description or None)
-
-
 class _PipelineDags:
     """Builds the DAGs of one pipeline or job."""
 
     def __init__(self, spec: PipelineSpec | JobSpec, path: str, conn_id: str | None) -> None:
         self._spec, self._conn_id = spec, conn_id
-        self._about: dict[str, Any] = {"pipeline": spec.name, "spec": path, "conn_id": conn_id}
+        self._about: JsonObject = {"pipeline": spec.name, "spec": path, "conn_id": conn_id}
         submit = spec.supervision.submit
         self._submit = None if submit is None else submit.model_dump()
         self._approval: ApprovalTerms | None = None
@@ -173,35 +170,27 @@ class _PipelineDags:
     def build(self, quality_every: float) -> Iterator[DAG]:
         """All DAGs that the spec asks for."""
         yield self._build_stream_dag()
-        params = {
-            "reason": _text("Reason", "Kept, and shown while the stream is stopped."),
-            "replace": _flag(
-                "Replace", "Kill a driver that hangs; the stream starts the next one."
-            ),
-        }
-        what = "Ends the driver at its next epoch. It stays stopped until a run of the stream."
-        yield self._build_task_dag("stop", what, StopOperator, _RETRIED, params=params)
+        yield self._build_task_dag("stop", StopOperator, _RETRIED)
         yield self._build_recover_dag()
-        yield self._build_pin_dag()
-        what = "Retires old checkpoints, reads a share of the others, keeps the index fresh."
+        yield self._build_task_dag("pin", PinOperator, _RETRIED)
         shares = {"scrub_shares": count_scrub_shares(self._spec.checkpoint.retain_for)}
         cron = self._spec.supervision.maintain
-        yield self._build_task_dag("maintain", what, MaintainOperator, shares, schedule=cron)
+        yield self._build_task_dag("maintain", MaintainOperator, shares, schedule=cron)
         # One asset, so that there is one throttle: late rows and troubled barriers come with a
         # sealed checkpoint anyway.
-        pipeline = self._spec if isinstance(self._spec, PipelineSpec) else None
-        what = f"Checks {'late rows, barriers and checkpoints' if pipeline else 'batches'}."
         sealed = stream_asset(self._spec.name, "sealed", quality_every, self._conn_id)
-        yield self._build_task_dag("quality", what, QualityOperator, schedule=[sealed])
-        if pipeline is not None:
-            yield from self._build_event_time_dags(pipeline)
+        yield self._build_task_dag("quality", QualityOperator, schedule=[sealed])
+        if isinstance(self._spec, PipelineSpec):
+            yield from self._build_event_time_dags(self._spec)
 
     def _build_event_time_dags(self, spec: PipelineSpec) -> Iterator[DAG]:
         """The DAGs about rows, which a job does not have."""
         if any(source.barriers is not None for source in spec.sources.values()):
-            yield self._build_abort_barrier_dag()
+            yield self._build_task_dag("abort_barrier", AbortBarrierOperator, _RETRIED)
         if spec.windows:
-            yield self._build_backfill_dag(spec.supervision.backfill)
+            cron = spec.supervision.backfill
+            schedule = None if cron is None else CronDataIntervalTimetable(cron, timezone="UTC")
+            yield self._build_task_dag("backfill", BackfillOperator, schedule=schedule)
         if spec.windows or spec.streams or spec.splice.offer_rows is not None:
             yield self._build_splice_dag(spec.splice)
         if spec.supervision.announce is not None and spec.windows:
@@ -210,29 +199,28 @@ class _PipelineDags:
     def _build_task_dag(
         self,
         kind: str,
-        what: str,
         operator: type[PipelineOperator],
-        arguments: Mapping[str, Any] = MappingProxyType({}),
+        arguments: JsonView = MappingProxyType({}),
         **options: Any,
     ) -> DAG:
         """A DAG of one task, which has the name of the DAG's kind.
 
         Args:
             kind: the last part of the DAG's id.
-            what: its description.
             operator: the class of the task.
             arguments: of the task, beyond those of every task.
             options: of the DAG.
         """
-        with self._make_dag(kind, what, **options) as dag:
+        with self._make_dag(kind, **options) as dag:
             operator(task_id=kind, **arguments, **self._about)
         return dag
 
-    def _make_dag(self, kind: str, what: str, *, tags: Sequence[str] = (), **kwargs: Any) -> DAG:
-        spec = self._spec
+    def _make_dag(self, kind: str, *, tags: Sequence[str] = (), **kwargs: Any) -> DAG:
+        spec, shown = self._spec, _SHOWN[kind]
         return DAG(
             dag_id=f"{spec.name}.{kind}",
-            description=what,
+            description=shown["what"],
+            params={name: Param(**schema) for name, schema in shown.get("params", {}).items()},
             doc_md=spec.description or None,
             tags=["tidegate", spec.name, *tags],
             default_args={"owner": spec.supervision.owner},
@@ -241,7 +229,6 @@ class _PipelineDags:
 
     def _build_stream_dag(self) -> DAG:
         supervision = self._spec.supervision
-        what = "Runs the stream: adopts a live driver or launches one, and stays with it."
         # The page reads DAGs from Airflow's database, which has no arguments of operators but tags.
         tags = [] if self._conn_id is None else [f"{STORE_TAG_PREFIX}{self._conn_id}"]
         if self._approval is not None:
@@ -257,17 +244,10 @@ class _PipelineDags:
             "retries": supervision.retries,
             "retry_delay": timedelta(microseconds=supervision.retry_delay),
         }
-        return self._build_task_dag("stream", what, StreamOperator, arguments, tags=tags)
+        return self._build_task_dag("stream", StreamOperator, arguments, tags=tags)
 
     def _build_recover_dag(self) -> DAG:
-        names = "`latest`, `latest_healthy`, a pin, or an id such as t0-000123-ab12cd"
-        params = {
-            "checkpoint": _text("Checkpoint", f"{names} from the Streams page.", "latest"),
-            "reason": _text("Reason", "Kept with the restore, for people who ask later."),
-            "dry_run": _flag("Dry run", "Verify and report only; nothing is changed."),
-        }
-        what = "Goes back to a checkpoint: verify, report, stop, restore, start again."
-        with self._make_dag("recover", what, params=params) as dag:
+        with self._make_dag("recover") as dag:
             approve = None if self._approval is None else self._ask_before(self._approval)
             recover = RecoverOperator(
                 task_id="recover", approval=self._approval, submit=self._submit, **self._about
@@ -295,53 +275,12 @@ class _PipelineDags:
         report >> approve
         return approve
 
-    def _build_pin_dag(self) -> DAG:
-        params = {
-            "action": Param("pin", type="string", enum=["pin", "unpin"], title="Action"),
-            "checkpoint": _text("Checkpoint", "`latest`, a pin, or an id; for `pin`.", "latest"),
-            "name": _text("Name", "The pin's name, by which the checkpoint can be restored."),
-            "reason": _text("Reason", "Kept with the pin."),
-        }
-        what = "Keeps a checkpoint under a name, or gives the name up."
-        return self._build_task_dag("pin", what, PinOperator, _RETRIED, params=params)
-
-    def _build_abort_barrier_dag(self) -> DAG:
-        params = {
-            "barrier": Param(type="integer", title="Barrier", description="Its id."),
-            "reason": _text("Reason", "Kept with the request."),
-        }
-        what = "Aborts an open barrier, so that the rows behind it flow on."
-        return self._build_task_dag(
-            "abort_barrier", what, AbortBarrierOperator, _RETRIED, params=params
-        )
-
-    def _build_backfill_dag(self, cron: str | None) -> DAG:
-        instant = "An instant with its offset, 2026-01-31T00:00:00Z; empty in a scheduled run: its"
-        params = {
-            "start": _text("First window start", f"{instant} data interval."),
-            "end": _text("End of the last window", f"{instant} data interval."),
-            "fail_on_difference": _flag("Fail on a difference"),
-            "replace": _flag("Replace", "Ask for the late rows of the range to be merged."),
-        }
-        schedule = None if cron is None else CronDataIntervalTimetable(cron, timezone="UTC")
-        what = (
-            "Runs the pipeline over a past range as a batch and compares its windows with the"
-            " stream's."
-        )
-        return self._build_task_dag(
-            "backfill", what, BackfillOperator, schedule=schedule, params=params
-        )
-
     def _build_splice_dag(self, splice: SpliceSpec) -> DAG:
         # Imported here as in `_ask_before`.
         from .splice_operators import add_splice_tasks
 
-        what = "Merges late rows and dead letters back, after a person has seen the exact effect."
-        params = {
-            "request": _text("Splice request", "Its id; empty: the late rows are offered as one.")
-        }
         schedule = splice.offer_at if splice.offer_rows is not None else None
-        with self._make_dag("splice", what, schedule=schedule, params=params) as dag:
+        with self._make_dag("splice", schedule=schedule) as dag:
             add_splice_tasks(splice, self._about)
         return dag
 
@@ -349,10 +288,9 @@ class _PipelineDags:
         # A tenth of the period: a DAG per hour need not start within a second of the hour's end.
         every = max(ANNOUNCE_EVERY_SECONDS, period / 1e7)
         frontier = stream_asset(self._spec.name, "frontier", every, self._conn_id)
-        what = "Announces closed periods as partitions of the windows' assets."
         arguments = {"windows": windows, "period": period, "retries": 2}
         return self._build_task_dag(
-            "windows", what, ClosedWindowsOperator, arguments, schedule=[frontier]
+            "windows", ClosedWindowsOperator, arguments, schedule=[frontier]
         )
 
 

@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 import html
 import mimetypes
+import os
 import re
 import threading
 import time
@@ -18,6 +19,7 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from importlib.resources import files
+from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 from airflow.api_fastapi.auth.managers.models.resource_details import AccessView
@@ -26,6 +28,7 @@ from airflow.api_fastapi.core_api.security import (
     requires_access_dag,
     requires_access_view,
 )
+from airflow.sdk.configuration import conf
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request
 from fastapi.responses import JSONResponse, Response
 
@@ -34,6 +37,7 @@ from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
 from tidegate.checkpoints.s3_store import S3Store
 from tidegate.checkpoints.store import NotFoundError, Store
 from tidegate.errors import ConfigurationError, TidegateError, TransientError
+from tidegate.jobs.spec.source_options import mask_spec_lines
 from tidegate.json_types import JsonObject
 
 from .airflow_db import (
@@ -42,7 +46,7 @@ from .airflow_db import (
     AirflowQueries,
 )
 from .child_processes import ResultsProcess
-from .errors import NO_STREAM, PAGE_BUSY
+from .errors import NO_SPEC_FILE, NO_STREAM, PAGE_BUSY
 from .store_access import StoreAccess
 from .stream_view import (
     CHART_POINTS,
@@ -241,6 +245,11 @@ def _make_stream_routes(views: _StreamViews, airflow: AirflowQueries) -> APIRout
         """The end of the newest driver's log."""
         return views.ask_stream(dag_id, StreamView.read_newest_log)
 
+    @routes.get("/spec")
+    def show_spec(dag_id: str) -> JsonObject:
+        """The file of the stream's spec, with line numbers as errors name them."""
+        return _read_spec_file(parse_pipeline_name(dag_id))
+
     @routes.get("/verify")
     def verify_checkpoint(dag_id: str, checkpoint: str) -> JsonObject:
         """Whether everything that the checkpoint needs is there."""
@@ -422,6 +431,18 @@ def _serve_file(name: str, request: Request) -> Response:
     if request.headers.get("if-none-match") == headers["ETag"]:
         return Response(status_code=304, headers=headers)
     return Response(data, media_type=f"{kind}; charset=utf-8", headers=headers)
+
+
+def _read_spec_file(pipeline: str) -> JsonObject:
+    """The lines of the file as it is now, also if it is not a valid spec; without its secrets."""
+    default = f"{conf.get('core', 'dags_folder')}/pipelines"
+    folder = Path(os.environ.get("TIDEGATE_PIPELINES") or default)
+    named = re.compile(rf"""^name:\s*["']?{re.escape(pipeline)}["']?\s*(#|$)""", re.MULTILINE)
+    for file in sorted(folder.glob("*.yaml")):
+        text = file.read_text("utf-8", errors="replace")
+        if named.search(text):
+            return {"file": str(file), "lines": mask_spec_lines(text)}
+    raise NO_SPEC_FILE(pipeline=pipeline, folder=folder)
 
 
 def _parse_position(text: str | None) -> tuple[int, int] | None:

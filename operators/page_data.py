@@ -218,7 +218,7 @@ def build_epoch_point(manifest: Manifest) -> JsonObject:
         },
         "seconds": round(sum(manifest.timings.values()), 3),
         "steps": manifest.timings,
-        "barriers": [_describe_barrier(b, str(manifest.id)) for b in manifest.barriers],
+        "barriers": [_describe_barrier(row, manifest) for row in manifest.barriers],
     }
 
 
@@ -258,18 +258,18 @@ def describe_driver(driver: DriverOverview) -> JsonObject | None:
     return {"pid": holder.pid, "host": holder.host, "token": driver.lease.token}
 
 
-def _describe_barrier(row: JsonView, checkpoint: str) -> JsonObject:
+def _describe_barrier(row: JsonView, manifest: Manifest) -> JsonObject:
     """One closed barrier; its times are by the wall clock of the driver."""
     opened, closed = int(row.get("opened") or 0), int(row.get("closed") or 0)
-    arrivals = {member: part[0] // 1000 for member, part in (row.get("participants") or {}).items()}
+    participants = (row.get("participants") or {}).items()
     return {
         **{name: row.get(name) for name in ("id", "outcome", "homogeneous", "section")},
         **{name: list(row.get(name) or ()) for name in ("types", "missing", "tardy", "ended")},
-        "arrivals": arrivals,
-        "opened": opened // 1000,
-        "at": closed // 1000,
+        "arrivals": {m: manifest.to_wall_time(part[0]) // 1000 for m, part in participants},
+        "opened": manifest.to_wall_time(opened) // 1000,
+        "at": manifest.to_wall_time(closed) // 1000,
         "waited": (closed - opened) / 1e6,
-        "checkpoint": checkpoint,
+        "checkpoint": str(manifest.id),
     }
 
 
@@ -287,9 +287,12 @@ def list_open_barriers(manifest: Manifest, timeout: int | None) -> list[JsonObje
     return [
         {
             "id": state.id,
-            "arrivals": {m: part["at"] // 1000 for m, part in barrier["arrivals"].items()},
+            "arrivals": {
+                member: manifest.to_wall_time(part["at"]) // 1000
+                for member, part in barrier["arrivals"].items()
+            },
             "missing": list(state.awaited),
-            "opened": to_milliseconds(barrier["opened"]),
+            "opened": manifest.to_wall_time(barrier["opened"]) // 1000,
             "closes": closes if barrier is kept[0] else None,
         }
         for state, barrier in zip(manifest.open_barriers, kept, strict=True)
@@ -306,7 +309,7 @@ def build_lateness_charts(epochs: Iterable[LatenessSketches]) -> JsonObject:
 
     The curve is the share of rows that would be late at each lag.
     """
-    by_source = defaultdict[str, list[Mapping[str, Any]]](list)
+    by_source = defaultdict[str, list[JsonView]](list)
     for sketches in epochs:
         for source, sketch in sketches.items():
             by_source[source].append(sketch)

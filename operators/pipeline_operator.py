@@ -9,6 +9,7 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import DagRunTriggerException
 
 from tidegate.checkpoints.slot_log import SlotLog
+from tidegate.json_types import JsonObject
 
 from .child_processes import kill_children
 from .store_access import StoreAccess
@@ -60,7 +61,7 @@ def get_requester(context: Any) -> str:
     return str(getattr(context.get("dag_run"), "triggering_user_name", None) or "airflow")
 
 
-def dump_trigger(trigger: Any, *names: str) -> tuple[str, dict[str, Any]]:
+def dump_trigger(trigger: Any, *names: str) -> tuple[str, JsonObject]:
     """Return class path and arguments of a trigger, as Airflow's database keeps them.
 
     The arguments are attributes of these names.
@@ -70,7 +71,7 @@ def dump_trigger(trigger: Any, *names: str) -> tuple[str, dict[str, Any]]:
 
 
 def start_dag_run(
-    dag_id: str, run_id: str, note: str, *, conf: dict[str, Any] | None = None, once: bool = False
+    dag_id: str, run_id: str, note: str, *, conf: JsonObject | None = None, once: bool = False
 ) -> DagRunTriggerException:
     """Return the exception by which a task ends successfully and has Airflow start a run.
 

@@ -32,13 +32,13 @@ from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.splice_requests import (
     OPEN_STATES,
     SpliceRequest,
-    decide_splice_request,
     note_splice_event,
     read_splice_request,
+    reject_splice_request,
 )
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.spec.operations import SpliceSpec
-from tidegate.json_types import JsonObject
+from tidegate.json_types import JsonObject, JsonView
 
 from .child_processes import run_tidegate
 from .errors import MERGE_NOT_APPROVED, RESTORE_NOT_APPROVED
@@ -359,7 +359,7 @@ class ApproveSpliceOperator(AskOperator):
         who, now = person.name, SYSTEM_CLOCK.wall_ticks()
         about = (self.open_store(), self.pipeline, request.id)
         if not approved:
-            decide_splice_request(*about, "rejected", who=who, why="rejected in Airflow", at=now)
+            reject_splice_request(*about, who=who, why="rejected in Airflow", at=now)
         # Who made the request or started the run may not approve it; `airflow` is a schedule.
         elif person.is_among({request.who, report["who"]} - {"airflow"}):
             because = f"{who} has asked for it"
@@ -424,7 +424,7 @@ def _find_refusal_reason(request: SpliceRequest, report: JsonObject | None) -> s
     return refusals[-1] if refusals else "no one has answered"
 
 
-def add_splice_tasks(splice: SpliceSpec, about: Mapping[str, Any]) -> None:
+def add_splice_tasks(splice: SpliceSpec, about: JsonView) -> None:
     """Add the three tasks to the DAG that is being built.
 
     Args:

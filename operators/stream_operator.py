@@ -64,7 +64,7 @@ from .pipeline_operator import (
 from .trigger import StreamTrigger, record_adoption, record_launch
 
 # Key in the task state store; its value is the `max_tries` of the tries that it is about.
-_RUN_DECLARED_KEY = "said_run"
+_RUN_DECLARED_KEY = "run_declared_by_try"
 
 # In a row without a new checkpoint; then Airflow's own retries and their delay take over.
 MAX_RELAUNCHES = 3

@@ -72,6 +72,8 @@ _LOCK_PATIENCE = 1.0  # seconds; a look at the bucket usually takes a tenth of t
 _QUALITY_FRESH_SECONDS = 15.0  # a verdict is minutes old when it is new
 # Epochs searched for barriers when the page is first asked for: four pages of the index.
 _BARRIER_LOOK_BACK = 2_000
+# Milliseconds between the clocks of two hosts that have driven one stream, at most.
+_CLOCK_DIFFERENCE = 60_000
 
 # Results of earlier versions have neither owner nor value and limit.
 _CHECK_DEFAULTS: Final[JsonObject] = {"sample": [], "owner": "", "value": None, "limit": None}
@@ -477,9 +479,10 @@ class StreamView:
         return None
 
     def _find_newest_slot(self, head: LogHead, until: int) -> int:
-        """The newest slot that may have been sealed until a time: times grow along a lineage.
+        """The newest slot that may have been sealed until a time, in milliseconds since 1970.
 
-        A retired epoch counts as sealed before, so that no later one is missed.
+        Times grow along a lineage, except where the clocks of two hosts differ. A retired epoch
+        counts as sealed before, so that no later one is missed.
         """
 
         def read_time(slot: int) -> int:
@@ -487,7 +490,8 @@ class StreamView:
             facts = self._read_facts(head, slot)
             return facts.at if facts else 0
 
-        return bisect_right(range(1, head.slot + 1), until, key=read_time)
+        # Each clock may be wrong by half of the difference in either direction.
+        return bisect_right(range(1, head.slot + 1), until + _CLOCK_DIFFERENCE, key=read_time)
 
     def _load_epochs(self, positions: list[_Position]) -> list[_SeenEpoch | None]:
         """The epochs at these positions; reads those not seen before, several at once."""

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(
 
 # A new verb is welcome if no verb of this list says the same.
 _VERB_LIST = """
-    abort accept accepts acknowledge add address adjust adopt advance advise allow annotate answer
+    abort accept accepts acknowledge add address adjust adopt advance advise allow announce annotate answer
     append apply archive assign audit average await bind bound build can cast change check choose
     classify clean close closes collect combine commit compact compare compute concat conclude
     condemn configure confirm conform connect convert copy count covers create cut decide declare
@@ -35,11 +35,11 @@ _VERB_LIST = """
     listen load locate lock log maintain make map mask match matches may measure merge name narrow
     needs new normalize note on open opens order pair parse passes pick pin plan poll prepare
     print probe process propose provision publish put query quote rank read reap rebuild recompute
-    record reduce refuse register reject release remove render replace replay report request
+    record reduce refuse register reject release remove rename render replace replay report request
     require resolve respond restore rewrite roll round run runs sample saturate scan scrub seal select
     selects send serve set ship shorten show signal sketch skip slice slugify sort spawn split
     stage start stop store stream stringify strip submit subtract suggest sum summarize survey
-    tail take takes terminate touch trace translate truncate try unwrap update use uses validate
+    tabulate tail take takes terminate touch trace translate truncate try unwrap update use uses validate
     verify wait watch wrap write
 """
 VERBS = frozenset(_VERB_LIST.split())
@@ -52,8 +52,8 @@ ENTRY_POINTS = frozenset({"main", "get_provider_info"})
 _OLDER_LIST = """
     argument_column_name bucket_upper_bound canonical_bytes console decide event_columns
     fence_text lines max_frontier opaque_literal sha256_of_bytes sha256_of_file values_differ
-    _flag _larger_id _matches _names_who_must_act _record
-    _removed_rows _restore _text
+    _larger_id _matches _names_who_must_act _record
+    _removed_rows _restore
 """
 OLDER_NAMES = frozenset(_OLDER_LIST.split())
 SHARED_NAMES = {

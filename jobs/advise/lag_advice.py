@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from math import floor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from tidegate.json_types import JsonView
+from tidegate.json_types import JsonObject, JsonView
 from tidegate.time_units import format_duration, parse_duration
 
 from .errors import NO_PICTURE_FORMAT, NOTHING_TO_DRAW
@@ -157,7 +157,7 @@ class LagAdvice:
             return None
         return self.curve.late_rows_at(self.present) / self.curve.rows
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         """Return the JSON of the command line; times in microseconds."""
         return {
             "rows": self.curve.rows,

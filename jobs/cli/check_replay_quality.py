@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from tidegate.checkpoints.slot_log import SlotLog
     from tidegate.checkpoints.store import Store
     from tidegate.jobs.engine.replay import ReplayResult
-    from tidegate.jobs.sinks.exactness_audit import ExactnessReport
     from tidegate.jobs.spec.pipeline import PipelineSpec
 
 
@@ -46,53 +45,14 @@ def check_exactness(
             spec, view, log, lambda name: read_table(spec, log.store, name, current_only=True)
         )
     hazards = list_bucket_hazards(log.store, log.layout.pipeline_prefix)
-    if as_json:
-        fields = ("rows", "windows", "problems", "skipped", "topics", "set_aside", "retired_upto")
-        data = {"exact": report.is_exact, "bucket_rules": hazards}
-        output.print_envelope("check", data | {name: getattr(report, name) for name in fields})
-    else:
-        _print_exactness(report)
-        for hazard in hazards:
-            output.print_line(f"warning: {hazard}")
-    raise typer.Exit(0 if report.is_exact else 1)
-
-
-def _print_exactness(report: ExactnessReport) -> None:
+    fields = ("rows", "windows", "problems", "skipped", "topics", "set_aside", "retired_upto")
+    data = {"exact": report.is_exact, "bucket_rules": hazards}
+    data |= {name: getattr(report, name) for name in fields}
     names = {name for places in report.rows.values() for name in places}
     # "read" first: the other columns have to add up to it.
     columns = sorted(names, key=lambda name: (name != "read", name))
-    rows = [[source, *(p.get(c, 0) for c in columns)] for source, p in report.rows.items()]
-    output.print_table(["source", *columns], rows)
-    if report.retired_upto is not None:
-        output.print_line(
-            f"retired epochs, and rows read up to {report.retired_upto}, are not compared: it is"
-            " no longer known which rows they read"
-        )
-    for name in report.topics:
-        output.print_line(
-            f"source {name}: a topic, which is not read again; no row of it is in two places"
-        )
-    for name, counts in report.set_aside.items():
-        if objects := counts.get("dead_objects"):
-            known = f"{counts.get('dead_object_rows', 0):,} rows known of them"
-            output.print_line(
-                f"source {name}: {objects:,} objects were set aside as a whole, {known}; no table"
-                " has these rows"
-            )
-        for note, words in output.COLUMN_NOTES.items():
-            if filled := counts.get(note):
-                output.print_line(f"source {name}: {filled:,} {words}")
-    for name, count in report.windows.items():
-        output.print_line(f"window {name}: {count:,} results compared")
-    for name, why in report.skipped.items():
-        output.print_line(f"window {name}: not compared, {why}")
-    success = (
-        "what was compared is exact"
-        if report.topics or report.retired_upto
-        else "exact: every row in one place, windows equal a recomputation"
-    )
-    for line in report.problems or [success]:
-        output.print_line(line)
+    output.print_result(as_json, "check", data, columns=columns)
+    raise typer.Exit(0 if report.is_exact else 1)
 
 
 def replay_sealed_epoch(
@@ -117,22 +77,13 @@ def replay_sealed_epoch(
     # The spec may have changed since; the epoch can only be repeated by its own.
     spec = find_own_spec(spec, sealed, log.store)
     result = _replay_in_scratch_store(spec, sealed, parent, log.store)
-    if as_json:
-        data = {
-            "checkpoint": result.checkpoint,
-            "equal": result.is_equal,
-            "tables": result.tables,
-            "decided_differently": list(result.decided_differently),
-        }
-        output.print_envelope("replay", data)
-    else:
-        columns = ["table", "rows sealed", "rows replayed", "rows that differ"]
-        rows = [[name, *counts] for name, counts in result.tables.items()]
-        output.print_table(columns, rows, title=result.checkpoint)
-        if result.decided_differently:
-            fields = ", ".join(result.decided_differently)
-            output.print_line(f"decided differently: {fields}")
-        output.print_line("equal" if result.is_equal else "NOT equal")
+    data = {
+        "checkpoint": result.checkpoint,
+        "equal": result.is_equal,
+        "tables": result.tables,
+        "decided_differently": list(result.decided_differently),
+    }
+    output.print_result(as_json, "replay", data)
     raise typer.Exit(0 if result.is_equal else 1)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,25 +21,21 @@ from .arguments import (
     StoreOption,
     WhyOption,
 )
-from .errors import UNKNOWN_PIN
+from .errors import NO_SPARK_STATE, UNKNOWN_PIN
 
 if TYPE_CHECKING:
-    from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog, CheckpointDiff
-    from tidegate.checkpoints.manifest import FileRef, Manifest
+    from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
+    from tidegate.checkpoints.manifest import Manifest
     from tidegate.checkpoints.restore import RestorePlan
-    from tidegate.checkpoints.slot_index import SlotSummary
     from tidegate.checkpoints.slot_log import SlotLog
+    from tidegate.checkpoints.store import Store
     from tidegate.checkpoints.verify import Verification
+    from tidegate.jobs.sealed_queries.state_diff import OperatorDifference
     from tidegate.jobs.spec.pipeline import PipelineSpec
-    from tidegate.jobs.spec.spec_changes import SpecChange
 
 app = typer.Typer(no_args_is_help=True, help="List, verify, restore, pin and compare checkpoints.")
 
 BEGINNING = "beginning"  # the restore target before the first checkpoint
-_LIST_COLUMNS = (
-    *("checkpoint", "age", "read", "released", "late"),
-    *("retained", "files", "size", "notes"),
-)
 _TIMING_STEPS = ["plan", "survey", "decide", "move", "seal_before"]
 
 CheckpointArgument = Annotated[
@@ -72,12 +67,8 @@ def list_checkpoints(
     checkpoints = catalog.list_checkpoints(all_timelines=everything, kinds=kinds)
     # `--all` is for looking behind a restore, where the end of the list may be what is sought.
     shown = checkpoints if everything else checkpoints[:limit]
-    if as_json:
-        output.print_envelope("checkpoints", [row.model_dump(mode="json") for row in shown])
-        return
-    output.print_table(_LIST_COLUMNS, [_format_summary_row(row) for row in shown])
-    if len(checkpoints) > len(shown):
-        output.print_line(f"{len(checkpoints) - len(shown):,} older ones: --limit N or --all")
+    data = [row.model_dump(mode="json") for row in shown]
+    output.print_result(as_json, "checkpoints", data, older=len(checkpoints) - len(shown))
 
 
 @app.command("show")
@@ -90,50 +81,14 @@ def show_checkpoint(
     """Show one checkpoint: rows, positions, files, timings; with --json the whole manifest."""
     catalog = _open_catalog(pipeline, store)
     manifest = catalog.read_manifest(catalog.resolve(checkpoint))
-    if as_json:
-        data = manifest.model_dump(mode="json") | {"id": str(manifest.id)}
-        output.print_envelope("checkpoint", data)
-        return
-    output.print_facts(_list_manifest_facts(manifest))
+    data = manifest.model_dump(mode="json") | {"id": str(manifest.id)}
     counters = manifest.counters.model_dump(exclude={"per_source", "dropped"})
     counters["dropped"] = sum(manifest.counters.dropped.values())
-    output.print_table(list(counters), [list(counters.values())], title="rows since the beginning")
-    positions = [
-        (member, _format_position(part), "yes" if part.get("pending") else "no")
-        for member, part in sorted(manifest.cut.items())
-    ]
-    output.print_table(["partition", "read up to", "more waiting"], positions)
-    files = [_sum_files(f"table {table}", refs) for table, refs in manifest.files.items()]
-    # State consists of many small segments: their sum per kind says more than their names.
-    for kind in sorted({segment.kind for segment in manifest.segments}):
-        segments = [segment for segment in manifest.segments if segment.kind == kind]
-        files.append(_sum_files(f"state {kind}", segments))
-    output.print_table(["files of", "count", "rows", "size"], files)
-
-
-def _list_manifest_facts(manifest: Manifest) -> list[tuple[str, object]]:
-    sealed_at, frontiers = manifest.created_at, (manifest.frontier_before, manifest.frontier_after)
-    age = output.format_age(sealed_at)
-    steps = sorted(
-        manifest.timings, key=lambda s: _TIMING_STEPS.index(s) if s in _TIMING_STEPS else 99
+    steps = [*_TIMING_STEPS, *manifest.timings]
+    timings = sorted(manifest.timings.items(), key=lambda timing: steps.index(timing[0]))
+    output.print_result(
+        as_json, "checkpoint", data, manifest=manifest, counters=counters, timings=timings
     )
-    return [
-        ("checkpoint", manifest.id),
-        ("continues", manifest.parent or "the beginning"),
-        ("sealed", f"{output.format_short_instant(sealed_at)}, {age} ago, by {manifest.driver}"),
-        ("frontier", " to ".join(map(output.format_short_instant, frontiers))),
-        ("barriers closed", len(manifest.barriers)),
-        ("requests applied", ", ".join(manifest.requests) or "none"),
-        ("spec", manifest.spec_digest[:12]),
-        ("seconds", ", ".join(f"{step} {manifest.timings[step]:.2f}" for step in steps)),
-    ]
-
-
-def _sum_files(name: str, files: Iterable[FileRef]) -> tuple[object, ...]:
-    """Return a row of the files table: name, count, rows, size."""
-    refs = list(files)
-    size = output.format_size(sum(ref.bytes for ref in refs))
-    return name, len(refs), sum(ref.rows for ref in refs), size
 
 
 @app.command("verify")
@@ -182,21 +137,12 @@ def verify_checkpoints(
         if condemn:
             verify.condemn_if_damaged(catalog.log, result)
         if not as_json:
-            _print_verification(result, len(results), len(chosen))
+            counts = {"index": len(results), "total": len(chosen)}
+            output.print_text("verification", result=result, **counts)
     if as_json:
         output.print_envelope("verification", [r.model_dump(mode="json") for r in results])
     if any(r.verdict == verify.CheckpointVerdict.DAMAGED for r in results):
         raise typer.Exit(1)
-
-
-def _print_verification(result: Verification, number: int, count: int) -> None:
-    progress = f"{number:,}/{count:,}  " if count > 1 else ""
-    output.print_line(
-        f"{progress}{result.checkpoint}  {result.verdict}  {result.objects:,} objects,"
-        f" {output.format_size(result.bytes)}"
-    )
-    for finding in result.findings:
-        output.print_line(f"    {finding.problem}: {finding.key} {finding.detail}")
 
 
 @app.command("restore")
@@ -233,7 +179,7 @@ def restore_checkpoint(
         manifest = log.open_checkpoint(target).epoch
         changes = checkpoint_specs.compare_spec_with_checkpoint(log.store, spec, manifest) or []
     if not as_json:
-        _print_restore_plan(plan, changes)
+        output.print_text("restore", plan=plan, changes=changes)
     if not dry_run:
         plan.require_sinks_follow()
         # Before the question: what the next driver would refuse must not be committed first.
@@ -299,6 +245,15 @@ def compare_checkpoints(
     raw: Annotated[
         bool, typer.Option("--raw", help="Also the state of the decider, and plain positions.")
     ] = False,
+    state: Annotated[
+        bool,
+        typer.Option(
+            "--state", help="Also the rows of a job's state. Starts Spark and fetches both states."
+        ),
+    ] = False,
+    examples: Annotated[
+        int, typer.Option(min=0, help="With --state: keys to show of each change.")
+    ] = 5,
     as_json: JsonOption = False,
 ) -> None:
     """Compare two checkpoints: rows, positions, frontiers, state, tables."""
@@ -307,30 +262,27 @@ def compare_checkpoints(
     catalog = _open_catalog(pipeline, store)
     first, second = (catalog.read_manifest(catalog.resolve(name)) for name in (left, right))
     diff = diff_checkpoints(first, second)
-    if as_json:
-        output.print_envelope("diff", diff.model_dump(mode="json"))
-    elif diff.same:
-        exception = ", except for the spec" if diff.spec_changed else ""
-        output.print_line(f"{diff.left} and {diff.right} are equal{exception}")
-    else:
-        _print_diff(diff, first, second, raw=raw)
+    states = _compare_states(catalog.log.store, first, second, examples) if state else None
+    more = {} if states is None else {"state_rows": [one.model_dump() for one in states]}
+    about: dict[str, Any] = {"left": first, "right": second, "raw": raw}
+    output.print_result(as_json, "diff", diff.model_dump(mode="json") | more, **about)
 
 
-def _print_diff(diff: CheckpointDiff, first: Manifest, second: Manifest, *, raw: bool) -> None:
-    rows: list[tuple[object, ...]] = [
-        ("rows", name, "", f"{change:+,}") for name, change in diff.counters.items()
-    ]
-    frontiers = [output.format_short_instant(one.frontier_after) for one in (first, second)]
-    rows += [("frontier", "output", *frontiers)] if frontiers[0] != frontiers[1] else []
-    for member in () if raw else diff.positions:
-        parts = [_format_position(one.cut.get(member, {})) for one in (first, second)]
-        rows.append(("read up to", member, *parts))
-    # In the order of the data flow: input, decisions, state, output.
-    for what in ("positions", "decider", "state", "tables") if raw else ("state", "tables"):
-        rows += [(what, name, pair.left, pair.right) for name, pair in getattr(diff, what).items()]
-    rows += [("spec", "digest", "", "changed")] if diff.spec_changed else []
-    cells = [[_shorten_cell(value) for value in row] for row in rows]
-    output.print_table(["what", "name", diff.left, diff.right], cells)
+def _compare_states(
+    store: Store, first: Manifest, second: Manifest, examples: int
+) -> list[OperatorDifference]:
+    from tidegate.checkpoints.batch_notes import BatchNotes
+    from tidegate.jobs.sealed_queries.state_diff import compare_states
+    from tidegate.jobs.spark.spark_session import start_classic_session
+    from tidegate.jobs.spec.operations import SparkSpec
+
+    if BatchNotes.from_manifest(first) is None:
+        raise NO_SPARK_STATE(pipeline=first.pipeline)
+    session = start_classic_session(SparkSpec(jvm="quick"), first.pipeline)
+    try:
+        return list(compare_states(session, store, first, second, examples))
+    finally:
+        session.stop()
 
 
 @app.command("adopt")
@@ -355,74 +307,6 @@ def _open_catalog(pipeline: str, store: str | None) -> CheckpointCatalog:
     from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
 
     return CheckpointCatalog(arguments.open_log(pipeline, store))
-
-
-def _format_summary_row(row: SlotSummary) -> tuple[object, ...]:
-    notes = [f"pinned as {name}" for name in row.pins]
-    notes += [row.condemned] if row.condemned else []
-    # A person who reads the list must see why a checkpoint is not the newest, or cannot be
-    # restored.
-    notes += [] if row.on_lineage else ["left by a restore"]
-    notes += [f"not restorable: slot {row.gap} was retired"] if row.gap is not None else []
-    kinds = {"stub": ["retired"], "fork": [f"restore of {row.parent or 'the beginning'}"]}
-    notes += kinds.get(row.kind, [])
-    name = row.id or f"t{row.timeline}-{row.slot:06d}"
-    counts = (row.read, row.released, row.late, row.retained, row.files)
-    age, size = output.format_age(row.created_at), output.format_size(row.bytes)
-    return (name, age, *counts, size, ", ".join(notes))
-
-
-def _format_position(part: dict[str, Any]) -> str:
-    """Format where a slice ends: object and row, or the position as the source counts it."""
-    resume = part.get("resume") or {}
-    # Objects have an ordinal and a row; Kafka and tables count in their own way.
-    if {"ordinal", "row"} <= set(resume):
-        return f"object {resume['ordinal']}, row {resume['row']}"
-    return str(part.get("end"))
-
-
-def _print_restore_plan(plan: RestorePlan, changes: list[SpecChange]) -> None:
-    # The time of the checkpoint tells people more than its number.
-    since = f" of {output.format_short_instant(plan.since)}" if plan.since else ""
-    regained = plan.epochs_regained
-    again = f", {regained:,} of an older timeline come back" if regained else ""
-    output.print_line(
-        f"{plan.pipeline}: from {plan.head} back to {plan.target or BEGINNING}{since};"
-        f" {plan.epochs_rewound:,} epochs are taken back{again}"
-    )
-    rows: list[tuple[str, Any]] = [(f"rows {name}", n) for name, n in plan.rows.items() if n]
-    rows += [(f"table {name}", count) for name, count in plan.tables.items()]
-    rows += [(f"window results of {name}", count) for name, count in plan.windows.items()]
-    if rows:
-        output.print_table(["taken back", "rows"], rows)
-    if plan.sinks:
-        _print_sink_plans(plan)
-    if changes:
-        cells = [(change.what, change.verdict.value, change.why) for change in changes]
-        output.print_table(["the spec has changed", "", "state"], cells)
-    elif plan.spec_changed:
-        output.print_line("the spec has changed since then")
-
-
-def _print_sink_plans(plan: RestorePlan) -> None:
-    words = {
-        "log": "its log is cut; files of later batches stay, and readers of the log skip them",
-        "callback": "the script's on_restore takes the later batches back",
-        "rollback": "the table goes back in one commit",
-        "repeat": "gets the later batches a second time",
-        "refused": "cannot follow: nothing takes the later batches back",
-    }
-    cells = [
-        (
-            one.query,
-            one.newest,
-            BEGINNING if one.batch is None else one.batch,
-            one.sink,
-            words[one.rewind],
-        )
-        for one in plan.sinks
-    ]
-    output.print_table(["query", "batch", "back to", "sink", "what happens to the sink"], cells)
 
 
 def _find_local_spec(pipeline: str) -> PipelineSpec | None:
@@ -463,8 +347,3 @@ def _commit_under_lease(log: SlotLog, plan: RestorePlan, why: str) -> None:
     finally:
         # Released at once, so that the next driver does not wait for the TTL.
         lease.release()
-
-
-def _shorten_cell(value: object) -> str:
-    text = "" if value is None else str(value)
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -67,30 +67,9 @@ class RunDisplay:
 
     def show_end(self, spec: PipelineSpec, store_url: str, outcome: RunOutcome) -> None:
         """Print why the run ended, the rows in all, and what still waits and for what."""
-        if self._quiet:
-            return
-        pipeline = spec.name
-        self._screen.print(f"{pipeline} {outcome.state}: {outcome.why}", markup=False)
-        if self._newest is None or not self._newest.counters.read:
-            folders = ", ".join(one.path for one in spec.sources.values() if one.path)
-            self._screen.print(
-                f"no row was read; the sources look for objects in {folders or 'no folder'}"
-                f" (a relative folder is in the store, {store_url})",
-                markup=False,
-            )
-            return
-        counters = self._newest.counters
-        self._screen.print(f"rows: {output.format_row_counts(counters.model_dump(mode='json'))}")
-        if counters.retained and outcome.state != "finished":
-            self._screen.print(
-                f"{counters.retained:,} rows wait until the frontier has passed them; more rows of"
-                " each source move it"
-            )
-            self._screen.print(
-                "next: run it again when there are more rows, or end the input: tidegate run"
-                f" {pipeline} --until-end"
-            )
-        self._screen.print(f"see: tidegate status {pipeline}, tidegate tables {pipeline}")
+        if not self._quiet:
+            end = {"spec": spec, "store_url": store_url, "outcome": outcome}
+            output.print_text("run_end", newest=self._newest, **end)
 
     def _update_progress(self, doing: str) -> None:
         if self._status is None:

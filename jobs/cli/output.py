@@ -1,12 +1,18 @@
-"""How the command line prints: tables and sentences, JSON envelopes, errors without tracebacks."""
+"""How the command line prints: JSON envelopes, texts for people, errors without tracebacks.
+
+A command passes its result to `print_result`. With ``--json`` that is printed as an envelope; for
+people the template `templates/<kind>.txt` makes a text of the same data.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -17,6 +23,9 @@ from tidegate.errors import TidegateError
 from .errors import UNEXPECTED
 
 if TYPE_CHECKING:
+    from fractions import Fraction
+
+    from jinja2 import Environment
     from rich.console import Console
 
 
@@ -28,6 +37,12 @@ COLUMN_NOTES = {
     "columns_left_out": "rows of objects with columns that the schema lacks, left out",
 }
 """Count of rows whose columns were not as declared -> what it says."""
+_ROW_NOTES = COLUMN_NOTES | {
+    "flagged": "released late, flagged",
+    "tardy": "read before a tardy barrier",
+    "filtered": "left out by where",
+}
+_NUMBER = re.compile(r"-?[\d,]*\.?\d+(e[+-]\d+)?")
 
 
 class ErrorReportingGroup(TyperGroup):
@@ -74,8 +89,8 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def print_line(text: object) -> None:
-    """Print one line of text. Square brackets in it are not read as markup."""
-    console().print(text, markup=False)
+    """Print one line of text. Square brackets and names of emoji in it stay as they are."""
+    console().print(text, markup=False, emoji=False)
 
 
 def print_envelope(kind: str, data: Any) -> None:
@@ -85,32 +100,109 @@ def print_envelope(kind: str, data: Any) -> None:
     )
 
 
-def print_result(as_json: bool, kind: str, data: Any, text: str) -> None:
-    """Print a result that people read as one line: the envelope of `data`, or `text`."""
-    if as_json:
-        print_envelope(kind, data)
-    else:
-        print_line(text)
-
-
-def print_table(
-    columns: Sequence[str],
-    rows: Iterable[Sequence[object]],
-    *,
-    title: str | None = None,
-    grouped: bool = True,
-) -> None:
-    """Print a table, with numbers aligned to the right.
+def print_result(as_json: bool, kind: str, data: Any, text: str | None = None, **more: Any) -> None:
+    """Print a result: the envelope of `data`, or a text for people.
 
     Args:
-        columns: headings; if all are empty, no heading is printed.
+        as_json: print the envelope.
+        kind: of the envelope; the template of this name makes the text.
+        data: JSON-ready; the template knows it as `data`.
+        text: a line to print instead of a template.
+        more: what the template knows besides `data`.
+    """
+    if as_json:
+        print_envelope(kind, data)
+    elif text is not None:
+        print_line(text)
+    else:
+        print_text(kind, data=data, **more)
+
+
+def print_text(template: str, **values: Any) -> None:
+    """Print what `templates/<template>.txt` makes of values; nothing if that is empty."""
+    print_rendered(_load_templates().get_template(f"{template}.txt").render(values))
+
+
+def print_rendered(text: str) -> None:
+    """Print a text that may have tables, which have escape codes on a terminal."""
+    from rich.text import Text
+
+    if text := text.rstrip("\n"):
+        console().print(Text.from_ansi(text))
+
+
+@cache
+def _load_templates() -> Environment:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    templates = Environment(  # noqa: S701 - the texts are not HTML
+        loader=PackageLoader(__package__),
+        undefined=StrictUndefined,  # a misspelt field must fail in the tests
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    templates.filters |= {
+        "age": format_age,
+        "facts": _format_facts,
+        "instant": format_short_instant,
+        "joined": lambda lines: ", ".join(_list_lines(lines)),
+        "lag": format_lag,
+        "listed": _format_list,
+        "number": "{:,}".format,
+        # A broken bar would begin a cell.
+        "oneline": lambda text: " ".join(str(text).replace("¦", "|").split()),
+        "percent": "{:.1%}".format,
+        "row_equation": format_row_counts,
+        "seconds": lambda ticks: "" if ticks is None else f"{ticks / _TICKS_PER_SECOND:,.0f} s",
+        "share": format_share,
+        "size": format_size,
+        "table": _format_cells,
+    }
+    templates.globals |= {"column_notes": COLUMN_NOTES, "row_notes": _ROW_NOTES}
+    return templates
+
+
+def _list_lines(text: str) -> list[str]:
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+def _format_list(items: Iterable[Any], form: str, separator: str = ", ") -> str:
+    """Format each item, a tuple as several values, and join them."""
+    values = (item if isinstance(item, tuple) else (item,) for item in items)
+    return separator.join(form.format(*one) for one in values)
+
+
+def _format_facts(text: str) -> str:
+    """Align lines of the form ``name: value``; those without a value are left out."""
+    pairs = (line.partition(": ") for line in _list_lines(text))
+    rows = [(f"{name}:", value) for name, _, value in pairs if value]
+    return format_table(["", ""], rows) + "\n"
+
+
+def _format_cells(text: str, title: str | None = None, always: bool = False) -> str:
+    """Align the cells of lines, which a broken bar separates; the first line has the headings.
+
+    Empty without other lines, unless `always` is set.
+    """
+    columns, *rows = ([cell.strip() for cell in line.split("¦")] for line in _list_lines(text))
+    return format_table(columns, rows, title) + "\n" if rows or always else ""
+
+
+def format_table(
+    columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None
+) -> str:
+    """Return a table as text that ends with a line break; numbers are aligned to the right.
+
+    Args:
+        columns: headings; if all are empty, there is no heading.
         rows: a value per column.
-        title: printed above the table.
-        grouped: separate the thousands of integers.
+        title: a line above the table.
     """
     from rich.table import Table
+    from rich.text import Text
 
-    cells = [list(row) for row in rows]
+    cells = [["" if value is None else str(value) for value in row] for row in rows]
     grid = Table(
         title=title,
         title_justify="left",
@@ -121,18 +213,16 @@ def print_table(
     )
     for number, name in enumerate(columns):
         # An empty table has no numbers: its headings are aligned as text.
-        numeric = bool(cells) and all(isinstance(row[number], int | float) for row in cells)
+        numeric = bool(cells) and all(_NUMBER.fullmatch(row[number]) for row in cells)
         justify: Any = "right" if numeric else "left"
-        grid.add_column(name, justify=justify, no_wrap=number == 0, overflow="fold")
+        grid.add_column(Text(name), justify=justify, no_wrap=number == 0, overflow="fold")
     for row in cells:
-        grid.add_row(*(_format_table_cell(value, grouped) for value in row))
-    console().print(grid)
-    console().print()
-
-
-def print_facts(facts: Iterable[tuple[str, object]]) -> None:
-    """Print names and values, a line each."""
-    print_table(["", ""], [(f"{name}:", value) for name, value in facts])
+        # As `Text`, because rich reads markup and names of emoji in plain strings.
+        grid.add_row(*map(Text, row))
+    screen = console()
+    with screen.capture() as found:
+        screen.print(grid)
+    return found.get()
 
 
 def print_error(error: TidegateError) -> None:
@@ -172,9 +262,11 @@ def format_row_counts(rows: dict[str, Any] | None) -> str:
 
 
 def format_short_instant(ticks: int | None) -> str:
-    """Format an instant, cut to whole seconds."""
-    from tidegate.time_units import format_instant
+    """Format an instant, cut to whole seconds; the ends of time as the Streams page says them."""
+    from tidegate.time_units import TICK_MAX, TICK_MIN, format_instant
 
+    if ticks in (TICK_MIN, TICK_MAX):
+        return "none yet" if ticks == TICK_MIN else "end of time"
     text = format_instant(ticks)
     return text.split(".")[0] + "Z" if "." in text else text
 
@@ -209,11 +301,25 @@ def format_size(count: int) -> str:
     return f"{amount:.1f} TB"
 
 
-def _format_table_cell(value: object, grouped: bool) -> str:
-    if value is None:
+def format_share(share: Fraction | float) -> str:
+    """Format a share in percent, with four digits; one below a hundredth percent with one."""
+    percent = float(share) * 100
+    return f"{percent:.4g} %" if percent >= 0.01 or percent == 0 else f"{percent:.1g} %"
+
+
+def format_lag(ticks: int | None) -> str:
+    """Format a duration, rounded up to milliseconds from 1 s on, to seconds from 10 min on.
+
+    Rounded up, because a lag that is a little too short misses its target. Empty for None.
+    """
+    from tidegate.time_units import format_duration
+
+    if ticks is None:
         return ""
-    is_count = isinstance(value, int) and not isinstance(value, bool)
-    return f"{value:,}" if grouped and is_count else str(value)
+    unit = 1_000 if ticks >= _TICKS_PER_SECOND else 1
+    if ticks >= 600 * _TICKS_PER_SECOND:
+        unit = _TICKS_PER_SECOND
+    return format_duration(-(-ticks // unit) * unit)
 
 
 def _is_debugging() -> bool:

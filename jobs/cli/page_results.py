@@ -13,7 +13,7 @@ import select
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -45,7 +45,7 @@ from tidegate.jobs.sinks.published_tables import (
 )
 from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec
 from tidegate.jobs.splice.row_trace import trace_rows
-from tidegate.json_types import JsonObject
+from tidegate.json_types import JsonObject, JsonView
 
 from .errors import NO_SEALED_SPEC, UNEXPECTED
 
@@ -232,7 +232,7 @@ _ANSWERS: Final[Mapping[str, Callable[..., JsonObject]]] = {
 }
 
 
-def answer_question(store: Store, question: Mapping[str, Any]) -> JsonObject:
+def answer_question(store: Store, question: JsonView) -> JsonObject:
     """Return the answer under `data`, or what went wrong under `error`.
 
     Args:

@@ -21,12 +21,8 @@ from .arguments import JsonOption, PipelineArgument, StoreOption
 from .errors import CANNOT_WRITE
 
 if TYPE_CHECKING:
-    from tidegate.jobs.advise.lag_advice import LagAdvice
-    from tidegate.jobs.engine.what_if import WhatIfReport
     from tidegate.jobs.spec.job_spec import JobSpec
     from tidegate.jobs.spec.pipeline import PipelineSpec
-
-_TICKS_PER_SECOND, _TEN_MINUTES = 1_000_000, 600_000_000
 
 
 def validate_specs(
@@ -72,7 +68,10 @@ def validate_specs(
             }
             reports.append({"spec": name, "valid": True, "warnings": warnings, **facts})
             if not as_json:
-                _print_valid_spec(name, pipeline, warnings, verbose=verbose)
+                engines = _find_engines(pipeline) if verbose else {}
+                output.print_text(
+                    "valid_spec", name=name, spec=pipeline, warnings=warnings, engines=engines
+                )
     if as_json:
         output.print_envelope("validation", reports)
     if not all(report["valid"] for report in reports):
@@ -145,29 +144,17 @@ def _check_quality_suites(name: str, pipeline: PipelineSpec | JobSpec) -> None:
         load_suites(find_suites(pipeline, arguments.resolve_spec_path(name).parent))
 
 
-def _print_valid_spec(
-    name: str, pipeline: PipelineSpec, warnings: list[str], *, verbose: bool
-) -> None:
-    windows = f", windows {', '.join(pipeline.windows)}" if pipeline.windows else ""
-    sources = ", ".join(pipeline.sources)
-    output.print_line(f"{name}: valid; pipeline {pipeline.name}, sources {sources}{windows}")
-    for warning in warnings:
-        output.print_line(f"{name}: warning: {warning}")
-    if verbose:
-        _print_engines(pipeline)
-
-
-def _print_engines(pipeline: PipelineSpec) -> None:
+def _find_engines(pipeline: PipelineSpec) -> dict[str, str | None]:
+    """Return why each output is computed by Spark SQL; None if DuckDB computes it."""
     from tidegate.jobs.rules.native_support import explain_spark_rows, explain_spark_window
 
     rows = explain_spark_rows(pipeline)
     own = {name: s for name, s in pipeline.sources.items() if s.select or s.has_conditions}
     reasons = {f"where, select and rules of {n}": rows for n in own}
     reasons |= {"released and late rows": rows}
-    reasons |= {f"window {w}": rows or explain_spark_window(pipeline, w) for w in pipeline.windows}
-    for name, reason in reasons.items():
-        engine = "DuckDB, in the driver" if reason is None else f"Spark SQL: {reason}"
-        output.print_line(f"  {name}: {engine}")
+    return reasons | {
+        f"window {w}": rows or explain_spark_window(pipeline, w) for w in pipeline.windows
+    }
 
 
 def show_lag_advice(
@@ -204,20 +191,15 @@ def show_lag_advice(
     if plot is not None:
         title = f"{log.pipeline}: late rows over lag, {len(manifests):,} epochs"
         lag_advice.draw_curves(advice, plot, title)
-    if as_json:
-        report = {
-            "pipeline": log.pipeline,
-            "epochs": len(manifests),
-            "first_slot": manifests[0].slot if manifests else None,
-            "last_slot": manifests[-1].slot if manifests else None,
-            "sources": {source.source: source.as_dict() for source in advice},
-            "plot": None if plot is None else str(plot),
-        }
-        output.print_envelope("advice", report)
-    else:
-        _print_advice(log.pipeline, len(manifests), advice)
-        if plot is not None:
-            output.print_line(f"drawn: {plot}")
+    report = {
+        "pipeline": log.pipeline,
+        "epochs": len(manifests),
+        "first_slot": manifests[0].slot if manifests else None,
+        "last_slot": manifests[-1].slot if manifests else None,
+        "sources": {source.source: source.as_dict() for source in advice},
+        "plot": None if plot is None else str(plot),
+    }
+    output.print_result(as_json, "advice", report, advice=advice, shares=lag_advice.TARGET_SHARES)
 
 
 def read_present_lags(pipeline: str) -> dict[str, int | None]:
@@ -228,70 +210,6 @@ def read_present_lags(pipeline: str) -> dict[str, int | None]:
     except ConfigurationError:
         return {}
     return {name: source.lag for name, source in arguments.find_spec(str(path)).sources.items()}
-
-
-def _print_advice(pipeline: str, epochs: int, advice: list[LagAdvice]) -> None:
-    from tidegate.jobs.advise.lag_advice import TARGET_SHARES
-
-    rows = sum(source.curve.rows for source in advice)
-    if not rows:
-        output.print_line(
-            f"{pipeline}: no lateness sketch in {epochs:,} epochs; advice needs an epoch with rows"
-        )
-        return
-    lags = [f"lag for {_format_share(float(share))} late" for share in TARGET_SHARES]
-    columns = ["source", *lags, "lag now", "late at it, at most", "late so far", "rows"]
-    title = f"{pipeline}: {rows:,} rows of {epochs:,} epochs"
-    output.print_table(columns, [_format_advice_row(source) for source in advice], title=title)
-    for source in advice:
-        output.print_line(_describe_lag_cost(source))
-    read = sum(source.read for source in advice)
-    if read > rows:
-        output.print_line(f"{rows:,} of {read:,} rows read are in these sketches")
-
-
-def _format_advice_row(advice: LagAdvice) -> list[object]:
-    lags = [_format_lag(target.lag) for target in advice.targets] or [""] * 3
-    share = advice.present_share
-    # Measured over all epochs, also those that ran with another lag.
-    so_far = _format_share(advice.late / advice.read) if advice.read else ""
-    now = "unknown" if advice.present is None else _format_lag(advice.present)
-    at_most = "" if share is None else _format_share(share)
-    return [advice.source, *lags, now, at_most, so_far, advice.curve.rows]
-
-
-def _describe_lag_cost(advice: LagAdvice) -> str:
-    """Describe what the present lag costs, and how much more or less other lags would."""
-    if advice.present is None:
-        return f"{advice.source}: its lag is not known here; give the path of the spec"
-    costs = [
-        f"{_format_lag(abs(t.more_delay or 0))} {'more' if (t.more_delay or 0) > 0 else 'less'} for"
-        f" {_format_share(float(t.share))} late"
-        for t in advice.targets
-    ]
-    return (
-        f"{advice.source}: results wait {_format_lag(advice.present)} for late rows;"
-        f" {', '.join(costs)}"
-    )
-
-
-def _format_share(share: float) -> str:
-    return f"{share * 100:.4g} %" if share >= 0.0001 or share == 0 else f"{share * 100:.1g} %"
-
-
-def _format_lag(ticks: int | None) -> str:
-    """Format a duration, rounded up to milliseconds from 1 s on, to seconds from 10 min on.
-
-    Rounded up, because a lag that is a little too short misses its target. Empty for None.
-    """
-    from tidegate.time_units import format_duration
-
-    if ticks is None:
-        return ""
-    unit = 1_000 if ticks >= _TICKS_PER_SECOND else 1
-    if ticks >= _TEN_MINUTES:
-        unit = _TICKS_PER_SECOND
-    return format_duration(-(-ticks // unit) * unit)
 
 
 def show_what_if(
@@ -325,49 +243,6 @@ def show_what_if(
     spec, log = arguments.open_spec_and_log(pipeline, store)
     options = WhatIfOptions.parse(spec, lag or (), idle or ())
     report = run_what_if(spec.name, read_recorded_epochs(log, spec, since or 1), options, since)
-    if as_json:
-        output.print_envelope("whatif", {"pipeline": spec.name, **report.to_record()})
-    else:
-        _print_what_if(spec.name, report)
+    data = {"pipeline": spec.name, **report.to_record()}
+    output.print_result(as_json, "whatif", data, report=report)
     raise typer.Exit(0 if report.is_exact else 1)
-
-
-def _print_what_if(pipeline: str, report: WhatIfReport) -> None:
-    found = report.to_record()
-    courses = happened, other = found["happened"], found["other"]
-    title = f"{pipeline}: {report.epochs:,} epochs, {report.first} to {report.last}"
-    ends = (output.format_short_instant(frontier) for frontier in report.points[-1][2:])
-    rows = [
-        ["frontier at the end", *ends],
-        ["delay, half of the epochs", *(_format_lag(one["delay_p50_us"]) for one in courses)],
-        ["delay, 99 %", *(_format_lag(one["delay_p99_us"]) for one in courses)],
-    ]
-    rows += [
-        [f"{source} idle", *(_describe_idleness(one, source) for one in courses)]
-        for source in sorted({*happened["idle"], *other["idle"]})
-    ]
-    rows += [
-        [f"barriers {outcome}", *(str(one["barriers"].get(outcome, 0)) for one in courses)]
-        for outcome in sorted({*happened["barriers"], *other["barriers"]})
-    ]
-    if happened["barriers"] or other["barriers"]:
-        waits = (_format_lag(one["barrier_wait_p99_us"]) for one in courses)
-        rows.append(["barriers waited, 99 %", *waits])
-    for source, late in other["late"].items():
-        read = report.read[source]
-        so_far = _format_share(report.late[source] / read) if read else ""
-        bounds = [_format_share(share) for share in late["share"] if share is not None]
-        rows.append([f"{source} late", so_far, " to ".join(dict.fromkeys(bounds))])
-    output.print_table(["", "as it was", "with these options"], rows, title=title)
-    if report.is_exact:
-        output.print_line("the recorded options give every recorded decision")
-    for slot, fields in list(report.not_reproduced.items())[:5]:
-        output.print_line(
-            f"epoch {slot} comes out differently with its own options: {', '.join(fields)}; this is"
-            " a defect of tidegate, please report it"
-        )
-
-
-def _describe_idleness(course: JsonObject, source: str) -> str:
-    times, ticks = course["idle"].get(source, 0), course["idle_us"].get(source, 0)
-    return f"{times} times, {_format_lag(ticks)}" if times or ticks else "never"

@@ -175,12 +175,8 @@ def list_requests(
         (request, resolve_request_state(log, request, head, now))
         for request in list_splice_requests(log.store, log.pipeline)
     ]
-    if as_json:
-        data = [_dump_request(request) | {"state": state} for request, state in requests]
-        output.print_envelope("splices", data)
-        return
-    columns = ["request", "state", "rows", "from", "event time", "asked by", "age", "why"]
-    output.print_table(columns, [_format_request_row(*pair) for pair in requests])
+    data = [_dump_request(request) | {"state": state} for request, state in requests]
+    output.print_result(as_json, "splices", data)
 
 
 @app.command("show")
@@ -250,10 +246,7 @@ def merge_request(
     outcome = merge.merge_request(spec, log, request_id, decision)
     # The command returns when readers see the merge.
     _publish_merged_tables(spec, log)
-    if as_json:
-        output.print_envelope("merge", _dump_merge_outcome(request_id, outcome))
-    else:
-        _print_merge_outcome(request_id, outcome)
+    output.print_result(as_json, "merge", _dump_merge_outcome(request_id, outcome))
 
 
 def _confirm_impact(
@@ -284,11 +277,11 @@ def reject_request(
     store: StoreOption = None,
 ) -> None:
     """Reject a request. Nothing changes; a later request may ask for its rows."""
-    from tidegate.checkpoints.splice_requests import decide_splice_request
+    from tidegate.checkpoints.splice_requests import reject_splice_request
 
     log, now = arguments.open_log(pipeline, store), SYSTEM_CLOCK.wall_ticks()
     who = who or arguments.get_user_name()
-    decide_splice_request(log.store, log.pipeline, request_id, "rejected", who=who, why=why, at=now)
+    reject_splice_request(log.store, log.pipeline, request_id, who=who, why=why, at=now)
     output.print_line(f"{request_id} is rejected")
 
 
@@ -331,7 +324,7 @@ def expire_requests(pipeline: SpecArgument, store: StoreOption = None) -> None:
     """Close the requests whose time has run out."""
     from tidegate.checkpoints.splice_requests import (
         OPEN_STATES,
-        decide_splice_request,
+        expire_splice_request,
         list_splice_requests,
     )
 
@@ -341,9 +334,8 @@ def expire_requests(pipeline: SpecArgument, store: StoreOption = None) -> None:
         for request in list_splice_requests(log.store, log.pipeline)
         if request.state in OPEN_STATES and request.is_expired(now)
     ]
-    reason = {"who": "clock", "why": "no one decided in time"}
     for request_id in expired:
-        decide_splice_request(log.store, log.pipeline, request_id, "expired", at=now, **reason)
+        expire_splice_request(log.store, log.pipeline, request_id, now)
     output.print_line(f"{len(expired)} requests have expired")
 
 
@@ -407,26 +399,10 @@ def _dump_request(request: SpliceRequest) -> JsonObject:
     return request.model_dump(mode="json", exclude={"rows", "format_version", "revision"})
 
 
-def _format_request_row(request: SpliceRequest, state: str) -> tuple[object, ...]:
-    first, last = map(output.format_short_instant, (request.min_time, request.max_time))
-    age = output.format_age(request.created_at)
-    facts = (request.origin, f"{first} to {last}", request.who, age, request.why)
-    return (request.id, state, request.row_count, *facts)
-
-
 def _print_impact(request: SpliceRequest, impact: Impact) -> None:
-    from tidegate.jobs.splice import impact as report
+    from tidegate.jobs.splice.impact import MAX_SHOWN_CHANGES
 
-    limit = report.MAX_SHOWN_CHANGES
-    output.print_line(report.render_text(request, impact))
-    for table in impact.tables:
-        changes = report.select_listable_changes(table)
-        lines = [report.format_change(change) for change in changes]
-        for line in lines[:limit]:
-            output.print_line(f"    {table.table}  {line}")
-        if len(lines) > limit:
-            more = table.added + table.changed + table.removed - limit
-            output.print_line(f"    {table.table}  and {more:,} more: --json or --html FILE")
+    output.print_text("impact", request=request, impact=impact, shown=MAX_SHOWN_CHANGES)
 
 
 def _dump_merge_outcome(request_id: str, outcome: MergeOutcome) -> JsonObject:
@@ -440,20 +416,6 @@ def _dump_merge_outcome(request_id: str, outcome: MergeOutcome) -> JsonObject:
         "seconds": round(outcome.seconds, 3),
         "impact": outcome.impact.model_dump(mode="json") if outcome.impact else None,
     }
-
-
-def _print_merge_outcome(request_id: str, outcome: MergeOutcome) -> None:
-    if outcome.checkpoint is None:
-        output.print_line(f"{request_id}: no rows were left to merge")
-    elif outcome.again:
-        output.print_line(f"{request_id} was merged before, in {outcome.checkpoint}")
-    else:
-        equal = outcome.reported_digest == outcome.actual
-        # The digest of the sealed rows is compared with the report, so this is a measurement.
-        effect = "exactly what the report said" if equal else "NOT what the report said"
-        output.print_line(
-            f"{request_id} is merged in {outcome.checkpoint}: {effect} ({outcome.seconds:.1f} s)"
-        )
 
 
 def _publish_merged_tables(spec: PipelineSpec, log: SlotLog) -> None:

@@ -37,23 +37,14 @@ def start_stack(
     """
     # Progress goes to standard error, so that --json has standard output to itself.
     stack = _configure_stack(home, dags).up(_print_progress)
-    if as_json:
-        data = {
-            "airflow": stack.airflow_url,
-            "minio": stack.minio_endpoint,
-            "credentials": str(stack.credentials_file),
-            "healthy": stack.healthy,
-            "processes": stack.processes,
-        }
-        output.print_envelope("stack", data)
-        return
-    output.print_line(
-        f"Airflow   {stack.airflow_url}\n"
-        f"MinIO     {stack.minio_endpoint}\n"
-        f"logins    {stack.credentials_file}  (mode 0600; admin, olga, uwe, vic)\n"
-        "look      tidegate status --store stack\n"
-        "stop      tidegate down"
-    )
+    data = {
+        "airflow": stack.airflow_url,
+        "minio": stack.minio_endpoint,
+        "credentials": str(stack.credentials_file),
+        "healthy": stack.healthy,
+        "processes": stack.processes,
+    }
+    output.print_result(as_json, "stack", data)
 
 
 def stop_stack(home: HomeOption = None) -> None:

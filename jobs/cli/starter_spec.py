@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from tidegate.checkpoints.store import Store
     from tidegate.jobs.sources.schema_inference import ColumnSample
     from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
+    from tidegate.json_types import JsonObject
 
 _FORMATS = {
     **{form: form for form in ("parquet", "json", "csv", "avro", "orc")},
@@ -64,7 +65,7 @@ class Sample:
     form: str
     delimiter: str
     columns: dict[str, ColumnSample]
-    evolution: dict[str, object] = field(default_factory=dict)
+    evolution: JsonObject = field(default_factory=dict)
 
     def join(self, later: Sample) -> Sample:
         """Return the sample of both: format and delimiter of the first, no `evolution`."""
@@ -323,6 +324,11 @@ def _format_starter_spec(
 ) -> str:
     samples = {folder: _clean_times(one, event_time) for folder, one in samples.items()}
     times = {folder: _choose_times(folder, one, event_time) for folder, one in samples.items()}
+    event_columns = {own[0] for own in times.values()}
+    samples = {
+        folder: _rename_other_times(one, event_columns, times[folder][0])
+        for folder, one in samples.items()
+    }
     sources: dict[str, dict[str, str]] = {}
     for folder, sample in samples.items():
         name = _make_name(folder.rpartition("/")[2])
@@ -330,9 +336,15 @@ def _format_starter_spec(
             name += "_"
         path = f"inbox/{pipeline}/{name}/" if inbox else f"{Path(folder).as_uri()}/"
         sources[name] = {"path": path, **_describe_source(sample, times[folder])}
-    merged, event_columns = reduce(Sample.join, samples.values()), {t[0] for t in times.values()}
+    merged = reduce(Sample.join, samples.values())
+    clocks = [samples[folder].columns[own[0]] for folder, own in times.items()]
+    # Text has one unit for all times of a source, so other times stay what they are written as.
+    other = "string" if any(column.epoch_unit for column in clocks) else "timestamp"
     (first, fields), *others = sources.items()
-    blocks = [(f"  {first}: &rows", {"schema": _format_schema(merged, event_columns), **fields})]
+    schema = _format_schema(merged, event_columns, other)
+    # The first one needs no empty section; in the others it replaces that of the first.
+    filled = {key: value for key, value in fields.items() if value != "{}"}
+    blocks = [(f"  {first}: &rows", {"schema": schema, **filled})]
     # Of each other source only what differs.
     for name, own in others:
         different = {key: value for key, value in own.items() if value != fields.get(key)}
@@ -348,7 +360,8 @@ def _format_starter_spec(
     if others:
         lines.append("coalesce: {idle_timeout: 2m}  # so long a source without rows holds the rest")
     lines.append("release: {mode: ordered}  # events leave sorted by event time")
-    return "\n".join([*lines, *_format_window(merged, event_columns), ""])
+    instants = [instant for column in clocks for instant in column.list_instants()]
+    return "\n".join([*lines, *_format_window(merged, event_columns, instants), ""])
 
 
 def _clean_times(sample: Sample, wanted: str | None) -> Sample:
@@ -390,11 +403,33 @@ def _choose_times(folder: str, sample: Sample, wanted: str | None) -> list[str]:
     return sorted(found, key=is_worse.__getitem__)
 
 
+def _rename_other_times(sample: Sample, event_columns: set[str], own: str) -> Sample:
+    """Rename columns that are event times in other folders, and no times of this folder's clock.
+
+    A column has one type in all sources, so their rows would be dead letters.
+    """
+    columns, unit = dict(sample.columns), sample.columns[own].epoch_unit
+    renamed = dict(sample.evolution.get("renamed", {}))
+    for name in [n for n, one in columns.items() if n in event_columns and one.kind]:
+        if name in _list_times(sample) and columns[name].epoch_unit == unit:
+            continue
+        kind = columns[name].kind.partition("(")[0]  # without the digits of a decimal
+        new = f"{name}_{'text' if kind == 'string' else kind}"
+        while new in columns:
+            new += "_"
+        columns[new] = columns.pop(name)
+        given = next((old for old, now in renamed.items() if now == name), name)
+        renamed[given] = new
+    evolution = sample.evolution | ({"renamed": renamed} if renamed else {})
+    return replace(sample, columns=columns, evolution=evolution)
+
+
 def _describe_source(sample: Sample, times: list[str]) -> dict[str, str]:
     """Return the fields of a source as YAML, most with a comment; empty ones are left out."""
     from tidegate.time_units import format_duration
 
-    column, others = sample.columns[times[0]], ", ".join(times[1:])
+    column = sample.columns[times[0]]
+    others = ", ".join(name for name in times[1:] if name in sample.columns)
     disorder = column.measure_disorder()
     seconds = -(-disorder // _TICKS_PER_SECOND)
     lag = next((lag for lag in _LAGS if lag >= seconds), -(-seconds // 86_400) * 86_400)
@@ -405,8 +440,8 @@ def _describe_source(sample: Sample, times: list[str]) -> dict[str, str]:
     return {
         "format": sample.form,
         "event_time": json.dumps(times[0]) + (f"  # other times: {others}" if others else ""),
-        "parse": json.dumps(parse) if parse else "",
-        "evolution": json.dumps(sample.evolution) if sample.evolution else "",
+        "parse": json.dumps(parse),
+        "evolution": json.dumps(sample.evolution),
         "timezone": f"UTC  # {naive[0]} names no zone: write that of its clock" if naive else "",
         "lag": f"{format_duration(lag * _TICKS_PER_SECOND)}  # in the sample, a row is at most"
         f" {format_duration(disorder)} older than a row before it",
@@ -415,9 +450,8 @@ def _describe_source(sample: Sample, times: list[str]) -> dict[str, str]:
     }
 
 
-def _format_schema(merged: Sample, times: set[str]) -> str:
-    # Text has one unit for all times of a source, so other times stay what they are written as.
-    other = "string" if any(merged.columns[name].epoch_unit for name in times) else "timestamp"
+def _format_schema(merged: Sample, times: set[str], other: str) -> str:
+    """Return the types of all columns as YAML; `other` is that of times that are not in `times`."""
     kinds = {
         name: "timestamp" if name in times else other if one.kind == "timestamp" else one.kind
         for name, one in merged.columns.items()
@@ -427,13 +461,14 @@ def _format_schema(merged: Sample, times: set[str]) -> str:
     )
 
 
-def _format_window(merged: Sample, times: set[str]) -> list[str]:
-    """Return a window with at most some fifty results per key."""
-    instants = [instant for name in times for instant in merged.columns[name].list_instants()]
-    seconds = (max(instants) - min(instants)) / 50 / _TICKS_PER_SECOND
+def _format_window(merged: Sample, times: set[str], instants: list[int]) -> list[str]:
+    """Return a window with at most some fifty results per key, for events of these times."""
+    span = max(instants) - min(instants) if instants else 0
+    seconds = span / 50 / _TICKS_PER_SECOND
     unit = next((unit for unit, size in _SIZES.items() if size >= seconds), "day")
     texts = {name: {*one.texts} for name, one in merged.columns.items() if one.kind == "string"}
-    key = next((n for n, values in texts.items() if 1 < len(values) <= _MOST_KEYS), "_source")
+    counts = {name: len(values) for name, values in texts.items() if name not in times}
+    key = next((name for name, count in counts.items() if 1 < count <= _MOST_KEYS), "_source")
     numbers = [n for n, one in merged.columns.items() if one.kind == "double" and n not in times]
     total = f', {json.dumps(f"sum_{numbers[0]}")}: "sum(`{numbers[0]}`)"' if numbers else ""
     return [

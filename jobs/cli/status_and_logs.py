@@ -39,6 +39,7 @@ def show_status(
 
     The exit code does not tell the state.
     """
+    from tidegate.checkpoints.driver_reports import count_waiting_messages
     from tidegate.checkpoints.slot_log import SlotLog
 
     if pipeline is not None:
@@ -47,15 +48,13 @@ def show_status(
             "landings": _describe_landings(pipeline, log, store),
             "store": _describe_store(log.store),
         }
-        output.print_envelope("status", report) if as_json else _print_pipeline_status(report)
+        output.print_result(as_json, "status", report, waiting=count_waiting_messages(report))
         return
     # Without a name the landings are left out: they need the specs of all pipelines.
     place = arguments.open_existing_store(store)
     reports = [describe_pipeline(SlotLog(place, name)) for name in arguments.list_pipelines(place)]
-    if as_json:
-        output.print_envelope("statuses", {"store": _describe_store(place), "pipelines": reports})
-    else:
-        _print_all_pipelines(place, reports)
+    data = {"store": _describe_store(place), "pipelines": reports}
+    output.print_result(as_json, "statuses", data)
 
 
 def describe_pipeline(log: SlotLog) -> JsonObject:
@@ -226,36 +225,6 @@ def _describe_counts(counts: RowCounts) -> JsonObject:
     return {**counts.to_record(), "missed": missed}
 
 
-def _format_query(at: JsonObject) -> str:
-    watermark = "none" if at["watermark"] is None else output.format_short_instant(at["watermark"])
-    # Spark counts after partial aggregation, so the true number may be larger.
-    dropped = f", at least {at['dropped']:,} dropped" if at["dropped"] else ""
-    took = "" if at["seconds"] is None else f" in {at['seconds']:.2f} s"
-    # The phases add up to the whole, which Spark reports as one of them.
-    phases = sorted(
-        (seconds, phase)
-        for phase, seconds in at.get("phases", {}).items()
-        if phase != "triggerExecution"
-    )
-    if phases:
-        took += f" ({phases[-1][1]} {phases[-1][0]:.2f} s)"
-    sources = at.get("sources", ())
-    behind = [
-        f", {source['name']} {source['backlog']:,} messages behind"
-        for source in sources
-        if source["backlog"]
-    ]
-    read = [f"{source['rows']:,} of {source['name']}" for source in sources]
-    rows = f"{at['rows']:,}" + (f" ({', '.join(read)})" if len(read) > 1 else "")
-    held = f" held by {at['holder']}" if at.get("holder") and len(sources) > 1 else ""
-    return (
-        f"batch {at['batch']}{took}, rows {rows}{''.join(behind)}{dropped},"
-        f" watermark {watermark}{held},"
-        f" state {at['state_rows']:,} rows, {output.format_size(at['state_bytes'])},"
-        f" to {at['sink']}"
-    )
-
-
 def _count_unpublished(store: Store, pipeline: str, timeline: int, slot: int) -> int | None:
     """Sealed epochs that the tables do not show.
 
@@ -276,226 +245,6 @@ def _count_unpublished(store: Store, pipeline: str, timeline: int, slot: int) ->
 def _describe_store(store: Store) -> JsonObject:
     # Looking must not write: only a driver probes the conditional writes, when it starts.
     return {"url": store.url, "honest": None, "detail": "probed when a driver starts"}
-
-
-def _print_all_pipelines(store: Store, reports: list[JsonObject]) -> None:
-    if not reports:
-        output.console().print(f"no pipeline ran in {store.url} yet")
-        return
-    rows = [
-        (
-            r["pipeline"],
-            r["state"],
-            output.format_short_instant(r["frontier"]),
-            r["checkpoint"]["id"] if r["checkpoint"] else "none",
-            output.format_age(r["checkpoint"]["sealed_at"]) if r["checkpoint"] else "",
-            "restore under way" if r["unpublished"] is None else r["unpublished"],
-            _format_trouble(r),
-        )
-        for r in reports
-    ]
-    output.print_table(
-        ["pipeline", "state", "frontier", "checkpoint", "age", "unpublished", "trouble"], rows
-    )
-
-
-def _print_pipeline_status(report: JsonObject) -> None:
-    from tidegate.checkpoints.driver_reports import count_waiting_messages
-
-    sinks = [
-        f"{name} {lag:,} behind" if lag else f"{name} up to date"
-        for name, lag in report["sinks"].items()
-    ]
-    silent = [f"{name} for {seconds:,} s" for name, seconds in sorted(report["silent"].items())]
-    # Only Kafka sources know how many messages wait.
-    waiting = sorted(count_waiting_messages(report).items())
-    held_back = ", ".join(report["held_back"])
-    facts = [
-        ("pipeline", report["pipeline"]),
-        ("state", _format_state(report)),
-        ("driver", _format_driver(report["driver"])),
-        ("checkpoint", _format_checkpoint(report["checkpoint"])),
-        (
-            "unpublished",
-            "the tables still have to follow a restore"
-            if report["unpublished"] is None
-            else report["unpublished"],
-        ),
-        ("frontier", output.format_short_instant(report["frontier"])),
-        ("held by", _format_frontier_holder(report["holder"])),
-        ("rows", output.format_row_counts(report["rows"])),
-        *_list_row_notes(report["counts"]),
-        ("store", report["store"]["url"]),
-        ("sinks", ", ".join(sinks) if len(sinks) > 1 else ""),
-        ("silent", ", ".join(silent)),
-        *(("freshness", _format_freshness(name, report)) for name in report["freshness"]),
-        ("behind", ", ".join(f"{name} by {count:,} messages" for name, count in waiting)),
-        (
-            "late uploads",
-            ", ".join(
-                f"{name} {count:,}" for name, count in sorted(report["late_uploads"].items())
-            ),
-        ),
-        ("held back", held_back and f"{held_back} (too far ahead, or the order buffer is full)"),
-        *((f"query {name}", _format_query(at)) for name, at in report.get("queries", {}).items()),
-        *(("warning", warning) for warning in report["warnings"]),
-        ("trouble", _format_trouble(report)),
-    ]
-    output.print_facts(fact for fact in facts if fact[1] != "")
-    _print_parts(report)
-
-
-def _format_freshness(source: str, report: JsonObject) -> str:
-    stages = report["freshness"][source]
-    sealed, visible = (" / ".join(f"{s:,.1f}" for s in stages[k]) for k in stages)
-    missed = ", beyond its goal" if source in report["stale"] else ""
-    times = f"sealed {sealed} s, visible {visible} s after arrival (p50 / p95 / p99)"
-    return f"{source}: {times}{missed}"
-
-
-def _print_parts(report: JsonObject) -> None:
-    """Print a table each of sources, open barriers, landings, and pipes and reducers."""
-    paused = [n for n, one in report["attachments"].items() if one["status"] == "paused"]
-    parts: tuple[tuple[list[str], list[tuple[object, ...]]], ...] = (
-        (
-            ["source", "status", "frontier", "read", "released", "late", "more waiting"],
-            [_format_source_row(name, one) for name, one in report["sources"].items()],
-        ),
-        (
-            ["open barrier", "age", "time left", "arrived", "waits for"],
-            [_format_open_barrier(barrier) for barrier in report["open_barriers"]],
-        ),
-        (
-            ["landing", "state", "on", "rows landed", "newest batch", "landed at"],
-            [_format_landing_row(name, one) for name, one in report["landings"].items()],
-        ),
-        (
-            ["pipe or reducer", "status", "next row", "paused by"],
-            [
-                (
-                    *(name, one["status"], one["cursor"]),
-                    f"{why['id']} (row {why['position']}): {why['error']}"
-                    if (why := one["failure"])
-                    else "",
-                )
-                for name, one in report["attachments"].items()
-            ],
-        ),
-    )
-    for columns, rows in parts:
-        if rows:
-            output.print_table(columns, rows)
-    name = report["pipeline"]
-    for one in paused:
-        output.print_line(
-            f"next: correct {one}, restart the driver, which keeps the code it has loaded"
-            f" (tidegate stop {name}, then start it), and then: tidegate resume {name} {one}"
-        )
-
-
-def _format_state(report: JsonObject) -> str:
-    wish, text = report["desired"], _add_reason(report["state"], report["why"])
-    if not wish:
-        return text
-    return f"{text}; {wish['who']} wants: {_add_reason(wish['state'], wish['why'])}"
-
-
-def _add_reason(state: str, why: str | None) -> str:
-    return f"{state} ({why})" if why else state
-
-
-def _format_source_row(name: str, source: JsonObject) -> tuple[object, ...]:
-    rows, waiting = source["rows"], "yes" if source["pending"] else "no"
-    counts = [rows.get("read", 0), rows.get("released", 0), source["counts"]["late_rows"]]
-    return name, source["status"], output.format_short_instant(source["frontier"]), *counts, waiting
-
-
-def _format_open_barrier(barrier: JsonObject) -> tuple[object, ...]:
-    arrived, awaited = (", ".join(barrier[name]) for name in ("arrived", "awaited"))
-    age, left = (
-        "" if barrier[name] is None else f"{barrier[name] / 1e6:,.0f} s" for name in ("age", "left")
-    )
-    return barrier["id"], age, left, arrived, awaited or "no one"
-
-
-def _format_landing_row(name: str, one: JsonObject) -> tuple[object, ...]:
-    state = _add_reason(one["state"], one["why"])
-    if one["state"] == "silent":
-        state = f"silent: heard of {output.format_age(one['at'])} ago; is its process running?"
-    if "pid" not in one:
-        return name, state, "", "", "", ""
-    batch = "" if one["batch"] is None else f"{one['batch']} ({one['rows']:,} rows)"
-    at = output.format_short_instant(one["landed_at"]) if one["landed_at"] is not None else ""
-    return name, state, f"{one['host']}, pid {one['pid']}", one["landed"], batch, at
-
-
-def _format_driver(driver: JsonObject | None) -> str:
-    if driver is None:
-        return "none"
-    heard = "" if driver["heard_of"] is None else f", heard of {driver['heard_of']:.0f} s ago"
-    return (
-        f"{driver['name']}, pid {driver['pid']} on {driver['host']}, token {driver['token']}, step"
-        f" {driver['step']}{heard}"
-    )
-
-
-def _format_checkpoint(checkpoint: JsonObject | None) -> str:
-    if checkpoint is None:
-        return "none sealed yet"
-    return (
-        f"{checkpoint['id']}, {output.format_age(checkpoint['sealed_at'])} ago, epoch took"
-        f" {checkpoint['epoch_seconds']:g} s"
-    )
-
-
-def _format_frontier_holder(holder: JsonObject | None) -> str:
-    if holder is None:
-        return "no one"
-    since = output.format_short_instant(holder["since"])
-    return f"{holder['member']} since {since}: {holder['why']}"
-
-
-def _list_row_notes(counts: JsonObject | None) -> list[tuple[str, object]]:
-    """Lines about rows that did not take the normal path; none if all did."""
-    if counts is None:
-        return []
-    notes: list[tuple[str, object]] = []
-    if counts["late_rows"]:
-        outputs = ", ".join(
-            f"{rows:,} for {output} ({counts['late_share'][output]:.1%})"
-            for output, rows in counts["late_by_output"].items()
-        )
-        notes.append(
-            ("late", f"{counts['late_rows']:,} rows ({counts['late_ratio']:.1%}): {outputs}")
-        )
-    # Dropped rows are in no table, so their reasons show nowhere else.
-    dropped = [
-        f"{one['rows']:,} for {one['output']} ({one['reason']})"
-        for one in counts["missed"]
-        if one["disposition"] == "dropped"
-    ]
-    if dropped:
-        notes.append(("dropped", ", ".join(dropped)))
-    if counts["dead_objects"]:
-        rows = f"{counts['dead_object_rows']:,} rows known of them"
-        notes.append(("set aside", f"{counts['dead_objects']:,} whole objects, {rows}"))
-    for stream, rows in counts["stream_rejections"].items():
-        notes.append((f"rejected by {stream}", f"{rows:,} rows"))
-    for rule, rows in counts["rules"].items():
-        notes.append((f"rule {rule}", f"{rows:,} rows broke it"))
-    words = output.COLUMN_NOTES | {
-        "flagged": "released late, flagged",
-        "tardy": "read before a tardy barrier",
-        "filtered": "left out by where",
-    }
-    notes += [(word, f"{counts[name]:,}") for name, word in words.items() if counts[name]]
-    return notes
-
-
-def _format_trouble(report: JsonObject) -> str:
-    # The error that ended a driver outweighs a trouble that it waits out.
-    error = report["error"] or report["trouble"]
-    return f"{error['class']}: {error['message']}" if error else ""
 
 
 # `tidegate logs`: what a driver wrote, as far as it has been sent to the bucket.
@@ -533,8 +282,8 @@ def show_logs(
     # The list of attempts needs no log.
     found = [] if all_attempts else read_log_tail(log.store, log.pipeline, chosen, lines)
     if as_json:
-        output.print_envelope(
-            "logs", {"attempts": known} if all_attempts else {"attempt": chosen, "lines": found}
-        )
+        data = {"attempts": known} if all_attempts else {"attempt": chosen, "lines": found}
+        output.print_envelope("logs", data)
     else:
+        # As they were written: long lines are not wrapped on a terminal.
         typer.echo("\n".join(known if all_attempts else found))

@@ -22,9 +22,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from tidegate.checkpoints.slot_log import SlotLog
-    from tidegate.jobs.driver.housekeeping import MaintenanceReport
     from tidegate.jobs.spec.pipeline import PipelineSpec
-    from tidegate.jobs.splice.row_trace import RowTrace
 
 _EPOCHS_SAMPLED = 50  # newest epochs whose writes are averaged
 
@@ -114,11 +112,7 @@ def _list_tables(spec: PipelineSpec, log: SlotLog, as_json: bool) -> None:
 
             rows = read_table(spec, log.store, table, columns=("_epoch",)).num_rows
         found.append({"table": table, "rows": rows, "address": address})
-    if as_json:
-        output.print_envelope("tables", found)
-    else:
-        columns = ["table", "rows", "Iceberg metadata"]
-        output.print_table(columns, [[*one.values()] for one in found])
+    output.print_result(as_json, "tables", found)
 
 
 def _print_newest_rows(name: str, table: pa.Table, limit: int) -> None:
@@ -133,8 +127,8 @@ def _print_newest_rows(name: str, table: pa.Table, limit: int) -> None:
         if "window_start" in newest.column_names:
             order = ("window_start", "window_end", "revision")
             newest = newest.sort_by([(column, "ascending") for column in order])
-        rows = [[_format_value(v, ", ") for v in row.values()] for row in newest.to_pylist()]
-        output.print_table(newest.column_names, rows, grouped=False)
+        rows = [list(map(_format_value, row.values())) for row in newest.to_pylist()]
+        output.print_rendered(output.format_table(newest.column_names, rows))
     output.print_line(f"{newest.num_rows:,} of {table.num_rows:,} rows of {name}")
 
 
@@ -158,16 +152,7 @@ def follow_row(
 
     spec, log = arguments.open_spec_and_log(pipeline, store)
     traces = trace_rows(spec, log, dict(map(_parse_field, fields)))
-    if as_json:
-        output.print_envelope("row", [trace.model_dump(mode="json") for trace in traces])
-    else:
-        for trace in traces:
-            _print_row_trace(trace)
-        if not traces:
-            output.print_line(
-                "no output has such a row: it was not read yet, waits in the order buffer, or was"
-                " dropped by policy"
-            )
+    output.print_result(as_json, "row", [trace.model_dump(mode="json") for trace in traces])
     # So that a script can ask whether a row has arrived.
     raise typer.Exit(0 if traces else 1)
 
@@ -179,25 +164,11 @@ def _parse_field(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _print_row_trace(trace: RowTrace) -> None:
-    values = ", ".join(f"{name}={v}" for name, v in trace.values.items() if v is not None)
-    row = f"{trace.source}/{trace.partition}/{trace.seq}"
-    output.print_line(f"{row}  {trace.event_time or ''}  {values}")
-    if trace.read:
-        arrived = f"arrived {trace.arrived}, " if trace.arrived else ""
-        output.print_line(f"  {arrived}read by {trace.read}, sealed {trace.sealed}")
-    for place in trace.places:
-        details = [
-            f"{name}: {_format_value(value, ' ')}"
-            for name, value in place.detail.items()
-            if value is not None
-        ]
-        output.print_line(f"  {place.output:<14} {place.state:<18} {', '.join(details)}")
-
-
-def _format_value(value: Any, separator: str) -> Any:
+def _format_value(value: Any) -> Any:
     if isinstance(value, list):
-        return separator.join(map(str, value))
+        return ", ".join(map(str, value))
+    if isinstance(value, float):
+        return float(f"{value:.15g}")  # 0.3, where a sum of 0.1 and 0.2 has 0.30000000000000004
     return value.isoformat().replace("+00:00", "Z") if hasattr(value, "isoformat") else value
 
 
@@ -212,18 +183,7 @@ def show_storage(
 
     spec, log = arguments.open_spec_and_log(pipeline, store)
     usage, newest = make_retention(spec, log).storage_report(), _average_newest_epochs(log)
-    if as_json:
-        output.print_envelope("storage", usage.model_dump() | {"epochs": newest})
-        return
-    kinds = sorted(usage.objects.items())
-    rows = [(kind, count, output.format_size(usage.bytes[kind])) for kind, count in kinds]
-    output.print_table(["kind", "objects", "size"], rows)
-    if newest["epochs"]:
-        output.print_line(
-            f"the newest {newest['epochs']} epochs wrote {newest['data_objects']:.1f} data objects"
-            f" each, {output.format_size(round(newest['bytes']))}; in addition each wrote its slot,"
-            " the tables' metadata and the pointer"
-        )
+    output.print_result(as_json, "storage", usage.model_dump() | {"epochs": newest})
 
 
 def _average_newest_epochs(log: SlotLog) -> dict[str, float]:
@@ -267,26 +227,6 @@ def collect_garbage(
     # None leaves the decision to the spec; 0 keeps only what `checkpoint.retain` counts.
     keep_for = None if keep_hours is None else keep_hours * 3600
     done = maintain_bucket(spec, log, keep_for, dry_run=dry_run)
-    if as_json:
-        compacted = {table: asdict(files) for table, files in done.compacted.items()}
-        data = {"compacted": compacted, "compaction_left": done.compaction_obstacle}
-        output.print_envelope("gc", done.swept.model_dump() | data)
-    else:
-        _print_maintenance(done, dry_run)
-
-
-def _print_maintenance(done: MaintenanceReport, dry_run: bool) -> None:
-    for table, files in done.compacted.items():
-        if files.skipped:
-            output.print_line(f"{table} is not compacted: {files.skipped}")
-        elif files.before != files.after:
-            output.print_line(f"{table}: {files.before:,} data files became {files.after:,}")
-    if done.compaction_obstacle:
-        output.print_line(f"tables are not compacted: {done.compaction_obstacle}")
-    swept = done.swept
-    retired, deleted = ("would retire", "would delete") if dry_run else ("retired", "deleted")
-    output.print_line(
-        f"{retired} {len(swept.retired):,} checkpoints; {deleted} {len(swept.deleted):,} files,"
-        f" {output.format_size(swept.deleted_bytes)}; {swept.kept_by_grace:,} young files stay for"
-        " now"
-    )
+    compacted = {table: asdict(files) for table, files in done.compacted.items()}
+    data = {"compacted": compacted, "compaction_left": done.compaction_obstacle}
+    output.print_result(as_json, "gc", done.swept.model_dump() | data)

@@ -35,6 +35,7 @@ from tidegate.jobs.engine.replay import values_differ
 from tidegate.jobs.spec.loader import load_spec
 from tidegate.jobs.spec.pipeline import PipelineSpec, ReadLimits
 from tidegate.jobs.spec.window_specs import WindowSpec
+from tidegate.json_types import JsonObject, JsonView
 
 from .epoch_loop import EndConditions
 from .errors import BAD_BACKFILL_RANGE
@@ -106,7 +107,7 @@ def make_batch_spec(spec: PipelineSpec, bounds: _Range, folder: Path) -> Pipelin
 
 def compare_windows(
     spec: PipelineSpec, batch: PipelineSpec, store: Store, bounds: _Range
-) -> dict[str, Any]:
+) -> JsonObject:
     """Return, per window of the spec, the comparison of `compare_results` within the range.
 
     A result is within the range if its window begins and ends in it.
@@ -175,7 +176,7 @@ def compare_results(window: WindowSpec, stream: _Rows, batch: _Rows) -> dict[str
     }
 
 
-def is_equal(window: Mapping[str, Any]) -> bool:
+def is_equal(window: JsonView) -> bool:
     """Whether a comparison found no difference, and compared a result if there is one."""
     differs = any(window[kind] for kind in ("different", "only_stream", "only_batch"))
     return not differs and not (window["uncompared"] and not window["equal"])

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 from urllib.parse import urlsplit
 
 import structlog
@@ -66,10 +66,11 @@ class EpochListeners:
         metrics, self._closers = open_metrics(spec.name, facts)
         if metrics is not None:
             self._listeners.append(metrics.record_epoch)
-        self._lineage = create_lineage_sender(os.environ, spec, store)
+        sender, more = open_lineage()
+        self._closers += more
+        self._lineage = EpochLineage(spec, store, sender) if sender else None
         if self._lineage is not None:
             self._listeners.append(self._lineage.on_epoch)
-            self._closers.append(partial(self._lineage.close, FLUSH_TIMEOUT))
         bind_log_context(pipeline=spec.name)
 
     def on_epoch(self, report: EpochReport, seconds: float) -> None:
@@ -102,6 +103,12 @@ def open_metrics(
         return None, []
     metrics = DriverMetrics(provider.get_meter("tidegate"), name, facts)
     return metrics, [lambda: provider.shutdown(FLUSH_TIMEOUT * 1e3)]
+
+
+def open_lineage() -> tuple[OpenLineageSender | None, list[Callable[[], object]]]:
+    """Return the sender of lineage if the environment names a receiver, and its end."""
+    sender = create_lineage_sender(os.environ)
+    return sender, [] if sender is None else [partial(sender.close, FLUSH_TIMEOUT)]
 
 
 def close_receivers(closers: Iterable[Callable[[], object]]) -> None:
@@ -144,7 +151,8 @@ def _log_sealed_epoch(report: EpochReport, seconds: float) -> None:
     bind_log_context(epoch=manifest.slot + 1, attempt=None)
 
 
-# OpenLineage events: one run per sealed epoch, sent to ``OPENLINEAGE_URL`` if that is set.
+# OpenLineage events, sent to ``OPENLINEAGE_URL`` if that is set: one run per sealed epoch of a
+# pipeline. Those of jobs are in jobs/sealed_queries/launch_lineage.py.
 #
 # Datasets are named by OpenLineage's naming rules, so that they are the same nodes in the graph of
 # every tool: objects and Iceberg tables by where they are (``s3://bucket`` and a path, or
@@ -153,11 +161,11 @@ def _log_sealed_epoch(report: EpochReport, seconds: float) -> None:
 # Lineage never holds up an epoch. A thread of its own sends the events; events that the receiver
 # does not take in time are dropped with a warning.
 
-_PRODUCER = f"urn:tidegate:{__version__}"
+PRODUCER: Final = f"urn:tidegate:{__version__}"
 _QUEUE_SIZE = 200  # events; a receiver that is further behind does not listen
 _TIMEOUT = 5.0  # seconds
 
-_DatasetName = tuple[str, str]
+DatasetName = tuple[str, str]
 """Namespace and name of a dataset."""
 
 
@@ -202,8 +210,8 @@ def make_epoch_events(
         for name in _name_output_datasets(spec, store, table)
     ]
     begun = manifest.created_at - round(seconds * 1e6)
-    started = _make_event("START", begun, run, namespace, spec.name)
-    completed = _make_event("COMPLETE", manifest.created_at, run, namespace, spec.name)
+    started = make_lineage_event("START", begun, run, namespace, spec.name)
+    completed = make_lineage_event("COMPLETE", manifest.created_at, run, namespace, spec.name)
     started.inputs = completed.inputs = inputs
     completed.outputs = outputs
     return [started, completed]
@@ -211,16 +219,33 @@ def make_epoch_events(
 
 def make_failure_events(spec: PipelineSpec, error: TidegateError, namespace: str) -> list[RunEvent]:
     """Return the events of a run that failed: a driver's end does not belong to any epoch."""
+    run, now = str(uuid.uuid4()), SYSTEM_CLOCK.wall_ticks()
+    started = make_lineage_event("START", now, run, namespace, spec.name)
+    return [started, make_failure_event(error, now, run, namespace, spec.name)]
+
+
+def make_failure_event(
+    error: TidegateError, at: int, run: str, namespace: str, job: str
+) -> RunEvent:
+    """Return the event of a failed run, with its error."""
     from openlineage.client.facet_v2 import error_message_run
 
-    run, now = str(uuid.uuid4()), SYSTEM_CLOCK.wall_ticks()
-    failed = _make_event("FAIL", now, run, namespace, spec.name)
-    facet = error_message_run.ErrorMessageRunFacet(error.message, "Python", producer=_PRODUCER)
+    failed = make_lineage_event("FAIL", at, run, namespace, job)
+    facet = error_message_run.ErrorMessageRunFacet(error.message, "Python", producer=PRODUCER)
     failed.run.facets = {"errorMessage": facet}
-    return [_make_event("START", now, run, namespace, spec.name), failed]
+    return failed
 
 
-def _make_event(kind: str, at: int, run: str, namespace: str, job: str) -> RunEvent:
+def make_lineage_event(kind: str, at: int, run: str, namespace: str, job: str) -> RunEvent:
+    """Return an event without datasets.
+
+    Args:
+        kind: START, RUNNING, COMPLETE or FAIL.
+        at: ticks.
+        run: a UUID.
+        namespace: of the job.
+        job: name of the pipeline or job.
+    """
     from openlineage.client.event_v2 import Job, Run, RunEvent, RunState
 
     return RunEvent(
@@ -228,7 +253,7 @@ def _make_event(kind: str, at: int, run: str, namespace: str, job: str) -> RunEv
         eventTime=format_instant(at),
         run=Run(run),
         job=Job(namespace, job),
-        producer=_PRODUCER,
+        producer=PRODUCER,
     )
 
 
@@ -236,20 +261,20 @@ def _make_statistics(files: Sequence[FileRef]) -> Any:
     from openlineage.client.facet_v2 import output_statistics_output_dataset as statistics
 
     rows, size = sum(file.rows for file in files), sum(file.bytes for file in files)
-    return statistics.OutputStatisticsOutputDatasetFacet(rows, size, producer=_PRODUCER)
+    return statistics.OutputStatisticsOutputDatasetFacet(rows, size, producer=PRODUCER)
 
 
-def _name_source_dataset(name: str, source: SourceSpec, store: Store) -> _DatasetName:
+def _name_source_dataset(name: str, source: SourceSpec, store: Store) -> DatasetName:
     if source.kafka is not None:
         return _name_topic_dataset(source.kafka.servers, source.kafka.topic)
     home, prefix = locate_source(name, source, store)
-    return _name_folder_dataset(home.uri(prefix) if prefix else home.url)
+    return name_folder_dataset(home.uri(prefix) if prefix else home.url)
 
 
-def _name_output_datasets(spec: PipelineSpec, store: Store, table: str) -> list[_DatasetName]:
+def _name_output_datasets(spec: PipelineSpec, store: Store, table: str) -> list[DatasetName]:
     """Name where rows of a table go: its Iceberg table, and a dataset of each sink that has it."""
     return [
-        _name_folder_dataset(build_table_location(spec, store, table)),
+        name_folder_dataset(build_table_location(spec, store, table)),
         *(
             _name_sink_dataset(spec, name, sink, table)
             for name, sink in spec.sinks.items()
@@ -258,12 +283,12 @@ def _name_output_datasets(spec: PipelineSpec, store: Store, table: str) -> list[
     ]
 
 
-def _name_sink_dataset(spec: PipelineSpec, name: str, sink: SinkSpec, table: str) -> _DatasetName:
+def _name_sink_dataset(spec: PipelineSpec, name: str, sink: SinkSpec, table: str) -> DatasetName:
     # Addresses contain secrets. Of a server's address only host, port and database are used.
     if isinstance(sink, KafkaSinkSpec):
         return _name_topic_dataset(sink.servers, sink.topic.replace("{table}", table))
     if isinstance(sink, FilesSinkSpec):
-        return _name_folder_dataset(f"{expand_variables(sink.path, name).rstrip('/')}/{table}")
+        return name_folder_dataset(f"{expand_variables(sink.path, name).rstrip('/')}/{table}")
     url = urlsplit(expand_variables(sink.url, name))
     if isinstance(sink, PostgresSinkSpec):
         database = f"{url.path.strip('/')}.{sink.namespace or spec.name}.{table}"
@@ -272,16 +297,16 @@ def _name_sink_dataset(spec: PipelineSpec, name: str, sink: SinkSpec, table: str
     return f"{url.scheme}://{url.hostname}{port}", f"{name}/{table}"
 
 
-def _name_topic_dataset(servers: str, topic: str) -> _DatasetName:
+def _name_topic_dataset(servers: str, topic: str) -> DatasetName:
     return f"kafka://{servers.split(',')[0].strip()}", topic
 
 
-def _name_folder_dataset(uri: str) -> _DatasetName:
+def name_folder_dataset(uri: str) -> DatasetName:
     """Name a folder.
 
-    >>> _name_folder_dataset("s3://bucket/a/b/")
+    >>> name_folder_dataset("s3://bucket/a/b/")
     ('s3://bucket', 'a/b')
-    >>> _name_folder_dataset("/data/a")
+    >>> name_folder_dataset("/data/a")
     ('file', '/data/a')
     """
     parts = urlsplit(uri)
@@ -290,37 +315,48 @@ def _name_folder_dataset(uri: str) -> _DatasetName:
     return f"{parts.scheme}://{parts.netloc}", parts.path.strip("/") or "/"
 
 
-class OpenLineageSender:
-    """Queues the events of sealed epochs and of the driver's failure, and sends them."""
+class EpochLineage:
+    """Sends the runs of a pipeline: one per sealed epoch, and one for the driver's failure."""
 
-    def __init__(
-        self, spec: PipelineSpec, store: Store, namespace: str, transport: EventTransport
-    ) -> None:
-        self._spec, self._store, self._namespace = spec, store, namespace
-        self._transport = transport
+    def __init__(self, spec: PipelineSpec, store: Store, sender: OpenLineageSender) -> None:
+        self._spec, self._store, self._sender = spec, store, sender
+
+    def on_epoch(self, report: EpochReport, seconds: float) -> None:
+        """Send the events of a sealed epoch."""
+        if (manifest := report.manifest) is not None:
+            own = (self._spec, self._store, manifest, seconds, self._sender.namespace)
+            self._sender.send(lambda: make_epoch_events(*own))
+
+    def on_failure(self, error: TidegateError) -> None:
+        """Send the error that ended the driver."""
+        self._sender.send(lambda: make_failure_events(self._spec, error, self._sender.namespace))
+
+
+class OpenLineageSender:
+    """Queues events, and sends them in a thread of its own.
+
+    Attributes:
+        namespace: of the jobs in the events.
+    """
+
+    def __init__(self, namespace: str, transport: EventTransport) -> None:
+        self.namespace, self._transport = namespace, transport
         self._queue: queue.Queue[RunEvent | None] = queue.Queue(_QUEUE_SIZE)
         self._thread = threading.Thread(
             target=self._send_queued, name="tidegate-lineage", daemon=True
         )
         self._thread.start()
 
-    def on_epoch(self, report: EpochReport, seconds: float) -> None:
-        """Queue the events of a sealed epoch; what does not fit is dropped with a warning."""
-        if report.manifest is None:
-            return
+    def send(self, make_events: Callable[[], Iterable[RunEvent]]) -> None:
+        """Queue events; what cannot be made or does not fit is dropped with a warning."""
         try:
-            events = make_epoch_events(
-                self._spec, self._store, report.manifest, seconds, self._namespace
-            )
+            for event in make_events():
+                self._queue.put_nowait(event)
         except (TidegateError, ValueError) as error:
             # An address that does not fit the naming rules must not end the driver.
             _log.warning("lineage_not_sent", why=str(error))
-        else:
-            self._enqueue_events(events)
-
-    def on_failure(self, error: TidegateError) -> None:
-        """Queue the error that ended the driver."""
-        self._enqueue_events(make_failure_events(self._spec, error, self._namespace))
+        except queue.Full:
+            _log.warning("lineage_dropped", why="the events before it are still waiting")
 
     def close(self, timeout: float) -> None:
         """Send what is queued, for at most `timeout` seconds, and end."""
@@ -329,13 +365,6 @@ class OpenLineageSender:
         self._thread.join(timeout)
         if self._thread.is_alive():
             _log.warning("lineage_dropped", why="the receiver did not take the last events in time")
-
-    def _enqueue_events(self, events: list[RunEvent]) -> None:
-        try:
-            for event in events:
-                self._queue.put_nowait(event)
-        except queue.Full:
-            _log.warning("lineage_dropped", why="the events before it are still waiting")
 
     def _send_queued(self) -> None:
         while (event := self._queue.get()) is not None:
@@ -346,9 +375,7 @@ class OpenLineageSender:
                 _log.warning("lineage_not_sent", why=str(error) or type(error).__name__)
 
 
-def create_lineage_sender(
-    environment: Mapping[str, str], spec: PipelineSpec, store: Store
-) -> OpenLineageSender | None:
+def create_lineage_sender(environment: Mapping[str, str]) -> OpenLineageSender | None:
     """Return a sender to ``OPENLINEAGE_URL``; None unless that is an HTTP address.
 
     ``OPENLINEAGE_API_KEY``, ``OPENLINEAGE_NAMESPACE`` and ``OPENLINEAGE_ENDPOINT`` are read too.
@@ -366,4 +393,4 @@ def create_lineage_sender(
     if key := environment.get("OPENLINEAGE_API_KEY"):
         config["auth"] = {"type": "api_key", "api_key": key}
     namespace = environment.get("OPENLINEAGE_NAMESPACE", "tidegate")
-    return OpenLineageSender(spec, store, namespace, HttpTransport(HttpConfig.from_dict(config)))
+    return OpenLineageSender(namespace, HttpTransport(HttpConfig.from_dict(config)))

@@ -123,13 +123,16 @@ class EpochLoop:
                     continue
                 report = self._run_epoch()
                 self._record_outcome(report, self._monotonic() - begun)
-                if report.ended and not report.pending:
-                    return self._finish()
+                if report.ended and not report.pending and (outcome := self._finish()):
+                    return outcome
             except Exception as error:
-                # Another driver may have sealed meanwhile, so the head is read again.
-                self._wait_and_reload(self._require_passing(error))
+                trouble = self._require_passing(error)
+            else:
+                self._pause_between_epochs(report, begun)
                 continue
-            self._pause_between_epochs(report, begun)
+            # Another driver may have sealed meanwhile, so the head is read again. Not in the block
+            # above: what is met here would seem to come from that error.
+            self._wait_and_reload(trouble)
 
     def _check_end_conditions(self) -> RunOutcome | None:
         self._require_lease_not_lost()
@@ -173,8 +176,7 @@ class EpochLoop:
 
     def _publish_to_head(self) -> None:
         self._head_read_at = self._monotonic()
-        head = self._engine.resume_state.head
-        self._publisher.note_sealed(head.timeline, head.slot)
+        self._publisher.note_sealed(*self._head)
 
     def _collect_requests(self) -> EpochRequests:
         """Return the requests for the coming epoch.
@@ -227,15 +229,36 @@ class EpochLoop:
         self._runtime.inbox.collect()
         self._denied_for = 0.0  # the store has answered
 
-    def _finish(self) -> RunOutcome:
-        """Wait until every sink has every epoch: after "finished" no driver starts by itself."""
-        while not self._publisher.drain(_SINK_POLL_INTERVAL):
-            self._announce_sink_wait()
+    def _finish(self) -> RunOutcome | None:
+        """Wait until every sink has every epoch: after "finished" no driver starts by itself.
+
+        Returns:
+            None if another epoch is needed: another process has filled a slot meanwhile, and the
+            epoch finds what that leaves to do, or someone asks for what only an epoch can do.
+        """
+        head = self._head
+        while True:
+            is_drained = self._publisher.drain(_SINK_POLL_INTERVAL)
+            # A merge may have filled a slot since the last epoch, or have the next one.
+            requests = self._collect_requests()
+            self._follow_head()
+            if self._head != head or requests.wants_epoch:
+                return None
+            merges = self._runtime.inbox.held is not None
+            if is_drained and not merges:
+                return RunOutcome("finished", "every source is bounded and read to its end")
+            if not is_drained:
+                self._announce_sink_wait()
             if self._stop.is_set():
-                return RunOutcome(
-                    "stopped", "asked to stop before every sink had the last epochs of the sources"
-                )
-        return RunOutcome("finished", "every source is bounded and read to its end")
+                what = "every sink had the last epochs of the sources"
+                what = "a merge had filled the next slot" if is_drained else what
+                return RunOutcome("stopped", f"asked to stop before {what}")
+
+    @property
+    def _head(self) -> tuple[int, int]:
+        """Timeline and slot of the newest record that this driver has read."""
+        head = self._engine.resume_state.head
+        return head.timeline, head.slot
 
     def _record_outcome(self, report: EpochReport, seconds: float) -> None:
         self._backoff, self._denied_for = _FIRST_BACKOFF, 0.0

@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from tidegate.checkpoints.batch_notes import BatchNotes, QueryPosition
 from tidegate.checkpoints.epoch_notes import EpochCounters
@@ -19,6 +19,7 @@ from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.row_counts import ROW_EQUATION, ROW_NOTES, RowCounts
 from tidegate.jobs.engine.epoch_engine import EpochReport
+from tidegate.json_types import JsonObject, JsonView
 from tidegate.time_units import TICK_MAX, TICK_MIN
 
 from .status_reporter import read_member_frontiers
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, Counter, Meter, Observation
     from opentelemetry.sdk.metrics import MeterProvider
 
-METRICS: Final[dict[str, dict[str, Any]]] = tomllib.loads(
+METRICS: Final[dict[str, JsonObject]] = tomllib.loads(
     files(__package__).joinpath("metrics.toml").read_text("utf-8")
 )
 """Name of a metric -> its unit and description."""
@@ -63,7 +64,7 @@ class DriverMetrics:
         self,
         meter: Meter,
         pipeline: str,
-        facts: Callable[[], Mapping[str, Any]],
+        facts: Callable[[], JsonView],
         clock: Clock = SYSTEM_CLOCK,
         seconds: Callable[[], float] = time.monotonic,
     ) -> None:

@@ -45,7 +45,7 @@ from tidegate.checkpoints.pipeline_identity import ensure_identity, read_identit
 from tidegate.checkpoints.s3_store import list_bucket_hazards
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store, StoreDeniedError, require_honest_store
-from tidegate.errors import FencedError, TidegateError, TransientError
+from tidegate.errors import FencedError, PoisonError, TidegateError, TransientError
 from tidegate.jobs.engine.epoch_engine import (
     Engine,
     EngineRuntime,
@@ -71,6 +71,7 @@ from .spec_checks import SqlField, judge_with_spark, require_no_mistakes
 from .startup import (
     ALIVE_FILE,
     LeaderElection,
+    explain_by_damage,
     open_work_folder,
     select_start_checkpoint,
     touch_alive_file,
@@ -376,7 +377,15 @@ class DriverSession:
         # Not in the first plan, which has two minutes: every next driver would have the same fate.
         self._steps.enter("load")
         retry(self._sources.open_logs)
-        outcome = retry(self._make_loop, mover).run()
+        loop = retry(self._make_loop, mover)
+        try:
+            outcome = loop.run()
+        except Exception as error:
+            passes = isinstance(error, TidegateError) and not isinstance(error, PoisonError)
+            damage = None if passes else explain_by_damage(run.spec, self._log)
+            if damage is None:
+                raise
+            raise damage from error
         self._status.set_state("draining", why=outcome.why)
         self._steps.enter("publish")
         if not self._publisher.drain(_DRAIN_SECONDS):

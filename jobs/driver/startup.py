@@ -53,12 +53,13 @@ from tidegate.checkpoints.verify import (
     condemn_if_damaged,
     verify_checkpoint,
 )
-from tidegate.errors import FencedError, TransientError
+from tidegate.errors import FencedError, TidegateError, TransientError
 from tidegate.jobs.spec.job_spec import SupervisedSpec
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 from .errors import (
     CHECKPOINT_DAMAGED,
+    CHECKPOINT_LEFT,
     NO_WHOLE_CHECKPOINT,
     OTHER_KIND,
     UNWANTED,
@@ -321,16 +322,9 @@ def _find_undamaged_checkpoint(
     spec: SupervisedSpec, log: SlotLog, damaged: Verification
 ) -> CheckpointId:
     """Condemn a damaged head, and return the newest checkpoint that is undamaged."""
-    first = damaged.evidence or damaged.findings[0]
     condemn_if_damaged(log, damaged)
     if spec.checkpoint.on_bad_checkpoint == "stop":
-        raise CHECKPOINT_DAMAGED(
-            pipeline=spec.name,
-            checkpoint=damaged.checkpoint,
-            problem=first.problem,
-            key=first.key,
-            detail=first.detail,
-        )
+        raise _describe_damage(spec, damaged)
     for row in CheckpointCatalog(log).list_checkpoints():
         if not row.is_restorable or not row.id:
             continue
@@ -339,6 +333,34 @@ def _find_undamaged_checkpoint(
         if verification.verdict is CheckpointVerdict.HEALTHY:
             return candidate
     raise NO_WHOLE_CHECKPOINT(pipeline=spec.name)
+
+
+def explain_by_damage(spec: SupervisedSpec, log: SlotLog) -> TidegateError | None:
+    """Return why a driver that runs cannot go on, if files of the newest checkpoint are damaged.
+
+    The error is transient if the next driver goes back to a whole checkpoint by itself. None if no
+    file is missing or has another size, and if the store does not answer.
+    """
+    with contextlib.suppress(TidegateError):
+        checkpoint = log.head().checkpoint
+        if checkpoint is not None:
+            found = verify_checkpoint(log, checkpoint, checksums=False)
+            if found.verdict is CheckpointVerdict.DAMAGED:
+                return _describe_damage(spec, found)
+    return None
+
+
+def _describe_damage(spec: SupervisedSpec, damaged: Verification) -> TidegateError:
+    first = damaged.evidence or damaged.findings[0]
+    stops = spec.checkpoint.on_bad_checkpoint == "stop"
+    error: TidegateError = (CHECKPOINT_DAMAGED if stops else CHECKPOINT_LEFT)(
+        pipeline=spec.name,
+        checkpoint=damaged.checkpoint,
+        problem=first.problem,
+        key=first.key,
+        detail=first.detail,
+    )
+    return error
 
 
 @contextlib.contextmanager

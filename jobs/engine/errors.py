@@ -26,6 +26,10 @@ class CorruptObjectsError(PoisonError):
         return error
 
 
+class FileUnreadableError(PoisonError):
+    """A file of the pipeline's state or tables is cut off, or holds other bytes."""
+
+
 class BrokenRuleError(PoisonError):
     """A row breaks a rule of severity ``fail``; the engine says in which epoch."""
 

@@ -12,8 +12,10 @@ import pyarrow.parquet as pq
 from tidegate.checkpoints.canonical_json import sha256_of_bytes
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.store import Store
+from tidegate.errors import get_first_line
 
 from .column_types import conform_to_schema
+from .errors import FILE_UNREADABLE
 
 
 def read_parquet_object(store: Store, key: str) -> Any:
@@ -21,8 +23,13 @@ def read_parquet_object(store: Store, key: str) -> Any:
 
     Raises:
         NotFoundError: there is no such object.
+        FileUnreadableError: it is damaged.
     """
-    return pq.read_table(pa.BufferReader(store.get(key).data))
+    data = store.get(key).data
+    try:
+        return pq.read_table(pa.BufferReader(data))
+    except (pa.ArrowException, OSError) as error:
+        raise FILE_UNREADABLE(uri=store.uri(key), cause=get_first_line(error)) from error
 
 
 def read_columns(store: Store, files: Iterable[FileRef], schema: Any) -> Any:

@@ -160,7 +160,7 @@ class _SinkThread:
         self.trouble: TidegateError | None = None
         self.seconds: float | None = None
         self.catches_up = True
-        self._lag_at_failure = math.inf
+        self._shown_at_failure = (-1, -1)
         self._thread = threading.Thread(
             target=self._follow_log, name=f"tidegate-publish-{sink.name}", daemon=True
         )
@@ -282,8 +282,10 @@ class _SinkThread:
 
     def _note_progress(self) -> None:
         """End the patience with a sink that fails twice without having applied an epoch."""
-        before, self._lag_at_failure = self._lag_at_failure, self._ask_lag()
-        if self._lag_at_failure >= before:
+        # Not the lag, which a driver that goes on sealing keeps from getting smaller.
+        is_known, before = self._ask_lag() < math.inf, self._shown_at_failure
+        self._shown_at_failure = self._shown
+        if not is_known or self._shown <= before:
             with self._wake:
                 self.catches_up = False
                 self._wake.notify_all()

@@ -27,11 +27,12 @@ from tidegate.checkpoints.manifest import FileRef, Manifest
 from tidegate.checkpoints.row_counts import FLAGGED, RowCounts
 from tidegate.checkpoints.store import NotFoundError, Store, StoreDeniedError
 from tidegate.checkpoints.verify import DeepCheck, ObjectProblem, VerificationFinding
-from tidegate.errors import TransientError
+from tidegate.errors import TransientError, get_first_line
 from tidegate.jobs.eventtime.decision_types import ReleaseMark
 from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENTS, LATE, PipelineSpec
 
 from .epoch_engine import EpochPorts
+from .errors import FileUnreadableError
 from .interfaces import MoveOrder, MoveResult, RowDispatcher
 from .manifest_writer import SPLICE_KIND
 from .parquet_objects import read_parquet_object
@@ -216,9 +217,8 @@ class _ContentCheck:
         except (TransientError, StoreDeniedError) as error:
             # Evidence of nothing: the file may be whole.
             problem, detail = ObjectProblem.UNKNOWN, error.message
-        except (pa.ArrowException, OSError) as error:
-            problem = ObjectProblem.CONTENT
-            detail = f"is not a readable Parquet file: {error}"
+        except (FileUnreadableError, OSError) as error:
+            problem, detail = ObjectProblem.CONTENT, get_first_line(error)
         else:
             if rows.num_rows == file.rows:
                 return rows

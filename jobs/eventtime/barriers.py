@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, NotRequired, TypedDict
+from typing import Final, NotRequired, TypedDict
 
 from tidegate.jobs.spec.event_time_options import BarrierOptions
-from tidegate.json_types import JsonObject
+from tidegate.json_types import JsonObject, JsonView
 
 from .decision_types import (
     BarrierHealth,
@@ -122,9 +122,7 @@ class Barriers:
     closed: list[ClosedBarrier] = field(default_factory=list)
 
     @classmethod
-    def from_dict(
-        cls, options: BarrierOptions, timeout: int | None, data: Mapping[str, Any]
-    ) -> Barriers:
+    def from_dict(cls, options: BarrierOptions, timeout: int | None, data: JsonView) -> Barriers:
         """Read the form of `to_dict`, without a roster; later calls do not change the mapping."""
         opened = [
             OpenBarrier(id=b["id"], opened=b["opened"], arrivals=dict(b["arrivals"]))

@@ -1,7 +1,8 @@
 """The objects in the bucket that hold the files of one query's checkpoint.
 
-Small files of a batch go into one pack, a tar file; each larger file is an object of its own. So a
-batch costs few requests, however many partitions the state has. A file is stored once: later
+Of a checkpoint on this host, the small files of a batch go into one pack, a tar file, and each
+larger file is an object of its own. So a batch costs few requests, however many partitions the
+state has. Of a checkpoint in the bucket, the server copies each file. A file is stored once: later
 batches that need it name the same object.
 """
 
@@ -11,22 +12,23 @@ import io
 import tarfile
 import tempfile
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Final
 
 from tidegate.checkpoints.canonical_json import sha256_of_bytes, sha256_of_file
 from tidegate.checkpoints.manifest import FileRef
-from tidegate.checkpoints.store import Store
+from tidegate.checkpoints.store import CopyingStore, ObjectInfo, Store
 
+from .checkpoint_files import is_for_host
+from .checkpoint_folder import BucketFile, BucketFolder, CheckpointFile, map_at_once
 from .errors import OBJECT_DAMAGED
 
 LARGE_FILE: Final = 1 << 20  # bytes; from here on an object of its own
 MOST_PACKS: Final = (
     64  # that a batch names for one query; then files of the oldest are packed again
 )
-_DOWNLOADS = 8  # at once
-_PATH = "path"  # in `FileRef.extra` of a large file
+_PATH = "path"  # in `FileRef.extra` of a file that is an object of its own
+_ETAG = "etag"
 
 
 def get_object_kind(query: str) -> str:
@@ -68,7 +70,7 @@ class QueryObjects:
         # These have no version in their names, and a new start of the query may rewrite them.
         return cls(store, query, {path: ref for path, ref in known.items() if _is_final(path)})
 
-    def store_files(self, files: Mapping[str, Path], prefix: str) -> list[FileRef]:
+    def store_files(self, files: Mapping[str, CheckpointFile], prefix: str) -> list[FileRef]:
         """Store the files that the bucket lacks, and return the objects that hold all of them.
 
         Args:
@@ -80,8 +82,13 @@ class QueryObjects:
         """
         self._forget_oldest_packs(files)
         new = {path: file for path, file in files.items() if path not in self._known}
+        self._copy_objects(
+            {path: file for path, file in new.items() if isinstance(file, BucketFile)}, prefix
+        )
         small: dict[str, Path] = {}
         for path, file in new.items():
+            if isinstance(file, BucketFile):
+                continue
             if file.stat().st_size < LARGE_FILE:
                 small[path] = file
             else:
@@ -97,6 +104,24 @@ class QueryObjects:
         self._known = {path: self._known[path] for path in files}
         return [*{ref.key: ref for ref in self._known.values()}.values()]
 
+    def _copy_objects(self, files: Mapping[str, BucketFile], prefix: str) -> None:
+        store = self._store
+
+        def copy_object(path: str) -> FileRef:
+            assert isinstance(store, CopyingStore)  # noqa: S101 - the checkpoint is in it
+            file, key = files[path], f"{prefix}{self._query}/{path}"
+            etag = file.copy_to(store, key)
+            return FileRef(
+                key=key,
+                rows=1,
+                bytes=file.info.size,
+                sha256="",  # no process has read the bytes: the ETag stands for them
+                kind=get_object_kind(self._query),
+                extra={_ETAG: etag, _PATH: path},
+            )
+
+        self._known |= zip(files, map_at_once(copy_object, files), strict=True)
+
     def _upload(self, file: Path, key: str, files: int, path: str | None = None) -> FileRef:
         stored = self._store.upload(file, key)
         return FileRef(
@@ -105,10 +130,10 @@ class QueryObjects:
             bytes=stored.size,
             sha256=stored.sha256,
             kind=get_object_kind(self._query),
-            extra={"etag": stored.etag, **({_PATH: path} if path else {})},
+            extra={_ETAG: stored.etag, **({_PATH: path} if path else {})},
         )
 
-    def _forget_oldest_packs(self, files: Mapping[str, Path]) -> None:
+    def _forget_oldest_packs(self, files: Mapping[str, CheckpointFile]) -> None:
         """Let the files of the older half be packed again once too many packs are needed.
 
         The manifest stays small, and a large pack is not kept for one file.
@@ -124,8 +149,23 @@ def select_objects(segments: Sequence[FileRef], query: str) -> list[FileRef]:
     return [ref for ref in segments if ref.kind == get_object_kind(query)]
 
 
-def restore_files(store: Store, query: str, segments: Sequence[FileRef], folder: Path) -> None:
+def restore_files(
+    store: Store,
+    query: str,
+    segments: Sequence[FileRef],
+    folder: Path,
+    bucket: BucketFolder | None = None,
+) -> None:
     """Write the checkpoint of a query, as a slot has sealed it, into a new folder.
+
+    Args:
+        store: the bucket.
+        query: its name.
+        segments: of the slot.
+        folder: of this host.
+        bucket: if given, the server copies there what are objects of their own. Only the contents
+            of packs and what is for this host come into `folder`; `BucketFolder.upload` takes them
+            along, except for the log of a file sink.
 
     Raises:
         PoisonError: an object is damaged or missing.
@@ -133,31 +173,52 @@ def restore_files(store: Store, query: str, segments: Sequence[FileRef], folder:
     """
     folder.mkdir(parents=True)
     objects = select_objects(segments, query)
-    # Several large files at once: one connection does not fill the network, and checksums take
-    # about as long as the transfer. Packs may hold the same file, so they come one by one.
-    files = [(ref, folder / ref.extra[_PATH]) for ref in objects if _PATH in ref.extra]
-    # Before any thread: `tarfile` fails if another thread makes the same folder at the same time.
-    for _, target in files:
-        target.parent.mkdir(parents=True, exist_ok=True)
-    pool = ThreadPoolExecutor(_DOWNLOADS)
+    single = {ref.extra[_PATH]: ref for ref in objects if _PATH in ref.extra}
+    # Packs may hold the same file, so they come one by one, and before what is newer than they are.
+    # The pack of `metadata` is the first and has the newest form of what a start wrote again.
+    for ref in reversed(objects):
+        if _PATH not in ref.extra:
+            with _open_pack(store, ref) as pack:
+                pack.extractall(folder, filter="data")
+    here = single
+    if bucket is not None:
+        here = {path: ref for path, ref in single.items() if is_for_host(path)}
+        copied = {path: ref for path, ref in single.items() if path not in here}
+        _copy_to_bucket(bucket, copied)
+        for path in copied:
+            (folder / path).unlink(missing_ok=True)
+    for path in here:
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+    # Several at once: one connection does not fill the network, and checksums take about as long as
+    # the transfer.
+    map_at_once(lambda path: _restore_file(store, here[path], folder / path), here)
+
+
+def _copy_to_bucket(bucket: BucketFolder, refs: Mapping[str, FileRef]) -> None:
     try:
-        large = [pool.submit(_restore_file, store, ref, target) for ref, target in files]
-        # The pack of `metadata` comes first and has the newest form of what a start wrote again.
-        for ref in reversed(objects):
-            if _PATH not in ref.extra:
-                with _open_pack(store, ref) as pack:
-                    pack.extractall(folder, filter="data")
-        for download in as_completed(large):
-            download.result()
-    finally:
-        # After an error the files that wait would only delay it.
-        pool.shutdown(cancel_futures=True)
+        bucket.copy_files(
+            {
+                path: BucketFile(
+                    bucket.store, ObjectInfo(ref.key, ref.bytes, ref.extra[_ETAG], None)
+                )
+                for path, ref in refs.items()
+            }
+        )
+    except FileNotFoundError as error:
+        raise OBJECT_DAMAGED(uri=error) from error
 
 
 def _restore_file(store: Store, ref: FileRef, target: Path) -> None:
     store.download(ref.key, target)
-    if sha256_of_file(target) != ref.sha256:
+    found = sha256_of_file(target) if ref.sha256 else ""
+    if found != ref.sha256 or not (found or _has_etag(store, ref)):
         raise OBJECT_DAMAGED(uri=store.uri(ref.key))
+
+
+def _has_etag(store: Store, ref: FileRef) -> bool:
+    """Return whether an object is the version that was sealed; for those that nothing has read."""
+    info = store.stat(ref.key)
+    return info is not None and info.etag == ref.extra[_ETAG]
 
 
 def _open_pack(store: Store, ref: FileRef) -> tarfile.TarFile:

@@ -34,6 +34,7 @@ from .checkpoint_files import (
     read_query_id,
     select_restoring_files,
 )
+from .checkpoint_folder import CheckpointFolder
 from .errors import SLOT_TAKEN
 
 _log = structlog.get_logger("tidegate.job")
@@ -50,20 +51,24 @@ class SealedQuery:
         sink: the script's words for the sink, until Spark describes it.
         sink_log: log folder of its file sink; None for other sinks.
         interval: of its trigger, in seconds; None if that has none.
+        topic: address of the topic that it writes, which Spark's description does not name.
         sealed: newest batch that is sealed, or was given up because Spark has deleted its files;
             -1: none.
         handle: PySpark's query; None until it has started.
+        id: Spark's; None until the first batch is sealed here.
     """
 
     name: str
-    folder: Path
+    folder: CheckpointFolder
     objects: QueryObjects
     rewind: SinkRewind
     sink: str
     sink_log: Path | None
     interval: float | None = None
+    topic: str | None = None
     sealed: int = -1
     handle: Any = None
+    id: str | None = None
 
 
 @dataclass(frozen=True)
@@ -111,34 +116,38 @@ class BatchSealer:
         self.head = log.head()
         # One id per slot: files of an attempt that no slot names would be swept.
         self._attempt = generate_attempt_id()
-        self._unanswered: Manifest | None = None
+        self._unanswered: tuple[Manifest, SealedQuery, int] | None = None
 
     def seal(self, query: SealedQuery, batch: int, report: BatchReport) -> bool:
         """Seal one committed batch; False if Spark has deleted what would restore it.
 
-        In both cases `query.sealed` is the batch then.
+        In both cases `query.sealed` is the batch then. A batch whose seal the store has not
+        answered comes first, of whichever query it is.
 
         Raises:
-            TransientError: the store did not answer, or another record fills the slot. After the
-                first the same call has to be repeated before any other.
+            TransientError: the store did not answer, or another record fills the slot.
             FencedError: another driver holds the lease.
             ConfigurationError: Spark's log has a format that this version cannot read.
         """
         self._lease.ensure_held()
-        if self._unanswered is None:
-            checkpoint = CheckpointId(self.head.timeline, self.head.next_slot, self._attempt)
-            prefix = self._slot_log.layout.state_prefix(checkpoint)
-            try:
-                files = select_restoring_files(query.folder, batch, query.sink_log)
-                segments = query.objects.store_files(files, prefix)
-                offsets = read_offsets(query.folder, batch)
-            except FileNotFoundError as error:
-                _log.warning("batch_not_sealed", query=query.name, batch=batch, missing=str(error))
-                query.sealed = batch
-                return False
-            self._unanswered = self._write_manifest(query, batch, report, segments, offsets)
+        if self._unanswered is not None:
+            self._fill_slot(*self._unanswered)
+            if batch <= query.sealed:
+                return True
+        checkpoint = CheckpointId(self.head.timeline, self.head.next_slot, self._attempt)
+        prefix = self._slot_log.layout.state_prefix(checkpoint)
+        try:
+            files = select_restoring_files(query.folder, batch, query.sink_log)
+            segments = query.objects.store_files(files, prefix)
+            offsets = read_offsets(query.folder, batch)
+        except FileNotFoundError as error:
+            _log.warning("batch_not_sealed", query=query.name, batch=batch, missing=str(error))
+            query.sealed = batch
+            return False
+        manifest = self._write_manifest(query, batch, report, segments, offsets)
+        self._unanswered = manifest, query, batch
         self._lease.ensure_held()
-        self._fill_slot(self._unanswered, query, batch)
+        self._fill_slot(*self._unanswered)
         return True
 
     def _fill_slot(self, manifest: Manifest, query: SealedQuery, batch: int) -> None:
@@ -162,13 +171,14 @@ class BatchSealer:
         offsets: list[Any],
     ) -> Manifest:
         now, head = self._clock.wall_ticks(), self.head
+        query.id = query.id or read_query_id(query.folder)
         position = QueryPosition(
-            **dict(report) | {"sink": report.sink or query.sink},
+            **dict(report) | {"sink": query.topic or report.sink or query.sink},
             batch=batch,
             rewind=query.rewind,
             seconds=report.phases.get("triggerExecution"),
             interval=query.interval,
-            id=read_query_id(query.folder),
+            id=query.id,
             sealed_at=now,
         )
         before = BatchNotes.from_manifest(head.record)

@@ -13,11 +13,13 @@ from __future__ import annotations
 import json
 import re
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
+from .checkpoint_folder import CheckpointFile, CheckpointFolder, HostFolder
 from .errors import UNKNOWN_CHECKPOINT_FORMAT
 
 SINK_LOG: Final = "_sink"  # where a pack keeps the log of a file sink
@@ -26,28 +28,32 @@ _VERSION = re.compile(
 )
 _LOG_ENTRY = re.compile(r"(\d+)(\.compact)?")
 _SST_FOLDER = "SSTs"
+_SCHEMA_NOTES = "_metadata/v2/"  # of an operator
+_SCHEMA_PATH = re.compile(r'"[^"]*(/state/\d+/_stateSchema/)')
 
 
-def list_committed_batches(folder: Path) -> list[int]:
+def list_committed_batches(folder: CheckpointFolder) -> list[int]:
     """Return the committed batches of a query that Spark still keeps, oldest first."""
-    return sorted(number for number, _, _ in _list_log(folder / "commits"))
+    return sorted(number for number, _, _ in _parse_log(folder.list_files("commits/")))
 
 
-def find_running_batch(folder: Path) -> int | None:
+def find_running_batch(folder: CheckpointFolder) -> int | None:
     """Return the batch that is planned and not committed; None between two batches."""
-    planned = max((number for number, _, _ in _list_log(folder / "offsets")), default=None)
-    done = planned is None or (folder / "commits" / str(planned)).exists()
+    plans = _parse_log(folder.list_files("offsets/"))
+    planned = max((number for number, _, _ in plans), default=None)
+    done = planned is None or planned in list_committed_batches(folder)
     return None if done else planned
 
 
-def count_state_partitions(folder: Path) -> int:
+def count_state_partitions(folder: CheckpointFolder) -> int:
     """Return the number of partitions of the first stateful operator; 0 without state."""
-    return sum(path.name.isdigit() for path in _list_folders(folder / "state" / "0"))
+    names = {path.split("/")[2] for path in folder.list_files("state/0/")}
+    return sum(name.isdigit() for name in names)
 
 
 def select_restoring_files(
-    folder: Path, batch: int, sink_log: Path | None = None
-) -> dict[str, Path]:
+    folder: CheckpointFolder, batch: int, sink_log: Path | None = None
+) -> dict[str, CheckpointFile]:
     """Return the files that restore a query as it was after a committed batch.
 
     Spark may delete one of them at any time.
@@ -61,83 +67,106 @@ def select_restoring_files(
         Path in the restored checkpoint -> the file.
 
     Raises:
-        FileNotFoundError: Spark has deleted the offsets of the batch.
+        FileNotFoundError: Spark has deleted a file that the batch needs.
         ConfigurationError: Spark's log has a format that this version cannot read.
     """
     offsets = read_offsets(folder, batch)
-    found = {"metadata": folder / "metadata"}
+    files = folder.list_files()
+    by_folder: dict[str, list[str]] = defaultdict(list)
+    for path in files:
+        by_folder[path.rpartition("/")[0]].append(path)
+    found = {"metadata", f"offsets/{batch}", f"commits/{batch}"}
     for log in ("offsets", "commits"):
         # Spark reads the batch before the newest one too when it starts.
-        for number, _, path in _list_log(folder / log):
-            if batch - 1 <= number <= batch:
-                found[f"{log}/{path.name}"] = path
-    for source in _list_folders(folder / "sources"):
+        found |= {path for number, _, path in _parse_log(by_folder[log]) if number == batch - 1}
+    for number, offset in enumerate(offsets):
         # The file source plans the next batch in its log before that batch is planned, so its log
         # ends where the offsets of this batch say.
-        offset = offsets[int(source.name)]
         end = offset.get("logOffset") if isinstance(offset, Mapping) else None
-        entries = (
-            (path for path in source.iterdir() if not path.name.startswith("."))
-            if end is None
-            else _select_log_entries(source, end)
-        )
-        found |= {f"sources/{source.name}/{path.name}": path for path in entries}
-    for path in _select_state(folder / "state", batch + 1):
-        found[path.relative_to(folder).as_posix()] = path
+        entries = by_folder[f"sources/{number}"]
+        found |= set(entries if end is None else _select_log_entries(entries, end))
+    for parent, paths in by_folder.items():
+        if parent.split("/")[0] == "state" and not parent.endswith(f"/{_SST_FOLDER}"):
+            ssts = by_folder.get(f"{parent}/{_SST_FOLDER}", [])
+            found |= set(_select_state(files, paths, ssts, batch + 1))
+    if gone := found - files.keys():
+        raise FileNotFoundError(f"{folder.address}/{min(gone)}")
+    # `metadata` first: the pack that holds it has the newest form of what a start wrote again.
+    selected = {path: files[path] for path in ["metadata", *sorted(found - {"metadata"})]}
     if sink_log is not None:
-        found |= {f"{SINK_LOG}/{path.name}": path for path in _select_log_entries(sink_log, batch)}
-    return found
+        log_files = HostFolder(sink_log).list_files()
+        for path in _select_log_entries(log_files, batch):
+            selected[f"{SINK_LOG}/{path}"] = log_files[path]
+    return selected
 
 
-def delete_uncommitted_state(folder: Path) -> list[Path]:
-    """Delete what a batch without a commit has left in the state, and return the deleted files.
+def list_uncommitted_state(folder: CheckpointFolder) -> list[str]:
+    """Return what a batch without a commit has left in the state.
 
     Spark repeats such a batch under the same version. Its new file then need not fit the checksum
     file of the first attempt (SPARK-56461).
     """
     committed = list_committed_batches(folder)
     newest = committed[-1] + 1 if committed else 0
-    state = folder / "state"
-    left = [p for p in state.rglob("*") if (v := _parse_version(p)) and v[0] > newest]
-    for path in left:
-        path.unlink()
-        path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
-    return left
+    versions = ((path, _parse_version(path)) for path in folder.list_files("state/"))
+    return [path for path, version in versions if version is not None and version[0] > newest]
 
 
-def read_offsets(folder: Path, batch: int) -> list[Any]:
+def replace_schema_paths(folder: Path, home: str) -> None:
+    """Let the operators of a copied checkpoint find their schemas in the copy.
+
+    Spark notes absolute paths of the schemas of `transformWithState`, and reads them at each start.
+
+    Args:
+        folder: the copy.
+        home: address of the place where the copy will be when a query starts from it.
+    """
+    for path in (folder / "state").glob(f"*/{_SCHEMA_NOTES}[0-9]*"):
+        before = path.read_text("utf-8")
+        path.write_text(_SCHEMA_PATH.sub(rf'"{home}\1', before), "utf-8")
+
+
+def is_for_host(path: str) -> bool:
+    """Return whether a file passes through this host on its way into a bucket.
+
+    `metadata` comes last, notes of schemas are rewritten, and the log of a file sink stays here.
+    """
+    return path == "metadata" or _SCHEMA_NOTES in path or path.startswith(f"{SINK_LOG}/")
+
+
+def read_offsets(folder: CheckpointFolder, batch: int) -> list[Any]:
     """Return where each source of a query was after a batch: Spark's JSON, None for no offset.
 
     Raises:
         FileNotFoundError: the batch is not planned, or Spark has deleted its plan.
         ConfigurationError: a newer Spark wrote the log in a format that this version cannot read.
     """
-    path = folder / "offsets" / str(batch)
-    version, _, *lines = path.read_text("utf-8").splitlines()
+    path = f"offsets/{batch}"
+    version, _, *lines = folder.read(path).decode().splitlines()
     if version != "v1":
-        raise UNKNOWN_CHECKPOINT_FORMAT(path=path, version=version)
+        raise UNKNOWN_CHECKPOINT_FORMAT(path=f"{folder.address}/{path}", version=version)
     return [None if line == "-" else json.loads(line) for line in lines]
 
 
-def read_query_id(folder: Path) -> str | None:
+def read_query_id(folder: CheckpointFolder) -> str | None:
     """Return Spark's id of the query; None before its first start."""
     try:
-        return str(json.loads((folder / "metadata").read_text("utf-8"))["id"])
+        return str(json.loads(folder.read("metadata"))["id"])
     except (OSError, ValueError, KeyError):
         return None
 
 
-def _list_log(folder: Path) -> Iterator[tuple[int, bool, Path]]:
-    """Yield the entries of one of Spark's logs: number, whether it is compacted, file."""
-    for path in folder.iterdir() if folder.is_dir() else ():
-        match = _LOG_ENTRY.fullmatch(path.name)
+def _parse_log(paths: Iterable[str]) -> Iterator[tuple[int, bool, str]]:
+    """Yield the entries of one of Spark's logs: number, whether it is compacted, path."""
+    for path in paths:
+        match = _LOG_ENTRY.fullmatch(path.rpartition("/")[2])
         if match:
             yield int(match[1]), match[2] is not None, path
 
 
-def _select_log_entries(folder: Path, end: int) -> list[Path]:
+def _select_log_entries(paths: Iterable[str], end: int) -> list[str]:
     """Return the newest compacted entry up to `end`, and the entries behind it."""
-    entries = [entry for entry in _list_log(folder) if entry[0] <= end]
+    entries = [entry for entry in _parse_log(paths) if entry[0] <= end]
     first = max((number for number, compacted, _ in entries if compacted), default=-1)
     return [
         path
@@ -146,23 +175,12 @@ def _select_log_entries(folder: Path, end: int) -> list[Path]:
     ]
 
 
-def _select_state(folder: Path, version: int) -> Iterator[Path]:
-    """Yield the files of all state stores below a folder that hold this version."""
-    if not folder.is_dir():
-        return
-    plain = [path for path in folder.iterdir() if not path.name.startswith(".")]
-    versions = {path: parsed for path in plain if (parsed := _parse_version(path))}
-    yield from _select_versions(folder, versions, version)
-    for path in plain:
-        if path.is_dir() and path.name != _SST_FOLDER:
-            yield from _select_state(path, version)
-        elif path.is_file() and path not in versions:
-            yield path  # schemas and metadata
-
-
-def _select_versions(
-    folder: Path, versions: Mapping[Path, tuple[int, str]], version: int
-) -> Iterator[Path]:
+def _select_state(
+    files: Mapping[str, CheckpointFile], paths: list[str], ssts: list[str], version: int
+) -> Iterator[str]:
+    """Yield the files of one folder of the state that hold a version, schemas included."""
+    versions = {path: parsed for path in paths if (parsed := _parse_version(path))}
+    yield from (path for path in paths if path not in versions)
     kept = {path: parsed for path, parsed in versions.items() if parsed[0] <= version}
     bases = sorted({number for number, kind in kept.values() if kind in ("snapshot", "zip")})
     # A snapshot may be of an attempt that was not committed if there are change logs; then Spark
@@ -171,9 +189,14 @@ def _select_versions(
     first = bases[-2 if logged and len(bases) > 1 else -1] if bases else 0
     chosen = [path for path, (number, _) in kept.items() if number >= first]
     yield from chosen
-    zips = (path for path in chosen if path.name.endswith(".zip"))
-    names = set(chain.from_iterable(map(_read_sst_names, zips)))
-    yield from (folder / _SST_FOLDER / name for name in sorted(names))
+    zips = [files[path] for path in chosen if path.endswith(".zip")]
+    if all(isinstance(file, Path) for file in zips):
+        names = chain.from_iterable(
+            _read_sst_names(file) for file in zips if isinstance(file, Path)
+        )
+        yield from (f"{paths[0].rpartition('/')[0]}/{_SST_FOLDER}/{name}" for name in names)
+    else:
+        yield from ssts  # all that Spark keeps: to read each snapshot would cost a request
 
 
 def _read_sst_names(path: Path) -> list[str]:
@@ -185,10 +208,6 @@ def _read_sst_names(path: Path) -> list[str]:
     return [file["dfsSstFileName"] for file in files if "dfsSstFileName" in file]
 
 
-def _parse_version(path: Path) -> tuple[int, str] | None:
-    match = _VERSION.fullmatch(path.name)
+def _parse_version(path: str) -> tuple[int, str] | None:
+    match = _VERSION.fullmatch(path.rpartition("/")[2])
     return (int(match["number"]), match["kind"]) if match else None
-
-
-def _list_folders(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []

@@ -1,4 +1,4 @@
-"""The folder in which Spark keeps the checkpoints of one launch of a job.
+"""Where Spark keeps the checkpoints of one launch: in a folder of this host, or in the bucket.
 
 Each launch that cannot prove that the one before has ended gets a new folder. A superseded driver
 then writes where no other process reads. After a proven end the next launch goes on in the same
@@ -7,8 +7,10 @@ folder, with the plan of a batch that was begun: so Spark repeats exactly that b
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,15 +24,17 @@ from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.checkpoints.slot_log import LogHead
 from tidegate.checkpoints.store import Store
+from tidegate.errors import TidegateError
 
 from .batch_objects import QueryObjects, restore_files
-from .checkpoint_files import delete_uncommitted_state
+from .checkpoint_files import SINK_LOG, list_uncommitted_state, replace_schema_paths
+from .checkpoint_folder import BucketFolder, CheckpointFolder, HostFolder, map_at_once
 
 _LAUNCH_FILE = "launch.json"
 _OWNERS_FILE = "owners.json"
 _OWNERS = TypeAdapter(list[ProcessIdentity])
 _OWNER_ENDS_WITHIN = 30.0  # seconds; a JVM ends itself when its Python is gone
-_KEPT_FOLDERS = 3  # of one job on one host
+_KEPT_FOLDERS = 3  # of one job on one host, and in the bucket
 
 _log = structlog.get_logger("tidegate.job")
 
@@ -41,6 +45,8 @@ class _Launch(BaseModel):
     token: int
     timeline: int
     folder: str
+    in_bucket: bool = False
+    uid: str | None = None  # of the job; None: noted by an older version
 
 
 @dataclass(frozen=True)
@@ -48,37 +54,66 @@ class JobLocation:
     """Where the queries of this launch keep their checkpoints.
 
     Attributes:
-        folder: one folder per query below it.
+        folder: of this host, which knows whose launch it is; without `bucket` one folder per query
+            is below it.
         manifest: the sealed batch from which the job goes on; None at the beginning.
         is_first: no batch was ever sealed.
+        bucket: the folder of the bucket that has one folder per query below it.
     """
 
     folder: Path
     manifest: Manifest | None
     is_first: bool
+    bucket: BucketFolder | None = None
+
+    def get_folder(self, query: str) -> CheckpointFolder:
+        """Return the folder of a query, which need not exist."""
+        return self.bucket.enter(query) if self.bucket else HostFolder(self.folder / query)
 
     def prepare_query(self, store: Store, query: str) -> tuple[QueryObjects, Path | None]:
         """Make the checkpoint of a query ready, and return what the bucket holds of it.
 
-        It deletes the state of batches that were not committed. If the query has no folder here, it
-        restores the newest sealed batch into another folder, and returns that as well. The caller
-        renames it once the sink is restored, too: a launch that fails before leaves no folder of
-        the query, so that the next one restores both.
+        It deletes the state of batches that were not committed. If the query has no checkpoint
+        here, it restores the newest sealed batch, except what makes the checkpoint whole: that is
+        in a folder of this host, which is returned as well. The caller calls `publish_query` once
+        the sink is restored, too: a launch that fails before leaves no checkpoint of the query, so
+        that the next one restores both.
 
         Raises:
             PoisonError: an object of the checkpoint is damaged or missing.
         """
-        folder = self.folder / query
-        delete_uncommitted_state(folder)
+        folder = self.get_folder(query)
+        is_there = folder.exists()
+        if is_there:
+            map_at_once(folder.delete, list_uncommitted_state(folder))
         if self.manifest is None or self.get_sealed_batch(query)[0] is None:
             return QueryObjects(store, query), None
         segments = self.manifest.segments
-        restored: Path | None = None
-        if not folder.exists():
-            restored = folder.with_name(f"{query}.part")
-            shutil.rmtree(restored, ignore_errors=True)
-            restore_files(store, query, segments, restored)
+        restored = None if is_there else self.clear_part(query)
+        if restored is not None:
+            target = self.bucket and self.bucket.enter(query)
+            restore_files(store, query, segments, restored, target)
         return QueryObjects.from_segments(store, query, segments), restored
+
+    def clear_part(self, query: str) -> Path:
+        """Return a folder of this host for a checkpoint that is not whole; it does not exist."""
+        part = self.folder / f"{query}.part"
+        shutil.rmtree(part, ignore_errors=True)
+        return part
+
+    def publish_query(self, query: str, part: Path) -> None:
+        """Make the checkpoint of a query whole: rename its folder, or upload the rest of it."""
+        replace_schema_paths(part, self.get_folder(query).address)
+        if self.bucket is None:
+            part.replace(self.folder / query)
+            return
+        files = {
+            path: file
+            for path, file in HostFolder(part).list_files().items()
+            if isinstance(file, Path) and not path.startswith(f"{SINK_LOG}/")
+        }
+        self.bucket.enter(query).upload(files)
+        shutil.rmtree(part)
 
     def get_sealed_batch(self, query: str) -> tuple[int | None, int]:
         """Return the newest sealed batch of a query, and when it was sealed; None and 0 without."""
@@ -93,12 +128,13 @@ class JobLocation:
 
         Without a known JVM no later launch goes on in this folder.
         """
-        if pid is not None:
-            owners = [ProcessIdentity.this_process(), ProcessIdentity.of_process(pid)]
-            _replace_file(self.folder / _OWNERS_FILE, _OWNERS.dump_json(owners))
+        owners = [ProcessIdentity.this_process(), ProcessIdentity.of_process(pid)] if pid else []
+        _replace_file(self.folder / _OWNERS_FILE, _OWNERS.dump_json(owners))
 
 
-def open_location(home: Path, head: LogHead, token: int) -> JobLocation:
+def open_location(
+    home: Path, uid: str, head: LogHead, token: int, launches: BucketFolder | None = None
+) -> JobLocation:
     """Return the location of this launch: a folder of its own, or that of the launch before.
 
     The launch goes on in the same folder if the launch before was the last holder of the lease, ran
@@ -109,32 +145,52 @@ def open_location(home: Path, head: LogHead, token: int) -> JobLocation:
 
     Args:
         home: folder of the job on this host.
+        uid: identity of the job: one of the same name in another store has the same folder.
         head: of the job's log, after any restore; its record is the batch to go on from.
         token: of the lease, which this launch holds. It grows by one with every holder.
+        launches: where the checkpoints of all launches are in the bucket; None: on this host.
     """
-    first = head.slot == 0 and head.timeline == 0
     last = _read_launch(home)
-    if (
+    goes_on = (
         last is not None
         and (last.token, last.timeline) == (token - 1, head.timeline)
+        and last.in_bucket == (launches is not None)
+        and last.uid in (None, uid)
         and _have_owners_ended(home / last.folder)
-    ):
-        location = JobLocation(home / last.folder, head.record, is_first=first)
-        _log.info("continued_in_place", folder=str(location.folder))
+    )
+    now = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
+    name = last.folder if last is not None and goes_on else f"{now}-{token:06d}"
+    location = JobLocation(
+        home / name,
+        head.record,
+        is_first=head.slot == 0 and head.timeline == 0,
+        bucket=launches and launches.enter(name),
+    )
+    if goes_on:
+        _log.info("continued_in_place", folder=describe_location(location))
     else:
         _delete_old_folders(home)
-        now = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
-        location = JobLocation(home / f"{now}-{token:06d}", head.record, is_first=first)
+        if launches is not None:
+            # In a thread: a large state has many objects, and the script need not wait for them.
+            threading.Thread(target=delete_old_launches, args=(launches,), daemon=True).start()
         location.folder.mkdir(parents=True)
         after = str(head.checkpoint or "nothing")
-        _log.info("new_checkpoint_folder", folder=str(location.folder), after=after)
-    launch = _Launch(token=token, timeline=head.timeline, folder=location.folder.name)
+        _log.info("new_checkpoint_folder", folder=describe_location(location), after=after)
+    launch = _Launch(
+        token=token,
+        timeline=head.timeline,
+        folder=name,
+        in_bucket=launches is not None,
+        uid=uid,
+    )
     _replace_file(home / _LAUNCH_FILE, launch.model_dump_json().encode())
     return location
 
 
 def describe_location(location: JobLocation) -> str:
-    """Return the location with its host, as manifests name it."""
+    """Return the location as manifests name it: in the bucket, or on which host."""
+    if location.bucket is not None:
+        return location.bucket.address
     return f"{ProcessIdentity.this_process('here').host}:{location.folder}"
 
 
@@ -190,3 +246,15 @@ def _delete_old_folders(home: Path) -> None:
     for folder in folders[: -_KEPT_FOLDERS + 1]:
         if all(owner.is_proven_dead() for owner in _read_owners(folder)):
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def delete_old_launches(launches: BucketFolder) -> None:
+    """Delete the checkpoints of all launches in the bucket but the newest.
+
+    What a store that does not answer keeps, the next launch deletes.
+    """
+    with contextlib.suppress(TidegateError):
+        # The end of a name is the token, which grows from launch to launch on all hosts.
+        names = launches.store.list_folders(launches.prefix)
+        for name in sorted(names, key=lambda name: name.rpartition("-")[2])[: -_KEPT_FOLDERS + 1]:
+            launches.store.delete_folder(launches.enter(name).prefix)

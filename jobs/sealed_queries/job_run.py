@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import os
 import runpy
-import shutil
 import sys
 import threading
 import time
@@ -25,15 +24,15 @@ from typing import Any
 import structlog
 
 from tidegate import __version__
-from tidegate.checkpoints.batch_notes import BatchNotes
+from tidegate.checkpoints.batch_notes import BatchNotes, SinkRewind
 from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.pipeline_identity import ensure_identity
 from tidegate.checkpoints.slot_log import SlotLog
-from tidegate.checkpoints.store import Store, require_honest_store
+from tidegate.checkpoints.store import CopyingStore, Store, require_honest_store
 from tidegate.errors import TidegateError, TransientError, get_first_line
-from tidegate.jobs.driver.epoch_listeners import close_receivers, open_metrics
+from tidegate.jobs.driver.epoch_listeners import close_receivers, open_lineage, open_metrics
 from tidegate.jobs.driver.epoch_loop import RunOutcome
 from tidegate.jobs.driver.error_classification import classify_error
 from tidegate.jobs.driver.errors import OTHER_KIND, UNEXPECTED
@@ -41,26 +40,28 @@ from tidegate.jobs.driver.housekeeping import Housekeeper
 from tidegate.jobs.driver.pipeline_run import open_run
 from tidegate.jobs.driver.startup import LeaderElection, select_head
 from tidegate.jobs.driver.status_reporter import DriverSteps, StatusReporter
-from tidegate.jobs.spark.spark_session import build_archive_options
+from tidegate.jobs.sinks.lineage_position import FollowerPosition, describe_restore
+from tidegate.jobs.spark.spark_session import build_archive_options, extract_cause
 from tidegate.jobs.spec.job_spec import JobSpec, is_query_name
+from tidegate.json_types import JsonObject
 
 from .batch_sealer import BatchSealer, JobAuthor, SealedQuery
-from .checkpoint_files import (
-    delete_uncommitted_state,
-    find_running_batch,
-    read_query_id,
-)
+from .bucket_settings import add_bucket_jars, set_bucket_access
+from .checkpoint_adoption import adopt_checkpoint
+from .checkpoint_files import find_running_batch, read_query_id
+from .checkpoint_folder import BucketFolder, HostFolder
 from .errors import (
     BAD_QUERY_NAME,
-    CHECKPOINT_TAKEN,
+    BUCKET_AWAY,
     CONTINUOUS_QUERY,
+    NO_BUCKET,
     NO_QUERY,
     NO_SCRIPT,
     NOT_LOCAL,
     QUERY_STARTED_TWICE,
-    REMOTE_CHECKPOINT,
     SCRIPT_FAILED,
     UNNAMED_QUERY,
+    UNSEEN_QUERY,
 )
 from .job_location import (
     JobLocation,
@@ -69,11 +70,11 @@ from .job_location import (
     get_jvm_pid,
     open_location,
 )
-from .seal_loop import SealLoop, SparkListener, SparkReports
+from .launch_lineage import LaunchLineage
+from .seal_loop import SealLoop, SparkListener, SparkReports, is_bucket_away
 from .sink_restore import (
     SealedPoint,
     choose_rewind,
-    find_local_folder,
     find_sink_log,
     restore_sink,
 )
@@ -90,7 +91,6 @@ _BATCH_ENDS_WITHIN = 30.0  # seconds; then a query is stopped inside its batch
 _QUERIES_END_WITHIN = 90.0  # seconds
 _FAILURE_REPORTED_WITHIN = 3.0  # seconds after the script has seen that a query failed
 _SCRIPT_ENDS_WITHIN = 20.0  # seconds after its queries; then the process ends without it
-_ADOPTED_FILE = "_tidegate_adopted"
 # Prepended to `extraJavaOptions`, which the script or the site's spark-defaults.conf may set.
 _JVM_OPTIONS = "spark.driver.defaultJavaOptions"
 
@@ -140,6 +140,8 @@ def run_job_until_end(spec: JobSpec, options: JobOptions) -> RunOutcome:
         TidegateError: what ended the run.
     """
     with open_run(spec.name, options.store_url) as (store, stop, retry):
+        # Without it, functions in Python run with whatever is called python3.
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         home = options.home / spec.name
         home.mkdir(parents=True, exist_ok=True)
         alive = home / "alive"
@@ -187,15 +189,28 @@ class JobSession:
         }
         self._status = StatusReporter(store, self._steps, facts)
         self._metrics, self._closers = open_metrics(spec.name, self._status.snapshot)
+        sender, more = open_lineage()
+        self._closers += more
+        self._lineage = LaunchLineage(sender, spec.name, uid, lease.token) if sender else None
         self._reports = SparkReports()
         self._sessions: list[Any] = []
         self._script_ended = threading.Event()
 
     @cached_property
     def _location(self) -> JobLocation:
-        """The folder of this launch, made after the head has been selected."""
-        home = self._options.home / self._spec.name
-        return open_location(home, self._slot_log.head(), self._steps.lease.token)
+        """The folder of this launch, made after the head has been selected.
+
+        Raises:
+            ConfigurationError: it should be in the bucket, and the store is none.
+        """
+        spec, store = self._spec, self._store
+        launches: BucketFolder | None = None
+        if spec.checkpoint.location == "bucket":
+            if not isinstance(store, CopyingStore):
+                raise NO_BUCKET(pipeline=spec.name, url=store.url)
+            launches = BucketFolder(store, BucketLayout(spec.name).launches_prefix)
+        home, token = self._options.home / spec.name, self._steps.lease.token
+        return open_location(home, self._uid, self._slot_log.head(), token, launches)
 
     @cached_property
     def _loop(self) -> SealLoop:
@@ -216,10 +231,15 @@ class JobSession:
             outcome = self._run()
         except Exception as error:
             reported = self._classify(error)
-            self._status.set_state("failed", error=reported)
+            self._note_end("failed", reported)
             raise reported from error
-        self._status.set_state(outcome.state, why=outcome.why)
+        self._note_end(outcome.state, None, outcome.why)
         return outcome
+
+    def _note_end(self, state: str, error: TidegateError | None, why: str | None = None) -> None:
+        self._status.set_state(state, error=error, why=why)
+        if self._lineage is not None:
+            self._lineage.end(error)
 
     def close(self) -> None:
         """Stop Spark, whoever started it in this process, and the threads; release the lease."""
@@ -303,6 +323,7 @@ class JobSession:
         """In a thread: end the script when the job should end."""
         while not self._stop.wait(_POLL_INTERVAL):
             self._loop.check_queries()
+            self._refuse_unseen_queries()
         self._status.set_state("draining", error=self._loop.error)
         # In a thread: Spark waits without an end for a batch that does not react.
         stopping = threading.Thread(target=self._stop_queries, name="tidegate-stop", daemon=True)
@@ -311,12 +332,18 @@ class JobSession:
         if not self._script_ended.wait(_SCRIPT_ENDS_WITHIN):
             self._leave_script()
 
+    def _refuse_unseen_queries(self) -> None:
+        """End the job if a query that should be sealed was started past the hooks."""
+        for name in self._reports.list_started():
+            if self._spec.seals(name) and name not in self._loop.queries:
+                self._loop.fail(UNSEEN_QUERY(pipeline=self._spec.name, query=name))
+
     def _leave_script(self) -> None:
         """End the process although the script goes on; its queries have ended."""
         self._loop.close()
         error = self._loop.error
         state = "failed" if error else "stopped"
-        self._status.set_state(state, error=error, why="the script did not end with its queries")
+        self._note_end(state, error, "the script did not end with its queries")
         _log.warning("script_left", pipeline=self._spec.name)
         self.close()
         os._exit(error.failure_class.exit_code if error else 0)
@@ -351,30 +378,44 @@ class JobSession:
         builder.config("spark.master", builder._options.get("spark.master", "local[*]"))
         for key, value in self._spec.conf.items():
             builder.config(key, value)
+        self._refuse_other_master(builder._options["spark.master"])
+        if self._location.bucket is not None:
+            for key, value in add_bucket_jars(builder._options).items():
+                builder.config(key, value)
         given, ours = builder._options.get(_JVM_OPTIONS, ""), build_archive_options()
         if ours not in given:  # a script may ask for its session several times
             builder.config(_JVM_OPTIONS, f"{ours} {given}".strip())
+
+    def _refuse_other_master(self, master: str) -> bool:
+        """Refuse executors elsewhere unless they can reach the checkpoint; False if they can."""
+        is_local = master.startswith("local") and not master.startswith("local-cluster")
+        if not is_local and self._location.bucket is None:
+            raise NOT_LOCAL(pipeline=self._spec.name, master=master)
+        return is_local
 
     def _adopt_session(self, session: Any) -> None:
         """Take a session of the script, once.
 
         Raises:
-            ConfigurationError: its executors are elsewhere.
+            ConfigurationError: its executors are elsewhere, where only the bucket can be reached.
         """
         if any(session is known for known in self._sessions):
             return
         if not hasattr(session, "_jsparkSession"):
             raise NOT_LOCAL(pipeline=self._spec.name, master="Spark Connect")
-        master = session.sparkContext.master
-        if not master.startswith("local") or master.startswith("local-cluster"):
-            raise NOT_LOCAL(pipeline=self._spec.name, master=master)
-        self._location.note_jvm(get_jvm_pid(session))
+        is_local = self._refuse_other_master(session.sparkContext.master)
+        # Nothing here proves the end of executors elsewhere: the next launch gets a new folder.
+        self._location.note_jvm(get_jvm_pid(session) if is_local else None)
         session.streams.addListener(SparkListener(self._reports))
         self._sessions.append(session)
         self._status.set_state("running")
 
-    def _start_query(self, facts: WriterFacts) -> Path | None:
-        """Prepare the checkpoint and the sink of a query that the script is about to start."""
+    def _start_query(self, facts: WriterFacts) -> str | None:
+        """Prepare the checkpoint and the sink of a query that the script is about to start.
+
+        Returns:
+            The checkpoint location, or None to leave the script's own.
+        """
         location, spec, name = self._location, self._spec, facts.name
         if self._stop.is_set():
             raise SystemExit  # the queries were stopped before this one
@@ -383,19 +424,25 @@ class JobSession:
         if name is None or not spec.seals(name):
             return None
         self._refuse_bad_query(name, facts)
-        folder, (batch, sealed_at) = location.folder / name, location.get_sealed_batch(name)
+        folder, (batch, sealed_at) = location.get_folder(name), location.get_sealed_batch(name)
         is_new = not folder.exists()
         objects, restored = location.prepare_query(self._store, name)
         rewind = choose_rewind(facts, repeatable=name in spec.repeatable)
         before = self._list_query_ids(name) if is_new else frozenset()
         if is_new and (batch is not None or before):
-            sealed = restored or folder
-            point = SealedPoint(before | {read_query_id(sealed) or ""}, batch, sealed_at)
+            sealed = restored or location.folder / name
+            ids = before | {read_query_id(HostFolder(sealed)) or ""}
+            notice = self._describe_restore() if rewind is SinkRewind.ANNOUNCE else {}
+            point = SealedPoint(ids, batch, sealed_at, notice)
             restore_sink(spec.name, facts, sealed, point, rewind)
         if restored is not None:
-            restored.replace(folder)
+            location.publish_query(name, restored)
         if facts.location is not None:
-            self._replace_location(name, facts.location, folder)
+            _log.info("checkpoint_replaced", query=name, given=facts.location, used=folder.address)
+            if location.is_first:
+                adopt_checkpoint(location, name, facts.location, spec.name, self._uid)
+        if location.bucket is not None:
+            set_bucket_access(facts.session, folder.address, spec.conf)
         if (begun := find_running_batch(folder)) is not None:
             _log.info("batch_repeated", query=name, batch=begun)
             choose_older_kafka_reader(facts.session)
@@ -407,9 +454,17 @@ class JobSession:
             facts.format or "parquet",
             find_sink_log(facts),
             facts.interval,
+            facts.find_topic(),
             sealed=-1 if batch is None else batch,
         )
-        return folder
+        return folder.address
+
+    def _describe_restore(self) -> JsonObject:
+        """Return what tells the readers of a topic from which batch the job goes on."""
+        head = self._slot_log.head()
+        lineage = self._slot_log.lineage(head.timeline)
+        at = FollowerPosition(head.timeline, head.slot)
+        return describe_restore(self._spec.name, self._uid, at, lineage)
 
     def _note_query(self, facts: WriterFacts, query: Any) -> None:
         """Keep PySpark's query, which knows more than the reports of the listener."""
@@ -422,7 +477,7 @@ class JobSession:
             raise BAD_QUERY_NAME(pipeline=spec.name, query=name)
         if name in self._loop.queries:
             raise QUERY_STARTED_TWICE(pipeline=spec.name, query=name)
-        if facts.trigger in ("continuous", "realTime"):
+        if facts.trigger == "continuous":
             raise CONTINUOUS_QUERY(pipeline=spec.name, query=name, trigger=facts.trigger)
 
     def _list_query_ids(self, query: str) -> frozenset[str]:
@@ -440,40 +495,13 @@ class JobSession:
             notes.queries[query].id or "" for notes in found if notes and query in notes.queries
         )
 
-    def _replace_location(self, name: str, given: str, folder: Path) -> None:
-        """Adopt the checkpoint that the script names if the job has never sealed a batch.
-
-        Raises:
-            ConfigurationError: it cannot be read here, or another job has adopted it.
-        """
-        _log.info("checkpoint_replaced", query=name, given=given, used=str(folder))
-        if not self._location.is_first:
-            return
-        old = find_local_folder(given)
-        if old is None:
-            raise REMOTE_CHECKPOINT(pipeline=self._spec.name, query=name, location=given)
-        if not (old / "metadata").is_file() or folder.exists():
-            return
-        owner = f"{self._spec.name} {self._uid}"
-        marker = old / _ADOPTED_FILE
-        with contextlib.suppress(FileExistsError), marker.open("x", encoding="utf-8") as file:
-            file.write(owner)
-        if (taken := marker.read_text("utf-8")) != owner:
-            fields = {"query": name, "location": old, "owner": taken, "marker": marker}
-            raise CHECKPOINT_TAKEN(pipeline=self._spec.name, **fields)
-        # Under another name until it is whole: a crash must not leave a part of a checkpoint.
-        part = folder.with_name(f"{name}.part")
-        shutil.rmtree(part, ignore_errors=True)
-        shutil.copytree(old, part, ignore=shutil.ignore_patterns(_ADOPTED_FILE, ".*.crc"))
-        delete_uncommitted_state(part)
-        part.replace(folder)
-        _log.info("checkpoint_adopted", query=name, given=str(old))
-
     def _report_seal(self, manifest: Manifest) -> None:
         seconds = manifest.timings.get("triggerExecution", 0.0)
         self._status.record_epoch(manifest, seconds)
         if self._metrics is not None:
             self._metrics.record_sealed(manifest, seconds)
+        if self._lineage is not None:
+            self._lineage.record_batch(manifest)
         self._options.on_seal(manifest)
 
     def _collect_live_facts(self) -> dict[str, object]:
@@ -489,6 +517,10 @@ class JobSession:
         }
 
     def _classify(self, error: Exception) -> TidegateError:
+        if not isinstance(error, TidegateError) and is_bucket_away(str(error)):
+            # While a query was started; one that runs fails by itself.
+            what = {"what": "the script", "text": extract_cause(error)}
+            return BUCKET_AWAY(pipeline=self._spec.name, **what)
         reported = classify_error(self._spec.name, error)
         unexpected = reported.code == UNEXPECTED.code
         return self._fail(get_first_line(error)) if unexpected else reported

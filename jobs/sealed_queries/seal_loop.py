@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
-from functools import lru_cache
-from pathlib import Path
+from functools import lru_cache, partial
 from typing import Any, ClassVar
 
 import structlog
@@ -28,6 +28,7 @@ from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.errors import ConfigurationError, PoisonError, TidegateError, TransientError
 from tidegate.jobs.driver.error_classification import classify_error
 from tidegate.jobs.driver.status_reporter import STEP_DEADLINES, DriverSteps, StatusReporter
+from tidegate.jobs.spark.spark_session import extract_cause
 
 from .batch_sealer import BatchSealer, SealedQuery, read_progress
 from .checkpoint_files import (
@@ -35,7 +36,7 @@ from .checkpoint_files import (
     find_running_batch,
     list_committed_batches,
 )
-from .errors import BATCH_STALLED, SCRIPT_FAILED, SINK_RACED, SLOT_TAKEN
+from .errors import BATCH_STALLED, BUCKET_AWAY, SCRIPT_FAILED, SINK_RACED, SLOT_TAKEN
 
 _LOOK_EVERY = 0.2  # seconds
 _REQUESTS_EVERY = 1.0  # seconds; each look costs a LIST
@@ -44,6 +45,13 @@ _REPORT_PATIENCE = 3.0
 _MOST_REPORTS = 1000
 _FEW_PARTITIONS = 32  # of a state, whose files cost no time that anyone notices
 _LOST_RACE = "Race while writing batch"  # Spark's file sink, about its log
+# How Hadoop's S3A says that no server has answered, after retries of its own for about a minute.
+# A lost connection keeps Java's class, with the text of the SDK (hadoop-aws 3.4.2).
+_BUCKET_AWAY = re.compile(
+    r"fs\.s3a\.AWS(?:ApiCallTimeout|ClientIO|NoResponse|ServiceIO|ServiceThrottled|Status500)Exc"
+    r"|fs\.s3a\.HttpChannelEOFException"
+    r"|awssdk\.\S+: Unable to execute HTTP request"
+)
 _RETRY_AFTER = 2.0  # seconds, when the store does not answer
 _WATERMARK_POLICY = "spark.sql.streaming.multipleWatermarkPolicy"  # min unless set to max
 
@@ -72,6 +80,10 @@ class SparkReports:
         """Record that a query has started."""
         self._names[run] = name or ""
 
+    def list_started(self) -> list[str]:
+        """Return the names of the queries that have started; empty for a query without a name."""
+        return list(self._names.values())
+
     def note_progress(self, text: str) -> None:
         """Record a report of Spark about a batch; `text` is its JSON."""
         report = json.loads(text)
@@ -88,10 +100,14 @@ class SparkReports:
             self.failures[self._names.get(run, run)] = error
         self.arrived.set()
 
-    def take(self, query: str, batch: int) -> BatchReport | None:
-        """Return the report of a batch and forget it; None if it has not come or was taken."""
-        report = self._batches.pop((query, batch), None)
+    def find(self, query: str, batch: int) -> BatchReport | None:
+        """Return the report of a batch; None if it has not come, or was forgotten."""
+        report = self._batches.get((query, batch))
         return None if report is None else read_progress(report)
+
+    def forget(self, query: str, batch: int) -> None:
+        """Forget the report of a batch, once it is sealed."""
+        self._batches.pop((query, batch), None)
 
 
 class SparkListener:
@@ -174,6 +190,8 @@ class SealLoop:
         self.queries: dict[str, SealedQuery] = {}
         self.error: TidegateError | None = None
         self._closing = threading.Event()
+        self._looked_at = 0.0  # for batches that no report has announced
+        self._committed_at: dict[tuple[str, int], float] = {}  # as this loop has seen it
         self._advised: set[str] = set()  # queries
         self._thread = threading.Thread(target=self._run, name="tidegate-seal", daemon=True)
 
@@ -203,13 +221,16 @@ class SealLoop:
             for batch in list_committed_batches(query.folder):
                 if batch <= query.sealed:
                     continue
-                report = self._reports.take(query.name, batch)
-                if report is None and _get_age(query.folder, batch) < patience:
+                report = self._reports.find(query.name, batch)
+                seen_at = self._committed_at.setdefault((query.name, batch), time.monotonic())
+                if report is None and time.monotonic() - seen_at < patience:
                     break
                 self._steps.enter("seal")
                 holder = find_watermark_holder(query.handle)
                 report = (report or BatchReport()).model_copy(update={"holder": holder})
                 sealed += self._sealer.seal(query, batch, report)
+                self._reports.forget(query.name, batch)
+                self._committed_at.pop((query.name, batch))
                 self._steps.enter("wait")
                 self._advise_partitions(query)
         return sealed
@@ -228,17 +249,22 @@ class SealLoop:
 
     def _run(self) -> None:
         while not self._closing.is_set():
-            self._reports.arrived.wait(_LOOK_EVERY)
+            reported = self._reports.arrived.wait(_LOOK_EVERY)
             self._reports.arrived.clear()
-            self._guard(self._run_once)
+            self._guard(partial(self._run_once, reported))
         while self.error is None and self._guard(self._seal_rest):
             pass
 
-    def _run_once(self) -> bool:
+    def _run_once(self, reported: bool) -> bool:
         if self._steps.lost.is_set():
             raise self._steps.error or RuntimeError("lease lost without an error")
-        self.seal_committed()
-        self._refuse_stalled_batch()
+        now = time.monotonic()
+        pause = max((one.folder.look_every for one in list(self.queries.values())), default=0.0)
+        if reported or now >= self._looked_at + pause:
+            self._looked_at = 0.0  # an error is followed by another look
+            self.seal_committed()
+            self._refuse_stalled_batch()
+            self._looked_at = now
         self._steps.enter("wait")
         if self._status.state == "waiting":
             self._status.set_state("running")
@@ -297,9 +323,11 @@ class SealLoop:
     def check_queries(self) -> None:
         """End the job if a sealed query has failed, also if the script does not look."""
         for name, text in list(self._reports.failures.items()):
-            cause, pipeline = _extract_cause(text), self._slot_log.pipeline
+            cause, pipeline = extract_cause(RuntimeError(text)), self._slot_log.pipeline
             if name in self.queries and _LOST_RACE in text:
                 self.fail(SINK_RACED(pipeline=pipeline, query=name, text=cause))
+            elif name in self.queries and is_bucket_away(text):
+                self.fail(BUCKET_AWAY(pipeline=pipeline, what=f"query {name}", text=cause))
             elif name in self.queries:
                 self.fail(SCRIPT_FAILED(pipeline=pipeline, what=f"query {name}", text=cause))
 
@@ -330,18 +358,9 @@ class SealLoop:
         acknowledge_request(self._slot_log.store, self._slot_log.pipeline, ack)
 
 
-def _get_age(folder: Path, batch: int) -> float:
-    """Return for how many seconds a batch is committed."""
-    try:
-        return time.time() - (folder / "commits" / str(batch)).stat().st_mtime
-    except FileNotFoundError:
-        return _REPORT_PATIENCE
-
-
-def _extract_cause(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
-    return (causes[-1:] or lines[:1] or ["no reason given"])[0][:500]
+def is_bucket_away(text: str) -> bool:
+    """Return whether an error of Spark says that a bucket did not answer S3A."""
+    return _BUCKET_AWAY.search(text) is not None
 
 
 def find_watermark_holder(query: Any) -> str | None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,16 @@ import structlog
 from tidegate.checkpoints.batch_notes import SinkRewind
 from tidegate.errors import TidegateError, get_first_line
 from tidegate.job import find_restore_callback
+from tidegate.jobs.sinks.kafka_sink import (
+    build_restore_message,
+    tabulate_messages,
+    write_messages,
+)
+from tidegate.jobs.spark.spark_session import SPARK_ERRORS, extract_cause
+from tidegate.json_types import JsonObject
 
 from .checkpoint_files import SINK_LOG
-from .errors import COMMIT_GONE, ROLLBACK_FAILED, TABLE_SHARED
+from .errors import COMMIT_GONE, ROLLBACK_FAILED, TABLE_SHARED, TOPIC_NOT_INFORMED
 from .writer_hooks import WriterFacts
 
 _log = structlog.get_logger("tidegate.job")
@@ -50,11 +57,13 @@ class SealedPoint:
         queries: ids that the query has had, the present one included.
         batch: the last batch that stays; None: none.
         before: ticks; the batch was sealed by then.
+        notice: what announces the restore to the readers of a topic.
     """
 
     queries: frozenset[str]
     batch: int | None
     before: int
+    notice: JsonObject = field(default_factory=dict)
 
 
 def find_local_folder(address: str) -> Path | None:
@@ -76,14 +85,14 @@ def find_sink_log(facts: WriterFacts) -> Path | None:
 def choose_rewind(facts: WriterFacts, *, repeatable: bool) -> SinkRewind:
     """Return how the sink of a query follows a restore; the script has run up to its start.
 
-    The first that holds: by the script's callback, by repeating if the sink is `repeatable` or
-    keeps nothing, by its log if it is a local file sink, by a rollback if it is an Iceberg or Delta
-    table; else a restore is refused.
+    The first that holds: by the script's callback, by repeating if the sink is `repeatable` (a
+    topic with an announcement) or keeps nothing, by its log if it is a local file sink, by a
+    rollback if it is an Iceberg or Delta table; else a restore is refused.
     """
     if find_restore_callback(facts.name or ""):
         return SinkRewind.CALLBACK
     if repeatable or facts.format in _KEEP_NOTHING:
-        return SinkRewind.REPEAT
+        return SinkRewind.ANNOUNCE if facts.find_topic() else SinkRewind.REPEAT
     if find_sink_log(facts):
         return SinkRewind.LOG
     return SinkRewind.ROLLBACK if can_roll_back(facts) else SinkRewind.REFUSED
@@ -95,8 +104,8 @@ def restore_sink(
     """Bring the sink to a batch, before the query starts from a new checkpoint folder.
 
     A file sink gets its sealed log back; later files stay and are not read. A table is rolled
-    back. A callback is called, and its errors pass through. Another sink is left as it is; if it
-    cannot repeat a batch either, a warning is logged.
+    back. A callback is called, and its errors pass through. A topic gets a message. Another sink is
+    left as it is; if it cannot repeat a batch either, a warning is logged.
 
     Args:
         pipeline: name of the job.
@@ -115,6 +124,8 @@ def restore_sink(
         callback(query, batch)
     elif rewind is SinkRewind.ROLLBACK:
         roll_back_table(pipeline, facts, point)
+    elif rewind is SinkRewind.ANNOUNCE:
+        _announce_restore(pipeline, facts, point)
     elif rewind is SinkRewind.REFUSED:
         # A restore was refused before it was committed, so this is a launch on a new folder.
         _log.warning(
@@ -124,6 +135,18 @@ def restore_sink(
             after_batch=batch,
             advice="tidegate.job.on_restore can take back what a lost driver has written",
         )
+
+
+def _announce_restore(pipeline: str, facts: WriterFacts, point: SealedPoint) -> None:
+    """Send the message of a pipeline's Kafka sink, with the query and the last batch that stays."""
+    notice = {**point.notice, "query": facts.name, "after_batch": point.batch}
+    message = build_restore_message(facts.topic or "", notice)
+    try:
+        write_messages(facts.session, tabulate_messages([message]), facts.kafka)
+    except SPARK_ERRORS as error:
+        fields = {"query": facts.name, "topic": facts.topic, "text": extract_cause(error)}
+        raise TOPIC_NOT_INFORMED(pipeline=pipeline, **fields) from error
+    _log.info("restore_announced", query=facts.name, topic=facts.topic, after_batch=point.batch)
 
 
 def _replace_log(live: Path, sealed: Path) -> None:

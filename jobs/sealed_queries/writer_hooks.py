@@ -11,8 +11,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 _LOCATION = "checkpointlocation"
@@ -42,6 +41,8 @@ class WriterFacts:
             without a format; None for Spark's default.
         path: of a file sink, or of a table that the script does not name by `toTable`.
         table: of `toTable`.
+        topic: of a Kafka sink; None if each row names its own.
+        kafka: options of the sink for Kafka's client, which begin with ``kafka.``.
         session: PySpark's.
         location: of the script's own checkpoint.
         trigger: the kind of the trigger, such as "availableNow"; None for the default.
@@ -56,6 +57,8 @@ class WriterFacts:
     interval: float | None = None
     table: str | None = None
     session: Any = None
+    topic: str | None = None
+    kafka: dict[str, Any] = field(default_factory=dict)
 
     def note_options(self, /, **options: Any) -> None:
         """Note the options that matter here; Spark ignores the case of their names."""
@@ -64,13 +67,24 @@ class WriterFacts:
                 self.location = str(value)
             elif key.lower() == "path":
                 self.path = str(value)
+            elif key.lower() == "topic":
+                self.topic = str(value)
+            elif key.lower().startswith("kafka."):
+                self.kafka[key.lower()] = value
+
+    def find_topic(self) -> str | None:
+        """Return the address of the one topic that a Kafka sink writes; None for other sinks."""
+        if self.format != "kafka" or self.topic is None:
+            return None
+        servers = str(self.kafka.get("kafka.bootstrap.servers", ""))
+        return f"kafka://{servers.split(',')[0].strip()}/{self.topic}"
 
 
 @contextmanager
 def install_hooks(
     prepare: Callable[[Any], None],
     on_session: Callable[[Any], None],
-    on_start: Callable[[WriterFacts], Path | None],
+    on_start: Callable[[WriterFacts], str | None],
     on_started: Callable[[WriterFacts, Any], None],
 ) -> Iterator[None]:
     """Replace methods of PySpark, in the whole process, until the block ends.
@@ -79,9 +93,9 @@ def install_hooks(
 
     Args:
         prepare: called with each builder of a session before it makes or finds the session.
-        on_session: called with each session that a builder gives.
-        on_start: called before a query starts; returns the checkpoint folder that the query gets,
-            or None to leave it alone.
+        on_session: called with each session that a builder gives, and that a query starts in.
+        on_start: called before a query starts; returns the checkpoint location that the query
+            gets, or None to leave it alone.
         on_started: called with each query that has started.
     """
     from pyspark.sql import SparkSession
@@ -102,7 +116,9 @@ def install_hooks(
             hooked = _note_call(getattr(DataStreamWriter, name), note)
             patches.enter_context(_replace_method(DataStreamWriter, name, hooked))
         for name in ("start", "toTable"):
-            hooked = _make_start_hook(getattr(DataStreamWriter, name), name, on_start, on_started)
+            hooked = _make_start_hook(
+                getattr(DataStreamWriter, name), name, on_session, on_start, on_started
+            )
             patches.enter_context(_replace_method(DataStreamWriter, name, hooked))
         yield
 
@@ -184,14 +200,15 @@ def _note_call(method: Callable[..., Any], note: Callable[..., None]) -> Callabl
 def _make_start_hook(
     method: Callable[..., Any],
     kind: str,
-    on_start: Callable[[WriterFacts], Path | None],
+    on_session: Callable[[Any], None],
+    on_start: Callable[[WriterFacts], str | None],
     on_started: Callable[[WriterFacts, Any], None],
 ) -> Callable[..., Any]:
     signature = inspect.signature(method)
 
     @functools.wraps(method)
     def start(writer: Any, *args: Any, **kwargs: Any) -> Any:
-        """Start the query with its checkpoint in the folder that `on_start` gives."""
+        """Start the query with its checkpoint where `on_start` says."""
         call = signature.bind(writer, *args, **kwargs)
         given, options = call.arguments, call.arguments.get("options", {})
         facts = _get_facts(writer)
@@ -203,11 +220,12 @@ def _make_start_hook(
             facts.format, facts.table = facts.format or "table", given["tableName"]
         else:
             facts.path = given.get("path") or facts.path
-        folder = on_start(facts)
-        if folder is not None:
+        on_session(writer._spark)  # one of `newSession` comes from no builder
+        location = on_start(facts)
+        if location is not None:
             kept = {key: one for key, one in options.items() if key.lower() != _LOCATION}
             given["options"] = kept
-            writer.option("checkpointLocation", str(folder))
+            writer.option("checkpointLocation", location)
         query = method(*call.args, **call.kwargs)
         on_started(facts, query)
         return query

@@ -39,7 +39,7 @@ from .errors import (
     SINK_OF_OTHER_PIPELINE,
     LedgerMovedError,
 )
-from .lineage_position import CurrentLineage, FollowerPosition
+from .lineage_position import CurrentLineage, FollowerPosition, describe_restore
 from .output_tables import build_checkpoint_rows
 
 # Lost races in a row before the caller is asked to come back later.
@@ -204,6 +204,9 @@ class SlotFollower(ABC):
     ) -> FollowerPosition:
         for filled in log.epochs_between(lineage.timeline, here.upto + 1, lineage.slot):
             if isinstance(filled.record, RetiredEpoch):
+                # It retires once it is applied: another publisher may have done that meanwhile.
+                if (moved := self._load_position()) != here:
+                    raise self.make_error(LEDGER_MOVED, position=moved, expected=here)
                 return self._handle_retired_epoch(filled.record.slot, here, lineage)
             after = FollowerPosition(lineage.timeline, filled.epoch.slot)
             self._apply_epoch(filled.epoch, here, after)
@@ -232,21 +235,8 @@ class SlotFollower(ABC):
         }
 
     def describe_restore(self, after: FollowerPosition, lineage: CurrentLineage) -> JsonObject:
-        """Return what tells receivers which epochs count: those on the new timeline's lineage.
-
-        See `docs/decisions/0053-rewind-notices-carry-the-lineage.md`.
-        """
-        segments = [
-            {"timeline": one.timeline, "first": one.first, "last": one.last}
-            for one in lineage.list_segments()
-        ]
-        return {
-            "pipeline": self.spec.name,
-            "uid": self.uid,
-            "timeline": after.timeline,
-            "after_epoch": after.upto,
-            "lineage": segments,
-        }
+        """Return what tells receivers which epochs count."""
+        return describe_restore(self.spec.name, self.uid, after, lineage.list_segments())
 
     def read_own_position(self) -> FollowerPosition | None:
         """Return the sink's position in the store; None before the first.

@@ -28,7 +28,7 @@ from pyiceberg.table import CommitTableResponse, Table
 from pyiceberg.table.update import TableRequirement, TableUpdate
 
 from tidegate.checkpoints.bucket_layout import BucketLayout
-from tidegate.checkpoints.canonical_json import canonical_bytes, parse_json
+from tidegate.checkpoints.canonical_json import canonical_bytes
 from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
 from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.local_store import LocalStore
@@ -38,6 +38,7 @@ from tidegate.checkpoints.pipeline_identity import (
     rewrite_identity,
 )
 from tidegate.checkpoints.s3_store import S3Store
+from tidegate.checkpoints.shared_documents import parse_document
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import NotFoundError, PreconditionFailedError, Store
 from tidegate.errors import ConfigurationError
@@ -226,7 +227,10 @@ class StoreCatalog(NoopCatalog, MetastoreCatalog):
             stored = self._store.get(self._get_entry_key(identifier))
         except NotFoundError as error:
             raise NoSuchTableError(f"there is no table {identifier}") from error
-        return str(parse_json(stored.data)["metadata_location"]), stored.etag
+        place = parse_document(
+            self._store, stored, "catalog entry", lambda raw: str(raw["metadata_location"])
+        )
+        return place, stored.etag
 
     def _get_entry_key(self, identifier: Any) -> str:
         return self._layout.table_catalog_key(identifier[-1])

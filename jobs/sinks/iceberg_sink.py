@@ -37,6 +37,7 @@ from tidegate.jobs.spec.source_options import mask_address
 from .errors import (
     CATALOG_DENIED,
     CONTENDED,
+    FILE_DAMAGED,
     FILE_MISSING,
     OTHER_ROWS,
     TABLE_FENCED,
@@ -301,6 +302,10 @@ class IcebergSink:
         """Return whether enough epochs wait, or one of them completes a barrier."""
         if lineage.slot - begin >= self.spec.outputs.publish_every:
             return True
+        positions = (follower.newest_position() for follower in self._tables.values())
+        # A publisher died within a group: without the rest of it the tables show no one cut.
+        if any(position is not None and position.upto > begin for position in positions):
+            return True
         if self._searched.timeline == lineage.timeline:
             begin = max(begin, self._searched.upto)
         waiting = log.epochs_between(lineage.timeline, begin + 1, lineage.slot)
@@ -524,6 +529,8 @@ class IcebergSink:
     def _translate_sink_errors(self) -> Iterator[None]:
         try:
             yield
+        except pa.ArrowInvalid as error:
+            raise FILE_DAMAGED(pipeline=self.spec.name, cause=get_first_line(error)) from error
         except FileNotFoundError as error:
             self._tables.clear()
             raise FILE_MISSING(pipeline=self.spec.name, cause=error) from error

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, groupby, islice
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import pyarrow as pa
 
@@ -23,10 +23,19 @@ from tidegate.jobs.spec.operations import KafkaSinkSpec
 from tidegate.jobs.spec.source_options import resolve_environment_values
 
 from .base_follower import SlotFollower, import_client_library
-from .errors import MESSAGE_TOO_LARGE, PRODUCER_FENCED, SINK_REFUSED, SINK_UNAVAILABLE
+from .errors import (
+    LEDGER_MOVED,
+    MESSAGE_TOO_LARGE,
+    PRODUCER_FENCED,
+    SINK_REFUSED,
+    SINK_UNAVAILABLE,
+)
 from .files_webhook import AtLeastOnceSink
 from .lineage_position import CurrentLineage, FollowerPosition
 from .published_tables import to_json_lines
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 # The driver holds the messages of one Spark job as Python objects.
 _MESSAGES_PER_JOB = 50_000
@@ -60,12 +69,8 @@ class KafkaSink(AtLeastOnceSink):
     def _send_chunk(
         self, topic: str, messages: list[KafkaMessage], settings: dict[str, str]
     ) -> None:
-        rows = [
-            m._asdict() | {"headers": [{"key": k, "value": v} for k, v in m.headers]}
-            for m in messages
-        ]
         try:
-            self._send(pa.Table.from_pylist(rows, schema=_MESSAGE_SCHEMA), settings)
+            self._send(tabulate_messages(messages), settings)
         # Spark wraps the client's exceptions in types of its own, which differ between versions.
         except Exception as error:
             if "RecordTooLargeException" in str(error):
@@ -82,11 +87,8 @@ class KafkaSink(AtLeastOnceSink):
         """Write messages with the client's settings; return when the broker has them."""
         from pyspark.sql import SparkSession
 
-        frame = SparkSession.builder.getOrCreate().createDataFrame(
-            messages
-        )  # the driver's own session
-        options = {f"kafka.{name}": value for name, value in settings.items()}
-        frame.write.format("kafka").options(includeHeaders="true", **options).save()
+        session = SparkSession.builder.getOrCreate()  # the driver's own
+        write_messages(session, messages, {f"kafka.{key}": one for key, one in settings.items()})
 
 
 def _find_exception_line(error: Exception, name: str) -> str:
@@ -94,7 +96,7 @@ def _find_exception_line(error: Exception, name: str) -> str:
     return next(line.strip() for line in str(error).splitlines() if name in line)
 
 
-# Messages, shared with the exactly-once sink.
+# Messages, shared with the exactly-once sink and with jobs.
 
 _TABLE_PLACEHOLDER = "{table}"
 
@@ -106,6 +108,26 @@ class KafkaMessage(NamedTuple):
     key: str | None
     value: str | None
     headers: list[tuple[str, bytes]]
+
+
+def tabulate_messages(messages: Iterable[KafkaMessage]) -> pa.Table:
+    """Return messages as the rows that Spark's Kafka sink takes."""
+    rows = [
+        m._asdict() | {"headers": [{"key": k, "value": v} for k, v in m.headers]} for m in messages
+    ]
+    return pa.Table.from_pylist(rows, schema=_MESSAGE_SCHEMA)
+
+
+def write_messages(session: SparkSession, messages: pa.Table, options: Mapping[str, Any]) -> None:
+    """Write messages with Spark's Kafka sink, and return when the broker has them.
+
+    Args:
+        session: has Kafka's connector.
+        messages: of `tabulate_messages`.
+        options: of the sink; those of Kafka's client begin with ``kafka.``.
+    """
+    frame = session.createDataFrame(messages)
+    frame.write.format("kafka").options(**options).option("includeHeaders", "true").save()
 
 
 def resolve_topic(given: KafkaSinkSpec, table: str) -> str:
@@ -126,7 +148,8 @@ def build_sink_client_settings(given: KafkaSinkSpec, sink: str) -> dict[str, str
 def build_row_messages(sink: SlotFollower, epoch: Manifest) -> Iterator[KafkaMessage]:
     """Yield a message for each row of an epoch, table by table."""
     for table in sink.tables:
-        headers = _build_headers(sink, {"tidegate-epoch": str(epoch.id), "tidegate-table": table})
+        about = {"tidegate-epoch": str(epoch.id), "tidegate-table": table}
+        headers = _build_headers(sink.uid, about)
         for rows in sink.read_epoch_rows(epoch, table):
             for line in to_json_lines(rows).splitlines():
                 key = _build_message_key(json.loads(line))
@@ -135,13 +158,18 @@ def build_row_messages(sink: SlotFollower, epoch: Manifest) -> Iterator[KafkaMes
 
 def build_restore_messages(sink: SlotFollower, notice: dict[str, Any]) -> Iterator[KafkaMessage]:
     """Yield a message for each table that announces a restore in the table's topic."""
-    headers = _build_headers(sink, {"tidegate-restore": json.dumps(notice)})
     for table in sink.tables:
-        yield KafkaMessage(resolve_topic(sink.given, table), None, None, headers)
+        yield build_restore_message(resolve_topic(sink.given, table), notice)
 
 
-def _build_headers(sink: SlotFollower, headers: dict[str, str]) -> list[tuple[str, bytes]]:
-    return [(name, value.encode()) for name, value in {"tidegate-uid": sink.uid, **headers}.items()]
+def build_restore_message(topic: str, notice: dict[str, Any]) -> KafkaMessage:
+    """Return the message that announces a restore; `notice` is of `describe_restore`."""
+    headers = _build_headers(notice["uid"], {"tidegate-restore": json.dumps(notice)})
+    return KafkaMessage(topic, None, None, headers)
+
+
+def _build_headers(uid: str, headers: dict[str, str]) -> list[tuple[str, bytes]]:
+    return [(name, value.encode()) for name, value in {"tidegate-uid": uid, **headers}.items()]
 
 
 def _build_message_key(row: dict[str, Any]) -> str | None:
@@ -258,6 +286,19 @@ class ExactlyOnceKafkaSink(SlotFollower):
     ) -> None:
         notice = self.describe_restore(after, lineage)
         self._commit_any_messages(build_restore_messages(self, notice), after)
+
+    def _handle_retired_epoch(
+        self, slot: int, before: FollowerPosition, lineage: CurrentLineage
+    ) -> FollowerPosition:
+        """Go on from the copy in the store, if another publisher has applied the epoch.
+
+        This one remembers its position, and reading the ledger again would fence the other one.
+        """
+        copy = self.read_own_position()
+        if copy is not None and copy > before:
+            self._position = copy
+            raise self.make_error(LEDGER_MOVED, position=copy, expected=before)
+        return super()._handle_retired_epoch(slot, before, lineage)
 
     def _commit_any_messages(
         self, messages: Iterator[KafkaMessage], after: FollowerPosition

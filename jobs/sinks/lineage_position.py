@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
 
 from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.canonical_json import canonical_bytes, parse_json
+from tidegate.checkpoints.shared_documents import parse_document
 from tidegate.checkpoints.slot_log import LineageSegment, LogHead, SlotLog
 from tidegate.checkpoints.store import NotFoundError, PreconditionFailedError, Store
+from tidegate.json_types import JsonObject
 
 _OPEN_END = 1 << 62  # the last slot of an open segment: more slots than any timeline has
 
@@ -97,6 +98,29 @@ class CurrentLineage:
             "head": self.slot,
             "head_timeline": self.timeline,
         }
+
+
+def describe_restore(
+    pipeline: str, uid: str, after: FollowerPosition, lineage: Sequence[LineageSegment]
+) -> JsonObject:
+    """Return what tells receivers which epochs count: those on the new timeline's lineage.
+
+    See `docs/decisions/0053-rewind-notices-carry-the-lineage.md`.
+
+    Args:
+        pipeline: its name, or that of a job.
+        uid: its identity.
+        after: the new timeline, and the epoch from which it goes on.
+        lineage: of that timeline.
+    """
+    segments = [{"timeline": o.timeline, "first": o.first, "last": o.last} for o in lineage]
+    return {
+        "pipeline": pipeline,
+        "uid": uid,
+        "timeline": after.timeline,
+        "after_epoch": after.upto,
+        "lineage": segments,
+    }
 
 
 def count_shared_slots(left: Sequence[LineageSegment], right: Sequence[LineageSegment]) -> int:
@@ -211,5 +235,5 @@ def _read_cut_with_etag(store: Store, pipeline: str) -> tuple[PublishedCut, str]
         stored = store.get(BucketLayout(pipeline).published_cut_key)
     except NotFoundError:
         return None
-    raw: dict[str, Any] = parse_json(stored.data)
-    return PublishedCut(**raw), stored.etag
+    cut = parse_document(store, stored, "pointer to the tables", lambda raw: PublishedCut(**raw))
+    return cut, stored.etag

@@ -28,7 +28,7 @@ from tidegate.jobs.spec.window_specs import WindowSpec
 from tidegate.time_units import format_instant
 
 from .base_follower import read_stored_position
-from .errors import EXPORT_FAILED, NOT_PUBLISHED, TABLE_UNREADABLE, UNKNOWN_TABLE
+from .errors import EXPORT_FAILED, FILE_DAMAGED, NOT_PUBLISHED, TABLE_UNREADABLE, UNKNOWN_TABLE
 from .lineage_position import CurrentLineage, FollowerPosition, PublishedCut, read_published_cut
 from .output_tables import (
     SPLICE_COLUMN,
@@ -319,9 +319,14 @@ def _scan_merged_stream(table: TableScan, selection: RowSelection) -> Any:
 
 @contextmanager
 def translate_read_errors(spec: PipelineSpec, name: str) -> Iterator[None]:
-    """Raise a TransientError for failures of the store while a table is read."""
+    """Raise a TransientError for failures of the store while a table is read.
+
+    A damaged file is a PoisonError.
+    """
     try:
         yield
+    except pa.ArrowInvalid as error:
+        raise FILE_DAMAGED(pipeline=spec.name, cause=get_first_line(error)) from error
     except OSError as error:
         raise TABLE_UNREADABLE(
             pipeline=spec.name, table=name, cause=get_first_line(error)

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.expressions.parser import parse
@@ -384,6 +385,8 @@ def _append_files(
             # In threads: each of up to a hundred files costs requests to the store.
             for one in ExecutorFactory.get_or_create().map(describe, files, files.values()):
                 append.append_data_file(one)
+        except pa.ArrowInvalid:  # damaged, whatever its columns are
+            raise
         except (ValueError, TypeError, NotImplementedError) as error:
             raise TABLE_MISFIT(table=".".join(commit._table.name()), cause=error) from error
 

@@ -63,7 +63,7 @@ from tidegate.jobs.engine.column_types import conform_to_schema
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.json_types import JsonObject
 
-from .errors import COMPACTION_UNAVAILABLE
+from .errors import COMPACTION_UNAVAILABLE, POINTER_LOST
 from .iceberg_catalog import (
     build_io_properties,
     list_outage_errors,
@@ -156,7 +156,13 @@ class _TableCompactor:
             return CompactionResult(0, 0, "the catalog does not have it")
         except ValueError as error:  # only other engines can cause it
             return CompactionResult(0, 0, str(error))
-        done = self._merge_groups(follower, list(self._plan_groups(follower, files)), arrangement)
+        groups = list(self._plan_groups(follower, files))
+        try:
+            done = self._merge_groups(follower, groups, arrangement)
+        except pa.ArrowInvalid as error:  # the other tables, and retention, must go on
+            why = f"a data file is damaged: {get_first_line(error)}"
+            _log.warning("compaction_left", table=self._name, why=why)
+            return CompactionResult(len(files), len(files), why)
         return CompactionResult(len(files), len(files) + done)
 
     def _load_follower(self) -> TableFollower:
@@ -330,8 +336,12 @@ def list_referenced_files(spec: PipelineSpec, store: Store) -> set[str]:
 
     Raises:
         TransientError: something could not be read, so the set would be incomplete.
+        PoisonError: the pointer is damaged or gone.
     """
     current = read_published_cut(store, spec.name)
+    # Notes, readable or not, tell that there was one. Without it no one knows what tables need.
+    if current is None and store.stat(BucketLayout(spec.name).table_versions_key) is not None:
+        raise POINTER_LOST(pipeline=spec.name)
     notes = _read_notes(spec, store)
     found: set[str] = set()
     for table, location in current.tables.items() if current else ():
@@ -459,5 +469,8 @@ def _read_notes(spec: PipelineSpec, store: Store) -> list[JsonObject]:
         stored = store.get(BucketLayout(spec.name).table_versions_key)
     except NotFoundError:
         return []
-    notes: list[JsonObject] = parse_json(stored.data)["notes"]
+    try:
+        notes: list[JsonObject] = parse_json(stored.data)["notes"]
+    except (ValueError, KeyError, TypeError):  # damaged: made again, and nothing deleted until then
+        return []
     return notes

@@ -32,6 +32,7 @@ from tidegate.jobs.engine.column_types import (
     convert_to_ticks,
     to_arrow_type,
 )
+from tidegate.json_types import JsonObject
 
 Range = tuple[Any, Any]
 """Least and greatest value, both inclusive; None: no bound. Times are ticks."""
@@ -140,7 +141,7 @@ class TableScan:
         return rows.select([field.name for field in kept])
 
     @property
-    def _snapshot(self) -> dict[str, Any] | None:
+    def _snapshot(self) -> JsonObject | None:
         current, known = self._metadata.get("current-snapshot-id"), self._metadata["snapshots"]
         return next((one for one in known if one["snapshot-id"] == current), None)
 
@@ -289,7 +290,7 @@ class _StoreFiles:
         yield from records
 
 
-def _keep_needed_fields(schema: dict[str, Any]) -> dict[str, Any]:
+def _keep_needed_fields(schema: JsonObject) -> JsonObject:
     """Return a schema of Avro, if it is that of a record with the fields that a scan needs."""
     fields = [field for field in schema.get("fields", ()) if field["name"] in _ENTRY_FIELDS]
     return {**schema, "fields": fields} if fields else schema

@@ -33,7 +33,6 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 from urllib.parse import unquote_plus, urlsplit
 
 import numpy as np
@@ -41,6 +40,7 @@ import numpy.typing as npt
 import structlog
 
 from tidegate.checkpoints.s3_store import S3Settings, S3Store
+from tidegate.checkpoints.shared_documents import parse_document
 from tidegate.checkpoints.store import PreconditionFailedError, Store
 from tidegate.errors import get_first_line
 
@@ -274,8 +274,12 @@ class ArrivalLog:
 
     def _load_page(self, first: int) -> _LogPage:
         stored = self._store.get(self._page_key(first))
-        document: dict[str, Any] = json.loads(stored.data)
-        return _LogPage(first, stored.etag, document["keys"], document.get("version"))
+        return parse_document(
+            self._store,
+            stored,
+            "page of the arrival log",
+            lambda raw: _LogPage(first, stored.etag, raw["keys"], raw.get("version")),
+        )
 
     def _page_key(self, first: int) -> str:
         return f"{self._prefix}{first:012d}.json"

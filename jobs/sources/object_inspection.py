@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import struct
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,6 +19,7 @@ from tidegate.checkpoints.errors import OBJECT_NOT_FOUND
 from tidegate.checkpoints.store import NotFoundError, ObjectInfo, Store
 from tidegate.errors import get_first_line
 from tidegate.jobs.spec.pipeline import SourceSpec
+from tidegate.json_types import JsonView
 
 from .errors import OBJECT_VANISHED
 from .input_view import InputView
@@ -94,7 +95,7 @@ class ObjectInspector:
         while batch := list(islice(remaining, 4 * _READ_THREADS)):
             yield from map_in_threads(self._inspect_entry, batch)
 
-    def reopen_pinned_object(self, pinned: Mapping[str, Any]) -> InspectedObject:
+    def reopen_pinned_object(self, pinned: JsonView) -> InspectedObject:
         """Return the object whose beginning was consumed, as it was pinned.
 
         If it is gone or has another ETag, its content is a `BadObject`.
@@ -181,7 +182,7 @@ def map_in_threads(task: Callable[[Item], Result], items: Sequence[Item]) -> lis
         return list(pool.map(task, items))
 
 
-def describe_change(pinned: Mapping[str, Any], head: ObjectInfo | None) -> str:
+def describe_change(pinned: JsonView, head: ObjectInfo | None) -> str:
     """Return how a pinned object differs from what is there now."""
     now = "it is gone" if head is None else f"its ETag is {head.etag}"
     return f"the object was pinned with ETag {pinned['etag']}, now {now}"

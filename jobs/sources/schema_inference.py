@@ -111,12 +111,14 @@ class ColumnSample:
     def measure_disorder(self) -> int:
         """Return by how many ticks a row was behind the newest row before it, at most.
 
+        0 without values.
+
         Raises:
-            ValueError: the values are not times, or there are none.
+            ValueError: the values are not times.
         """
         instants = self.list_instants()
-        newest = accumulate(instants, max)
-        return max(before - instant for before, instant in zip(newest, instants, strict=True))
+        pairs = zip(accumulate(instants, max), instants, strict=True)
+        return max((newest - instant for newest, instant in pairs), default=0)
 
 
 def _parse_time(text: str) -> datetime:

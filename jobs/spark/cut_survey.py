@@ -27,7 +27,7 @@ from tidegate.jobs.eventtime.decision_types import MemberSurvey, Survey
 from tidegate.jobs.rules.duck_frame import ENGINE_ERRORS, Frame
 from tidegate.jobs.rules.row_conditions import quote_name
 from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN
-from tidegate.jobs.sources.object_decoding import BAD_REASON
+from tidegate.jobs.sources.object_decoding import BAD_REASON, BAD_TEXT
 from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
 from tidegate.jobs.spec.row_rules import FILTERED, RULE_DROPPED, RULE_FAILED
 from tidegate.json_types import JsonView
@@ -56,6 +56,7 @@ NATIVE_CELLS: Final = 64_000_000
 _NATIVE_TIMES = (-30_610_224_000_000_000, 253_402_300_800_000_000)
 """Years 1000 to 9999 in ticks: there both engines write times alike, and no sum leaves int64."""
 _JUDGED = ("_dead", "_rule", "_warned")
+_SHOWN = ("_dead", "_detail", "_json", "_p")
 _log = structlog.get_logger("tidegate.driver")
 
 
@@ -68,8 +69,9 @@ class MemberScans:
         sketches: source -> lateness sketch of these rows.
         rows: the data rows with the columns of the spec, `_m`, `_seq`, `_et`, `_end`, and, if any
             has one, `_verdict` and `_mark`; None where Spark has to read them.
-        judged: beside them, the rows that are dead, filtered, or break a rule, with `_m`, `_dead`,
-            `_rule` and `_warned`.
+        judged: beside them, the rows that are dead, filtered, or break a rule, with `_m`, `_seq`,
+            `_p`, `_dead`, `_detail`, `_json`, `_rule` and `_warned`. `_json` is null where only
+            Spark knows it.
     """
 
     survey: Survey
@@ -140,21 +142,23 @@ def _select_judged(rows: pa.Table) -> pa.Table:
     found = pc.equal(rows["_code"], DEAD)
     if "_warned" in rows.column_names:
         found = pc.or_(found, pc.fill_null(pc.not_equal(rows["_warned"], ""), False))
-    judged = rows.select([n for n in rows.column_names if n in ("_m", *_JUDGED)]).filter(found)
-    nulls = {name: pa.nulls(judged.num_rows, pa.string()) for name in _JUDGED}
-    return pa.table(
-        {"_m": judged["_m"]}
-        | {n: judged[n] if n in judged.column_names else none for n, none in nulls.items()}
-    )
+    named = ("_m", "_seq", *_JUDGED, *_SHOWN)
+    judged = rows.select([n for n in rows.column_names if n in named]).filter(found)
+    for name in set(named) - set(judged.column_names):
+        judged = judged.append_column(name, pa.nulls(judged.num_rows, pa.string()))
+    return judged
+
+
+def select_dead_letters(judged: pa.Table) -> pa.Table:
+    """The rows that are dead letters, or stop the epoch; the reason is null where it is unknown."""
+    counted = pc.is_in(judged["_dead"], pa.array([FILTERED, RULE_DROPPED]))
+    passed = pc.and_(pc.is_null(judged["_dead"]), pc.is_valid(judged["_warned"]))
+    return judged.filter(pc.invert(pc.or_(counted, passed)))
 
 
 def has_dead_letters(judged: pa.Table | None) -> bool:
     """Whether some of the rows may be dead letters, or stop the epoch; None: it is not known."""
-    if judged is None:
-        return True
-    counted = pc.is_in(judged["_dead"], pa.array([FILTERED, RULE_DROPPED]))
-    passed = pc.and_(pc.is_null(judged["_dead"]), pc.is_valid(judged["_warned"]))
-    return not pc.all(pc.or_(counted, passed), min_count=0).as_py()
+    return judged is None or select_dead_letters(judged).num_rows > 0
 
 
 def _survey_empty_member(spec: PipelineSpec, member: Any, state: JsonView) -> MemberSurvey:
@@ -193,11 +197,14 @@ def _scan_members(
         source = sources[index]
         flat = {name for name, kind in source.columns.items() if "<" not in kind}
         names = (flat if native else _name_marks(source)) | {BAD_REASON, OFFSET_COLUMN}
+        shown = native and _is_decoded(staged, index, source)
+        names |= {BAD_TEXT} if shown else set()
         frame, tables = read_in_driver(staged, spec, index, names)
         # Columns that stay as they were read need no copy by DuckDB, which keeps the order.
         kept = native and not source.select and len(tables) == 1
         own = list(map(quote_name, spec.columns)) if native and not kept else []
         own += _JUDGED if native and source.has_conditions else ()
+        own += [name for name in _SHOWN if shown and name not in own]
         if len(tables) == 1 and _has_plain_points(source, tables[0]):
             rows = _select_plain_points(tables[0], source.event_time)
         else:
@@ -233,6 +240,13 @@ def _is_plain(part: CutPart, source: SourceSpec, *, native: bool) -> bool:
     return (native or not (source.has_conditions or source.select)) and all(
         cast_never_fails(physical.get(name, "null"), own) for name, own in source.columns.items()
     )
+
+
+def _is_decoded(staged: CutFrame, member: int, source: SourceSpec) -> bool:
+    """Whether all objects of a slice are decoded copies that have the declared columns only."""
+    known = {*source.columns, BAD_REASON, BAD_TEXT, OFFSET_COLUMN}
+    columns = [{name for name, _ in p.columns} for p in staged.parts if p.member == member]
+    return all(BAD_TEXT in own and own <= known for own in columns)
 
 
 def _has_plain_points(source: SourceSpec, rows: pa.Table) -> bool:

@@ -45,10 +45,12 @@ from .errors import (
 )
 from .kafka_payloads import PARTITION, UNKNOWN_SCHEMA, decode_messages
 from .spark_session import (
+    SMALL_ROWS,
     SPARK_ERRORS,
     detect_lost_executors,
     extract_cause,
     lines,
+    runs_on_one_host,
 )
 from .staging import Staging
 
@@ -100,12 +102,22 @@ def _stage_kafka_source(
         _read_messages(session, source, parts, group=f"tidegate-{spec.name}-{name}"),
     )
     fetched = Path(mkdtemp(prefix="kafka-", dir=folder))
+    rows = sum(part["kafka"]["to"] - part["kafka"]["from"] for part in parts)
+    # The Python of other hosts may lack Arrow, and few rows are not worth a worker.
+    in_bulk = runs_on_one_host(spec.spark) and rows > SMALL_ROWS
+
+    def fetch(place: str) -> list[Path]:
+        """Fetch the ranges, and decode them with the schemas known so far."""
+        known = schemas.known if schemas is not None else None
+        decoded = decode_messages(messages, source, known, in_bulk=in_bulk)
+        return staging.write_rows(decoded, fetched / place)
+
     try:
-        found = _fetch_decoded(messages, source, fetched / "first", schemas, staging)
+        found = fetch("first")
         strangers = _find_unknown_schemas(found) if schemas is not None else {}
         # The range is fetched once more for the first appearance of a schema.
         if schemas is not None and schemas.fetch_missing(set(strangers)):
-            found = _fetch_decoded(messages, source, fetched / "again", schemas, staging)
+            found = fetch("again")
             strangers = _find_unknown_schemas(found)
         if (
             schemas is not None
@@ -143,18 +155,6 @@ def _translate_job_error(name: str, source: SourceSpec, error: Exception) -> Tid
         return KAFKA_UNAVAILABLE(servers=source.kafka.servers, detail=brokers[-1][:300])
     return detect_lost_executors(f"source {name}", error, WORKER_LOST) or MESSAGES_UNREADABLE(
         source=name, cause=extract_cause(error)
-    )
-
-
-def _fetch_decoded(
-    messages: DataFrame,
-    source: SourceSpec,
-    folder: Path,
-    schemas: SchemaCache | None,
-    staging: Staging,
-) -> list[Path]:
-    return staging.write_rows(
-        decode_messages(messages, source, schemas.known if schemas is not None else None), folder
     )
 
 

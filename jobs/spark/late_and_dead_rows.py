@@ -33,7 +33,8 @@ from tidegate.jobs.spec.table_layout import LateReason
 from tidegate.jobs.spec.window_specs import WindowKind
 from tidegate.time_units import TICK_MAX, TICK_MIN
 
-from .cut_survey import has_dead_letters
+from .cut_reader import select_provenance
+from .cut_survey import has_dead_letters, select_dead_letters
 from .epoch_context import EpochContext
 from .errors import LATE_ROW
 from .file_writer import FETCH_ROWS, WrittenFiles, collect_to_driver
@@ -307,7 +308,7 @@ def write_dead_letters(epoch: EpochContext, judged: pa.Table | None) -> DeadRows
         epoch: the epoch.
         judged: see `MemberScans`; None where only Spark knows.
     """
-    dead = _write_dead_letters(epoch) if has_dead_letters(judged) else DeadRows()
+    dead = _write_dead_letters(epoch, judged) if has_dead_letters(judged) else DeadRows()
     if any(source.has_conditions for source in epoch.spec.sources.values()):
         frame = epoch.staged.frame if judged is None else DuckFrame.from_table(judged)
         if frame is not None:
@@ -315,8 +316,18 @@ def write_dead_letters(epoch: EpochContext, judged: pa.Table | None) -> DeadRows
     return dead
 
 
-def _write_dead_letters(epoch: EpochContext) -> DeadRows:
-    frame = epoch.staged.frame
+def _find_dead_rows(epoch: EpochContext, judged: pa.Table | None) -> Frame | None:
+    """The judged rows if all that readers see of them is known, else the rows that Spark reads."""
+    if judged is not None:
+        dead = select_dead_letters(judged)
+        if not dead["_json"].null_count:
+            provenance = select_provenance(epoch.spec, epoch.staged.cut)[len(epoch.spec.columns) :]
+            return DuckFrame.from_table(dead).selectExpr("*", *provenance)
+    return epoch.staged.frame
+
+
+def _write_dead_letters(epoch: EpochContext, judged: pa.Table | None) -> DeadRows:
+    frame = _find_dead_rows(epoch, judged)
     if frame is None:
         return DeadRows()
     parts = epoch.staged.parts

@@ -83,8 +83,18 @@ def select_late_for_sessions(epoch: EpochContext, name: str) -> Frame:
     window, before = epoch.spec.windows[name], epoch.order.decision.frontier_before
     aggregation = Aggregation(epoch.spec, name)
     place = [*(quote_name(c) for c in epoch.spec.columns), "_source", "_partition", "_seq", "_et"]
-    late = _assign_islands(epoch, aggregation, window, epoch.live_segments(f"window:{name}"))
-    late = late.where(f"_row AND {window_purged_sql(window, '_until', before)}").selectExpr(*place)
+    rows = _select_rows(epoch, aggregation, window)
+    part = [*aggregation.keys, "_part"]
+    live = _select_live_sessions(epoch, aggregation, window, epoch.live_segments(f"window:{name}"))
+    items = _assign_islands(aggregation, window, _group_parts(rows, aggregation, {}), live)
+    gone = items.where(f"_row AND {window_purged_sql(window, '_until', before)}")
+    # The session of a row ends no earlier than the row's own gap, so few rows are looked at.
+    own = rows.where(window_purged_sql(window, "_we", before))
+    both = own.selectExpr(*place, *part, "false AS _late").unionByName(
+        gone.selectExpr(*part, "true AS _late"), allowMissingColumns=True
+    )
+    marked = both.selectExpr("*", f"max(_late) OVER (PARTITION BY {', '.join(part)}) AS _gone")
+    late = marked.where("_gone AND NOT _late").selectExpr(*place)
     alone = _late_alone_sql(window, before)
     if alone == "false" or epoch.data is None:
         return late
@@ -106,12 +116,12 @@ def _late_alone_sql(window: WindowSpec, before: int) -> str:
     )
 
 
-def _select_row_items(
-    epoch: EpochContext, aggregation: Aggregation, window: WindowSpec
-) -> Frame | None:
-    """The epoch's rows as items of one row each."""
-    if epoch.data is None:
-        return None
+def _select_rows(epoch: EpochContext, aggregation: Aggregation, window: WindowSpec) -> Frame:
+    """The epoch's rows with the bounds of a session of their own, and `_part`.
+
+    Rows of a key and a part are in the same session for certain.
+    """
+    assert epoch.data is not None  # noqa: S101 - called with rows only
     before, frame = epoch.order.decision.frontier_before, epoch.data
     alone = _late_alone_sql(window, before)
     if alone != "false" and window.on_late is LatePolicy.ADJUST:
@@ -126,10 +136,28 @@ def _select_row_items(
         frame = frame.where(f"NOT ({alone})")
     if window.kind is not WindowKind.SESSION:
         return assign_rows_to_windows(epoch, window).selectExpr(
-            "*", *aggregation.key_columns, "true AS _row"
+            "*", *aggregation.key_columns, "_ws AS _part"
         )
-    reach = f"_end + {(window.gap or 0) - 1}L AS _we"
-    return frame.selectExpr("*", *aggregation.key_columns, "_et AS _ws", reach, "true AS _row")
+    gap = window.gap or 0
+    bounds = f"_end + {gap - 1}L AS _we", f"{number_parts_sql(max(gap, 1))} AS _part"
+    return frame.selectExpr("*", *aggregation.key_columns, "_et AS _ws", *bounds)
+
+
+def number_parts_sql(gap: int) -> str:
+    """Which part of time, as long as the gap, a row is in: rows of a part are in one session.
+
+    The division rounds down, and no step of it leaves the range of ticks.
+    """
+    return f"IF(_et < 0L, -1L - (-1L - _et) div {gap}L, _et div {gap}L)"
+
+
+def _group_parts(rows: Frame, aggregation: Aggregation, states: dict[str, str]) -> Frame:
+    """The rows of each part as one item: far fewer to sort than rows."""
+    bounds = {"_ws": "min(_ws)", "_we": "max(_we)", "_opened": "min(_et)"}
+    items = group_rows(rows, [*aggregation.keys, "_part"], {**bounds, **states})
+    # Revision -1: never shown. To show a session adds one.
+    own = "true AS _row", "-1 AS _rev", f"CAST(NULL AS {_BOUNDS_TYPE}) AS _standing"
+    return items.selectExpr("*", *own)
 
 
 def _select_live_sessions(
@@ -152,19 +180,10 @@ def _select_live_sessions(
     )
 
 
-def _assign_islands(
-    epoch: EpochContext, aggregation: Aggregation, window: WindowSpec, live: list[FileRef]
-) -> Frame:
-    """Number the session that each row or live session ends up in (`_island`, its end `_until`)."""
-    found = [
-        frame
-        for frame in (
-            _select_row_items(epoch, aggregation, window),
-            _select_live_sessions(epoch, aggregation, window, live),
-        )
-        if frame is not None
-    ]
-    items = reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), found)
+def _assign_islands(aggregation: Aggregation, window: WindowSpec, *found: Frame | None) -> Frame:
+    """Number the session that each item ends up in (`_island`, its end `_until`)."""
+    frames = [frame for frame in found if frame is not None]
+    items = reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), frames)
     by_key = f"PARTITION BY {', '.join(aggregation.keys)}" if aggregation.keys else "PARTITION BY 1"
     order = f"{by_key} ORDER BY _ws, _we ROWS BETWEEN UNBOUNDED PRECEDING AND"
     if window.kind is not WindowKind.SESSION:
@@ -181,45 +200,31 @@ def _merge_sessions(
     epoch: EpochContext, aggregation: Aggregation, window: WindowSpec, live: list[FileRef]
 ) -> Frame | None:
     """All live sessions after the epoch's rows joined them, with what is due."""
-    if epoch.data is None and not live:
-        return None
     before, after = epoch.order.decision.frontier_before, epoch.order.decision.frontier_after
-    group = [*aggregation.keys, "_island"]
-    items = _assign_islands(epoch, aggregation, window, live).where(
+    fresh = None
+    if epoch.data is not None:
+        rows = _select_rows(epoch, aggregation, window)
+        fresh = _group_parts(rows, aggregation, aggregation.partials)
+    kept = _select_live_sessions(epoch, aggregation, window, live)
+    first = kept if fresh is None else fresh
+    if first is None:
+        return None
+    # Spark widens a decimal with every sum; the state keeps the type of the first partial.
+    types = get_column_types(first)
+    items = _assign_islands(aggregation, window, fresh, kept).where(
         f"NOT ({window_purged_sql(window, '_until', before)})"
     )
-    parts = []
-    if epoch.data is not None:
-        bounds = {"_ws": "min(_ws)", "_we": "max(_we)", "_opened": "min(_et)"}
-        # Revision -1: never shown. To show a session adds one.
-        own = ["true AS _changed", "-1 AS _rev", f"CAST(NULL AS {_BOUNDS_TYPE}) AS _standing"]
-        rows = group_rows(items.where("_row"), group, {**bounds, **aggregation.partials})
-        parts.append(rows.selectExpr("*", *own))
-    if live:
-        kept = [
-            *group,
-            "_ws",
-            "_we",
-            *aggregation.partials,
-            "false AS _changed",
-            "_rev",
-            "_standing",
-            "_opened",
-        ]
-        parts.append(items.where("NOT _row").selectExpr(*kept))
-    # Spark widens a decimal with every sum; the state keeps the type of the first partial.
-    types = get_column_types(parts[0])
     marks = {
         "_ws": "min(_ws)",
         "_we": "max(_we)",
-        "_changed": "max(_changed)",
+        "_changed": "max(_row)",
         "_rev": "max(_rev)",
         "_standing": "coalesce(flatten(collect_list(_standing)), array())",
         # A session that grows backwards keeps the time from which its early results are counted.
-        "_opened": "coalesce(min(_opened) FILTER (WHERE NOT _changed), min(_opened))",
+        "_opened": "coalesce(min(_opened) FILTER (WHERE NOT _row), min(_opened))",
     }
-    merged = reduce(lambda a, b: a.unionByName(b), parts)
-    frame = group_rows(merged, group, {**marks, **aggregation.merges})
+    group = [*aggregation.keys, "_island"]
+    frame = group_rows(items, group, {**marks, **aggregation.merges})
     frame = frame.selectExpr(*aggregation.keys, *marks, *aggregation.cast_states(types))
     due = {
         "each_epoch": "_changed",

@@ -111,11 +111,12 @@ def open_session(spec: PipelineSpec) -> SparkSession:
     return (
         _open_connect_session(spec.spark)
         if spec.spark.master.startswith("sc://")
-        else _start_classic_session(add_connector_jars(spec), spec.name)
+        else start_classic_session(add_connector_jars(spec), spec.name)
     )
 
 
-def _start_classic_session(spark: SparkSpec, name: str) -> SparkSession:
+def start_classic_session(spark: SparkSpec, name: str) -> SparkSession:
+    """Start (or join) a session in this process; the master of spark-submit wins."""
     builder = SparkSession.builder.appName(f"tidegate {name}")
     if not _is_spark_submit():  # else it knows its master
         builder = builder.master(spark.master)

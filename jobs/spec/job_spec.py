@@ -7,7 +7,7 @@ import json
 import re
 from typing import Annotated, Literal, Protocol, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from .event_time_options import SpecModel
 from .operations import CheckpointSpec, QualitySpec, SupervisionSpec
@@ -16,6 +16,15 @@ from .source_spec import Name
 
 _QUERY_NAME = r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}"
 QueryName = Annotated[str, Field(pattern=rf"^{_QUERY_NAME}$")]
+
+
+def _validate_app(value: str) -> str:
+    if not value.endswith(".py"):
+        raise ValueError(
+            "a job runs a PySpark script (.py), and cannot seal the queries of a program in Scala"
+            " or Java"
+        )
+    return value
 
 
 def is_query_name(text: str) -> bool:
@@ -42,6 +51,15 @@ class SupervisedSpec(Protocol):
         """What Airflow does with it."""
 
 
+class JobCheckpointSpec(CheckpointSpec):
+    """What happens to sealed batches, and where Spark keeps its checkpoints."""
+
+    location: Literal["host", "bucket"] = "host"
+    """Where a launch keeps Spark's checkpoints: in a folder of the driver's host, or in the store's
+    bucket, which also executors on other hosts reach. ``bucket`` needs a store in S3.
+    """
+
+
 class JobSpec(SpecModel):
     """One job: the script stays as it is, and Spark's own rules of event time apply.
 
@@ -56,7 +74,7 @@ class JobSpec(SpecModel):
     """Name of the job; it prefixes keys and DAG ids."""
     description: str = ""
     """Free text for people."""
-    app: Annotated[str, Field(pattern=r"\.py$")]
+    app: Annotated[str, AfterValidator(_validate_app)]
     """The PySpark script, relative to the working folder or to the folder of this file."""
     args: tuple[str, ...] = ()
     """Arguments of the script."""
@@ -69,7 +87,7 @@ class JobSpec(SpecModel):
     """
     conf: dict[str, str] = {}
     """Spark settings that replace those of the script."""
-    checkpoint: CheckpointSpec = CheckpointSpec()
+    checkpoint: JobCheckpointSpec = JobCheckpointSpec()
     """Retention of sealed batches. The pace of batches stays that of the script's triggers."""
     supervision: SupervisionSpec = SupervisionSpec()
     """What Airflow does with the job."""
@@ -89,8 +107,8 @@ class JobSpec(SpecModel):
     def _require_local_launch(self) -> Self:
         if self.supervision.submit is not None or self.supervision.standby:
             raise ValueError(
-                "supervision: a job keeps Spark's checkpoint in a local folder, so it has neither"
-                " submit nor standby"
+                "supervision: the driver of a job is a process of the worker's host, so it has"
+                " neither submit nor standby"
             )
         return self
 

@@ -18,6 +18,7 @@ from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from tidegate.errors import ConfigurationError
+from tidegate.json_types import JsonObject
 
 from .errors import (
     FOREIGN_FIELDS,
@@ -75,7 +76,7 @@ def parse_spec(text: str, *, where: str = "<spec>") -> PipelineSpec:
     return _validate_spec(PipelineSpec, _read_mapping(text, where), where)
 
 
-def _read_mapping(text: str, where: str) -> dict[str, Any]:
+def _read_mapping(text: str, where: str) -> JsonObject:
     try:
         raw = YAML(typ="rt").load(text)
     except MarkedYAMLError as error:
@@ -96,7 +97,7 @@ def _read_mapping(text: str, where: str) -> dict[str, Any]:
     return raw
 
 
-def _validate_spec(model: type[S], raw: dict[str, Any], where: str) -> S:
+def _validate_spec(model: type[S], raw: JsonObject, where: str) -> S:
     try:
         return model.model_validate(to_plain_value(raw), context={"yaml": True})
     except ValidationError as error:

@@ -7,6 +7,7 @@ The sections `outputs:`, `sinks:`, `checkpoint:`, `spark:`, `supervision:`, `qua
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
@@ -440,7 +441,7 @@ S3A: Final = (
     *(f"{_AWS_SDK}:{name}:2.29.52" for name in ("s3", "s3-transfer-manager", "sts")),
 )
 """13 MB instead of the 600 MB of the SDK's bundle, which hadoop-aws would bring along."""
-_S3A_EXCLUDES = (  # the bundle, and what Spark has itself
+S3A_EXCLUDES: Final = (  # the bundle, and what Spark has itself
     f"{_AWS_SDK}:bundle",
     *(
         f"{group}:*"
@@ -454,20 +455,25 @@ def add_connector_jars(spec: PipelineSpec) -> SparkSpec:
     """Return the Spark settings with the jars that sources, sinks and staging need.
 
     Settings that name jars themselves are returned unchanged.
+    """
+    wanted, left_out = _select_kafka_packages(spec)
+    if spec.spark.staging == "bucket":
+        wanted, left_out = [*wanted, *S3A], [*left_out, *S3A_EXCLUDES]
+    if not wanted or {"spark.jars", "spark.jars.packages"} & set(spec.spark.conf):
+        return spec.spark
+    jars = build_jar_settings(wanted, left_out)
+    return spec.spark.model_copy(update={"conf": {**jars, **spec.spark.conf}})
+
+
+def build_jar_settings(wanted: Sequence[str], left_out: Sequence[str]) -> dict[str, str]:
+    """Return the settings with which Spark fetches packages.
 
     ``TIDEGATE_SPARK_JARS`` (comma-separated files) replaces packages where no registry can be
     reached.
     """
-    wanted, left_out = _select_kafka_packages(spec)
-    if spec.spark.staging == "bucket":
-        wanted, left_out = [*wanted, *S3A], [*left_out, *_S3A_EXCLUDES]
-    if not wanted or {"spark.jars", "spark.jars.packages"} & set(spec.spark.conf):
-        return spec.spark
-    files = os.environ.get("TIDEGATE_SPARK_JARS")
-    packages = {"spark.jars.packages": ",".join(wanted), "spark.jars.excludes": ",".join(left_out)}
-    return spec.spark.model_copy(
-        update={"conf": {**({"spark.jars": files} if files else packages), **spec.spark.conf}}
-    )
+    if files := os.environ.get("TIDEGATE_SPARK_JARS"):
+        return {"spark.jars": files}
+    return {"spark.jars.packages": ",".join(wanted), "spark.jars.excludes": ",".join(left_out)}
 
 
 def _select_kafka_packages(spec: PipelineSpec) -> tuple[list[str], list[str]]:

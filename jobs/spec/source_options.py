@@ -269,9 +269,12 @@ class EdgeColumns(SpecModel):
 _MASK = "***"
 _PASSWORD_IN_ADDRESS = re.compile(r"(://[^/@\s:]*:)(?!\$\{\w+\}@)[^/@\s]+@")
 # The end of an option's name: `sasl.oauthbearer.token.endpoint.url` is not a secret.
-_SECRET_NAME = re.compile(
-    r"(password|passwd|secret|token|credential|login|access.?key|secret.?key|jaas.config)$",
-    re.IGNORECASE,
+_SECRET_WORDS = (
+    r"(?:password|passwd|secret|token|credential|login|access.?key|secret.?key|jaas.config)"
+)
+_SECRET_NAME = re.compile(rf"{_SECRET_WORDS}$", re.IGNORECASE)
+_SECRET_IN_YAML = re.compile(
+    rf"""{_SECRET_WORDS}["']?\s*:(?!\s*["']?(?:env:|\$\{{))""", re.IGNORECASE
 )
 # Sections whose keys are names that users choose; their values are types and names.
 _NAMED_BY_USERS = frozenset({"schema", "columns", "renamed", "headers", "keys", "severity"})
@@ -295,6 +298,24 @@ def mask_secrets(spec: PipelineSpec) -> PipelineSpec:
 def mask_address(address: str) -> str:
     """Return an address with ``***`` for the password that it may hold; ``${NAME}`` stays."""
     return _PASSWORD_IN_ADDRESS.sub(rf"\1{_MASK}@", address)
+
+
+def mask_spec_lines(text: str) -> list[str]:
+    """Return the lines of a spec with ``***`` from each secret on, also if it is not valid YAML.
+
+    The same names are secret as in `mask_secrets`. Deeper lines below them are part of the value.
+    """
+    lines: list[str] = []
+    secret_depth: int | None = None
+    for line in map(mask_address, text.splitlines()):
+        depth = len(line) - len(line.lstrip())
+        if secret_depth is not None and (depth > secret_depth or not line.strip()):
+            lines.append(_MASK)
+            continue
+        found = _SECRET_IN_YAML.search(line)
+        secret_depth = depth if found else None
+        lines.append(f"{line[: found.end()]} {_MASK}" if found else line)
+    return lines
 
 
 def _mask_value(name: str, value: Any) -> Any:

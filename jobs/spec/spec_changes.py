@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+
+from tidegate.json_types import JsonObject, JsonView
 
 from .pipeline import NON_DATA_SECTIONS, PipelineSpec, SourceSpec
 from .window_specs import WindowSpec
@@ -282,7 +283,7 @@ def _compare_release(old: PipelineSpec, new: PipelineSpec, live: LiveState) -> I
             yield _make_kept_change(f"release.{field}")
 
 
-def _select_remaining_fields(spec: PipelineSpec) -> dict[str, Any]:
+def _select_remaining_fields(spec: PipelineSpec) -> JsonObject:
     """What has no rule of its own."""
     # `name` cannot differ: both specs were found under it.
     beside = {*NON_DATA_SECTIONS, "name", "sources", "windows"}
@@ -292,9 +293,7 @@ def _select_remaining_fields(spec: PipelineSpec) -> dict[str, Any]:
     }
 
 
-def _list_differing_paths(
-    left: Mapping[str, Any], right: Mapping[str, Any], prefix: str = ""
-) -> Iterator[str]:
+def _list_differing_paths(left: JsonView, right: JsonView, prefix: str = "") -> Iterator[str]:
     """Dotted names of the leaves that differ."""
     for name in sorted(left.keys() | right.keys()):
         one, other = left.get(name), right.get(name)

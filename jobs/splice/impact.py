@@ -239,78 +239,11 @@ def _summarize_window(
     )
 
 
-# The report as text and as a web page.
-
+# The report as a web page.
 
 MAX_SHOWN_CHANGES = 30
-"""Changes of a table that the text and the page list; the JSON has more."""
+"""Changes of a table that the page and a text list; the JSON has more."""
 _BARS = 60  # of one bar chart
-
-
-def render_text(request: SpliceRequest, impact: Impact) -> str:
-    """Return a few lines: who asks for what, and how many rows of each table would change."""
-    origin = request.origin.replace("_", " ")
-    lines = [
-        f"splice request {impact.request} of {impact.pipeline}: {impact.rows:,} rows from {origin}"
-        + (f", asked for by {request.who}" if request.who else "")
-        + (f": {request.why}" if request.why else "")
-    ]
-    if impact.already:
-        lines.append(f"  merged before, left out: {impact.already:,}")
-    lines += [f"  {_describe_table(table)}" for table in impact.tables] or [
-        "  nothing is left to merge"
-    ]
-    return "\n".join([*lines, f"  {_describe_cost(impact)}", f"  digest {impact.digest}"])
-
-
-def _describe_table(table: TableImpact) -> str:
-    counts = (table.added, "added"), (table.changed, "changed"), (table.removed, "removed")
-    parts = [f"{count:,} {word}" for count, word in counts if count]
-    again = ", none is written again" if table.table == EVENTS else ""
-    moved = f"; {table.moved:,} rows behind them move{again}" if table.moved else ""
-    where = f", {table.first} to {table.last}" if table.first else ""
-    return f"{table.table}: {', '.join(parts) or 'nothing changes'}{where}{moved}"
-
-
-def _describe_cost(impact: Impact) -> str:
-    cost = impact.cost
-    return (
-        f"cost: {cost['rows_read']:,.0f} rows read, {cost['rows_written']:,.0f} written, about"
-        f" {cost['seconds']:.1f} s"
-    )
-
-
-def select_listable_changes(table: TableImpact) -> list[JsonObject]:
-    """Return the changes to list one by one: window results and rows of streams, but no events."""
-    return [change for change in table.changes if "window_start" in change or "id" in change]
-
-
-def format_change(change: JsonObject) -> str:
-    """Return one line for a changed window result or row of a stream; events have none."""
-    if "id" in change:
-        return f"{change['id']}  {_describe_stream_change(change)}"
-    window = " ".join(
-        part for part in (_format_values(change["key"], "="), change["window_start"]) if part
-    )
-    old, new = change["old"], change["new"]
-    values = _format_values(new) if old is None else _format_difference(old, new)
-    return f"{window}  {values}  (revision {change['revision']})"
-
-
-def _describe_stream_change(change: JsonObject) -> str:
-    """Describe the difference between two versions of a row of a stream."""
-    old, new = change["old"], change["new"]
-    if old is None:
-        return f"added: {_format_values(new)}"
-    return f"removed: {_format_values(old)}" if new is None else _format_difference(old, new)
-
-
-def _format_values(values: Mapping[str, Any], sign: str = ": ") -> str:
-    return ", ".join(f"{name}{sign}{value}" for name, value in values.items())
-
-
-def _format_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    return _format_values({n: f"{old[n]} -> {v}" for n, v in new.items() if old[n] != v})
 
 
 def render_html(request: SpliceRequest, impact: Impact) -> str:
@@ -331,14 +264,10 @@ def render_html(request: SpliceRequest, impact: Impact) -> str:
         request=request,
         impact=impact,
         asked_at=format_instant(request.created_at),
-        cost=_describe_cost(impact),
         charts={n: _count_by_bar(found, low, high) for n, found in changes.items() if times},
         low=low,
         high=high,
         most_shown=MAX_SHOWN_CHANGES,
-        list_changes=select_listable_changes,
-        describe_change=_describe_stream_change,
-        format_values=_format_values,
     )
 
 

@@ -42,7 +42,7 @@ from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.slot_log import LogHead, SlotLog, SlotTaken
 from tidegate.checkpoints.splice_requests import (
     SpliceRequest,
-    decide_splice_request,
+    expire_splice_request,
     note_splice_event,
     read_splice_request,
 )
@@ -263,15 +263,7 @@ class _Merger:
         request = read_splice_request(store, pipeline, self.request_id)
         # No process closes requests on time: the first that reads one after its end notes that.
         if request.is_expired(now) and request.state != "expired":
-            request = decide_splice_request(
-                store,
-                pipeline,
-                self.request_id,
-                "expired",
-                who="clock",
-                why="no one decided in time",
-                at=now,
-            )
+            request = expire_splice_request(store, pipeline, self.request_id, now)
         if request.state in ("rejected", "expired"):
             why = request.decided_why or "no reason given"
             raise NOT_OPEN(pipeline=pipeline, request=self.request_id, state=request.state, why=why)

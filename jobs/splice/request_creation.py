@@ -26,10 +26,10 @@ from tidegate.checkpoints.splice_requests import (
     SpliceRequest,
     build_rows_key,
     create_splice_request,
-    decide_splice_request,
     generate_splice_request_id,
     list_splice_requests,
     read_splice_request,
+    reject_splice_request,
 )
 from tidegate.checkpoints.store import Store
 from tidegate.errors import ConfigurationError, get_first_line
@@ -44,6 +44,7 @@ from tidegate.jobs.sinks.output_tables import (
     make_request_schema,
 )
 from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENT_TIME, EVENTS, LATE, PipelineSpec
+from tidegate.json_types import JsonObject
 from tidegate.time_units import format_instant
 
 from .errors import (
@@ -431,20 +432,13 @@ def split_request(
     )
     # The original is closed last: until then it still has all rows, and nothing can be lost.
     why = _format_close_reason(part, rest) + (f": {options.why}" if options.why else "")
-    decide_splice_request(
-        log.store,
-        spec.name,
-        request_id,
-        "rejected",
-        who=options.who,
-        why=why,
-        at=options.clock.wall_ticks(),
-    )
+    now = options.clock.wall_ticks()
+    reject_splice_request(log.store, spec.name, request_id, who=options.who, why=why, at=now)
     return part, rest
 
 
 def _find_earlier_split(
-    log: SlotLog, request: SpliceRequest, choice: dict[str, Any]
+    log: SlotLog, request: SpliceRequest, choice: JsonObject
 ) -> tuple[SpliceRequest, SpliceRequest] | None:
     """Return the two requests if the same choice has closed this request."""
     try:

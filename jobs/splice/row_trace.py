@@ -82,7 +82,7 @@ class RowTrace(BaseModel):
     arrived: str | None = None
     read: str | None = None
     sealed: str | None = None
-    values: dict[str, Any]
+    values: JsonObject
     places: list[RowLocation]
 
 
@@ -97,7 +97,7 @@ class _TracedRow:
     """
 
     identity: RowIdentity
-    values: dict[str, Any]
+    values: JsonObject
     time: int | None
 
 

@@ -47,6 +47,7 @@ from tidegate.jobs.streams.stream_state import (
     parse_since_slot,
     read_reducer_states,
 )
+from tidegate.json_types import JsonObject
 from tidegate.time_units import TICK_MIN
 
 from .errors import ATTACHED_TWICE, REDUCER_FAILS
@@ -65,7 +66,7 @@ from .stream_history import (
 )
 from .tables_at_head import TablesAtHead
 
-SegmentContents = tuple[Any, int | None, int | None, dict[str, Any]]
+SegmentContents = tuple[Any, int | None, int | None, JsonObject]
 """Rows of a state segment, their least and greatest stamp, and the `extra` of its reference."""
 
 
@@ -83,7 +84,7 @@ class StreamEffect:
     """
 
     since: int
-    record: dict[str, Any]
+    record: JsonObject
     changes: dict[str, StreamChange]
     segments: dict[str, SegmentContents | None]
     rejections: Any

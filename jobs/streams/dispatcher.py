@@ -32,6 +32,7 @@ from tidegate.jobs.engine.manifest_writer import DISPATCHER_KINDS
 from tidegate.jobs.sinks.output_tables import build_table_schema
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.stream_specs import EVENTS_STREAM, REJECTIONS, PipeSpec, ReducerSpec
+from tidegate.json_types import JsonView
 from tidegate.time_units import TICK_MIN
 
 from .dispatched_rows import (
@@ -155,7 +156,7 @@ class StreamDispatcher:
         self,
         order: MoveOrder,
         moved: MoveResult,
-        before: Mapping[str, Any],
+        before: JsonView,
         asked: Sequence[tuple[str, str]] = (),
     ) -> DispatchResult:
         """Dispatch what an epoch released.

@@ -25,7 +25,7 @@ from tidegate.checkpoints.splice_requests import SpliceRequest, create_splice_re
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.parquet_objects import write_parquet_object
 from tidegate.jobs.spec.stream_specs import StreamGraph
-from tidegate.json_types import JsonView
+from tidegate.json_types import JsonObject, JsonView
 
 from .dispatched_rows import select_request_segments
 from .reducers import FoldFailure, ReducerStates, build_states_table, parse_states_table
@@ -70,7 +70,7 @@ class AttachmentState:
     since: str = ""
     round: int = 1
     status: Literal["attached", "paused", "detached"] = "attached"
-    failure: dict[str, Any] | None = None
+    failure: JsonObject | None = None
     caught_up: tuple[tuple[int, int, int], ...] = ()
     until: int | None = None
 
@@ -120,9 +120,7 @@ class DispatchState:
             {name: CollectedRequest(**one) for name, one in record.get("requests", {}).items()},
         )
 
-    def to_record(
-        self, graph: StreamGraph, asked: Iterable[tuple[str, str]] = ()
-    ) -> dict[str, Any]:
+    def to_record(self, graph: StreamGraph, asked: Iterable[tuple[str, str]] = ()) -> JsonObject:
         """Return the state as a manifest stores it, and what users asked for in its epoch.
 
         Its `lagging` means that an attachment has rows to take even if no new ones come: a driver

@@ -3,7 +3,7 @@ import {ago, airflow, announce, ask, checkpoint, code, count, fill, h, insist, m
 
 const DIALOG = document.getElementById("dialog");
 const runs = dag => `/api/v2/dags/${dag}/dagRuns`;
-export const FOLLOWS = {log: "its log is cut to that batch, later files stay unread", callback: "on_restore takes later batches back", rollback: "rolled back in one commit", repeat: "may get later batches twice", refused: "nothing can take later batches back, so the restore is refused"};
+export const FOLLOWS = {log: "its log is cut to that batch, later files stay unread", callback: "on_restore takes later batches back", rollback: "rolled back in one commit", repeat: "may get later batches twice", announce: "a message announces that later batches come twice", refused: "nothing can take later batches back, so the restore is refused"};
 const summed = counts => Object.entries(counts).filter(([, n]) => n).map(([name, n]) => `${name.replace("_", " ")} ${count(n)}`).join(", ") || "none";
 
 function show(title, ...body) {
@@ -65,10 +65,22 @@ export function stopStream(s) {
   replace.addEventListener("change", () => { go.textContent = replace.checked ? "Replace the driver" : "Stop"; });
 }
 
+const PLACE = /[^\s:]+\.ya?ml:(\d+)/;
+/** The file of the spec, at the line that the error names, or that declares what it names. */
+export async function showSpec(s) {
+  const said = s.error?.message || "", named = /\b(?:rule|window|sink|source|column) '?([\w-]+)/.exec(said), out = h("div", {"aria-live": "polite"}, h("p", {class: "soft"}, "Reading the spec…"));
+  show(`Spec of ${s.pipeline}`, out, h("div", {class: "buttons"}, cancel("Close")));
+  try {
+    const found = await ask(`api/streams/${s.dag_id}/spec`), line = Number(PLACE.exec(said)?.[1]) || (named ? 1 + found.lines.findIndex(text => new RegExp(`^([^#]*[\\s{,"'])?${named[1]}["']?\\s*:`).test(text)) : 0);
+    out.replaceChildren(h("p", {}, code(found.file), line ? `, line ${line}` : ""), h("pre", {class: "log", tabindex: 0, "aria-label": "Lines of the spec"}, found.lines.map((text, i) => h(i + 1 === line ? "mark" : "span", {}, `${String(i + 1).padStart(4)}  ${text}\n`))));
+    out.querySelector("mark")?.scrollIntoView({block: "center"});
+  } catch (error) { out.replaceChildren(problem(error)); }
+}
+
 /** What the newest driver wrote, and what the class of its error means. */
 export async function explain(s) {
   const error = s.error || {}, out = h("div", {"aria-live": "polite"}, h("p", {class: "soft"}, "Reading the driver's log…"));
-  const place = /[^\s:]+\.ya?ml:\d+/.exec(error.message);
+  const place = PLACE.exec(error.message);
   const meaning = {transient: "The environment failed. The driver and Airflow try again.", fenced: "Another driver took over. The stream goes on there.", poison: "The data or the logic failed, and would fail again in the same way. A person has to act.", configuration: "The spec, a name or a credential is wrong. A person has to correct it."}[error.class];
   show(`Why ${s.pipeline} failed`, error.message ? h("dl", {class: "pairs"}, [["What", error.message], error.code ? ["Code", h("a", {href: `errors#${error.code}`, target: "_blank"}, code(error.code))] : null, error.class ? ["Class", `${error.class}. ${meaning}`] : null, ["Kept", error.kept || "everything sealed so far"], place ? ["Line of the spec", code(place[0])] : null, ["Next", error.advice || "read the log below"]].filter(Boolean)
     .map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)))) : h("p", {}, "The driver has not said why."),

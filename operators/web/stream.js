@@ -2,7 +2,7 @@
 import {barrierLanes, histogram, lines, look, shape, toneOf} from "./chart.js";
 import {checkpointPanel} from "./checkpoints.js";
 import {checksPanel} from "./checks.js";
-import {FOLLOWS, abortBarrier, explain, questions, restore, startStream, stopStream} from "./dialogs.js";
+import {FOLLOWS, abortBarrier, explain, questions, restore, showSpec, startStream, stopStream} from "./dialogs.js";
 import {graphPanel} from "./graph.js";
 import {resultsPanel} from "./results.js";
 import {proofPanel} from "./proof.js";
@@ -91,7 +91,7 @@ export function streamPage(pipeline, {framed, open, refresh}) {
   }
   function noted(s) {
     const found = [...s.findings];
-    fill(notes, [found, s.error?.advice, s.state, s.trail[0], s.actions.map(r => r.run_id)], () => [answered(s), ...found.map((f, i) => h("p", {class: `note ${f.tone}`}, mark(f.tone), h("span", {}, f.says.charAt(0).toUpperCase() + f.says.slice(1) + ".", f.tone === "bad" && s.error?.advice ? h("span", {class: "soft"}, ` Next: ${s.error.advice}.`) : null, i === 0 && ["failed", "down", "stalled"].includes(s.state) ? [" ", h("button", {id: "why-failed", class: "plain", click: () => explain(last)}, "Error, log and run")] : null)))]);
+    fill(notes, [found, s.error?.advice, s.state, s.trail[0], s.actions.map(r => r.run_id)], () => [answered(s), ...found.map((f, i) => h("p", {class: `note ${f.tone}`}, mark(f.tone), h("span", {}, f.says.charAt(0).toUpperCase() + f.says.slice(1) + ".", f.tone === "bad" && s.error?.advice ? h("span", {class: "soft"}, ` Next: ${s.error.advice}.`) : null, i === 0 && ["failed", "down", "stalled"].includes(s.state) ? [" ", h("button", {id: "why-failed", class: "plain", click: () => explain(last)}, "Error, log and run"), " ", h("button", {id: "spec-line", class: "plain", click: () => showSpec(last)}, "Line of the spec"), s.error?.code ? [" ", h("a", {href: `errors#${s.error.code}`, target: "_blank"}, code(s.error.code))] : null] : null)))]);
   }
   function fact(name, value, ...note) { return h("div", {}, h("dt", {}, name), h("dd", {class: "num"}, value), note.filter(Boolean).length ? h("dd", {class: "soft note-line"}, note) : null); }
   function missed(late, counts) {

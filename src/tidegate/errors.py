@@ -14,6 +14,8 @@ from enum import StrEnum
 from importlib.resources import files
 from typing import Any, TypeVar
 
+from tidegate.json_types import JsonObject
+
 
 class FailureClass(StrEnum):
     """Who has to act when something fails, and whether trying again can help."""
@@ -88,7 +90,7 @@ class TidegateError(Exception):
         # default reduction.
         return _rebuild_error, (type(self), self.message, self.as_dict())
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         """Return the JSON-ready form: ``error`` in status documents and in ``--json`` output."""
         return {
             "code": self.code,
@@ -101,9 +103,7 @@ class TidegateError(Exception):
         }
 
 
-def _rebuild_error(
-    kind: type[TidegateError], message: str, fields: dict[str, Any]
-) -> TidegateError:
+def _rebuild_error(kind: type[TidegateError], message: str, fields: JsonObject) -> TidegateError:
     error = kind.__new__(kind)
     TidegateError.__init__(
         error,

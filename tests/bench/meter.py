@@ -12,9 +12,9 @@ from pathlib import Path
 import psutil
 
 
-def cpu_seconds() -> float:
-    """Processor time of this process and its living descendants so far."""
-    own = psutil.Process()
+def cpu_seconds(own: psutil.Process | None = None) -> float:
+    """Processor time of a process, by default this one, and its living descendants so far."""
+    own = own or psutil.Process()
     total = 0.0
     for process in (own, *own.children(recursive=True)):
         try:

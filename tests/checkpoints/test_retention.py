@@ -135,6 +135,22 @@ def test_pins_claims_and_unpublished_slots_stay(log: SlotLog, author: Author) ->
     ]
 
 
+def test_a_restore_that_is_tried_again_elsewhere_keeps_both_claims(
+    log: SlotLog, author: Author
+) -> None:
+    """The fork record of the first try may still arrive: what it names must not be retired."""
+    manifests = author.extend(log, 6, with_files=True)
+    roots = RootsFile(log.store, "p")
+    for chosen in (manifests[1], manifests[2]):
+        roots.claim("again", chosen.id, timeline=0, slot=7, who="ann")
+    retired = retention(log, published_upto=lambda: 4).run().retired
+    assert retired == (str(manifests[0].id), str(manifests[3].id))
+    log.fork(log.head(), manifests[1].id, request_id="again", who="ann", why="", at=0)
+    assert log.head().checkpoint == manifests[1].id
+    retention(log, published_upto=lambda: 4).run()
+    assert roots.read().claims == {}
+
+
 def test_files_the_tables_still_reference_stay(log: SlotLog, author: Author) -> None:
     """A retired epoch's table files live on in a table's snapshot; addresses of any form count."""
     manifests = author.extend(log, 4, with_files=True)
@@ -290,6 +306,18 @@ def test_abandoned_timelines_are_kept_until_they_are_old(log: SlotLog, author: A
     assert SlotLog(log.store, "p").head().slot == 5
 
 
+def test_what_does_not_lead_to_a_pinned_abandoned_epoch_goes(log: SlotLog, author: Author) -> None:
+    """Epochs of the timeline before it, behind the fork, are worth nothing to it."""
+    old = author.extend(log, 4, with_files=True)
+    log.fork(log.head(), old[0].id, request_id="r", who="ann", why="")
+    pinned = author.extend(log, 2, with_files=True)[-1]
+    pin_checkpoint(log, "kept", pinned.id, who="ann")
+    log.fork(log.head(), old[0].id, request_id="s", who="ann", why="")
+    author.extend(log, 3, with_files=True)
+    retention(log).run()
+    assert state(log) == {1: "stub", 2: "stub", 3: "stub", 4: "stub", 5: "fork"}
+
+
 def test_the_target_of_a_fresh_restore_is_the_head(log: SlotLog, author: Author) -> None:
     """Before anything is sealed after a restore, its target is never retired."""
     old = author.extend(log, 5, with_files=True)
@@ -370,6 +398,17 @@ def test_a_delayed_page_does_not_bring_a_retired_epoch_back(log: SlotLog, author
     with pytest.raises(PreconditionFailedError):
         log.store.create(key, delayed)
     assert state(log) == {1: "stub", 2: "epoch", 3: "epoch"}
+
+
+def test_a_retired_epoch_is_noted_on_a_page_with_a_lost_slot(log: SlotLog, author: Author) -> None:
+    """The slot that is lost is looked for again each time; the retired one is not offered."""
+    manifests = author.extend(log, 4)
+    listed = CheckpointCatalog(log, workers=1)
+    listed.list_checkpoints()
+    log.store.delete(log.layout.slot_key(0, 3))
+    retention(log)._retire_slot(manifests[0].id)
+    listed.index.note_retired([manifests[0].id, manifests[2].id])
+    assert state(log) == {1: "stub", 2: "epoch", 3: "missing", 4: "epoch"}
 
 
 def test_a_run_whose_note_fails_is_finished_by_the_next(

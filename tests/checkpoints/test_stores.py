@@ -25,6 +25,7 @@ from tidegate.checkpoints.local_store import LocalStore, refuse_network_file_sys
 from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.s3_store import S3Settings, S3Store, list_bucket_hazards
 from tidegate.checkpoints.store import (
+    CopyingStore,
     NotFoundError,
     OutcomeUnknownError,
     PreconditionFailedError,
@@ -116,6 +117,48 @@ def test_files_go_up_and_come_down(store: Store, tmp_path: Path) -> None:
     with pytest.raises(NotFoundError):
         store.download("none", tmp_path / "never")
     assert not list(tmp_path.glob("never*"))
+
+
+def test_a_copy_is_of_exactly_one_version(store: Store) -> None:
+    """The store makes it, of any key; another version and no object are different errors."""
+    if not isinstance(store, CopyingStore):
+        pytest.skip("a local folder is never copied from by its store")
+    etag = store.put("from/a b#c?.delta", b"first")
+    copy = store.copy_from(store, "from/a b#c?.delta", etag, "to/1")
+    assert (store.get("to/1").data, store.get("to/1").etag) == (b"first", copy)
+    store.put("from/a b#c?.delta", b"second")
+    with pytest.raises(PreconditionFailedError):
+        store.copy_from(store, "from/a b#c?.delta", etag, "to/2")
+    with pytest.raises(NotFoundError):
+        store.copy_from(store, "from/none", etag, "to/2")
+    assert store.stat("to/2") is None
+
+
+def test_a_folder_is_deleted_with_its_markers(store: Store) -> None:
+    """Hadoop's S3A leaves an empty object per folder; neighbours of a similar name stay."""
+    if not isinstance(store, CopyingStore):
+        pytest.skip("no other client writes into a local folder")
+    for key in ("a/b/1", "a/b/c/2", "a/bc/3", "a/4"):
+        store.put(key, b"x")
+    if isinstance(store, S3Store):
+        where = {"Bucket": store.settings.bucket, "Key": store._full_key("a/b/c/")}
+        store._get_client().put_object(**where, Body=b"")
+    store.delete_folder("a/b/")
+    assert [entry.key for entry in store.list_objects("a/")] == ["a/4", "a/bc/3"]
+    assert store.list_folders("a/") == ["bc"]
+    store.delete_folder("a/b/")
+
+
+def test_a_refusal_to_delete_one_key_is_an_error() -> None:
+    """DeleteObjects answers 200, and names the keys that it has left."""
+    store = _unconnected_s3()
+    listed = {"Contents": [{"Key": "a/1"}], "IsTruncated": False}
+    refused = {"Errors": [{"Key": "a/1", "Code": "AccessDenied", "Message": "no"}]}
+    with Stubber(store._get_client()) as answers:
+        answers.add_response("list_objects_v2", listed)
+        answers.add_response("delete_objects", refused)
+        with pytest.raises(StoreDeniedError, match="AccessDenied"):
+            store.delete_folder("a/")
 
 
 @pytest.mark.parametrize("swap", [False, True])

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from tests.cli.conftest import Cli, ids, seal
@@ -14,6 +15,8 @@ from tidegate.checkpoints.host_clock import SystemClock
 from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.checkpoints.slot_log import SlotLog
+from tidegate.jobs.cli import checkpoint_commands
+from tidegate.jobs.sealed_queries.state_diff import OperatorDifference, StateExample
 from tidegate.jobs.spec.loader import load_spec
 
 
@@ -171,6 +174,36 @@ def test_diff_counts_the_difference(cli: Cli, log: SlotLog) -> None:
     assert "are equal" in cli("checkpoints", "diff", "flights", "latest", "latest").out
     plain, raw = (cli("checkpoints", "diff", "flights", "1", "3", *o).out for o in ((), ("--raw",)))
     assert ("decider" in plain, "t0-000003" in plain, "+20" in raw) == (False, True, True)
+
+
+def test_diff_shows_rows_of_state_on_request(
+    cli: Cli, log: SlotLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a bounded number of keys; a pipeline has no state of Spark."""
+    said = cli("checkpoints", "diff", "flights", "1", "latest", "--state")
+    assert (said.exit_code, "is a pipeline" in said.err) == (2, True)
+    key = StateExample(change="changed", key="k" * 99, left="1¦x", right="a\u2028b")
+    found = OperatorDifference(
+        query="q",
+        operator="0 symmetricHashJoin",
+        part="left",
+        added=1,
+        removed=0,
+        changed=1,
+        examples=(key,),
+    )
+    asked = Mock(return_value=[found])
+    monkeypatch.setattr(checkpoint_commands, "_compare_states", asked)
+    arguments = ("checkpoints", "diff", "flights", "1", "latest", "--state", "--examples", "1")
+    said = cli(*arguments)
+    assert asked.call_args.args[3] == 1
+    assert "q: 0 symmetricHashJoin left" in said.out
+    assert "kkk..." in said.out.replace("\n", "")
+    assert "1|x" in said.out
+    assert "a b" in said.out
+    assert cli(*arguments, "--json").data["state_rows"] == [found.model_dump(mode="json")]
+    asked.return_value = []
+    assert "no query has state whose objects differ" in cli(*arguments).out
 
 
 def test_everything_shows_restores(cli: Cli, log: SlotLog) -> None:

@@ -92,6 +92,50 @@ def test_init_takes_the_zone_and_the_column_that_it_is_told(cli: Cli, tmp_path: 
     assert two.event_time == "received"
 
 
+def test_init_takes_folders_with_different_clocks(cli: Cli, tmp_path: Path) -> None:
+    """One column is the event time of a folder, and no time or one of another form in the next."""
+    folders = {
+        "iso": '{"at": "2018-02-04T11:25:00Z", "id": 1}\n{"at": "2018-02-04T11:45:00Z", "id": 2}\n',
+        "epoch": f'{{"at": {FIRST}, "id": 3}}\n',
+        "note": f'{{"at": "noon", "seen": {FIRST}, "id": 4}}\n',
+        "size": '{"at": 7, "seen": "2018-02-04T11:25:00Z", "id": 5}\n',
+    }
+    for name, text in folders.items():
+        (tmp_path / "mixed" / name).mkdir(parents=True)
+        (tmp_path / "mixed" / name / "a.jsonl").write_text(text)
+    said = cli("init", "mixed")
+    assert said.exit_code == 0, said.err
+    spec = load_spec("mixed.yaml")
+    times = {"at": "timestamp", "seen": "timestamp"}
+    assert spec.columns == {"id": "long", "at_text": "string", "at_long": "long", **times}
+    clocks = {name: (one.event_time, one.parse.timestamps) for name, one in spec.sources.items()}
+    assert clocks == {
+        "iso": ("at", "iso"),
+        "epoch": ("at", "ms"),
+        "note": ("seen", "ms"),
+        "size": ("seen", "iso"),
+    }
+    assert spec.sources["note"].evolution.renamed == {"at": "at_text"}
+    assert spec.sources["size"].evolution.renamed == {"at": "at_long"}
+    assert spec.sources["iso"].evolution.renamed == {}
+
+
+def test_init_takes_a_file_without_rows(cli: Cli, tmp_path: Path) -> None:
+    """Its columns have types; the sizes of lag and window are the smallest ones."""
+    table = pa.table(
+        {"at": pa.array([], pa.timestamp("us", "UTC")), "k": pa.array([], pa.string())}
+    )
+    (tmp_path / "none").mkdir()
+    pq.write_table(table, tmp_path / "none" / "a.parquet")
+    said = cli("init", "none")
+    assert said.exit_code == 0, said.err
+    spec = load_spec("none.yaml")
+    assert (spec.columns, list(spec.windows)) == (
+        {"at": "timestamp", "k": "string"},
+        ["per_second"],
+    )
+
+
 def test_a_few_broken_rows_do_not_stop_init(cli: Cli, tmp_path: Path) -> None:
     """A cut-off JSON line and a time that is none; `run` makes dead letters of such rows.
 

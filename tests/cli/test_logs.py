@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+from rich.console import Console
 from tests.cli.conftest import Cli
 
 from tidegate.checkpoints.driver_reports import DriverLog
 from tidegate.checkpoints.slot_log import SlotLog
+from tidegate.jobs.cli import output
 
 OLD, NEW = "20260101T000000-aaaaaa", "20260102T000000-bbbbbb"
 
@@ -31,6 +34,17 @@ def test_the_driver_started_last_is_shown(cli: Cli, log: SlotLog, tmp_path: Path
         "lines": [f"{OLD} line 99"],
     }
     assert cli("logs", "flights", "--attempts").out.split() == [NEW, OLD]
+
+
+def test_lines_stay_as_they_were_written(
+    cli: Cli, log: SlotLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also long ones on a narrow terminal, so that what is copied from it is what was logged."""
+    monkeypatch.setattr(output, "console", lambda **_: Console(width=20))
+    line = '{"event": "sealed", "at": "12:b:3", "sink": "[a]"}'
+    (tmp_path / "a.log").write_text(f"{line}\n")
+    DriverLog(log.store, "flights", NEW, tmp_path / "a.log").send_new_pieces()
+    assert cli("logs", "flights").out == f"{line}\n"
 
 
 def test_no_log_says_why(cli: Cli, log: SlotLog, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from tidegate.checkpoints.local_store import LocalStore
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.errors import FencedError, PoisonError, TransientError
 from tidegate.jobs.cli import arguments, output
+from tidegate.time_units import TICK_MAX, TICK_MIN
 
 
 def test_help_imports_nothing_heavy() -> None:
@@ -223,6 +224,12 @@ def test_schema_is_a_schema(cli: Cli, tmp_path: Path) -> None:
     assert "late_ratio" in found["$defs"]["QualityLimits"]["properties"]
     cli("schema", "--out", "schema.json")
     assert json.loads((tmp_path / "schema.json").read_text()) == found
+
+
+def test_the_ends_of_time_have_words() -> None:
+    """As on the Streams page: before the first row, and when all sources are done."""
+    found = [output.format_short_instant(ticks) for ticks in (TICK_MIN, 1_500_000, TICK_MAX)]
+    assert found == ["none yet", "1970-01-01T00:00:01Z", "end of time"]
 
 
 def test_ages_and_sizes_for_people() -> None:

@@ -102,13 +102,8 @@ def test_lineage_goes_on_after_an_unexpected_error() -> None:
         if len(sent) == 1:
             raise RuntimeError("no route")
 
-    sender = OpenLineageSender(
-        spec_of(),
-        MemoryStore(),
-        "tidegate",
-        SimpleNamespace(emit=emit),
-    )
-    sender._enqueue_events(["first", "second"])  # type: ignore[list-item]
+    sender = OpenLineageSender("tidegate", SimpleNamespace(emit=emit))
+    sender.send(lambda: ["first", "second"])  # type: ignore[list-item]
     sender.close(10.0)
     assert sent == ["first", "second"]
 

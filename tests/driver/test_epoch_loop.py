@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import threading
 from collections.abc import Callable
@@ -11,13 +12,15 @@ import pytest
 
 from tests.engine.harness import Bench, PlainSteps, row, spec_of
 from tests.servers.memory_store import Fault, MemoryStore, StoreRequest
-from tidegate.checkpoints.driver_requests import RequestKind, submit_request
+from tidegate.checkpoints.bucket_layout import generate_attempt_id
+from tidegate.checkpoints.driver_requests import RequestKind, read_ack, submit_request
 from tidegate.checkpoints.host_clock import Clock
-from tidegate.checkpoints.slot_log import SlotLog
+from tidegate.checkpoints.slot_log import Sealed, SlotLog
 from tidegate.checkpoints.store import StoreDeniedError
-from tidegate.errors import FencedError, TransientError
+from tidegate.errors import FencedError, PoisonError, TransientError
 from tidegate.jobs.driver import epoch_loop
 from tidegate.jobs.driver.epoch_loop import EndConditions, EpochLoop, LoopRuntime
+from tidegate.jobs.driver.error_classification import classify_error
 from tidegate.jobs.driver.operator_requests import RequestInbox
 from tidegate.jobs.engine.epoch_engine import EpochReport, EpochRequests
 from tidegate.jobs.engine.interfaces import NoFaults
@@ -262,6 +265,114 @@ def test_an_epoch_sealed_between_two_looks_at_the_head_is_published() -> None:
     assert shell.loop.run().state == "finished"
     shell.publisher.stop()
     assert shell.sink.upto == shell.bench.log.head().slot == 1
+
+
+def test_finished_waits_for_a_merge_that_was_sealed_behind_the_last_epoch() -> None:
+    """The merge fills a slot when the sinks have followed the last epoch."""
+    shell = Shell()
+    shell.feed(1, 2, end=True)
+    follow, log = shell.sink.follow, shell.bench.log
+
+    def follow_before_merge(log: SlotLog, *, flush: bool = True) -> int:
+        count, head = follow(log, flush=flush), log.head()
+        if head.slot == 1:
+            assert head.record is not None
+            facts = {"slot": 2, "attempt": generate_attempt_id(), "parent": str(head.record.id)}
+            merge = head.record.model_copy(update={**facts, "parent_sha256": head.sha256})
+            assert isinstance(log.seal(merge), Sealed)
+        return count
+
+    shell.sink.follow = follow_before_merge  # type: ignore[method-assign]
+    assert shell.run().state == "finished"
+    assert shell.sink.upto == log.head().slot == 2
+
+
+def test_a_run_whose_lease_was_taken_does_not_call_itself_finished() -> None:
+    """Another driver seals while the sinks follow the last epoch; what is left is its work."""
+    shell = Shell()
+    shell.feed(1, 2, end=True)
+    follow = shell.sink.follow
+
+    def follow_and_lose(log: SlotLog, *, flush: bool = True) -> int:
+        count = follow(log, flush=flush)
+        if log.head().slot == 1:
+            shell.bench.engine().run_epoch(EpochRequests(ids=("asked",)))
+            shell.steps.error = FencedError("taken", code="lease.lost")
+            shell.steps.lost_lease.set()
+        return count
+
+    shell.sink.follow = follow_and_lose  # type: ignore[method-assign]
+    with pytest.raises(FencedError):
+        shell.run()
+
+
+def test_a_finished_run_that_waits_for_a_sink_does_what_it_is_asked() -> None:
+    """A savepoint needs an epoch, and the wait may take as long as the sink is away."""
+    shell = Shell()
+    shell.feed(1, 2, end=True)
+    store, clock = shell.bench.store, shell.bench.clock
+    shell.sink.away = lambda: shell.bench.log.head().slot < 2
+    collect, looks = shell.loop._runtime.inbox.collect, []
+
+    def ask_on_third_look() -> EpochRequests:
+        looks.append(1)
+        if len(looks) == 3:
+            submit_request(
+                store,
+                "p",
+                RequestKind.SAVEPOINT,
+                who="ann",
+                name="now",
+                request_id="s",
+                clock=clock,
+            )
+        if len(looks) == 1000:
+            shell.stop.set()
+        return collect()
+
+    shell.loop._runtime.inbox.collect = ask_on_third_look  # type: ignore[method-assign]
+    assert shell.run().state == "finished"
+    ack = read_ack(store, "p", "s")
+    assert ack is not None
+    assert ack.outcome == "applied"
+    assert shell.sink.upto == 2
+
+
+def test_what_is_met_behind_a_full_disk_is_not_taken_for_one() -> None:
+    """The head that is read again after the wait is damaged; that needs a person, not room."""
+    shell = Shell()
+    shell.feed(1)
+    run_epoch = shell.engine.run_epoch
+
+    def fill_disk_behind_epoch(*asked: Any, **named: Any) -> EpochReport:
+        if shell.reports:
+            shell.bench.store.put(shell.bench.log.layout.slot_key(0, 1), b"{")
+            raise OSError(errno.ENOSPC, "No space left on device", "/scratch")
+        return run_epoch(*asked, **named)
+
+    shell.engine.run_epoch = fill_disk_behind_epoch  # type: ignore[method-assign]
+    with pytest.raises(PoisonError) as raised:
+        shell.run()
+    assert classify_error("p", raised.value).code == "manifest.malformed"
+
+
+def test_a_stop_while_a_merge_has_the_next_slot_is_no_end_of_the_sources() -> None:
+    """What the merge seals afterwards is in no sink, so another driver has to start."""
+    shell = Shell()
+    shell.feed(1, 2, end=True)
+    store, clock = shell.bench.store, shell.bench.clock
+    run_epoch = shell.engine.run_epoch
+
+    def hold_behind_epoch(*asked: Any, **named: Any) -> EpochReport:
+        report = run_epoch(*asked, **named)
+        submit_request(store, "p", RequestKind.HOLD, who="ann", name="m", ttl=1e9, clock=clock)
+        return report
+
+    shell.engine.run_epoch = hold_behind_epoch  # type: ignore[method-assign]
+    shell.between = lambda number: shell.stop.set()
+    outcome = shell.run()
+    assert outcome.state == "stopped"
+    assert outcome.why == "asked to stop before a merge had filled the next slot"
 
 
 def test_a_stop_ends_the_wait_of_a_finished_run() -> None:

@@ -6,6 +6,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog
@@ -24,7 +25,7 @@ from tidegate.checkpoints.pipeline_identity import ProcessIdentity, ensure_ident
 from tidegate.checkpoints.pipeline_overview import PipelineState, read_overview
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import StoreDeniedError
-from tidegate.errors import FencedError, TidegateError
+from tidegate.errors import FencedError, PoisonError, TidegateError, TransientError
 from tidegate.jobs.driver import epoch_listeners, pipeline_run
 from tidegate.jobs.driver.epoch_listeners import EpochListeners
 from tidegate.jobs.driver.epoch_loop import RunOutcome
@@ -44,10 +45,10 @@ def mute(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def _session(
-    store: MemoryStore, folder: Path, *, standby: bool = False
+    store: MemoryStore, folder: Path, *, standby: bool = False, **fields: Any
 ) -> tuple[DriverSession, InputView]:
     """A driver that holds the lease and has not begun."""
-    spec = spec_of()
+    spec = spec_of(**fields)
     lease = Lease.acquire(store, spec.name, ProcessIdentity.this_process())
     view = InputView(store, spec, folder)
     options = RunOptions(store_url="memory://", standby=standby)
@@ -86,6 +87,46 @@ def test_a_driver_whose_store_was_wiped_names_what_is_lost(
     if wiped:
         lost = "up to t0-000007-ab and the tables, with 90 rows read and 80 released"
         assert lost in overview.driver.facts["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "raised"), [("stop", PoisonError), ("fork", TransientError), ("whole", PoisonError)]
+)
+def test_a_driver_that_meets_a_damaged_checkpoint_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str, raised: type[TidegateError]
+) -> None:
+    """What its engine says of the file says nothing.
+
+    With `on_bad_checkpoint: fork` the next driver goes back by itself, so it has to be started. If
+    the checkpoint is whole, the error is reported as it is.
+    """
+    bench, _ = sealed()
+    store, head = bench.log.store, bench.epochs()[-1]
+    assert isinstance(store, MemoryStore)
+    monkeypatch.setattr(pipeline_run, "make_followers", lambda *_: [])
+    monkeypatch.setattr(pipeline_run, "select_start_checkpoint", lambda *_: None)
+    checkpoint = {"on_bad_checkpoint": "fork" if policy == "fork" else "stop"}
+    run, view = _session(store, tmp_path, checkpoint=checkpoint)
+
+    class Loop:
+        """Fails at a file of its state."""
+
+        def run(self) -> RunOutcome:
+            """Lose the file, and meet that."""
+            if policy != "whole":
+                store.delete(head.segments[0].key)
+            raise OSError("IO Error: order.parquet")
+
+    monkeypatch.setattr(DriverSession, "_make_loop", lambda *_: Loop())
+    with pytest.raises(raised) as error:
+        run.run_to_end(lambda: None)  # type: ignore[arg-type,return-value]
+    run.close()
+    view.close()
+    code = {"stop": "checkpoint.damaged", "fork": "checkpoint.left"}.get(
+        policy, "driver.unexpected"
+    )
+    assert error.value.code == code
+    assert policy == "whole" or head.segments[0].key in error.value.message
 
 
 @pytest.mark.parametrize("code", ["store.denied", "store.keys_expired"])

@@ -25,6 +25,7 @@ from tidegate.checkpoints.s3_store import S3Settings, S3Store
 from tidegate.checkpoints.store import Store
 from tidegate.errors import PoisonError
 from tidegate.jobs.driver.epoch_listeners import (
+    EpochLineage,
     EpochListeners,
     create_lineage_sender,
     make_epoch_events,
@@ -200,10 +201,7 @@ def test_nothing_is_measured_unless_asked() -> None:
         )
         is None
     )
-    assert (
-        create_lineage_sender({"OPENLINEAGE_URL": "file:///etc/passwd"}, spec_of(), MemoryStore())
-        is None
-    )
+    assert create_lineage_sender({"OPENLINEAGE_URL": "file:///etc/passwd"}) is None
 
 
 class _Taker(BaseHTTPRequestHandler):
@@ -238,14 +236,13 @@ def test_lineage_per_epoch(taker: str) -> None:
     The same epoch has the same run id.
     """
     bench, reports = sealed()
-    lineage = create_lineage_sender(
-        {"OPENLINEAGE_URL": taker, "OPENLINEAGE_API_KEY": "k"}, bench.spec, bench.store
-    )
-    assert lineage is not None
+    sender = create_lineage_sender({"OPENLINEAGE_URL": taker, "OPENLINEAGE_API_KEY": "k"})
+    assert sender is not None
+    lineage = EpochLineage(bench.spec, bench.store, sender)
     for report in reports:
         lineage.on_epoch(report, 0.1)
     lineage.on_failure(PoisonError("p: a row", code="x.y"))
-    lineage.close(5.0)
+    sender.close(5.0)
     assert {(path, auth) for path, auth, _ in _Taker.bodies} == {("/api/v1/lineage", "Bearer k")}
     bodies = [body for _, _, body in _Taker.bodies]
     assert [body["eventType"] for body in bodies] == [
@@ -349,13 +346,11 @@ def _second_of(spec: PipelineSpec, store: Store) -> dict[str, Any]:
 def test_lineage_that_is_not_taken_changes_nothing() -> None:
     """An address where no one listens costs a line in the log."""
     bench, reports = sealed()
-    lineage = create_lineage_sender(
-        {"OPENLINEAGE_URL": "http://127.0.0.1:9"}, bench.spec, bench.store
-    )
-    assert lineage is not None
+    sender = create_lineage_sender({"OPENLINEAGE_URL": "http://127.0.0.1:9"})
+    assert sender is not None
     with structlog.testing.capture_logs() as logs:
-        lineage.on_epoch(reports[0], 0.1)
-        lineage.close(5.0)
+        EpochLineage(bench.spec, bench.store, sender).on_epoch(reports[0], 0.1)
+        sender.close(5.0)
     assert [line["event"] for line in logs] == ["lineage_not_sent"] * 2
 
 

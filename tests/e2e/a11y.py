@@ -83,6 +83,7 @@ STATES: list[tuple[str, str, Callable[[Page], None]]] = [
     ("start", "#/clicks", _press("#start")),
     ("failed", "#/meters", lambda page: page.locator("#why-failed").wait_for()),
     ("why failed", "#/meters", _press("#why-failed")),
+    ("line of the spec", "#/meters", _press("#spec-line")),
     ("waits", "#/taxis", lambda page: None),
     ("down", "#/orders", lambda page: None),
     ("never ran", "#/tides", lambda page: None),

@@ -175,6 +175,7 @@ def recover_upstream(scene: Scene, watch: Watch) -> list[str]:
         scene.feed.put("upstream", "shop", at=datetime.now(UTC) + timedelta(hours=hour))
         scene.page.wait_for_timeout(300)
     scene.until(lambda: scene.read_all("upstream"), "a day of events")
+    scene.picture("upstream", "#results")
     for key in bad:
         scene.feed.put("upstream", key=key, count=False)
     return scene.restore_until(watch, before, "amounts in cents")

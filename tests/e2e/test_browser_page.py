@@ -464,6 +464,47 @@ def test_a_failed_stream_tells_all_in_one_place(show: Open, site: Site) -> None:
     expect(dialog.get_by_label("Log of attempt 20260101-a")).to_contain_text("last line")
 
 
+def test_the_banner_of_a_failed_stream_shows_the_line_of_the_spec(
+    show: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The line that the error names is marked; passwords of the file are not shown."""
+    lines = ["apiVersion: tidegate/v1", "name: meters", *(f"# {n}" for n in range(3, 12))]
+    text = "\n".join([*lines, "  rules: {no: 1}", "  password: hunter2"])
+    (tmp_path / "water.yaml").write_text(text)
+    monkeypatch.setenv("TIDEGATE_PIPELINES", str(tmp_path))
+    page = show("#/meters")
+    page.get_by_role("button", name="Line of the spec").click()
+    dialog = page.get_by_role("dialog", name="Spec of meters")
+    expect(dialog).to_contain_text("water.yaml, line 12")
+    expect(dialog.locator("mark")).to_contain_text("12    rules: {no: 1}")
+    expect(dialog.get_by_label("Lines of the spec")).not_to_contain_text("hunter2")
+
+
+def test_the_banner_of_a_failed_stream_finds_a_line_by_its_name(
+    show: Open, site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No other name that ends in the same letters, and no comment, is taken for it."""
+    lines = ["name: meters", "# no: a rule", "piano: 1", "rules: {other: 1, no: 1}"]
+    (tmp_path / "water.yaml").write_text("\n".join(lines))
+    monkeypatch.setenv("TIDEGATE_PIPELINES", str(tmp_path))
+    error = {"message": "row 3 of a.parquet breaks rule no of source north"}
+    History(site.store, "meters", ("north", "south")).says("failed", error=error)
+    page = show("#/meters")
+    page.get_by_role("button", name="Line of the spec").click()
+    expect(page.get_by_role("dialog", name="Spec of meters")).to_contain_text("water.yaml, line 4")
+
+
+def test_a_host_without_the_spec_says_so(
+    show: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The API server need not have the folder of the DAGs."""
+    monkeypatch.setenv("TIDEGATE_PIPELINES", str(tmp_path))
+    page = show("#/meters", quiet=False)
+    page.get_by_role("button", name="Line of the spec").click()
+    alert = page.get_by_role("dialog").get_by_role("alert")
+    expect(alert).to_contain_text("has no file with the spec of meters")
+
+
 def test_broken_specs_are_listed_above_the_streams(show: Open, site: Site) -> None:
     """File, line and field of each mistake, also of a file that is not YAML."""
     site.desk.broken = [

@@ -14,7 +14,8 @@ from playwright.sync_api import expect
 
 from tests.e2e.browser import PATIENCE, browser_of_the_machine, needs_chromium
 from tests.operators.conftest import Cockpit, cockpit_of, task_state
-from tests.sealed_queries.clicks import EXAMPLE, read_counts, read_files, write_clicks
+from tests.sealed_queries.apps import Clicks
+from tests.sealed_queries.clicks import EXAMPLE, count_clicks, read_counts, read_files, write_clicks
 from tidegate.checkpoints.batch_notes import BatchNotes
 from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
@@ -54,8 +55,7 @@ class SupervisedJob:
         A batch without rows may follow, which moves the watermark; Spark does not run it again
         after a restore.
         """
-        at = self.positions()
-        return min(at.get("enriched", -1), at.get("per_minute", -1)) >= _FILES - 1
+        return Clicks.count_files(self.log.head().record) >= _FILES
 
     def outputs(self) -> tuple[object, object]:
         """What both sinks hold."""
@@ -109,7 +109,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SupervisedJob]:
 
 
 def test_a_killed_job_is_launched_again_and_restored_by_a_dag_run(job: SupervisedJob) -> None:
-    """The task is not green while no driver lives, and each batch is in both sinks once.
+    """The task is not green while no driver lives, and each click is in both sinks once.
 
     A restore through a DAG run replays the same rows.
     """
@@ -121,7 +121,7 @@ def test_a_killed_job_is_launched_again_and_restored_by_a_dag_run(job: Supervise
     cockpit.until(job.is_complete, 180, "the end of the input")
     assert job.drivers() == 2
     before = job.outputs()
-    assert before[0] == _count_clicks(job.out.parent / "in")
+    assert before[0] == count_clicks(job.out.parent / "in")
     target = CheckpointCatalog(job.log).list_checkpoints()[-3].id
     recover = cockpit.api.trigger_dag("clicks.recover", {"checkpoint": target, "reason": "test"})
     assert cockpit.ended("clicks.recover", recover, 240)["state"] == "success"
@@ -176,18 +176,3 @@ def test_a_restore_on_the_page_names_the_sinks(job: SupervisedJob) -> None:
     assert job.log.head().timeline == timeline + 1
     cockpit.until(job.is_complete, 180, "the end of the input after the restore")
     assert job.outputs() == before
-
-
-def _count_clicks(folder: Path) -> list[tuple[object, ...]]:
-    """What `foreachBatch` should hold: after each file, the counts that it has changed."""
-    totals: Counter[tuple[str, str]] = Counter()
-    found: list[tuple[object, ...]] = []
-    for batch, path in enumerate(sorted(folder.iterdir())):
-        touched = set()
-        for line in path.read_text().splitlines():
-            click = json.loads(line)
-            minute = f"{click['at'][:10]} {click['at'][11:16]}:00"
-            touched.add((minute, click["page"]))
-            totals[minute, click["page"]] += 1
-        found += [(batch, *key, totals[key]) for key in touched]
-    return sorted(found)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from tests.servers.memory_store import MemoryStore
@@ -153,6 +155,32 @@ def test_all_slots_count_while_a_new_driver_cannot_ask_a_sink() -> None:
         assert own.lags == {"fake": 5_000}
     finally:
         sink.errors.clear()
+        own.stop()
+
+
+def test_a_sink_that_gets_on_catches_up_while_the_driver_seals_more() -> None:
+    """What it has applied counts, and not its lag, which grows meanwhile."""
+    sink, third_try, rest = Sink(behind=3), threading.Event(), threading.Event()
+    own = Publisher([sink], SlotLog(MemoryStore(), "p"), NoFaults())
+    follow, sealed = sink.follow, iter(((1, 8), (1, 12)))
+
+    def follow_slowly(log: SlotLog, *, flush: bool = True) -> int:
+        head = next(sealed, None)
+        if head is None:
+            third_try.set()
+            rest.wait(30.0)
+            return follow(log, flush=flush)
+        own.note_sealed(*head)
+        sink.behind += 3
+        raise TransientError("one part failed", code="sink.unavailable")
+
+    sink.follow = follow_slowly  # type: ignore[method-assign]
+    own.start(1, 4)
+    try:
+        assert third_try.wait(30.0)
+        assert own.wait_below(1, 0.01)
+    finally:
+        rest.set()
         own.stop()
 
 

@@ -269,3 +269,17 @@ def test_under_pass_data_flows_behind_the_barrier_but_the_frontier_waits() -> No
     assert (step.times, step.decision.frontier_after) == ([60, 70], 50)
     feed.add("b", Barrier(71))
     assert feed.step(0).decision.frontier_after == 60
+
+
+def test_a_wall_clock_does_not_pass_a_barrier_in_the_epoch_that_closes_it() -> None:
+    """Rows that were held behind it count at once; the clock counts from the next epoch on."""
+    clocked = {"wall_clock": {"lag": 0, "cap": False}}
+    feed = Feed(pipeline(("a", "b"), clocked, barriers={"alignment": "pass"}))
+    feed.add("a", Point(1), Barrier(2))
+    feed.add("b", Point(1))
+    before = feed.step(10).frontier_after
+    feed.add("a", Point(3))
+    feed.add("b", Barrier(2))
+    closing = feed.step(20)
+    assert closing.completed == (1,)
+    assert (closing.frontier_after, feed.step(20).frontier_after) == (before, 20)

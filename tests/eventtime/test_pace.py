@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.conformance.feed import Barrier, Feed, Point, pipeline
+from tests.conformance.feed import Barrier, Feed, Point, Punctuation, pipeline
 
 from tidegate.jobs.eventtime.decider import (
     create_initial_state,
@@ -146,6 +146,31 @@ def test_the_clock_of_a_running_timer_is_worth_an_epoch() -> None:
     feed.add("a", Point(1))
     feed.step(0)
     assert not feed.step(60 * S).decision.changed
+
+
+def test_each_thing_that_moves_makes_an_epoch_worth_sealing() -> None:
+    """F alone, an outcome alone and released rows alone; no timer runs here."""
+    quiet = {"idle_timeout": "never"}
+    promised = pipeline(
+        ("a",),
+        {"punctuation": {"explicit": True}},
+        coalesce=quiet,
+        release={"mode": "pass_through"},
+    )
+    feed = Feed(promised)
+    assert not feed.step(0).decision.changed
+    feed.add("a", Punctuation(5))
+    moved = feed.step(0).decision
+    assert (moved.emitted, moved.recorded, moved.changed) == ((("watermark", 5),), (), True)
+    recorded = feed.step(0, cancels=(3,)).decision
+    assert (recorded.emitted, recorded.changed) == ((), True)
+    feed = feed_of(coalesce=quiet)
+    feed.add("a", Point(1))
+    feed.add("b", Point(5))
+    feed.step(0)
+    feed.add("a", Barrier(2))
+    released = feed.step(0).decision
+    assert (released.emitted, released.recorded, released.changed) == ((), (), True)
 
 
 def test_wall_clock_outcomes_are_recorded() -> None:

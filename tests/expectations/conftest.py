@@ -12,7 +12,7 @@ import pytest
 
 from tidegate.checkpoints.bucket_layout import CheckpointId
 from tidegate.checkpoints.manifest import Counters, Manifest
-from tidegate.expectations.summaries import Evidence
+from tidegate.expectations.evidence import Evidence
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 START = datetime(2013, 1, 9, tzinfo=UTC)

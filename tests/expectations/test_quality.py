@@ -21,8 +21,8 @@ from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
 from tidegate.expectations import __main__ as command
 from tidegate.expectations import quality_run, summaries
+from tidegate.expectations.evidence import Evidence
 from tidegate.expectations.quality_run import TableReader, gather_evidence
-from tidegate.expectations.summaries import Evidence
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 SPEC = """\

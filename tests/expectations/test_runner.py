@@ -15,8 +15,8 @@ from tidegate.checkpoints.canonical_json import canonical_bytes
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.errors import ConfigurationError
 from tidegate.expectations import data_docs, gx_runner
+from tidegate.expectations.evidence import Evidence
 from tidegate.expectations.gx_runner import RunResult
-from tidegate.expectations.summaries import Evidence
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 pytestmark = [
@@ -261,7 +261,7 @@ def test_docs_need_no_network_and_no_scripts(healthy: Evidence) -> None:
 def test_history_is_bounded_and_old_pages_go(
     healthy: Evidence, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Pages and results that fall out of the index are deleted; trends are drawn."""
+    """Pages and results that fall out of the index are deleted."""
     monkeypatch.setattr(data_docs, "_RUNS_KEPT", 2)
     store = MemoryStore()
     run = gx_runner.run_suites(healthy)
@@ -272,4 +272,3 @@ def test_history_is_bounded_and_old_pages_go(
     runs = json.loads(store.get("flights/quality/history.json").data)["runs"]
     assert [r["id"] for r in runs] == ["run002", "run001"]
     assert runs[0]["values"]["late_ratio"] == pytest.approx(0.02)
-    assert "<polyline" in store.get("flights/quality/docs/index.html").data.decode()

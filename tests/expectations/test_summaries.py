@@ -9,7 +9,8 @@ import pytest
 from tests.expectations.conftest import BARRIERS, DEAD, LATE, changed, manifest, rows
 
 from tidegate.expectations import gx_runner, summaries
-from tidegate.expectations.summaries import SUMMARIES, Evidence
+from tidegate.expectations.evidence import Evidence
+from tidegate.expectations.summaries import SUMMARIES
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 
@@ -235,14 +236,14 @@ def test_outcomes_are_counted_by_type(healthy: Evidence) -> None:
     """All begins may be complete while no end is; an aborted barrier may have no type."""
     table = rows(
         BARRIERS,
-        *(closed(n, types=["begin"]) for n in (1, 3, 5)),
+        *(closed(n, types=["begin, or so"]) for n in (1, 3, 5)),
         closed(2, types=["end"], outcome="incomplete"),
-        closed(4, types=["begin", "end"], outcome="aborted"),
+        closed(4, types=["begin, or so", "end"], outcome="aborted"),
         closed(6, types=[], outcome="aborted"),
     )
     frame = summaries.summarize_barrier_types(changed(healthy, barriers=table))
     assert frame.to_numpy().tolist() == [
-        ["begin", 4, 3, 0, 1, 0.75],
+        ["begin, or so", 4, 3, 0, 1, 0.75],
         ["end", 2, 0, 1, 1, 0.0],
     ]
 

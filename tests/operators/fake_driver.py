@@ -125,11 +125,12 @@ class FakeDriver:
             created_at=now,
             counters=counters,
             decider={
+                "clock": now,
                 "output": {
                     "inputs": {
                         name: {"frontier": at, "status": "active"} for name, at in members.items()
                     }
-                }
+                },
             },
             decision={
                 "frontier_after": frontier,

@@ -54,7 +54,9 @@ def make_context(
     task = SimpleNamespace(
         try_number=try_number, max_tries=max_tries, get_dr_count=lambda **_: queued
     )
-    known = Memory({"said_run": 2} if try_number > 1 else {}) if memory is None else memory
+    known = (
+        Memory({"run_declared_by_try": 2} if try_number > 1 else {}) if memory is None else memory
+    )
     return {"run_id": "r", "ti": task, "dag_run": None, "task_state_store": known}
 
 

@@ -207,6 +207,17 @@ def test_the_newest_checkpoint_of_a_time_is_found(store: MemoryStore) -> None:
     assert [row["id"] for row in page["rows"]] == [str(m.id) for m in sealed[7:4:-1]]
 
 
+def test_the_newest_checkpoint_of_a_time_is_found_where_clocks_differ(store: MemoryStore) -> None:
+    """Two hosts took turns, and the clock of one is half a minute behind."""
+    history, now = History(store, "p"), 1_800_000_000
+    seconds = [0, 10, 20, -10, 40, 50, 20, 70, 200, 210]
+    sealed = [history.epoch(now + second) for second in seconds]
+    for until in (20, 30, 60):
+        page = StreamView(store, "p").checkpoint_page(until=(now + until) * 1000 + 1)
+        ids = [str(one.id) for one, at in zip(sealed, seconds, strict=True) if at <= until]
+        assert [row["id"] for row in page["rows"]] == ids[::-1]
+
+
 def test_a_time_of_which_the_newest_checkpoint_is_gone_leads_to_an_older_one(
     store: MemoryStore,
 ) -> None:
@@ -226,7 +237,7 @@ def test_a_time_of_which_the_newest_checkpoint_is_gone_leads_to_an_older_one(
 
 def test_a_time_long_ago_is_found_by_few_reads(store: MemoryStore, gets: list[str]) -> None:
     """Neither the pages of the index nor the epochs after it are read one by one."""
-    sealed = History(store, "p").extend(200, ago=100)
+    sealed = History(store, "p", every=60.0).extend(200, ago=100)
     pages(StreamView(store, "p"))  # writes the pages of the index, as a driver does
     gets.clear()
     view = StreamView(store, "p")
@@ -324,7 +335,10 @@ def test_an_open_barrier_says_who_is_missing_and_until_when(store: MemoryStore) 
     decision = {**newest.decision, "statuses": statuses}
     sealed = newest.model_copy(update={"decider": decider, "decision": decision})
     first, second = list_open_barriers(sealed, spec.barrier_timeout)
-    assert (first["id"], first["missing"], first["opened"]) == (3, ["LGA/0"], 480_000)
+    # Times of the pipeline's clock, which outages hold back, are shown by the wall clock.
+    opened_at = sealed.created_at // 1000 - 20_000
+    assert (first["id"], first["missing"], first["opened"]) == (3, ["LGA/0"], opened_at)
+    assert first["arrivals"] == {"EWR/0": opened_at}
     # It is 15 s after the last barrier closed, so that 15 of its 30 s are left.
     assert first["closes"] == sealed.created_at // 1000 + 15_000
     assert (second["missing"], second["closes"]) == (["EWR/0"], None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import urllib.error
@@ -158,8 +159,12 @@ def test_a_wrong_value_is_an_answer(base: str) -> None:
 def test_a_process_that_hangs_is_replaced(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """The question fails, the next one is answered."""
     monkeypatch.setattr(child_processes, "_START_PATIENCE", 120.0)
+    monkeypatch.setattr(child_processes, "_ANSWER_TIMEOUT", 60.0)
     process = ResultsProcess(StoreAccess(shop.store.url))
-    monkeypatch.setattr(child_processes, "_ANSWER_TIMEOUT", 0.0)
+    assert process.ask("shop", "tables", {})["tables"]
+    assert process._child is not None
+    process._child.send_signal(signal.SIGSTOP)
+    monkeypatch.setattr(child_processes, "_ANSWER_TIMEOUT", 0.5)
     with pytest.raises(TransientError, match="could not be read"):
         process.ask("shop", "tables", {})
     monkeypatch.setattr(child_processes, "_ANSWER_TIMEOUT", 60.0)

@@ -12,7 +12,8 @@ from tests.engine.harness import Bench, PlainSteps, row, spec_of
 
 from tidegate.checkpoints.pipeline_overview import read_overview
 from tidegate.checkpoints.slot_index import SlotIndex
-from tidegate.jobs.cli.status_and_logs import _describe_progress, _list_row_notes
+from tidegate.jobs.cli.output import print_text
+from tidegate.jobs.cli.status_and_logs import _describe_progress, describe_pipeline
 from tidegate.jobs.driver.otel_metrics import DriverMetrics
 from tidegate.operators.assets import has_new_event
 from tidegate.operators.page_data import build_epoch_point
@@ -37,7 +38,9 @@ def late_for_a_window(preset: str) -> tuple[Bench, list[Any]]:
 
 
 @pytest.mark.parametrize("preset", ["wire", "hazelcast", "flink"])
-def test_rows_late_for_windows_show_on_every_surface(preset: str) -> None:
+def test_rows_late_for_windows_show_on_every_surface(
+    preset: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The late table, status, page, list of checkpoints, asset and metrics agree."""
     bench, reports = late_for_a_window(preset)
     head = bench.epochs()[-1]
@@ -47,7 +50,10 @@ def test_rows_late_for_windows_show_on_every_surface(preset: str) -> None:
     assert overview.row_counts.late_ratio == late / 10
     progress = _describe_progress(overview)
     assert progress["counts"]["late_by_output"] == {"w": late}
-    assert _list_row_notes(progress["counts"]) == [("late", "4 rows (40.0%): 4 for w (40.0%)")]
+    report = describe_pipeline(bench.log) | {"landings": {}, "store": {"url": "memory"}}
+    print_text("status", data=report, waiting={})
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "late: 4 rows (40.0%): 4 for w (40.0%) store: memory" in shown
     point = build_epoch_point(head)
     assert (point["late"], point["sources"]["a"]["late"]) == (late, LATE)
     assert next(SlotIndex(bench.log).iterate_newest_first(0)).late == late

@@ -10,7 +10,7 @@ from tests.servers.memory_store import MemoryStore
 from tidegate.checkpoints.splice_requests import (
     SpliceRequest,
     create_splice_request,
-    decide_splice_request,
+    reject_splice_request,
 )
 from tidegate.operators.page_data import EpochFacts, list_driver_events, list_verdict_events
 from tidegate.operators.stream_view import StreamView
@@ -51,7 +51,7 @@ def test_the_bucket_tells_of_drivers_merges_and_verdicts() -> None:
         id="s1", pipeline="p", origin="late", row_count=7, created_at=1, who="ann"
     )
     create_splice_request(store, request)
-    decide_splice_request(store, "p", "s1", "rejected", who="bob", why="too old", at=5_000_000)
+    reject_splice_request(store, "p", "s1", who="bob", why="too old", at=5_000_000)
     found = {event["kind"]: event for event in StreamView(store, "p").read_timeline()}
     assert found["merge"]["says"] == "rejected: 7 rows, splice request s1"
     assert (found["merge"]["who"], found["merge"]["at"]) == ("bob", 5_000)

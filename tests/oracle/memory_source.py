@@ -39,6 +39,18 @@ class MemorySource:
         """The partition disappears."""
         self._rows.pop(Member(self.name, partition))
 
+    def list_placed(self) -> Iterator[tuple[Member, int, dict[str, Any]]]:
+        """Every row, with its member and its position."""
+        for member, rows in self._rows.items():
+            yield from ((member, position, row) for position, row in enumerate(rows))
+
+    def end_position(self, member: Member) -> int:
+        """Where one is who has read everything."""
+        return len(self._rows[member])
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
     def list_members(self) -> Sequence[Member]:
         """Partitions that exist now."""
         return sorted(self._rows)

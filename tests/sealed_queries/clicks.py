@@ -6,6 +6,7 @@ import json
 import os
 import random
 import sqlite3
+from collections import Counter
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -14,17 +15,35 @@ import pyarrow.parquet as pq
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "clicks"
 
 
-def read_counts(out: Path) -> list[tuple[object, ...]]:
-    """The rows that `foreachBatch` wrote."""
+def read_counts(out: Path) -> list[tuple[str, str, int]]:
+    """The newest count of each minute and page that `foreachBatch` wrote.
+
+    Each batch wrote a key once, and a larger count than the batch before.
+    """
+    newest: dict[tuple[str, str], int] = {}
     with sqlite3.connect(out / "clicks.sqlite") as db:
-        return sorted(db.execute("SELECT batch, minute, page, clicks FROM counts"))
+        for minute, page, clicks in db.execute(
+            "SELECT minute, page, clicks FROM counts ORDER BY batch"
+        ):
+            assert clicks > newest.get((minute, page), 0), f"{minute} {page} twice"
+            newest[minute, page] = clicks
+    return sorted((*key, clicks) for key, clicks in newest.items())
 
 
-def read_files(out: Path) -> list[list[str]]:
-    """The rows of each file of the file sink, as a reader of its log sees them; sorted.
+def count_clicks(folder: Path) -> list[tuple[str, str, int]]:
+    """What `read_counts` should give for a folder of input."""
+    totals = Counter[tuple[str, str]]()
+    for path in folder.iterdir():
+        for line in path.read_text().splitlines():
+            click = json.loads(line)
+            totals[f"{click['at'][:10]} {click['at'][11:16]}:00", click["page"]] += 1
+    return sorted((*key, clicks) for key, clicks in totals.items())
 
-    A batch of the examples writes one file. Spark deletes entries of the log once they are
-    compacted, so the batches do not have numbers here.
+
+def read_files(out: Path) -> list[str]:
+    """The rows of the file sink, as a reader of its log sees them; sorted.
+
+    Spark deletes entries of the log once they are compacted.
     """
     log = out / "enriched" / "_spark_metadata"
     entries = [path for path in log.iterdir() if path.name[0].isdigit()]
@@ -36,7 +55,7 @@ def read_files(out: Path) -> list[list[str]]:
     for entry in [*([newest] if newest else []), *later]:
         for line in entry.read_text().splitlines()[1:]:
             table = pq.read_table(json.loads(line)["path"].removeprefix("file://"))
-            found.append(sorted(repr(row) for row in table.to_pylist()))
+            found += [repr(row) for row in table.to_pylist()]
     return sorted(found)
 
 
@@ -45,7 +64,7 @@ def _get_number(entry: Path) -> int:
 
 
 def write_clicks(folder: Path, files: int, rows: int = 60, seed: int = 7) -> None:
-    """Write the input at once: then each file is a batch of its own, always the same one."""
+    """Write the input at once; the files have an order by age, in which Spark reads them."""
     folder.mkdir()
     dice, begin = random.Random(seed), datetime(2026, 1, 1, tzinfo=UTC)
     for number in range(files):

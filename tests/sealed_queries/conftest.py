@@ -38,7 +38,7 @@ class JobBench:
         """A query, and the checkpoint that its Spark writes."""
         made = FakeCheckpoint(self.folder / name, partitions)
         objects = QueryObjects(self.store, name)
-        return SealedQuery(name, made.folder, objects, rewind, "ForeachBatchSink", None), made
+        return SealedQuery(name, made.host, objects, rewind, "ForeachBatchSink", None), made
 
 
 @pytest.fixture

@@ -6,6 +6,8 @@ import json
 import zipfile
 from pathlib import Path
 
+from tidegate.jobs.sealed_queries.checkpoint_folder import HostFolder
+
 UID = "acefa33c-6ca0-4dbe-92d0-223fac9b7b3e"
 
 
@@ -20,6 +22,7 @@ class FakeCheckpoint:
 
     def __init__(self, folder: Path, partitions: int = 2, store: str = "hdfs") -> None:
         self.folder, self.partitions, self.store = folder, partitions, store
+        self.host = HostFolder(folder)
         self.put("metadata", '{"id":"x"}')
         self.put("state/0/_metadata/metadata", "v1")
         for partition in range(partitions):

@@ -3,11 +3,11 @@
 For each combination of state store and checkpoint format, and each application: an undisturbed run;
 a run that is disturbed at random moments (kill -9 of the driver, of its JVM or of MinIO, or a pause
 during which a second driver takes over); then restores of random slots of the killed run. After the
-kills and after each restore, the sinks must hold the rows of the undisturbed run, batch by batch,
-and each batch must be sealed once.
+kills and after each restore, the sinks must hold the rows of the undisturbed run, and each batch
+must be sealed once. Only the batches may have other borders: see `App.count_files`.
 
-Kills and restores are counted per combination, and divided among the applications. With `--results`
-a run that has ended early goes on where it was.
+Kills and restores are counted per combination, and divided among the applications. Each combination
+and each application comes early. With `--results` a run that has ended early goes on where it was.
 """
 
 from __future__ import annotations
@@ -19,18 +19,21 @@ import random
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
-from itertools import islice, product
+from itertools import islice
 from pathlib import Path
 
 import psutil
 
 from tests.sealed_queries.apps import APPS, App
 from tests.sealed_queries.rig import COMBINATIONS, KilledJob
+from tests.servers.jars import spark_jars
 from tests.servers.minio import RealMinio, running
+from tidegate.jobs.spec.operations import S3A
 
 _OUTAGE = 12.0  # seconds, the longest; a lease lasts for 6
+_Share = tuple[type[App], int, int]  # application, its kills and its restores
 
 
 def prove_combination(
@@ -43,14 +46,19 @@ def prove_combination(
     app: type[App],
     files: int = 8,
     minio: RealMinio | None = None,
+    location: str = "host",
 ) -> tuple[int, int, int]:
-    """Kills, restores and differences of one combination; with `minio` instead of a local store."""
+    """Kills, restores and differences of one combination; with `minio` instead of a local store.
+
+    The undisturbed run has a local store and Spark's checkpoints on this host; `location` is that
+    of the killed run.
+    """
     conf, prefix = COMBINATIONS[name], f"{app.name}-{name}"
     with closing(KilledJob(folder / f"{prefix}-whole", conf, app, files)) as whole:
         whole.run_to_end_of_input()
         expected, differences = whole.app.outputs(), 0
     store_url = f"s3://{minio.bucket}/{prefix}" if minio else None
-    job = KilledJob(folder / f"{prefix}-killed", conf, app, files, store_url)
+    job = KilledJob(folder / f"{prefix}-killed", conf, app, files, store_url, location=location)
     name = f"{app.name} on {name}"
     with closing(job):
         for number, kind in enumerate(islice(_draw_kinds(dice, minio), kills)):
@@ -63,6 +71,11 @@ def prove_combination(
             job.run_to_end_of_input()
             differences += _compare(f"{name} after a restore of {target}", expected, job)
     return kills, restores, differences
+
+
+def list_checkpoint_jars() -> str:
+    """The jars with which Spark keeps checkpoints in a bucket, for ``TIDEGATE_SPARK_JARS``."""
+    return ",".join(map(str, spark_jars("spark-s3a", S3A)))
 
 
 def _draw_kinds(dice: random.Random, minio: RealMinio | None) -> Iterator[str]:
@@ -79,7 +92,7 @@ def _disturb(
     if not job.is_running():
         job.launch()
     query = job.app.queries[0]
-    job.wait(lambda: job.positions().get(query, -1) >= batch)
+    job.wait(lambda: job.holds_lease() and job.positions().get(query, -1) >= batch)
     time.sleep(dice.random() * 3)
     at = job.positions()
     if kind == "pause":
@@ -103,9 +116,8 @@ def _pause(job: KilledJob) -> None:
     both += both[0].children(recursive=True)
     for one in both:
         one.suspend()
-    token = job.token()
     job.launch()  # takes the lease over, in a folder of its own
-    job.wait(lambda: job.token() > token)
+    job.wait(job.holds_lease)
     for one in both:
         one.resume()
     code = process.wait(timeout=300)
@@ -127,6 +139,13 @@ def _divide(total: int, parts: int) -> list[int]:
     return [total // parts + (number < total % parts) for number in range(parts)]
 
 
+def _list_parts(names: Sequence[str], shares: Sequence[_Share]) -> Iterator[tuple[str, _Share]]:
+    """Yield all pairs; the first of them have every name, and different shares."""
+    for shift in range(len(shares)):
+        for number, name in enumerate(names):
+            yield name, shares[(number + shift) % len(shares)]
+
+
 def _parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=3, help="per combination")
@@ -134,8 +153,14 @@ def _parse_options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", choices=COMBINATIONS, help="one combination")
     parser.add_argument("--apps", nargs="+", choices=APPS, default=["clicks"])
-    parser.add_argument("--files", type=int, default=12, help="of input, a batch each")
+    parser.add_argument("--files", type=int, default=12, help="of input")
     parser.add_argument("--minio", action="store_true", help="keep the sealed batches in MinIO")
+    parser.add_argument(
+        "--checkpoints",
+        choices=["host", "bucket"],
+        default="host",
+        help="where Spark keeps its own; the bucket is that of --minio",
+    )
     parser.add_argument(
         "--results", type=Path, help="file of what has passed, which is not run again"
     )
@@ -163,9 +188,12 @@ def _run_part(
         minio = resources.enter_context(running(folder)) if options.minio else None
         if minio is not None:
             os.environ.update(minio.environment())
+        if options.checkpoints == "bucket":
+            os.environ["TIDEGATE_SPARK_JARS"] = list_checkpoint_jars()
         try:
             app.prepare(folder / f"server-{app.name}", resources)
             more = {"app": app, "files": options.files, "minio": minio}
+            more["location"] = options.checkpoints
             return [*prove_combination(folder, name, kills, restores, dice, **more)]
         except Exception:  # the other parts are run nevertheless
             traceback.print_exc()
@@ -181,9 +209,10 @@ def main() -> None:
     shares = zip(
         apps, _divide(options.kills, len(apps)), _divide(options.restores, len(apps)), strict=True
     )
-    for name, share in product([options.only] if options.only else COMBINATIONS, list(shares)):
-        app, kills, restores = share
+    names = [options.only] if options.only else list(COMBINATIONS)
+    for name, (app, kills, restores) in _list_parts(names, list(shares)):
         key = f"{name} {app.name} {kills} {restores} {options.seed} {options.files}"
+        key += f" {options.checkpoints}"
         counts = results.get(key) or _run_part(options, name, app, kills, restores)
         if counts is None:
             failed += 1

@@ -49,7 +49,10 @@ _QUIET = {
 
 
 class KilledJob:
-    """One job with its store below a folder; `kind` says which application, with how many files."""
+    """One job with its store below a folder; `kind` says which application, with how many files.
+
+    `location` says where Spark keeps the checkpoints.
+    """
 
     def __init__(
         self,
@@ -61,6 +64,7 @@ class KilledJob:
         environment: Mapping[str, str] = os.environ,
         *,
         quick: bool = True,
+        location: str = "host",
     ) -> None:
         folder.mkdir(parents=True)
         self.folder, self.files, self.app = folder, files, kind(folder, files)
@@ -77,12 +81,15 @@ class KilledJob:
                 "name": kind.name,
                 "app": str(self.app.script),
                 "args": self.app.arguments(),
+                "repeatable": kind.repeatable,
                 "conf": {**(_QUIET if quick else {}), **self.app.conf(), **conf},
+                "checkpoint": {"location": location},
             }
         )
         (folder / "job.yaml").write_text(self.spec.model_dump_json(by_alias=True))
         self.log = SlotLog(open_store(self.store_url), kind.name)
         self.process: subprocess.Popen[bytes] | None = None
+        self._token_before = 0  # of the lease, when the newest driver was started
         self._started: list[subprocess.Popen[bytes]] = []
 
     def close(self) -> None:
@@ -101,8 +108,13 @@ class KilledJob:
         """Whether the newest driver lives."""
         return self.process is not None and self.process.poll() is None
 
+    def holds_lease(self) -> bool:
+        """Whether the newest driver has taken the lease; before, a signal makes it fail."""
+        return self.token() > self._token_before
+
     def launch(self) -> subprocess.Popen[bytes]:
         """Start a driver."""
+        self._token_before = self.token()
         with (self.folder / "driver.log").open("ab") as log:
             command = [sys.executable, "-m", "tidegate.jobs.sealed_queries"]
             self.process = subprocess.Popen(
@@ -138,16 +150,14 @@ class KilledJob:
     def run_to_end_of_input(self) -> None:
         """Wait until all files are sealed in each query, by a new driver if none runs; stop it.
 
-        The input may be complete already. A driver handles SIGTERM before it takes the lease, so
-        its token says that it can be stopped.
+        The input may be complete already. A driver that a signal stops before it has the lease ends
+        with the error of what it waits for, so its token says that it can be stopped.
         """
-        token = self.token()
-        if self.is_running():
-            token -= 1
-        else:
+        if not self.is_running():
             self.launch()
-        self.wait(lambda: self.token() > token and self.is_complete())
-        assert self.stop() == 0
+        self.wait(lambda: self.holds_lease() and self.is_complete())
+        code = self.stop()
+        assert code == 0, f"{code}: {(self.folder / 'driver.log').read_text()[-4000:]}"
 
     def wait(self, condition: Callable[[], bool]) -> None:
         """Wait until a condition holds; fails if the driver ends before."""
@@ -159,11 +169,11 @@ class KilledJob:
             time.sleep(0.1)
 
     def is_complete(self) -> bool:
-        """Whether each query has sealed its last batch with rows."""
-        return self._is_last(self.positions())
+        """Whether each query has sealed all files."""
+        return self._has_all_files(self.log.head().record)
 
-    def _is_last(self, at: Mapping[str, int]) -> bool:
-        return all(at.get(name, -1) >= self.files - 1 for name in self.app.queries)
+    def _has_all_files(self, sealed: Manifest | None) -> bool:
+        return self.app.count_files(sealed) >= self.files
 
     def positions(self) -> dict[str, int]:
         """Query -> newest sealed batch."""
@@ -192,8 +202,8 @@ class KilledJob:
         return found
 
     def list_targets(self) -> list[CheckpointId]:
-        """Sealed batches behind which a batch with rows is left to replay."""
-        return [one.id for one in self.read_line() if not self._is_last(_get_positions(one))]
+        """Sealed batches behind which a file is left to replay."""
+        return [one.id for one in self.read_line() if not self._has_all_files(one)]
 
     def restore(self, target: CheckpointId | None) -> RestorePlan:
         """Go back as the command line does."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from typing import Any
 from unittest.mock import MagicMock, patch
 
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from structlog.testing import capture_logs
 
@@ -18,13 +20,16 @@ from tests.servers.memory_store import Fault, MemoryStore
 from tidegate import job
 from tidegate.checkpoints.batch_notes import SinkRewind
 from tidegate.checkpoints.lease import Lease
+from tidegate.checkpoints.local_store import LocalStore
 from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.checkpoints.restore import commit_restore, plan_restore
 from tidegate.checkpoints.slot_log import SlotLog
-from tidegate.errors import ConfigurationError, FailureClass, TidegateError
+from tidegate.checkpoints.store import CopyingStore
+from tidegate.errors import ConfigurationError, FailureClass, TidegateError, TransientError
 from tidegate.jobs.cli.main import app
-from tidegate.jobs.sealed_queries import job_run
+from tidegate.jobs.sealed_queries import job_location, job_run, sink_restore
 from tidegate.jobs.sealed_queries.batch_sealer import BatchSealer, JobAuthor
+from tidegate.jobs.sealed_queries.checkpoint_folder import BucketFolder
 from tidegate.jobs.sealed_queries.job_location import JobLocation
 from tidegate.jobs.sealed_queries.job_run import JobOptions, JobSession, find_script
 from tidegate.jobs.sealed_queries.seal_loop import SealLoop
@@ -80,7 +85,6 @@ def _open(folder: Path, spec: dict[str, Any], name: str = "clicks") -> Iterator[
         (WriterFacts(name="per minute"), "job.bad_query_name"),
         (WriterFacts(name="../etc"), "job.bad_query_name"),
         (WriterFacts(name="q", trigger="continuous"), "job.no_batches"),
-        (WriterFacts(name="q", trigger="realTime"), "job.no_batches"),
         (WriterFacts(name="q", location="s3a://bucket/checkpoint"), "job.remote_checkpoint"),
         (WriterFacts(name="q", location="hdfs://host/checkpoint"), "job.remote_checkpoint"),
     ],
@@ -97,7 +101,7 @@ def test_a_query_that_cannot_be_sealed(session: JobSession, facts: WriterFacts, 
 def test_triggers_with_batches(session: JobSession, trigger: str | None) -> None:
     """Also those that end by themselves: the job has finished then."""
     folder = session._start_query(WriterFacts(name="q", trigger=trigger))
-    assert folder == session._location.folder / "q"
+    assert folder == str(session._location.folder / "q")
     session._wait_for_queries()
     assert not session._stop.is_set()
 
@@ -114,7 +118,8 @@ def test_a_query_outside_the_list_is_left_alone(tmp_path: Path) -> None:
     for made in _open(tmp_path, {**SPEC, "queries": ["q"]}):
         assert made._start_query(WriterFacts(name="other", location="/own")) is None
         assert made._start_query(WriterFacts(location="/own")) is None
-        assert made._start_query(WriterFacts(name="q")) == made._location.folder / "q"
+        folder = made._start_query(WriterFacts(name="q"))
+        assert folder == str(made._location.folder / "q")
 
 
 def test_a_checkpoint_is_adopted_by_one_job(tmp_path: Path) -> None:
@@ -125,8 +130,7 @@ def test_a_checkpoint_is_adopted_by_one_job(tmp_path: Path) -> None:
     own.write_state(2)
     facts = WriterFacts(name="q", location=f"file://{own.folder}", session=MagicMock())
     for made in _open(tmp_path, SPEC):
-        folder = made._start_query(facts)
-        assert folder is not None
+        folder = Path(made._start_query(facts) or "")
         assert not (folder / "state/0/0/2.delta").exists()
         assert (folder / "commits/0").exists()
         assert made._loop.seal_committed(patience=0) == 1
@@ -235,8 +239,37 @@ def test_executors_elsewhere(session: JobSession, master: str) -> None:
     spark.sparkContext.master = master
     with pytest.raises(ConfigurationError, match="executors elsewhere"):
         session._adopt_session(spark)
+    with pytest.raises(ConfigurationError, match="executors elsewhere"):
+        session._prepare_builder(SparkSession.Builder().config("spark.master", master))
     with pytest.raises(ConfigurationError, match="Spark Connect"):
         session._adopt_session(object())
+
+
+def test_executors_elsewhere_reach_the_bucket(session: JobSession, tmp_path: Path) -> None:
+    """The next launch gets a new folder, as nothing proves their end; Spark Connect is refused."""
+    spark, folder = MagicMock(), tmp_path / "launch"
+    spark.sparkContext.master = "spark://host:7077"
+    folder.mkdir()
+    store = session._store
+    assert isinstance(store, CopyingStore)
+    bucket = BucketFolder(store, "clicks/launches/1/")
+    session._location = JobLocation(folder, None, is_first=True, bucket=bucket)
+    session._adopt_session(spark)
+    assert not job_location._have_owners_ended(folder)
+    address = session._start_query(WriterFacts(name="q", session=spark))
+    assert address == bucket.enter("q").address
+    with pytest.raises(ConfigurationError, match="Spark Connect"):
+        session._adopt_session(object())
+
+
+def test_a_local_folder_has_no_bucket(session: JobSession, tmp_path: Path) -> None:
+    """The store decides where checkpoints in the bucket could be."""
+    spec = JobSpec.model_validate({**SPEC, "checkpoint": {"location": "bucket"}})
+    own = (JobOptions("/store", session._options.script, home=tmp_path), LocalStore(tmp_path))
+    made = JobSession(spec, *own, session._steps.lease, "uid", threading.Event())
+    with pytest.raises(ConfigurationError, match="not in S3"):
+        _ = made._location
+    made.close()
 
 
 def test_the_jvm_of_a_script_reads_the_class_archive(
@@ -279,6 +312,22 @@ def test_a_script_that_ends_with_zero_has_not_failed(session: JobSession) -> Non
     session._run_script()
 
 
+def test_a_query_that_scala_code_starts(tmp_path: Path) -> None:
+    """Its batches would not be sealed, so the job ends; one that the list leaves out may run."""
+    for made in _open(tmp_path, {**SPEC, "queries": ["q"]}):
+        made._start_query(WriterFacts(name="q"))
+        for run, name in (("a", "q"), ("b", "other"), ("c", None)):
+            made._reports.note_start(run, name)
+        made._refuse_unseen_queries()
+        assert not made._stop.is_set()
+    for made in _open(tmp_path, SPEC):
+        made._reports.note_start("a", "scala")
+        made._refuse_unseen_queries()
+        assert made._loop.error is not None
+        assert made._loop.error.code == "job.unseen_query"
+        assert made._stop.is_set()
+
+
 def test_a_query_that_fails_ends_the_job(session: JobSession) -> None:
     """Also if the script waits for another query and never looks."""
     session._start_query(WriterFacts(name="q"))
@@ -290,6 +339,36 @@ def test_a_query_that_fails_ends_the_job(session: JobSession) -> None:
     assert session._loop.error.message == "clicks: query q failed: java.io.IOException: gone"
     with pytest.raises(SystemExit):
         session._start_query(WriterFacts(name="later"))
+
+
+_SDK = "put on b/1.delta: software.amazon.awssdk.core.exception"
+
+
+# What hadoop-aws 3.4.2 makes of errors of the SDK: a refused connection, one that breaks, and so on.
+@pytest.mark.parametrize(
+    "gone",
+    [
+        f"java.net.ConnectException: {_SDK}.SdkClientException: Unable to execute HTTP request: x: y",
+        f"java.net.SocketException: {_SDK}.SdkClientException: Unable to execute HTTP request: reset",
+        f"org.apache.hadoop.fs.s3a.AWSApiCallTimeoutException: {_SDK}.ApiCallTimeoutException: late",
+        "org.apache.hadoop.fs.s3a.HttpChannelEOFException: put on b/1.delta: no response",
+        "org.apache.hadoop.fs.s3a.AWSStatus500Exception: put on b/1.delta: 502",
+    ],
+)
+def test_a_bucket_that_does_not_answer_spark_is_waited_for(session: JobSession, gone: str) -> None:
+    """Another launch can help, as when the store does not answer the driver; also at a start."""
+    session._start_query(WriterFacts(name="q"))
+    session._reports.note_start("run", "q")
+    session._reports.note_end("run", f"org.x: bad\n at y\nCaused by: {gone}")
+    started = session._classify(
+        RuntimeError(f"An error occurred while calling o1.start.\n: {gone}")
+    )
+    assert started.failure_class is FailureClass.TRANSIENT
+    assert "in the script" in started.message
+    session._loop.check_queries()
+    assert session._loop.error is not None
+    assert session._loop.error.failure_class is FailureClass.TRANSIENT
+    assert "1.delta" in session._loop.error.message
 
 
 def test_a_script_that_waits_for_its_query_leaves_the_error_to_spark(session: JobSession) -> None:
@@ -311,7 +390,7 @@ def test_a_script_that_waits_for_its_query_leaves_the_error_to_spark(session: Jo
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        ({"app": "clicks.jar"}, "app"),
+        ({"app": "clicks.jar"}, "app: a job runs a PySpark script.*Scala or Java; found"),
         ({"queries": ["a", "a"]}, "twice"),
         ({"queries": ["a"], "repeatable": ["b"]}, "not one of the queries"),
         ({"queries": ["a b"]}, "queries"),
@@ -353,9 +432,9 @@ def test_how_a_sink_follows(tmp_path: Path) -> None:
     assert rewind(format="delta", path=str(tmp_path)) is SinkRewind.ROLLBACK
     assert rewind(format="delta", table="t") is SinkRewind.REFUSED
     assert rewind(format="console") is SinkRewind.REPEAT
-    assert (
-        choose_rewind(WriterFacts(name="q", format="kafka"), repeatable=True) is SinkRewind.REPEAT
-    )
+    for topic, expected in ((None, SinkRewind.REPEAT), ("t", SinkRewind.ANNOUNCE)):
+        facts = WriterFacts(name="q", format="kafka", topic=topic)
+        assert choose_rewind(facts, repeatable=True) is expected
     job.on_restore("q")(lambda _query, _batch: None)
     assert rewind(format="kafka") is SinkRewind.CALLBACK
 
@@ -385,6 +464,31 @@ def test_the_script_takes_batches_back() -> None:
         point = SealedPoint(frozenset(), batch, 0)
         restore_sink("clicks", facts, Path("/none"), point, SinkRewind.CALLBACK)
     assert calls == [("q", 4), ("q", None)]
+
+
+def test_the_readers_of_a_topic_are_informed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the message of a pipeline's sink; a topic that does not take it is named."""
+    sent: list[dict[str, Any]] = []
+
+    def write(_session: Any, messages: Any, options: dict[str, Any]) -> None:
+        if sent:
+            raise PySparkException("x\nCaused by: InvalidRecordException: without key")
+        sent.append({**messages.to_pylist()[0], "options": options})
+
+    monkeypatch.setattr(sink_restore, "write_messages", write)
+    facts = WriterFacts(name="q", format="kafka")
+    facts.note_options(topic="t", **{"KAFKA.bootstrap.servers": "a:1, b:2", "path": "/x"})
+    assert facts.find_topic() == "kafka://a:1/t"
+    point = SealedPoint(frozenset(), 4, 0, {"uid": "u", "timeline": 1})
+    restore_sink("clicks", facts, Path("/none"), point, SinkRewind.ANNOUNCE)
+    (message,) = sent
+    assert (message["topic"], message["key"], message["value"]) == ("t", None, None)
+    assert message["options"] == {"kafka.bootstrap.servers": "a:1, b:2"}
+    headers = {one["key"]: json.loads(one["value"]) for one in message["headers"][1:]}
+    assert headers["tidegate-restore"] == {**point.notice, "query": "q", "after_batch": 4}
+    with pytest.raises(TransientError, match="topic t of query q") as refused:
+        restore_sink("clicks", facts, Path("/none"), point, SinkRewind.ANNOUNCE)
+    assert "without key" in refused.value.message
 
 
 def test_validate_takes_jobs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

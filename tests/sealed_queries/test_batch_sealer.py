@@ -18,7 +18,7 @@ from tidegate.checkpoints.restore import commit_restore, plan_restore
 from tidegate.checkpoints.retention import Retention, RetentionPolicy
 from tidegate.checkpoints.verify import CheckpointVerdict, verify_checkpoint
 from tidegate.errors import ConfigurationError, FencedError, PoisonError, TransientError
-from tidegate.jobs.sealed_queries import batch_objects
+from tidegate.jobs.sealed_queries import batch_objects, checkpoint_folder
 from tidegate.jobs.sealed_queries.batch_objects import QueryObjects, restore_files, select_objects
 from tidegate.jobs.sealed_queries.batch_sealer import read_progress
 from tidegate.jobs.sealed_queries.checkpoint_files import select_restoring_files
@@ -46,10 +46,7 @@ def test_a_slot_restores_its_batch_byte_for_byte(bench: JobBench) -> None:
     """Every file that belongs to it, and none of a later batch."""
     made = _seal(bench, 5)
     for batch in (0, 2, 4):
-        wanted = {
-            name: path.read_bytes()
-            for name, path in select_restoring_files(made.folder, batch).items()
-        }
+        wanted = {name: made.host.read(name) for name in select_restoring_files(made.host, batch)}
         found = _restore(bench, bench.sealed[batch])
         assert {name: found[name] for name in wanted} == wanted
         offsets = {name for name in found if name.startswith("offsets")}
@@ -113,7 +110,7 @@ def test_a_lost_store_ends_a_restore_at_once(
 ) -> None:
     """Otherwise each of a thousand files would wait for the store, one after the other."""
     monkeypatch.setattr(batch_objects, "LARGE_FILE", 1)
-    monkeypatch.setattr(batch_objects, "_DOWNLOADS", 1)
+    monkeypatch.setattr(checkpoint_folder, "_AT_ONCE", 1)
     _seal(bench, 1, partitions=50)
     asked: list[str] = []
 
@@ -134,8 +131,8 @@ def test_old_packs_are_packed_again(bench: JobBench, monkeypatch: pytest.MonkeyP
     made = _seal(bench, 30)
     assert max(len(manifest.segments) for manifest in bench.sealed) <= 8
     found = _restore(bench, bench.sealed[-1])
-    for name, path in select_restoring_files(made.folder, 29).items():
-        assert found[name] == path.read_bytes()
+    for name in select_restoring_files(made.host, 29):
+        assert found[name] == made.host.read(name)
 
 
 def test_retention_keeps_what_the_kept_batches_need(bench: JobBench) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,14 +10,15 @@ import pytest
 from tests.sealed_queries.fake_checkpoint import UID, FakeCheckpoint
 from tidegate.errors import ConfigurationError
 from tidegate.jobs.sealed_queries.checkpoint_files import (
-    delete_uncommitted_state,
     list_committed_batches,
+    list_uncommitted_state,
+    replace_schema_paths,
     select_restoring_files,
 )
 
 
 def _names(made: FakeCheckpoint, batch: int, prefix: str) -> set[str]:
-    return {name for name in select_restoring_files(made.folder, batch) if name.startswith(prefix)}
+    return {name for name in select_restoring_files(made.host, batch) if name.startswith(prefix)}
 
 
 def test_what_later_batches_wrote_is_left_out(tmp_path: Path) -> None:
@@ -26,7 +28,7 @@ def test_what_later_batches_wrote_is_left_out(tmp_path: Path) -> None:
         made.commit(batch)
     made.plan(4)
     made.write_state(5)
-    assert list_committed_batches(tmp_path) == [0, 1, 2, 3]
+    assert list_committed_batches(made.host) == [0, 1, 2, 3]
     assert _names(made, 2, "offsets") | _names(made, 2, "commits") == {
         "offsets/1",
         "offsets/2",
@@ -112,8 +114,10 @@ def test_state_of_an_uncommitted_batch_is_deleted(tmp_path: Path) -> None:
     made.commit(0)
     made.plan(1)
     made.write_state(2)
-    left = delete_uncommitted_state(tmp_path)
-    assert {path.name for path in left} == {"2.delta", "2.delta.crc"}
+    left = list_uncommitted_state(made.host)
+    assert set(left) == {"state/0/0/2.delta", "state/0/0/2.delta.crc"}
+    for path in left:
+        made.host.delete(path)
     assert not list((tmp_path / "state/0/0").glob(".2*"))
     assert (tmp_path / "state/0/0/1.delta").exists()
     assert (tmp_path / "offsets/1").exists()
@@ -125,4 +129,19 @@ def test_an_unknown_format_is_not_sealed(tmp_path: Path) -> None:
     made.commit(0)
     made.put("offsets/0", "v2\n{}\n{}")
     with pytest.raises(ConfigurationError, match="format v2"):
-        select_restoring_files(tmp_path, 0)
+        select_restoring_files(made.host, 0)
+
+
+def test_the_schemas_of_a_copy_are_those_in_it(tmp_path: Path) -> None:
+    """Spark notes absolute paths of them, and the folder that a launch has left may be gone."""
+    made = FakeCheckpoint(tmp_path)
+    schema = "state/0/_stateSchema/default/0_1f"
+    noted = json.dumps({"stateSchemaFilePaths": [f"file:/gone/q/{schema}"], "a": "/state/0/x"})
+    path = made.put("state/0/_metadata/v2/0", f"v2\n{noted}")
+    replace_schema_paths(made.folder, "s3a://bucket/launches/3/q")
+    version, text = path.read_text().splitlines()
+    assert version == "v2"
+    assert json.loads(text) == {
+        "stateSchemaFilePaths": [f"s3a://bucket/launches/3/q/{schema}"],
+        "a": "/state/0/x",
+    }

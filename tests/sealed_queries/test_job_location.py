@@ -50,7 +50,7 @@ def test_the_next_launch_goes_on_after_a_proven_end(
 ) -> None:
     """Also before the first sealed batch: the sink may have a batch that only the folder knows."""
     home = tmp_path / "home"
-    first = open_location(home, bench.log.head(), 1)
+    first = open_location(home, "uid", bench.log.head(), 1)
     assert first.is_first
     _note_owner(first, other.pid)
     other.kill()
@@ -58,14 +58,26 @@ def test_the_next_launch_goes_on_after_a_proven_end(
     made = FakeCheckpoint(first.folder / "q")
     made.plan(0)
     made.write_state(1)
-    again = open_location(home, bench.log.head(), 2)
+    again = open_location(home, "uid", bench.log.head(), 2)
     again.prepare_query(bench.store, "q")
     assert not (first.folder / "q/state/0/0/1.delta").exists()
     assert (first.folder / "q/offsets/0").exists()
     _note_owner(first, other.pid)
-    second = open_location(home, _sealed(bench).log.head(), 3)
+    second = open_location(home, "uid", _sealed(bench).log.head(), 3)
     assert second.folder == first.folder
     assert second.get_sealed_batch("q") == (0, bench.sealed[-1].created_at)
+
+
+def test_a_job_of_another_store_is_not_gone_on_with(
+    bench: JobBench, other: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    """Its batches would be sealed into this log: both have one name, and tokens count from 1."""
+    home = tmp_path / "home"
+    first = open_location(home, "uid", bench.log.head(), 1)
+    _note_owner(first, other.pid)
+    other.kill()
+    other.wait()
+    assert open_location(home, "another", bench.log.head(), 2).folder != first.folder
 
 
 def test_a_driver_that_may_live_keeps_its_folder(
@@ -73,9 +85,9 @@ def test_a_driver_that_may_live_keeps_its_folder(
 ) -> None:
     """The next launch gets a folder of its own, made of what is sealed."""
     home = tmp_path / "home"
-    first = open_location(home, bench.log.head(), 1)
+    first = open_location(home, "uid", bench.log.head(), 1)
     _note_owner(first, other.pid)
-    second = open_location(home, _sealed(bench).log.head(), 2)
+    second = open_location(home, "uid", _sealed(bench).log.head(), 2)
     assert second.folder != first.folder
     assert not second.is_first
     _, restored = second.prepare_query(bench.store, "q")
@@ -88,11 +100,11 @@ def test_a_launch_elsewhere_in_between_counts(
 ) -> None:
     """The folder here does not know what that launch has written to the sinks."""
     home = tmp_path / "home"
-    first = open_location(home, bench.log.head(), 1)
+    first = open_location(home, "uid", bench.log.head(), 1)
     _note_owner(first, other.pid)
     other.kill()
     other.wait()
-    assert open_location(home, bench.log.head(), 3).folder != first.folder
+    assert open_location(home, "uid", bench.log.head(), 3).folder != first.folder
 
 
 def test_a_restore_begins_in_a_new_folder(
@@ -101,17 +113,17 @@ def test_a_restore_begins_in_a_new_folder(
     """Even by the driver itself, without another holder of the lease."""
     home = tmp_path / "home"
     _sealed(bench)
-    first = open_location(home, bench.log.head(), 1)
+    first = open_location(home, "uid", bench.log.head(), 1)
     _note_owner(first, other.pid)
     other.kill()
     other.wait()
     plan = plan_restore(bench.log, None)
     commit_restore(bench.log, bench.lease, plan, request_id="r", who="w", why="y")
-    second = open_location(home, bench.log.head(), 2)
+    second = open_location(home, "uid", bench.log.head(), 2)
     assert second.folder != first.folder
     assert second.get_sealed_batch("q") == (None, 0)
     _note_owner(second, other.pid)
-    assert open_location(home, bench.log.head(), 3).folder == second.folder
+    assert open_location(home, "uid", bench.log.head(), 3).folder == second.folder
 
 
 def test_a_slot_knows_when_each_query_was_sealed(bench: JobBench, tmp_path: Path) -> None:
@@ -121,7 +133,7 @@ def test_a_slot_knows_when_each_query_was_sealed(bench: JobBench, tmp_path: Path
     made.commit(0)
     bench.sealer.seal(other, 0, BatchReport())
     first, last = bench.sealed
-    location = open_location(tmp_path / "home", bench.log.head(), 1)
+    location = open_location(tmp_path / "home", "uid", bench.log.head(), 1)
     assert location.get_sealed_batch("q") == (0, first.created_at)
     assert location.get_sealed_batch("other") == (0, last.created_at)
 
@@ -130,5 +142,5 @@ def test_old_folders_are_deleted(bench: JobBench, tmp_path: Path) -> None:
     """All but the newest; without owners none of them is in use."""
     home = tmp_path / "home"
     for token in range(1, 9):
-        open_location(home, bench.log.head(), token)
+        open_location(home, "uid", bench.log.head(), token)
     assert len([path for path in home.iterdir() if path.is_dir()]) == 3

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import threading
 from contextlib import ExitStack
 from itertools import product
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
-from tests.sealed_queries.apps import APPS, Clicks
+from tests.sealed_queries.apps import APPS, Clicks, Join, Windows
 from tests.sealed_queries.fake_checkpoint import FakeCheckpoint
 from tests.sealed_queries.jobs_proof import prove_combination
 from tests.sealed_queries.rig import COMBINATIONS, KilledJob
@@ -32,13 +35,46 @@ def test_the_proof_waits_for_no_batch_without_rows(tmp_path: Path) -> None:
     for name in Clicks.queries:
         made = FakeCheckpoint(tmp_path / name)
         objects = QueryObjects(store, name)
-        query = SealedQuery(name, made.folder, objects, SinkRewind.REPEAT, "a sink", None)
+        query = SealedQuery(name, made.host, objects, SinkRewind.REPEAT, "a sink", None)
         for batch in range(2):
             assert not job.is_complete()
             made.commit(batch)
             sealer.seal(query, batch, BatchReport())
     assert job.is_complete()
     assert job.list_targets() == [one.id for one in sealed[:-1]]
+
+
+def test_the_proof_stops_no_driver_without_the_lease(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is stopped while it waits for the lease, as behind an outage, does not end with 0."""
+    job = KilledJob(tmp_path / "job", {}, Clicks, 0)  # without input, which is complete
+    driver, store, tokens = MagicMock(), job.log.store, list[int]()
+
+    def end(timeout: float) -> int:
+        tokens.append(job.token())
+        return 0
+
+    driver.poll.return_value, driver.wait.side_effect = None, end
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: driver)
+    job.launch()
+    takes = (store, "clicks", ProcessIdentity.this_process())
+    late = threading.Timer(0.5, Lease.acquire, takes)
+    late.start()
+    job.run_to_end_of_input()
+    late.join()
+    assert tokens == [1]
+
+
+def test_the_proof_ends_when_two_files_are_one_batch() -> None:
+    """A kill before Spark plans a batch has the next batch read two files: no batch has number 1."""
+    second = {"end": '{"logOffset": 1}'}
+    cut = {f"{query}/0": second for query in Clicks.queries}
+    assert Clicks.count_files(MagicMock(cut=cut)) == 2
+    assert Clicks.count_files(MagicMock(cut={**cut, "per_minute/0": {"end": None}})) == 0
+    assert Clicks.count_files(MagicMock(cut={"enriched/0": second})) == 0
+    assert Windows.count_files(MagicMock(cut={"windows/0": {"end": '{"topic": {"0": 119}}'}})) == 1
+    assert Join.count_files(None) == 0
 
 
 @pytest.mark.slow
@@ -52,7 +88,7 @@ def test_the_proof_waits_for_no_batch_without_rows(tmp_path: Path) -> None:
     ],
 )
 def test_kills_and_restores_do_not_show_in_the_sinks(app: str, name: str, tmp_path: Path) -> None:
-    """Each batch holds the rows of the undisturbed run, for each kind of state."""
+    """The sinks hold the rows of the undisturbed run, for each kind of state."""
     dice = random.Random(name)
     with ExitStack() as resources:
         APPS[app].prepare(tmp_path / "server", resources)

@@ -90,7 +90,7 @@ def test_a_report_costs_two_calls_into_the_jvm() -> None:
     listener.onQueryStarted(started)
     listener.onQueryProgress(progress)
     assert len(progress.mock_calls) == 2
-    assert reports.take("q", 3) == BatchReport()
+    assert reports.find("q", 3) == BatchReport()
     listener.onQueryTerminated(ended)
     assert reports.failures == {"q": "it failed"}
     ended.exception().isDefined.return_value = False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -15,11 +14,11 @@ from tidegate.jobs.sealed_queries.writer_hooks import WriterFacts, install_hooks
 class Script:
     """Starts queries under the hooks."""
 
-    def __init__(self, folder: Path | None) -> None:
+    def __init__(self, folder: str | None) -> None:
         self.started: list[WriterFacts] = []
         self._folder = folder
 
-    def on_start(self, facts: WriterFacts) -> Path | None:
+    def on_start(self, facts: WriterFacts) -> str | None:
         self.started.append(facts)
         return self._folder
 
@@ -53,7 +52,7 @@ class Script:
 )
 def test_a_location_of_the_script_is_replaced(start: Any) -> None:
     """However the script names it: the last word is the folder of this launch."""
-    script = Script(Path("/launch/q"))
+    script = Script("/launch/q")
     options = [pair for pair in script.run(start) if pair[0].lower() == "checkpointlocation"]
     assert options[-1] == ("checkpointLocation", "/launch/q")
     (facts,) = script.started

@@ -25,6 +25,7 @@ from tidegate.checkpoints.errors import (
 from tidegate.checkpoints.store import (
     ObjectInfo,
     PreconditionFailedError,
+    Store,
     StoredObject,
     UploadedObject,
     check_key,
@@ -184,6 +185,24 @@ class MemoryStore:
     def download(self, key: str, path: Path) -> None:
         """Copy an object into a file."""
         path.write_bytes(self.get(key).data)
+
+    def copy_from(self, source: Store, source_key: str, etag: str, key: str) -> str:
+        """Copy one version of an object; the hook sees the verb "copy"."""
+        self._begin_read("copy", key)
+        with self.bucket.lock:
+            data = getattr(source, "bucket", self.bucket).objects.get(source_key)
+            if data is None:
+                raise OBJECT_NOT_FOUND(uri=source.uri(source_key))
+            if compute_etag(data) != etag:
+                raise PRECONDITION_FAILED(uri=key, expected=etag, found=compute_etag(data))
+            return self.bucket.apply(StoreRequest("put", check_key(key), data))
+
+    def delete_folder(self, prefix: str) -> None:
+        """Remove objects, each by a request that the hook sees."""
+        with self.bucket.lock:
+            keys = [key for key in self.bucket.objects if key.startswith(prefix)]
+        for key in keys:
+            self._send_write(StoreRequest("delete", key))
 
     def local_path(self, key: str) -> Path | None:
         """Memory has no files."""

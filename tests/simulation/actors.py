@@ -10,14 +10,15 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from tests.engine.harness import barrier, row
+from tests.engine.harness import SECOND, barrier, row
 from tests.oracle.memory_source import MemorySource
 from tests.servers.memory_store import MemoryStore
 from tests.simulation.basics import NEVER, PIPELINE, Violation
 from tests.simulation.catalog_model import Catalog, external_files
+from tests.simulation.object_feed import LandedFeed, ObjectFeed, make_feed
 from tests.simulation.protocol_trace import TraceJudge
 from tests.simulation.servers import Database, server_of
-from tests.simulation.shapes import MEMBERS, PLAIN, spec_for
+from tests.simulation.shapes import MEMBERS, PLAIN, PUNCTUATION, spec_for
 from tests.simulation.shell import drive, options_of
 from tests.simulation.storage import SimStore
 from tests.simulation.world import Process, SimClock, World
@@ -30,12 +31,23 @@ from tidegate.checkpoints.pins import pin_checkpoint
 from tidegate.checkpoints.restore import commit_restore, plan_restore
 from tidegate.checkpoints.retention import Retention, RetentionPolicy
 from tidegate.checkpoints.slot_log import LogHead, Sealed, SlotLog, SlotTaken
+from tidegate.checkpoints.splice_requests import list_splice_requests
 from tidegate.errors import ConfigurationError, PoisonError, TransientError
 from tidegate.jobs.sinks.published_tables import find_published_slot, have_followers_rewound
 from tidegate.jobs.sinks.table_maintenance import compact_tables, delete_orphan_files
 from tidegate.jobs.spec.pipeline import CHECKPOINTS
+from tidegate.jobs.splice.merge import MergeDecision, merge_request
 
 PATIENCE = 8  # troubles in a row before a driver's process gives up
+_MADE_AGAIN = ("/index/", "/status.json", "/versions.json")
+_REFUSED = ("/slots/", "/current.json", "/roots.json", "/identity.json", "/sinks/")
+_ROUNDS = 6  # in which someone looks for splice requests
+_REFUSALS = (
+    "splice.not_open",
+    "splice.incomplete",
+    "splice.effect_changed",
+    "splice.attached_twice",
+)
 
 
 class WatchedLog(SlotLog):
@@ -60,6 +72,11 @@ class WatchedLog(SlotLog):
         return outcome
 
 
+def _land(process: Process, feed: LandedFeed) -> None:
+    feed.land()
+    process.exited, process.alive = "done", False
+
+
 class Stage:
     """One schedule's parts: the world, its catalog, its sources, and who acts."""
 
@@ -71,7 +88,10 @@ class Stage:
         self.server = server_of(self.spec, world)
         self.catalog = Catalog(world)
         world.judge = TraceJudge(self.spec.sinks)
-        self.sources = {name: MemorySource(name) for name in self.spec.sources}
+        self.sources: dict[str, MemorySource | ObjectFeed] = {
+            name: make_feed(name, source, world) if source.bounded else MemorySource(name)
+            for name, source in self.spec.sources.items()
+        }
         self.fed: dict[str, int] = dict.fromkeys(self.sources, 0)
         self.compacts = False
         self.rolling = False  # some drivers are of an older version
@@ -92,12 +112,15 @@ class Stage:
             ]
             if step == 1:
                 rows.insert(rng.randrange(len(rows) + 1), barrier(5 * step + 6, 1))
+            if self.shape == PUNCTUATION and name == "a":
+                promised = int((5 * step + rng.randrange(-2, 4)) * SECOND)
+                rows.append({"t": promised, "v": None, "kind": "cti", "n": None})
             source.append(*rows, partition=self._partition(source))
             self.fed[name] += len(rows)
 
-    def _partition(self, source: MemorySource) -> str:
+    def _partition(self, source: MemorySource | ObjectFeed) -> str:
         """Where rows arrive: members come, and some end before the others."""
-        if self.shape != MEMBERS:
+        if self.shape != MEMBERS or isinstance(source, ObjectFeed):
             return "0"
         rng = self.world.rng
         open_ones = [m.partition for m in source.list_members() if m not in source._ended]
@@ -124,6 +147,27 @@ class Stage:
                 self.world.pause(self.world.now + self.world.rng.choice((0.05, 0.5, 3.0)))
 
         self.world.spawn("feeder", self.world.process("feeder"), body, "feeder")
+
+    def lander(self, name: str) -> None:
+        """A landing process that is started again whenever it ends in trouble."""
+        for feed in self.sources.values():
+            if isinstance(feed, LandedFeed):
+                supervisor = self.world.process(f"{name}.sup")
+                keep = partial(self._keep_landing, name, feed)
+                self.world.spawn(supervisor.name, supervisor, keep, "supervisor")
+
+    def _keep_landing(self, name: str, feed: LandedFeed) -> None:
+        me = self.world.current()
+        assert me is not None
+        while True:
+            process = self.world.process(name, 0)
+            self.world.spawn(name, process, partial(_land, process, feed), "land")
+            process.watchers.append(me)
+            self.world.pause(NEVER)
+            if process.exited == "done":
+                break
+            self.world.pause(self.world.now + 1.0)
+        me.process.alive = False
 
     # drivers
 
@@ -168,10 +212,10 @@ class Stage:
         record = head.record
         for source in self.sources.values():
             for member in source.list_members():
-                rows = len(source._rows[member])
+                end = source.end_position(member)
                 read = record.cut[str(member)]["end"] if record and str(member) in record.cut else 0
-                if read != rows:
-                    raise Violation(f"finished, but {read} of {rows} rows of {member} are sealed")
+                if read != end:
+                    raise Violation(f"finished, but {member} is sealed up to {read} of {end}")
         self.require_published(head, 0)
 
     def require_published(self, head: LogHead, limit: int) -> None:
@@ -303,21 +347,36 @@ class Stage:
         process.exited, process.alive = "done", False
 
     def damager(self, name: str, *, delay: float = 0.0) -> None:
-        """A disk of the store that loses a state file of the newest epoch, or a part of it."""
+        """A disk of the store that loses an object, or a part of it."""
         process = self.world.process(name, 3)
 
         def body() -> None:
-            bucket = self.world.bucket
-            newest = next(reversed(bucket.needs), "")
-            attempt = bucket.records[newest]["attempt"] if newest else ""
-            own = sorted(k for k in bucket.needs.get(newest, ()) if "/state/" in k and attempt in k)
-            if own:
-                self.world.lost.add(key := self.world.rng.choice(own))
-                self.world.note(f"{key} is damaged")
-                bucket.damage(key, left=self.world.rng.choice((None, 0.5)))
+            world, rng = self.world, self.world.rng
+            kind, keys = self._choose_damaged()
+            if keys:
+                key = rng.choice(keys)
+                world.note(f"{key} is damaged")
+                if kind == "file":
+                    world.lost.add(key)
+                elif kind == "refused":
+                    world.garbled.add(key)
+                world.bucket.damage(key, left=rng.choice((None, 0.5)) if kind == "file" else 0.5)
             process.alive = False
 
         self.world.spawn(name, process, body, "damager", delay)
+
+    def _choose_damaged(self) -> tuple[str, list[str]]:
+        """Files of the newest epoch, documents that are made again, or others that are refused."""
+        bucket, kind = (
+            self.world.bucket,
+            self.world.rng.choice(("file", "file", "made again", "refused")),
+        )
+        if kind == "file":
+            newest = next(reversed(bucket.needs), "")
+            attempt = bucket.records[newest]["attempt"] if newest else ""
+            return kind, sorted(key for key in bucket.needs.get(newest, ()) if attempt in key)
+        parts = _MADE_AGAIN if kind == "made again" else _REFUSED
+        return kind, [key for key in bucket.keys if any(part in key for part in parts)]
 
     def compactor(self, name: str, *, host: int = 2, runs: int = 2, delay: float = 0.0) -> Process:
         """Maintenance of the tables.
@@ -340,29 +399,74 @@ class Stage:
         process.exited, process.alive = "done", False
 
     def person(self, name: str, *, delay: float = 0.0) -> Process:
-        """Someone who asks for a savepoint, and pins the newest checkpoint by hand."""
+        """Someone who asks drivers for what the spec allows, and pins the newest checkpoint by hand."""
         process = self.world.process(name, 2)
         self.world.spawn(name, process, partial(self._ask, name, process), "person", delay)
         return process
 
     def _ask(self, name: str, process: Process) -> None:
         store, clock = SimStore(self.world), SimClock(self.world, process.host)
-        for act in (partial(self._ask_savepoint, name), partial(self._pin_newest, name)):
+        for act in self._choose_acts(name):
             with suppress(TransientError):
                 act(store, clock)
             clock.sleep(self.world.rng.choice((0.1, 2.0)))
         process.exited, process.alive = "done", False
 
-    def _ask_savepoint(self, name: str, store: SimStore, clock: SimClock) -> None:
-        submit_request(
-            store,
-            PIPELINE,
-            RequestKind.SAVEPOINT,
-            who=name,
-            name=f"{name}s",
-            request_id=name,
-            clock=clock,
-        )
+    def _choose_acts(self, name: str) -> list[Callable[[SimStore, SimClock], None]]:
+        """A savepoint and a pin; then punctuation, or attachments that come and go."""
+        rng, ask = self.world.rng, partial(self._ask_driver, name)
+        acts: list[Callable[[SimStore, SimClock], None]] = [
+            partial(ask, RequestKind.SAVEPOINT, {"name": f"{name}s"}),
+            partial(self._pin_newest, name),
+        ]
+        if self.shape == PUNCTUATION:
+            acts.append(
+                partial(ask, RequestKind.CTI, {"name": "a", "time": rng.randrange(15) * SECOND})
+            )
+        asked = [
+            n for n, a in self.spec.stream_graph.attachments.items() if a.attach == "on_request"
+        ]
+        for _ in range(rng.randrange(1, 4) if asked else 0):
+            kind = rng.choice((RequestKind.ATTACH, RequestKind.ATTACH, RequestKind.DETACH))
+            acts.insert(0, partial(ask, kind, {"name": rng.choice(asked)}))
+        return acts
+
+    def _ask_driver(
+        self,
+        who: str,
+        kind: RequestKind,
+        fields: dict[str, Any],
+        store: SimStore,
+        clock: SimClock,
+    ) -> None:
+        named = f"{who}-{kind.value}-{fields['name']}"
+        submit_request(store, PIPELINE, kind, who=who, request_id=named, clock=clock, **fields)
+
+    def merger(self, name: str, *, host: int = 2, delay: float = 0.0) -> Process:
+        """Someone who merges the splice requests that wait."""
+        process = self.world.process(name, host)
+        self.world.spawn(name, process, partial(self._merge, name, process), "merge", delay)
+        return process
+
+    def _merge(self, name: str, process: Process) -> None:
+        store, clock = SimStore(self.world), SimClock(self.world, process.host)
+        log = WatchedLog(store)
+        for _ in range(_ROUNDS):
+            with suppress(TransientError):
+                for request in list_splice_requests(store, PIPELINE):
+                    self._merge_one(log, request.id, name)
+            clock.sleep(self.world.rng.choice((1.0, 4.0)))
+        process.exited, process.alive = "done", False
+
+    def _merge_one(self, log: SlotLog, request: str, who: str) -> None:
+        try:
+            done = merge_request(self.spec, log, request, MergeDecision(who))
+        except ConfigurationError as error:
+            self.world.note(f"{request} is not merged: {error.message}")
+            if error.code not in _REFUSALS:
+                raise
+        else:
+            self.world.note(f"{request} is merged: {done.checkpoint}")
 
     def _pin_newest(self, name: str, store: SimStore, clock: SimClock) -> None:
         """A pin may be refused, and what it names may have been retired."""

@@ -15,6 +15,8 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyiceberg.exceptions import (
     CommitFailedException,
     NoSuchTableError,
@@ -23,7 +25,7 @@ from pyiceberg.exceptions import (
 )
 from pyiceberg.manifest import DataFile
 from tests.simulation.basics import PIPELINE, Violation
-from tests.simulation.cheap import rows_of
+from tests.simulation.cheap import arrow_of, rows_of
 from tests.simulation.coverage import COMMIT, KINDS, LOAD
 from tests.simulation.protocol_trace import table_of
 from tests.simulation.storage import MERGED, SimStore
@@ -32,8 +34,11 @@ from tests.simulation.world import World
 from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.store import NotFoundError, Store
 from tidegate.errors import TransientError
+from tidegate.jobs.engine.column_types import conform_to_schema
+from tidegate.jobs.sinks import published_tables
 from tidegate.jobs.sinks.iceberg_sink import IcebergSink
 from tidegate.jobs.sinks.lineage_position import FollowerPosition, read_published_cut
+from tidegate.jobs.sinks.output_tables import build_table_schema
 from tidegate.jobs.sinks.table_files import (
     LiveDataFile,
     PartitionValues,
@@ -43,7 +48,9 @@ from tidegate.jobs.sinks.table_files import (
     parse_commit_bound,
 )
 from tidegate.jobs.sinks.table_follower import TableFollower, TagChange
+from tidegate.jobs.sinks.table_scan import Ranges, select_in_ranges
 from tidegate.jobs.spec.pipeline import PipelineSpec
+from tidegate.jobs.splice import tables_at_head
 
 LAYOUT = BucketLayout(PIPELINE)
 
@@ -251,7 +258,8 @@ class Catalog:
         files = after.main.files if after.main else ()
         if len(files) != len(set(files)):
             raise Violation(f"{table}: a slot was applied twice")
-        missing = [file for file in files if file not in self.world.bucket.objects]
+        there = self.world.bucket.objects.keys() | self.world.lost
+        missing = [file for file in files if file not in there]
         if missing:
             raise Violation(f"{table}: {missing[0]} was published although it is gone")
 
@@ -391,9 +399,12 @@ class ModelFollower(TableFollower):
 
     def _require_there(self, keys: Iterable[str]) -> None:
         """pyiceberg reads the footers."""
+        bucket = self.table.catalog.world.bucket
         for key in keys:
-            if key not in self.table.catalog.world.bucket.objects:
+            if key not in bucket.objects:
                 raise FileNotFoundError(key)
+            if bucket.objects[key] != bucket.written[key]:
+                raise pa.ArrowInvalid(f"no footer: {key}")
 
     @property
     def _metadata(self) -> Metadata:
@@ -428,6 +439,53 @@ class SimSink(IcebergSink):
         self, table: str, files: list[str], follower: TableFollower | None = None
     ) -> Any:
         return None
+
+
+def read_data_file(store: SimStore, key: str) -> bytes:
+    """A file of a table, as Iceberg's libraries read it."""
+    try:
+        data = store.get(key).data
+    except NotFoundError as error:
+        raise FileNotFoundError(key) from error
+    if data != store.bucket.written[key]:
+        raise pa.ArrowInvalid(f"no footer: {key}")
+    return data
+
+
+class ModelScan:
+    """`TableScan` on the model: a version that the readers' pointer names."""
+
+    def __init__(self, store: SimStore, address: str) -> None:
+        world, table = store.world, address.partition("/")[0]
+        spec, main = world.stage.spec, world.catalog.versions[address].main
+        world.travel()
+        files = main.files if main else ()
+        self._parts = [arrow_of(spec, table, read_data_file(store, key)) for key in files]
+        schema = build_table_schema(spec, table)
+        added = {
+            f.name: f for part in self._parts for f in part.schema if f.name not in schema.names
+        }
+        self.schema = pa.schema([*schema, *added.values()])
+
+    def read(
+        self,
+        columns: Collection[str] | None = None,
+        ranges: Ranges | None = None,
+        *,
+        with_value: str | None = None,
+    ) -> pa.Table:
+        """The rows within the ranges."""
+        parts = [conform_to_schema(part, self.schema) for part in self._parts]
+        rows = select_in_ranges(pa.concat_tables([self.schema.empty_table(), *parts]), ranges or {})
+        if with_value:
+            rows = rows.filter(pc.is_valid(rows[with_value]))
+        return rows.select([n for n in self.schema.names if columns is None or n in columns])
+
+
+SCANS: tuple[tuple[object, str, object], ...] = tuple(
+    (module, "TableScan", ModelScan) for module in (published_tables, tables_at_head)
+)
+"""Who reads published tables: module, name, replacement."""
 
 
 def external_files(catalog: Catalog, store: SimStore) -> set[str]:

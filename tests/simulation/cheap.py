@@ -1,7 +1,8 @@
 """What makes a schedule cheap without checking less: what is the same each time is done once.
 
 * Rows lie in the bucket as marshalled Python rows instead of Parquet: a dozen rows at a time, half
-  of a schedule would go into encoding them. The columns are those of the real schemas.
+  of a schedule would go into encoding them. The columns are those of the real schemas. What streams
+  and merges write are batches of Arrow, because they work on columns.
 * A record is written, hashed, parsed and validated once: equal bytes give the same frozen record,
   also to the judge.
 * The spec never changes within a schedule: its digest, canonical text and the columns of its tables
@@ -18,6 +19,7 @@ from types import SimpleNamespace
 from typing import Any, Generic, TypeVar
 from unittest.mock import patch
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 from tests.oracle import glom, mover, order_buffer, window_state, zero_rows
 
@@ -25,11 +27,21 @@ from tidegate.checkpoints import canonical_json, lease, manifest, shared_documen
 from tidegate.checkpoints.canonical_json import sha256_of_bytes
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.store import PreconditionFailedError, Store
+from tidegate.jobs.engine import errors, parquet_objects
 from tidegate.jobs.sinks import base_follower, iceberg_sink, lineage_position, output_tables
-from tidegate.jobs.sinks.output_tables import build_system_schema
+from tidegate.jobs.sinks.output_tables import (
+    ARRIVAL_SLOT_COLUMN,
+    SPLICE_COLUMN,
+    build_system_schema,
+    build_table_schema,
+)
 from tidegate.jobs.spec.pipeline import PipelineSpec
+from tidegate.jobs.splice import tables_at_head
+from tidegate.jobs.streams import row_history
 
 _PLAIN = 2  # marshal's format without references: equal rows give equal bytes
+_LIST = b"["  # how marshalled rows begin
+_OF_MERGES = {SPLICE_COLUMN: pa.string(), ARRIVAL_SLOT_COLUMN: pa.int64()}
 T = TypeVar("T")
 
 
@@ -51,8 +63,60 @@ class Rows(list[dict[str, Any]]):
 
 
 def rows_of(data: bytes) -> Rows:
-    """The rows of an object."""
-    return Rows(marshal.loads(data))
+    """The rows of an object, whichever way they were written; times are ticks."""
+    if data[:1] == _LIST:
+        return Rows(marshal.loads(data))
+    table = _read_batches(data)
+    for number, field in enumerate(table.schema):
+        if pa.types.is_timestamp(field.type):
+            table = table.set_column(number, field.name, table.column(number).cast(pa.int64()))
+    return Rows(table.to_pylist())
+
+
+def arrow_of(spec: PipelineSpec, table: str, data: bytes) -> pa.Table:
+    """The rows of an object as a table, with the types that the spec gives the columns of `table`."""
+    if data[:1] != _LIST:
+        return _read_batches(data)
+    rows = marshal.loads(data)
+    given = {name for row in rows for name in row}
+    added = [pa.field(name, kind) for name, kind in _OF_MERGES.items() if name in given]
+    return pa.Table.from_pylist(rows, pa.schema([*_schema_of(spec, table), *added]))
+
+
+def _read_batches(data: bytes) -> pa.Table:
+    return pa.ipc.open_stream(data).read_all()
+
+
+def _write_batches(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    written: bytes = sink.getvalue().to_pybytes()
+    return written
+
+
+def _read_arrow_object(store: Any, key: str) -> pa.Table:
+    table = key.partition("/tables/")[2].partition("/")[0]
+    with _judged_as_parquet(store, key):
+        return arrow_of(store.world.stage.spec, table, store.get(key).data)
+
+
+def _read_row_object(store: Any, key: str) -> Rows:
+    with _judged_as_parquet(store, key):
+        return rows_of(store.get(key).data)
+
+
+@contextmanager
+def _judged_as_parquet(store: Any, key: str) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, EOFError, TypeError, OSError) as error:
+        raise errors.FILE_UNREADABLE(uri=store.uri(key), cause=error) from error
+
+
+def _build_checkpoint_table(manifests: Any) -> pa.Table:
+    rows = output_tables.build_checkpoint_rows(manifests)
+    return pa.Table.from_pylist([*rows], build_system_schema("checkpoints"))
 
 
 def _packed(names: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> bytes:
@@ -121,8 +185,13 @@ def _read_table(source: Any, **_: Any) -> Rows:
     return rows_of(source.read())
 
 
-def _write_table(rows: Rows, where: Any, **_: Any) -> None:
-    where.write(marshal.dumps([*rows], _PLAIN))
+def _write_table(rows: Any, where: Any, **_: Any) -> None:
+    packed = _write_batches(rows) if isinstance(rows, pa.Table) else marshal.dumps([*rows], _PLAIN)
+    where.write(packed)
+
+
+def _read_metadata(source: Any) -> SimpleNamespace:
+    return SimpleNamespace(num_rows=len(rows_of(source.read())))
 
 
 class _Once(Generic[T]):
@@ -175,6 +244,16 @@ class _Columns:
         return self._known[key][1]
 
 
+_SCHEMAS: dict[tuple[int, str], tuple[PipelineSpec, pa.Schema]] = {}
+
+
+def _schema_of(spec: PipelineSpec, table: str) -> pa.Schema:
+    key = id(spec), table
+    if key not in _SCHEMAS:
+        _SCHEMAS[key] = spec, build_table_schema(spec, table)
+    return _SCHEMAS[key][1]
+
+
 _DIGEST, _CANONICAL = _OnceEach(PipelineSpec.digest), _OnceEach(PipelineSpec.canonical_json)
 _BYTES = _OnceEach(manifest.Manifest.to_bytes)
 _RECORD, _JSON, _SHA = (
@@ -201,9 +280,15 @@ _SHORTCUTS: tuple[tuple[object, str, object], ...] = (
         for name in ("dead_schema", "events_schema", "late_schema", "window_schema")
     ),
     (output_tables, "_build_system_table", _small_table),
-    (base_follower, "read_parquet_object", lambda store, key: rows_of(store.get(key).data)),
+    (base_follower, "read_parquet_object", _read_row_object),
     (pq, "read_table", _read_table),
     (pq, "write_table", _write_table),
+    (pq, "read_metadata", _read_metadata),
+    *(
+        (module, "read_parquet_object", _read_arrow_object)
+        for module in (parquet_objects, row_history, tables_at_head)
+    ),
+    (tables_at_head, "build_checkpoint_rows", _build_checkpoint_table),
     (slot_log, "parse_record", _RECORD),
     (slot_log, "sha256_of_bytes", _SHA),
     *(

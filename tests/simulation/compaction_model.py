@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
-from tests.simulation.catalog_model import Catalog, ModelFollower, key_of
+from tests.simulation.catalog_model import Catalog, ModelFollower, key_of, read_data_file
 from tests.simulation.cheap import Rows, rows_of
 from tests.simulation.coverage import ASK, KINDS
 from tests.simulation.storage import SimStore
@@ -34,7 +34,7 @@ class _SimTable(_TableCompactor):
             rows = Rows(
                 r
                 for part in parts
-                for r in rows_of(self._store.get(key_of(part.file.file_path)).data)
+                for r in rows_of(read_data_file(self._store, key_of(part.file.file_path)))
             )
             assert rows.num_rows == sum(part.file.record_count for part in parts)
             stem = f"{self._spec.name}/iceberg/{self._name}/{make_merged_stem(follower.table.metadata)}"

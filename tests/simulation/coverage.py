@@ -66,9 +66,12 @@ STEPS: Mapping[str, tuple[str, ...]] = {
     "lease": (ASK, SWAP),
     "requests": (ASK, LIST, SWAP),
     "plan": (DISK,),
+    "objects": (ASK, LIST),
+    "arrival log": (ASK, LIST, SWAP),
+    "landing": (ASK, LIST, SWAP, POINT),
     "survey": (DISK,),
     "decide": (POINT,),
-    "move": (ASK, SWAP, PUT, DISK),
+    "move": (ASK, LIST, SWAP, PUT, DISK),
     "seal": (ASK, SWAP, POINT),
     "report": (POINT,),
     "status": (PUT, INNER),
@@ -97,6 +100,10 @@ STEPS: Mapping[str, tuple[str, ...]] = {
     "watch": (ASK, LIST),
     "look around": (ASK, SWAP),
     "recover": (ASK, LIST, SWAP),
+    "splice request": (ASK, SWAP),
+    "splice plan": (ASK, LIST),
+    "splice files": (PUT,),
+    "splice seal": (SWAP,),
     "sink apply": (SERVE,),
     "sink mark": (ASK, SWAP),
 }
@@ -119,6 +126,12 @@ def kinds_of(step: str) -> frozenset[str]:
     return frozenset(kind for sort in STEPS[step] for kind in KINDS[sort])
 
 
+READING = ("objects", "arrival log")
+"""Steps that only pipelines with objects take."""
+SPLICING = ("splice request", "splice plan", "splice files", "splice seal")
+"""Steps that only pipelines with streams take."""
+OF_STREAMS = (("torn list", "move"),)
+"""Cells that only those reach: only the backfill of an attachment lists anything in a move."""
 SUPERVISED = ("watch", "look around", "recover", "desired")
 """Steps of Airflow's side."""
 
@@ -141,13 +154,17 @@ def step_of(role: str, step: str, verb: str, key: str) -> str:
         return special[verb]
     if key.startswith("tidegate-probe/"):
         return "probe"
+    if key.startswith("inbox/") and role != "land":
+        return "objects"
     part = key.partition("/")[2]
     if part in _DOCUMENTS:
         return _DOCUMENTS[part]
     if part == "roots.json":
         return {"gc": "condemn", "housekeeping": "condemn", "person": "pin"}.get(role, "claim")
-    if part.startswith("index/"):
-        return "index"
+    if (folder := part.partition("/")[0]) in _FOLDERS:
+        return _FOLDERS[folder]
+    if folder == "splices":
+        return "splice plan" if verb == "list" else "splice request"
     return _BY_ROLE[role](step, verb, part)
 
 
@@ -157,6 +174,7 @@ _DOCUMENTS = {
     "status.json": "status",
     "iceberg/versions.json": "note versions",
 }
+_FOLDERS = {"index": "index", "arrivals": "arrival log"}
 
 
 def _driver(step: str, verb: str, part: str) -> str:
@@ -205,6 +223,14 @@ def _collector(_: str, verb: str, part: str) -> str:
     return {"swap": "stub", "delete": "sweep"}.get(verb, "mark")
 
 
+def _merger(_: str, verb: str, part: str) -> str:
+    if part.startswith(("requests/", "acks/")):
+        return "ask"
+    if verb == "put":
+        return "splice files"
+    return "splice seal" if verb == "create" else "splice plan"
+
+
 def _person(_: str, verb: str, part: str) -> str:
     return "ask" if part.startswith("requests/") else "follow"
 
@@ -220,6 +246,8 @@ _BY_ROLE = {
     "restore": _restorer,
     "gc": _collector,
     "person": _person,
+    "merge": _merger,
+    "land": lambda *_: "landing",
     "airflow": lambda *_: "watch",
     "sweep": lambda *_: "look around",
     "recover": lambda *_: "recover",

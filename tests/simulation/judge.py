@@ -13,6 +13,7 @@ from tests.simulation.basics import PIPELINE, Violation
 from tests.simulation.cheap import parsed, record_of, rows_of
 from tests.simulation.judge_rows import judge_epochs
 from tests.simulation.judge_sinks import judge_sink
+from tests.simulation.judge_streams import judge_streams
 from tests.simulation.shapes import PLAIN
 from tests.simulation.storage import MERGED
 
@@ -23,6 +24,7 @@ from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.jobs.sinks.lineage_position import read_published_cut
 from tidegate.jobs.spec.event_time_options import ReleaseMode
 from tidegate.jobs.spec.pipeline import BUILT, CHECKPOINTS
+from tidegate.jobs.spec.stream_specs import REJECTIONS
 
 LAYOUT = BucketLayout(PIPELINE)
 
@@ -35,12 +37,13 @@ def judge(stage: Stage) -> None:
     """
     log = SlotLog(MemoryStore(stage.world.bucket, name="sim"), PIPELINE)
     head, lineage = log.head(), read_lineage(stage)
-    _chained(stage, log)
-    _restorable(stage)
+    if not stage.world.garbled:
+        _chained(stage, log)
+        _restorable(stage)
+        _pinned(stage, log)
     condemned = stage.world.judge.protocol.damaged
     damaged = bool(stage.world.damaged or stage.world.lost)
     _require(not condemned or damaged, f"{set(condemned)} were never damaged")
-    _pinned(stage, log)
     _answered(stage)
     _conserved(lineage)
     _tables_follow(stage, lineage, (head.timeline, head.slot))
@@ -49,6 +52,7 @@ def judge(stage: Stage) -> None:
     _readable(stage, log)
     judge_sink(stage, lineage, (head.timeline, head.slot))
     judge_epochs(stage, lineage)
+    judge_streams(stage, lineage)
     _rows(stage, lineage)
 
 
@@ -197,7 +201,7 @@ def _tables_follow(stage: Stage, lineage: list[Manifest], head: tuple[int, int])
             else Counter(has) == Counter(wanted)
         )
         _require(same, f"{table} holds {_short(has)}, the log says {_short(wanted)}")
-        gone = [key for key in has if key not in stage.world.bucket.objects]
+        gone = [key for key in has if not _is_kept(stage, key)]
         _require(not gone, f"{table} names {gone[:1]}, which is gone")
     if lineage:
         mark = stage.catalog.tables[CHECKPOINTS].main
@@ -215,6 +219,7 @@ def _barriers_are_cuts(stage: Stage, lineage: list[Manifest]) -> None:
         for barrier in epoch.barriers
         if barrier["outcome"] == "complete" and stage.spec.barriers.alignment == "block"
     }
+    made_later = (*stage.spec.windows, *stage.spec.streams, REJECTIONS, BUILT)
     for table, metadata in stage.catalog.tables.items():
         tags = {n: s for n, s in metadata.tags.items() if n.startswith("barrier-")}
         _require(tags.keys() <= cuts.keys(), f"{table} has {sorted(tags)}, not {sorted(cuts)}")
@@ -223,7 +228,7 @@ def _barriers_are_cuts(stage: Stage, lineage: list[Manifest]) -> None:
             if name not in tags:
                 # A table that is made later had no row at the barrier.
                 _require(
-                    not wanted and table in (*stage.spec.windows, BUILT),
+                    not wanted and table in made_later,
                     f"{table} has no {name} at slot {slot}",
                 )
                 continue
@@ -233,6 +238,11 @@ def _barriers_are_cuts(stage: Stage, lineage: list[Manifest]) -> None:
                 table == CHECKPOINTS or _contents(stage, has) == _contents(stage, wanted),
                 f"{table}: {name} holds {_short(has)}, not {_short(wanted)}",
             )
+
+
+def _is_kept(stage: Stage, key: str) -> bool:
+    """Whether no process has deleted it; a damaged file may be gone."""
+    return key in stage.world.bucket.objects or key in stage.world.lost
 
 
 def _is_merged(key: str) -> bool:
@@ -253,9 +263,7 @@ def _readable(stage: Stage, log: SlotLog) -> None:
     current = read_published_cut(log.store, PIPELINE)
     for table, location in (current.tables if current else {}).items():
         main = stage.catalog.versions[location].main
-        gone = [
-            key for key in (main.files if main else ()) if key not in stage.world.bucket.objects
-        ]
+        gone = [key for key in (main.files if main else ()) if not _is_kept(stage, key)]
         _require(not gone, f"readers of {table} are pointed to {gone[:1]}, which is gone")
 
 
@@ -272,8 +280,7 @@ def _rows(stage: Stage, lineage: list[Manifest]) -> None:
     data = {
         (*member, n): raw
         for source in stage.sources.values()
-        for member in source.list_members()
-        for n, raw in enumerate(source._rows[member])
+        for member, n, raw in source.list_placed()
         if raw["kind"] == "data"
     }
     lost, doubled = (

@@ -34,7 +34,7 @@ def judge_epochs(stage: Stage, lineage: list[Manifest]) -> None:
     """
     state = RowState()
     for parent, epoch in pairwise([None, *lineage]):
-        if epoch is None:
+        if epoch is None or epoch.is_merge:
             continue
         recorded = RecordedEpoch(stage.spec, epoch, parent)
         survey = recorded.read_survey()

@@ -53,6 +53,8 @@ from tidegate.jobs.sinks.lineage_position import (
 )
 from tidegate.jobs.sinks.postgres_sink import PostgresSink
 from tidegate.jobs.sinks.table_maintenance import _FileGroup, _TableCompactor
+from tidegate.jobs.sources.arrival_log import ArrivalLog
+from tidegate.jobs.streams.stream_state import ReducerStateStore
 from tidegate.operators import liveness
 
 Patches = list[Any]
@@ -158,6 +160,8 @@ def _garbage_of_all(retention: Retention, marked: Any) -> Iterator[Any]:
 
 def _read_again(part: Any) -> dict[str, Any]:
     record = _RECORD(part)
+    if "next" not in record["resume"]:  # of objects
+        return record
     following = record["resume"]["next"]
     return record | {
         "resume": {"next": max(0, following - 1)} if part.end > part.start else record["resume"]
@@ -166,6 +170,8 @@ def _read_again(part: Any) -> dict[str, Any]:
 
 def _skip_one(part: Any) -> dict[str, Any]:
     record = _RECORD(part)
+    if "next" not in record["resume"]:
+        return record
     return record | {
         "resume": {"next": record["resume"]["next"] + (part.end > part.start and part.pending)}
     }
@@ -274,6 +280,30 @@ def _reword(owner: Any, name: str, text: str, instead: str) -> Any:
 
 
 MUTANTS = (
+    Mutant(
+        "streams: states of an attempt that lost its slot are kept",
+        lambda: [
+            _reword(
+                ReducerStateStore,
+                "load",
+                "if known is None or known[0] != keys:",
+                "if known is None:",
+            )
+        ],
+        focus=("lost request", "splice request"),
+    ),
+    Mutant(
+        "objects: a lost race for the arrival log is taken for a win",
+        lambda: [
+            _reword(
+                ArrivalLog,
+                "_append_or_reload",
+                "self._read_all_pages()",
+                "self._remember_keys(keys)",
+            )
+        ],
+        focus=("slow", "arrival log"),
+    ),
     Mutant(
         "one 403 ends a running driver",
         lambda: [

@@ -12,15 +12,18 @@ from unittest.mock import patch
 from tests.servers.memory_store import MemoryStore
 from tests.simulation.actors import Stage
 from tests.simulation.basics import NEVER, PIPELINE, Violation
+from tests.simulation.catalog_model import SCANS
 from tests.simulation.cheap import cheap
 from tests.simulation.compaction_model import COMPACTION
-from tests.simulation.coverage import SUPERVISED
+from tests.simulation.coverage import OF_STREAMS, SPLICING, SUPERVISED
 from tests.simulation.judge import judge
+from tests.simulation.object_feed import FOOTERS
 from tests.simulation.onlooker import compare_offers, look_on
 from tests.simulation.servers import read_model_table
 from tests.simulation.shapes import SINK_KINDS, choose_shape
 from tests.simulation.shell import real_shell
 from tests.simulation.supervision import Airflow, real_supervision
+from tests.simulation.threads import SimTime
 from tests.simulation.world import World
 
 from tidegate.checkpoints import retention, slot_index, verify
@@ -33,12 +36,15 @@ from tidegate.jobs.driver import (
     epoch_loop,
     error_classification,
     housekeeping,
+    landing_log,
     operator_requests,
     pipeline_run,
     startup,
     status_reporter,
 )
 from tidegate.jobs.sinks import iceberg_sink, postgres_sink, table_files, table_maintenance
+from tidegate.jobs.sources import arrival_log, object_inspection
+from tidegate.jobs.splice import merge
 from tidegate.operators.stream_view import StreamView
 
 SHARE_RESTORED = 0.25  # of the schedules, which then take twice as long
@@ -86,7 +92,7 @@ def simulated(world: World) -> Iterator[None]:
         stack.enter_context(
             patch.object(ProcessIdentity, "is_proven_dead", lambda holder: world.dead(holder))
         )
-        for module in (iceberg_sink, slot_index, retention, verify):
+        for module in (iceberg_sink, slot_index, retention, verify, object_inspection):
             stack.enter_context(patch.object(module, "ThreadPoolExecutor", _Inline))
         for module in (pipeline_run, startup):
             stack.enter_context(patch.object(module, "touch_alive_file", lambda alive: None))
@@ -95,7 +101,7 @@ def simulated(world: World) -> Iterator[None]:
         stack.enter_context(cheap())
         stack.enter_context(real_shell(world))
         stack.enter_context(real_supervision(world))
-        for where, name, what in COMPACTION:
+        for where, name, what in (*COMPACTION, *SCANS, FOOTERS, (merge, "time", SimTime(world))):
             stack.enter_context(patch.object(where, name, what))
         stack.enter_context(patch.object(table_files, "_COMMITS_UNTIL_EXPIRY", 2))
         stack.enter_context(patch.object(iceberg_sink, "_SLOTS_PER_GROUP", 3))
@@ -105,8 +111,12 @@ def simulated(world: World) -> Iterator[None]:
 
 _TALKATIVE = (
     *(table_maintenance, operator_requests, startup, epoch_loop, pipeline_run, housekeeping),
-    *(status_reporter, error_classification, epoch_listeners),
+    *(status_reporter, error_classification, epoch_listeners, landing_log, arrival_log),
 )
+_NAMES_FILE = ("checkpoint.none_whole", "file.unreadable", "sink.file_missing")
+"""How a driver refuses files that are damaged, if only a person can mend them."""
+_NAMES_DOCUMENT = ("document.malformed", "manifest.malformed", "identity.malformed")
+"""How it refuses damaged documents."""
 _RESTORE, _RETENTION = ("plan restore", "claim", "fork"), ("mark", "condemn", "stub", "sweep")
 _COMPACTION = ("merge", "replace", "cut merged", "delete merged")
 
@@ -114,11 +124,13 @@ _COMPACTION = ("merge", "replace", "cut merged", "delete merged")
 def cast(stage: Stage) -> None:
     """Who takes part: drawn from the seed, with those in it whose steps it is about."""
     rng, about = stage.world.rng, stage.world.focus[1]
-    many = 3 if about in (*_RETENTION, *_COMPACTION) else 0
+    spliced = about in SPLICING or stage.world.focus in OF_STREAMS
+    many = 3 if about in (*_RETENTION, *_COMPACTION) or spliced else 0
     if about in ("cut merged", "delete merged"):
         _long(stage)
         many = 6
     stage.rolling = rng.random() < 0.15
+    stage.lander("lander")
     stage.feeder(many or rng.randrange(1, 4))
     for number in range(rng.choice((1, 2, 2, 3))):
         stage.driver(
@@ -153,6 +165,15 @@ def cast(stage: Stage) -> None:
             runs=rng.randrange(1, 4),
             delay=rng.choice((1.0, 3.0, 6.0, 12.0)),
         )
+    if stage.spec.streams:
+        _splice(stage, many=spliced)
+    _surround(stage)
+    stage.ends = rng.random() < 0.3
+
+
+def _surround(stage: Stage) -> None:
+    """Airflow, someone who looks on, and a disk that damages objects."""
+    rng, about = stage.world.rng, stage.world.focus[1]
     if rng.random() < 0.25 or about in SUPERVISED:
         _supervise(stage)
     if rng.random() < 0.25:
@@ -160,7 +181,14 @@ def cast(stage: Stage) -> None:
         stage.world.spawn("onlooker", process, partial(look_on, stage), "onlooker")
     if rng.random() < 0.06:
         stage.damager("x0", delay=rng.choice((2.0, 6.0, 15.0)))
-    stage.ends = rng.random() < 0.3
+
+
+def _splice(stage: Stage, *, many: bool) -> None:
+    """Attachments come and go, and someone merges what they collect."""
+    rng = stage.world.rng
+    stage.person("hs", delay=rng.choice((0.5, 2.0, 5.0)))
+    for number in range(rng.choice((1, 2) if many else (0, 1))):
+        stage.merger(f"m{number}", host=rng.randrange(3), delay=rng.choice((3.0, 6.0, 12.0)))
 
 
 def _supervise(stage: Stage) -> None:
@@ -190,11 +218,14 @@ def recover(stage: Stage) -> None:
     follows.
     """
     world = stage.world
-    sleepers = [p for p in world.processes if p.alive and p.asleep_until > world.now + 3000]
+    asleep = (p for p in world.processes if p.alive and p.asleep_until > world.now + 3000)
+    # A landing query that sleeps holds the lock of its folder: only its death lets another one in.
+    sleepers = [p for p in asleep if p.name != "lander"]
     for process in world.processes:
         process.alive = process.alive and process in sleepers
     world.calm, world.rules = True, []
     stage.end_sources()
+    stage.lander("calm lander")
     _fresh(stage, "fresh")
     if world.hopeless:
         return
@@ -202,13 +233,16 @@ def recover(stage: Stage) -> None:
         _compacted(stage)
     while world.late:
         world.deliver()
-    if sleepers or world.rng.random() < 0.2:
+    merged = bool(stage.spec.streams) and world.rng.random() < 0.5 and _merged(stage)
+    if sleepers or merged or world.rng.random() < 0.2:
         for process in sleepers:
             process.asleep_until = 0.0
             world.waits.pop(process, None)
         world.run(STEPS)
         _fresh(stage, "after")
     judge(stage)
+    if world.garbled:  # what may be offered of them is shown in vain
+        return
     compare_offers(stage, StreamView(MemoryStore(world.bucket, name="sim"), PIPELINE, fresh=0.0))
     if world.rng.random() < SHARE_RESTORED:
         _restore_offered(stage)
@@ -247,8 +281,11 @@ def _fresh(stage: Stage, name: str) -> None:
     process = stage.driver(name, host=3, epochs=60, asked_by=name)
     stage.world.run(4 * STEPS, until=lambda: not process.alive or bool(process.exited))
     error = process.error
-    if stage.world.lost and error is not None and error.code == "checkpoint.none_whole":
-        stage.world.hopeless = True
+    world = stage.world
+    clear = (*(_NAMES_FILE if world.lost else ()), *(_NAMES_DOCUMENT if world.garbled else ()))
+    if error is not None and error.code in clear:
+        world.note(f"only a person can help: {error.message}")
+        world.hopeless = True
     elif not process.exited.startswith("done"):
         raise Violation(f"the recovery ended with {process.exited or 'nothing'}")
 
@@ -257,6 +294,13 @@ def _compacted(stage: Stage) -> None:
     """Whatever the storm left of the tables is merged once more, before the sleepers wake."""
     process = stage.compactor("calm", host=3, runs=1)
     stage.world.run(STEPS, until=lambda: not process.alive)
+
+
+def _merged(stage: Stage) -> bool:
+    """What attachments have collected is merged, behind the end of the sources."""
+    process = stage.merger("calm merger", host=3)
+    stage.world.run(4 * STEPS, until=lambda: not process.alive)
+    return True
 
 
 def sink_for(world: World) -> str:
@@ -281,7 +325,7 @@ def run_seed(
     world.housekeeping_every = world.rng.choice((NEVER, 3.0))
     with simulated(world):
         kind = sink or sink_for(world)
-        stage = Stage(world, kind, choose_shape(world.rng, kind))
+        stage = Stage(world, kind, choose_shape(world.rng, kind, world.focus))
         try:
             cast(stage)
             world.run(STEPS)
@@ -298,3 +342,5 @@ def finish(world: World) -> None:
     for process in world.processes:
         process.alive = False
     world.bury()
+    for feed in world.stage.sources.values() if world.stage else ():
+        feed.close()

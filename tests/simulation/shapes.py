@@ -11,11 +11,16 @@ from random import Random
 from typing import Any
 
 from tests.engine.harness import spec_of
+from tests.simulation.coverage import OF_STREAMS, READING, SPLICING
 
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 PLAIN = "plain"
 MEMBERS = "members"
+LANDING = "landing"
+OBJECTS = "objects"
+PUNCTUATION = "punctuation"
+STREAMS = "streams"
 _SOURCE: dict[str, Any] = {
     "path": "inbox/x/",
     "schema": {"t": "timestamp", "v": "long", "kind": "string", "n": "long"},
@@ -37,6 +42,16 @@ _FOLDERS = {
     "partition_by": "folder",
     "coalesce": {"members": "discovered", "idle_timeout": "3s", "joins": "hold"},
 }
+
+
+def _punctuated(**options: Any) -> dict[str, Any]:
+    """A source whose frontier follows from punctuation alone."""
+    plain = {name: value for name, value in _SOURCE.items() if name != "lag"}
+    marks = {**_SOURCE["barriers"], "punctuation": "cti"}
+    return {**plain, "barriers": marks, "punctuation": {"advance_to_end": True, **options}}
+
+
+_PIPE = {"from": "copy", "to": "again", "attach": "on_request"}
 _SHAPES: dict[str, dict[str, Any]] = {
     PLAIN: {},
     "rows that pass through": {"release": {"mode": "pass_through"}},
@@ -85,6 +100,51 @@ _SHAPES: dict[str, dict[str, Any]] = {
         }
     },
     MEMBERS: {"sources": {"a": _FOLDERS, "b": _FOLDERS}, "coalesce": {"idle_timeout": "3s"}},
+    OBJECTS: {
+        "sources": {
+            "a": {
+                **_SOURCE,
+                "path": "inbox/a/",
+                "bounded": True,
+                "discovery": {"order": "arrival", "safety_listing": "2s"},
+            },
+            "b": {**_SOURCE, "path": "inbox/b/", "bounded": True},
+        }
+    },
+    LANDING: {
+        "sources": {
+            "a": {**_SOURCE, "path": "inbox/landed/", "bounded": True},
+            "b": _SOURCE,
+        }
+    },
+    PUNCTUATION: {
+        "sources": {
+            "a": _punctuated(explicit=True),
+            "b": _punctuated(every_events=3, delay="3s"),
+        }
+    },
+    STREAMS: {
+        "streams": {
+            "copy": {},
+            "again": {},
+            "sums": {"schema": {"v": "long"}, "buffer": True},
+        },
+        "pipes": {
+            "p": {"from": "events", "to": "copy", "inherit": True},
+            "old": {"from": "events", "to": "again", "inherit": True, "positions": [2, 12]},
+            "piecewise": {**_PIPE, "rows_per_epoch": 2},
+            "spliced": {**_PIPE, "merge": "splice"},
+        },
+        "reducers": {
+            "sum": {
+                "from": "events",
+                "to": "sums",
+                "function": "tests.streams.folds:totals",
+                "initial": 0,
+                "keys": ["v"],
+            }
+        },
+    },
     "groups of slots": {"outputs": {"publish_every": 2}},
     "barriers that hold no one": {"barriers": {"alignment": "pass", "identity": "id"}},
 }
@@ -114,8 +174,17 @@ def spec_for(shape: str = PLAIN, sink: str = "") -> PipelineSpec:
     return spec_of(**{**defaults, **fields, "outputs": outputs})
 
 
-def choose_shape(rng: Random, sink: str) -> str:
-    """Draw a shape; half of the schedules have the plain one, on which most bugs are planted."""
+def choose_shape(rng: Random, sink: str, about: tuple[str, str] = ("", "")) -> str:
+    """Draw a shape; half of the schedules have the plain one, on which most bugs are planted.
+
+    What a schedule is about may happen under one shape only.
+    """
+    if about in OF_STREAMS or about[1] in SPLICING:
+        return STREAMS
+    if about[1] == "landing":
+        return LANDING
+    if about[1] in READING:
+        return OBJECTS
     if rng.random() < 0.5:
         return PLAIN
     return rng.choice([shape for shape in SHAPES if sink != "postgres" or shape not in _KEYED])

@@ -20,6 +20,7 @@ from tests.oracle.mover import OracleMover
 from tests.simulation.basics import Violation
 from tests.simulation.catalog_model import SimSink, external_files
 from tests.simulation.cheap import record_of
+from tests.simulation.object_feed import ObjectFeed
 from tests.simulation.servers import sink_of
 from tests.simulation.storage import SimStore
 from tests.simulation.threads import SimRandom, SimSignals, SimThreading, SimTime
@@ -28,7 +29,7 @@ from tidegate.checkpoints import errors, host_clock, lease, slot_log
 from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.checkpoints.store import StoreDeniedError
 from tidegate.errors import FailureClass, TidegateError
-from tidegate.jobs.driver import housekeeping, pipeline_run, status_reporter
+from tidegate.jobs.driver import housekeeping, landing_log, pipeline_run, status_reporter
 from tidegate.jobs.driver.epoch_loop import EndConditions, EpochLoop, LoopRuntime, RunOutcome
 from tidegate.jobs.driver.housekeeping import Housekeeper
 from tidegate.jobs.driver.pipeline_run import RunOptions, run_until_end
@@ -36,6 +37,7 @@ from tidegate.jobs.driver.status_reporter import DriverSteps
 from tidegate.jobs.engine import publisher
 from tidegate.jobs.engine.epoch_engine import EpochReport
 from tidegate.jobs.engine.manifest_writer import ManifestAuthor
+from tidegate.jobs.sources.object_source import ObjectSource
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 if TYPE_CHECKING:
@@ -63,9 +65,10 @@ class SimLoop(EpochLoop):
 
     def run(self) -> RunOutcome:
         """Run, and check a claim that everything was read and published."""
-        self._stage.world.current_process().runs = True
+        process = self._stage.world.current_process()
+        process.runs, process.calm_since = True, self._stage.world.now
         outcome = super().run()
-        if outcome.state == "finished":
+        if outcome.state == "finished" and not _is_stale(self._stage.world, process):
             self._stage.require_finished(self._engine.resume_state.head)
         self._stage.world.current_process().step = "end"
         return outcome
@@ -90,10 +93,16 @@ class _Sources:
     """The rows of the stage, as a driver finds them."""
 
     def __init__(self, stage: Stage, *_: object, **__: object) -> None:
-        self.all = list(stage.sources.values())
+        self.all = [
+            source.open() if isinstance(source, ObjectFeed) else source
+            for source in stage.sources.values()
+        ]
 
     def open_logs(self) -> None:
-        """There are none."""
+        """Read the arrival logs."""
+        for source in self.all:
+            if isinstance(source, ObjectSource):
+                source.open_logs()
 
     def collect_status(self) -> dict[str, Any]:
         """Nothing to add."""
@@ -108,11 +117,12 @@ def drive(stage: Stage, process: Process, options: RunOptions) -> None:
     try:
         outcome = run_until_end(stage.spec, options)
     except TidegateError as error:
-        if error.code == "driver.unexpected" and not (stage.world.defects or stage.world.lost):
+        if error.code == "driver.unexpected" and not stage.world.defects:
             raise Violation(f"{process.name} met a defect: {error.message}") from error
         if error.failure_class in _PERSONS and not _has_cause(stage, process, error):
             raise Violation(f"{process.name} waits for a person: {error}") from error
-        if process.runs and error.failure_class is FailureClass.TRANSIENT:
+        damaged = error.code == "checkpoint.left"
+        if process.runs and error.failure_class is FailureClass.TRANSIENT and not damaged:
             raise Violation(f"{process.name} did not wait: {error}") from error
         process.exited = f"{type(error).__name__}: {error.code}"
         process.error = error
@@ -133,7 +143,8 @@ def _has_cause(stage: Stage, process: Process, error: TidegateError) -> bool:
         return not process.runs
     if error.code == "manifest.newer_format":
         return process.version == "1"
-    return bool(stage.world.damaged or stage.world.lost) or _is_stale(stage.world, process)
+    world = stage.world
+    return bool(world.damaged or world.lost or world.garbled) or _is_stale(world, process)
 
 
 def _is_stale(world: World, process: Process) -> bool:
@@ -155,7 +166,7 @@ def options_of(
     )
 
 
-def _make_followers(spec: PipelineSpec, store: SimStore, uid: str) -> list[Any]:
+def _make_sinks(spec: PipelineSpec, store: SimStore, uid: str) -> list[Any]:
     stage = store.world.stage
     return [
         SimSink(spec, store, uid, stage.catalog),
@@ -212,7 +223,7 @@ def real_shell(world: World) -> Iterator[None]:
         "PipelineSources": lambda *_, **__: _Sources(world.stage),
         "_start_mover": _start_mover,
         "require_no_mistakes": lambda spec: [],  # the spec is right, and judging it takes long
-        "make_followers": _make_followers,
+        "make_sinks": _make_sinks,
         "read_faults_from_environment": lambda: world,
         "SlotLog": _log_of,
         "ManifestAuthor": partial(_author_of, world),
@@ -235,6 +246,7 @@ def real_shell(world: World) -> Iterator[None]:
         ),
         *((module, "time", time) for module in (publisher, status_reporter, tenacity)),
         (pipeline_run, "signal", SimSignals(world)),
+        (landing_log, "read_faults_from_environment", lambda: world),
         (slot_log, "parse_record", partial(_read_record, world)),
         (tenacity.wait, "random", SimRandom(world.rng)),
         (secrets, "token_bytes", lambda size=16: world.rng.randbytes(size)),

@@ -36,6 +36,7 @@ POINTER = f"{PIPELINE}/iceberg/current.json"
 MERGED = "/merged/"  # folder of files that compaction made
 _PAGE = 40  # keys a listing shows at once
 _MOST_EPOCHS = 3  # that a driver seals before it answers: one that was under way, and two tries
+_PROMPT = 60.0  # seconds in which a driver answers when nothing goes wrong; most take less than 6
 
 
 class SimBucket(MemoryBucket):
@@ -57,7 +58,8 @@ class SimBucket(MemoryBucket):
         self.ignored: Counter[tuple[str, str]] = (
             Counter()
         )  # (request, driver) -> epochs sealed since
-        self.written: dict[str, bytes] = {}  # of tables' files, whether or not they are still there
+        self.asked: dict[str, tuple[float, str]] = {}  # open request -> when it came, its kind
+        self.written: dict[str, bytes] = {}  # of all files, whether or not they are still there
 
     def apply(self, request: StoreRequest) -> str:
         """Let a write take effect, if the bucket may look like that."""
@@ -78,17 +80,30 @@ class SimBucket(MemoryBucket):
         self.objects[key] = data
         etag = self.etags[key] = compute_etag(data)
         self.world.judge.wrote(key, data, self.world.catalog.versions)
+        self._watch(request, before)
+        return etag
+
+    def _watch(self, request: StoreRequest, before: bytes | None) -> None:
+        """Look at what a write has changed."""
+        key, data = request.key, request.data or b""
         if "/slots/" in key:
             self._filled(request, before)
         elif key == self.layout.lease_key:
             token, driver = mark = _lease_mark(data)
             self.world.mark("lease", mark)
             self.tokens[driver or ""] = token
+            self._require_prompt_answers(driver)
+        elif key.startswith(self.layout.requests_prefix):
+            self.asked.setdefault(
+                key.removeprefix(self.layout.requests_prefix),
+                (self.world.now, parsed(data)["kind"]),
+            )
+        elif key.startswith(self.layout.acks_prefix):
+            self.asked.pop(key.removeprefix(self.layout.acks_prefix), None)
         elif key == POINTER:
             self._pointed(parsed(data))
-        elif "/tables/" in key or MERGED in key:
+        elif "/tables/" in key or "/state/" in key or MERGED in key:
             self.written.setdefault(key, data)
-        return etag
 
     def remove(self, key: str) -> None:
         """An object is deleted, by any process."""
@@ -115,6 +130,7 @@ class SimBucket(MemoryBucket):
             self.records,
             self.bytes,
             self.ignored,
+            self.asked,
             self.written,
         ):
             kept.clear()
@@ -163,6 +179,18 @@ class SimBucket(MemoryBucket):
             self.ignored[key, driver] += 1
             if self.ignored[key, driver] > _MOST_EPOCHS:
                 raise Violation(f"{driver} sealed {_MOST_EPOCHS} epochs and did not answer {name}")
+
+    def _require_prompt_answers(self, driver: str | None) -> None:
+        """A driver that renews its lease, and that nothing disturbs, answers in bounded time."""
+        actor = self.world.current()
+        if actor is None or actor.process.name != driver or not self.asked:
+            return
+        if any(kind == "hold" for _, kind in self.asked.values()):  # a merge has the next slot
+            actor.process.calm_since = self.world.now
+        for name, (since, kind) in self.asked.items():
+            waited = self.world.now - max(since, actor.process.calm_since)
+            if waited > _PROMPT:
+                raise Violation(f"{driver} has not answered {kind} {name} for {waited:.0f} s")
 
     def _pointed(self, current: dict[str, Any]) -> None:
         """Readers see one cut: no table is on another timeline, or shows more."""

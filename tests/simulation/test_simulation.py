@@ -8,18 +8,22 @@ import marshal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
+from tests.servers.memory_store import StoreRequest
 from tests.simulation.actors import Stage
 from tests.simulation.basics import Violation
 from tests.simulation.cheap import rows_of
 from tests.simulation.coverage import CELLS
 from tests.simulation.judge import read_lineage
 from tests.simulation.judge_rows import judge_epochs
+from tests.simulation.judge_streams import judge_streams
 from tests.simulation.killers import KILLERS, Killer, play
 from tests.simulation.mutants import MUTANTS, Mutant, hunt
 from tests.simulation.schedule import finish, recover, simulated
-from tests.simulation.shapes import SHAPES
+from tests.simulation.shapes import SHAPES, STREAMS
 from tests.simulation.soak import soak
 from tests.simulation.world import World
 
@@ -90,6 +94,47 @@ def test_the_recomputation_notices_a_row_that_was_written_otherwise(shape: str) 
                 judge_epochs(stage, lineage)
         finally:
             finish(world)
+
+
+@pytest.mark.parametrize("table", ["copy", "again", "sums"])
+def test_the_recomputation_of_streams_notices_a_row_that_is_missing(table: str) -> None:
+    """What pipes and a reducer have sent, by position and at once."""
+    world = World(3, rate=0.0, focus=("", ""))
+    with simulated(world):
+        stage = Stage(world, shape=STREAMS)
+        try:
+            for step in range(3):
+                stage.feed(step)
+            recover(stage)
+            lineage = read_lineage(stage)
+            judge_streams(stage, lineage)
+            file = next(files[table][0] for epoch in lineage if (files := epoch.files).get(table))
+            rows = rows_of(world.bucket.written[file.key])
+            world.bucket.written[file.key] = marshal.dumps([*rows[1:]], 2)
+            with pytest.raises(Violation, match=f"{table} lacks"):
+                judge_streams(stage, lineage)
+        finally:
+            finish(world)
+
+
+def test_a_driver_that_nothing_disturbs_has_to_answer_soon() -> None:
+    """It is judged whenever it renews its lease; a fault gives it time."""
+    world = World(3, rate=0.0, focus=("", ""))
+    Stage(world)
+    bucket, driver = world.bucket, world.process("d")
+    driver.calm_since = world.now
+    with patch.object(world, "current", lambda: SimpleNamespace(process=driver)):
+        bucket.apply(StoreRequest("put", "p/requests/a.json", b'{"kind": "savepoint"}'))
+        world.now += 50.0
+        bucket._require_prompt_answers("d")
+        world.now += 50.0
+        with pytest.raises(Violation, match="d has not answered savepoint"):
+            bucket._require_prompt_answers("d")
+        driver.calm_since = world.now
+        bucket._require_prompt_answers("d")
+        world.now += 100.0
+        bucket.apply(StoreRequest("put", "p/acks/a.json", b"{}"))
+        bucket._require_prompt_answers("d")
 
 
 @pytest.mark.parametrize("killer", KILLERS, ids=lambda killer: killer.name)

@@ -68,6 +68,7 @@ class Process:
     denied_until: float = 0.0  # the store refuses its keys
     busy_until: float = 0.0  # its disk is slow, and the step in time
     runs: bool = False  # its loop has begun
+    calm_since: float = NEVER  # it runs, and nothing has gone wrong with what it did
     version: str = "2"  # of tidegate; the older one, "1", cannot read what the newer one seals
     step: str = "start"
     exited: str = ""
@@ -190,8 +191,9 @@ class World:
         self.waits: dict[Process, Callable[[], bool]] = {}
         self.calm = False
         self.damaged: set[str] = set()  # keys of slots that a script has damaged
-        self.lost: set[str] = set()  # keys of state files that were damaged where they lie
-        self.hopeless = False  # no checkpoint is whole any more: only a person can help
+        self.lost: set[str] = set()  # keys of files of epochs that were damaged where they lie
+        self.garbled: set[str] = set()  # keys of documents that only a person can mend
+        self.hopeless = False  # only a person can help
         self.defects = 0  # exceptions that no code expects, put in on purpose
         self.housekeeping_every = NEVER  # seconds between two rounds of a driver's own housekeeping
         self.stage: Any = None
@@ -421,10 +423,17 @@ class World:
     def _noted(self, actor: Actor, kind: str, verb: str, key: str) -> str:
         step = step_of(actor.role, actor.process.step, verb, key)
         self.faults[kind, step] += 1
+        self._disturb(actor.process)
         self.note(f"{actor.name}: {kind} at {verb} {key} in {step}")
         return kind
 
+    def _disturb(self, process: Process) -> None:
+        if process.runs:
+            asleep = process.asleep_until if process.asleep_until < NEVER else 0.0
+            process.calm_since = max(self.now, process.denied_until, process.busy_until, asleep)
+
     def _scripted(self, actor: Actor, rule: Rule) -> str:
+        self._disturb(actor.process)
         if isinstance(rule.fault, str):
             self.note(f"{actor.name}: {rule.fault} at {rule.verb} {rule.part}")
             return rule.fault
@@ -436,6 +445,7 @@ class World:
         actor.process.asleep_until = NEVER
         self.waits[actor.process] = rule.fault
         self.pause(self.now)
+        self._disturb(actor.process)
         return ""
 
     def endure(self, kind: str) -> None:
@@ -448,6 +458,7 @@ class World:
         elif kind == "sleep":
             nap = self.rng.choice(NAPS)
             actor.process.asleep_until = self.now + nap
+            self._disturb(actor.process)
             self.pause(self.now)
         elif kind == "clock jump":
             self.skews[actor.process.host] += self.rng.choice(
@@ -458,13 +469,15 @@ class World:
         elif kind == "slow disk":  # within every step's time
             actor.process.busy_until = self.now + self.rng.choice((5.0, 30.0, 100.0))
             self.pause(actor.process.busy_until)
-        elif kind == "full disk":
+        self._disturb(actor.process)
+        if kind == "full disk":
             raise OSError(errno.ENOSPC, "No space left on device", "/scratch")
 
     def deny(self) -> None:
         """The keys of the current process are refused, once or for a while."""
         process = self.current_process()
         process.denied_until = self.now + self.rng.choice((0.0, 0.0, 5.0, 40.0))
+        self._disturb(process)
 
     def reach(self, point: str) -> None:
         """Fault points of the engine: also between two requests a process may die."""

@@ -74,6 +74,6 @@ class RestCatalogServer:
     def close(self) -> None:
         """End the JVM."""
         self._gateway.shutdown()
-        self._process.communicate(
-            timeout=60
-        )  # or Python would complain of a process no one waited for
+        # py4j's own thread reads and closes its standard output, so `communicate` must not.
+        self._process.stdin.close()
+        self._process.wait(timeout=60)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from tests.sinks.conftest import UID, World, make_spec
 
@@ -98,6 +100,29 @@ def test_metadata_stays_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -
     assert set(metadata.refs) == {"main", "t0-e13", "t0-e14"}
     assert len(metadata.snapshots) <= 3
     assert world.exact(sink)
+
+
+def test_a_group_that_a_crash_left_half_done_is_finished(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Readers would see rows of an epoch that `checkpoints` does not have yet."""
+    world.spec = make_spec(outputs={"publish_every": 3})
+    world.seal(1)
+    append = TableFollower.append_slots
+
+    def crash(follower: TableFollower, *given: Any, **more: Any) -> None:
+        if follower.table.name()[-1] == "checkpoints":
+            raise KeyboardInterrupt
+        append(follower, *given, **more)
+
+    monkeypatch.setattr(TableFollower, "append_slots", crash)
+    with pytest.raises(KeyboardInterrupt):
+        world.sink().follow(world.log)
+    monkeypatch.undo()
+    fresh = world.sink()
+    assert fresh.follow(world.log, flush=False) == 1
+    assert world.published_slot() == 1
+    assert world.exact(fresh)
 
 
 def test_publish_every_gathers_epochs(world: World) -> None:

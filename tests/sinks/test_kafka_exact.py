@@ -15,7 +15,7 @@ import pytest
 from tests.servers.memory_store import MemoryStore
 from tests.sinks.conftest import UID, World, make_spec
 
-from tidegate.errors import ConfigurationError, TransientError
+from tidegate.errors import ConfigurationError, PoisonError, TransientError
 from tidegate.jobs.sinks.factory import make_sinks
 from tidegate.jobs.sinks.kafka_sink import ExactlyOnceKafkaSink, KafkaClientError, KafkaMessage
 from tidegate.jobs.spec.operations import KafkaSinkSpec
@@ -131,6 +131,26 @@ def test_two_publishers() -> None:
     assert slept.follow(of.log) == 1
     assert awake.follow(of.log) == 0
     assert delivered(broker) == sealed
+
+
+def test_a_publisher_that_slept_needs_no_retired_epoch() -> None:
+    """It knows its position from before; the copy in the store tells what another has done."""
+    of, broker = world(), Broker()
+    sealed = [str(of.seal().id)]
+    slept, awake = sink(of, Client(broker)), sink(of, Client(broker))
+    slept.follow(of.log)
+    sealed.append(str(of.seal().id))
+    awake.follow(of.log)
+    sealed.append(str(of.seal().id))
+    of.retire(2)
+    assert slept.follow(of.log) == 1
+    assert awake.follow(of.log) == 0
+    assert delivered(broker) == sealed
+    of.seal()
+    of.seal()
+    of.retire(4)
+    with pytest.raises(PoisonError, match="needs slot 4, which was retired"):
+        awake.follow(of.log)
 
 
 def test_a_restore_is_announced_in_the_transaction_that_moves_the_ledger() -> None:

@@ -22,7 +22,7 @@ from tidegate.errors import ConfigurationError, PoisonError, TransientError
 from tidegate.jobs.sinks.base_follower import SlotFollower
 from tidegate.jobs.sinks.errors import LedgerMovedError
 from tidegate.jobs.sinks.factory import make_sinks
-from tidegate.jobs.sinks.files_webhook import FilesSink
+from tidegate.jobs.sinks.files_webhook import AtLeastOnceSink, FilesSink
 from tidegate.jobs.sinks.lineage_position import FollowerPosition
 from tidegate.jobs.spec.loader import parse_spec
 
@@ -312,6 +312,28 @@ def test_a_publisher_that_slept_makes_no_second_ledger(
     with pytest.raises(TransientError, match="kept winning"):
         sleeper.follow(world.log)
     assert sink.read_own_position() == before
+
+
+def test_a_publisher_that_slept_needs_no_retired_epoch(
+    tmp_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it read the log, another one applied the epoch, and retention retired it."""
+    world, sink = world_with(tmp_path, kind="webhook", url=receiver.url)
+    world.seal(1)
+    sink.follow(world.log)
+    world.seal(2)
+    sleeper, load = follower(world), AtLeastOnceSink._load_position
+
+    def sleep(follower: AtLeastOnceSink) -> FollowerPosition | None:
+        before = load(follower)
+        monkeypatch.undo()
+        sink.follow(world.log)
+        world.retire(2)
+        return before
+
+    monkeypatch.setattr(AtLeastOnceSink, "_load_position", sleep)
+    sleeper.follow(world.log)
+    assert sleeper.lag(world.log) == 0
 
 
 def test_a_sink_of_another_pipeline_is_refused(tmp_path: Path, receiver: Receiver) -> None:

@@ -53,6 +53,7 @@ def rows(
     *,
     key: bytes = b"ann",
     header: bytes = b"phone",
+    in_bulk: bool = False,
     **more: Any,
 ) -> list[dict[str, Any]]:
     """The decoded messages."""
@@ -69,7 +70,8 @@ def rows(
         )
         for n, v in enumerate(values)
     ]
-    found = decode_messages(session.createDataFrame(data, SCHEMA), spec_of(**more), known).collect()
+    messages = session.createDataFrame(data, SCHEMA)
+    found = decode_messages(messages, spec_of(**more), known, in_bulk=in_bulk).collect()
     return [row.asDict() for row in found]
 
 

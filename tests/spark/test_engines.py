@@ -13,6 +13,7 @@ from tests.spark.engine_agreement import prove
 from tidegate.jobs.rules.aggregates import Aggregation
 from tidegate.jobs.rules.duck_frame import DuckFrame
 from tidegate.jobs.rules.native_support import explain_spark_rows, explain_spark_window
+from tidegate.jobs.spark.column_casts import cast_to_declared
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -83,3 +84,24 @@ def test_a_timestamp_that_select_casts_keeps_its_zone(cast: str) -> None:
     """In whatever letters the type is written: times without a zone fit no table."""
     rows = pa.table({"t": pa.array([7], pa.timestamp("us", "UTC"))})
     assert DuckFrame.from_table(rows).selectExpr(f"{cast} AS t").toArrow().equals(rows)
+
+
+@pytest.mark.spark
+def test_a_row_that_could_not_be_decoded_is_shown_alike(session: SparkSession) -> None:
+    """Quotes, control characters, what is beyond ASCII, and offsets, in the text of a dead letter."""
+    texts = [*map(chr, range(128)), '\\"/', "\u2028\u00fc\U0001f30a\ufffd", "", "  "]
+    own = {"_why": pa.string(), "_text": pa.string(), "_at": pa.int64(), "k": pa.string()}
+    places = {"_m": pa.int32(), "_p": pa.int32(), "_o": pa.int64(), "_row": pa.int64()}
+    rows = [
+        {"_why": f"x {text}", "_text": text, "_at": n, "_m": 0, "_p": 0, "_o": 0, "_row": n}
+        for n, text in enumerate(texts)
+    ]
+    table = pa.Table.from_pylist(rows, pa.schema([*own.items(), *places.items()]))
+    physical = {name: str(kind) for name, kind in own.items()}
+    source = spec_of(sources={"a": {}, "b": {}}).sources["a"]
+    shown = [
+        cast_to_declared(frame, source, physical).selectExpr("_dead", "_detail", "_json").toArrow()
+        for frame in (DuckFrame.from_table(table), session.createDataFrame(table))
+    ]
+    assert shown[0].to_pylist() == shown[1].to_pylist()
+    assert shown[0]["_json"][0].as_py() == '{"_why":"x \\u0000","_text":"\\u0000","_at":0}'

@@ -1,6 +1,6 @@
 """Thousands of odd JSON messages.
 
-What is read as a value is what its text, cast, would have been.
+What is read as a value, by Spark or by Arrow, is what its text, cast, would have been.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ COLUMNS: Final = {
     "x": "double",
     "ok": "boolean",
     "price": "decimal(6,2)",
+    "wide": "decimal(38,20)",
     "s": "string",
 }
+_BATCH: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
 INTEGERS: Final = [
     "0",
     "-0",
@@ -36,7 +38,8 @@ INTEGERS: Final = [
     "9223372036854775808",
     "12345678901234567890123",
 ]
-NUMBERS: Final = [*INTEGERS, "1.5", "-0.0", "1.0", "1e3", "1.10", "0.1234567890123456789"]
+FRACTIONS: Final = ["1.5", "-0.0", "1.0", "1e3", "1.10", "0.1234567890123456789", "8.41e21"]
+NUMBERS: Final = [*INTEGERS, *FRACTIONS]
 QUOTED: Final = [
     "7",
     " 7 ",
@@ -124,7 +127,7 @@ def comparable(row: dict[str, Any]) -> dict[str, Any]:
 def test_values_are_what_their_texts_would_be(
     session: SparkSession, added: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once as the driver reads messages, once with every field taken as text."""
+    """Once as Spark reads messages, once in bulk, once with every field taken as text."""
     own: dict[str, Any] = {
         "kafka": {"key": None, "headers": {}, "timestamp": None},
         "schema": COLUMNS,
@@ -137,8 +140,13 @@ def test_values_are_what_their_texts_would_be(
     ]
     given = [*WHOLE, *one, *messages(1, 2000)]
     as_values = rows(session, given, **own)
+    # In a batch of its own no message is left to Spark because of the others.
+    session.conf.set(_BATCH, "1")
+    in_bulk = rows(session, given, in_bulk=True, **own)
+    session.conf.unset(_BATCH)
     monkeypatch.setattr(kafka_payloads, "_NATIVE_JSON_TYPES", {})
     as_texts = rows(session, given, **own)
-    for message, value, text in zip(given, as_values, as_texts, strict=True):
+    for message, value, bulk, text in zip(given, as_values, in_bulk, as_texts, strict=True):
         assert comparable(value) == comparable(text), message
+        assert comparable(bulk) == comparable(text), message
     assert sum(row["_why"] is None for row in as_values) > len(given) // 10

@@ -18,7 +18,8 @@ from tidegate.jobs.rules.duck_frame import DuckFrame
 from tidegate.jobs.spark import cut_survey, mover
 from tidegate.jobs.spark.column_casts import cast_to_declared
 from tidegate.jobs.spark.cut_reader import _add_positions
-from tidegate.time_units import TICK_MIN
+from tidegate.jobs.spark.session_windows import number_parts_sql
+from tidegate.time_units import TICK_MAX, TICK_MIN
 
 CASES = int(os.environ.get("TIDEGATE_SOAK", "6"))
 AGGREGATES = {
@@ -206,3 +207,11 @@ def test_numpy_surveys_plain_points_as_duckdb_does() -> None:
     # The end of a row without a time is never read.
     timed = pc.not_equal(numpy["_et"], TICK_MIN)
     assert numpy.filter(timed)["_end"].equals(duckdb.filter(timed)["_end"])
+
+
+def test_parts_of_sessions_are_numbered_over_all_ticks() -> None:
+    """A time near the least tick is in a part as well: the number needs no time before it."""
+    gap, times = 10, [TICK_MIN, TICK_MIN + 1, -11, -10, -1, 0, 9, 10, TICK_MAX]
+    rows = DuckFrame.from_table(pa.table({"_et": pa.array(times, pa.int64())}))
+    found = rows.selectExpr(f"{number_parts_sql(gap)} AS part").toArrow()["part"].to_pylist()
+    assert found == [time // gap for time in times]

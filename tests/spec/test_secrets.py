@@ -16,7 +16,7 @@ from tidegate.checkpoints.checkpoint_specs import (
 )
 from tidegate.errors import ConfigurationError
 from tidegate.jobs.spec.pipeline import PipelineSpec
-from tidegate.jobs.spec.source_options import mask_address, resolve_address
+from tidegate.jobs.spec.source_options import mask_address, mask_spec_lines, resolve_address
 
 KAFKA = {"sasl.jaas.config": 'Login required password="hunter2";', "ssl.key.password": "env:KEY"}
 BASE: dict[str, Any] = {
@@ -50,6 +50,37 @@ def test_a_spec_lies_in_the_bucket_without_its_secrets() -> None:
     kept = read_spec(store, "p", spec.digest())
     assert kept is not None
     assert kept.outputs.catalog == mask_address(str(spec.outputs.catalog))
+
+
+def test_a_spec_is_shown_without_its_secrets() -> None:
+    """Its text, with each line in its place: also flow style, escapes, blocks, and broken YAML."""
+    text = r"""
+name: p
+a: {password: hunter2, next: hunter2}
+b: {"ssl.key.password": env:KEY, token: "hunter2\" hunter2"}
+options:
+  sasl.jaas.config: Login password="hunter2";
+  api_secret: |
+    hunter2
+
+    hunter2
+  url: postgresql://me:hunter2@db/shop
+  other: ${PGPASSWORD}
+  both: {url: "postgresql://me:hunter2@db", token: hunter2}
+  like: postgresql://me:hunter2-token:x@db/shop
+open: [
+"""
+    lines = mask_spec_lines(text)
+    assert "hunter2" not in "".join(lines)
+    assert len(lines) == len(text.splitlines())
+    assert lines[3] == 'b: {"ssl.key.password": env:KEY, token: ***'
+    assert (lines[6], lines[10]) == ("  api_secret: ***", "  url: postgresql://me:***@db/shop")
+    assert lines[11:] == [
+        "  other: ${PGPASSWORD}",
+        '  both: {url: "postgresql://me:***@db", token: ***',
+        "  like: postgresql://me:***@db/shop",
+        "open: [",
+    ]
 
 
 def test_a_damaged_spec_counts_as_not_stored() -> None:

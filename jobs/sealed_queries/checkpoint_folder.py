@@ -1,0 +1,211 @@
+"""Where Spark keeps the checkpoint of a query: a folder of this host, or a prefix of the bucket."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Protocol, TypeVar
+
+from tidegate.checkpoints.store import (
+    CopyingStore,
+    NotFoundError,
+    ObjectInfo,
+    PreconditionFailedError,
+)
+
+_AT_ONCE = 16  # requests: they wait for the network
+_HEAD = "metadata"  # a checkpoint without it is not whole
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class BucketFile:
+    """One file of a checkpoint in the bucket, which can be copied there."""
+
+    store: CopyingStore
+    info: ObjectInfo
+
+    def copy_to(self, store: CopyingStore, key: str) -> str:
+        """Let the server copy exactly this version, and return the ETag of the copy.
+
+        Raises:
+            FileNotFoundError: it is gone, or was written again.
+        """
+        try:
+            return store.copy_from(self.store, self.info.key, self.info.etag, key)
+        except (NotFoundError, PreconditionFailedError) as error:
+            raise FileNotFoundError(self.store.uri(self.info.key)) from error
+
+
+CheckpointFile = Path | BucketFile
+
+
+class CheckpointFolder(Protocol):
+    """The checkpoint of one query. Paths are relative to it.
+
+    Attributes:
+        look_every: seconds from one unasked look for new batches to the next.
+    """
+
+    look_every: ClassVar[float]
+
+    @property
+    def address(self) -> str:
+        """What Spark is given as the checkpoint location."""
+        ...
+
+    def exists(self) -> bool:
+        """Whether there is a whole checkpoint.
+
+        `metadata` says so: Spark writes it before anything else, this package after all else.
+        """
+        ...
+
+    def list_files(self, below: str = "") -> dict[str, CheckpointFile]:
+        """List the files below a folder, except those whose names begin with a dot.
+
+        Args:
+            below: empty, or ends with a slash.
+        """
+        ...
+
+    def read(self, path: str) -> bytes:
+        """Read one small file.
+
+        Raises:
+            FileNotFoundError: there is none.
+        """
+        ...
+
+    def delete(self, path: str) -> None:
+        """Delete a file if it exists."""
+        ...
+
+    def claim(self, path: str, owner: str) -> str:
+        """Write `owner` into a file unless it exists, and return what the file says."""
+        ...
+
+
+@dataclass(frozen=True)
+class HostFolder:
+    """A folder of this host. Implements `CheckpointFolder`."""
+
+    root: Path
+    look_every: ClassVar[float] = 0.0
+
+    @property
+    def address(self) -> str:
+        """The path."""
+        return str(self.root)
+
+    def exists(self) -> bool:
+        """Whether there is a checkpoint."""
+        return (self.root / _HEAD).is_file()
+
+    def list_files(self, below: str = "") -> dict[str, CheckpointFile]:
+        """Walk through the folder; what Spark deletes meanwhile is left out."""
+        return {
+            path.relative_to(self.root).as_posix(): path
+            for folder, _, names in os.walk(self.root / below)
+            for name in names
+            if not name.startswith(".")
+            for path in (Path(folder, name),)
+        }
+
+    def read(self, path: str) -> bytes:
+        """Read a file."""
+        return (self.root / path).read_bytes()
+
+    def delete(self, path: str) -> None:
+        """Delete a file, and Hadoop's checksum beside it."""
+        file = self.root / path
+        file.unlink(missing_ok=True)
+        file.with_name(f".{file.name}.crc").unlink(missing_ok=True)
+
+    def claim(self, path: str, owner: str) -> str:
+        """Create the file, or read it."""
+        file = self.root / path
+        with contextlib.suppress(FileExistsError), file.open("x", encoding="utf-8") as new:
+            new.write(owner)
+        return file.read_text("utf-8")
+
+
+@dataclass(frozen=True)
+class BucketFolder:
+    """A prefix of a bucket, which ends with a slash or is empty. Implements `CheckpointFolder`."""
+
+    store: CopyingStore
+    prefix: str
+    look_every: ClassVar[float] = 10.0  # each look costs requests
+
+    @property
+    def address(self) -> str:
+        """The address that Hadoop's S3A knows."""
+        return self.store.uri(self.prefix.rstrip("/")).replace("s3://", "s3a://", 1)
+
+    def exists(self) -> bool:
+        """Whether the checkpoint is whole."""
+        return self.store.stat(f"{self.prefix}{_HEAD}") is not None
+
+    def enter(self, name: str) -> BucketFolder:
+        """Return a folder below this one."""
+        return BucketFolder(self.store, f"{self.prefix}{name}/")
+
+    def list_files(self, below: str = "") -> dict[str, CheckpointFile]:
+        """List the objects, a request per thousand."""
+        return {
+            entry.key[len(self.prefix) :]: BucketFile(self.store, entry)
+            for entry in self.store.list_objects(f"{self.prefix}{below}")
+            if not entry.key.rpartition("/")[2].startswith(".")
+        }
+
+    def read(self, path: str) -> bytes:
+        """Read an object."""
+        try:
+            return self.store.get(f"{self.prefix}{path}").data
+        except NotFoundError as error:
+            raise FileNotFoundError(self.store.uri(f"{self.prefix}{path}")) from error
+
+    def delete(self, path: str) -> None:
+        """Delete an object."""
+        self.store.delete(f"{self.prefix}{path}")
+
+    def claim(self, path: str, owner: str) -> str:
+        """Create the object by a conditional PUT, or read it."""
+        with contextlib.suppress(PreconditionFailedError):
+            self.store.create(f"{self.prefix}{path}", owner.encode())
+        return self.read(path).decode()
+
+    def copy_files(self, files: Mapping[str, CheckpointFile]) -> None:
+        """Let the server copy files of the bucket here; files of this host are left out.
+
+        Raises:
+            FileNotFoundError: one of them is gone, or was written again.
+        """
+
+        def copy_file(path: str) -> None:
+            file = files[path]
+            if isinstance(file, BucketFile):
+                file.copy_to(self.store, f"{self.prefix}{path}")
+
+        map_at_once(copy_file, files)
+
+    def upload(self, files: Mapping[str, Path]) -> None:
+        """Upload files of this host; `metadata`, which makes the checkpoint whole, comes last."""
+        rest = [path for path in files if path != _HEAD]
+        map_at_once(lambda path: self.store.upload(files[path], f"{self.prefix}{path}"), rest)
+        self.store.upload(files[_HEAD], f"{self.prefix}{_HEAD}")
+
+
+def map_at_once(call: Callable[[T], R], items: Iterable[T]) -> list[R]:
+    """Call a function for several items at once; after an error those that wait are not begun."""
+    pool = ThreadPoolExecutor(_AT_ONCE)
+    try:
+        return [future.result() for future in [pool.submit(call, item) for item in items]]
+    finally:
+        pool.shutdown(cancel_futures=True)

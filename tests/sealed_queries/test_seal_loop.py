@@ -1,0 +1,53 @@
+"""The loop that seals what Spark commits, while the store does not answer."""
+
+from __future__ import annotations
+
+import json
+import threading
+from unittest.mock import MagicMock
+
+import pytest
+
+from tests.sealed_queries.conftest import JobBench
+from tests.servers.memory_store import Fault
+from tidegate.checkpoints.batch_notes import BatchNotes
+from tidegate.errors import TransientError
+from tidegate.jobs.sealed_queries.seal_loop import SealLoop, SparkReports
+
+
+def _make_loop(bench: JobBench, reports: SparkReports) -> SealLoop:
+    own = (bench.log, MagicMock(), MagicMock(), threading.Event())
+    return SealLoop(bench.sealer, reports, *own)
+
+
+def _report(reports: SparkReports, query: str, batch: int) -> None:
+    source = {"description": "FileStreamSource[in]", "numInputRows": 5}
+    reports.note_progress(json.dumps({"name": query, "batchId": batch, "sources": [source]}))
+
+
+def _list_sealed(bench: JobBench) -> list[tuple[str, int, int]]:
+    """Query, batch and rows of each slot."""
+    notes = [BatchNotes.from_manifest(one) for one in bench.sealed]
+    found = [(one.query, one.queries[one.query]) for one in notes if one is not None]
+    return [(query, at.batch, at.rows) for query, at in found]
+
+
+@pytest.mark.parametrize("place", ["/slots/", "/state/"])
+def test_an_outage_leaves_no_batch_out_and_no_figures(bench: JobBench, place: str) -> None:
+    """Another query goes on meanwhile, and its batch does not pass for the one that waits."""
+    reports = SparkReports()
+    loop = _make_loop(bench, reports)
+    (first, one), (second, two) = bench.query("first"), bench.query("second")
+    loop.queries.update(first=first, second=second)
+    two.commit(0)
+    _report(reports, "second", 0)
+    bench.store.hook = lambda request: Fault.REFUSED if place in request.key else None
+    bench.log._seal_budget = 0.0
+    with pytest.raises(TransientError):
+        loop.seal_committed()
+    one.commit(0)
+    _report(reports, "first", 0)
+    bench.store.hook = None
+    loop.seal_committed(patience=0)
+    assert sorted(_list_sealed(bench)) == [("first", 0, 5), ("second", 0, 5)]
+    assert (first.sealed, second.sealed) == (0, 0)

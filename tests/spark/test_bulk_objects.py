@@ -1,0 +1,116 @@
+"""Messages that Arrow parses in bulk: their places, and which are left to Spark."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Any, Final
+
+import pyarrow as pa
+import pytest
+
+from tidegate.jobs.spark.json_decoding import parse_objects
+
+_SCHEMA: Final = pa.schema(
+    {
+        "n": pa.int64(),
+        "x": pa.float64(),
+        "s": pa.string(),
+        "d": pa.decimal128(6, 2),
+        "wide": pa.decimal128(38, 20),
+        "bad": pa.string(),
+    }
+)
+
+
+def _parse(messages: list[Any], *, ignore_others: bool = False) -> list[Any]:
+    values = pa.array([m.encode() if isinstance(m, str) else m for m in messages], pa.binary())
+    found: list[Any] = parse_objects(values, _SCHEMA, ignore_others=ignore_others).to_pylist()
+    return found
+
+
+def test_objects_keep_their_places_beside_odd_ones() -> None:
+    """Only a small group around an odd object is left to Spark."""
+    messages: list[str | None] = [f'{{"n": {place}, "s": "{{"}}' for place in range(1_000)]
+    messages[3], messages[7], messages[500] = None, "", '{"n": "500"}'
+    found = _parse(messages)
+    left = [place for place, row in enumerate(found) if row is None]
+    assert {3, 7, 500} <= set(left)
+    assert len(left) <= 2 + 64
+    assert all(row["n"] == place for place, row in enumerate(found) if row is not None)
+
+
+def test_plain_values_are_parsed() -> None:
+    """Strings, nulls, escapes, numbers and what is missing."""
+    found = _parse(
+        ['{ "n": -7, "x": 1e3,\n "s": "\\u0041\\n\U0001f30a" }', '{"n": null, "d": 1.5}']
+    )
+    assert [(row["n"], row["x"], row["s"]) for row in found] == [
+        (-7, 1000.0, "A\n\U0001f30a"),
+        (None, None, None),
+    ]
+    assert str(found[1]["d"]) == "1.50"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        '{"n": 1, "n": 2}',
+        '{"n": 1}{"n": 2}',
+        '{"n": 1} {"n": 2}',
+        '{"n": 1} ',
+        ' {"n": 1}',
+        '{"n": 1.0}',
+        '{"n": 9223372036854775808}',
+        '{"n": "1"}',
+        '{"x": -0}',
+        '{"x": 1e999}',
+        '{"x": NaN}',
+        '{"x": -Infinity}',
+        '{"x": 0.' + "1" * 1_000 + "}",
+        '{"s": "\\udc00"}',
+        '{"s": "\\ud800"}',
+        '{"s": {}}',
+        '{"s": 1}',
+        b'{"s": "\xff"}',
+        b'{"s": "\xed\xa0\x80"}',
+        '{"d": 1.505}',
+        '{"d": 99999}',
+        '{"d": "1.5"}',
+        '{"d": 1e999}',
+        '{"wide": 0.12345678901234567891}',
+        '{"wide": 12345678901234567890123}',
+        '{"y": 1}',
+        '{"n": 1}\0}',
+        "{'n': 1}",
+        "[{}]",
+        "{",
+    ],
+)
+def test_an_odd_message_is_left_to_spark(message: str | bytes) -> None:
+    """Whatever Spark might read in another way."""
+    assert _parse([message]) == [None]
+
+
+@pytest.mark.parametrize("value", ["NaN", "-Inf", "[" * 1_001 + "]" * 1_001, "1" * 1_001])
+def test_odd_values_of_ignored_fields_are_left_to_spark(value: str) -> None:
+    """Spark refuses the message for them."""
+    found = _parse(['{"y": [1, {"z": 2}], "n": 1}', f'{{"y": {value}}}'], ignore_others=True)
+    assert [row and row["n"] for row in found] == [1, None]
+
+
+def test_an_ignored_name_that_is_too_long_for_spark_is_left_to_it() -> None:
+    """Spark refuses the message for it."""
+    found = _parse([f'{{"{"y" * size}": 1, "n": 1}}' for size in (10, 50_001)], ignore_others=True)
+    assert [row and row["n"] for row in found] == [1, None]
+
+
+@pytest.mark.parametrize("literal", ["0.01", "-7.10", "1e3", "100e-2", "-0", "1.5000", "9999.99"])
+def test_a_decimal_has_the_digits_of_its_number(literal: str) -> None:
+    """Although it comes by way of a double."""
+    (row,) = _parse([f'{{"d": {literal}}}'])
+    assert row["d"] == Decimal(literal)
+
+
+def test_surplus_objects_do_not_make_up_for_lost_ones() -> None:
+    """As many objects as messages are not enough if a message ends the input."""
+    assert _parse(['{"n": 1}{"n": 2}{"n": 3}', '{"n": 4}\0}', '{"n": 5}']) == [None] * 3
