@@ -115,11 +115,12 @@ class History:
         return SlotLog(self.store, "p", clock=self.bench.clock)
 
     def measure(self, work: Callable[[History], object]) -> Cost:
-        """Do the work twice: once for its time, once for everything else."""
+        """Do the work once for its time and twice for the rest; the run with less memory counts."""
         began = time.process_time()
         work(self)
         seconds = time.process_time() - began
-        return replace(self.measure_once(work), seconds=seconds)
+        runs = [self.measure_once(work) for _ in range(2)]
+        return replace(min(runs, key=lambda cost: cost.memory), seconds=seconds)
 
     def measure_once(self, work: Callable[[History], object]) -> Cost:
         """Do the work once, under a tracer that makes its time meaningless."""
