@@ -141,7 +141,7 @@ _NUMBERS = count()
 class DuckFrame:
     """Rows of Arrow tables; see the module. Not changed by any method.
 
-    Unlike Spark's, `unionAll` takes columns by name, and `sort` puts nulls last.
+    Unlike Spark's, `unionAll` takes columns by name.
 
     Args:
         query: DuckDB SQL.
@@ -173,10 +173,6 @@ class DuckFrame:
         """Return a row per group of `keys`; see `group_rows`."""
         columns = [*keys, *(f"{to_duckdb(sql)} AS {name}" for name, sql in values.items())]
         return self._select(", ".join(columns), f"GROUP BY {', '.join(keys)}" if keys else "")
-
-    def sort(self, *keys: str) -> Self:
-        """Return the rows in order of these keys."""
-        return self._select("*", f"ORDER BY {', '.join(map(to_duckdb, keys))}")
 
     def limit(self, rows: int) -> Self:
         """Return at most so many rows."""

@@ -7,7 +7,7 @@ cannot disagree with it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import count
@@ -94,7 +94,7 @@ class FileWriter:
         self._numbers = count()
 
     def write_table(
-        self, name: str, rows: pa.Table | DataFrame | Sequence[pa.Table], time: str | None
+        self, name: str, rows: pa.Table | DataFrame | Iterator[pa.Table], time: str | None
     ) -> WrittenFiles:
         """Write rows of an output table; no file without rows, one for each of several tables.
 
@@ -141,10 +141,10 @@ class FileWriter:
         ]
         return WrittenFiles(tuple(refs), tuple(files))
 
-    def _write_local_files(self, rows: pa.Table | DataFrame | Sequence[pa.Table]) -> list[Path]:
+    def _write_local_files(self, rows: pa.Table | DataFrame | Iterator[pa.Table]) -> list[Path]:
         if isinstance(rows, pa.Table):
             return self._write_by_driver(rows)
-        if isinstance(rows, Sequence):
+        if isinstance(rows, Iterator):
             with ThreadPoolExecutor(2) as pool:
                 return [path for paths in pool.map(self._write_by_driver, rows) for path in paths]
         return self._write_by_tasks(rows)
