@@ -347,7 +347,7 @@ class Stage:
         process.exited, process.alive = "done", False
 
     def damager(self, name: str, *, delay: float = 0.0) -> None:
-        """A disk of the store that loses an object, or a part of it."""
+        """A disk of the store that loses an object, a part of it, or a bit."""
         process = self.world.process(name, 3)
 
         def body() -> None:
@@ -360,7 +360,8 @@ class Stage:
                     world.lost.add(key)
                 elif kind == "refused":
                     world.garbled.add(key)
-                world.bucket.damage(key, left=rng.choice((None, 0.5)) if kind == "file" else 0.5)
+                left = rng.choice((None, 0.5, 1) if kind == "file" else (0.5, 1))
+                world.bucket.damage(key, left)
             process.alive = False
 
         self.world.spawn(name, process, body, "damager", delay)

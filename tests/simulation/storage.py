@@ -111,11 +111,14 @@ class SimBucket(MemoryBucket):
             del self.etags[key], self.keys[bisect_left(self.keys, key)]
 
     def damage(self, key: str, left: float | None) -> None:
-        """An object is gone, or only a share of its bytes is left."""
+        """An object is gone, cut to a share of its bytes, or as long as before with a wrong one."""
         data = self.objects.get(key)
         if left is None or data is None:
             return self.remove(key)
-        self.objects[key] = data[: int(len(data) * left)]
+        half = len(data) // 2
+        # No text in UTF-8 has this byte after one of ASCII.
+        wrong = data[:half] + bytes([data[half] ^ 0x80]) + data[half + 1 :] if data else b""
+        self.objects[key] = wrong if left == 1 else data[: int(len(data) * left)]
         self.etags[key] = compute_etag(self.objects[key])
         return None
 
