@@ -437,12 +437,19 @@ def _read_spec_file(pipeline: str) -> JsonObject:
     """The lines of the file as it is now, also if it is not a valid spec; without its secrets."""
     default = f"{conf.get('core', 'dags_folder')}/pipelines"
     folder = Path(os.environ.get("TIDEGATE_PIPELINES") or default)
-    named = re.compile(rf"""^name:\s*["']?{re.escape(pipeline)}["']?\s*(#|$)""", re.MULTILINE)
+    # The name stands at the margin, or in the outermost braces of a file in flow style or JSON.
+    key, value = r"""^(\{[^{]*?)?["']?name["']?:""", rf"""["']?{re.escape(pipeline)}["']?"""
+    named = re.compile(rf"{key}\s*{value}\s*([#,}}]|$)", re.MULTILINE)
+    unread = []
     for file in sorted(folder.glob("*.yaml")):
-        text = file.read_text("utf-8", errors="replace")
+        try:
+            text = file.read_text("utf-8", errors="replace")
+        except OSError as error:
+            unread.append(f"; {file} could not be read: {error.strerror}")
+            continue
         if named.search(text):
             return {"file": str(file), "lines": mask_spec_lines(text)}
-    raise NO_SPEC_FILE(pipeline=pipeline, folder=folder)
+    raise NO_SPEC_FILE(pipeline=pipeline, folder=folder, unread="".join(unread))
 
 
 def _parse_position(text: str | None) -> tuple[int, int] | None:

@@ -1,0 +1,49 @@
+"""The file of a spec on the page: found as people write it, without an error of the server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+from tests.operators.pages import FakeAirflowQueries, app_of
+from tests.servers.memory_store import MemoryStore
+
+
+@pytest.fixture
+def specs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TIDEGATE_PIPELINES", str(tmp_path))
+    return tmp_path
+
+
+def _ask() -> Any:
+    with TestClient(app_of(FakeAirflowQueries(["orders"], MemoryStore()))) as page:
+        return page.get("/api/streams/orders.stream/spec")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "apiVersion: tidegate/v1\nname: orders # ours\n",
+        "{apiVersion: tidegate/v1, name: orders, sources: {}}\n",
+        '{\n  "apiVersion": "tidegate/v1",\n  "name": "orders"\n}\n',
+        "name: 'orders'\nsources: [\n",
+    ],
+)
+def test_a_spec_is_found_in_each_style_of_yaml(specs: Path, text: str) -> None:
+    (specs / "a.yaml").write_text("name: orders_old\nsources: {b: {name: orders}}\n")
+    (specs / "b.yaml").write_text(text)
+    answer = _ask()
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["file"] == str(specs / "b.yaml")
+
+
+def test_a_file_that_cannot_be_read_is_named(specs: Path) -> None:
+    """A folder in the place of a file: the tests may run as root, who can read every file."""
+    (specs / "a.yaml").mkdir()
+    answer = _ask()
+    assert answer.status_code == 404
+    assert f"{specs / 'a.yaml'} could not be read" in answer.text
+    (specs / "b.yaml").write_text("name: orders\n")
+    assert _ask().status_code == 200
