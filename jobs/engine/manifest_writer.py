@@ -133,13 +133,17 @@ def add_cut_counts(
     )
 
 
+# Decoded copies have them beside the columns of the source (`object_decoding`, `kafka_source`).
+_COLUMNS_OF_DECODERS = {"_why", "_text", "_at"}
+
+
 def _count_slice(spec: PipelineSpec, part: Slice) -> Iterator[tuple[str, int]]:
     declared = spec.sources[part.member.source].columns
     yield DEAD_OBJECTS, len(part.dead)
     yield DEAD_OBJECT_ROWS, sum(dead.rows or 0 for dead in part.dead)
     for read in part.parts:
         # Sources of the tests describe their parts without columns.
-        found = read.get("columns", declared).keys() - {"_why", "_text"}
+        found = read.get("columns", declared).keys() - _COLUMNS_OF_DECODERS
         rows = read["row_end"] - read["row_start"]
         yield NULLS_FILLED, rows if declared.keys() - found else 0
         yield COLUMNS_LEFT_OUT, rows if found - declared.keys() else 0

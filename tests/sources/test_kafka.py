@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from tidegate.checkpoints.epoch_notes import EpochCounters
 from tidegate.errors import ConfigurationError, PoisonError, TransientError
+from tidegate.jobs.engine.interfaces import Cut
+from tidegate.jobs.engine.manifest_writer import add_cut_counts
 from tidegate.jobs.eventtime.decider import create_initial_state, decide, select_members_ahead
 from tidegate.jobs.eventtime.decision_types import Member, MemberSurvey, Survey
 from tidegate.jobs.sources.kafka_source import KafkaSource, build_consumer_settings
@@ -90,6 +93,16 @@ def test_range_is_cut_at_the_end_and_at_the_limit() -> None:
     part = rest.parts[0]
     assert (part["kafka"]["from"], part["kafka"]["to"]) == (30, 100)
     assert part["columns"]["n"] == "decimal128(10, 2)"
+
+
+def test_columns_of_the_decoder_are_not_counted_as_left_out() -> None:
+    """A staged range has columns that the schema lacks; no surface may report its rows for that."""
+    part = source(Broker(p0=(0, 5))).plan(ME, None, ReadLimits())
+    pipeline = PipelineSpec.model_validate(
+        {"name": "p", "sources": {"web": spec().model_dump(by_alias=True, exclude_unset=True)}}
+    )
+    counted = add_cut_counts(pipeline, Cut((part,)), EpochCounters(), {})
+    assert counted.per_source == {}
 
 
 def test_seq_is_the_offset() -> None:
