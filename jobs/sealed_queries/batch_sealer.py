@@ -100,6 +100,7 @@ class BatchSealer:
         clock: for the manifests.
 
     Attributes:
+        log: as given.
         head: of the log, as this object has left it; it is read once.
     """
 
@@ -111,7 +112,7 @@ class BatchSealer:
         on_seal: Callable[[Manifest], None],
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._slot_log, self._lease, self._author = log, lease, author
+        self.log, self._lease, self._author = log, lease, author
         self._on_seal, self._clock = on_seal, clock
         self.head = log.head()
         # One id per slot: files of an attempt that no slot names would be swept.
@@ -135,7 +136,7 @@ class BatchSealer:
             if batch <= query.sealed:
                 return True
         checkpoint = CheckpointId(self.head.timeline, self.head.next_slot, self._attempt)
-        prefix = self._slot_log.layout.state_prefix(checkpoint)
+        prefix = self.log.layout.state_prefix(checkpoint)
         try:
             files = select_restoring_files(query.folder, batch, query.sink_log)
             segments = query.objects.store_files(files, prefix)
@@ -151,9 +152,9 @@ class BatchSealer:
         return True
 
     def _fill_slot(self, manifest: Manifest, query: SealedQuery, batch: int) -> None:
-        outcome = self._slot_log.seal(manifest)
+        outcome = self.log.seal(manifest)
         if isinstance(outcome, SlotTaken):
-            raise SLOT_TAKEN(pipeline=self._slot_log.pipeline, batch=batch, query=query.name)
+            raise SLOT_TAKEN(pipeline=self.log.pipeline, batch=batch, query=query.name)
         # Read from what was sent: one batch costs no request for the head.
         self.head = LogHead(
             manifest.timeline, manifest.slot, manifest, outcome.sha256, outcome.etag
@@ -193,7 +194,7 @@ class BatchSealer:
         return Manifest(
             timeline=head.timeline,
             slot=head.next_slot,
-            pipeline=self._slot_log.pipeline,
+            pipeline=self.log.pipeline,
             uid=self._author.uid,
             spec_digest=self._author.spec_digest,
             code_version=__version__,

@@ -217,7 +217,7 @@ class JobSession:
         author = JobAuthor(self._uid, self._digest, describe_location(self._location))
         sealer = BatchSealer(self._slot_log, self._steps.lease, author, self._report_seal)
         on_idle = self._metrics.note_turn if self._metrics else lambda: None
-        own = (self._slot_log, self._steps, self._status, self._stop, on_idle)
+        own = (self._steps, self._status, self._stop, on_idle)
         return SealLoop(sealer, self._reports, *own)
 
     def run_to_end(self) -> RunOutcome:

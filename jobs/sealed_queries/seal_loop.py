@@ -24,7 +24,6 @@ from tidegate.checkpoints.driver_requests import (
 )
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 from tidegate.checkpoints.pins import pin_checkpoint
-from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.errors import ConfigurationError, PoisonError, TidegateError, TransientError
 from tidegate.jobs.driver.error_classification import classify_error
 from tidegate.jobs.driver.status_reporter import STEP_DEADLINES, DriverSteps, StatusReporter
@@ -159,7 +158,6 @@ class SealLoop:
     Args:
         sealer: fills the slots.
         reports: of Spark.
-        log: the job's log.
         steps: the lease, and the deadline of a batch.
         status: says when the store is away.
         stop: set when the job should end; also set here on a request or an error.
@@ -174,16 +172,15 @@ class SealLoop:
         self,
         sealer: BatchSealer,
         reports: SparkReports,
-        log: SlotLog,
         steps: DriverSteps,
         status: StatusReporter,
         stop: threading.Event,
         on_idle: Callable[[], None] = lambda: None,
     ) -> None:
         self._on_idle = on_idle
-        self._sealer, self._reports, self._slot_log = sealer, reports, log
+        self._sealer, self._reports, self._slot_log = sealer, reports, sealer.log
         self._steps, self._status, self._stop = steps, status, stop
-        self._requests = RequestQueue(log.store, log.pipeline)
+        self._requests = RequestQueue(sealer.log.store, sealer.log.pipeline)
         self._requests_read_at = 0.0
         # query -> the batch that runs, and since when this loop has seen it
         self._running: dict[str, tuple[int | None, float]] = {}

@@ -73,7 +73,7 @@ def _open(folder: Path, spec: dict[str, Any], name: str = "clicks") -> Iterator[
     log = SlotLog(store, name)
     made._location = JobLocation(folder / f"launch-{name}", None, is_first=True)
     sealer = BatchSealer(log, lease, JobAuthor("uid", "digest", "here"), lambda _: None)
-    made._loop = SealLoop(sealer, made._reports, log, made._steps, made._status, made._stop)
+    made._loop = SealLoop(sealer, made._reports, made._steps, made._status, made._stop)
     yield made
     made.close()
 

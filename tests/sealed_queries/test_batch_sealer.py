@@ -217,7 +217,7 @@ def test_a_batch_is_repeated_with_the_same_attempt_after_an_outage(bench: JobBen
     made.commit(0)
     down = {"slots"}
     bench.store.hook = lambda request: Fault.REFUSED if "/slots/" in request.key and down else None
-    bench.sealer._slot_log._seal_budget = 0.0
+    bench.sealer.log._seal_budget = 0.0
     with pytest.raises(TransientError):
         bench.sealer.seal(query, 0, _REPORT)
     down.clear()

@@ -16,7 +16,7 @@ from tidegate.jobs.sealed_queries.seal_loop import SealLoop, SparkReports
 
 
 def _make_loop(bench: JobBench, reports: SparkReports) -> SealLoop:
-    own = (bench.log, MagicMock(), MagicMock(), threading.Event())
+    own = (MagicMock(), MagicMock(), threading.Event())
     return SealLoop(bench.sealer, reports, *own)
 
 
