@@ -32,6 +32,7 @@ def _ask() -> Any:
     ],
 )
 def test_a_spec_is_found_in_each_style_of_yaml(specs: Path, text: str) -> None:
+    """Another file may name the pipeline further in, and may not be shown for it."""
     (specs / "a.yaml").write_text("name: orders_old\nsources: {b: {name: orders}}\n")
     (specs / "b.yaml").write_text(text)
     answer = _ask()

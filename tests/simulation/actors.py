@@ -17,10 +17,11 @@ from tests.simulation.basics import NEVER, PIPELINE, Violation
 from tests.simulation.catalog_model import Catalog, external_files
 from tests.simulation.object_feed import LandedFeed, ObjectFeed, make_feed
 from tests.simulation.protocol_trace import TraceJudge
-from tests.simulation.servers import Database, server_of
-from tests.simulation.shapes import MEMBERS, PLAIN, PUNCTUATION, spec_for
+from tests.simulation.servers import Brokers, Database, server_of
+from tests.simulation.shapes import MEMBERS, PLAIN, PUNCTUATION, TOPIC, spec_for
 from tests.simulation.shell import drive, options_of
 from tests.simulation.storage import SimStore
+from tests.simulation.topic_feed import TopicFeed
 from tests.simulation.world import Process, SimClock, World
 
 from tidegate.checkpoints.bucket_layout import CheckpointId
@@ -88,9 +89,8 @@ class Stage:
         self.server = server_of(self.spec, world)
         self.catalog = Catalog(world)
         world.judge = TraceJudge(self.spec.sinks)
-        self.sources: dict[str, MemorySource | ObjectFeed] = {
-            name: make_feed(name, source, world) if source.bounded else MemorySource(name)
-            for name, source in self.spec.sources.items()
+        self.sources = {
+            name: make_feed(name, source, world) for name, source in self.spec.sources.items()
         }
         self.fed: dict[str, int] = dict.fromkeys(self.sources, 0)
         self.compacts = False
@@ -112,15 +112,15 @@ class Stage:
             ]
             if step == 1:
                 rows.insert(rng.randrange(len(rows) + 1), barrier(5 * step + 6, 1))
-            if self.shape == PUNCTUATION and name == "a":
+            if self.shape in (PUNCTUATION, TOPIC) and name == "a":
                 promised = int((5 * step + rng.randrange(-2, 4)) * SECOND)
                 rows.append({"t": promised, "v": None, "kind": "cti", "n": None})
             source.append(*rows, partition=self._partition(source))
             self.fed[name] += len(rows)
 
-    def _partition(self, source: MemorySource | ObjectFeed) -> str:
+    def _partition(self, source: ObjectFeed | TopicFeed | MemorySource) -> str:
         """Where rows arrive: members come, and some end before the others."""
-        if self.shape != MEMBERS or isinstance(source, ObjectFeed):
+        if self.shape != MEMBERS or not isinstance(source, MemorySource):
             return "0"
         rng = self.world.rng
         open_ones = [m.partition for m in source.list_members() if m not in source._ended]
@@ -235,6 +235,8 @@ class Stage:
         found = {"the tables": (mark.timeline, mark.upto) if mark else (0, 0)}
         if isinstance(self.server, Database):
             found["the database"] = self.server.ledger[1:] if self.server.ledger else (0, 0)
+        if isinstance(self.server, Brokers):
+            found["the topics"] = self.server.ledger or (0, 0)
         return found
 
     def _acquire(

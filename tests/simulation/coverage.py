@@ -67,6 +67,7 @@ STEPS: Mapping[str, tuple[str, ...]] = {
     "requests": (ASK, LIST, SWAP),
     "plan": (DISK,),
     "objects": (ASK, LIST),
+    "brokers": (LOAD,),
     "arrival log": (ASK, LIST, SWAP),
     "landing": (ASK, LIST, SWAP, POINT),
     "survey": (DISK,),
@@ -126,6 +127,8 @@ def kinds_of(step: str) -> frozenset[str]:
     return frozenset(kind for sort in STEPS[step] for kind in KINDS[sort])
 
 
+TOPICS = ("brokers",)
+"""Steps that only pipelines with topics take."""
 READING = ("objects", "arrival log")
 """Steps that only pipelines with objects take."""
 SPLICING = ("splice request", "splice plan", "splice files", "splice seal")
@@ -147,6 +150,7 @@ def step_of(role: str, step: str, verb: str, key: str) -> str:
         "catalog.create": "make table",
         "catalog.commit": "commit",
         "serve": "sink apply",
+        "brokers": "brokers",
     }
     if role in ("compact", "housekeeping") and verb == "catalog.commit":
         return "replace"

@@ -6,15 +6,18 @@ A database holds each epoch once; a receiver can tell which epochs count.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from tests.simulation.basics import Violation
 from tests.simulation.cheap import rows_of
-from tests.simulation.servers import Database, Receiver
+from tests.simulation.servers import Brokers, Database, Receiver
 
 from tidegate.checkpoints.bucket_layout import CheckpointId
 from tidegate.checkpoints.canonical_json import parse_json
 from tidegate.checkpoints.manifest import Manifest
+from tidegate.jobs.sinks.output_tables import build_checkpoint_rows
+from tidegate.jobs.sinks.published_tables import to_json_line
 from tidegate.jobs.spec.pipeline import CHECKPOINTS
 
 if TYPE_CHECKING:
@@ -29,6 +32,8 @@ def judge_sink(stage: Stage, lineage: list[Manifest], head: tuple[int, int]) -> 
     """
     if isinstance(stage.server, Database):
         _exactly_once(stage, stage.server, lineage, head)
+    elif isinstance(stage.server, Brokers):
+        _exactly_once_in_topics(stage, stage.server, lineage, head)
     elif isinstance(stage.server, Receiver):
         _at_least_once(stage, stage.server, lineage)
 
@@ -75,6 +80,46 @@ def _wanted(stage: Stage, table: str, lineage: list[Manifest]) -> list[dict[str,
     ]
 
 
+def _exactly_once_in_topics(
+    stage: Stage, brokers: Brokers, lineage: list[Manifest], head: tuple[int, int]
+) -> None:
+    """A reader who drops what no longer counts at each notice has the rows of the lineage."""
+    if lineage and brokers.ledger != head:
+        raise Violation(f"the group's offset says {brokers.ledger}, the log {head}")
+    for table in stage.spec.table_names:
+        has: Counter[tuple[str, str | None]] = Counter()
+        for message in brokers.messages:
+            if message.topic != table:
+                continue
+            headers = dict(message.headers)
+            if "tidegate-restore" in headers:
+                counts = parse_json(headers["tidegate-restore"])["lineage"]
+                has = Counter(
+                    {
+                        row: n
+                        for row, n in has.items()
+                        if _counts(counts, CheckpointId.parse(row[0]))
+                    }
+                )
+            else:
+                has[headers["tidegate-epoch"].decode(), message.value] += 1
+        wanted: Counter[tuple[str, str | None]] = Counter(
+            (str(epoch.id), to_json_line(row))
+            for epoch in lineage
+            for row in _epoch_rows(stage, epoch, table)
+        )
+        if has != wanted:
+            missing, more = _first(wanted - has), _first(has - wanted)
+            raise Violation(f"the topic {table}: missing {missing}, too many {more}")
+
+
+def _epoch_rows(stage: Stage, epoch: Manifest, table: str) -> Iterator[dict[str, Any]]:
+    if table == CHECKPOINTS:
+        yield from build_checkpoint_rows([epoch])
+    for file in epoch.files.get(table, []):
+        yield from rows_of(stage.world.bucket.written[file.key])
+
+
 def _at_least_once(stage: Stage, receiver: Receiver, lineage: list[Manifest]) -> None:
     """Equal ids mean equal contents.
 
@@ -99,7 +144,7 @@ def _at_least_once(stage: Stage, receiver: Receiver, lineage: list[Manifest]) ->
         if notices
         else [{"timeline": 0, "first": 1, "last": None}]
     )
-    count = {epoch for epoch in closed if any(_holds(stretch, epoch) for stretch in stretches)}
+    count = {epoch for epoch in closed if _counts(stretches, epoch)}
     wanted = {epoch.id for epoch in lineage}
     if count != wanted:
         raise Violation(
@@ -117,6 +162,10 @@ def _complete(epoch: CheckpointId, body: dict[str, Any], contents: dict[str, byt
         missing = [table for table in parts if f"{epoch}/{table}/0" not in contents]
     if missing:
         raise Violation(f"{epoch} was closed before {missing[0]} arrived")
+
+
+def _counts(stretches: list[dict[str, Any]], epoch: CheckpointId) -> bool:
+    return any(_holds(stretch, epoch) for stretch in stretches)
 
 
 def _holds(stretch: dict[str, Any], epoch: CheckpointId) -> bool:

@@ -46,6 +46,7 @@ from tidegate.jobs.engine.interfaces import Slice
 from tidegate.jobs.sinks import table_maintenance
 from tidegate.jobs.sinks.files_webhook import AtLeastOnceSink, FilesSink
 from tidegate.jobs.sinks.iceberg_sink import IcebergSink
+from tidegate.jobs.sinks.kafka_sink import ExactlyOnceKafkaSink
 from tidegate.jobs.sinks.lineage_position import (
     FollowerPosition,
     read_published_cut,
@@ -58,6 +59,7 @@ from tidegate.jobs.streams.stream_state import ReducerStateStore
 from tidegate.operators import liveness
 
 Patches = list[Any]
+_ASKS_AGAIN = "self._open = False"
 _DRAINS = "while not self._publisher.drain(_SINK_POLL_INTERVAL):"
 _SLOT_BEFORE = '"slot": max(1, manifest.slot - 1),'
 
@@ -446,6 +448,39 @@ MUTANTS = (
         "PostgreSQL: a ledger that moves from anywhere",
         lambda: [patch.object(PostgresSink, "_move_ledger", _move_anyway)],
         sink="postgres",
+    ),
+    Mutant(
+        "Kafka: a position that survives a commit without an answer",
+        lambda: [
+            _reword(ExactlyOnceKafkaSink, "_write_transaction", _ASKS_AGAIN, "self._open = True")
+        ],
+        sink="kafka",
+        focus=("lost answer", "sink apply"),
+    ),
+    Mutant(
+        "Kafka: the copy in the store counts, and the ledger does not",
+        lambda: [
+            _reword(
+                ExactlyOnceKafkaSink,
+                "_load_position",
+                "self._client.acquire_ledger()",
+                "self._client.acquire_ledger() and None",
+            )
+        ],
+        sink="kafka",
+        focus=("crash after", "sink apply"),
+    ),
+    Mutant(
+        "Kafka: restores are not told",
+        lambda: [
+            _reword(
+                ExactlyOnceKafkaSink,
+                "_rewind_sink",
+                "build_restore_messages(self, notice)",
+                "iter(())",
+            )
+        ],
+        sink="kafka",
     ),
     Mutant(
         "webhook: marked before it is delivered",

@@ -13,11 +13,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from tests.oracle.memory_source import MemorySource
 from tests.oracle.rows import RawRow
 from tests.servers.memory_store import StoreRequest
 from tests.simulation.basics import PIPELINE, Violation
 from tests.simulation.cheap import parsed, rows_of
 from tests.simulation.storage import SimStore
+from tests.simulation.topic_feed import TopicFeed
 
 from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.jobs.driver.landing_log import LandingLog
@@ -192,6 +194,10 @@ def _note(file: Path, text: str) -> None:
     file.write_text(text)
 
 
-def make_feed(name: str, spec: SourceSpec, world: World) -> ObjectFeed:
-    """The feed of a source of objects."""
+def make_feed(name: str, spec: SourceSpec, world: World) -> ObjectFeed | TopicFeed | MemorySource:
+    """The feed of a source: a topic, objects, or rows in memory where it is not bounded."""
+    if spec.kafka is not None:
+        return TopicFeed(name, spec, world)
+    if not spec.bounded:
+        return MemorySource(name)
     return (LandedFeed if spec.path.endswith("landed/") else ObjectFeed)(name, spec, world)

@@ -28,7 +28,7 @@ from tidegate.jobs.spec.pipeline import CHECKPOINTS
 _LAST_SLOT = 9_999_999_999  # of which the name of a slot's key is the distance
 _SLOT = re.compile(r"timelines/(\d+)/slots/(\d+)\.json")
 _ATTEMPT = re.compile(r"timelines/(\d+)/(?:state|tables/[^/]+)/(\d+)-([0-9a-f]+)/")
-_COPY = "sinks/postgres.json"  # of a ledger that lies in the database
+_COPIES = ("sinks/postgres.json", "sinks/kafka.json")  # of ledgers in the database, the brokers
 Step = tuple[Any, ...]
 
 
@@ -100,7 +100,7 @@ class TraceJudge:
             raw = parsed(data)
             tables = {name: table_of(versions[at]) for name, at in raw["tables"].items()}
             self.take("publish", (raw["timeline"], raw["upto"]), tables)
-        elif part.startswith("sinks/") and part != _COPY:
+        elif part.startswith("sinks/") and part not in _COPIES:
             raw = parsed(data)
             self.take("apply", part[6:-5], (raw["timeline"], raw["upto"]))
 

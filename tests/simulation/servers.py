@@ -1,15 +1,16 @@
-"""The servers behind the sinks: a database with transactions, a receiver of requests and files.
+"""The servers behind the sinks: a database, brokers, and a receiver of requests and files.
 
 Honest, and on a bad line.
 
 The sinks are the real ones; replaced is only what sends SQL, a request or a file. A database
 applies a transaction whole or not at all, locks the ledger's row, and breaks off who is idle in a
-transaction; the answer to a commit may be lost either way.
+transaction; the answer to a commit may be lost either way. Brokers take a transaction of the
+producer that was opened last, and of no other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
@@ -18,11 +19,16 @@ from tests.simulation.cheap import Rows, rows_of
 from tests.simulation.coverage import KINDS, SERVE
 from tests.simulation.world import World
 
-from tidegate.checkpoints.canonical_json import canonical_bytes
+from tidegate.checkpoints.canonical_json import canonical_bytes, parse_json
 from tidegate.checkpoints.store import Store
 from tidegate.errors import TransientError
 from tidegate.jobs.sinks.base_follower import SlotFollower
 from tidegate.jobs.sinks.files_webhook import FilesSink, WebhookSink
+from tidegate.jobs.sinks.kafka_sink import (
+    ExactlyOnceKafkaSink,
+    KafkaClientError,
+    KafkaMessage,
+)
 from tidegate.jobs.sinks.lineage_position import read_published_cut
 from tidegate.jobs.sinks.postgres_sink import PostgresSink
 from tidegate.jobs.spec.pipeline import PipelineSpec
@@ -236,12 +242,80 @@ class SimFiles(FilesSink):
         """Open nothing: the receiver is set afterwards."""
 
 
+class Brokers(_Line):
+    """Committed messages in order, and the offset of the sink's group: its metadata is the ledger."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self.messages: list[KafkaMessage] = []
+        self.ledger: tuple[int, int] | None = None
+        self._text: str | None = None
+        self._opened = 0  # producers so far
+
+    def open_producer(self) -> int:
+        """Fence every older producer; return the number of the new one."""
+        self._opened += 1
+        return self._opened
+
+    def read_ledger(self) -> str | None:
+        """The metadata of the group's offset."""
+        return self._text
+
+    def commit(self, producer: int, messages: list[KafkaMessage], ledger: str) -> None:
+        """All of a transaction, unless its producer is not the newest."""
+        if producer != self._opened:
+            raise TransientError("there is a newer producer", code="_FENCED")
+        position = parse_json(ledger.encode())
+        self.messages += messages
+        self.ledger, self._text = (position["timeline"], position["upto"]), ledger
+        self.world.mark("brokers", self.ledger)
+        self.world.judge.take("apply", "kafka", self.ledger)
+
+
+class SimProducer:
+    """A transactional producer of one publisher; implements `TransactionalProducer`."""
+
+    def __init__(self, brokers: Brokers) -> None:
+        self._brokers, self._number = brokers, 0
+
+    def acquire_ledger(self) -> str | None:
+        """Open a producer, then read."""
+
+        def open_producer() -> None:
+            self._number = self._brokers.open_producer()
+
+        self._send("init", open_producer)
+        read: list[str | None] = []
+        self._send("read the group", lambda: read.append(self._brokers.read_ledger()))
+        return read[-1]
+
+    def commit_messages(self, messages: Iterable[KafkaMessage], ledger: str, number: int) -> None:
+        """One transaction."""
+        commit = partial(self._brokers.commit, self._number, [*messages], ledger)
+        self._send("commit", commit)
+
+    def close(self) -> None:
+        """Nothing is open between two calls."""
+
+    def _send(self, what: str, act: Callable[[], None]) -> None:
+        try:
+            self._brokers.send(what, act)
+        except TransientError as error:
+            raise KafkaClientError(error.code, error.message) from error
+
+
+class SimKafka(ExactlyOnceKafkaSink):
+    """The real sink; its transactions go to the model of brokers."""
+
+    def connect(self, brokers: Brokers) -> None:
+        """Use these brokers."""
+        self._client = SimProducer(brokers)
+
+
 def server_of(spec: PipelineSpec, world: World) -> Any:
     """The server that the spec's sink writes to; None without a sink."""
-    kinds = {given.kind for given in spec.sinks.values()}
-    if not kinds:
-        return None
-    return Database(world) if "postgres" in kinds else Receiver(world)
+    servers = {"postgres": Database, "kafka": Brokers, "webhook": Receiver, "files": Receiver}
+    return next((servers[given.kind](world) for given in spec.sinks.values()), None)
 
 
 def sink_of(spec: PipelineSpec, store: Store, uid: str, server: Any) -> Iterator[SlotFollower]:
@@ -252,6 +326,9 @@ def sink_of(spec: PipelineSpec, store: Store, uid: str, server: Any) -> Iterator
             case "postgres":
                 sink = SimPostgres(name, given, spec, store, uid)
                 sink.database = server
+            case "kafka":
+                sink = SimKafka(name, given, spec, store, uid)
+                sink.connect(server)
             case "webhook":
                 sink = SimWebhook(name, given, spec, store, uid)
                 sink.receiver = server

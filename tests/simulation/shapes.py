@@ -11,7 +11,7 @@ from random import Random
 from typing import Any
 
 from tests.engine.harness import spec_of
-from tests.simulation.coverage import OF_STREAMS, READING, SPLICING
+from tests.simulation.coverage import OF_STREAMS, READING, SPLICING, TOPICS
 
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
@@ -20,6 +20,7 @@ MEMBERS = "members"
 LANDING = "landing"
 OBJECTS = "objects"
 PUNCTUATION = "punctuation"
+TOPIC = "a topic"
 STREAMS = "streams"
 _SOURCE: dict[str, Any] = {
     "path": "inbox/x/",
@@ -32,6 +33,12 @@ _SOURCE: dict[str, Any] = {
 _SINKS: dict[str, dict[str, Any]] = {
     "": {},
     "postgres": {"kind": "postgres", "url": "postgresql://u@h/d", "windows": "upsert"},
+    "kafka": {
+        "kind": "kafka",
+        "servers": "h:9092",
+        "topic": "{table}",
+        "delivery": "exactly_once",
+    },
     "webhook": {"kind": "webhook", "url": "http://h/"},
     "files": {"kind": "files", "path": "out", "format": "jsonl"},
 }
@@ -123,6 +130,15 @@ _SHAPES: dict[str, dict[str, Any]] = {
             "b": _punctuated(every_events=3, delay="3s"),
         }
     },
+    TOPIC: {
+        "sources": {
+            "a": {
+                name: value for name, value in _punctuated(explicit=True).items() if name != "path"
+            }
+            | {"kind": "kafka", "kafka": {"servers": "h:9092", "topic": "t"}},
+            "b": _SOURCE,
+        }
+    },
     STREAMS: {
         "streams": {
             "copy": {},
@@ -185,6 +201,8 @@ def choose_shape(rng: Random, sink: str, about: tuple[str, str] = ("", "")) -> s
         return LANDING
     if about[1] in READING:
         return OBJECTS
+    if about[1] in TOPICS:
+        return TOPIC
     if rng.random() < 0.5:
         return PLAIN
     return rng.choice([shape for shape in SHAPES if sink != "postgres" or shape not in _KEYED])

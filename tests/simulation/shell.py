@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import tenacity
+from tests.oracle.memory_source import MemorySource
 from tests.oracle.mover import OracleMover
 from tests.simulation.basics import Violation
 from tests.simulation.catalog_model import SimSink, external_files
 from tests.simulation.cheap import record_of
-from tests.simulation.object_feed import ObjectFeed
 from tests.simulation.servers import sink_of
 from tests.simulation.storage import SimStore
 from tests.simulation.threads import SimRandom, SimSignals, SimThreading, SimTime
@@ -94,7 +94,7 @@ class _Sources:
 
     def __init__(self, stage: Stage, *_: object, **__: object) -> None:
         self.all = [
-            source.open() if isinstance(source, ObjectFeed) else source
+            source if isinstance(source, MemorySource) else source.open()
             for source in stage.sources.values()
         ]
 
@@ -157,9 +157,11 @@ def options_of(
     epochs: int | None, *, standby: bool = True, asked_by: str | None = None
 ) -> RunOptions:
     """The options of a driver that ends after some epochs, or after a silence; None: by neither."""
+    # The silence ends a driver that reads a topic: that source is never done.
+    idle = None if epochs is None else min(2.4 * epochs, 12.0)
     return RunOptions(
         "sim://",
-        EndConditions() if epochs is None else EndConditions(idle=2.4 * epochs, epochs=epochs),
+        EndConditions(idle=idle, epochs=epochs),
         standby=standby,
         asked_by=asked_by,
         work=_SCRATCH,
