@@ -1,22 +1,38 @@
-"""JSON messages in Spark's Python workers: Arrow parses a batch of objects at once.
+"""Plain JSON messages of a topic: Spark's Python workers write them as files, without Spark SQL.
 
-It decides nothing. Objects that Arrow might read in another way than Spark are null in its answer,
-and Spark reads them.
+Arrow parses a batch of objects at once. Messages that Arrow might read in another way than Spark
+are handed back, and Spark reads them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
+from uuid import uuid4
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
-from pyspark.sql.pandas.functions import arrow_udf
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame
 
+from tidegate.jobs.engine.column_types import to_arrow_types
+from tidegate.jobs.engine.interfaces import ROWS_PER_ORDINAL
+from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN
+from tidegate.jobs.sources.object_decoding import BAD_REASON, BAD_TEXT
+from tidegate.jobs.spec.pipeline import SourceSpec
+
+PARTITION: Final = "_partition"
+"""Column of a staged range: the partition of the topic."""
+TICKS: Final = {"s": 1_000_000, "ms": 1_000, "us": 1}
+"""Microseconds in the units of times that are numbers."""
 _SMALLEST_BATCH: Final = 64
 """So many messages go to Spark for one odd message among them; a larger batch is halved."""
+_ROW_GROUP: Final = 250_000
+"""Rows that a worker holds before it writes them."""
 _MOST: Final = 1_000
 """Spark refuses longer numbers and deeper values. A text of this length has neither."""
 _MOST_BYTES: Final = 50_000
@@ -25,39 +41,148 @@ _ODD_NUMBER: Final = r"[0-9]{300}|[:,\[]\s*-?(NaN|Inf)"
 _MOST_DIGITS: Final = 15
 """A double gives so many decimal digits back, and holds ten to the power of up to 22 exactly."""
 _MOST_SCALE: Final = 22
+_KINDS: Final = frozenset({"int", "long", "double", "boolean", "string", "timestamp", "date"})
+_DATE: Final = "[1-9][0-9]{3}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
+_TIME: Final = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?"
+_ZONE: Final = "(Z|[+-](0[0-9]|1[0-7]):[0-5][0-9])"
 
 
-def make_object_reader(
-    schema: pa.Schema, answer: str, *, ignore_others: bool
-) -> Callable[..., Any]:
-    """A function of Spark's: bytes -> a struct.
+@dataclass(frozen=True)
+class PlainMessages:
+    """What becomes of the plain messages of a topic.
 
-    Args:
-        schema: the fields of an object, and last one that is null.
-        answer: their types in Spark, to which values are cast.
+    Attributes:
+        fields: of an object, with the types of their columns.
+        columns: of the file.
+        former: column -> the name that its field had before.
+        envelope: column -> ``key`` or ``timestamp`` of the message.
         ignore_others: whether an object may have more fields.
+        tick: microseconds in the unit of times that are numbers; None: they are ISO texts.
     """
 
-    def read_objects(values: pa.Array) -> pa.Array:
-        """Parse one batch, in a Python worker of Spark's."""
-        return parse_objects(values, schema, ignore_others=ignore_others)
+    fields: pa.Schema
+    columns: pa.Schema
+    former: Mapping[str, str]
+    envelope: Mapping[str, str]
+    ignore_others: bool
+    tick: int | None
 
-    found: Callable[..., Any] = arrow_udf(read_objects, answer)  # type: ignore[call-overload]
-    return found
+
+def plan_plain_messages(source: SourceSpec) -> PlainMessages | None:
+    """Return how workers read a topic; None if one of its columns needs Spark SQL."""
+    kafka = source.kafka
+    assert kafka is not None  # noqa: S101 - checked by the spec
+    named = {kafka.key: "key", kafka.timestamp: "timestamp"}
+    envelope = {column: own for column, own in named.items() if column is not None}
+    payload = {name: kind for name, kind in source.columns.items() if name not in envelope}
+    known = all(kind in _KINDS or kind.startswith("decimal") for kind in payload.values())
+    text_key = kafka.key is None or source.columns[kafka.key] == "string"
+    if kafka.payload != "json" or kafka.headers or not (payload and known and text_key):
+        return None
+    own = {BAD_REASON: pa.string(), BAD_TEXT: pa.string()}
+    places = {OFFSET_COLUMN: pa.int64(), PARTITION: pa.int32()}
+    return PlainMessages(
+        pa.schema(to_arrow_types(list_field_kinds(source, payload))),
+        pa.schema({**to_arrow_types(source.columns), **own, **places}),
+        {new: before for before, new in source.evolution.renamed.items()},
+        envelope,
+        source.evolution.added == "ignore",
+        TICKS.get(source.parse.timestamps),
+    )
 
 
-def parse_objects(values: pa.Array, schema: pa.Schema, *, ignore_others: bool) -> pa.Array:
-    """Messages as structs, for `make_object_reader`; null where Spark has to read the message."""
-    fit = _find_objects(values, ignore_others=ignore_others)
+def list_field_kinds(source: SourceSpec, payload: Mapping[str, str]) -> dict[str, str]:
+    """Field of a message -> declared kind; a renamed column has two fields."""
+    renamed = source.evolution.renamed.items()
+    return {**payload, **{before: payload.get(new, "string") for before, new in renamed}}
+
+
+def write_plain_messages(messages: DataFrame, plan: PlainMessages, folder: Path) -> DataFrame:
+    """Let tasks write the plain messages into a folder that they see; return all others.
+
+    Nothing is written before Spark computes the others. Each task writes one file, with the columns
+    of the plan and in the order of its messages.
+    """
+
+    def write_range(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Decode the messages of one task, in a Python worker of Spark's."""
+        pieces: list[pa.Table] = []
+        with pq.ParquetWriter(folder / f"plain-{uuid4().hex}.parquet", plan.columns) as writer:
+            for batch in batches:
+                rows, odd = split_messages(batch, plan)
+                pieces.append(rows)
+                if sum(piece.num_rows for piece in pieces) >= _ROW_GROUP:
+                    writer.write_table(pa.concat_tables(pieces))
+                    pieces.clear()
+                yield odd
+            if pieces:
+                writer.write_table(pa.concat_tables(pieces))
+
+    own = ("key", "value", "partition", "offset", "timestamp")
+    messages = messages.select(*own)
+    return messages.mapInArrow(write_range, messages.schema)
+
+
+def split_messages(batch: pa.RecordBatch, plan: PlainMessages) -> tuple[pa.Table, pa.RecordBatch]:
+    """Return the rows of plain messages, and the messages that Spark has to read."""
+    found = parse_objects(
+        batch["value"], plan.fields, ignore_others=plan.ignore_others, tick=plan.tick
+    )
+    if "key" in plan.envelope.values() and _has_odd_keys(batch):
+        found = pa.nulls(len(found), found.type)
+    plain = found.is_valid()
+    fields = dict(zip(plan.fields.names, found.filter(plain).flatten(), strict=True))
+    messages = batch.filter(plain)
+    columns: dict[str, Any] = {
+        column: messages[own].cast(plan.columns.field(column).type)
+        for column, own in plan.envelope.items()
+    }
+    for name in plan.columns.names:
+        if name in fields and name not in plan.envelope:
+            before = plan.former.get(name)
+            columns[name] = (
+                fields[name] if before is None else pc.coalesce(fields[name], fields[before])
+            )
+    columns[BAD_REASON] = columns[BAD_TEXT] = pa.nulls(messages.num_rows, pa.string())
+    columns[OFFSET_COLUMN] = pc.bit_wise_and(messages["offset"], ROWS_PER_ORDINAL - 1)
+    columns[PARTITION] = messages["partition"]
+    rows = pa.table([columns[name] for name in plan.columns.names], plan.columns)
+    return rows, batch.filter(pc.invert(plain))
+
+
+def _has_odd_keys(batch: pa.RecordBatch) -> bool:
+    """Whether a key is not UTF-8."""
     try:
-        rows = _parse_texts(values.filter(pa.array(fit)), schema, ignore_others=ignore_others)
+        batch["key"].cast(pa.string())
+    except pa.ArrowInvalid:
+        return True
+    return False
+
+
+def parse_objects(
+    values: pa.Array, schema: pa.Schema, *, ignore_others: bool, tick: int | None = None
+) -> pa.Array:
+    """Return messages as structs of these fields; null where Spark has to read the message.
+
+    Args:
+        values: the messages.
+        schema: the fields of an object, and the types that they become.
+        ignore_others: whether an object may have more fields.
+        tick: microseconds in the unit of times that are numbers; None: they are ISO texts.
+    """
+    fit = _find_objects(values, ignore_others=ignore_others)
+    texts = values.filter(pa.array(fit))
+    try:
+        rows = _parse_texts(texts, schema, ignore_others=ignore_others, tick=tick)
     except pa.ArrowException:
         if len(values) <= _SMALLEST_BATCH:
             return pa.nulls(len(values), pa.struct(schema))
         middle = len(values) // 2
-        halves = (values[:middle], values[middle:])
         return pa.concat_arrays(
-            [parse_objects(half, schema, ignore_others=ignore_others) for half in halves]
+            [
+                parse_objects(half, schema, ignore_others=ignore_others, tick=tick)
+                for half in (values[:middle], values[middle:])
+            ]
         )
     return rows.take(pa.array(np.cumsum(fit) - 1, mask=~fit))
 
@@ -73,8 +198,10 @@ def _find_objects(values: pa.Array, *, ignore_others: bool) -> Any:
     return pc.fill_null(fit, False).to_numpy(zero_copy_only=False)
 
 
-def _parse_texts(texts: pa.Array, schema: pa.Schema, *, ignore_others: bool) -> pa.Array:
-    """Objects, one for each text; null where a number is read in another way by Spark.
+def _parse_texts(
+    texts: pa.Array, schema: pa.Schema, *, ignore_others: bool, tick: int | None
+) -> pa.Array:
+    """Objects, one for each text; null where a value is read in another way by Spark.
 
     Raises:
         pa.ArrowException: one of the texts is odd.
@@ -84,10 +211,7 @@ def _parse_texts(texts: pa.Array, schema: pa.Schema, *, ignore_others: bool) -> 
     # The cast refuses what is not UTF-8. A zero byte would end the input.
     words = texts.cast(pa.string())
     lines = pc.binary_join(pa.ListArray.from_arrays([0, len(words)], words), "\n")[0].as_buffer()
-    fields = list(schema)[:-1]
-    # Spark takes a fraction for a double on its way to a decimal, and Arrow's own decimals may
-    # overflow without a word.
-    parsed = [f.with_type(pa.float64()) if pa.types.is_decimal(f.type) else f for f in fields]
+    parsed = [field.with_type(_choose_parsed_type(field.type, tick)) for field in schema]
     found = pj.read_json(
         pa.BufferReader(lines),
         pj.ReadOptions(use_threads=False, block_size=lines.size + 1),
@@ -102,20 +226,48 @@ def _parse_texts(texts: pa.Array, schema: pa.Schema, *, ignore_others: bool) -> 
         raise pa.ArrowInvalid("a message has more than one object")
     found.validate(full=True)  # an escape of half a character is no UTF-8
     columns, odd = [], np.zeros(len(words), dtype=bool)
-    for field in fields:
-        column = found[field.name].combine_chunks()
-        if pa.types.is_floating(column.type):
-            values = column.fill_null(0.0).to_numpy()
-            # Spark reads -0 as 0.0, and takes no number for an infinity.
-            strange = ~np.isfinite(values) | ((values == 0) & np.signbit(values))
-            if pa.types.is_decimal(field.type):
-                ticks, strange = _find_decimals(values, field.type)
-                whole = pa.array(ticks, mask=column.is_null().to_numpy(zero_copy_only=False))
-                column = whole.cast(pa.decimal128(19, 0)).view(pa.decimal128(19, field.type.scale))
+    for field in schema:
+        column, strange = _convert_column(found[field.name].combine_chunks(), field.type, tick)
+        columns.append(column)
+        if strange is not None:
             odd |= strange
-        columns.append(column.cast(field.type))
-    columns.append(pa.nulls(len(words), pa.string()))
     return pa.StructArray.from_arrays(columns, fields=list(schema), mask=pa.array(odd))
+
+
+def _choose_parsed_type(kind: pa.DataType, tick: int | None) -> pa.DataType:
+    """What Arrow reads a field as, before it is converted."""
+    # Spark takes a fraction for a double on its way to a decimal, and Arrow's own decimals may
+    # overflow without a word.
+    if pa.types.is_decimal(kind):
+        return pa.float64()
+    if pa.types.is_timestamp(kind):
+        return pa.string() if tick is None else pa.int64()
+    return pa.string() if pa.types.is_date(kind) else kind
+
+
+def _convert_column(column: Any, kind: pa.DataType, tick: int | None) -> tuple[Any, Any]:
+    """The values as they were parsed, as values of a type, and which of them Spark has to read.
+
+    Raises:
+        pa.ArrowException: one of the values cannot be converted.
+    """
+    if pa.types.is_floating(column.type):
+        values = column.fill_null(0.0).to_numpy()
+        if pa.types.is_decimal(kind):
+            ticks, strange = _find_decimals(values, kind)
+            whole = pa.array(ticks, mask=column.is_null().to_numpy(zero_copy_only=False))
+            wide = whole.cast(pa.decimal128(19, 0)).view(pa.decimal128(19, kind.scale))
+            return wide.cast(kind), strange
+        # Spark reads -0 as 0.0, and takes no number for an infinity.
+        return column, ~np.isfinite(values) | ((values == 0) & np.signbit(values))
+    if pa.types.is_timestamp(kind) and tick is not None:
+        return pc.multiply_checked(column, tick).cast(kind), None
+    if pa.types.is_temporal(kind):
+        form = f"^{_DATE}$" if pa.types.is_date(kind) else f"^{_DATE}[T ]{_TIME}{_ZONE}$"
+        plain = pc.fill_null(pc.match_substring_regex(column, form), True)
+        values = pc.if_else(plain, column, None).cast(kind)
+        return values, pc.invert(plain).to_numpy(zero_copy_only=False)
+    return column, None
 
 
 def _find_decimals(values: Any, kind: Any) -> tuple[Any, Any]:

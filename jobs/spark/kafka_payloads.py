@@ -2,8 +2,8 @@
 
 Each row carries its position in the partition, or the reason why it could not be decoded.
 
-JSON and Avro are decoded by Spark's own functions; plain JSON objects of a large range are parsed
-by Arrow in Spark's Python workers. Protobuf is decoded there by the Protobuf library, and its
+JSON and Avro are decoded by Spark's own functions; `json_decoding` takes plain JSON objects of
+large ranges before. Protobuf is decoded in Spark's Python workers by the Protobuf library, and its
 values are cast like JSON's: Spark's own package for it is not to be had everywhere (see
 docs/decisions/0073).
 """
@@ -16,13 +16,11 @@ from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
-import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import ArrayType, DataType, MapType, NumericType, StringType, StructType
 
 from tidegate.errors import ConfigurationError
-from tidegate.jobs.engine.column_types import to_arrow_type
 from tidegate.jobs.engine.interfaces import ROWS_PER_ORDINAL
 from tidegate.jobs.rules.row_conditions import quote_name, quote_text
 from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN, UnusableSchema
@@ -36,7 +34,7 @@ from .column_casts import (
     spark_to_arrow_type,
 )
 from .errors import AVRO_NOT_A_RECORD, AVRO_REFUSED, SCHEMA_FILE_UNREADABLE
-from .json_decoding import make_object_reader
+from .json_decoding import PARTITION, TICKS, list_field_kinds
 from .protobuf_decoding import (
     find_message_index,
     make_payload_reader,
@@ -44,8 +42,6 @@ from .protobuf_decoding import (
 )
 from .spark_session import SPARK_ERRORS, extract_cause
 
-PARTITION: Final = "_partition"
-"""Column of a staged range: the partition of the topic."""
 UNKNOWN_SCHEMA: Final = "_schema"
 """Column of a topic with a registry.
 
@@ -55,7 +51,6 @@ The number of the schema, where it is not known (yet) or cannot be used.
 _WHOLE_NUMBER_PATTERN = r"\\A\\s*[+-]?[0-9]+\\s*\\z"
 # A sign counts only behind a time of day: the end of a plain date is not a zone.
 _ZONE_PATTERN = r"(Z|z|[T ].*[+-][0-9]{2}(:?[0-9]{2})?)\\z"
-_UNITS = {"s": 1_000_000, "ms": 1_000, "us": 1}
 _CORRUPT_COLUMN = "_tidegate_bad"
 _STRICT_JSON_OPTIONS = (
     "map('allowSingleQuotes', 'false', 'allowNonNumericNumbers', 'false',"
@@ -93,8 +88,6 @@ def decode_messages(
     messages: DataFrame,
     source: SourceSpec,
     known: Mapping[int, bytes | UnusableSchema] | None = None,
-    *,
-    in_bulk: bool = False,
 ) -> DataFrame:
     """Decode messages into rows with the source's columns, `BAD_REASON` and `BAD_TEXT`.
 
@@ -106,7 +99,6 @@ def decode_messages(
         source: its spec.
         known: schemas by number, for a topic with a registry. Of one that cannot be used, messages
             are bad.
-        in_bulk: parse plain JSON objects in Python workers. The rows are the same.
 
     Raises:
         ConfigurationError: the schema file of the spec cannot be read or used.
@@ -116,8 +108,6 @@ def decode_messages(
     payload = {name: kind for name, kind in source.columns.items() if name not in taken}
     decode = _DECODERS[kafka.payload]
     fit, unfit = _split_usable_schemas(kafka, known or {})
-    if kafka.payload == "json":
-        messages = _parse_plain_objects(messages, source, payload, in_bulk=in_bulk)
     frame, values, why, faults = decode(messages, source, payload, fit)
     values = {**values, **taken}
     # Each step wraps the one before, so the last is judged first: not UTF-8, a tombstone, a schema
@@ -223,19 +213,18 @@ def _select_envelope_columns(source: SourceSpec) -> tuple[dict[str, str], list[t
 def _decode_json(
     messages: DataFrame, source: SourceSpec, payload: dict[str, str], _known: Mapping[int, bytes]
 ) -> _DecodedPayload:
-    """A JSON object per message, read straight into values, if `_b` does not have them already.
+    """A JSON object per message, read straight into values.
 
     Where one is not of its column's kind, the message is read once more, with its fields as texts,
     so that one bad value is not taken for a bad message. Where the text does not show that all its
     keys are in the schema, they are listed.
     """
     old = {new: before for before, new in source.evolution.renamed.items()}
-    kinds = _list_field_kinds(source, payload)
+    kinds = list_field_kinds(source, payload)
     read = {name: own for name, kind in kinds.items() if (own := _NATIVE_JSON_TYPES.get(kind))}
-    frame = messages.withColumn("_s", F.expr("CASE WHEN _b IS NULL THEN CAST(value AS string) END"))
-    frame = frame.withColumn(
-        "_f", F.expr(f"coalesce(_b, {_from_json_sql(_choose_json_types(kinds))})")
-    )
+    frame = messages.withColumn("_s", F.expr("CAST(value AS string)"))
+    types = {name: _NATIVE_JSON_TYPES.get(kind, "string") for name, kind in kinds.items()}
+    frame = frame.withColumn("_f", F.expr(_from_json_sql(types)))
     # 1e999 is an infinity as a number and nothing as a text.
     finite = [
         f"coalesce(abs(_f.{quote_name(n)}) < double('Infinity'), true)"
@@ -248,7 +237,7 @@ def _decode_json(
     )
     frame = frame.withColumn(
         "_plain",
-        F.expr(f"_b IS NOT NULL OR coalesce(_fits AND {_no_other_key_sql(kinds, source)}, false)"),
+        F.expr(f"coalesce(_fits AND {_no_other_key_sql(kinds, source)}, false)"),
     )
     frame = frame.withColumn("_k", F.expr("CASE WHEN NOT _plain THEN json_object_keys(_s) END"))
     frame = frame.withColumn(
@@ -276,53 +265,14 @@ def _decode_json(
     return found
 
 
-def _parse_plain_objects(
-    messages: DataFrame, source: SourceSpec, payload: dict[str, str], *, in_bulk: bool
-) -> DataFrame:
-    """Add `_b`: what `_from_json_sql` would give, of objects that Python workers can parse."""
-    kinds = _list_field_kinds(source, payload)
-    answer = _format_fields(_choose_json_types(kinds))
-    if not kinds or not in_bulk:
-        return messages.withColumn("_b", F.expr(f"CAST(NULL AS struct<{answer}>)"))
-    fields = {name: _choose_arrow_type(kind, source) for name, kind in kinds.items()}
-    read_objects = make_object_reader(
-        pa.schema([*fields.items(), (_CORRUPT_COLUMN, pa.string())]),
-        answer,
-        ignore_others=source.evolution.added == "ignore",
-    )
-    return messages.withColumn("_b", read_objects("value"))
-
-
-def _choose_arrow_type(kind: str, source: SourceSpec) -> pa.DataType:
-    """What Arrow reads a value of a kind as; a number that JSON does not allow becomes text."""
-    if kind in _NATIVE_JSON_TYPES or kind.startswith("decimal"):
-        return to_arrow_type(kind)
-    is_number = kind == "timestamp" and source.parse.timestamps != "iso"
-    return pa.int64() if is_number else pa.string()
-
-
-def _list_field_kinds(source: SourceSpec, payload: dict[str, str]) -> dict[str, str]:
-    """Field of a message -> declared kind; a renamed column has two fields."""
-    renamed = source.evolution.renamed.items()
-    return {**payload, **{before: payload.get(new, "string") for before, new in renamed}}
-
-
-def _choose_json_types(kinds: Mapping[str, str]) -> dict[str, str]:
-    return {name: _NATIVE_JSON_TYPES.get(kind, "string") for name, kind in kinds.items()}
-
-
-def _format_fields(fields: Mapping[str, str]) -> str:
-    """The fields of an object in DDL, and last `_CORRUPT_COLUMN`."""
-    every = {**fields, _CORRUPT_COLUMN: "string"}
-    return ", ".join(f"{quote_name(name)} {own}" for name, own in every.items())
-
-
 def _from_json_sql(fields: Mapping[str, str]) -> str:
     """The fields of an object.
 
     `_CORRUPT_COLUMN` has a value where it is none, or where a field is not of its type.
     """
-    return f"from_json(_s, {quote_text(_format_fields(fields))}, {_STRICT_JSON_OPTIONS})"
+    every = {**fields, _CORRUPT_COLUMN: "string"}
+    ddl = ", ".join(f"{quote_name(name)} {own}" for name, own in every.items())
+    return f"from_json(_s, {quote_text(ddl)}, {_STRICT_JSON_OPTIONS})"
 
 
 def _no_other_key_sql(names: Iterable[str], source: SourceSpec) -> str:
@@ -382,7 +332,7 @@ def _cast_text_sql(raw: str, kind: str, source: SourceSpec) -> str:
     if kind != "timestamp":
         return cast
     if source.parse.timestamps != "iso":
-        ticks = f"round(try_cast({raw} AS decimal(30,6)) * {_UNITS[source.parse.timestamps]})"
+        ticks = f"round(try_cast({raw} AS decimal(30,6)) * {TICKS[source.parse.timestamps]})"
         return f"timestamp_micros(try_cast({ticks} AS bigint))"
     naive = (
         "NULL"

@@ -43,7 +43,8 @@ from .errors import (
     SCHEMA_NOT_REGISTERED,
     WORKER_LOST,
 )
-from .kafka_payloads import PARTITION, UNKNOWN_SCHEMA, decode_messages
+from .json_decoding import PARTITION, plan_plain_messages, write_plain_messages
+from .kafka_payloads import UNKNOWN_SCHEMA, decode_messages
 from .spark_session import (
     SMALL_ROWS,
     SPARK_ERRORS,
@@ -104,13 +105,15 @@ def _stage_kafka_source(
     fetched = Path(mkdtemp(prefix="kafka-", dir=folder))
     rows = sum(part["kafka"]["to"] - part["kafka"]["from"] for part in parts)
     # The Python of other hosts may lack Arrow, and few rows are not worth a worker.
-    in_bulk = runs_on_one_host(spec.spark) and rows > SMALL_ROWS
+    plain = plan_plain_messages(source) if runs_on_one_host(spec.spark) else None
+    if plain is not None and rows > SMALL_ROWS:
+        messages = write_plain_messages(messages, plain, fetched)
 
     def fetch(place: str) -> list[Path]:
         """Fetch the ranges, and decode them with the schemas known so far."""
         known = schemas.known if schemas is not None else None
-        decoded = decode_messages(messages, source, known, in_bulk=in_bulk)
-        return staging.write_rows(decoded, fetched / place)
+        written = staging.write_rows(decode_messages(messages, source, known), fetched / place)
+        return [*written, *fetched.glob("*.parquet")]
 
     try:
         found = fetch("first")
@@ -246,8 +249,10 @@ def _store_part_file(
     if len(files) == 1:
         files[0].replace(target)
     else:
-        tables = [pq.read_table(file) for file in files]
-        pq.write_table(pa.concat_tables(tables) if tables else _make_empty_part(source), target)
+        # Plain messages and others are in files of their own.
+        tables = [_make_empty_part(source), *map(pq.read_table, files)]
+        rows = pa.concat_tables(tables, promote_options="default")
+        pq.write_table(rows.sort_by(OFFSET_COLUMN), target)
     # Offsets are not contiguous in compacted topics and behind transactions. It is logged, not
     # refused.
     missing = part["kafka"]["to"] - part["kafka"]["from"] - pq.read_metadata(target).num_rows

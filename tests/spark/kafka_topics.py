@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from google.protobuf.descriptor_pb2 import (
@@ -12,7 +13,8 @@ from google.protobuf.descriptor_pb2 import (
     FileDescriptorSet,
 )
 
-from tidegate.jobs.sources.kafka_source import UnusableSchema
+from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN, UnusableSchema
+from tidegate.jobs.spark.json_decoding import plan_plain_messages, write_plain_messages
 from tidegate.jobs.spark.kafka_payloads import decode_messages
 from tidegate.jobs.spec.pipeline import SourceSpec
 
@@ -53,10 +55,10 @@ def rows(
     *,
     key: bytes = b"ann",
     header: bytes = b"phone",
-    in_bulk: bool = False,
+    plain: Path | None = None,
     **more: Any,
 ) -> list[dict[str, Any]]:
-    """The decoded messages."""
+    """The decoded messages; plain ones by way of files in a folder, if one is given."""
     headers = [("from", bytearray(b"old")), ("from", bytearray(header)), ("x", None)]
     data = [
         (
@@ -71,8 +73,15 @@ def rows(
         for n, v in enumerate(values)
     ]
     messages = session.createDataFrame(data, SCHEMA)
-    found = decode_messages(messages, spec_of(**more), known, in_bulk=in_bulk).collect()
-    return [row.asDict() for row in found]
+    source = spec_of(**more)
+    if plain is not None:
+        plan = plan_plain_messages(source)
+        assert plan is not None
+        messages = write_plain_messages(messages, plan, plain)
+    found = [row.asDict() for row in decode_messages(messages, source, known).collect()]
+    if plain is not None:
+        found += [row.asDict() for row in session.read.parquet(str(plain)).collect()]
+    return sorted(found, key=lambda row: int(row[OFFSET_COLUMN]))
 
 
 FIELD = FieldDescriptorProto

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any, Final
 
 import pyarrow as pa
 import pytest
 
-from tidegate.jobs.spark.json_decoding import parse_objects
+from tests.spark.kafka_topics import SENT, spec_of
+from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN
+from tidegate.jobs.spark.json_decoding import (
+    PARTITION,
+    parse_objects,
+    plan_plain_messages,
+    split_messages,
+)
 
 _SCHEMA: Final = pa.schema(
     {
@@ -17,7 +25,6 @@ _SCHEMA: Final = pa.schema(
         "s": pa.string(),
         "d": pa.decimal128(6, 2),
         "wide": pa.decimal128(38, 20),
-        "bad": pa.string(),
     }
 )
 
@@ -114,3 +121,40 @@ def test_a_decimal_has_the_digits_of_its_number(literal: str) -> None:
 def test_surplus_objects_do_not_make_up_for_lost_ones() -> None:
     """As many objects as messages are not enough if a message ends the input."""
     assert _parse(['{"n": 1}{"n": 2}{"n": 3}', '{"n": 4}\0}', '{"n": 5}']) == [None] * 3
+
+
+def test_plain_messages_become_rows_with_their_envelope() -> None:
+    """Times, a renamed field, the key, the timestamp and the offset; the others are handed back."""
+    source = spec_of(
+        kafka={"headers": {}},
+        schema={"at": "timestamp", "n": "long", "who": "string", "sent": "timestamp"},
+        evolution={"renamed": {"m": "n"}},
+    )
+    plan = plan_plain_messages(source)
+    assert plan is not None
+    values = ['{"at":"2026-03-01T12:00:00+02:00","m":7}', '{"at":"2026-03-01T12:00","n":8}']
+    batch = pa.record_batch(
+        {
+            "key": [b"ann", b"bob"],
+            "value": [value.encode() for value in values],
+            "partition": pa.array([3, 3], pa.int32()),
+            "offset": [(1 << 32) + 5, (1 << 32) + 6],
+            "timestamp": pa.array([SENT, SENT]),
+        }
+    )
+    rows, odd = split_messages(batch, plan)
+    at = datetime(2026, 3, 1, 10, tzinfo=UTC)
+    places = {OFFSET_COLUMN: 5, PARTITION: 3, "_why": None, "_text": None}
+    assert rows.to_pylist() == [{"at": at, "n": 7, "who": "ann", "sent": SENT, **places}]
+    assert odd["value"].to_pylist() == [values[1].encode()]
+    broken = batch.set_column(0, "key", pa.array([b"\xff", b"bob"]))
+    assert split_messages(broken, plan)[1].num_rows == 2
+
+
+@pytest.mark.parametrize("kind", ["float", "binary"])
+def test_a_topic_with_other_kinds_of_columns_is_read_by_spark(kind: str) -> None:
+    """Their values are cast from texts."""
+    plain = {"kafka": {"headers": {}, "key": None, "timestamp": None}}
+    schema = {"at": "timestamp", "x": kind}
+    assert plan_plain_messages(spec_of(**plain, schema=schema)) is None
+    assert plan_plain_messages(spec_of(**plain, schema={"at": "timestamp"})) is not None

@@ -6,6 +6,7 @@ What is read as a value, by Spark or by Arrow, is what its text, cast, would hav
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -27,6 +28,7 @@ COLUMNS: Final = {
     "price": "decimal(6,2)",
     "wide": "decimal(38,20)",
     "s": "string",
+    "day": "date",
 }
 _BATCH: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
 INTEGERS: Final = [
@@ -54,7 +56,18 @@ QUOTED: Final = [
     "ä ☃",
 ]
 TEXTS: Final = ['""', *(f'"{text}"' for text in QUOTED)]
-TIMES: Final = ['"2026-03-01T10:00:00Z"', '"2026-03-01T10:00:00"', "1767225600500"]
+DAYS: Final = ["2026-03-01", "2026-02-30", "2026-3-1", "0003-01-01", "1582-10-10"]
+CLOCKS: Final = [
+    *("T10:00:00Z", " 10:00:00.123456Z", "T10:00:00.1234567Z", "T10:00:00", "T10:00Z"),
+    *("T24:00:00Z", "T10:00:60Z", "T10:00:00+01:30", "T10:00:00-00:30", "T10:00:00+18:00"),
+    *("t10:00:00Z", "T10:00:00z", "T10:00:00.5+17:59", " ", "Z"),
+]
+TIMES: Final = [
+    *(f'"{day}"' for day in DAYS),
+    *(f'"{day}T10:00:00Z"' for day in DAYS),
+    *(f'"{DAYS[0]}{clock}"' for clock in CLOCKS),
+    "1767225600500",
+]
 NESTED: Final = [
     "{}",
     "[]",
@@ -125,9 +138,9 @@ def comparable(row: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("added", ["dead_letter", "ignore"])
 def test_values_are_what_their_texts_would_be(
-    session: SparkSession, added: str, monkeypatch: pytest.MonkeyPatch
+    session: SparkSession, added: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once as Spark reads messages, once in bulk, once with every field taken as text."""
+    """Once as Spark reads messages, once as workers do, once with every field taken as text."""
     own: dict[str, Any] = {
         "kafka": {"key": None, "headers": {}, "timestamp": None},
         "schema": COLUMNS,
@@ -142,7 +155,7 @@ def test_values_are_what_their_texts_would_be(
     as_values = rows(session, given, **own)
     # In a batch of its own no message is left to Spark because of the others.
     session.conf.set(_BATCH, "1")
-    in_bulk = rows(session, given, in_bulk=True, **own)
+    in_bulk = rows(session, given, plain=tmp_path, **own)
     session.conf.unset(_BATCH)
     monkeypatch.setattr(kafka_payloads, "_NATIVE_JSON_TYPES", {})
     as_texts = rows(session, given, **own)
