@@ -1,6 +1,7 @@
 """Plain JSON messages of a topic: Spark's Python workers write them as files, without Spark SQL.
 
-Arrow parses a batch of objects at once. Messages that Arrow might read in another way than Spark
+Arrow parses a batch of objects at once. The workers import this module, so it imports little.
+Messages that Arrow might read in another way than Spark
 are handed back, and Spark reads them.
 """
 
@@ -19,18 +20,9 @@ import pyarrow.json as pj
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 
-from tidegate.jobs.engine.column_types import to_arrow_types
-from tidegate.jobs.engine.interfaces import ROWS_PER_ORDINAL
-from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN
-from tidegate.jobs.sources.object_decoding import BAD_REASON, BAD_TEXT
-from tidegate.jobs.spec.pipeline import SourceSpec
-
-PARTITION: Final = "_partition"
-"""Column of a staged range: the partition of the topic."""
-TICKS: Final = {"s": 1_000_000, "ms": 1_000, "us": 1}
-"""Microseconds in the units of times that are numbers."""
 _SMALLEST_BATCH: Final = 64
 """So many messages go to Spark for one odd message among them; a larger batch is halved."""
+_LOWER_HALF: Final = (1 << 32) - 1
 _ROW_GROUP: Final = 250_000
 """Rows that a worker holds before it writes them."""
 _MOST: Final = 1_000
@@ -41,7 +33,6 @@ _ODD_NUMBER: Final = r"[0-9]{300}|[:,\[]\s*-?(NaN|Inf)"
 _MOST_DIGITS: Final = 15
 """A double gives so many decimal digits back, and holds ten to the power of up to 22 exactly."""
 _MOST_SCALE: Final = 22
-_KINDS: Final = frozenset({"int", "long", "double", "boolean", "string", "timestamp", "date"})
 _DATE: Final = "[1-9][0-9]{3}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
 _TIME: Final = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?"
 _ZONE: Final = "(Z|[+-](0[0-9]|1[0-7]):[0-5][0-9])"
@@ -53,7 +44,8 @@ class PlainMessages:
 
     Attributes:
         fields: of an object, with the types of their columns.
-        columns: of the file.
+        columns: of the file: those of the source, then four: the reason why a message is bad, its
+            text, its offset within 32 bits, its partition.
         former: column -> the name that its field had before.
         envelope: column -> ``key`` or ``timestamp`` of the message.
         ignore_others: whether an object may have more fields.
@@ -68,62 +60,63 @@ class PlainMessages:
     tick: int | None
 
 
-def plan_plain_messages(source: SourceSpec) -> PlainMessages | None:
-    """Return how workers read a topic; None if one of its columns needs Spark SQL."""
-    kafka = source.kafka
-    assert kafka is not None  # noqa: S101 - checked by the spec
-    named = {kafka.key: "key", kafka.timestamp: "timestamp"}
-    envelope = {column: own for column, own in named.items() if column is not None}
-    payload = {name: kind for name, kind in source.columns.items() if name not in envelope}
-    known = all(kind in _KINDS or kind.startswith("decimal") for kind in payload.values())
-    text_key = kafka.key is None or source.columns[kafka.key] == "string"
-    if kafka.payload != "json" or kafka.headers or not (payload and known and text_key):
-        return None
-    own = {BAD_REASON: pa.string(), BAD_TEXT: pa.string()}
-    places = {OFFSET_COLUMN: pa.int64(), PARTITION: pa.int32()}
-    return PlainMessages(
-        pa.schema(to_arrow_types(list_field_kinds(source, payload))),
-        pa.schema({**to_arrow_types(source.columns), **own, **places}),
-        {new: before for before, new in source.evolution.renamed.items()},
-        envelope,
-        source.evolution.added == "ignore",
-        TICKS.get(source.parse.timestamps),
-    )
+def write_messages(messages: DataFrame, plan: PlainMessages, folder: Path) -> None:
+    """Let tasks write the messages of ranges into a folder that they see, in their order.
 
-
-def list_field_kinds(source: SourceSpec, payload: Mapping[str, str]) -> dict[str, str]:
-    """Field of a message -> declared kind; a renamed column has two fields."""
-    renamed = source.evolution.renamed.items()
-    return {**payload, **{before: payload.get(new, "string") for before, new in renamed}}
-
-
-def write_plain_messages(messages: DataFrame, plan: PlainMessages, folder: Path) -> DataFrame:
-    """Let tasks write the plain messages into a folder that they see; return all others.
-
-    Nothing is written before Spark computes the others. Each task writes one file, with the columns
-    of the plan and in the order of its messages.
+    Each task writes ``plain-*.parquet``, with the columns of the plan, and ``other-*.parquet``: the
+    messages that Spark has to read, as they came.
     """
+    messages = messages.select("key", "value", "partition", "offset", "timestamp")
 
     def write_range(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Decode the messages of one task, in a Python worker of Spark's."""
-        pieces: list[pa.Table] = []
-        with pq.ParquetWriter(folder / f"plain-{uuid4().hex}.parquet", plan.columns) as writer:
+        task = uuid4().hex
+        with (
+            _RowsWriter(folder / f"plain-{task}.parquet") as plain,
+            _RowsWriter(folder / f"other-{task}.parquet") as others,
+        ):
             for batch in batches:
-                rows, odd = split_messages(batch, plan)
-                pieces.append(rows)
-                if sum(piece.num_rows for piece in pieces) >= _ROW_GROUP:
-                    writer.write_table(pa.concat_tables(pieces))
-                    pieces.clear()
-                yield odd
-            if pieces:
-                writer.write_table(pa.concat_tables(pieces))
+                rows, rest = split_messages(batch, plan)
+                plain.add(rows)
+                others.add(rest)
+        return iter(())
 
-    own = ("key", "value", "partition", "offset", "timestamp")
-    messages = messages.select(*own)
-    return messages.mapInArrow(write_range, messages.schema)
+    messages.mapInArrow(write_range, messages.schema).write.format("noop").mode("append").save()
 
 
-def split_messages(batch: pa.RecordBatch, plan: PlainMessages) -> tuple[pa.Table, pa.RecordBatch]:
+class _RowsWriter:
+    """Writes one file, many rows at a time; none without rows."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._pieces: list[pa.Table] = []
+        self._writer: pq.ParquetWriter | None = None
+
+    def __enter__(self) -> _RowsWriter:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if error[0] is None:
+            self._flush()
+        if self._writer is not None:
+            self._writer.close()
+
+    def add(self, rows: pa.Table) -> None:
+        """Take rows behind the others."""
+        if rows.num_rows:
+            self._pieces.append(rows)
+        if sum(piece.num_rows for piece in self._pieces) >= _ROW_GROUP:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._pieces:
+            rows = pa.concat_tables(self._pieces)
+            self._pieces.clear()
+            self._writer = self._writer or pq.ParquetWriter(self._path, rows.schema)
+            self._writer.write_table(rows)
+
+
+def split_messages(batch: pa.RecordBatch, plan: PlainMessages) -> tuple[pa.Table, pa.Table]:
     """Return the rows of plain messages, and the messages that Spark has to read."""
     found = parse_objects(
         batch["value"], plan.fields, ignore_others=plan.ignore_others, tick=plan.tick
@@ -143,11 +136,11 @@ def split_messages(batch: pa.RecordBatch, plan: PlainMessages) -> tuple[pa.Table
             columns[name] = (
                 fields[name] if before is None else pc.coalesce(fields[name], fields[before])
             )
-    columns[BAD_REASON] = columns[BAD_TEXT] = pa.nulls(messages.num_rows, pa.string())
-    columns[OFFSET_COLUMN] = pc.bit_wise_and(messages["offset"], ROWS_PER_ORDINAL - 1)
-    columns[PARTITION] = messages["partition"]
-    rows = pa.table([columns[name] for name in plan.columns.names], plan.columns)
-    return rows, batch.filter(pc.invert(plain))
+    good = pa.nulls(messages.num_rows, pa.string())
+    offsets = pc.bit_wise_and(messages["offset"], _LOWER_HALF)
+    own = [columns[name] for name in plan.columns.names[:-4]]
+    rows = pa.table([*own, good, good, offsets, messages["partition"]], plan.columns)
+    return rows, pa.Table.from_batches([batch.filter(pc.invert(plain))])
 
 
 def _has_odd_keys(batch: pa.RecordBatch) -> bool:

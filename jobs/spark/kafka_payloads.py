@@ -16,11 +16,13 @@ from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import ArrayType, DataType, MapType, NumericType, StringType, StructType
 
 from tidegate.errors import ConfigurationError
+from tidegate.jobs.engine.column_types import to_arrow_types
 from tidegate.jobs.engine.interfaces import ROWS_PER_ORDINAL
 from tidegate.jobs.rules.row_conditions import quote_name, quote_text
 from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN, UnusableSchema
@@ -34,7 +36,7 @@ from .column_casts import (
     spark_to_arrow_type,
 )
 from .errors import AVRO_NOT_A_RECORD, AVRO_REFUSED, SCHEMA_FILE_UNREADABLE
-from .json_decoding import PARTITION, TICKS, list_field_kinds
+from .json_decoding import PlainMessages
 from .protobuf_decoding import (
     find_message_index,
     make_payload_reader,
@@ -42,6 +44,8 @@ from .protobuf_decoding import (
 )
 from .spark_session import SPARK_ERRORS, extract_cause
 
+PARTITION: Final = "_partition"
+"""Column of a staged range: the partition of the topic."""
 UNKNOWN_SCHEMA: Final = "_schema"
 """Column of a topic with a registry.
 
@@ -51,6 +55,8 @@ The number of the schema, where it is not known (yet) or cannot be used.
 _WHOLE_NUMBER_PATTERN = r"\\A\\s*[+-]?[0-9]+\\s*\\z"
 # A sign counts only behind a time of day: the end of a plain date is not a zone.
 _ZONE_PATTERN = r"(Z|z|[T ].*[+-][0-9]{2}(:?[0-9]{2})?)\\z"
+_TICKS = {"s": 1_000_000, "ms": 1_000, "us": 1}
+_PLAIN_KINDS = frozenset({"int", "long", "double", "boolean", "string", "timestamp", "date"})
 _CORRUPT_COLUMN = "_tidegate_bad"
 _STRICT_JSON_OPTIONS = (
     "map('allowSingleQuotes', 'false', 'allowNonNumericNumbers', 'false',"
@@ -82,6 +88,28 @@ class _DecodedPayload(NamedTuple):
     values: dict[str, str]
     why: str
     faults: list[tuple[str, str]]
+
+
+def plan_plain_messages(source: SourceSpec) -> PlainMessages | None:
+    """Return how workers read a topic; None if one of its columns needs Spark SQL."""
+    kafka = _get_kafka_options(source)
+    named = {kafka.key: "key", kafka.timestamp: "timestamp"}
+    envelope = {column: own for column, own in named.items() if column is not None}
+    payload = {name: kind for name, kind in source.columns.items() if name not in envelope}
+    known = all(kind in _PLAIN_KINDS or kind.startswith("decimal") for kind in payload.values())
+    text_key = kafka.key is None or source.columns[kafka.key] == "string"
+    if kafka.payload != "json" or kafka.headers or not (payload and known and text_key):
+        return None
+    own = {BAD_REASON: pa.string(), BAD_TEXT: pa.string()}
+    places = {OFFSET_COLUMN: pa.int64(), PARTITION: pa.int32()}
+    return PlainMessages(
+        pa.schema(to_arrow_types(_list_field_kinds(source, payload))),
+        pa.schema({**to_arrow_types(source.columns), **own, **places}),
+        {new: before for before, new in source.evolution.renamed.items()},
+        envelope,
+        source.evolution.added == "ignore",
+        _TICKS.get(source.parse.timestamps),
+    )
 
 
 def decode_messages(
@@ -220,7 +248,7 @@ def _decode_json(
     keys are in the schema, they are listed.
     """
     old = {new: before for before, new in source.evolution.renamed.items()}
-    kinds = list_field_kinds(source, payload)
+    kinds = _list_field_kinds(source, payload)
     read = {name: own for name, kind in kinds.items() if (own := _NATIVE_JSON_TYPES.get(kind))}
     frame = messages.withColumn("_s", F.expr("CAST(value AS string)"))
     types = {name: _NATIVE_JSON_TYPES.get(kind, "string") for name, kind in kinds.items()}
@@ -263,6 +291,12 @@ def _decode_json(
         own = ", ".join(f"_f.{quote_name(n)}" for n in (name, old.get(name)) if n is not None)
         found.values[name] = f"CASE WHEN _fits THEN coalesce({own}) ELSE {found.values[name]} END"
     return found
+
+
+def _list_field_kinds(source: SourceSpec, payload: Mapping[str, str]) -> dict[str, str]:
+    """Field of a message -> declared kind; a renamed column has two fields."""
+    renamed = source.evolution.renamed.items()
+    return {**payload, **{before: payload.get(new, "string") for before, new in renamed}}
 
 
 def _from_json_sql(fields: Mapping[str, str]) -> str:
@@ -332,7 +366,7 @@ def _cast_text_sql(raw: str, kind: str, source: SourceSpec) -> str:
     if kind != "timestamp":
         return cast
     if source.parse.timestamps != "iso":
-        ticks = f"round(try_cast({raw} AS decimal(30,6)) * {TICKS[source.parse.timestamps]})"
+        ticks = f"round(try_cast({raw} AS decimal(30,6)) * {_TICKS[source.parse.timestamps]})"
         return f"timestamp_micros(try_cast({ticks} AS bigint))"
     naive = (
         "NULL"

@@ -43,8 +43,8 @@ from .errors import (
     SCHEMA_NOT_REGISTERED,
     WORKER_LOST,
 )
-from .json_decoding import PARTITION, plan_plain_messages, write_plain_messages
-from .kafka_payloads import UNKNOWN_SCHEMA, decode_messages
+from .json_decoding import PlainMessages, write_messages
+from .kafka_payloads import PARTITION, UNKNOWN_SCHEMA, decode_messages, plan_plain_messages
 from .spark_session import (
     SMALL_ROWS,
     SPARK_ERRORS,
@@ -106,14 +106,13 @@ def _stage_kafka_source(
     rows = sum(part["kafka"]["to"] - part["kafka"]["from"] for part in parts)
     # The Python of other hosts may lack Arrow, and few rows are not worth a worker.
     plain = plan_plain_messages(source) if runs_on_one_host(spec.spark) else None
-    if plain is not None and rows > SMALL_ROWS:
-        messages = write_plain_messages(messages, plain, fetched)
 
     def fetch(place: str) -> list[Path]:
         """Fetch the ranges, and decode them with the schemas known so far."""
+        if plain is not None and rows > SMALL_ROWS:
+            return _write_plain_first(session, source, messages, plain, fetched, staging)
         known = schemas.known if schemas is not None else None
-        written = staging.write_rows(decode_messages(messages, source, known), fetched / place)
-        return [*written, *fetched.glob("*.parquet")]
+        return staging.write_rows(decode_messages(messages, source, known), fetched / place)
 
     try:
         found = fetch("first")
@@ -137,6 +136,23 @@ def _stage_kafka_source(
     finally:
         staging.discard(fetched)
         shutil.rmtree(fetched, ignore_errors=True)
+
+
+def _write_plain_first(
+    session: SparkSession,
+    source: SourceSpec,
+    messages: DataFrame,
+    plain: PlainMessages,
+    folder: Path,
+    staging: Staging,
+) -> list[Path]:
+    """Let workers write the plain messages, and Spark SQL decode the others, if there are any."""
+    write_messages(messages, plain, folder)
+    found = sorted(folder.glob("plain-*.parquet"))
+    if others := sorted(map(str, folder.glob("other-*.parquet"))):
+        decoded = decode_messages(session.read.parquet(*others), source)
+        found += staging.write_rows(decoded, folder / "decoded")
+    return found
 
 
 def _translate_job_error(name: str, source: SourceSpec, error: Exception) -> TidegateError:

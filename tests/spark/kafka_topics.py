@@ -14,8 +14,8 @@ from google.protobuf.descriptor_pb2 import (
 )
 
 from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN, UnusableSchema
-from tidegate.jobs.spark.json_decoding import plan_plain_messages, write_plain_messages
-from tidegate.jobs.spark.kafka_payloads import decode_messages
+from tidegate.jobs.spark.json_decoding import write_messages
+from tidegate.jobs.spark.kafka_payloads import decode_messages, plan_plain_messages
 from tidegate.jobs.spec.pipeline import SourceSpec
 
 if TYPE_CHECKING:
@@ -77,11 +77,12 @@ def rows(
     if plain is not None:
         plan = plan_plain_messages(source)
         assert plan is not None
-        messages = write_plain_messages(messages, plan, plain)
-    found = [row.asDict() for row in decode_messages(messages, source, known).collect()]
+        write_messages(messages, plan, plain)
+        messages = session.read.parquet(f"{plain}/other-*.parquet")
+    found = decode_messages(messages, source, known).collect()
     if plain is not None:
-        found += [row.asDict() for row in session.read.parquet(str(plain)).collect()]
-    return sorted(found, key=lambda row: int(row[OFFSET_COLUMN]))
+        found += session.read.parquet(f"{plain}/plain-*.parquet").collect()
+    return [row.asDict() for row in sorted(found, key=lambda row: int(row[OFFSET_COLUMN]))]
 
 
 FIELD = FieldDescriptorProto

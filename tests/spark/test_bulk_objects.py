@@ -11,12 +11,8 @@ import pytest
 
 from tests.spark.kafka_topics import SENT, spec_of
 from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN
-from tidegate.jobs.spark.json_decoding import (
-    PARTITION,
-    parse_objects,
-    plan_plain_messages,
-    split_messages,
-)
+from tidegate.jobs.spark.json_decoding import parse_objects, split_messages
+from tidegate.jobs.spark.kafka_payloads import PARTITION, plan_plain_messages
 
 _SCHEMA: Final = pa.schema(
     {
@@ -154,7 +150,7 @@ def test_plain_messages_become_rows_with_their_envelope() -> None:
 @pytest.mark.parametrize("kind", ["float", "binary"])
 def test_a_topic_with_other_kinds_of_columns_is_read_by_spark(kind: str) -> None:
     """Their values are cast from texts."""
-    plain = {"kafka": {"headers": {}, "key": None, "timestamp": None}}
+    plain: dict[str, Any] = {"kafka": {"headers": {}, "key": None, "timestamp": None}}
     schema = {"at": "timestamp", "x": kind}
     assert plan_plain_messages(spec_of(**plain, schema=schema)) is None
     assert plan_plain_messages(spec_of(**plain, schema={"at": "timestamp"})) is not None
