@@ -168,7 +168,7 @@ def open_cut(
         # Imported late: few pipelines need it.
         from .kafka_staging import stage_kafka_ranges
 
-        stage_kafka_ranges(sessions.full, spec, cut, scratch / "objects", staging)
+        stage_kafka_ranges(sessions, spec, cut, scratch / "objects", staging)
     parts = _download_parts(store, cut, scratch)
     rows = sum(part.row_end - part.row_start for part in parts)
     small = sessions.is_small(rows)

@@ -60,28 +60,45 @@ class PlainMessages:
     tick: int | None
 
 
-def write_messages(messages: DataFrame, plan: PlainMessages, folder: Path) -> None:
-    """Let tasks write the messages of ranges into a folder that they see, in their order.
+MESSAGE_DDL: Final = "key binary, value binary, partition int, offset bigint, timestamp timestamp"
+"""Columns of the messages that Spark has to read."""
 
-    Each task writes ``plain-*.parquet``, with the columns of the plan, and ``other-*.parquet``: the
-    messages that Spark has to read, as they came.
+
+def write_messages(
+    messages: DataFrame, plan: PlainMessages, folder: Path, *, in_driver: bool
+) -> None:
+    """Write the messages of ranges into a folder in their order, each partition by itself.
+
+    ``plain-*.parquet`` has the columns of the plan. ``other-*.parquet`` has the messages that Spark
+    has to read, as they came. With `in_driver` all messages come to the driver; otherwise tasks
+    write, and have to see the folder.
     """
     messages = messages.select("key", "value", "partition", "offset", "timestamp")
+    if in_driver:
+        table = messages.toArrow()
+        for partition in pc.unique(table["partition"]):
+            own = table.filter(pc.equal(table["partition"], partition))
+            _write_range(own.to_batches(), plan, folder)
+        return
 
     def write_range(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Decode the messages of one task, in a Python worker of Spark's."""
-        task = uuid4().hex
-        with (
-            _RowsWriter(folder / f"plain-{task}.parquet") as plain,
-            _RowsWriter(folder / f"other-{task}.parquet") as others,
-        ):
-            for batch in batches:
-                rows, rest = split_messages(batch, plan)
-                plain.add(rows)
-                others.add(rest)
+        """Write the messages of one task, in a Python worker of Spark's."""
+        _write_range(batches, plan, folder)
         return iter(())
 
-    messages.mapInArrow(write_range, messages.schema).write.format("noop").mode("append").save()
+    messages.mapInArrow(write_range, MESSAGE_DDL).write.format("noop").mode("append").save()
+
+
+def _write_range(batches: Iterable[pa.RecordBatch], plan: PlainMessages, folder: Path) -> None:
+    name = f"{uuid4().hex}.parquet"
+    with (
+        _RowsWriter(folder / f"plain-{name}") as plain,
+        _RowsWriter(folder / f"other-{name}") as others,
+    ):
+        for batch in batches:
+            rows, rest = split_messages(batch, plan)
+            plain.add(rows)
+            others.add(rest)
 
 
 class _RowsWriter:

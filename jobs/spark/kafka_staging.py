@@ -37,17 +37,18 @@ from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
 from tidegate.jobs.spec.source_options import resolve_environment_value
 from tidegate.json_types import JsonObject
 
+from .cut_reader import arrow_to_frame
 from .errors import (
     MESSAGES_UNREADABLE,
     REGISTERED_SCHEMA_UNUSABLE,
     SCHEMA_NOT_REGISTERED,
     WORKER_LOST,
 )
-from .json_decoding import PlainMessages, write_messages
+from .json_decoding import MESSAGE_DDL, write_messages
 from .kafka_payloads import PARTITION, UNKNOWN_SCHEMA, decode_messages, plan_plain_messages
 from .spark_session import (
-    SMALL_ROWS,
     SPARK_ERRORS,
+    SparkSessions,
     detect_lost_executors,
     extract_cause,
     lines,
@@ -65,7 +66,7 @@ _DATA_LOSS_SIGNS = ("KAFKA_DATA_LOSS", "OffsetOutOfRangeException")
 
 
 def stage_kafka_ranges(
-    session: SparkSession, spec: PipelineSpec, cut: Cut, folder: Path, staging: Staging
+    sessions: SparkSessions, spec: PipelineSpec, cut: Cut, folder: Path, staging: Staging
 ) -> None:
     """Fetch the offset ranges of a cut with Spark and decode the messages into typed Parquet files.
 
@@ -85,11 +86,11 @@ def stage_kafka_ranges(
         ranges.setdefault(piece.member.source, []).extend(p for p in piece.parts if "kafka" in p)
     for source, parts in ranges.items():
         if parts:
-            _stage_kafka_source(session, spec, source, parts, folder, staging)
+            _stage_kafka_source(sessions, spec, source, parts, folder, staging)
 
 
 def _stage_kafka_source(
-    session: SparkSession,
+    sessions: SparkSessions,
     spec: PipelineSpec,
     name: str,
     parts: list[JsonObject],
@@ -98,19 +99,25 @@ def _stage_kafka_source(
 ) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     source = spec.sources[name]
+    rows = sum(part["kafka"]["to"] - part["kafka"]["from"] for part in parts)
+    session, in_driver = sessions.session_for(rows), sessions.is_small(rows)
     schemas, messages = (
         _open_schema_registry(source),
         _read_messages(session, source, parts, group=f"tidegate-{spec.name}-{name}"),
     )
     fetched = Path(mkdtemp(prefix="kafka-", dir=folder))
-    rows = sum(part["kafka"]["to"] - part["kafka"]["from"] for part in parts)
-    # The Python of other hosts may lack Arrow, and few rows are not worth a worker.
-    plain = plan_plain_messages(source) if runs_on_one_host(spec.spark) else None
+    # The Python of other hosts may lack Arrow. Few rows are not worth a worker.
+    plain = plan_plain_messages(source) if in_driver or runs_on_one_host(spec.spark) else None
 
     def fetch(place: str) -> list[Path]:
         """Fetch the ranges, and decode them with the schemas known so far."""
-        if plain is not None and rows > SMALL_ROWS:
-            return _write_plain_first(session, source, messages, plain, fetched, staging)
+        if plain is not None:
+            write_messages(messages, plain, fetched, in_driver=in_driver)
+            found = sorted(fetched.glob("plain-*.parquet"))
+            others = _read_others(session, fetched, in_driver=in_driver)
+            if others is not None:
+                found += staging.write_rows(decode_messages(others, source), fetched / place)
+            return found
         known = schemas.known if schemas is not None else None
         return staging.write_rows(decode_messages(messages, source, known), fetched / place)
 
@@ -138,21 +145,14 @@ def _stage_kafka_source(
         shutil.rmtree(fetched, ignore_errors=True)
 
 
-def _write_plain_first(
-    session: SparkSession,
-    source: SourceSpec,
-    messages: DataFrame,
-    plain: PlainMessages,
-    folder: Path,
-    staging: Staging,
-) -> list[Path]:
-    """Let workers write the plain messages, and Spark SQL decode the others, if there are any."""
-    write_messages(messages, plain, folder)
-    found = sorted(folder.glob("plain-*.parquet"))
-    if others := sorted(map(str, folder.glob("other-*.parquet"))):
-        decoded = decode_messages(session.read.parquet(*others), source)
-        found += staging.write_rows(decoded, folder / "decoded")
-    return found
+def _read_others(session: SparkSession, folder: Path, *, in_driver: bool) -> DataFrame | None:
+    """The messages that `write_messages` left to Spark; None if there are none."""
+    files = sorted(map(str, folder.glob("other-*.parquet")))
+    if not files:
+        return None
+    if not in_driver:
+        return session.read.parquet(*files)
+    return arrow_to_frame(session, pa.concat_tables(map(pq.read_table, files)), MESSAGE_DDL)
 
 
 def _translate_job_error(name: str, source: SourceSpec, error: Exception) -> TidegateError:

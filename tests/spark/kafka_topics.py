@@ -56,6 +56,7 @@ def rows(
     key: bytes = b"ann",
     header: bytes = b"phone",
     plain: Path | None = None,
+    in_driver: bool = False,
     **more: Any,
 ) -> list[dict[str, Any]]:
     """The decoded messages; plain ones by way of files in a folder, if one is given."""
@@ -77,7 +78,8 @@ def rows(
     if plain is not None:
         plan = plan_plain_messages(source)
         assert plan is not None
-        write_messages(messages, plan, plain)
+        plain.mkdir(exist_ok=True)
+        write_messages(messages, plan, plain, in_driver=in_driver)
         messages = session.read.parquet(f"{plain}/other-*.parquet")
     found = decode_messages(messages, source, known).collect()
     if plain is not None:
