@@ -245,6 +245,8 @@ def _start_mover(
         with contextlib.ExitStack() as on_error:
             mover = SparkMover(view, run.spec, run.work)
             on_error.callback(mover.close)
+            if any(source.kafka for source in run.spec.sources.values()):
+                _ = mover.session  # offsets are asked of the brokers through its JVM
             if unjudged:
                 judge_with_spark(mover.session, run.spec, unjudged)
             on_error.pop_all()
