@@ -14,6 +14,7 @@ from tests.sealed_queries.apps import SCRIPTS, Clicks
 from tests.sealed_queries.rig import KilledJob
 from tests.servers.jars import BROKER, CONNECTOR, ensure_jars, spark_jars
 from tests.servers.kafka import KafkaServer
+from tests.servers.kafka_client import KafkaClient
 from tidegate.checkpoints.batch_notes import BatchNotes, SinkRewind
 
 pytestmark = ON_A_BROKER
@@ -31,10 +32,13 @@ class Publish(Clicks):
 
     @classmethod
     def prepare(cls, folder: Path, resources: ExitStack) -> None:
-        """Start the broker; it makes the topic."""
-        broker = KafkaServer(ensure_jars("kafka-broker", BROKER), folder)
+        """Start the broker and make the topic: it would have several partitions otherwise."""
+        jars = ensure_jars("kafka-broker", BROKER)
+        broker = KafkaServer(jars, folder)
         broker.start()
         resources.callback(broker.stop)
+        with closing(KafkaClient(jars, broker.servers)) as client:
+            client.topic(_TOPIC, 1)
         cls.servers = broker.servers
 
     @property
