@@ -128,13 +128,14 @@ class Chaos:
         self._driver.send_signal(SIGKILL)
 
     def _kill_jvm(self) -> None:
+        """The driver itself where its outputs need no JVM."""
         try:
-            children = psutil.Process(self._driver.pid).children(recursive=True)
+            driver = psutil.Process(self._driver.pid)
+            children = driver.children(recursive=True)
         except psutil.NoSuchProcess:
             return
-        for child in children:
-            if child.name() == "java":
-                child.send_signal(SIGKILL)
+        for process in [child for child in children if child.name() == "java"] or [driver]:
+            process.send_signal(SIGKILL)
 
     def _kill_minio(self) -> None:
         self._server.kill()
