@@ -23,7 +23,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tests.oracle import glom, mover, order_buffer, window_state, zero_rows
 
-from tidegate.checkpoints import canonical_json, lease, manifest, shared_documents, slot_log
+from tidegate.checkpoints import (
+    canonical_json,
+    checkpoint_specs,
+    lease,
+    manifest,
+    shared_documents,
+    slot_log,
+)
 from tidegate.checkpoints.canonical_json import sha256_of_bytes
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.store import PreconditionFailedError, Store
@@ -36,6 +43,7 @@ from tidegate.jobs.sinks.output_tables import (
     build_table_schema,
 )
 from tidegate.jobs.spec.pipeline import PipelineSpec
+from tidegate.jobs.spec.source_options import mask_secrets
 from tidegate.jobs.splice import tables_at_head
 from tidegate.jobs.streams import row_history
 
@@ -254,6 +262,17 @@ def _schema_of(spec: PipelineSpec, table: str) -> pa.Schema:
     return _SCHEMAS[key][1]
 
 
+_MASKED: dict[int, tuple[PipelineSpec, PipelineSpec]] = {}
+
+
+def _mask_once(spec: PipelineSpec) -> PipelineSpec:
+    if len(_MASKED) > 1000:  # also specs that were read, which live for a moment
+        _MASKED.clear()
+    if id(spec) not in _MASKED:
+        _MASKED[id(spec)] = spec, mask_secrets(spec)
+    return _MASKED[id(spec)][1]
+
+
 _DIGEST, _CANONICAL = _OnceEach(PipelineSpec.digest), _OnceEach(PipelineSpec.canonical_json)
 _BYTES = _OnceEach(manifest.Manifest.to_bytes)
 _RECORD, _JSON, _SHA = (
@@ -297,6 +316,7 @@ _SHORTCUTS: tuple[tuple[object, str, object], ...] = (
     ),
     (manifest.Manifest, "to_bytes", _BYTES),
     (canonical_json, "_refuse_foreign_keys", lambda value: None),
+    (checkpoint_specs, "mask_secrets", _mask_once),
     (PipelineSpec, "digest", _DIGEST),
     (PipelineSpec, "canonical_json", _CANONICAL),
 )

@@ -126,6 +126,7 @@ class LandedFeed(ObjectFeed):
         super().__init__(name, spec, world)
         self._origin: list[dict[str, Any]] = []
         self._ended = False
+        self._batches: list[tuple[int, int]] = []  # as the query's folder has them
         self._disk = TemporaryDirectory(prefix="tidegate-sim-")
 
     def append(self, *rows: Mapping[str, Any], partition: str = "0") -> None:
@@ -154,16 +155,15 @@ class LandedFeed(ObjectFeed):
                     clock.sleep(0.5)
 
     def _plan_batch(self, log: LandingLog) -> tuple[int, int, int] | None:
-        folder, newest, end = log.spark_folder / "offsets", log.newest_committed_batch(), 0
-        planned = max((int(file.name) for file in folder.glob("[0-9]*")), default=-1)
-        if planned >= 0:
-            start, end = json.loads((folder / str(planned)).read_text())
-            if planned > newest:
-                return planned, start, end
+        planned = len(self._batches) - 1
+        start, end = self._batches[-1] if self._batches else (0, 0)
+        if planned > log.newest_committed_batch():
+            return planned, start, end
         if end == len(self._origin):
             return None
         upto = min(len(self._origin), end + self.world.rng.randrange(1, 4))
-        _note(folder / str(planned + 1), json.dumps([end, upto]))
+        self._batches.append((end, upto))
+        _note(log.spark_folder / "offsets" / str(planned + 1), json.dumps([end, upto]))
         return planned + 1, end, upto
 
     def close(self) -> None:
