@@ -117,6 +117,8 @@ class _RowsWriter:
             self._flush()
         if self._writer is not None:
             self._writer.close()
+        if error[0] is not None:
+            self._path.unlink(missing_ok=True)  # Spark may run the task again
 
     def add(self, rows: pa.Table) -> None:
         """Take rows behind the others."""

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from decimal import Decimal
+from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.spark.kafka_topics import SENT, spec_of
 from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN
-from tidegate.jobs.spark.json_decoding import parse_objects, split_messages
+from tidegate.jobs.spark import json_decoding
+from tidegate.jobs.spark.json_decoding import _write_range, parse_objects, split_messages
 from tidegate.jobs.spark.kafka_payloads import PARTITION, plan_plain_messages
 
 _SCHEMA: Final = pa.schema(
@@ -145,6 +149,32 @@ def test_plain_messages_become_rows_with_their_envelope() -> None:
     assert odd["value"].to_pylist() == [values[1].encode()]
     broken = batch.set_column(0, "key", pa.array([b"\xff", b"bob"]))
     assert split_messages(broken, plan)[1].num_rows == 2
+
+
+def test_a_task_that_fails_leaves_no_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark may run it again, and every row would be there twice."""
+    monkeypatch.setattr(json_decoding, "_ROW_GROUP", 1)
+    plan = plan_plain_messages(spec_of(kafka={"headers": {}, "key": None, "timestamp": None}))
+    assert plan is not None
+    batch = pa.record_batch(
+        {
+            "value": [b'{"n":1}', b'{"n":""}'],
+            "partition": pa.array([0, 0], pa.int32()),
+            "offset": [0, 1],
+        }
+    )
+
+    def fail_behind(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from batches
+        raise OSError("No space left on device")
+
+    _write_range(iter([batch]), plan, tmp_path)
+    assert sum(pq.read_metadata(file).num_rows for file in tmp_path.iterdir()) == 2
+    again = tmp_path / "again"
+    again.mkdir()
+    with pytest.raises(OSError, match="No space"):
+        _write_range(fail_behind(iter([batch])), plan, again)
+    assert not [*again.iterdir()]
 
 
 @pytest.mark.parametrize("kind", ["float", "binary"])
