@@ -10,7 +10,7 @@ DEMO_ARGS = $(if $(DAYS),--days $(DAYS)) $(if $(START),--start $(START)) $(if $(
 TOOLS = $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/tidegate/bin
 LOCK = uv pip compile --universal --generate-hashes --no-emit-index-url --python-version 3.11 --extra demo --extra kafka --extra postgres --group dev pyproject.toml -o requirements.lock
 
-# Some images tell Python to keep no bytecode. Then each process compiles what it imports, for seconds.
+# Some images tell Python to keep no bytecode. Then each process compiles all that it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help

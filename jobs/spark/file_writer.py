@@ -173,7 +173,7 @@ class FileWriter:
 
 
 def _select_repeating_columns(rows: pa.Table) -> list[str] | bool:
-    """Return the columns that get a dictionary: building one for others takes a third of the time.
+    """Return the columns that get a dictionary; for others Arrow builds one and gives it up.
 
     True for few rows, and for lists and structs, whose columns in the file have other names.
     """
