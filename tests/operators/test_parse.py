@@ -43,20 +43,25 @@ sources:
 supervision: {{sweep: "{cron}"}}
 """
 
-# Measured beyond what Airflow imports by itself for any DAG file with these base classes.
+# Counted beyond what Airflow imports by itself for any DAG file with these base classes. Calls are
+# counted, not seconds: other work on the machine does not change their number.
 _MEASURE = """
-import sys, time, json
-yardstick = time.process_time()
+import sys, json
+calls = 0
+def count_call(frame, event, argument):
+    global calls
+    calls += event in ("call", "c_call")
+sys.setprofile(count_call)
 import airflow.providers.standard.operators.trigger_dagrun
 from airflow.sdk import DAG, Asset, AssetWatcher, BaseOperator, Param, RetryRule
 from airflow.triggers.base import BaseEventTrigger
-before, begun = set(sys.modules), time.process_time()
+before, airflow_calls = set(sys.modules), calls
 from tidegate.operators.factory import build_dags
-imported = time.process_time()
 dags = build_dags(sys.argv[1])
-built = time.process_time()
+share = (calls - airflow_calls) / airflow_calls
+sys.setprofile(None)
 import tidegate.operators.plugin
-print(json.dumps([(built - begun) / (begun - yardstick), sorted(set(sys.modules) - before), sorted(dags)]))
+print(json.dumps([share, sorted(set(sys.modules) - before), sorted(dags)]))
 """
 
 
@@ -71,7 +76,7 @@ def _swept(dag: DAG) -> list[str]:
 
 
 def _measure(folder: Path) -> tuple[float, list[str], list[str]]:
-    """Processor time of import and build, as a share of what Airflow itself needs.
+    """Calls of import and build, as a share of those that Airflow itself needs.
 
     The modules that came along; the DAGs.
     """
@@ -87,24 +92,12 @@ def _measure(folder: Path) -> tuple[float, list[str], list[str]]:
     return share, modules, dags
 
 
-def _least(folder: Path, limit: float) -> tuple[float, list[str], list[str]]:
-    """The first measurement within the limit, or the last of three.
-
-    Other work on the machine does not count.
-    """
-    for _ in range(3):
-        found = _measure(folder)
-        if found[0] < limit:
-            break
-    return found
-
-
 @pytest.mark.airflow
 def test_parsing_imports_nothing_heavy() -> None:
-    """The demo's DAGs need a fifth of Airflow's own time at most, and no heavy package comes along,
+    """The demo's DAGs need a fifth of Airflow's own calls at most, and no heavy package comes along,
     also not by the plugin.
     """
-    share, modules, dags = _least(REPOSITORY / "dags" / "pipelines", 0.2)
+    share, modules, dags = _measure(REPOSITORY / "dags" / "pipelines")
     packages = {name.partition(".")[0] for name in modules}
     assert packages.isdisjoint(HEAVY), packages & set(HEAVY)
     kinds = ("stream", "stop", "recover", "pin", "abort_barrier", "quality", "maintain")
@@ -113,13 +106,13 @@ def test_parsing_imports_nothing_heavy() -> None:
 
 
 @pytest.mark.airflow
-def test_a_hundred_pipelines_parse_in_half_of_airflow_s_own_time(tmp_path: Path) -> None:
-    """The cost per pipeline stays small enough for a folder of a hundred."""
+def test_a_hundred_pipelines_parse_with_few_calls(tmp_path: Path) -> None:
+    """A folder of a hundred needs at most 1.2 times the calls of Airflow itself."""
     for number in range(100):
         _write(tmp_path, f"p{number:03}")
-    share, _, dags = _least(tmp_path, 0.5)
+    share, _, dags = _measure(tmp_path)
     assert len(dags) == 601
-    assert share < 0.5
+    assert share < 1.2
 
 
 def test_a_broken_spec_leaves_the_others_alone(tmp_path: Path) -> None:
