@@ -143,6 +143,8 @@ def test_a_submitted_driver_is_supervised(supervise: Callable[[str], Supervised]
     assert stream.exit_codes() == []
     print(f"submitted: kill -9 to the next sealed epoch: {stream.kill_driver():.1f} s")  # noqa: T201
     assert stream.finish() == "success"
+    # The task is green when the sources have ended; spark-submit's JVM ends after its driver.
+    _until(lambda: len(stream.exit_codes()) == 2, 60)
     assert stream.exit_codes() == ["137", "0"]
 
 
