@@ -25,6 +25,7 @@ from tidegate.errors import ConfigurationError
 from tidegate.jobs.spec.job_spec import JobSpec
 from tidegate.jobs.spec.loader import load_any_spec
 from tidegate.jobs.spec.operations import SubmitSpec
+from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.json_types import JsonObject, JsonView
 
 from .store_access import StoreAccess, build_child_environment, get_tidegate_home
@@ -134,16 +135,20 @@ class LocalLauncher:
         self, stem: Path, access: StoreAccess, arguments: Sequence[str]
     ) -> tuple[list[str], dict[str, str]]:
         """The command and its environment, in which alone secrets travel."""
-        command = self._command or [sys.executable, "-m", _choose_module(arguments[0])]
+        command = self._command or [sys.executable, "-m", _find_driver_module(arguments[0])]
         return [*command, *arguments], build_child_environment(access)
 
 
-def _choose_module(spec: str) -> str:
+def _find_driver_module(path: str) -> str:
     """Return the program that runs a spec. A broken spec is reported by the driver, in its log."""
     with suppress(ConfigurationError):
-        if isinstance(load_any_spec(spec), JobSpec):
-            return "tidegate.jobs.sealed_queries"
-    return "tidegate.jobs.driver"
+        return choose_driver_module(load_any_spec(path))
+    return choose_driver_module(None)
+
+
+def choose_driver_module(spec: PipelineSpec | JobSpec | None) -> str:
+    """Return the program that drives a pipeline or a job."""
+    return f"tidegate.jobs.{'sealed_queries' if isinstance(spec, JobSpec) else 'driver'}"
 
 
 def make_launcher(submit: JsonView | None) -> LocalLauncher:

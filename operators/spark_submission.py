@@ -25,14 +25,21 @@ from pathlib import Path
 from typing import Any
 
 from tidegate.errors import FailureClass, TidegateError
-from tidegate.jobs.spec.loader import load_spec
-from tidegate.jobs.spec.operations import SubmitSpec, add_connector_jars
+from tidegate.jobs.spec.job_spec import JobSpec
+from tidegate.jobs.spec.loader import load_any_spec
+from tidegate.jobs.spec.operations import (
+    SparkSpec,
+    SubmitSpec,
+    add_bucket_jars,
+    add_connector_jars,
+)
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
-from .errors import NO_KUBERNETES, NO_SPARK_SUBMIT, SUBMIT_MODE, SUBMIT_UPLOAD
+from .driver_launch import choose_driver_module
+from .errors import JOB_IN_CLUSTER, NO_KUBERNETES, NO_SPARK_SUBMIT, SUBMIT_MODE, SUBMIT_UPLOAD
 from .store_access import StoreAccess, build_child_environment
 
-_APP_SOURCE = 'import runpy\n\nrunpy.run_module("tidegate.jobs.driver", run_name="__main__")\n'
+_APP_SOURCE = 'import runpy\n\nrunpy.run_module("{module}", run_name="__main__")\n'
 _DRIVER_ENV_PREFIXES = {
     "yarn": "spark.yarn.appMasterEnv.",
     "k8s": "spark.kubernetes.driverEnv.",
@@ -79,7 +86,7 @@ def submit_driver(stem: Path, options: SubmitSpec, spec: Path, driver_arguments:
     Args:
         stem: path without its ending for the application and the properties file.
         options: connection, packages and settings.
-        spec: the pipeline's spec.
+        spec: of the pipeline or job.
         driver_arguments: of the driver, after the spec.
 
     Raises:
@@ -91,16 +98,17 @@ def submit_driver(stem: Path, options: SubmitSpec, spec: Path, driver_arguments:
     from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
     from airflow.sdk.exceptions import AirflowException
 
-    pipeline = load_spec(spec)
+    driven = load_any_spec(spec)
     connection = SparkSubmitHook.get_connection(options.conn_id)
-    cluster = find_cluster_kind(connection, pipeline, options)
+    cluster = find_cluster_kind(connection, driven, options)
     environment = build_child_environment(StoreAccess(os.environ["TIDEGATE_STORE"]))
-    conf = {**add_connector_jars(pipeline).conf, **options.conf}
+    settings = _build_spark_settings(driven)
+    conf = {**settings.conf, **options.conf}
     more: dict[str, Any] = {"application_args": [str(spec), *driver_arguments]}
     if cluster is None:
         # The driver runs here, in the JVM that spark-submit starts, on this Python.
         environment = {"PYSPARK_PYTHON": sys.executable, **environment}
-        jvm_options = filter(None, (pipeline.spark.jvm_options, conf.get(_JVM_OPTIONS)))
+        jvm_options = filter(None, (settings.jvm_options, conf.get(_JVM_OPTIONS)))
         here = _LOOPBACK if str(connection.host).startswith("local") else {}
         conf = {**here, **conf, _JVM_OPTIONS: " ".join(jvm_options)}
     else:
@@ -108,18 +116,18 @@ def submit_driver(stem: Path, options: SubmitSpec, spec: Path, driver_arguments:
         more = {
             "application_args": [spec.name, *driver_arguments],
             "files": str(spec),
-            "properties_file": _write_private_properties(stem, cluster, pipeline, environment),
+            "properties_file": _write_private_properties(stem, cluster, driven, environment),
         }
     app = stem.with_suffix(".app.py")
-    app.write_text(_APP_SOURCE, "utf-8")
+    app.write_text(_APP_SOURCE.format(module=choose_driver_module(driven)), "utf-8")
     environment["PATH"] = _list_program_folders(environment)
     try:
         hook = SparkSubmitHook(
             conn_id=options.conn_id,
             conf={name: value for name, value in conf.items() if value},
             py_files=",".join(options.py_files) or None,
-            name=f"tidegate-{pipeline.name}",
-            driver_memory=pipeline.spark.driver_memory,
+            name=f"tidegate-{driven.name}",
+            driver_memory=settings.driver_memory,
             **more,
         )
     except (NameError, RuntimeError) as error:
@@ -139,22 +147,35 @@ def submit_driver(stem: Path, options: SubmitSpec, spec: Path, driver_arguments:
     return 0
 
 
-def find_cluster_kind(connection: Any, pipeline: PipelineSpec, options: SubmitSpec) -> str | None:
+def _build_spark_settings(driven: PipelineSpec | JobSpec) -> SparkSpec:
+    """Memory, JVM options and settings of the driver, with the jars that it needs."""
+    if isinstance(driven, PipelineSpec):
+        return add_connector_jars(driven)
+    jars = add_bucket_jars(driven.conf) if driven.checkpoint.location == "bucket" else {}
+    memory = driven.conf.get("spark.driver.memory", "1g")  # Spark's own default
+    return SparkSpec(driver_memory=memory, conf={**driven.conf, **jars})
+
+
+def find_cluster_kind(
+    connection: Any, driven: PipelineSpec | JobSpec, options: SubmitSpec
+) -> str | None:
     """Return `yarn` or `k8s` in cluster mode; None in client mode.
 
     Raises:
-        ConfigurationError: the master takes no driver in cluster mode, or a setting for it is
-            missing.
+        ConfigurationError: the master takes no driver in cluster mode, a setting for it is missing,
+            or the driver is that of a job.
     """
     if connection.extra_dejson.get("deploy-mode") != "cluster":
         return None
+    if isinstance(driven, JobSpec):
+        raise JOB_IN_CLUSTER(pipeline=driven.name, conn_id=options.conn_id)
     # A connection made in Airflow's UI has the type `spark` and the master as its host.
     master = str(connection.host if connection.conn_type == "spark" else connection.conn_type)
     kind = next((kind for kind in _DRIVER_ENV_PREFIXES if master.startswith(kind)), None)
     if kind is None:
         raise SUBMIT_MODE(master=master, conn_id=options.conn_id)
-    if kind == "k8s" and _UPLOAD_SETTING not in {**pipeline.spark.conf, **options.conf}:
-        raise SUBMIT_UPLOAD(pipeline=pipeline.name, setting=_UPLOAD_SETTING)
+    if kind == "k8s" and _UPLOAD_SETTING not in {**driven.spark.conf, **options.conf}:
+        raise SUBMIT_UPLOAD(pipeline=driven.name, setting=_UPLOAD_SETTING)
     return kind
 
 
@@ -169,7 +190,7 @@ def _print_log_lines_only() -> None:
 
 
 def _write_private_properties(
-    stem: Path, cluster: str, pipeline: PipelineSpec, environment: Mapping[str, str]
+    stem: Path, cluster: str, driven: PipelineSpec | JobSpec, environment: Mapping[str, str]
 ) -> str:
     """Write a properties file with the driver's environment, readable by its owner only.
 
@@ -182,7 +203,7 @@ def _write_private_properties(
             output.write(defaults.read_text("utf-8") + "\n")
         output.writelines(
             f"{_DRIVER_ENV_PREFIXES[cluster]}{name} {_escape_property(value)}\n"
-            for name, value in _select_driver_environment(pipeline, environment).items()
+            for name, value in _select_driver_environment(driven, environment).items()
         )
     return str(file)
 
@@ -193,10 +214,10 @@ def _locate_spark_defaults(environment: Mapping[str, str]) -> Path:
 
 
 def _select_driver_environment(
-    pipeline: PipelineSpec, environment: Mapping[str, str]
+    driven: PipelineSpec | JobSpec, environment: Mapping[str, str]
 ) -> dict[str, str]:
     """The variables that the driver needs: tidegate's, and what the spec names as `env:NAME`."""
-    named = set(re.findall(r'"env:([^"]+)"|\$\{(\w+)\}', pipeline.canonical_json()))
+    named = set(re.findall(r'"env:([^"]+)"|\$\{(\w+)\}', driven.model_dump_json()))
     names = {name for pair in named for name in pair}
     return {
         name: value

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tidegate.checkpoints.manifest import Manifest
     from tidegate.checkpoints.slot_log import SlotLog
     from tidegate.jobs.driver.landing_log import LandingLog
+    from tidegate.jobs.sealed_queries.job_run import JobOptions
     from tidegate.jobs.spec.job_spec import JobSpec
     from tidegate.jobs.spec.pipeline import PipelineSpec
 
@@ -81,10 +82,27 @@ def run_in_foreground(
 
     # Before the heavy imports below: a wrong name or address is reported at once.
     pipeline, url = arguments.find_any_spec(spec), arguments.resolve_store_url(store)
+    # A person's run ends an earlier `tidegate stop`; a standby driver's does not.
+    asked_by = None if standby else arguments.get_user_name()
     if isinstance(pipeline, JobSpec):
-        if until_idle is not None or until_end or epochs is not None or standby:
+        if until_idle is not None or until_end or epochs is not None:
             raise NOT_FOR_JOBS(pipeline=pipeline.name)
-        _run_job(pipeline, Path(arguments.resolve_spec_path(spec)), url, recover_to, work, quiet)
+        from tidegate.jobs.sealed_queries import job_run
+        from tidegate.jobs.sealed_queries.job_location import find_jobs_home
+
+        path = Path(arguments.resolve_spec_path(spec))
+        _run_job(
+            pipeline,
+            job_run.JobOptions(
+                store_url=url,
+                script=job_run.find_script(pipeline, path),
+                recover_to=recover_to,
+                standby=standby,
+                asked_by=asked_by,
+                home=work or find_jobs_home(),
+                on_seal=(lambda _manifest: None) if quiet else _print_batch,
+            ),
+        )
         return
     if until_end and (topics := [n for n, one in pipeline.sources.items() if one.kafka]):
         raise NO_END(pipeline=pipeline.name, sources=", ".join(topics))
@@ -98,30 +116,18 @@ def run_in_foreground(
         until=EndConditions(until_idle, epochs),
         recover_to=recover_to,
         standby=standby,
-        # A person's run ends an earlier `tidegate stop`; a standby driver's does not.
-        asked_by=None if standby else arguments.get_user_name(),
+        asked_by=asked_by,
         work=work,
         ends_input=until_end,
     )
     run_in_terminal(pipeline, options, quiet=quiet)
 
 
-def _run_job(
-    job: JobSpec, path: Path, url: str, recover_to: str, work: Path | None, quiet: bool
-) -> None:
+def _run_job(job: JobSpec, options: JobOptions) -> None:
     from tidegate.jobs.driver.log_output import configure_logs
     from tidegate.jobs.sealed_queries import job_run
-    from tidegate.jobs.sealed_queries.job_location import find_jobs_home
 
     configure_logs(json=False)
-    options = job_run.JobOptions(
-        store_url=url,
-        script=job_run.find_script(job, path),
-        recover_to=recover_to,
-        asked_by=arguments.get_user_name(),
-        home=work or find_jobs_home(),
-        on_seal=(lambda _manifest: None) if quiet else _print_batch,
-    )
     outcome = job_run.run_job_until_end(job, options)
     output.print_line(f"{job.name} {outcome.state}: {outcome.why}")
 

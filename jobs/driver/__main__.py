@@ -24,6 +24,12 @@ SpecArgument = Annotated[Path, typer.Argument(help="the YAML file of the pipelin
 StoreOption = Annotated[
     str, typer.Option(help="s3://bucket/prefix or a folder", envvar="TIDEGATE_STORE")
 ]
+StandbyOption = Annotated[
+    bool, typer.Option(help="wait, with the imports done, until the lease is free")
+]
+EndsWhenStoppedOption = Annotated[
+    bool, typer.Option(help="a standby ends when the pipeline is stopped")
+]
 RecoverOption = Annotated[str, typer.Option(help="latest, latest_healthy or a checkpoint id")]
 
 
@@ -49,12 +55,8 @@ def drive_pipeline(
         float | None, typer.Option(help="end after this many seconds without a row")
     ] = None,
     epochs: Annotated[int | None, typer.Option(help="end after this many sealed epochs")] = None,
-    standby: Annotated[
-        bool, typer.Option(help="wait, with Spark warm, until the lease is free")
-    ] = False,
-    ends_when_stopped: Annotated[
-        bool, typer.Option(help="a standby ends when the pipeline is stopped")
-    ] = False,
+    standby: StandbyOption = False,
+    ends_when_stopped: EndsWhenStoppedOption = False,
 ) -> None:
     """Drive one pipeline until it is stopped or finished."""
     with report_bad_spec():

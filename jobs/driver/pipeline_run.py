@@ -33,9 +33,7 @@ from tenacity.nap import sleep_using_event
 from tidegate import __version__
 from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.driver_requests import (
-    DesiredState,
     read_desired_state,
-    set_desired_state,
 )
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 from tidegate.checkpoints.lease import Lease
@@ -45,7 +43,7 @@ from tidegate.checkpoints.pipeline_identity import ensure_identity, read_identit
 from tidegate.checkpoints.s3_store import list_bucket_hazards
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store, StoreDeniedError, require_honest_store
-from tidegate.errors import FencedError, PoisonError, TidegateError, TransientError
+from tidegate.errors import PoisonError, TidegateError, TransientError
 from tidegate.jobs.engine.epoch_engine import (
     Engine,
     EngineRuntime,
@@ -81,7 +79,7 @@ from .status_reporter import DriverSteps, FreshnessMeter, StatusReporter
 _log = structlog.get_logger("tidegate.driver")
 
 _START_PATIENCE = 600.0  # seconds; then exit as transient and let the supervisor decide
-_ENDED_BEFORE_LEASE = RunOutcome(
+ENDED_BEFORE_LEASE = RunOutcome(
     "stopped", "a signal asked for it, before it was this one's turn to drive"
 )
 # Seconds to publish what is sealed. What is not published by then is left to the next driver.
@@ -208,7 +206,7 @@ def _run_when_wanted(run: RunContext) -> RunOutcome:
     unjudged = require_no_mistakes(spec)
     # Before Spark starts: a stopped pipeline costs one request now and then, and no memory.
     if not election.wait_until_wanted():
-        return _ENDED_BEFORE_LEASE
+        return ENDED_BEFORE_LEASE
     with (
         contextlib.closing(InputView(run.store, spec, run.work)) as view,
         _start_mover(run, view, unjudged) as wait_for_mover,
@@ -223,9 +221,12 @@ def _run_when_wanted(run: RunContext) -> RunOutcome:
             _log.info("standing_by", pipeline=spec.name)
         lease = election.acquire_lease(uid)
         if lease is None:
-            return _ENDED_BEFORE_LEASE
+            return ENDED_BEFORE_LEASE
         with contextlib.closing(DriverSession(run, view, uid, lease)) as session:
-            return session.run_to_end(wait_for_mover)
+            outcome = session.run_to_end(wait_for_mover)
+            if outcome.state == "finished":
+                election.note_finished(lease, outcome.why)
+            return outcome
 
 
 @contextlib.contextmanager
@@ -397,27 +398,7 @@ class DriverSession:
                 epochs=self._publisher.lags,
                 advice="the next driver publishes them",
             )
-        if run.options.standby and outcome.state == "finished":
-            self._keep_standbys_away(outcome)
         return outcome
-
-    def _keep_standbys_away(self, outcome: RunOutcome) -> None:
-        """Note that no driver is wanted, if the store answers: a finished run stays finished.
-
-        Without the note the next standby takes the lease, finds nothing to do, and finishes too.
-        Nothing is noted without the lease: the next driver, or a restore, may be wanted by then.
-        """
-        stopped, name = DesiredState.STOPPED, self._run.spec.name
-
-        def note() -> None:
-            """Note it with the lease."""
-            self._steps.lease.ensure_held()
-            set_desired_state(self._run.store, name, stopped, who="driver", why=outcome.why)
-
-        try:
-            self._run.retry(note)
-        except (TransientError, FencedError, StoreDeniedError) as error:
-            _log.warning("still_wanted", pipeline=name, error=str(error))
 
     def _collect_live_facts(self) -> dict[str, object]:
         """Return the state of sinks and sources, and touch the file of the liveness probe.

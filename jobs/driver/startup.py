@@ -46,7 +46,7 @@ from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.checkpoints.restore import commit_restore, plan_restore
 from tidegate.checkpoints.slot_log import SlotLog
-from tidegate.checkpoints.store import Store
+from tidegate.checkpoints.store import Store, StoreDeniedError
 from tidegate.checkpoints.verify import (
     CheckpointVerdict,
     Verification,
@@ -170,6 +170,26 @@ class LeaderElection:
                 if self._retry(self._is_wanted):
                     giving_back.pop_all()
                     return lease
+
+    def note_finished(self, lease: Lease, why: str) -> None:
+        """Note that no driver is wanted, if this is a standby and the store answers.
+
+        Without the note the next standby takes the lease, finds nothing to do, and finishes too.
+        Nothing is noted without the lease: the next driver, or a restore, may be wanted by then.
+        """
+        store, name, stopped = self._store, self._pipeline, DesiredState.STOPPED
+
+        def note() -> None:
+            """Note it with the lease."""
+            lease.ensure_held()
+            set_desired_state(store, name, stopped, who="driver", why=why)
+
+        if not self._standby:
+            return
+        try:
+            self._retry(note)
+        except (TransientError, FencedError, StoreDeniedError) as error:
+            _log.warning("still_wanted", pipeline=name, error=str(error))
 
     def _acquire_with_retry(self, uid: str) -> Lease:
         acquire = partial(

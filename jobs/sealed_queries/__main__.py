@@ -8,8 +8,10 @@ from __future__ import annotations
 import typer
 
 from tidegate.jobs.driver.__main__ import (
+    EndsWhenStoppedOption,
     RecoverOption,
     SpecArgument,
+    StandbyOption,
     StoreOption,
     report_bad_spec,
 )
@@ -22,13 +24,25 @@ from tidegate.jobs.spec.loader import load_any_spec
 from .job_run import JobOptions, find_script, run_job_until_end
 
 
-def drive_job(spec: SpecArgument, store: StoreOption, recover_to: RecoverOption = "latest") -> None:
+def drive_job(
+    spec: SpecArgument,
+    store: StoreOption,
+    recover_to: RecoverOption = "latest",
+    standby: StandbyOption = False,
+    ends_when_stopped: EndsWhenStoppedOption = False,
+) -> None:
     """Drive one job until it is stopped or finished."""
     with report_bad_spec():
         job = load_any_spec(spec)
         if not isinstance(job, JobSpec):
             raise OTHER_KIND(pipeline=job.name, found="job", given="pipeline")
-        options = JobOptions(store, find_script(job, spec), recover_to)
+        options = JobOptions(
+            store_url=store,
+            script=find_script(job, spec),
+            recover_to=recover_to,
+            standby=standby,
+            ends_when_stopped=ends_when_stopped,
+        )
     with ship_log(store, job.name):
         code = run_to_exit_code(job.name, lambda: run_job_until_end(job, options))
     raise typer.Exit(code)

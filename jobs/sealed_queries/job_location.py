@@ -12,9 +12,11 @@ import os
 import shutil
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+from urllib.parse import urlsplit
 
 import structlog
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -22,9 +24,11 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from tidegate.checkpoints.batch_notes import BatchNotes
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.pipeline_identity import ProcessIdentity
+from tidegate.checkpoints.s3_store import S3Settings
 from tidegate.checkpoints.slot_log import LogHead
 from tidegate.checkpoints.store import Store
 from tidegate.errors import TidegateError
+from tidegate.jobs.spark.staging import build_s3a_settings
 
 from .batch_objects import QueryObjects, restore_files
 from .checkpoint_files import SINK_LOG, list_uncommitted_state, replace_schema_paths
@@ -35,6 +39,13 @@ _OWNERS_FILE = "owners.json"
 _OWNERS = TypeAdapter(list[ProcessIdentity])
 _OWNER_ENDS_WITHIN = 30.0  # seconds; a JVM ends itself when its Python is gone
 _KEPT_FOLDERS = 3  # of one job on one host, and in the bucket
+_STREAMING: Final = "spark.sql.streaming"
+_BUCKET_SETTINGS: Final = {
+    # A checksum file per file doubles the requests; S3 and its clients check the bytes themselves.
+    f"{_STREAMING}.checkpoint.fileChecksum.enabled": "false",
+    # Each batch is listed and sealed at once, and Spark's default of 100 makes long lists.
+    f"{_STREAMING}.minBatchesToRetain": "20",
+}
 
 _log = structlog.get_logger("tidegate.job")
 
@@ -203,10 +214,39 @@ def find_jobs_home() -> Path:
     return Path(home).absolute() / "jobs"
 
 
+def is_submitted() -> bool:
+    """Return whether spark-submit has started this process, as a child of its JVM."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
 def get_jvm_pid(session: Any) -> int | None:
-    """Return the pid of the JVM that PySpark has started; None if it was started elsewhere."""
+    """Return the pid of the JVM of this driver; None if it was started elsewhere."""
+    if is_submitted():
+        return os.getppid()
     process = getattr(session.sparkContext._gateway, "proc", None)
     return process.pid if process is not None else None
+
+
+def set_bucket_access(session: Any, address: str, own: Mapping[str, str]) -> None:
+    """Let queries that start in a session from now on keep their checkpoints at an address.
+
+    S3A's settings are those of this bucket alone: the script may use other buckets in another way.
+    They reach Spark as settings of the session, never as arguments of a process.
+
+    Args:
+        session: PySpark's.
+        address: ``s3a://bucket/...``.
+        own: settings of the job, which win.
+    """
+    bucket = urlsplit(address).netloc
+    access = build_s3a_settings(S3Settings.from_environment(bucket))
+    here = {
+        key.replace("fs.s3a.", f"fs.s3a.bucket.{bucket}.", 1): value
+        for key, value in access.items()
+    }
+    for key, value in {**here, **_BUCKET_SETTINGS}.items():
+        if key not in own:
+            session.conf.set(key, value)
 
 
 def _have_owners_ended(folder: Path) -> bool:

@@ -37,16 +37,16 @@ from tidegate.jobs.driver.epoch_loop import RunOutcome
 from tidegate.jobs.driver.error_classification import classify_error
 from tidegate.jobs.driver.errors import OTHER_KIND, UNEXPECTED
 from tidegate.jobs.driver.housekeeping import Housekeeper
-from tidegate.jobs.driver.pipeline_run import open_run
+from tidegate.jobs.driver.pipeline_run import ENDED_BEFORE_LEASE, open_run
 from tidegate.jobs.driver.startup import LeaderElection, select_head
 from tidegate.jobs.driver.status_reporter import DriverSteps, StatusReporter
 from tidegate.jobs.sinks.lineage_position import FollowerPosition, describe_restore
 from tidegate.jobs.spark.spark_session import build_archive_options, extract_cause
 from tidegate.jobs.spec.job_spec import JobSpec, is_query_name
+from tidegate.jobs.spec.operations import add_bucket_jars
 from tidegate.json_types import JsonObject
 
 from .batch_sealer import BatchSealer, JobAuthor, SealedQuery
-from .bucket_settings import add_bucket_jars, set_bucket_access
 from .checkpoint_adoption import adopt_checkpoint
 from .checkpoint_files import find_running_batch, read_query_id
 from .checkpoint_folder import BucketFolder, HostFolder
@@ -68,7 +68,9 @@ from .job_location import (
     describe_location,
     find_jobs_home,
     get_jvm_pid,
+    is_submitted,
     open_location,
+    set_bucket_access,
 )
 from .launch_lineage import LaunchLineage
 from .seal_loop import SealLoop, SparkListener, SparkReports, is_bucket_away
@@ -103,6 +105,8 @@ class JobOptions:
         store_url: ``s3://bucket/prefix`` or a folder.
         script: path of the script.
         recover_to: ``latest``, ``latest_healthy`` or a checkpoint id.
+        standby: wait, with PySpark imported, until the lease is free and the job should run.
+        ends_when_stopped: a standby ends when the job is stopped.
         asked_by: the person who starts this run. The run then clears an earlier ``tidegate stop``.
         home: folder of the checkpoint folders of all jobs on this host; by default that of
             `find_jobs_home`.
@@ -112,6 +116,8 @@ class JobOptions:
     store_url: str
     script: Path
     recover_to: str = "latest"
+    standby: bool = False
+    ends_when_stopped: bool = False
     asked_by: str | None = None
     home: Path = field(default_factory=find_jobs_home)
     on_seal: Callable[[Manifest], None] = lambda _manifest: None
@@ -144,17 +150,32 @@ def run_job_until_end(spec: JobSpec, options: JobOptions) -> RunOutcome:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         home = options.home / spec.name
         home.mkdir(parents=True, exist_ok=True)
-        alive = home / "alive"
-        election = LeaderElection(store, spec.name, stop, retry, standby=False, alive=alive)
+        election = LeaderElection(
+            store,
+            spec.name,
+            stop,
+            retry,
+            standby=options.standby,
+            alive=home / "alive",
+            ends_when_stopped=options.ends_when_stopped,
+        )
         if options.asked_by is not None:
             election.clear_stop(options.asked_by)
-        election.wait_until_wanted()
+        if not election.wait_until_wanted():
+            return ENDED_BEFORE_LEASE
         retry(require_honest_store, store)
         uid = retry(ensure_identity, store, spec.name)
+        if options.standby:
+            import pyspark.sql  # noqa: F401 - it takes a second, which a take-over then saves
+
+            _log.info("standing_by", pipeline=spec.name)
         lease = election.acquire_lease(uid)
-        assert lease is not None  # noqa: S101 - only a standby ends without one
+        if lease is None:
+            return ENDED_BEFORE_LEASE
         with contextlib.closing(JobSession(spec, options, store, lease, uid, stop)) as session:
             outcome = session.run_to_end()
+            if outcome.state == "finished":
+                election.note_finished(lease, outcome.why)
     _log.info("ended", pipeline=spec.name, state=outcome.state, why=outcome.why)
     return outcome
 
@@ -375,11 +396,11 @@ class JobSession:
             raise OTHER_KIND(pipeline=self._spec.name, found="pipeline", given="job")
 
     def _prepare_builder(self, builder: Any) -> None:
-        builder.config("spark.master", builder._options.get("spark.master", "local[*]"))
+        builder.config("spark.master", builder._options.get("spark.master", _find_master()))
         for key, value in self._spec.conf.items():
             builder.config(key, value)
         self._refuse_other_master(builder._options["spark.master"])
-        if self._location.bucket is not None:
+        if self._location.bucket is not None and not is_submitted():
             for key, value in add_bucket_jars(builder._options).items():
                 builder.config(key, value)
         given, ours = builder._options.get(_JVM_OPTIONS, ""), build_archive_options()
@@ -527,6 +548,16 @@ class JobSession:
 
     def _fail(self, text: str) -> TidegateError:
         return SCRIPT_FAILED(pipeline=self._spec.name, what="the script", text=text[:500])
+
+
+def _find_master() -> str:
+    """The master of a script that names none: that of spark-submit, or this host."""
+    if not is_submitted():
+        return "local[*]"
+    from pyspark import SparkConf, SparkContext
+
+    SparkContext._ensure_initialized()  # the JVM of spark-submit knows it
+    return SparkConf().get("spark.master", "local[*]")
 
 
 @contextlib.contextmanager

@@ -61,10 +61,7 @@ class JobCheckpointSpec(CheckpointSpec):
 
 
 class JobSpec(SpecModel):
-    """One job: the script stays as it is, and Spark's own rules of event time apply.
-
-    `supervision.submit` and `supervision.standby` are refused.
-    """
+    """One job: the script stays as it is, and Spark's own rules of event time apply."""
 
     api_version: Literal["tidegate/v1"] = Field(default=API_VERSION, alias="apiVersion")
     """Version of this format."""
@@ -104,11 +101,10 @@ class JobSpec(SpecModel):
         return self
 
     @model_validator(mode="after")
-    def _require_local_launch(self) -> Self:
-        if self.supervision.submit is not None or self.supervision.standby:
+    def _require_one_master(self) -> Self:
+        if self.supervision.submit is not None and "spark.master" in self.conf:
             raise ValueError(
-                "supervision: the driver of a job is a process of the worker's host, so it has"
-                " neither submit nor standby"
+                "conf: spark.master is that of the connection which supervision.submit names"
             )
         return self
 

@@ -7,8 +7,8 @@ The sections `outputs:`, `sinks:`, `checkpoint:`, `spark:`, `supervision:`, `qua
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -449,6 +449,7 @@ S3A_EXCLUDES: Final = (  # the bundle, and what Spark has itself
     ),
     *("commons-codec:*", "commons-logging:*"),
 )
+_JAR_LISTS: Final = ("spark.jars", "spark.jars.packages", "spark.jars.excludes")
 
 
 def add_connector_jars(spec: PipelineSpec) -> SparkSpec:
@@ -474,6 +475,18 @@ def build_jar_settings(wanted: Sequence[str], left_out: Sequence[str]) -> dict[s
     if files := os.environ.get("TIDEGATE_SPARK_JARS"):
         return {"spark.jars": files}
     return {"spark.jars.packages": ",".join(wanted), "spark.jars.excludes": ",".join(left_out)}
+
+
+def add_bucket_jars(options: Mapping[str, Any]) -> dict[str, str]:
+    """Return the settings that add the jars of S3A to those of a job, which uses a bucket.
+
+    Empty if the job names hadoop-aws itself, or has these jars already.
+    """
+    given = {key: str(options.get(key) or "") for key in _JAR_LISTS}
+    if any("hadoop-aws" in jars for jars in given.values()):
+        return {}
+    ours = build_jar_settings(S3A, S3A_EXCLUDES)
+    return {key: ",".join(filter(None, (given[key], jars))) for key, jars in ours.items()}
 
 
 def _select_kafka_packages(spec: PipelineSpec) -> tuple[list[str], list[str]]:

@@ -220,6 +220,37 @@ def test_kubernetes_fetches_the_program_from_somewhere(
         submit_driver(spec.parent / "x", SubmitSpec(conn_id="cluster"), spec, ARGUMENTS)
 
 
+JOB = """\
+kind: job
+name: p
+app: clicks.py
+conf: {spark.sql.shuffle.partitions: "8"}
+checkpoint: {location: bucket}
+supervision: {submit: {conn_id: cluster}}
+"""
+
+
+def test_a_job_is_submitted_with_its_settings(spec: Path, submit: Submit) -> None:
+    """Its own driver runs, with the jars of its checkpoints in the bucket and its `conf`."""
+    spec.write_text(JOB)
+    _, line, _ = submit("local")
+    settings = _after(line, "--conf")
+    assert "spark.sql.shuffle.partitions=8" in settings
+    assert any("hadoop-aws" in one for one in settings)
+    assert _after(line, "--driver-memory") == ["1g"]
+    (app,) = (part for part in line if part.endswith(".app.py"))
+    assert "tidegate.jobs.sealed_queries" in Path(app).read_text()
+    assert line[-5:] == [str(spec), *ARGUMENTS]
+
+
+@pytest.mark.parametrize("master", ["yarn-cluster", "k8s"])
+def test_the_driver_of_a_job_stays_on_the_worker(spec: Path, submit: Submit, master: str) -> None:
+    """Its script and its checkpoint folder are there."""
+    spec.write_text(JOB)
+    with pytest.raises(ConfigurationError, match="has deploy mode cluster"):
+        submit(master)
+
+
 def test_kubernetes_needs_its_provider(submit: Submit, monkeypatch: pytest.MonkeyPatch) -> None:
     """The Spark hook's NameError becomes a sentence that names the package."""
     monkeypatch.delattr(spark_submit, "kube_client")

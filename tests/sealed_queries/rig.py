@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -36,6 +36,7 @@ COMBINATIONS: dict[str, dict[str, str]] = {
         "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
     },
 }
+_COMMAND = (sys.executable, "-m", "tidegate.jobs.sealed_queries")
 _PATIENCE = 1200.0  # seconds; the machine may be busy
 # Short runs: a JVM that compiles little, and queries that are interpreted, start sooner.
 _QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"
@@ -112,13 +113,13 @@ class KilledJob:
         """Whether the newest driver has taken the lease; before, a signal makes it fail."""
         return self.token() > self._token_before
 
-    def launch(self) -> subprocess.Popen[bytes]:
-        """Start a driver."""
+    def launch(self, *options: str, command: Sequence[str] = _COMMAND) -> subprocess.Popen[bytes]:
+        """Start a driver by a command, with options of the driver."""
         self._token_before = self.token()
+        arguments = [str(self.folder / "job.yaml"), "--store", self.store_url, *options]
         with (self.folder / "driver.log").open("ab") as log:
-            command = [sys.executable, "-m", "tidegate.jobs.sealed_queries"]
             self.process = subprocess.Popen(
-                [*command, str(self.folder / "job.yaml"), "--store", self.store_url],
+                [*command, *arguments],
                 env=self._environment,
                 stdout=log,
                 stderr=log,

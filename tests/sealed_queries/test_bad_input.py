@@ -394,8 +394,10 @@ def test_a_script_that_waits_for_its_query_leaves_the_error_to_spark(session: Jo
         ({"queries": ["a", "a"]}, "twice"),
         ({"queries": ["a"], "repeatable": ["b"]}, "not one of the queries"),
         ({"queries": ["a b"]}, "queries"),
-        ({"supervision": {"standby": True}}, "standby"),
-        ({"supervision": {"submit": {}}}, "submit"),
+        (
+            {"supervision": {"submit": {}}, "conf": {"spark.master": "local"}},
+            "conf: spark.master is that of the connection",
+        ),
         ({"sources": {}}, "unknown field"),
     ],
 )

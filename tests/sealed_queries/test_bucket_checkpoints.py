@@ -20,7 +20,6 @@ from tidegate.errors import ConfigurationError, PoisonError
 from tidegate.jobs.sealed_queries import batch_objects, checkpoint_adoption, job_location
 from tidegate.jobs.sealed_queries.batch_objects import QueryObjects, restore_files
 from tidegate.jobs.sealed_queries.batch_sealer import SealedQuery
-from tidegate.jobs.sealed_queries.bucket_settings import add_bucket_jars, set_bucket_access
 from tidegate.jobs.sealed_queries.checkpoint_adoption import adopt_checkpoint
 from tidegate.jobs.sealed_queries.checkpoint_files import select_restoring_files
 from tidegate.jobs.sealed_queries.checkpoint_folder import BucketFolder
@@ -28,8 +27,9 @@ from tidegate.jobs.sealed_queries.job_location import (
     JobLocation,
     delete_old_launches,
     open_location,
+    set_bucket_access,
 )
-from tidegate.jobs.spec.operations import S3A
+from tidegate.jobs.spec.operations import S3A, add_bucket_jars
 
 _LAUNCHES = "clicks/launches/"
 
