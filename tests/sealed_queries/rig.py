@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import psutil
@@ -36,7 +36,6 @@ COMBINATIONS: dict[str, dict[str, str]] = {
         "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
     },
 }
-_COMMAND = (sys.executable, "-m", "tidegate.jobs.sealed_queries")
 _PATIENCE = 1200.0  # seconds; the machine may be busy
 # Short runs: a JVM that compiles little, and queries that are interpreted, start sooner.
 _QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"
@@ -113,20 +112,34 @@ class KilledJob:
         """Whether the newest driver has taken the lease; before, a signal makes it fail."""
         return self.token() > self._token_before
 
-    def launch(self, *options: str, command: Sequence[str] = _COMMAND) -> subprocess.Popen[bytes]:
-        """Start a driver by a command, with options of the driver."""
+    def launch(self, *options: str, submitted: bool = False) -> subprocess.Popen[bytes]:
+        """Start a driver with these options, by itself or by spark-submit to a local master."""
         self._token_before = self.token()
+        module = "operators.spark_submission" if submitted else "jobs.sealed_queries"
+        command = [sys.executable, "-m", f"tidegate.{module}"]
+        command += [str(self.folder / "attempt"), '{"conn_id": "here"}'] if submitted else []
         arguments = [str(self.folder / "job.yaml"), "--store", self.store_url, *options]
         with (self.folder / "driver.log").open("ab") as log:
             self.process = subprocess.Popen(
                 [*command, *arguments],
-                env=self._environment,
+                env={
+                    **self._environment,
+                    "AIRFLOW_CONN_HERE": '{"conn_type": "spark", "host": "local[2]"}',
+                    "TIDEGATE_STORE": self.store_url,
+                },
                 stdout=log,
                 stderr=log,
                 cwd=self.folder,
             )
         self._started.append(self.process)
         return self.process
+
+    def find_holder(self) -> psutil.Process:
+        """The process that holds the lease: under spark-submit another one than was started."""
+        lease = read_lease(self.log.store, self.app.name)
+        assert lease is not None
+        assert lease.holder is not None
+        return psutil.Process(lease.holder.pid)
 
     def kill(self, victim: str = "driver") -> None:
         """kill -9 of the driver, or of its JVM, and wait for the driver's end."""

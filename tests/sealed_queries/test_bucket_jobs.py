@@ -83,3 +83,21 @@ def test_executors_without_the_drivers_disk(minio: RealMinio, tmp_path: Path) ->
             assert job.app.outputs() == expected
             job.read_line()
         assert not list(hidden.rglob("*.delta"))
+
+
+@pytest.mark.long
+def test_a_submitted_job(minio: RealMinio, tmp_path: Path) -> None:
+    """spark-submit gets the jars of S3A; a kill does not show."""
+    url = f"s3://{minio.bucket}/submitted"
+    with closing(KilledJob(tmp_path / "whole", {}, Clicks, _FILES)) as whole:
+        whole.run_to_end_of_input()
+        expected = whole.app.outputs()
+    with closing(KilledJob(tmp_path / "job", {}, Clicks, _FILES, url, location="bucket")) as job:
+        for _ in range(2):
+            job.launch(submitted=True)
+            job.wait(lambda: job.holds_lease() and job.positions().get("per_minute", -1) >= 1)
+            job.find_holder().kill()
+            assert job.process is not None
+            assert job.process.wait(timeout=120) == 137
+        job.run_to_end_of_input()
+        assert job.app.outputs() == expected
