@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import getpass
 import os
 import sys
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from tidegate.checkpoints.bucket_layout import BucketLayout
-from tidegate.errors import ConfigurationError
+from tidegate.errors import ConfigurationError, suggest_name
 
 from .errors import BAD_TIME, NO_PIPELINE_YET, NO_STORE, STACK_DOWN, UNKNOWN_PIPELINE, UNKNOWN_SPEC
 
@@ -144,9 +143,7 @@ def open_log(pipeline: str, given: str | None) -> SlotLog:
         known = list_pipelines(store)
         if not known:
             raise NO_PIPELINE_YET(name=name, store=store.url)
-        # Most unknown names are typing errors.
-        close = difflib.get_close_matches(name, known, n=1)
-        suggestion = f"; did you mean {close[0]!r}?" if close else ""
+        suggestion = suggest_name(name, known)
         raise UNKNOWN_PIPELINE(
             name=name, store=store.url, suggestion=suggestion, known=", ".join(known)
         )

@@ -9,14 +9,13 @@ taken.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import duckdb
 
-from tidegate.errors import ConfigurationError
+from tidegate.errors import ConfigurationError, suggest_name
 from tidegate.jobs.sources.object_decoding import DUCKDB_TYPES
 from tidegate.jobs.spec.errors import SPEC_INVALID
 from tidegate.jobs.spec.loader import Location
@@ -184,9 +183,9 @@ def _judge_field(field: SqlField) -> bool:
                 return False
             raise ValueError(str(error).partition("\n")[0]) from error
     if str(kind).startswith(field.refused or ("-",)):
-        raise ValueError(f"{field.sql} is of type {kind}, not a number")
+        raise ValueError(f"{field.sql} is of type {_name_spark_type(kind)}, not a number")
     if field.is_condition and str(kind) != "BOOLEAN":
-        raise ValueError(f"{field.sql} is of type {kind}, not a condition")
+        raise ValueError(f"{field.sql} is of type {_name_spark_type(kind)}, not a condition")
     return True
 
 
@@ -196,6 +195,13 @@ def _name_type(declared: str) -> str:
     from sqlglot import exp
 
     return exp.DataType.build(declared, dialect="spark").sql("duckdb")
+
+
+def _name_spark_type(kind: object) -> str:
+    """Name a type of DuckDB as specs do."""
+    from sqlglot import exp
+
+    return exp.DataType.build(str(kind), dialect="duckdb").sql("spark").lower()
 
 
 def _translate_spark(field: SqlField) -> str | None:
@@ -224,8 +230,7 @@ def _translate_spark(field: SqlField) -> str | None:
     known = {name.lower() for name in (*field.columns, *bound)}
     for column in tree.find_all(exp.Column):
         if not column.table and column.name.lower() not in known:
-            close = difflib.get_close_matches(column.name, field.columns, n=1)
-            hint = f", did you mean {close[0]!r}?" if close else ""
+            hint = suggest_name(column.name, field.columns)
             listed = ", ".join(name for name in field.columns if not name.startswith("_"))
             raise ValueError(f"no column {column.name!r}{hint}; there are {listed}")
     return tree.sql(dialect="duckdb")

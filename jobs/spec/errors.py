@@ -15,6 +15,10 @@ _CASE_WHEN = (
     " sum(case when CONDITION then x end)"
 )
 
+NO_TABLE_SINK: Final = (
+    "tidegate writes Iceberg tables by itself, and no Delta tables; it can read both"
+)
+
 FOREIGN_FIELDS: Final = {
     "filter": ("where", _CASE_WHEN),
     "where": ("where", _CASE_WHEN),
@@ -27,6 +31,7 @@ FOREIGN_FIELDS: Final = {
         ("dedup", "deduplicate", "deduplication", "distinct", "drop_duplicates"),
         ("", _NO_DEDUPLICATION),
     ),
+    "format": ("format", NO_TABLE_SINK),
     "watermark": ("lag", "the frontier is the watermark; a source's 'lag' sets it"),
     "watermark_delay": ("lag", "write 'lag' at the source"),
     "allowed_lateness": ("lateness", "write 'lateness' at the window"),

@@ -5,7 +5,6 @@ An error names file, line, field, what was found and what is allowed.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Sequence
 from itertools import combinations
@@ -17,11 +16,12 @@ from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
-from tidegate.errors import ConfigurationError
+from tidegate.errors import ConfigurationError, suggest_name
 from tidegate.json_types import JsonObject
 
 from .errors import (
     FOREIGN_FIELDS,
+    NO_TABLE_SINK,
     SPEC_INVALID,
     SPEC_IS_JOB,
     SPEC_NOT_TEXT,
@@ -162,8 +162,13 @@ def _describe_item(root: type[BaseModel], item: Any) -> str:
     else:
         message = item["msg"].removeprefix("Value error, ")
         found = item.get("input")
-        if isinstance(found, str | int | float | bool) or found is None:
+        is_short = isinstance(found, str | int | float | bool) or found is None
+        if is_short and repr(found) not in message:
             message += f"; found {found!r}"
+        if kind in ("enum", "literal_error"):
+            message += suggest_name(found, re.findall(r"'([^']+)'", item["ctx"]["expected"]))
+        if kind == "union_tag_invalid" and item["ctx"]["tag"] in ("delta", "iceberg"):
+            message = NO_TABLE_SINK
         if location[-1:] == ("format",) and found in ("delta", "iceberg"):
             message += f"; write table: {{format: {found}}} beside path"
     return message
@@ -174,10 +179,8 @@ def _suggest_field(root: type[BaseModel], location: Location) -> str:
     if foreign := FOREIGN_FIELDS.get(str(location[-1]).lower()):
         ours, otherwise = foreign
         return f": write {ours!r}" if ours in allowed else f": {otherwise}"
-    # Most unknown fields are typing errors: the nearest name saves a look into the documentation.
-    close = difflib.get_close_matches(str(location[-1]), allowed, n=1)
-    hint = f", did you mean {close[0]!r}?" if close else ""
-    return f"{hint or ''}; allowed here: {', '.join(allowed)}" if allowed else hint
+    hint = suggest_name(location[-1], allowed)
+    return f"{hint}; allowed here: {', '.join(allowed)}" if allowed else hint
 
 
 def _list_allowed_fields(root: type[BaseModel], path: Location) -> list[str]:

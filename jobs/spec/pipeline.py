@@ -15,6 +15,7 @@ from typing import Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
+from tidegate.errors import suggest_name
 from tidegate.json_types import JsonObject
 
 from .event_time_options import (
@@ -182,7 +183,7 @@ class PipelineSpec(SpecModel):
             if missing:
                 yield (
                     f"windows.{name}.keys: no column {', '.join(missing)} in the schema (or"
-                    " '_source')"
+                    f" '_source'){suggest_name(missing[0], self.columns)}"
                 )
             # These are the other columns of a window's table.
             taken = {*window.keys, *WINDOW_COLUMNS, "replaces"} & set(window.aggregates)

@@ -9,6 +9,7 @@ from zoneinfo import available_timezones
 
 from pydantic import AfterValidator, Field, PositiveInt, field_validator, model_validator
 
+from tidegate.errors import suggest_name
 from tidegate.time_units import Instant
 
 from .event_time_options import (
@@ -308,7 +309,8 @@ class SourceSpec(FrontierOptions):
         for field, column in wanted.items():
             if column is not None and column not in columns:
                 where = f"{'select' if self.select else 'schema'} ({', '.join(columns)})"
-                yield f"{field}: column {column!r} is not in the {where}"
+                hint = suggest_name(column, columns)
+                yield f"{field}: column {column!r} is not in the {where}{hint}"
         # Ticks are computed from timestamps only: a number has no unit, and a text no agreed form.
         for field in ("event_time", "end_time"):
             column = wanted[field]

@@ -64,10 +64,14 @@ class Aggregate(SpecModel):
             return value
         match = _CALL_PATTERN.match(value)
         names = [f.value for f in AggregateFunction]
+        if value.count("(") > value.count(")"):
+            raise ValueError(
+                f"not an aggregate: {value!r}: in {{...}} a comma ends a value; write it in quotes"
+            )
         if match is None or match[1] not in names:
             raise ValueError(
                 f"not an aggregate: {value!r}; write FUNCTION(EXPRESSION) with FUNCTION one of"
-                f" {', '.join(names)}"
+                f" {', '.join(names)} (the median is approx_quantile(EXPRESSION, 0.5))"
             )
         function, expression = match[1], match[2].strip() or "*"
         if function == AggregateFunction.APPROX_QUANTILE:

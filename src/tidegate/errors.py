@@ -6,9 +6,10 @@ what to do next. Its class decides who acts: see `FailureClass`.
 
 from __future__ import annotations
 
+import difflib
 import sys
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib.resources import files
@@ -42,6 +43,18 @@ def get_first_line(error: BaseException) -> str:
     ('no disk', 'OSError')
     """
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:500]
+
+
+def suggest_name(name: object, known: Iterable[str]) -> str:
+    """Return the nearest of the known names as a question, or nothing if none is near.
+
+    Most unknown names are typing errors.
+
+    >>> suggest_name("amont", ["item", "amount"]), suggest_name("x", ["item"])
+    (", did you mean 'amount'?", '')
+    """
+    close = difflib.get_close_matches(str(name), list(known), n=1)
+    return f", did you mean {close[0]!r}?" if close else ""
 
 
 class TidegateError(Exception):

@@ -37,14 +37,36 @@ MISTAKES = {
     # replaced text: (replacement, what is said)
     "lag: 30s": ("lag: 30", "shop.yaml:8: sources.web.lag: a duration needs a unit"),
     "event_time: at": ("event_time: att", "shop.yaml:7: sources.web: event_time: column 'att'"),
-    "keys: [item]": ("keys: [itm]", "shop.yaml:16: windows.hourly.keys: no column itm"),
+    "at: timestamp": (
+        "att: timestamp",
+        "column 'at' is not in the schema (att, item, amount), did you mean 'att'?",
+    ),
+    "keys: [item]": (
+        "keys: [itm]",
+        "shop.yaml:16: windows.hourly.keys: no column itm in the schema (or '_source'),"
+        " did you mean 'item'?",
+    ),
+    "name: shop": ("name: shop\npreset: flnik", "found 'flnik', did you mean 'flink'?"),
+    "n: count(*)": ("n: median(amount)", "the median is approx_quantile(EXPRESSION, 0.5)"),
+    "n: count(*), total: sum(amount)": (
+        "n: 'top(amount'",
+        "a comma ends a value; write it in quotes",
+    ),
+    "windows:\n  hourly:": (
+        "outputs: {format: delta}\nwindows:\n  hourly:",
+        "outputs.format: unknown field: tidegate writes Iceberg tables by itself, and no Delta",
+    ),
+    "windows:\n  hourly:\n": (
+        "sinks: {d: {kind: delta, path: x}}\nwindows:\n  hourly:\n",
+        "sinks.d: tidegate writes Iceberg tables by itself, and no Delta",
+    ),
     "sum(amount)": (
         "max(amont)",
         "shop.yaml:17: windows.hourly.aggregates.total: no column 'amont', did you mean 'amount'?",
     ),
     "total: sum(amount)": (
         "total: sum(item)",
-        "windows.hourly.aggregates.total: item is of type VARCHAR, not a number",
+        "windows.hourly.aggregates.total: item is of type string, not a number",
     ),
     "    path: inbox/web/": ("    path: gs://lake/web/", "Google Cloud Storage is not supported"),
     "path: inbox/store/": ("path: 'abfss://lake/web/'", "Azure storage is not supported"),
@@ -175,7 +197,7 @@ RULES = """\
         ("amount >", "amount > is not Spark SQL"),
         ("item = 'a", "item = 'a is not Spark SQL"),
         ("amount > 1; item = 'a'", "is not one expression"),
-        ("amount + 1", "amount + 1 is of type DOUBLE, not a condition"),
+        ("amount + 1", "amount + 1 is of type double, not a condition"),
         ("sum(amount) > 0", "cannot have aggregates"),
         ("amount > (select 1)", "cannot have aggregates"),
         ("amount > 0 as x", "cannot have aggregates"),
