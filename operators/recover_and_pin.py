@@ -7,7 +7,8 @@
 4. Hold the lease and fill the next slot with the fork record: that PUT is the restore.
 5. Set the desired state to run; the stream's own task launches the driver, or this one if no run
    of the stream is active.
-6. Wait in the triggerer for the first epoch of the new timeline.
+6. Wait in the triggerer for the first epoch of the new timeline. If no driver begins, repeat
+   step 5.
 
 The audit document in the bucket keeps who, when, why, from and to, also if the restore failed.
 """
@@ -74,6 +75,7 @@ from .trigger import EpochTrigger
 # describes what the restore would take back.
 MAX_APPROVAL_DRIFT: Final = 500
 
+_DRIVER_BEGINS_WITHIN = 15.0  # seconds; a run that watches launches one within a few
 _EPOCH_POLL_SECONDS = 1.0
 _ABORT_TIMEOUT = 60.0  # seconds to wait for the driver's answer
 _ANSWERS = (RestoreEvent.APPROVED, RestoreEvent.REJECTED)
@@ -202,13 +204,27 @@ class RecoverOperator(ReportRestoreOperator):
                     "plan": plan.model_dump(mode="json"),
                 }
             fork = _find_fork_of_run(log, request)
-        self._launch_if_unwatched(context)
+        launched = self._launch_if_unwatched(context)
         result = {
             "pipeline": self.pipeline,
             "timeline": log.head().timeline,
             "fork_slot": fork.fork_slot if fork else None,
         }
-        return {**result, "seconds": self._await_first_epoch(result)}
+        return {**result, "seconds": self._await_first_epoch(result, relooks=not launched)}
+
+    def resume_without_epoch(self, context: Any, event: JsonView, result: JsonView) -> None:
+        """Launch a driver if none has begun, and wait again; Airflow's database has this name.
+
+        A run of the stream that was stopped just before the restore counts as active for a moment
+        longer, and launches nothing.
+
+        Raises:
+            TransientError: no epoch was sealed in time; the restore itself is done.
+        """
+        if "driverless" not in event:
+            self.fail_without_epoch(context, event)
+        self._launch_if_unwatched(context)
+        self._await_first_epoch(result)
 
     def fail_without_epoch(self, context: Any, event: JsonView) -> None:
         """Fail: no epoch was sealed in time. Airflow's database has this name.
@@ -319,19 +335,21 @@ class RecoverOperator(ReportRestoreOperator):
         finally:
             set_desired_state(store, self.pipeline, after, who=who, why=why)
 
-    def _launch_if_unwatched(self, context: Any) -> None:
-        """Step 5: launch a driver if no run of the stream is active to do it."""
+    def _launch_if_unwatched(self, context: Any) -> bool:
+        """Step 5: launch a driver, and return True, if no run of the stream is active to do it."""
         stream_dag = f"{self.pipeline}.stream"
-        if context["ti"].get_dr_count(dag_id=stream_dag, states=ACTIVE_RUN_STATES) == 0:
-            launcher, access = make_launcher(self.submit), self.resolve_access()
-            # `latest` is the restored checkpoint: the fork record is the head of the log.
-            launched = launcher.launch(self.pipeline, self.spec, access, "latest")
-            self.log.info(
-                "no run of %s is active: launched a driver here, log %s", stream_dag, launched.log
-            )
+        if context["ti"].get_dr_count(dag_id=stream_dag, states=ACTIVE_RUN_STATES) > 0:
+            return False
+        launcher, access = make_launcher(self.submit), self.resolve_access()
+        # `latest` is the restored checkpoint: the fork record is the head of the log.
+        launched = launcher.launch(self.pipeline, self.spec, access, "latest")
+        self.log.info(
+            "no run of %s is active: launched a driver here, log %s", stream_dag, launched.log
+        )
+        return True
 
-    def _await_first_epoch(self, result: JsonView) -> float:
-        """Step 6, in the triggerer, which ends the task.
+    def _await_first_epoch(self, result: JsonView, *, relooks: bool = False) -> float:
+        """Step 6, in the triggerer, which ends the task; with `relooks` it may wake the task.
 
         A task that waited here would keep the slot that the stream's own task needs in order to
         launch the driver: as many restores at once as Airflow has slots would wait for each other.
@@ -342,8 +360,11 @@ class RecoverOperator(ReportRestoreOperator):
             result=dict(result),
             patience=self.first_epoch_timeout,
             conn_id=self.conn_id,
+            begins_within=_DRIVER_BEGINS_WITHIN if relooks else None,
         )
-        self.defer(trigger=trigger, method_name="fail_without_epoch")
+        self.defer(
+            trigger=trigger, method_name="resume_without_epoch", kwargs={"result": dict(result)}
+        )
         return 0.0  # never reached: defer leaves by an exception
 
 

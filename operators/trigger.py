@@ -235,8 +235,8 @@ class EpochTrigger(BaseTrigger):
     """Ends the task of a restore as soon as the first epoch of its timeline is sealed.
 
     The task's result is `result` with the seconds that this took. An event, which wakes the task,
-    comes only if no epoch was sealed in time. Airflow's database has this class path and these
-    arguments, so neither may change.
+    comes only if no driver has begun (``driverless``) or no epoch was sealed in time (``seconds``).
+    Airflow's database has this class path and these arguments, so neither may change.
 
     Args:
         pipeline: name of the pipeline.
@@ -244,6 +244,7 @@ class EpochTrigger(BaseTrigger):
         result: of the task, without the seconds.
         patience: seconds to wait; a triggerer that is restarted begins again.
         conn_id: Airflow connection of the store; None for the environment.
+        begins_within: seconds in which a driver has to take the lease; None: do not look.
     """
 
     def __init__(
@@ -254,14 +255,16 @@ class EpochTrigger(BaseTrigger):
         result: JsonObject,
         patience: float,
         conn_id: str | None = None,
+        begins_within: float | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # Airflow's
         self.pipeline, self.timeline, self.result = pipeline, timeline, result
-        self.patience, self.conn_id = patience, conn_id
+        self.patience, self.conn_id, self.begins_within = patience, conn_id, begins_within
 
     def serialize(self) -> tuple[str, JsonObject]:
         """Return the class path and the arguments that Airflow's database keeps."""
-        return dump_trigger(self, "pipeline", "timeline", "result", "patience", "conn_id")
+        names = ("pipeline", "timeline", "result", "patience", "conn_id", "begins_within")
+        return dump_trigger(self, *names)
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Look every second, then yield one event."""
@@ -269,9 +272,15 @@ class EpochTrigger(BaseTrigger):
         begun = SYSTEM_CLOCK.monotonic()
         await asyncio.sleep(_SETTLE_SECONDS)
         while not await asyncio.to_thread(self._has_epoch, SlotLog(store, self.pipeline)):
-            if SYSTEM_CLOCK.monotonic() - begun >= self.patience:
+            seconds = SYSTEM_CLOCK.monotonic() - begun
+            if seconds >= self.patience:
                 yield TriggerEvent({"seconds": self.patience})  # type: ignore[no-untyped-call]
                 return
+            if self.begins_within is not None and seconds >= self.begins_within:
+                if await asyncio.to_thread(self._is_driverless, store):
+                    yield TriggerEvent({"driverless": True})  # type: ignore[no-untyped-call]
+                    return
+                self.begins_within = None
             await asyncio.sleep(1.0)
         seconds = round(SYSTEM_CLOCK.monotonic() - begun, 1)
         self.log.info("first epoch of timeline %s sealed after %s s", self.timeline, seconds)
@@ -286,6 +295,14 @@ class EpochTrigger(BaseTrigger):
             return False
         same = head.timeline == self.timeline and head.fork is None
         return same or head.timeline > self.timeline
+
+    def _is_driverless(self, store: Store) -> bool:
+        """Whether the lease is free, as the restore has left it."""
+        try:
+            lease = read_lease(store, self.pipeline)
+        except TransientError:
+            return False
+        return lease is None or lease.holder is None
 
 
 def _count_other_runs(task: Any) -> int:

@@ -59,7 +59,8 @@ def play(scene: Scene, name: str) -> Outcome:
         for pipeline in pipelines:
             trouble = trouble or scene.compare(pipeline)
     except Exception as error:
-        trouble = f"{type(error).__name__}: {str(error)[:300]}"
+        shown = " ".join(scene.page.locator("body").inner_text().split())
+        trouble = f"{type(error).__name__}: {str(error)[:300]}; the page shows: {shown[:500]}"
     finally:
         for pipeline in pipelines:
             scene.feed.hold(pipeline)

@@ -59,7 +59,8 @@ def empty_log(empty_store: Store) -> SlotLog:
 def log(empty_log: SlotLog, monkeypatch: pytest.MonkeyPatch) -> SlotLog:
     """Six epochs of ten rows each; nothing is waited for, no process is started."""
     monkeypatch.setattr(
-        "tidegate.operators.recover_and_pin.RecoverOperator._await_first_epoch", lambda *_: 1.0
+        "tidegate.operators.recover_and_pin.RecoverOperator._await_first_epoch",
+        lambda *_, **__: 1.0,
     )
     for _ in range(6):
         seal_epoch(empty_log)

@@ -15,7 +15,9 @@ from tests.epochs import checkpoint_id, seal_epoch
 
 from tidegate.checkpoints.bucket_layout import CheckpointId
 from tidegate.checkpoints.driver_requests import DesiredState, read_desired_state, set_desired_state
+from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.pins import RootsFile
+from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.checkpoints.restore import RestoreEvent, plan_restore, read_restore_audits
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
@@ -110,7 +112,7 @@ def _restore_until_deferred(log: SlotLog, monkeypatch: pytest.MonkeyPatch) -> Ep
     seal_epoch(log)
     with pytest.raises(TaskDeferred) as deferred:
         _run(checkpoint_id(log, 1))
-    assert deferred.value.method_name == "fail_without_epoch"
+    assert deferred.value.method_name == "resume_without_epoch"
     assert isinstance(deferred.value.trigger, EpochTrigger)
     return deferred.value.trigger
 
@@ -141,6 +143,48 @@ def test_the_first_epoch_is_awaited_without_a_slot(
     }
 
 
+def test_a_restore_right_after_a_stop_launches_a_driver(
+    empty_log: SlotLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run of the stream that was stopped counts as active for a moment, and launches nothing.
+
+    When no driver has begun, the task looks again: now no run is active, and it launches one.
+    """
+    launched: list[str] = []
+
+    def launch(pipeline: str, *_: object) -> SimpleNamespace:
+        launched.append(pipeline)
+        return SimpleNamespace(log="log")
+
+    launcher = SimpleNamespace(launch=launch)
+    monkeypatch.setattr(recover_and_pin, "make_launcher", lambda _submit: launcher)
+    waiting = _restore_until_deferred(empty_log, monkeypatch)
+    assert launched == []
+    assert waiting.begins_within == 15.0
+    waiting.begins_within = 0.0
+    event = _await_event(waiting)
+    assert event.payload == {"driverless": True}
+    operator = RecoverOperator(task_id="recover", pipeline="p", spec="p.yaml")
+    for active, expected in ((1, []), (0, ["p"])):
+        context = {"ti": SimpleNamespace(get_dr_count=lambda active=active, **_: active)}
+        with pytest.raises(TaskDeferred) as deferred:
+            operator.resume_without_epoch(context, event.payload, waiting.result)
+        assert launched == expected
+        assert isinstance(deferred.value.trigger, EpochTrigger)
+        assert deferred.value.trigger.begins_within is None
+
+
+def test_a_restore_looks_again_only_where_no_driver_has_begun(
+    empty_log: SlotLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver that holds the lease may take long to its first epoch."""
+    waiting = _restore_until_deferred(empty_log, monkeypatch)
+    waiting.begins_within, waiting.patience = 0.0, 0.5
+    holder = ProcessIdentity.this_process("driver")
+    Lease.acquire(empty_log.store, "p", holder)
+    assert _await_event(waiting).payload == {"seconds": 0.5}
+
+
 def test_a_restore_fails_without_an_epoch_in_time(
     empty_log: SlotLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,7 +194,7 @@ def test_a_restore_fails_without_an_epoch_in_time(
     event = _await_event(waiting)
     operator = RecoverOperator(task_id="recover", pipeline="p", checkpoint="latest")
     with pytest.raises(TransientError, match=r"p\.stream"):
-        operator.fail_without_epoch({}, event.payload)
+        operator.resume_without_epoch({}, event.payload, {})
 
 
 def test_an_unknown_checkpoint_leaves_the_stream_alone(log: SlotLog) -> None:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import random
+import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
-from tests.sealed_queries.apps import Clicks
+from tests.sealed_queries.apps import SCRIPTS, Clicks, Copy
 from tests.sealed_queries.jobs_proof import list_checkpoint_jars, prove_combination
 from tests.sealed_queries.rig import COMBINATIONS, KilledJob
 from tests.servers.minio import RealMinio, running
 from tests.servers.spark import can_hide, standalone
 from tidegate.errors import TransientError
+from tidegate.jobs.spark.staging import build_s3a_settings
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(1800)]
 
@@ -101,3 +107,48 @@ def test_a_submitted_job(minio: RealMinio, tmp_path: Path) -> None:
             assert job.process.wait(timeout=120) == 137
         job.run_to_end_of_input()
         assert job.app.outputs() == expected
+
+
+class AtAddress(Copy):
+    """A script whose own checkpoint is in the bucket."""
+
+    name = "at_address"
+    address: ClassVar[str] = ""
+
+    @property
+    def script(self) -> Path:
+        return SCRIPTS / "checkpoint_at_address.py"
+
+    def arguments(self) -> list[str]:
+        return [*super().arguments(), self.address]
+
+
+@pytest.mark.long
+def test_a_checkpoint_in_the_bucket_is_taken_over(
+    minio: RealMinio, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The script has run by itself on half of the files; the job reads the rest, once."""
+    monkeypatch.setattr(AtAddress, "address", f"s3a://{minio.bucket}/own/enriched")
+    url = f"s3://{minio.bucket}/store"
+    with closing(KilledJob(tmp_path / "job", {}, AtAddress, _FILES, url, location="bucket")) as job:
+        inputs = sorted((job.folder / "in").iterdir())
+        for file in inputs[_FILES // 2 :]:
+            file.rename(job.folder / file.name)
+        access = {
+            "spark.jars": list_checkpoint_jars(),
+            **{f"spark.hadoop.{k}": v for k, v in build_s3a_settings(minio.settings()).items()},
+        }
+        options = [part for k, v in access.items() for part in ("--conf", f"{k}={v}")]
+        subprocess.run(
+            [sys.executable, str(job.app.script), *job.app.arguments()],
+            env={**os.environ, "PYSPARK_SUBMIT_ARGS": shlex.join([*options, "pyspark-shell"])},
+            check=True,
+            timeout=300,
+        )
+        for file in inputs[_FILES // 2 :]:
+            (job.folder / file.name).rename(file)
+        assert job.launch().wait(timeout=300) == 0
+        assert "checkpoint_adopted" in (job.folder / "driver.log").read_text()
+        assert job.positions() == {"enriched": _FILES - 1}
+        rows = [line for file in inputs for line in file.read_text().splitlines()]
+        assert len(job.app.outputs()["enriched"]) == len(rows)
