@@ -75,7 +75,7 @@ from .trigger import EpochTrigger
 # describes what the restore would take back.
 MAX_APPROVAL_DRIFT: Final = 500
 
-_DRIVER_BEGINS_WITHIN = 15.0  # seconds; a run that watches launches one within a few
+_DRIVER_BEGINS_WITHIN = 10.0  # seconds; a run that watches launches one within a few
 _EPOCH_POLL_SECONDS = 1.0
 _ABORT_TIMEOUT = 60.0  # seconds to wait for the driver's answer
 _ANSWERS = (RestoreEvent.APPROVED, RestoreEvent.REJECTED)

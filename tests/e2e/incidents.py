@@ -60,7 +60,9 @@ def play(scene: Scene, name: str) -> Outcome:
             trouble = trouble or scene.compare(pipeline)
     except Exception as error:
         shown = " ".join(scene.page.locator("body").inner_text().split())
+        log = (scene.cockpit.stack.home / "logs" / "api-server.log").read_text(errors="replace")
         trouble = f"{type(error).__name__}: {str(error)[:300]}; the page shows: {shown[:500]}"
+        trouble += f"; the end of api-server.log: {log[-3000:]}"
     finally:
         for pipeline in pipelines:
             scene.feed.hold(pipeline)

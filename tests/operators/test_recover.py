@@ -160,7 +160,7 @@ def test_a_restore_right_after_a_stop_launches_a_driver(
     monkeypatch.setattr(recover_and_pin, "make_launcher", lambda _submit: launcher)
     waiting = _restore_until_deferred(empty_log, monkeypatch)
     assert launched == []
-    assert waiting.begins_within == 15.0
+    assert waiting.begins_within == 10.0
     waiting.begins_within = 0.0
     event = _await_event(waiting)
     assert event.payload == {"driverless": True}
