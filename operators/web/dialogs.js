@@ -14,10 +14,15 @@ function show(title, ...body) {
 const cancel = (word = "Cancel") => h("button", {type: "button", id: "dialog-close", click: () => DIALOG.close()}, word);
 const problem = error => h("p", {class: "note bad", role: "alert"}, mark("bad"), h("span", {}, error.message, error.advice ? h("span", {class: "soft"}, ` Next: ${error.advice}`) : null));
 
+// Requests for runs go one after another: on SQLite Airflow's server writes its audit log in its event loop, and there two of them wait for each other until a time-out (infra/airflow_processes.py).
+let posting = Promise.resolve();
+
 /** Start a run, then tell how it goes until it has ended or waits for someone else; an endless one only until it has begun. */
 async function start(dag, conf, say, done, endless = false) {
   const id = `manual__${new Date().toISOString()}__${Math.random().toString(36).slice(2, 10)}`;
-  await insist(runs(dag), "POST", {logical_date: null, dag_run_id: id, conf});
+  const posted = posting.then(() => insist(runs(dag), "POST", {logical_date: null, dag_run_id: id, conf}));
+  posting = posted.catch(() => {});
+  await posted;
   const link = airflow(`/dags/${dag}/runs/${encodeURIComponent(id)}`, "the run in Airflow");
   const seen = `${runs(dag)}/${encodeURIComponent(id)}`;
   for (;;) {

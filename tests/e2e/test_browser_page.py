@@ -404,6 +404,24 @@ def test_several_streams_are_restored_to_one_time(show: Open) -> None:
     assert len({one["conf"]["checkpoint"] for one in asked}) == 3
 
 
+def test_runs_are_asked_for_one_after_another(show: Open) -> None:
+    """Airflow's server on SQLite answers two such requests at once with a long wait and an error."""
+    page = show(quiet=False)
+    asked: list[Route] = []
+    page.route("**/api/v2/dags/*/dagRuns", asked.append)
+    page.get_by_role("button", name="Restore several…").click()
+    dialog = page.get_by_role("dialog", name="Restore several streams")
+    at = time.gmtime(time.time() - 5)
+    dialog.get_by_label("Sealed until (UTC)").fill(time.strftime("%Y-%m-%dT%H:%M:%S", at))
+    dialog.get_by_label("Reason").fill("a wrong clock upstream")
+    expect(dialog.locator("code.id")).to_have_count(6)
+    dialog.get_by_role("button", name="Restore them").click()
+    for number in range(3):
+        page.wait_for_timeout(500)
+        assert len(asked) == number + 1
+        asked[number].fulfill(status=403, json={"detail": "no"})
+
+
 def test_a_late_answer_about_another_time_is_not_restored(show: Open) -> None:
     """A person who corrects the time gets the checkpoints of the corrected time."""
     page = show(quiet=False)
