@@ -6,6 +6,7 @@ In the end tables equal the log.
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -59,6 +60,7 @@ class Schedule:
         self.world = World(LocalStore(folder / "store"), folder / "work", make_spec())
         self.sinks = [self.world.sink() for _ in range(2)]
         self.pending: Callable[[], None] | None = None
+        self.deciding = threading.Lock()
         self.ids: list[CheckpointId] = []
 
     def step(self) -> None:
@@ -147,8 +149,11 @@ class Schedule:
 
     def interrupt(self) -> None:
         """Called before every commit of a table."""
-        if self.pending is not None and self.dice.random() < 0.4:
-            act, self.pending = self.pending, None
+        # Several tables commit at once, each in a thread: only one of them may act.
+        with self.deciding:
+            acts = self.pending is not None and self.dice.random() < 0.4
+            act, self.pending = (self.pending, None) if acts else (None, self.pending)
+        if act is not None:
             act()
 
     def finish(self) -> None:
