@@ -408,7 +408,7 @@ def test_runs_are_asked_for_one_after_another(show: Open) -> None:
     """Airflow's server on SQLite answers two such requests at once with a long wait and an error."""
     page = show(quiet=False)
     asked: list[Route] = []
-    page.route("**/api/v2/dags/*/dagRuns", asked.append)
+    page.route("**/api/v2/dags/*/dagRuns", lambda route: asked.append(route))
     page.get_by_role("button", name="Restore several…").click()
     dialog = page.get_by_role("dialog", name="Restore several streams")
     at = time.gmtime(time.time() - 5)
