@@ -32,9 +32,7 @@ from tenacity.nap import sleep_using_event
 
 from tidegate import __version__
 from tidegate.checkpoints.bucket_layout import BucketLayout
-from tidegate.checkpoints.driver_requests import (
-    read_desired_state,
-)
+from tidegate.checkpoints.driver_requests import read_desired_state
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.manifest import Manifest
