@@ -12,6 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
@@ -24,6 +25,7 @@ import psutil
 from tests.e2e.feed import SOURCES
 from tests.operators.conftest import task_state
 from tests.servers.airflow import ApiForTests
+from tests.servers.processes import kill_jvms, list_children
 from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.errors import TidegateError, TransientError
@@ -195,9 +197,7 @@ class Killer:
         """The JVM below the driver."""
         driver, token = self._driver(), self._token()
         killed, at = self._now()
-        for child in psutil.Process(driver).children(recursive=True):
-            if child.name() == "java":
-                child.kill()
+        kill_jvms(driver)
         noticed = self._until(lambda: self._acted(driver), killed)
         return self._overcome("JVM", "driver, triggerer", noticed, killed, at, after=token)
 
@@ -215,7 +215,8 @@ class Killer:
         self._until(lambda: self._at_work(scheduler), time.monotonic())
         killed, at = self._now()
         for process in self._at_work(scheduler):
-            process.kill()
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
         noticed = self._until(lambda: self._watch.look().task != "running", killed)
         return self._overcome("worker and driver", "scheduler", noticed, killed, at, after=token)
 
@@ -320,7 +321,7 @@ class Killer:
         """Executor processes with a task, and the task's."""
         found = []
         for worker in scheduler.children():
-            below = worker.children(recursive=True)
+            below = list_children(worker.pid)
             if below:
                 found += [worker, *below]
         return found

@@ -23,12 +23,11 @@ from pathlib import Path
 from signal import SIGCONT, SIGKILL, SIGSTOP
 from statistics import median
 
-import psutil
-
 from tests.e2e.drivers import Steady
 from tests.e2e.feed import SPEC
 from tests.e2e.real_trace import judge_bucket, keep_versions
 from tests.servers.minio import RealMinio, running
+from tests.servers.processes import kill_jvms
 from tests.simulation.protocol_trace import UntakenError
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.errors import TidegateError
@@ -129,13 +128,8 @@ class Chaos:
 
     def _kill_jvm(self) -> None:
         """The driver itself where its outputs need no JVM."""
-        try:
-            driver = psutil.Process(self._driver.pid)
-            children = driver.children(recursive=True)
-        except psutil.NoSuchProcess:
-            return
-        for process in [child for child in children if child.name() == "java"] or [driver]:
-            process.send_signal(SIGKILL)
+        if not kill_jvms(self._driver.pid):
+            self._kill_driver()
 
     def _kill_minio(self) -> None:
         self._server.kill()

@@ -6,9 +6,8 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
-import psutil
-
 from tests.e2e.incident_scene import Scene, Watch, utc
+from tests.servers.processes import find_jvms
 
 _SPEC = """\
 apiVersion: tidegate/v1
@@ -62,8 +61,7 @@ def recover_hung(scene: Scene, watch: Watch) -> list[str]:
     holder = scene.cockpit.holder("metered")
     assert holder is not None
     assert holder.holder is not None
-    children = psutil.Process(holder.holder.pid).children(recursive=True)
-    (jvm,) = [child for child in children if child.name() == "java"]
+    (jvm,) = find_jvms(holder.holder.pid)
     jvm.suspend()
     slot = scene.cockpit.head("metered")
     scene.page.wait_for_timeout(15_000)

@@ -32,7 +32,6 @@ from typing import Any, Final
 
 import duckdb
 import pandas as pd
-import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -40,6 +39,7 @@ from tests.e2e.drivers import SIGKILLED, Piped, wait_for
 from tests.servers.jars import BROKER, CONNECTOR, ensure_jars, spark_jars
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import KafkaClient
+from tests.servers.processes import kill_jvms
 from tidegate.infra.flights import AIRPORTS, SCHEMA, FlightsFeed, read_flights
 from tidegate.jobs.sources.kafka_source import JvmTopicOffsets
 from tidegate.jobs.spec.source_options import KafkaOptions
@@ -193,13 +193,6 @@ def _plain(row: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(row[name] for name in COLUMNS)
 
 
-def kill_jvm(driver: subprocess.Popen[bytes]) -> None:
-    """kill -9 of the driver's JVM alone."""
-    for child in psutil.Process(driver.pid).children(recursive=True):
-        if child.name() == "java":
-            child.kill()
-
-
 def slots(pipeline: Piped) -> int:
     """Epochs sealed so far."""
     return int(pipeline.log().head().slot)
@@ -325,7 +318,7 @@ def kafka(
     driver = pipeline.start("", environment=environment)
     sealed = slots(pipeline)
     wait_for(lambda: slots(pipeline) > sealed, driver)
-    kill_jvm(driver)
+    kill_jvms(driver.pid)
     expect(driver.wait(240), 3, pipeline)
     driver = pipeline.start("", environment=environment)
     sealed = slots(pipeline)

@@ -20,7 +20,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from itertools import islice
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from tests.sealed_queries.apps import APPS, App
 from tests.sealed_queries.rig import COMBINATIONS, KilledJob
 from tests.servers.jars import spark_jars
 from tests.servers.minio import RealMinio, running
+from tests.servers.processes import list_children
 from tidegate.jobs.spec.operations import S3A
 
 _OUTAGE = 12.0  # seconds, the longest; a lease lasts for 6
@@ -112,14 +113,15 @@ def _pause(job: KilledJob) -> None:
     """Stop driver and JVM until a second driver has the lease; the first has to end then."""
     process = job.process
     assert process is not None
-    both = [psutil.Process(process.pid)]
-    both += both[0].children(recursive=True)
+    both = [psutil.Process(process.pid), *list_children(process.pid)]
     for one in both:
-        one.suspend()
+        with suppress(psutil.NoSuchProcess):  # a helper of the driver that has ended meanwhile
+            one.suspend()
     job.launch()  # takes the lease over, in a folder of its own
     job.wait(job.holds_lease)
     for one in both:
-        one.resume()
+        with suppress(psutil.NoSuchProcess):
+            one.resume()
     code = process.wait(timeout=300)
     assert code == 4, f"the paused driver ended with {code}"
 

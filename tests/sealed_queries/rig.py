@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 
 from tests.sealed_queries.apps import App
+from tests.servers.processes import kill_jvms
 from tidegate.checkpoints.batch_notes import BatchNotes
 from tidegate.checkpoints.bucket_layout import CheckpointId
 from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
@@ -144,14 +145,7 @@ class KilledJob:
     def kill(self, victim: str = "driver") -> None:
         """kill -9 of the driver, or of its JVM, and wait for the driver's end."""
         assert self.process is not None
-        java = [
-            child
-            for child in psutil.Process(self.process.pid).children(recursive=True)
-            if "java" in child.name()
-        ]
-        if victim == "jvm" and java:
-            java[0].kill()
-        else:
+        if victim != "jvm" or not kill_jvms(self.process.pid):
             self.process.kill()
         self.process.wait(timeout=_PATIENCE)
 

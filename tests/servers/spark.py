@@ -13,7 +13,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Final
 
 import psutil
 
+from tests.servers.processes import list_children
 from tidegate.infra.local_processes import (
     ProcessId,
     choose_free_port,
@@ -45,7 +46,7 @@ class Cluster:
         """The worker with most executors: its death is felt."""
         return max(
             range(len(self.workers)),
-            key=lambda number: len(psutil.Process(self.workers[number].pid).children()),
+            key=lambda number: len(list_children(self.workers[number].pid)),
         )
 
     def executors(self) -> dict[str, int]:
@@ -59,10 +60,10 @@ class Cluster:
     def kill_worker(self, number: int) -> None:
         """kill -9 of a worker and of the executors it runs, as when a host dies."""
         mark = self.workers[number]
-        below = psutil.Process(mark.pid).children(recursive=True)
+        below = list_children(mark.pid)
         kill_processes([mark])
         for executor in below:
-            if executor.is_running():
+            with suppress(psutil.NoSuchProcess):
                 executor.kill()
 
 
