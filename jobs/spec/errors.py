@@ -32,6 +32,7 @@ FOREIGN_FIELDS: Final = {
         ("", _NO_DEDUPLICATION),
     ),
     "format": ("format", NO_TABLE_SINK),
+    "from": ("from", f"only pipes and reducers have it, windows see all events; {_CASE_WHEN}"),
     "watermark": ("lag", "the frontier is the watermark; a source's 'lag' sets it"),
     "watermark_delay": ("lag", "write 'lag' at the source"),
     "allowed_lateness": ("lateness", "write 'lateness' at the window"),

@@ -102,6 +102,7 @@ def _validate_spec(model: type[S], raw: JsonObject, where: str) -> S:
         return model.model_validate(to_plain_value(raw), context={"yaml": True})
     except ValidationError as error:
         items = error.errors(include_url=False, include_context=True)
+        items = [item for item in items if not _is_rest(item)] or items
         mistakes = [(item["loc"], _describe_item(model, item)) for item in items]
         name = str(raw.get("name", "")) or None
         findings = format_findings(where, raw, mistakes)
@@ -151,6 +152,15 @@ def format_findings(where: str, raw: Any, mistakes: Iterable[tuple[Location, str
         field = f"{field or 'spec'}: " if field or named is None else ""
         findings.setdefault((line, message), f"{where}:{line}: {field}{message}")
     return list(findings.values())
+
+
+def _is_rest(item: Any) -> bool:
+    """Whether a field is what a comma in `{...}` cut off from the value before it.
+
+    The value is refused as well, because its parenthesis is not closed.
+    """
+    field = str(item["loc"][-1]) if item["loc"] else ""
+    return item.get("input") is None and field.count(")") > field.count("(")
 
 
 def _describe_item(root: type[BaseModel], item: Any) -> str:

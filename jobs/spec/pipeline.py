@@ -58,6 +58,7 @@ from .window_specs import WindowSpec
 # A spec without the field is read as this version, so that a later version can tell old files
 # apart.
 API_VERSION: Final = "tidegate/v1"
+_ADVICE_ON_KEYS = "; a key is a column, and 'select' of a source derives columns"
 EVENTS: Final = "events"
 LATE: Final = "late"
 BARRIERS: Final = "barriers"
@@ -161,12 +162,13 @@ class PipelineSpec(SpecModel):
 
     def _list_source_problems(self) -> Iterator[str]:
         # The events and late tables hold the rows of all sources.
-        schemas = {json.dumps(s.row_columns, sort_keys=True) for s in self.sources.values()}
-        if len(schemas) > 1:
-            yield (
-                "all sources of a pipeline share one schema: the same columns with the same types;"
-                " a source with other columns needs a 'select'"
-            )
+        first = next(iter(self.sources.values()))
+        for name, source in self.sources.items():
+            if dict(source.row_columns) != dict(first.row_columns):
+                yield (
+                    f"sources.{name}: all sources of a pipeline share one schema: the same columns"
+                    " with the same types; a source with other columns needs a 'select'"
+                )
         for name, source in self.sources.items():
             # A source that imports its own frontier, or one that does not exist, would hold the
             # output frontier without end.
@@ -181,9 +183,11 @@ class PipelineSpec(SpecModel):
         for name, window in self.windows.items():
             missing = [k for k in window.keys if k not in self.columns and k != "_source"]
             if missing:
+                is_name = "(" not in missing[0]
+                hint = suggest_name(missing[0], self.columns) if is_name else _ADVICE_ON_KEYS
                 yield (
                     f"windows.{name}.keys: no column {', '.join(missing)} in the schema (or"
-                    f" '_source'){suggest_name(missing[0], self.columns)}"
+                    f" '_source'){hint}"
                 )
             # These are the other columns of a window's table.
             taken = {*window.keys, *WINDOW_COLUMNS, "replaces"} & set(window.aggregates)

@@ -315,7 +315,18 @@ class SourceSpec(FrontierOptions):
         for field in ("event_time", "end_time"):
             column = wanted[field]
             if column is not None and columns[column] != "timestamp":
-                yield f"{field}: column {column!r} must be a timestamp, not {columns[column]}"
+                yield (
+                    f"{field}: column {column!r} must be a timestamp, not"
+                    f" {columns[column]}{self._advise_timestamp(columns[column])}"
+                )
+
+    def _advise_timestamp(self, kind: str) -> str:
+        """Say how a column of this type becomes a timestamp; empty if there is no one way."""
+        if self.select:
+            return "; cast it in 'select'"
+        if kind in ("long", "double") and (self.kafka or self.format in ("json", "csv")):
+            return "; declare timestamp, and parse: {timestamps: ms} for milliseconds (or s, us)"
+        return ""
 
     @property
     def has_conditions(self) -> bool:

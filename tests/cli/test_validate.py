@@ -35,6 +35,10 @@ windows:
 
 MISTAKES = {
     # replaced text: (replacement, what is said)
+    "at: timestamp, item": (
+        "at: long, item",
+        "shop.yaml:7: sources.web: event_time: column 'at' must be a timestamp, not long",
+    ),
     "lag: 30s": ("lag: 30", "shop.yaml:8: sources.web.lag: a duration needs a unit"),
     "event_time: at": ("event_time: att", "shop.yaml:7: sources.web: event_time: column 'att'"),
     "at: timestamp": (
@@ -88,6 +92,22 @@ MISTAKES = {
         "    max_jump: 1d\n    deduplicate: [item]\n",
         "shop.yaml:10: sources.web.deduplicate: unknown field: tidegate removes no duplicates",
     ),
+    "keys: [item]\n": (
+        "keys: ['upper(item)']\n",
+        "no column upper(item) in the schema (or '_source'); a key is a column, and 'select'",
+    ),
+    "kind: tumbling\n": (
+        "kind: tumbling\n    from: big\n",
+        "windows.hourly.from: unknown field: only pipes and reducers have it, windows see all",
+    ),
+    "n: count(*), ": (
+        "n: approx_quantile(amount, 0.5), ",
+        "shop.yaml:17: windows.hourly.aggregates.n: not an aggregate: 'approx_quantile(amount'",
+    ),
+    "  store: {<<: *shop, path: inbox/store/}": (
+        "  store: {path: inbox/store/, schema: {at: timestamp}, event_time: at, lag: 30s}",
+        "shop.yaml:10: sources.store: all sources of a pipeline share one schema",
+    ),
     "  store: {": ("\tstore: {", "shop.yaml:10: not valid YAML: a tab; indent with spaces"),
     "    event_time: at\n": (
         "    event_time: at\n    event_time: at\n",
@@ -106,6 +126,25 @@ def test_a_mistake_is_named_once_at_its_line(cli: Cli, wrong: str) -> None:
     assert message in said.err
     lines = [line for line in said.err.splitlines() if "shop.yaml:" in line]
     assert len(lines) == 1, said.err
+
+
+@pytest.mark.parametrize(
+    ("options", "advice"),
+    [
+        ("format: csv", "declare timestamp, and parse: {timestamps: ms} for milliseconds"),
+        ("format: parquet", "not long\n"),
+        ("format: csv, select: {at: 'cast(at as long)', item: item}", "cast it in 'select'"),
+    ],
+)
+def test_a_number_as_event_time_is_told_how_to_become_one(
+    cli: Cli, options: str, advice: str
+) -> None:
+    """Of text formats by a unit; Parquet has timestamps of its own; selected columns by a cast."""
+    Path("shop.yaml").write_text(
+        "apiVersion: tidegate/v1\nname: shop\nsources:\n  web: {path: inbox/web/, "
+        f"schema: {{at: long, item: string}}, event_time: at, lag: 30s, {options}}}\n"
+    )
+    assert advice in cli("validate", "shop.yaml").err
 
 
 def test_expressions_that_spark_reads_are_valid(cli: Cli) -> None:
