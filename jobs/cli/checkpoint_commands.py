@@ -195,6 +195,7 @@ def restore_checkpoint(
         output.print_line(
             f"{log.pipeline} is at {plan.target or BEGINNING}; start it to go on from there"
         )
+        output.print_line(f"what it left: tidegate checkpoints list {log.pipeline} --all")
 
 
 @app.command("pin")

@@ -209,7 +209,8 @@ def allow_start(pipeline: PipelineArgument, store: StoreOption = None, why: WhyO
         log.store, log.pipeline, DesiredState.RUN, who=arguments.get_user_name(), why=why
     )
     state = "runs" if has_driver else "should run: a standby driver or Airflow takes over"
-    output.print_line(f"{log.pipeline} {state}")
+    advice = "" if has_driver else f"; to run it here: tidegate run {log.pipeline}"
+    output.print_line(f"{log.pipeline} {state}{advice}")
 
 
 def _wait_for_driver_end(log: SlotLog, token: int, timeout: float) -> bool:

@@ -116,7 +116,7 @@ def _list_tables(spec: PipelineSpec, log: SlotLog, as_json: bool) -> None:
 
 
 def _print_newest_rows(name: str, table: pa.Table, limit: int) -> None:
-    from tidegate.jobs.spec.pipeline import DEAD_LETTERS
+    from tidegate.jobs.spec.pipeline import DEAD_LETTERS, LATE
 
     newest = table.slice(max(0, table.num_rows - limit))
     if name == DEAD_LETTERS:
@@ -129,7 +129,9 @@ def _print_newest_rows(name: str, table: pa.Table, limit: int) -> None:
             newest = newest.sort_by([(column, "ascending") for column in order])
         rows = [list(map(_format_value, row.values())) for row in newest.to_pylist()]
         output.print_rendered(output.format_table(newest.column_names, rows))
-    output.print_line(f"{newest.num_rows:,} of {table.num_rows:,} rows of {name}")
+    # Otherwise it looks as if more rows were late than the status says.
+    note = "; a late row is there once for each output that it missed" if name == LATE else ""
+    output.print_line(f"{newest.num_rows:,} of {table.num_rows:,} rows of {name}{note}")
 
 
 def follow_row(

@@ -9,7 +9,7 @@ const query = new URLSearchParams(location.search);
 const framed = query.has("dag"); // as a panel beside a DAG or a task: that one stream
 const PANEL = {recover: "checkpoints", abort_barrier: "barriers", pin: "checkpoints", quality: "quality"}; // where the panel of a DAG of this kind begins
 
-let page = null, turn = 0, good = null, timer = 0, place = null;
+let page = null, turn = 0, good = null, timer = 0, place = null, held = null;
 
 function route() {
   const [, pipeline = "", section = ""] = location.hash.split("/");
@@ -17,7 +17,16 @@ function route() {
   return framed ? {pipeline: dag.slice(0, dag.lastIndexOf(".")), section: PANEL[kind] || ""} : {pipeline: decodeURIComponent(pipeline), section};
 }
 function open(pipeline) { location.hash = pipeline ? `#/${pipeline}` : "#/"; }
+/** Keep the section of the address in view while the panels above it fill: for 10 s at most, and until the reader acts. */
+function holdInView(asked, section) {
+  held?.disconnect();
+  held = new ResizeObserver(() => asked.scrollTo?.(section));
+  held.observe(MAIN);
+  setTimeout(watch => watch.disconnect(), 10_000, held);
+}
+for (const act of ["wheel", "pointerdown", "touchmove", "keydown"]) addEventListener(act, () => held?.disconnect(), {passive: true});
 function go() {
+  held?.disconnect();
   const next = route();
   if (page && page.pipeline === next.pipeline) { if (next.section) page.scrollTo?.(next.section); return; }
   turn++;
@@ -41,7 +50,7 @@ async function refresh(now = false) {
     setNow(answer.now || answer.at);
     if (!MAIN.contains(asked.node)) { MAIN.replaceChildren(asked.node); if (good === null && !framed) MAIN.focus({preventScroll: true}); }
     asked.update(answer);
-    if (place) { asked.scrollTo?.(place); place = null; }
+    if (place) { holdInView(asked, place); place = null; }
     good = Date.now();
     fill(BANNER, [], () => []);
   } catch (error) {

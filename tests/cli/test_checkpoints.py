@@ -117,7 +117,8 @@ def test_a_stopped_pipeline_stays_stopped_through_a_restore_until_it_is_started(
         read_desired_state(log.store, "flights").state,
         read_desired_state(log.store, "flights").why,
     ) == (DesiredState.STOPPED, "upgrade")
-    assert "standby driver or Airflow takes over" in cli("start", "flights").out
+    said = cli("start", "flights").out
+    assert "standby driver or Airflow takes over; to run it here: tidegate run flights" in said
     assert read_desired_state(log.store, "flights").state is DesiredState.RUN
 
 
@@ -208,7 +209,8 @@ def test_diff_shows_rows_of_state_on_request(
 
 def test_everything_shows_restores(cli: Cli, log: SlotLog) -> None:
     """After a restore the left epochs are listed as such, with the restore itself."""
-    cli("checkpoints", "restore", "flights", "t0-000001", "--yes")
+    restored = cli("checkpoints", "restore", "flights", "t0-000001", "--yes")
+    assert "what it left: tidegate checkpoints list flights --all" in restored.out
     assert ids(cli("checkpoints", "list", "flights", "--json").data) == [1]
     said = cli("checkpoints", "list", "flights", "--all")
     assert "left by a restore" in said.out

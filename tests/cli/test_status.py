@@ -98,6 +98,15 @@ def test_each_reason_is_reported(cli: Cli, log: SlotLog, why: str) -> None:
     }
 
 
+def test_a_timer_stands_still_without_a_driver(cli: Cli, log: SlotLog) -> None:
+    """Timers run on the pipeline clock, which only a driver moves."""
+    seal(log, why="idle timer running")
+    stopped = " ".join(cli("status", "flights").out.split())
+    assert "idle timer running when a driver runs, and standing still now" in stopped
+    say(log, Lease.acquire(log.store, "flights", ProcessIdentity.this_process()), "running")
+    assert "standing still" not in cli("status", "flights").out
+
+
 @pytest.mark.parametrize(("ago", "state"), [(0.0, "running"), (60.0, "silent")])
 def test_running_driver_has_to_speak(cli: Cli, log: SlotLog, ago: float, state: str) -> None:
     """A held lease with a fresh status is running; an old status is silence."""

@@ -152,6 +152,8 @@ def test_dead_letters_and_windows_are_readable(capsys: pytest.CaptureFixture[str
     assert said.startswith("bad_value  a/0/7 of in/1.csv\n  v is no long: x\n  {}\n")
     times = [{"window_start": n, "window_end": n + 1, "revision": 0} for n in (3, 1, 2)]
     results = [one | {"sum": 0.1 + 0.2} for one in times]
+    _print_newest_rows("late", pa.table({"output": ["events", "hourly"]}), 20)
+    assert "once for each output that it missed" in capsys.readouterr().out
     _print_newest_rows("hourly", pa.Table.from_pylist(results), 20)
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[1:4]] == ["1", "2", "3"]

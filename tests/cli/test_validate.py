@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -201,6 +203,27 @@ reducers: {odd: {from: events, to: big, function: 'no_such_module:fold'}}
     said = cli("validate", "shop.yaml")
     assert "pipes.large.where: Binder Error: Referenced column" in said.err
     assert "reducers.odd.function: no reducer at no_such_module:fold" in said.err
+
+
+def test_a_reducer_beside_its_spec_is_found(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`validate` and `run` import it from there, in children as well."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("PYTHONPATH", "")
+    folder = tmp_path / "specs"
+    folder.mkdir()
+    (folder / "my_rules_of_shops.py").write_text(
+        "def keep_first(state, row):\n    return state, []\n"
+    )
+    streams = """
+streams: {big: {schema: {at: timestamp, item: string, amount: double}}}
+reducers: {odd: {from: events, to: big, function: 'my_rules_of_shops:keep_first'}}
+"""
+    (folder / "shop.yaml").write_text(SHOP + streams)
+    said = cli("validate", "specs/shop.yaml")
+    assert said.exit_code == 0, said.err
+    assert str(folder) in os.environ["PYTHONPATH"].split(os.pathsep)
 
 
 def test_two_sources_over_one_folder_are_reported() -> None:

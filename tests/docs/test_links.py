@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.named_tests import ROOT, find_missing_tests
+
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES.remove(ROOT / "docs" / "renamed-files.md")  # It lists names that no longer exist.
 _LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
@@ -59,14 +60,8 @@ def test_links_lead_somewhere(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_named_tests_exist(page: Path) -> None:
     """Every test that a page names is in its file."""
-    missing = []
-    for file, function in named_tests(page.read_text()):
-        path = ROOT / file
-        if not path.is_file() or (
-            function and not re.search(rf"^def {function}\(", path.read_text(), re.MULTILINE)
-        ):
-            missing.append(f"{file}::{function}")
-    assert missing == []
+    named = [f"{file}::{function}" for file, function in named_tests(page.read_text())]
+    assert find_missing_tests(named) == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

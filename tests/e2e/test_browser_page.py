@@ -650,6 +650,49 @@ def test_only_who_may_approve_can_press_approve(
         site.desk.shown, site.desk.approval = [], False
 
 
+def test_sources_can_be_told_apart_in_every_chart(show: Open) -> None:
+    """A source keeps its colour in table and charts, and the lines of 24 sources all differ."""
+    page = show("#/flights")
+    page.wait_for_selector("#lateness .legend li")
+    colours = """root => Object.fromEntries([...document.querySelectorAll(root)].flatMap(
+      row => { const key = row.querySelector("i"), name = row.innerText.match(/EWR|JFK|LGA/);
+               return key && name ? [[name[0], getComputedStyle(key).backgroundColor]] : []; }))"""
+    in_table = page.evaluate(colours, "#sources table tbody tr")
+    assert len(set(in_table.values())) == 3
+    assert page.evaluate(colours, "#lateness .legend li") == in_table
+    looks = """async () => {
+      const {look} = await import(new URL("assets/chart.js", document.baseURI).href);
+      return [...Array(24).keys()].map(i => JSON.stringify(look(i)));
+    }"""
+    assert len(set(page.evaluate(looks))) == 24
+
+
+def test_the_page_explains_its_words(show: Open) -> None:
+    """The frontier is named a watermark, as in Spark and Flink."""
+    words = show("#/flights").locator("#words")
+    words.get_by_text("What the words mean").click()
+    expect(words).to_contain_text("The watermark: no further row")
+    shown = set(words.locator("dt").all_inner_texts())
+    assert {"Epoch", "Lag", "Late", "Dead letters", "Barrier", "Timeline"} <= shown
+
+
+def test_a_link_to_a_section_holds_while_the_panels_above_it_fill(show: Open) -> None:
+    """Panels that are filled later do not push the section out of sight; a reader who acts may."""
+    page = show("#/flights/trail")
+    heading = page.locator("#trail-title")
+    expect(heading).to_be_in_viewport()
+    grow = "height => { document.querySelector('#graph').style.minHeight = height; }"
+    page.evaluate(grow, "4000px")
+    expect(heading).to_be_in_viewport()
+    page.keyboard.press("Home")
+    expect(heading).not_to_be_in_viewport()
+    page.evaluate(grow, "5000px")
+    page.evaluate(
+        "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+    )
+    expect(heading).not_to_be_in_viewport()
+
+
 def test_nothing_yet_is_explained(show: Open, site: Site) -> None:
     """No pipelines, a pipeline that never ran, a pipeline that does not exist.
 
