@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from threading import Lock
@@ -120,7 +121,10 @@ def start_classic_session(spark: SparkSpec, name: str) -> SparkSession:
     builder = SparkSession.builder.appName(f"tidegate {name}")
     if not _is_spark_submit():  # else it knows its master
         builder = builder.master(spark.master)
-    place = _ONE_HOST_SETTINGS if runs_on_one_host(spark) else {}
+    # No table is ever in the warehouse. A folder that exists keeps Spark from making
+    # `spark-warehouse` in the working folder.
+    local = {**_ONE_HOST_SETTINGS, "spark.sql.warehouse.dir": tempfile.gettempdir()}
+    place = local if runs_on_one_host(spark) else {}
     given = (spark.jvm_options, build_archive_options(), spark.conf.get(_JVM_OPTIONS))
     options = " ".join(filter(None, given))
     settings: dict[str, Any] = {"spark.driver.memory": spark.driver_memory, **_CLASSIC_SETTINGS}

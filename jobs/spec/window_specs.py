@@ -52,7 +52,11 @@ class Aggregate(SpecModel):
     function: AggregateFunction
     """Name of the aggregate function."""
     expression: str = "*"
-    """A Spark SQL expression over the row's columns; ``*`` only for count."""
+    """A Spark SQL expression over the row's columns; ``*`` only for count.
+
+    For ``sql`` an expression with Spark's own aggregates: the two greatest values are
+    ``slice(reverse(array_sort(collect_list(x))), 1, 2)``.
+    """
     argument: float | None = None
     """The quantile in (0, 1) for approx_quantile."""
 

@@ -62,7 +62,7 @@ export function checkpointPanel(pipeline, stream) {
     fresh.replaceChildren();
     fill(body, [shown.rows, s?.may, s?.checkpoint && pages.length === 1], () => shown.rows.length
       ? table("Checkpoints", ["Checkpoint", "State", "Age", ">Rows read", ">Late", ">Size", "Verified", "Quality", ""], shown.rows.map(row))
-      : empty(abandoned ? "No restore has left a checkpoint behind." : "Nothing was sealed yet. The first checkpoint appears when the stream has read its first rows."));
+      : empty(abandoned ? "No restore has left a checkpoint behind." : "Nothing was sealed yet. Start… launches a driver, and the first checkpoint appears when it has read rows."));
   }
   return {node, update(s) {
     const now = JSON.stringify([s.pins, s.may, s.quality]);

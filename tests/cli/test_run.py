@@ -121,6 +121,25 @@ def test_a_run_says_how_many_rows_wait_and_what_to_do(
     assert (lines, said.out == "") == ([not quiet] * 3, quiet)
 
 
+def test_the_line_of_an_epoch_tells_what_was_set_aside(
+    cli: Cli, spec_file: Path, log: SlotLog, driver: Callable[[Run], None]
+) -> None:
+    """Dead letters and whole objects are in it, so that 30 rows read and 15 released are clear."""
+    sealed = log.head().record
+    assert sealed is not None
+    counts = {"read": 30, "released": 15, "dead_lettered": 12, "dead_objects": 1, "retained": 3}
+    report = sealed.model_copy(update={"notes": {"epoch": counts}})
+    decision = SimpleNamespace(barriers=(), frontier_after=0)
+
+    def run(_spec: PipelineSpec, options: RunOptions) -> RunOutcome:
+        options.on_epoch(EpochReport(sealed.id, 30, False, cast(Any, decision), report), 0.5)
+        return RunOutcome("stopped", "asked for")
+
+    driver(run)
+    out = cli("run", "flights.yaml").out
+    assert "read 30  released 15  dead 12  dead objects 1  frontier" in out
+
+
 def test_until_end_refuses_topics(cli: Cli, tmp_path: Path) -> None:
     """A topic has no end to wait for."""
     topic = (

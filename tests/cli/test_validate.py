@@ -156,6 +156,7 @@ def test_expressions_that_spark_reads_are_valid(cli: Cli) -> None:
         "\"max(date_format(at, 'yyyy'))\"",
         "max(upper(`item`))",
         '"sql(array_sort(filter(collect_list(amount), x -> x > 1)))"',
+        '"sql(slice(reverse(array_sort(collect_list(amount))), 1, 2))"',
         "count(_source)",
     )
     for expression in good:

@@ -32,6 +32,7 @@ from tidegate.checkpoints.batch_notes import BatchReport
 from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.checkpoint_specs import write_spec
 from tidegate.checkpoints.local_store import LocalStore
+from tidegate.checkpoints.restore import RestoreEvent, record_restore_event
 from tidegate.jobs.spec.loader import parse_spec
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, needs_chromium, pytest.mark.timeout(1800)]
@@ -693,13 +694,32 @@ def test_a_link_to_a_section_holds_while_the_panels_above_it_fill(show: Open) ->
     expect(heading).not_to_be_in_viewport()
 
 
+def test_the_end_of_a_refused_restore_is_told(show: Open, site: Site) -> None:
+    """A request that someone refused does not vanish; the page says who, why, and what follows."""
+    step = {"who": "uwe", "target": "t0-000001-aa", "head": "t0-000002-bb"}
+    record_restore_event(site.store, "taxis", "asked-1", RestoreEvent.ASKED, **step)
+    why = "uwe has asked for it and may not approve it as well"
+    record_restore_event(
+        site.store, "taxis", "asked-1", RestoreEvent.REFUSED, who="tidegate", detail=why
+    )
+    run = {"kind": "recover", "dag_id": "taxis.recover", "run_id": "asked-1", "state": "failed"}
+    site.desk.shown = [{**run, "who": "uwe", "at": 0, "ended": 1, "conf": {}, "tasks": []}]
+    try:
+        note = show("#/taxis").locator("#answer")
+        expect(note).to_contain_text("The restore that uwe asked for was refused by tidegate")
+        expect(note).to_contain_text("may not approve it as well. Nothing was changed.")
+    finally:
+        site.desk.shown = []
+
+
 def test_nothing_yet_is_explained(show: Open, site: Site) -> None:
     """No pipelines, a pipeline that never ran, a pipeline that does not exist.
 
     Each says what to do.
     """
     page = show("#/tides")
-    expect(page.locator("#checkpoints")).to_contain_text("Nothing was sealed yet")
+    expect(page.locator("#checkpoints")).to_contain_text("Nothing was sealed yet. Start…")
+    expect(page.get_by_role("button", name="Start…")).to_be_visible()
     expect(page.locator("#barriers, #requests").filter(visible=True)).to_have_count(0)
     page.close()
     lost = show("#/nowhere", quiet=False)
