@@ -42,6 +42,7 @@ def test_words_name_what_a_lag_costs(cli: Cli, sketched: SlotLog, spec_file: Pat
     """People read the lags, and what they cost or save in delay."""
     out = cli("advise", str(spec_file)).out
     assert "lag for 0.01 % late" in out
+    assert "lag now  late with it, at most  late so far" in out
     assert not out.endswith("\n\n")
     assert "results wait 1h for late rows; 59m less for 1 % late" in out
 

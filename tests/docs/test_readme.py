@@ -16,11 +16,11 @@ TEXT = (ROOT / "README.md").read_text("utf-8")
 GLOSSARY = (ROOT / "docs" / "glossary.md").read_text("utf-8")
 SECTIONS = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", TEXT, re.MULTILINE | re.DOTALL))
 COMMANDS = sorted(set(re.findall(r"^(tidegate [^#\n]+)", TEXT, re.MULTILINE)))
-# Words of the product that nobody knows from elsewhere, or knows by another name.
+# Words of README and `tidegate status` that nobody knows from elsewhere, or by another name.
 WORDS = [
     "frontier", "lag", "lateness", "epoch", "slot", "seal", "segment", "lease", "barrier",
     "coalesced frontier", "dead letter", "order buffer", "release", "publish", "timeline", "pipe",
-    "reducer", "edge event", "preset", "mover", "decision", "pin",
+    "reducer", "edge event", "preset", "mover", "decision", "pin", "holder", "unpublished",
 ]  # fmt: skip
 
 

@@ -668,6 +668,16 @@ def test_sources_can_be_told_apart_in_every_chart(show: Open) -> None:
     assert len(set(page.evaluate(looks))) == 24
 
 
+def test_panels_share_the_width_of_a_laptop(show: Open) -> None:
+    """No chart leaves half of the page empty beside it."""
+    page = show("#/flights")
+    left, right = (page.locator(f"#{name}").bounding_box() for name in ("sources", "throughput"))
+    assert left is not None
+    assert right is not None
+    assert left["y"] == right["y"]
+    assert left["x"] + left["width"] <= right["x"]
+
+
 def test_the_page_explains_its_words(show: Open) -> None:
     """The frontier is named a watermark, as in Spark and Flink."""
     words = show("#/flights").locator("#words")
