@@ -13,7 +13,8 @@ def find_missing_tests(names: Iterable[str]) -> list[str]:
     """Return the names that are no test.
 
     Args:
-        names: ``tests/FOLDER/test_FILE.py::test_NAME`` without parameters, or a file alone.
+        names: path of a test file from the root, then ``::`` and the function without parameters;
+            the path alone stands for the file.
     """
     return [name for name in names if not _is_test(name)]
 
