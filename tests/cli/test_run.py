@@ -140,6 +140,25 @@ def test_the_line_of_an_epoch_tells_what_was_set_aside(
     assert "read 30  released 15  dead 12  dead objects 1  frontier" in out
 
 
+def test_the_end_of_a_run_names_what_is_paused(
+    cli: Cli, spec_file: Path, log: SlotLog, driver: Callable[[Run], None]
+) -> None:
+    """A run ends well although a reducer cannot go on; that must not look complete."""
+    sealed = log.head().record
+    assert sealed is not None
+    states = {"odd": {"status": "paused"}, "even": {"status": "live"}}
+    report = sealed.model_copy(update={"notes": {"streams": {"attachments": states}}})
+    decision = SimpleNamespace(barriers=(), frontier_after=0)
+
+    def run(_spec: PipelineSpec, options: RunOptions) -> RunOutcome:
+        options.on_epoch(EpochReport(sealed.id, 10, False, cast(Any, decision), report), 0.5)
+        return RunOutcome("finished", "every source is bounded and read to its end")
+
+    driver(run)
+    out = cli("run", "flights.yaml").out
+    assert ("odd is paused at a row" in out, "even" in out) == (True, False)
+
+
 def test_until_end_refuses_topics(cli: Cli, tmp_path: Path) -> None:
     """A topic has no end to wait for."""
     topic = (
