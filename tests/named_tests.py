@@ -14,7 +14,7 @@ def find_missing_tests(names: Iterable[str]) -> list[str]:
 
     Args:
         names: path of a test file from the root, then ``::`` and the function without parameters;
-            the path alone stands for the file.
+            a path without a function names the file.
     """
     return [name for name in names if not _is_test(name)]
 
