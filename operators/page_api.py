@@ -409,14 +409,19 @@ def _shorten_patience(store: Store) -> Store:
 def _render_error_codes() -> str:
     """The rows of docs/errors.md, to which `web/errors.md` leads, as one HTML table."""
     text = files("tidegate.operators").joinpath("web", "errors.md").read_text("utf-8")
+    heads = ["Class", "What happened", "What was kept", "What to do"]
     rows = []
     for code, rest in re.findall(r'^\| <a id="(.+?)"></a>\S+ \| (.*) \| \S+ \|$', text, re.M):
-        cells = "<td>".join(html.escape(rest).split(" | "))
-        rows.append(f'<tr id="{code}"><td>{code}<td>{cells}')
-    head = "<th>".join(["Code", "Class", "What happened", "What was kept", "What to do"])
+        named = zip(heads, html.escape(rest).split(" | "), strict=True)
+        cells = (f'<td class="wrap" data-head="{head}">{cell}' for head, cell in named)
+        rows.append(f'<tr id="{code}"><td>{code}{"".join(cells)}')
+    head = "<th>".join(["Code", *heads])
+    begin = '<!doctype html><html lang="en"><meta name="viewport" content="width=device-width">'
     style = '<link rel="icon" href="data:,"><link rel="stylesheet" href="assets/style.css">'
+    theme = '<script src="assets/theme.js"></script>'
     title = "<title>Error codes</title><main><h1>Error codes</h1>"
-    return f"<!doctype html>{style}{title}<table><tr><th>{head}{''.join(rows)}</table>"
+    table = f"<table><thead><tr><th>{head}<tbody>{''.join(rows)}</table>"
+    return f"{begin}{style}{theme}{title}{table}"
 
 
 def _serve_file(name: str, request: Request) -> Response:

@@ -1,5 +1,5 @@
 // Which page is shown, and its heartbeat: ask, draw, wait. Old content stays while no one answers, and says how old it is.
-import {ago, ask, fill, h, mark, setNow, tick} from "./dom.js";
+import {ago, ask, fill, h, mark, sentence, setNow, tick} from "./dom.js";
 import {listPage} from "./list.js";
 import {streamPage} from "./stream.js";
 
@@ -35,7 +35,7 @@ function go() {
   good = null;
   place = next.section;
   document.title = page.title;
-  MAIN.replaceChildren(h("p", {class: "loading"}, "Reading…"));
+  MAIN.replaceChildren(h("h1", {class: "unseen"}, page.title), h("p", {class: "loading"}, `Reading ${next.pipeline || "the streams"}…`));
   document.getElementById("dialog").close();
   scrollTo(0, 0);
   refresh(true);
@@ -61,7 +61,7 @@ async function refresh(now = false) {
   timer = setTimeout(refresh, EVERY);
 }
 function trouble(error) {
-  fill(BANNER, [error.message, good], () => h("p", {class: "note bad"}, mark("bad"), h("span", {}, error.message, error.advice ? ` ${error.advice}` : "", good ? h("span", {class: "soft"}, " What you see is from ", ago(good), ".") : "")));
+  fill(BANNER, [error.message, good], () => h("p", {class: "note bad"}, mark("bad"), h("span", {}, sentence(error.message), error.advice ? ` ${sentence(error.advice.charAt(0).toUpperCase() + error.advice.slice(1))}` : "", good ? h("span", {class: "soft"}, " What you see is from ", ago(good), ".") : "")));
   if (good === null) MAIN.replaceChildren(h("div", {class: "card empty"}, h("h1", {}, error.status === 404 ? "There is no such stream." : "Nothing to show yet."), h("p", {}, framed ? "" : h("a", {href: "#/"}, "All streams"))));
 }
 addEventListener("hashchange", go);

@@ -3,6 +3,8 @@ import {count, h, span, when} from "./dom.js";
 
 const COLOURS = 8, DASHES = [null, "7 4", "2 3"]; // colours that differ in every kind of colour vision; then other lines
 export const look = i => ({colour: `var(--s${i % COLOURS})`, dash: DASHES[Math.floor(i / COLOURS) % DASHES.length]});
+/** A background that shows the colour and the dashes of a line. */
+export const swatch = ({colour, dash}) => dash ? `repeating-linear-gradient(90deg, ${colour} 0 3px, transparent 3px 5px)` : colour;
 const day = 86_400_000;
 
 function clock(ms, range) {
@@ -77,8 +79,9 @@ export function lines(label, {height = 200, zero = false, time = false, duration
     const svg = h("svg", {viewBox: `0 0 ${W} ${H}`, width: W, height: H, role: "img", tabindex: 0, "aria-label": says(name)});
     for (const v of time ? timeTicks(low, high, 5) : duration && high > 60 ? timeTicks(low * 1000, high * 1000, 4).map(v => v / 1000) : ticks(low, high, 4)) svg.append(
       h("line", {x1: L, x2: W - R, y1: y(v), y2: y(v), class: "grid"}), h("text", {x: L - 8, y: y(v) + 4, "text-anchor": "end"}, name(v)));
-    let last = -99;
+    let last = L - 38; // the first label stays clear of the zone
     for (const t of timeTicks(from, to, W / 90)) if (x(t) - last > 62 && x(t) < W - R - 20) { last = x(t); svg.append(h("text", {x: last, y: H - 6, "text-anchor": "middle"}, clock(t, to - from))); }
+    svg.append(h("text", {x: L - 8, y: H - 6, "text-anchor": "end"}, "UTC"));
     points.forEach((p, i) => { if (i && p.timeline !== points[i - 1].timeline) svg.append(
       h("line", {x1: x(p.at), x2: x(p.at), y1: T, y2: floor, class: "fork"}), h("text", {x: x(p.at) - 5, y: T + 9, "text-anchor": "end"}, "restored")); });
     if (held) strips(svg, floor + 4);
@@ -126,17 +129,17 @@ export function lines(label, {height = 200, zero = false, time = false, duration
       if (v !== null && v !== undefined) { dot.setAttribute("cx", x(p.at)); dot.setAttribute("cy", dots.place(v)); }
     });
     if (p) { cross.setAttribute("x1", x(p.at)); cross.setAttribute("x2", x(p.at)); }
-    const full = time ? when : unit, q = p || points.at(-1);
+    const full = time ? v => `${when(v)} UTC` : unit, q = p || points.at(-1);
     const holder = q && held?.(q);
-    readout.replaceChildren(...(q ? [h("span", {class: "soft"}, p ? windows ? when(q.at) : `epoch ${q.slot}, ${when(q.at).slice(11)}` : "newest"),
-      ...series.map(s => { const v = s.value(q); return h("span", {}, h("i", {css: {background: s.colour}}), `${s.name} `, h("b", {}, v === null || v === undefined ? "–" : full(v))); }),
+    readout.replaceChildren(...(q ? [h("span", {class: "soft"}, p ? windows ? `${when(q.at)} UTC` : `epoch ${q.slot}, ${when(q.at).slice(11)} UTC` : "newest"),
+      ...series.map(s => { const v = s.value(q); return h("span", {}, h("i", {css: {background: swatch(s)}}), `${s.name} `, h("b", {}, v === null || v === undefined ? "–" : full(v))); }),
       holder ? h("span", {}, "held by ", h("b", {}, holder.name)) : null].filter(Boolean) : []));
   }
   function list() {
     if (!numbers.open) return;
     const full = time ? when : unit;
     numbers.lastChild.replaceChildren(h("table", {class: "small", "aria-label": label},
-      h("thead", {}, h("tr", {}, [...(windows ? ["Window"] : ["Epoch", "Sealed"]), ...series.map(s => s.name), ...(held ? ["Held by"] : [])].map(t => h("th", {scope: "col"}, t)))),
+      h("thead", {}, h("tr", {}, [...(windows ? ["Window (UTC)"] : ["Epoch", "Sealed (UTC)"]), ...series.map(s => time ? `${s.name} (UTC)` : s.name), ...(held ? ["Held by"] : [])].map(t => h("th", {scope: "col"}, t)))),
       h("tbody", {}, points.slice(-20).reverse().map(p => h("tr", {}, [...(windows ? [] : [p.slot]), when(p.at), ...series.map(s => { const v = s.value(p); return v === null || v === undefined ? "–" : full(v); }), ...(held ? [held(p)?.name || "–"] : [])]
         .map(c => h("td", {class: "num"}, c)))))));
   }
@@ -190,7 +193,8 @@ export function histogram(label) {
     const text = JSON.stringify(next);
     if (text === seen) return;
     seen = text; data = next;
-    names.replaceChildren(...Object.keys(next.sources).map(name => h("li", {}, h("i", {css: {background: lookOf(name).colour}}), name)), h("li", {class: "soft"}, "bars: rows; lines: share that would be late at that lag"));
+    names.replaceChildren(...Object.keys(next.sources).map(name => h("li", {}, h("i", {css: {background: swatch(lookOf(name))}}), name)), h("li", {class: "soft"}, "bars: rows; lines: share that would be late at that lag"));
+    names.hidden = !Object.values(next.sources).some(s => s.rows);
     again();
   }};
 }
@@ -204,13 +208,13 @@ export function barrierLanes(label) {
   let barriers = [], open = [], members = [];
   const {node, again} = canvas("plot", draw);
   function draw(box, W) {
-    const pad = Math.min(110, 14 + 7 * Math.max(6, ...members.map(m => m.length))), lane = 22, H = T + lane * (members.length + 1) + 22;
+    const pad = Math.min(Math.max(110, W * .3), 14 + 7 * Math.max(6, ...members.map(m => m.length))), most = Math.floor((pad - 14) / 7), lane = 22, H = T + lane * (members.length + 1) + 22;
     const fit = Math.max(3, Math.floor((W - pad) / 54) - open.length), shown = barriers.slice(0, Math.min(12, fit)).reverse();
     const columns = shown.length + open.length;
     if (!columns) { box.replaceChildren(); return; }
     const step = (W - pad - 8) / columns;
     const svg = h("svg", {viewBox: `0 0 ${W} ${H}`, width: W, height: H, role: "img", "aria-label": `${label}: the newest ${shown.length} barriers, left to right; the table below says the same.`});
-    members.forEach((member, i) => svg.append(h("text", {x: pad - 10, y: T + lane * i + 15, "text-anchor": "end"}, member), h("line", {x1: pad, x2: W - 8, y1: T + lane * i + 11, y2: T + lane * i + 11, class: "grid"})));
+    members.forEach((member, i) => svg.append(h("text", {x: pad - 10, y: T + lane * i + 15, "text-anchor": "end"}, h("title", {}, member), member.length > most ? "…" + member.slice(1 - most) : member), h("line", {x1: pad, x2: W - 8, y1: T + lane * i + 11, y2: T + lane * i + 11, class: "grid"})));
     svg.append(h("text", {x: pad - 10, y: T + lane * members.length + 15, "text-anchor": "end"}, "waited"));
     [...shown, ...open.map(b => ({...b, open: true, tardy: []}))].forEach((b, c) => {
       const mid = pad + step * (c + .5), tone = b.open ? "off" : toneOf(b.outcome), inner = step * .7;

@@ -11,7 +11,8 @@ export function checkpointPanel(pipeline, stream) {
   const older = h("button", {id: "page-older", click: () => turn([...pages, shown.next])}, "Older ›");
   older.disabled = true; // nothing is shown yet to be older than
   const which = h("select", {id: "which", change: () => { abandoned = which.value === "abandoned"; turn([null]); }}, h("option", {value: "lineage"}, "the current lineage"), h("option", {value: "abandoned"}, "left behind by restores"));
-  const node = card("checkpoints", "Checkpoints", h("label", {class: "choice"}, "Show ", which), h("label", {class: "choice"}, "sealed until (UTC) ", h("input", {id: "until", type: "datetime-local", step: 1, change: event => { until = event.target.value; turn([null]); }})), fresh, body, h("div", {class: "pager", role: "group", "aria-label": "Pages of checkpoints"}, newest, newer, older));
+  const pager = h("div", {class: "pager", role: "group", "aria-label": "Pages of checkpoints"}, newest, newer, older);
+  const node = card("checkpoints", "Checkpoints", h("div", {class: "choice"}, h("label", {}, "Show ", which), h("label", {}, "sealed until (UTC) ", h("input", {id: "until", type: "datetime-local", step: 1, change: event => { until = event.target.value; turn([null]); }}))), fresh, body, pager);
 
   async function turn(to) {
     pages = to;
@@ -52,13 +53,14 @@ export function checkpointPanel(pipeline, stream) {
       r.healthy === null ? h("span", {class: "soft"}, "not judged") : r.healthy ? h("span", {class: "good"}, mark("good"), "healthy") : h("span", {class: "bad"}, mark("bad"), "unhealthy"),
       r.kind !== "epoch" ? null : h("span", {class: "acts"},
         r.restorable && may.includes("recover") ? h("button", {id: `restore-${r.id}`, "aria-label": `Restore ${r.id}`, click: () => restore(s, r.id)}, "Restore…") : null,
-        r.restorable && may.includes("pin") ? h("button", {id: `pin-${r.id}`, "aria-label": `Pin ${r.id}`, click: () => pin(s, r)}, r.pins.length ? "Unpin…" : "Pin…") : null,
+        r.restorable && may.includes("pin") ? h("button", {id: `pin-${r.id}`, "aria-label": `${r.pins.length ? "Unpin" : "Pin"} ${r.id}`, click: () => pin(s, r)}, r.pins.length ? "Unpin…" : "Pin…") : null,
         h("button", {id: `diff-${r.id}`, "aria-label": `Diff ${r.id}`, click: () => compare(s, r.id, shown.rows)}, "Diff…"))]};
   }
   function draw() {
     const s = stream();
     newest.disabled = newer.disabled = pages.length === 1;
     older.disabled = !shown.next;
+    pager.hidden = pages.length === 1 && !shown.next; // all are on this page
     fresh.replaceChildren();
     fill(body, [shown.rows, s?.may, s?.checkpoint && pages.length === 1], () => shown.rows.length
       ? table("Checkpoints", ["Checkpoint", "State", "Age", ">Rows read", ">Late", ">Size", "Verified", "Quality", ""], shown.rows.map(row))

@@ -38,7 +38,7 @@ export function checksPanel(pipeline) {
     const failed = found.checks.filter(check => !check.passed), passed = found.checks.filter(check => check.passed);
     fill(body, found, () => found.checks.length ? [
       h("p", {class: "soft"}, `${plural(found.checks.length, "check")}, ${failed.length} failed, `, ago(Date.parse(found.at)), `; trends over ${plural(runs.length, "run")}.`), failed.map(failure),
-      h("details", {class: "numbers", id: "passed"}, h("summary", {}, `${plural(passed.length, "check")} passed`), table("Passed checks", ["Check~", "Seen", "Limit", "Trend", "Owner"], passed.map(check => ({cells: [h("span", {title: check.id}, check.says), ...facts(check)]}))))] : empty("The quality checks have not run yet. Airflow runs them, and so does ", code(`tidegate quality ${pipeline}`), "."));
+      h("details", {class: "numbers", id: "passed"}, h("summary", {}, `${plural(passed.length, "check")} passed`), table("Passed checks", ["Check~", "Seen", "Limit", "Trend", "Owner"], passed.map(check => ({cells: [h("span", {title: check.id}, check.says), ...facts(check)]}))))] : empty("The quality checks have not run yet.", h("p", {}, "Airflow runs them, and so does ", code(`tidegate quality ${pipeline}`), ".")));
   }
   return {node, update(s) {
     const now = s.quality?.at || "";

@@ -1,5 +1,5 @@
 // What a person does: restore, pin, compare, check, approve. Everything that writes is a run of a DAG, started through Airflow's API.
-import {ago, airflow, announce, ask, checkpoint, code, count, fill, h, insist, mark, plural, sinceThen, size, table, when} from "./dom.js";
+import {ago, airflow, announce, ask, breakable, checkpoint, code, count, fill, h, insist, mark, plural, sentence, sinceThen, size, table, when} from "./dom.js";
 
 const DIALOG = document.getElementById("dialog");
 const runs = dag => `/api/v2/dags/${dag}/dagRuns`;
@@ -12,7 +12,7 @@ function show(title, ...body) {
   (DIALOG.querySelector("[autofocus]") || DIALOG.querySelector("button"))?.focus();
 }
 const cancel = (word = "Cancel") => h("button", {type: "button", id: "dialog-close", click: () => DIALOG.close()}, word);
-const problem = error => h("p", {class: "note bad", role: "alert"}, mark("bad"), h("span", {}, error.message, error.advice ? h("span", {class: "soft"}, ` Next: ${error.advice}`) : null));
+const problem = error => h("p", {class: "note bad", role: "alert"}, mark("bad"), h("span", {}, sentence(error.message), error.advice ? h("span", {class: "soft"}, ` Next: ${sentence(error.advice)}`) : null));
 
 // Requests for runs go one after another: on SQLite Airflow's server writes its audit log in its event loop, and there two of them wait for each other until a time-out (infra/airflow_processes.py).
 let posting = Promise.resolve();
@@ -23,14 +23,14 @@ async function start(dag, conf, say, done, endless = false) {
   const posted = posting.then(() => insist(runs(dag), "POST", {logical_date: null, dag_run_id: id, conf}));
   posting = posted.catch(() => {});
   await posted;
-  const link = airflow(`/dags/${dag}/runs/${encodeURIComponent(id)}`, "the run in Airflow");
+  const link = airflow(`/dags/${dag}/runs/${encodeURIComponent(id)}`, "The run in Airflow");
   const seen = `${runs(dag)}/${encodeURIComponent(id)}`;
   for (;;) {
     const [state, tasks] = await Promise.all([ask(seen), ask(`${seen}/taskInstances`)]).catch(() => [null, null]);
     if (state) {
       const at = tasks.task_instances.filter(t => t.state && t.state !== "success").map(t => `${t.task_id}: ${t.state.replace("_", " ")}`).join(", ");
       const ended = ["success", "failed"].includes(state.state), tone = {success: "good", failed: "bad"}[state.state] || "off";
-      say.replaceChildren(h("p", {class: `note ${tone}`}, mark(tone), h("span", {}, ended ? state.state === "success" ? "Done. " : "It failed; the reason stands in the log. " : `${state.state}${at ? `, ${at}` : ""}. `, link)));
+      say.replaceChildren(h("p", {class: `note ${tone}`}, mark(tone), h("span", {}, ended ? state.state === "success" ? "Done. " : "It failed. The log of the run says why. " : `${state.state}${at ? `, ${at}` : ""}. `, link)));
       if (endless && state.state === "running") { say.replaceChildren(h("p", {class: "note good"}, mark("good"), h("span", {}, "Airflow has begun. The state on this page follows within a minute. ", link))); return; }
       if (ended) { announce(state.state === "success" ? "Done" : "It failed"); done?.(state.state); return; }
       if (tasks.task_instances.some(t => t.state === "awaiting_input")) { say.append(h("p", {}, "Someone else has to approve it: here on the page of this stream, or in Airflow.")); return; }
@@ -45,10 +45,14 @@ function form(title, intro, fields, button, send) {
   const say = h("div", {"aria-live": "polite"}), go = h("button", {class: "main", id: "dialog-go"}, button), end = cancel();
   const node = h("form", {submit: async event => {
     event.preventDefault();
-    go.disabled = true;
+    const asked = on => { // what was asked for goes on without this window, so there is nothing to cancel in it
+      for (const part of [go, ...node.querySelectorAll("input, select")]) part.disabled = on;
+      end.textContent = on ? "Close" : "Cancel";
+    };
     say.replaceChildren(h("p", {class: "soft"}, "Starting…"));
-    try { await send(say); for (const part of node.querySelectorAll("input, select")) part.disabled = true; end.textContent = "Close"; }
-    catch (error) { say.replaceChildren(problem(error)); go.disabled = false; }
+    asked(true);
+    try { await send(say); }
+    catch (error) { say.replaceChildren(problem(error)); asked(false); }
   }}, intro, fields, say, h("div", {class: "buttons"}, end, go));
   show(title, node);
   return {go, say};
@@ -109,12 +113,12 @@ export async function restore(s, id) {
   dry.addEventListener("change", () => { go.textContent = dry.checked ? "Verify and report" : s.approval ? "Ask for it" : "Restore"; });
   try {
     const plan = await ask(`api/streams/${s.dag_id}/impact?checkpoint=${encodeURIComponent(id)}`);
-    const {retained, ...back} = plan.rows;
+    const {retained, ...back} = plan.rows, moved = plan.epochs_rewound || plan.epochs_regained;
     report.replaceChildren(h("dl", {class: "pairs"}, [
       ["Taken back", plan.epochs_rewound ? `${plural(plan.epochs_rewound, "epoch")}, everything since ${when(plan.since)} UTC` : "nothing"],
       plan.epochs_regained ? ["Regained", plural(plan.epochs_regained, "epoch")] : null,
-      ["Rows", summed(back)], retained ? ["Rows that wait for their order", `${count(Math.abs(retained))} ${retained > 0 ? "fewer" : "more"}`] : null,
-      ["Rows of tables", summed(plan.tables)], ["Window results", summed(plan.windows)],
+      moved ? ["Rows", summed(back)] : null, retained ? ["Rows that wait for their order", `${count(Math.abs(retained))} ${retained > 0 ? "fewer" : "more"}`] : null,
+      ...moved ? [["Rows of tables", summed(plan.tables)], ["Window results", summed(plan.windows)]] : [],
       ...plan.sinks.map(one => [`Query ${one.query}`, `from batch ${one.newest} to ${one.batch ?? "the beginning"}; ${one.sink}: ${FOLLOWS[one.rewind] || one.rewind}`]),
       plan.spec_changed ? ["Mind", "the spec has changed since that checkpoint"] : null,
     ].filter(Boolean).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)))));
@@ -136,11 +140,11 @@ export function restoreSeveral(streams) {
       const plan = await insist(`${base}impact?checkpoint=${encodeURIComponent(found.rows[0].id)}`, "GET");
       if (at !== time.value) return;
       row.target = found.rows[0].id;
-      row.out.replaceChildren(checkpoint(row.target), ` takes back ${plural(plan.epochs_rewound, "epoch")}`, row.s.approval ? "; another person has to approve it" : "");
+      row.out.replaceChildren(checkpoint(row.target), plan.epochs_rewound ? ` takes back ${plural(plan.epochs_rewound, "epoch")}` : " takes nothing back", row.s.approval ? "; another person has to approve it" : "");
     } catch (error) { if (at === time.value) row.out.replaceChildren(error.message); }
   }
   form("Restore several streams", h("p", {}, "Each stream you tick drains and stops, goes back to its newest checkpoint sealed until the time below, and starts again by itself."),
-    [field("Sealed until (UTC)", time), table("Streams", ["Stream", "Back to~"], rows.map(r => ({cells: [h("label", {class: "check"}, r.box, ` ${r.s.pipeline}`), r.out]}))), field("Reason, kept with the restores", why)],
+    [field("Sealed until (UTC)", time), table("Streams", ["Stream", "Back to~"], rows.map(r => ({cells: [h("label", {class: "check"}, r.box, " ", breakable(r.s.pipeline)), r.out]}))), field("Reason, kept with the restores", why)],
     "Restore them", async () => {
       const chosen = rows.filter(r => r.box.checked);
       if (!chosen.length || chosen.some(r => !r.target)) throw new Error("Tick only streams that have such a checkpoint.");
@@ -175,15 +179,15 @@ export function compare(s, id, rows) {
   const other = h("select", {id: "other", "aria-label": "The other checkpoint", autofocus: true, change: () => read()}, choices.map(([value, name]) => h("option", {value}, name)));
   const out = h("div", {class: "report", "aria-live": "polite"});
   show("What differs", h("p", {}, checkpoint(id), " compared with ", other), out, h("div", {class: "buttons"}, cancel("Close")));
-  const text = (v, name) => v === null || v === undefined ? "–" : typeof v === "number" ? /frontier|since|time|opened|clock|latest|newest/.test(name) && v > 1e14 ? when(v / 1000) : count(v) : typeof v === "string" ? v : JSON.stringify(v);
-  const part = (title, pairs) => { const found = Object.entries(pairs); return found.length ? [h("h3", {}, title), h("div", {class: "scroll", tabindex: 0}, table(title, ["Name", "There", "Here"], found.slice(0, 60).map(([name, pair]) => ({cells: [code(name), text(pair.left, name), text(pair.right, name)]})))), found.length > 60 ? h("p", {class: "soft"}, `and ${found.length - 60} more`) : null] : null; };
+  const text = (v, name) => v === null || v === undefined ? "–" : typeof v === "number" ? /frontier|since|time|opened|clock|latest|newest/.test(name) && v > 1e14 ? `${when(v / 1000)} UTC` : count(v) : typeof v === "string" ? v : JSON.stringify(v);
+  const part = (title, pairs) => { const found = Object.entries(pairs); return found.length ? [h("h3", {}, title), h("div", {class: "scroll", tabindex: 0}, table(title, ["Name", "The other", "This one"], found.slice(0, 60).map(([name, pair]) => ({cells: [code(name), text(pair.left, name), text(pair.right, name)]})))), found.length > 60 ? h("p", {class: "soft"}, `and ${found.length - 60} more`) : null] : null; };
   async function read() {
     out.replaceChildren(h("p", {class: "soft"}, "Reading both…"));
     try {
       const found = await ask(`api/streams/${s.dag_id}/diff?left=${encodeURIComponent(other.value)}&right=${encodeURIComponent(id)}`);
       const rowsOf = Object.entries(found.counters);
       out.replaceChildren(...[found.left === found.right ? h("p", {}, "It is the same checkpoint.") : null, found.spec_changed ? h("p", {class: "note warn"}, mark("warn"), "The spec differs.") : null,
-        rowsOf.length ? [h("h3", {}, "Rows, here less there"), table("Rows", ["Disposition", ">Rows"], rowsOf.map(([name, n]) => ({cells: [name.replace("_", " "), (n > 0 ? "+" : "") + count(n)]})))] : null,
+        rowsOf.length ? [h("h3", {}, "Rows, this one less the other"), table("Rows", ["Disposition", ">Rows"], rowsOf.map(([name, n]) => ({cells: [name.replace("_", " "), (n > 0 ? "+" : "") + count(n)]})))] : null,
         part("Rows the epochs wrote", found.tables), part("Rows in the state", found.state), part("Positions", found.positions), part("Frontiers, statuses, barriers", found.decider)].flat(4).filter(Boolean));
     } catch (error) { out.replaceChildren(problem(error)); }
   }
@@ -197,7 +201,7 @@ export async function inspect(pipeline, id, done) {
     const found = await ask(`api/streams/${pipeline}.stream/verify?checkpoint=${encodeURIComponent(id)}`);
     const tone = {healthy: "good", damaged: "bad"}[found.verdict] || "warn";
     out.replaceChildren(h("p", {class: `note ${tone}`}, mark(tone), h("span", {}, found.verdict === "healthy" ? `Whole: ${plural(found.objects, "object")}, ${size(found.bytes)}, all there in the right size. A restore reads their checksums too.` : `It is ${found.verdict}.`)),
-      found.findings.length ? table("Findings", ["Object~", "Problem"], found.findings.slice(0, 20).map(f => ({cells: [code(f.key), `${f.problem}: ${f.detail}`]}))) : "");
+      found.findings.length ? table("Findings", ["Object~", "Problem~"], found.findings.slice(0, 20).map(f => ({cells: [code(f.key), `${f.problem}: ${f.detail}`]}))) : "");
     done();
   } catch (error) { out.replaceChildren(problem(error)); }
 }
@@ -222,9 +226,9 @@ export function questions(node, s, refresh) {
     const choices = q.options.slice().reverse().map((option, i) => h("button", {class: option === "Approve" ? "main" : null, id: `answer-${run.run_id}-${i}`, disabled: early > 0 || barred(option), click: answer(option)}, option));
     if (early > 0) setTimeout(() => choices.forEach(b => { b.disabled = barred(b.textContent); }), early);
     return h("section", {class: "card question", "aria-label": q.subject}, h("h2", {}, mark("warn"), q.subject),
-      h("p", {class: "soft"}, `Asked by ${run.who || "someone"}, `, ago(q.since), q.assigned.length ? `; to be answered by ${q.assigned.join(" or ")}` : "; to be answered by someone else than who asked"),
+      h("p", {class: "soft"}, `Asked by ${run.who || "someone"}, `, ago(q.since), q.assigned.length ? `; to be answered by ${q.assigned.join(" or ")}` : "; to be answered by someone other than the person who asked"),
       q.refusal ? h("p", {class: "note off"}, mark("off"), h("span", {}, `You cannot approve this: ${q.refusal}.`)) : null,
-      h("pre", {}, (q.body || "").replaceAll("```", "").replaceAll("**", "").trim()), say,
+      h("pre", {}, (q.body || "").replaceAll("```", "").replaceAll("**", "").replace(/\n{3,}/g, "\n\n").trim()), say,
       h("div", {class: "buttons"}, airflow(`/dags/${run.dag_id}/runs/${encodeURIComponent(run.run_id)}/required_actions`, "In Airflow"), choices));
   }));
 }

@@ -26,6 +26,10 @@ export function fill(node, signature, build) {
 }
 
 export const count = n => n === null || n === undefined ? "–" : Number(n).toLocaleString("en");
+/** A message as a sentence: messages of the server come without a full stop. */
+export const sentence = text => /[.!?]$/.test(text) ? text : `${text}.`;
+/** A name that may break after each underscore, dash and dot, nowhere else. */
+export const breakable = text => text.split(/(?<=[_.-])/).flatMap(part => [part, h("wbr")]).slice(0, -1);
 export const plural = (n, word) => `${count(n)} ${word}${n === 1 ? "" : "s"}`;
 export const when = ms => ms ? new Date(ms).toISOString().slice(0, 19).replace("T", " ") : "–";
 export const share = (part, all) => all ? (part / all * 100).toFixed(part / all < .1 ? 1 : 0) + " %" : "–";

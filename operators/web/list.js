@@ -1,6 +1,6 @@
 // All pipelines: what is wrong first, a filter, and why.
 import {restoreSeveral} from "./dialogs.js";
-import {ago, airflow, announce, count, empty, fill, h, mark, pill, plural, share, table, when} from "./dom.js";
+import {ago, airflow, announce, breakable, count, empty, fill, h, mark, pill, plural, share, table, when} from "./dom.js";
 
 const TONES = [["bad", "Broken"], ["warn", "Attention"], ["good", "Well"], ["off", "At rest"]];
 const rank = {bad: 0, warn: 1, good: 2, off: 3};
@@ -21,11 +21,12 @@ export function listPage(open) {
   }
   function why(s) {
     if (s.findings.length) return h("ul", {class: "findings"}, s.findings.map(f => h("li", {class: f.tone}, mark(f.tone), f.says)));
-    return h("span", {class: "soft"}, s.why || (s.holder && s.tone === "good" ? `frontier held by ${s.holder.member}: ${s.holder.why}` : ""));
+    const text = s.why || (s.holder && s.tone === "good" ? `frontier held by ${s.holder.member}: ${s.holder.why}` : "");
+    return text ? h("span", {class: "soft"}, text) : null;
   }
   function row(s) {
     return {"data-pipeline": s.pipeline, click: event => { if (!event.target.closest("a") && !getSelection().toString()) open(s.pipeline); }, class: "open",
-      cells: [h("a", {href: `#/${s.pipeline}`, id: `open-${s.pipeline}`, class: "name"}, s.pipeline), pill(s.tone, s.state), why(s),
+      cells: [h("a", {href: `#/${s.pipeline}`, id: `open-${s.pipeline}`, class: "name"}, breakable(s.pipeline)), pill(s.tone, s.state), why(s),
         h("span", {class: "num nowrap"}, when(s.latest?.frontier)), ago(s.sealed_at), count(s.latest?.read), s.latest ? share(s.latest.late, s.latest.read) : "–"]};
   }
   function show() {

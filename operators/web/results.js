@@ -1,11 +1,11 @@
 // What the stream has written: a sample of each table, late rows and dead letters by reason, and where a row is.
 import {lines, look} from "./chart.js";
-import {card, checkpoint, code, count, empty, fill, h, insist, mark, span, table, when} from "./dom.js";
+import {card, checkpoint, code, count, empty, fill, h, insist, mark, plural, sentence, span, table, when} from "./dom.js";
 
 const EVERY = 10_000; // milliseconds between two looks at the tables
 const NAMES = {reason: "Reason", output: "Output", _source: "Source"};
 
-export function resultsPanel(pipeline, showRows) {
+export function resultsPanel(pipeline, showRows, lookOf) {
   const base = `api/streams/${pipeline}.stream/results/`, get = (what, asked = {}) => insist(`${base}${what}?${new URLSearchParams(asked)}`, "GET");
   let tables = [], chosen = null, filters = {}, slot = null, at = 0, busy = false;
   const pick = h("select", {id: "results-table", "aria-label": "Table", change: () => choose(pick.value)});
@@ -25,11 +25,11 @@ export function resultsPanel(pipeline, showRows) {
       tables = found.tables;
       chosen ||= (tables.find(t => t.window && t.rows) || tables[0]).table;
       showRows(tables);
-      fill(pick, tables, () => tables.map(t => h("option", {value: t.table}, `${t.table}: ${count(t.rows)} rows`)));
+      fill(pick, tables, () => tables.map(t => h("option", {value: t.table}, `${t.table}: ${plural(t.rows, "row")}`)));
       fill(column, found.columns, () => found.columns.map(name => h("option", {}, name)));
       pick.value = chosen;
       draw(await get("sample", {table: chosen, ...filters}));
-    } catch (error) { fill(about, error.message, () => [error.message, error.advice ? `. Next: ${error.advice}.` : ""]); }
+    } catch (error) { fill(about, error.message, () => [sentence(error.message), error.advice ? ` Next: ${sentence(error.advice)}` : ""]); }
     busy = false;
   }
   function draw(found) {
@@ -38,7 +38,7 @@ export function resultsPanel(pipeline, showRows) {
       ...Object.entries(found.choices).map(([name, pairs]) => h("label", {}, `${NAMES[name]} `, h("select", {id: `only-${name}`, change: event => { filters = {...filters, [name]: event.target.value}; if (!event.target.value) delete filters[name]; load(); }},
         h("option", {value: ""}, "any"), pairs.map(([text, rows]) => h("option", {value: text, selected: filters[name] === text}, `${text} (${count(rows)})`))))),
       numbers.length > 1 ? h("label", {}, "Draw ", h("select", {id: "aggregate", change: () => plot(found.chart)}, numbers.map(name => h("option", {}, name)))) : null,
-      found.matching ? h("a", {href: `${base}export?${asked}`, download: "", id: "download"}, `Download ${count(found.matching)} rows (CSV)`) : null]);
+      found.matching ? h("a", {href: `${base}export?${asked}`, download: "", id: "download"}, `Download ${plural(found.matching, "row")} (CSV)`) : null]);
     fill(about, [one, found.matching, found.searched], () => [one.rows > found.searched ? `The newest ${count(found.searched)} of ${count(one.rows)} rows were searched. ` : "", one.address ? ["Address of the table, for any reader of Iceberg: ", code(one.address)] : "It has no row yet."]);
     plot(found.chart);
     const shown = found.columns.filter(name => found.rows.some(row => row[name] !== null));
@@ -47,7 +47,7 @@ export function resultsPanel(pipeline, showRows) {
   function plot(data) {
     const name = data && (document.getElementById("aggregate")?.value || data.aggregates[0]);
     fill(drawn, Boolean(name && data.points.length > 1), () => name && data.points.length > 1 ? [chart.node] : []);
-    if (name) chart.update(data.points, data.keys.map((key, i) => ({name: key, ...look(i), value: p => p.results[key]?.[name]})));
+    if (name) chart.update(data.points, data.keys.map((key, i) => ({name: key, ...(data.keys.every(lookOf) ? lookOf(key) : look(i)), value: p => p.results[key]?.[name]})));
   }
   const text = v => v === null || v === undefined ? "–" : typeof v === "string" ? v.replace(/(\d\d:\d\d:\d\d)(\.000000)?\+00:00$/, "$1Z") : typeof v === "number" ? String(v) : JSON.stringify(v);
   async function trace() {
@@ -57,7 +57,7 @@ export function resultsPanel(pipeline, showRows) {
       answer.replaceChildren(...rows.length ? rows.map(row => h("div", {class: "found"}, h("p", {}, h("b", {}, `${row.source}/${row.partition}/${row.seq}`), row.event_time ? `, event time ${text(row.event_time)}` : "", h("span", {class: "soft"}, ` ${Object.entries(row.values).filter(([, v]) => v !== null).map(([k, v]) => `${k} ${v}`).join(", ")}`)),
         row.read ? h("p", {class: "soft"}, row.arrived ? `Arrived ${text(row.arrived)}, read` : "Read", " by ", checkpoint(row.read), `, sealed ${text(row.sealed)}.`) : null,
         h("ul", {class: "findings"}, row.places.map(place => h("li", {class: tone(place)}, mark(tone(place)), h("b", {}, `${place.output}: `), explainPlace(place)))))) : [h("p", {class: "note off"}, mark("off"), "No output has such a row. It was not read yet, or your policy dropped it.")]);
-    } catch (error) { answer.replaceChildren(h("p", {class: "note bad"}, mark("bad"), `${error.message}${error.advice ? `. Next: ${error.advice}.` : ""}`)); }
+    } catch (error) { answer.replaceChildren(h("p", {class: "note bad"}, mark("bad"), h("span", {}, sentence(error.message), error.advice ? h("span", {class: "soft"}, ` Next: ${sentence(error.advice)}`) : null))); }
   }
   const tone = place => ({released: "good", counted: "good", inserted: "good", merged: "good", "dead letter": "bad", late: "warn", missing: "warn"}[place.state] || "off");
   function explainPlace({output, state, detail: d}) {

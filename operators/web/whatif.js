@@ -1,6 +1,6 @@
 // What other lags and idle timeouts would have decided, beside what happened. Reads recorded surveys; changes nothing.
 import {lines} from "./chart.js";
-import {card, code, count, fill, h, insist, mark, plural, share, span, table, when} from "./dom.js";
+import {card, code, count, fill, h, insist, mark, plural, sentence, share, span, table} from "./dom.js";
 
 export function whatIfPanel(pipeline) {
   const answer = h("div", {"aria-live": "polite"}), fields = h("div", {}), told = h("p", {class: "soft"});
@@ -26,7 +26,7 @@ export function whatIfPanel(pipeline) {
       if (mine === turn) { if (!sources) offer(found.present); draw(found, asked); }
     } catch (error) {
       told.textContent = "";
-      answer.replaceChildren(h("p", {class: "note bad", role: "alert"}, mark("bad"), h("span", {}, error.message, error.advice ? h("span", {class: "soft"}, ` Next: ${error.advice}`) : null)));
+      answer.replaceChildren(h("p", {class: "note bad", role: "alert"}, mark("bad"), h("span", {}, sentence(error.message), error.advice ? h("span", {class: "soft"}, ` Next: ${sentence(error.advice)}`) : null)));
     }
     go.disabled = false;
   }
@@ -47,7 +47,7 @@ export function whatIfPanel(pipeline) {
     const points = found.points.map(([slot, at, was, other]) => ({slot, at: at / 1000, timeline: 0, was: was === null ? null : was / 1000, other: other === null ? null : other / 1000}));
     fill(answer, found, () => [found.reproduced ? null : h("p", {class: "note warn"}, mark("warn"), "With their own options some epochs come out differently. This is a defect of tidegate; please report it."),
       table("What if", ["", "As it was", "With these options"], rows(found).map(cells => ({cells: cells.map((cell, i) => i ? h("span", {class: "num"}, cell) : cell)}))), chart.node]);
-    chart.update(points, [{name: "as it was", colour: "var(--s0)", value: p => p.was}, {name: "with these", colour: "var(--s1)", dash: "7 4", value: p => p.other}]);
+    chart.update(points, [{name: "as it was", colour: "var(--ink)", value: p => p.was}, {name: "with these", colour: "var(--accent)", dash: "7 4", value: p => p.other}]);
   }
   return {node};
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import pytest
 from playwright.sync_api import expect
 
 from tests.e2e.browser import PATIENCE
@@ -74,6 +75,21 @@ def test_two_checkpoints_are_compared(show: Open) -> None:
     page = show("#/flights")
     page.locator("[id^=diff-]").nth(3).click()
     dialog = page.get_by_role("dialog", name="What differs")
-    expect(dialog).to_contain_text("Rows, here less there")
+    expect(dialog).to_contain_text("Rows, this one less the other")
     dialog.locator("#other").select_option("before_fix")
     expect(dialog).to_contain_text("output.inputs.EWR.frontier")
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_both_choices_above_the_table_can_be_clicked(show: Open, width: int) -> None:
+    """Which checkpoints, and sealed until when: neither covers the other."""
+    page = show("#/flights/checkpoints", width=width)
+    page.locator("#checkpoints tbody tr").first.wait_for()
+    for choice in ("#which", "#until"):
+        page.locator(choice).click(trial=True)
+        box = page.locator(choice).evaluate(
+            """node => { const b = node.getBoundingClientRect();
+            return [[b.left + 3, b.top + 3], [b.right - 3, b.bottom - 3]].every(
+              ([x, y]) => document.elementFromPoint(x, y) === node) }"""
+        )
+        assert box, choice

@@ -66,6 +66,32 @@ def test_a_stream_is_started_and_stopped_where_its_state_is_shown(show: Open) ->
     assert replaced[0]["conf"] == {"reason": "", "replace": True}
 
 
+def test_a_run_that_was_asked_for_cannot_be_cancelled_by_its_window(show: Open) -> None:
+    """The window offers to close itself, and to cancel only what Airflow has not taken."""
+    page = show("#/flights", quiet=False)
+    answer_starts(page)
+    page.get_by_role("button", name="Stop…").click()
+    dialog = page.get_by_role("dialog", name="Stop flights")
+    dialog.get_by_role("button", name="Stop").click()
+    expect(dialog).to_contain_text("running")
+    expect(dialog.locator("#dialog-close")).to_have_text("Close")
+    expect(dialog.get_by_label("Reason")).to_be_disabled()
+    page = show("#/flights", quiet=False)
+    page.route("**/api/v2/dags/**", lambda route: route.fulfill(status=403, json={}))
+    page.get_by_role("button", name="Stop…").click()
+    dialog = page.get_by_role("dialog", name="Stop flights")
+    dialog.get_by_role("button", name="Stop").click()
+    expect(dialog.get_by_role("alert")).to_contain_text("You may not do that")
+    expect(dialog.locator("#dialog-close")).to_have_text("Cancel")
+    expect(dialog.get_by_label("Reason")).to_be_enabled()
+
+
+def test_a_stopped_stream_says_who_stopped_it_and_why(show: Open) -> None:
+    """At the top of its page, where Start is."""
+    header = show("#/clicks").locator("header.top")
+    expect(header).to_contain_text("wanted: stopped, by ann: maintenance of the shop")
+
+
 def test_several_streams_are_restored_to_one_time(show: Open) -> None:
     """Two clicks for all that need attention; each goes to its own checkpoint of that time."""
     page = show(quiet=False)

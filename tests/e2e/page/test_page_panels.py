@@ -60,6 +60,11 @@ def test_a_job_is_not_asked_for_tables(chromium: Browser, tmp_path: Path) -> Non
         page.goto(f"{url}/page#/clicks")
         expect(page.locator("#queries")).to_contain_text("counts")
         expect(page.locator("#proof")).to_contain_text("First epoch")
+        links = page.get_by_role("navigation", name="On this page").get_by_role("link")
+        assert links.all_inner_texts() == [
+            *("Frontier", "Throughput", "Quality", "Checkpoints", "Timeline")
+        ]
+        expect(page.locator(".facts")).not_to_contain_text("Late")
         page.wait_for_timeout(1000)
         assert not [one for one in asked if "/results/" in one]
         page.context.close()
@@ -117,3 +122,17 @@ def test_a_link_to_a_section_holds_while_the_panels_above_it_fill(show: Open) ->
         "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
     )
     expect(heading).not_to_be_in_viewport()
+
+
+def test_a_stream_without_an_epoch_has_no_empty_panels(show: Open) -> None:
+    """What has nothing to show takes no room, and no link leads there."""
+    page = show("#/tides")
+    expect(page.locator("#checkpoints")).to_contain_text("Nothing was sealed yet")
+    links = page.get_by_role("navigation", name="On this page").get_by_role("link")
+    expect(links).to_have_text(["Quality", "Checkpoints", "Timeline"])
+    panels = page.locator("#graph, #sources, #throughput, #results, #lateness, #whatif")
+    expect(panels.filter(visible=True)).to_have_count(0)
+    page = show("#/flights")
+    page.locator("#checkpoints tbody tr").first.wait_for()
+    links = page.get_by_role("navigation", name="On this page").get_by_role("link")
+    expect(links).to_have_count(10)
