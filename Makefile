@@ -103,8 +103,8 @@ presets: venv java warm ## the example of each preset on Spark, epoch by epoch a
 	$(BIN)/python -m tests.conformance.presets_on_spark
 
 .PHONY: a11y
-a11y: venv ## axe-core over every state of the Streams page, light, dark and phone, ends with "0 serious in N states" (npm, chromium)
-	$(BIN)/python -m tests.e2e.a11y
+a11y: venv ## axe-core over every state of the Streams page, light, dark and phone, ends with "0 serious in N states" (PICTURES=folder; npm, chromium)
+	$(BIN)/python -m tests.e2e.a11y $(if $(PICTURES),--pictures $(PICTURES)) $(ARGS)
 
 .PHONY: incidents
 incidents: venv java warm ## ten incidents of docs/incidents.md, recovered from the page in a real browser; ends with "N of 10 recovered" (chromium)

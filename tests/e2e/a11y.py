@@ -1,6 +1,9 @@
 """Judges the states of the Streams page with axe-core, in a real Chromium.
 
-    python -m tests.e2e.a11y       prints each finding; ends with "N serious in N states"
+    python -m tests.e2e.a11y                       prints each finding; ends with "N serious in N
+                                                   states"
+    python -m tests.e2e.a11y --pictures FOLDER     also saves a picture of each state there
+    python -m tests.e2e.a11y --only restore pin --looks dark phone    judges only these
 
 axe-core comes from the package registry, once, into the cache folder. `serious` counts findings
 that axe calls serious or critical; the others are printed too.
@@ -8,94 +11,28 @@ that axe calls serious or critical; the others are printed too.
 
 from __future__ import annotations
 
+import argparse
+import logging
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Page
+from playwright.sync_api import BrowserContext, Page
 
-from tests.e2e.browser import browser_of_the_machine
-from tests.operators.history import GALLERY, gallery
-from tests.operators.pages import FakeAirflowQueries, app_of, served
-from tests.servers.memory_store import MemoryStore
+from tests.e2e.browser import browser_of_the_machine, wide
+from tests.e2e.page.scene import Scene, served_scene
+from tests.e2e.page.states import STATES, State
 
 _AXE = "axe-core@4.14.1"
 _SERIOUS = ("serious", "critical")
-_QUESTION = {
-    "kind": "recover",
-    "dag_id": "flights.recover",
-    "run_id": "r",
-    "state": "running",
-    "who": "ann",
-    "at": 1,
-    "ended": None,
-    "conf": {},
-    "tasks": [],
-    "question": {
-        "task": "approve",
-        "subject": "Restore flights?",
-        "body": "the impact",
-        "options": ["Approve", "Reject"],
-        "assigned": [],
-        "since": 1,
-        "refusal": "you have asked for it",
-    },
+LOOKS: dict[str, dict[str, Any]] = {
+    "light": {"color_scheme": "light", "viewport": {"width": 1280, "height": 900}},
+    "dark": {"color_scheme": "dark", "viewport": {"width": 1280, "height": 900}},
+    "phone": {"color_scheme": "light", "viewport": {"width": 390, "height": 844}},
 }
-
-
-def _press(button: str) -> Callable[[Page], None]:
-    def press(page: Page) -> None:
-        page.locator(button).first.click()
-        page.get_by_role("dialog").wait_for()
-
-    return press
-
-
-def _look_for_a_row(page: Page) -> None:
-    page.get_by_label("Value").fill("7")
-    page.get_by_role("button", name="Find").click()
-    page.locator("#results .note").wait_for()
-
-
-def _open_everything(page: Page) -> None:
-    for summary in page.locator("summary").all():
-        summary.click()
-
-
-def _open_what_if(page: Page) -> None:
-    page.locator("#whatif-open summary").click()
-    page.locator("#whatif .note, #whatif table").first.wait_for()
-
-
-# Name, address, and what is done there.
-STATES: list[tuple[str, str, Callable[[Page], None]]] = [
-    ("list", "", lambda page: page.locator("tr[data-pipeline]").first.wait_for()),
-    ("running", "#/flights", lambda page: page.locator("#trail tbody tr").first.wait_for()),
-    ("tables and words", "#/flights", _open_everything),
-    ("a row that is not there", "#/flights", _look_for_a_row),
-    ("restore", "#/flights", _press("[id^=restore-]")),
-    ("pin", "#/flights", _press("[id^=pin-]")),
-    ("diff", "#/flights", _press("[id^=diff-]")),
-    ("stop", "#/flights", _press("#stop")),
-    ("start", "#/clicks", _press("#start")),
-    ("failed", "#/meters", lambda page: page.locator("#why-failed").wait_for()),
-    ("why failed", "#/meters", _press("#why-failed")),
-    ("line of the spec", "#/meters", _press("#spec-line")),
-    ("waits", "#/taxis", lambda page: None),
-    ("down", "#/orders", lambda page: None),
-    ("never ran", "#/tides", lambda page: None),
-    ("failed checks", "#/orders", lambda page: page.locator("#quality .found").wait_for()),
-    ("what if", "#/flights", _open_what_if),
-    ("no such stream", "#/nowhere", lambda page: None),
-]
-LOOKS: list[dict[str, Any]] = [
-    {"color_scheme": "light", "viewport": {"width": 1280, "height": 900}},
-    {"color_scheme": "dark", "viewport": {"width": 1280, "height": 900}},
-    {"color_scheme": "light", "viewport": {"width": 390, "height": 844}},
-]
 
 
 def fetch_axe() -> str:
@@ -115,33 +52,70 @@ def judge(page: Page, axe: str) -> list[dict[str, Any]]:
     return found
 
 
+def open_state(context: BrowserContext, scene: Scene, state: State) -> Page:
+    """A new page in this state."""
+    page = context.new_page()
+    state.prepare(scene)
+    state.before(page)
+    page.goto(f"{getattr(scene, state.site)}/page{state.fragment}")
+    state.act(page)
+    return page
+
+
+def save_picture(page: Page, file: Path) -> None:
+    """The whole page; of a dialog only the window, because the page behind it does not matter."""
+    if not page.locator(".loading").count():
+        page.wait_for_load_state("networkidle")
+    page.screenshot(path=file, full_page=not page.locator("dialog[open]").count())
+
+
+def judge_look(
+    look: str, context: BrowserContext, scene: Scene, states: list[State], pictures: Path | None
+) -> int:
+    """Judge these states in one look; the number of serious findings."""
+    axe, serious = fetch_axe(), 0
+    for state in states:
+        page = open_state(context, scene, state)
+        if pictures:
+            save_picture(page, pictures / f"{look} {state.name}.png")
+        found = judge(page, axe)
+        if stick_out := wide(page):
+            nodes = [{"html": html} for html in stick_out]
+            found.append({"impact": "serious", "id": "sticks-out", "nodes": nodes})
+        for finding in found:
+            serious += finding["impact"] in _SERIOUS
+            where = finding["nodes"][0]["html"][:120]
+            count = len(finding["nodes"])
+            said = f"{finding['impact']} {finding['id']} x {count}: {where}"
+            sys.stdout.write(f"{state.name}, {look}: {said}\n")
+            sys.stdout.flush()
+        page.close()
+    return serious
+
+
 def main() -> int:
-    """Judge every state in every look."""
-    axe, store, serious, states = fetch_axe(), MemoryStore(), 0, 0
-    gallery(store, 40)
-    desk = FakeAirflowQueries(GALLERY, store, paused=["orders"])
-    desk.shown = [_QUESTION]
-    desk.broken = ["- /specs/shop.yaml:30: windows.w.latness: unknown field"]
-    with served(app_of(desk)) as url, browser_of_the_machine() as browser:
-        for look in LOOKS:
-            for name, fragment, act in STATES:
-                # The page's policy allows only its own scripts, and axe is not one of them.
-                context = browser.new_context(bypass_csp=True, reduced_motion="reduce", **look)
-                page = context.new_page()
-                page.goto(f"{url}/page{fragment}")
-                page.locator("main > :not(.loading)").first.wait_for()
-                act(page)
-                states += 1
-                for finding in judge(page, axe):
-                    serious += finding["impact"] in _SERIOUS
-                    where = finding["nodes"][0]["html"][:120]
-                    width = look["viewport"]["width"]
-                    sys.stdout.write(
-                        f"{name}, {look['color_scheme']}, {width}: {finding['impact']}"
-                        f" {finding['id']} x {len(finding['nodes'])}: {where}\n"
-                    )
-                context.close()
-    sys.stdout.write(f"{serious} serious in {states} states\n")
+    """Judge the states in every look."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pictures", type=Path)
+    parser.add_argument("--looks", nargs="+", choices=list(LOOKS), default=list(LOOKS))
+    parser.add_argument("--only", nargs="+", choices=[state.name for state in STATES])
+    options = parser.parse_args()
+    states = [state for state in STATES if not options.only or state.name in options.only]
+    if options.pictures:
+        options.pictures.mkdir(parents=True, exist_ok=True)
+    serious = 0
+    logging.getLogger("pyiceberg").setLevel(logging.WARNING)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        served_scene(Path(folder)) as scene,
+        browser_of_the_machine() as browser,
+    ):
+        for look in options.looks:
+            # The page's policy allows only its own scripts, and axe is not one of them.
+            context = browser.new_context(bypass_csp=True, reduced_motion="reduce", **LOOKS[look])
+            serious += judge_look(look, context, scene, states, options.pictures)
+            context.close()
+    sys.stdout.write(f"{serious} serious in {len(options.looks) * len(states)} states\n")
     return min(serious, 1)
 
 

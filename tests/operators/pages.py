@@ -70,7 +70,8 @@ class FakeAirflowQueries:
         return self.may
 
     def list_action_runs(self, user: Any, pipeline: str, *kinds: Any) -> list[dict[str, Any]]:
-        return self.past if kinds else self.shown
+        runs = self.past if kinds else self.shown
+        return [run for run in runs if run["dag_id"].startswith(f"{pipeline}.")]
 
 
 class ResultsInThisProcess:
