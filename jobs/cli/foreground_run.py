@@ -10,7 +10,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -67,9 +67,11 @@ class RunDisplay:
 
     def show_end(self, spec: PipelineSpec, store_url: str, outcome: RunOutcome) -> None:
         """Print why the run ended, the rows in all, and what still waits and for what."""
-        if not self._quiet:
-            end = {"spec": spec, "store_url": store_url, "outcome": outcome}
-            output.print_text("run_end", newest=self._newest, **end)
+        if self._quiet:
+            return
+        newest = self._newest or _read_newest(spec.name, store_url)
+        end = {"spec": spec, "store_url": store_url, "outcome": outcome}
+        output.print_text("run_end", newest=newest, is_new=self._newest is not None, **end)
 
     def _update_progress(self, doing: str) -> None:
         if self._status is None:
@@ -115,6 +117,17 @@ def run_in_terminal(spec: PipelineSpec, options: RunOptions, *, quiet: bool) -> 
             raise
         display.show_end(spec, options.store_url, outcome)
     path.unlink()
+
+
+def _read_newest(pipeline: str, store_url: str) -> Manifest | None:
+    """Return the newest epoch; None if there is none, or a restore came after it."""
+    from tidegate.checkpoints.manifest import Manifest
+    from tidegate.checkpoints.open_store import open_store
+    from tidegate.checkpoints.slot_log import SlotLog
+
+    with closing(open_store(store_url)) as store:
+        record = SlotLog(store, pipeline).head().record
+    return record if isinstance(record, Manifest) else None
 
 
 @contextmanager

@@ -109,13 +109,13 @@ def propose_source_schema(
 
     Review the proposal before you put it into the spec.
     """
-    from .starter_spec import read_sample
+    from .starter_spec import describe_misfits, read_sample
 
     sample = read_sample(address, form)
     columns = {name: one.kind or "string" for name, one in sample.columns.items()}
     # JSON strings are valid YAML, also for column names with colons or quotes.
     fields = ", ".join(f"{json.dumps(name)}: {json.dumps(kind)}" for name, kind in columns.items())
-    typer.echo(f"schema: {{{fields}}}")
+    typer.echo("\n".join([f"schema: {{{fields}}}", *map("# {}".format, describe_misfits(sample))]))
 
 
 def _check_expressions(name: str, pipeline: PipelineSpec) -> list[str]:

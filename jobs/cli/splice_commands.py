@@ -97,7 +97,7 @@ def request_late_rows(
         output.print_result(as_json, "splice", facts, text)
         return
     options = _build_request_options(why, request_id, days)
-    _report_new_request(create_from_late_rows(spec, log, which, options), as_json)
+    _report_new_request(create_from_late_rows(spec, log, which, options), as_json, store)
 
 
 @app.command("dead-letters")
@@ -132,7 +132,7 @@ def request_dead_letters(
     corrections = _read_corrections(values or [], mend)
     options = _build_request_options(why, request_id, days)
     request = create_from_dead_letters(spec, log, corrections, options, reasons=reason or ())
-    _report_new_request(request, as_json)
+    _report_new_request(request, as_json, store)
 
 
 @app.command("file")
@@ -156,7 +156,7 @@ def request_file_rows(
 
     spec, log = arguments.open_spec_and_log(pipeline, store)
     options = _build_request_options(why, request_id, days)
-    _report_new_request(create_from_file(spec, log, path, options, source=source), as_json)
+    _report_new_request(create_from_file(spec, log, path, options, source=source), as_json, store)
 
 
 @app.command("list")
@@ -316,7 +316,7 @@ def divide_request(
         return
     # Both ids are needed: each part is decided on its own.
     for request in (chosen, rest):
-        _print_new_request(request)
+        _print_new_request(request, store)
 
 
 @app.command("expire")
@@ -380,18 +380,19 @@ def _read_corrections(values: list[str], path: Path | None) -> RowRepair:
     return RowRepair({name: text for name, _, text in pairs}, rows)
 
 
-def _report_new_request(request: SpliceRequest, as_json: bool) -> None:
+def _report_new_request(request: SpliceRequest, as_json: bool, store: str | None) -> None:
     if as_json:
         facts = {"request": request.id, "rows": request.row_count}
         output.print_envelope("splice", _dump_request(request) | facts)
     else:
-        _print_new_request(request)
+        _print_new_request(request, store)
 
 
-def _print_new_request(request: SpliceRequest) -> None:
+def _print_new_request(request: SpliceRequest, store: str | None) -> None:
+    option = f" --store {store}" if store else ""
     output.print_line(
         f"{request.id}: {request.row_count:,} rows; look at its effect: tidegate splice show"
-        f" {request.pipeline} {request.id}"
+        f" {request.pipeline} {request.id}{option}"
     )
 
 

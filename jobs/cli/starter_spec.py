@@ -164,7 +164,7 @@ def put_files(
     """Copy files into the folders in the store from which a pipeline's sources read.
 
     A file that is there already is left out; one of the same name and another content is refused,
-    and files before it stay copied.
+    and files before it stay copied. A warning names files that a driver may never read.
     """
     from tidegate.checkpoints.open_store import open_store
     from tidegate.jobs.sources.input_view import locate_source
@@ -172,15 +172,24 @@ def put_files(
     place = open_store(arguments.resolve_store_url(store))
     spec = arguments.find_or_read_spec(pipeline, store)
     copied: dict[str, list[str]] = {}
+    lines: list[str] = []
     for folder, names in _group_by_folder(files).items():
         chosen = _choose_source(spec, source, folder)
         home, prefix = locate_source(chosen, spec.sources[chosen], place)
-        done = copied.setdefault(chosen, [])
-        done += [key for n in names if (key := _copy_file(home, Path(folder) / n, prefix + n))]
+        newest = _find_newest_name(home, prefix) if _reads_by_key(spec.sources[chosen]) else ""
+        fresh = [key for n in names if (key := _copy_file(home, Path(folder) / n, prefix + n))]
+        copied.setdefault(chosen, []).extend(fresh)
+        there = f"; {len(names) - len(fresh):,} were there already" * (len(fresh) < len(names))
+        lines.append(f"copied {len(fresh):,} files to {chosen}{there}")
+        lines += [
+            f"warning: {key} sorts before {newest}, so a driver that has read {newest} never reads"
+            " it; give it a greater name, or set discovery: {order: arrival}"
+            for key in fresh
+            if key < newest
+        ]
         if end:
             home.put(f"{prefix}_DONE", b"")
-    counts = ", ".join(f"{len(keys):,} files to {name}" for name, keys in copied.items())
-    output.print_result(as_json, "put", copied, f"copied {counts}")
+    output.print_result(as_json, "put", copied, "\n".join(lines))
 
 
 def read_dead_letters_again(
@@ -251,6 +260,15 @@ def _read_dead_text(
     if source.format == "csv" and source.parse.header:
         lines.insert(0, decompress_object(key, data).partition(b"\n")[0])
     return b"\n".join([*lines, b""])
+
+
+def _reads_by_key(source: SourceSpec) -> bool:
+    return source.table is None and source.discovery.order == "keys"
+
+
+def _find_newest_name(store: Store, prefix: str) -> str:
+    names = (one.key for one in store.list_objects(prefix))
+    return max((name for name in names if not name.endswith("/_DONE")), default="")
 
 
 def _copy_file(store: Store, file: Path, key: str) -> str | None:
@@ -357,11 +375,22 @@ def _format_starter_spec(
     ]
     for head, block in blocks:
         lines += [head, *(f"    {name}: {value}" for name, value in block.items() if value)]
+    lines += [f"# {remark}" for remark in describe_misfits(merged)]
     if others:
         lines.append("coalesce: {idle_timeout: 2m}  # so long a source without rows holds the rest")
     lines.append("release: {mode: ordered}  # events leave sorted by event time")
     instants = [instant for column in clocks for instant in column.list_instants()]
     return "\n".join([*lines, *_format_window(merged, event_columns, instants), ""])
+
+
+def describe_misfits(sample: Sample) -> list[str]:
+    """Return a sentence for each column that is declared as text because of a few values."""
+    return [
+        f"{name}: {found[1]:,} of {len(one.texts):,} values are not of type {found[0]}; declare it"
+        " so, and their rows become dead letters"
+        for name, one in sample.columns.items()
+        if (found := one.count_misfits())
+    ]
 
 
 def _clean_times(sample: Sample, wanted: str | None) -> Sample:

@@ -85,7 +85,9 @@ def _names_who_must_act(error: BaseException) -> bool:
 def _name_lost_process(cause: BaseException) -> str | None:
     """Return which process is gone, if this error shows it."""
     module = type(cause).__module__
-    if module.startswith("py4j.") and not _is_jvm_responding():
+    # Py4J loses a JVM that ran; PySpark says itself when one has ended while it began.
+    began = "JAVA_GATEWAY_EXITED" in str(cause)
+    if began or (module.startswith("py4j.") and not _is_jvm_responding()):
         return "JVM"
     if module.startswith("pyspark.") and any(text in str(cause) for text in _CONNECT_LOST_TEXTS):
         return "Connect server, or its session,"

@@ -137,7 +137,7 @@ def test_init_takes_a_file_without_rows(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_a_few_broken_rows_do_not_stop_init(cli: Cli, tmp_path: Path) -> None:
-    """A cut-off JSON line and a time that is none; `run` makes dead letters of such rows.
+    """A cut-off JSON line, times that are none, and a text among numbers; `run` makes dead letters of such rows.
 
     With as many bad as good ones the column holds no times.
     """
@@ -152,6 +152,18 @@ def test_a_few_broken_rows_do_not_stop_init(cli: Cli, tmp_path: Path) -> None:
     for spec in ("p0a", "p0b", "p2b"):
         source = load_spec(f"{spec}.yaml").sources.popitem()[1]
         assert (source.event_time, source.parse.timestamps) == ("at", "ms")
+    (tmp_path / "d.csv").write_text(
+        "at,amount\n"
+        + "".join(f"2026-03-02 {n:02}:00:00,{n}.5\n" for n in range(20))
+        + "2026-03-02 25:61:00,1.5\n2026-03-02 20:00:00,twelve\n"
+    )
+    assert cli("init", "d.csv", "--name", "d").exit_code == 0
+    spec = load_spec("d.yaml")
+    assert spec.columns["amount"] == "string"
+    assert spec.sources.popitem()[1].event_time == "at"
+    remark = "# amount: 1 of 22 values are not of type double; declare it so, and their rows"
+    assert remark in Path("d.yaml").read_text()
+    assert remark in cli("infer", "d.csv").out
     refused = cli("init", "c.csv", "--name", "c")
     assert (refused.exit_code, "at (string), id (long)" in refused.err) == (2, True)
 
@@ -203,6 +215,7 @@ def test_put_copies_files_to_the_sources_once(cli: Cli, shops: Path, tmp_path: P
     assert (store / inbox / "0001.csv").read_text() == (shops / "web/0001.csv").read_text()
     assert (store / inbox / "_DONE").exists()
     assert cli("put", "shops", "shops", "--json").data == {"web": [], "store": []}
+    assert "copied 0 files to web; 2 were there already" in cli("put", "shops", "shops").out
     (shops / "web/0001.csv").write_text("other")
     assert "exists already" in cli("put", "shops", "shops/web/0001.csv").err
     changed = (shops / "web/0002.csv").read_text().replace("a", "b")
@@ -213,6 +226,19 @@ def test_put_copies_files_to_the_sources_once(cli: Cli, shops: Path, tmp_path: P
     refused = cli("put", "shops", "new.csv")
     assert (refused.exit_code, "--source: store, web" in refused.err) == (2, True)
     assert cli("put", "shops", "new.csv", "--source", "web").exit_code == 0
+
+
+def test_put_warns_of_files_that_no_driver_reads(cli: Cli, shops: Path, tmp_path: Path) -> None:
+    """In the order of keys, a name below one that was read comes too late."""
+    cli("init", "shops", "--inbox")
+    spec = tmp_path / "shops.yaml"
+    spec.write_text(spec.read_text().replace("order: arrival", "order: keys"))
+    assert "warning" not in cli("put", "shops", "shops").out
+    (shops / "web/0000.csv").write_text("x")
+    said = cli("put", "shops", "shops/web/0000.csv")
+    assert (said.exit_code, "copied 1 files to web" in said.out) == (0, True)
+    inbox = "inbox/shops/web"
+    assert f"warning: {inbox}/0000.csv sorts before {inbox}/0002.csv" in said.out
 
 
 def test_put_copies_into_a_folder_that_is_named_by_its_full_path(

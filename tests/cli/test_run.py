@@ -54,7 +54,7 @@ def test_run_hands_everything_to_the_driver(
     assert said.exit_code == 0
     first, second = said.out.splitlines()
     assert first == "flights stopped: 7 epochs were asked for"
-    assert second.startswith("no row was read; the sources look for objects in inbox/EWR")
+    assert second.startswith("no row was read; no object was found in inbox/EWR")
     ((spec, options),) = calls
     assert (spec.name, options.store_url, options.recover_to, options.standby) == (
         "flights",

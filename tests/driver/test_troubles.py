@@ -6,7 +6,7 @@ import errno
 
 import pytest
 from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
+from pyspark.errors import PySparkException, PySparkRuntimeError
 
 from tidegate.errors import ConfigurationError, FencedError, PoisonError, TidegateError
 from tidegate.jobs.driver import error_classification
@@ -41,6 +41,15 @@ def test_a_full_disk_is_waited_out_however_it_is_wrapped(error: Exception) -> No
     assert "flights: no space left for scratch files" in known.message
     assert known.kept
     assert known.advice
+
+
+def test_a_jvm_that_ends_while_it_begins_is_lost_and_no_row_is_to_blame() -> None:
+    """PySpark says so in an error of its own, which the mover takes for one of the epoch."""
+    began = PySparkRuntimeError(
+        "[JAVA_GATEWAY_EXITED] Java gateway process exited before sending its port number."
+    )
+    error = wrapped(PoisonError("Spark could not compute this epoch", code="spark.failed"), began)
+    assert classify_error("p", error).code == "driver.jvm_lost"
 
 
 @pytest.mark.parametrize(
