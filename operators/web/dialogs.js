@@ -179,7 +179,7 @@ export function compare(s, id, rows) {
   const other = h("select", {id: "other", "aria-label": "The other checkpoint", autofocus: true, change: () => read()}, choices.map(([value, name]) => h("option", {value}, name)));
   const out = h("div", {class: "report", "aria-live": "polite"});
   show("What differs", h("p", {}, checkpoint(id), " compared with ", other), out, h("div", {class: "buttons"}, cancel("Close")));
-  const text = (v, name) => v === null || v === undefined ? "–" : typeof v === "number" ? /frontier|since|time|opened|clock|latest|newest/.test(name) && v > 1e14 ? `${when(v / 1000)} UTC` : count(v) : typeof v === "string" ? v : JSON.stringify(v);
+  const text = (v, name) => v === null || v === undefined ? "–" : typeof v === "number" ? /frontier|since|time|opened|clock|latest|newest/.test(name) && v > 1e14 ? when(v / 1000) : count(v) : typeof v === "string" ? v : JSON.stringify(v);
   const part = (title, pairs) => { const found = Object.entries(pairs); return found.length ? [h("h3", {}, title), h("div", {class: "scroll", tabindex: 0}, table(title, ["Name", "The other", "This one"], found.slice(0, 60).map(([name, pair]) => ({cells: [code(name), text(pair.left, name), text(pair.right, name)]})))), found.length > 60 ? h("p", {class: "soft"}, `and ${found.length - 60} more`) : null] : null; };
   async function read() {
     out.replaceChildren(h("p", {class: "soft"}, "Reading both…"));
@@ -188,7 +188,7 @@ export function compare(s, id, rows) {
       const rowsOf = Object.entries(found.counters);
       out.replaceChildren(...[found.left === found.right ? h("p", {}, "It is the same checkpoint.") : null, found.spec_changed ? h("p", {class: "note warn"}, mark("warn"), "The spec differs.") : null,
         rowsOf.length ? [h("h3", {}, "Rows, this one less the other"), table("Rows", ["Disposition", ">Rows"], rowsOf.map(([name, n]) => ({cells: [name.replace("_", " "), (n > 0 ? "+" : "") + count(n)]})))] : null,
-        part("Rows the epochs wrote", found.tables), part("Rows in the state", found.state), part("Positions", found.positions), part("Frontiers, statuses, barriers", found.decider)].flat(4).filter(Boolean));
+        part("Rows the epochs wrote", found.tables), part("Rows in the state", found.state), part("Positions, times in UTC", found.positions), part("Frontiers, statuses, barriers, times in UTC", found.decider)].flat(4).filter(Boolean));
     } catch (error) { out.replaceChildren(problem(error)); }
   }
   read();
