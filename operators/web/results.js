@@ -9,11 +9,12 @@ export function resultsPanel(pipeline, showRows, lookOf) {
   const base = `api/streams/${pipeline}.stream/results/`, get = (what, asked = {}) => insist(`${base}${what}?${new URLSearchParams(asked)}`, "GET");
   let tables = [], chosen = null, filters = {}, slot = null, at = 0, busy = false;
   const pick = h("select", {id: "results-table", "aria-label": "Table", change: () => choose(pick.value)});
-  const tools = h("div", {class: "tools"}), about = h("p", {class: "soft"}), sample = h("div", {class: "scroll", tabindex: 0}), drawn = h("div", {}), answer = h("div", {"aria-live": "polite"});
+  const tools = h("div", {class: "tools"}), about = h("p", {class: "soft"}, "Reading the tables…"), sample = h("div", {class: "scroll", tabindex: 0}), drawn = h("div", {}), answer = h("div", {"aria-live": "polite"});
   const chart = lines("Newest window results", {zero: true, height: 180, windows: true});
   const column = h("select", {id: "row-column", "aria-label": "Column"}), value = h("input", {id: "row-value", "aria-label": "Value", required: true, autocomplete: "off", placeholder: "value"});
   const find = h("form", {class: "tools", submit: event => { event.preventDefault(); trace(); }}, h("span", {}, "Find the row whose"), column, "is", value, h("button", {id: "row-find"}, "Find"));
-  const node = card("results", "Results", h("label", {class: "choice"}, "Show ", pick), tools, about, drawn, sample, h("h3", {}, "Where is my row, and why is it late?"), find, answer);
+  const choice = h("label", {class: "choice", hidden: true}, "Show ", pick), search = h("div", {hidden: true}, h("h3", {}, "Where is my row, and why is it late?"), find, answer); // once there is something to choose from
+  const node = card("results", "Results", choice, tools, about, drawn, sample, search);
 
   function choose(name) { chosen = name; filters = {}; pick.value = name; load(); }
   async function load() {
@@ -28,6 +29,7 @@ export function resultsPanel(pipeline, showRows, lookOf) {
       fill(pick, tables, () => tables.map(t => h("option", {value: t.table}, `${t.table}: ${plural(t.rows, "row")}`)));
       fill(column, found.columns, () => found.columns.map(name => h("option", {}, name)));
       pick.value = chosen;
+      choice.hidden = search.hidden = false;
       draw(await get("sample", {table: chosen, ...filters}));
     } catch (error) { fill(about, error.message, () => [sentence(error.message), error.advice ? ` Next: ${sentence(error.advice)}` : ""]); }
     busy = false;

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Route, expect
 
 from tests.cli.shop import OBJECTS, Shop
 from tests.cli.shop import SPEC as SHOP_SPEC
@@ -136,3 +136,17 @@ def test_a_stream_without_an_epoch_has_no_empty_panels(show: Open) -> None:
     page.locator("#checkpoints tbody tr").first.wait_for()
     links = page.get_by_role("navigation", name="On this page").get_by_role("link")
     expect(links).to_have_count(10)
+
+
+def test_results_that_are_being_read_offer_nothing_to_choose(show: Open) -> None:
+    """The tables may take a while: until then there is no empty choice, and a word about it."""
+    page = show(quiet=False)
+    held: list[Route] = []
+    page.route("**/results/tables*", lambda route: held.append(route))
+    page.locator("#open-flights").click()
+    panel = page.locator("#results")
+    expect(panel).to_contain_text("Reading the tables…")
+    expect(panel.locator("select, input, button").filter(visible=True)).to_have_count(0)
+    for route in held:
+        route.continue_()
+    expect(panel.get_by_role("button", name="Find")).to_be_visible()
