@@ -26,6 +26,7 @@ from tidegate.checkpoints.driver_requests import DesiredState
 from tidegate.checkpoints.local_store import LocalStore
 from tidegate.checkpoints.pins import RootsFile
 from tidegate.checkpoints.restore import RestoreEvent, record_restore_event
+from tidegate.checkpoints.store import Store
 from tidegate.jobs.spec.loader import parse_spec
 
 # In transition, in trouble, or with names that need room.
@@ -96,7 +97,8 @@ def served_scene(folder: Path) -> Iterator[Scene]:
     ]
     with ExitStack() as servers:
         urls = [servers.enter_context(served(app_of(one))) for one in desks]
-        yield Scene(*urls, store=store, desk=desk)
+        page, viewer_page, empty, unreachable, tables, job = urls
+        yield Scene(page, viewer_page, empty, unreachable, tables, job, store, desk)
 
 
 def _add_streams(store: MemoryStore) -> None:
@@ -178,7 +180,7 @@ def _refuse(run: dict[str, Any]) -> dict[str, Any]:
     return run | {"question": run["question"] and run["question"] | {"refusal": refusal}}
 
 
-def _run_shop(folder: Path) -> LocalStore:
+def _run_shop(folder: Path) -> Store:
     """A stream with real tables, late rows and a dead letter."""
     shop = Shop(LocalStore(folder / "store"), parse_spec(SHOP_SPEC), folder)
     write_spec(shop.store, shop.spec)
