@@ -1,9 +1,10 @@
-"""Listeners of epochs and landings: progress, metrics, lineage, and one log line per epoch."""
+"""Listeners of epochs, launches and landings: progress, metrics, lineage, a log line per epoch."""
 
 from __future__ import annotations
 
 import os
 import queue
+import re
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from urllib.parse import urlsplit
 import structlog
 
 from tidegate import __version__
+from tidegate.checkpoints.batch_notes import BatchNotes, QueryPosition
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 from tidegate.checkpoints.manifest import FileRef, Manifest
 from tidegate.checkpoints.store import Store
@@ -42,10 +44,48 @@ FLUSH_TIMEOUT = 5.0
 EpochListener = Callable[[EpochReport, float], None]
 
 
-class EpochListeners:
-    """Calls all listeners after each round of the loop, sealed or not, on the loop's thread.
+class Receivers:
+    """The receivers of metrics and lineage that the environment names, if it names any.
 
-    So a listener must not block: metrics and lineage are sent by threads of their own. The
+    Args:
+        name: of the pipeline or job.
+        facts: returns the fields of the driver's status.
+
+    Attributes:
+        metrics: None without a receiver.
+        lineage: None without a receiver.
+    """
+
+    def __init__(self, name: str, facts: Callable[[], Mapping[str, Any]]) -> None:
+        self._provider = provider = create_meter_provider(os.environ, name)
+        self.metrics = (
+            DriverMetrics(provider.get_meter("tidegate"), name, facts) if provider else None
+        )
+        self.lineage = create_lineage_sender(os.environ)
+
+    def on_end(self, error: TidegateError | None) -> None:
+        """Send as lineage how the run has ended. Metrics read it from the status."""
+
+    def close(self) -> None:
+        """Send what is still queued, to each receiver for at most `FLUSH_TIMEOUT`; never raises."""
+        try:
+            if self._provider is not None:
+                self._provider.shutdown(FLUSH_TIMEOUT * 1e3)
+        except Exception as error:  # OpenTelemetry's SDK raises bare exceptions
+            _log.warning("last_words_not_sent", why=str(error))
+        if self.lineage is not None:
+            self.lineage.close(FLUSH_TIMEOUT)
+
+    def _send_lineage(self, make_events: Callable[[str], list[RunEvent]]) -> None:
+        """Send what a function makes for the namespace of the jobs in the events."""
+        if self.lineage is not None:
+            self.lineage.send(partial(make_events, self.lineage.namespace))
+
+
+class EpochListeners(Receivers):
+    """What follows each round of the loop, sealed or not, on the loop's thread.
+
+    So nothing here must block: metrics and lineage are sent by threads of their own. The
     pipeline's name is in all log lines of the process until `close`.
 
     Args:
@@ -62,62 +102,96 @@ class EpochListeners:
         facts: Callable[[], Mapping[str, Any]],
         progress: EpochListener,
     ) -> None:
-        self._listeners: list[EpochListener] = [progress, _log_sealed_epoch]
-        metrics, self._closers = open_metrics(spec.name, facts)
-        if metrics is not None:
-            self._listeners.append(metrics.record_epoch)
-        sender, more = open_lineage()
-        self._closers += more
-        self._lineage = EpochLineage(spec, store, sender) if sender else None
-        if self._lineage is not None:
-            self._listeners.append(self._lineage.on_epoch)
+        super().__init__(spec.name, facts)
+        self._spec, self._store, self._progress = spec, store, progress
         bind_log_context(pipeline=spec.name)
 
     def on_epoch(self, report: EpochReport, seconds: float) -> None:
-        """Call every listener; an exception of one is passed on, and ends the calls."""
-        for listener in self._listeners:
-            listener(report, seconds)
+        """Tell every listener; an exception of one is passed on, and ends the calls."""
+        self._progress(report, seconds)
+        _log_sealed_epoch(report, seconds)
+        if self.metrics is not None:
+            self.metrics.record_epoch(report, seconds)
+        if (manifest := report.manifest) is not None:
+            self._send_lineage(
+                lambda space: make_epoch_events(self._spec, self._store, manifest, seconds, space)
+            )
 
-    def on_failure(self, error: TidegateError) -> None:
+    def on_end(self, error: TidegateError | None) -> None:
         """Send the error that ends the driver as lineage. Metrics read it from the status."""
-        if self._lineage is not None:
-            self._lineage.on_failure(error)
+        if error is not None:
+            self._send_lineage(lambda space: make_failure_events(self._spec, error, space))
 
     def close(self) -> None:
-        """Send what is still queued, to each receiver for at most `FLUSH_TIMEOUT`; never raises."""
-        close_receivers(self._closers)
+        """As `Receivers.close`; later log lines are without the pipeline."""
+        super().close()
         bind_log_context(pipeline=None, epoch=None, attempt=None)
 
 
-def open_metrics(
-    name: str, facts: Callable[[], Mapping[str, Any]]
-) -> tuple[DriverMetrics | None, list[Callable[[], object]]]:
-    """Return the metrics of a pipeline or job if the environment names a receiver, and their end.
+class LaunchListeners(Receivers):
+    """What follows the launch of a job: one run of lineage, with what each query reads and writes.
+
+    The run starts with the launch, runs with each sealed batch, and completes or fails with the
+    launch.
 
     Args:
-        name: of the pipeline or job.
+        job: name of the job.
         facts: returns the fields of the driver's status.
+        uid: the identity of the job.
+        token: of the launch's lease. The run has the same id whenever it is sent.
     """
-    provider = create_meter_provider(os.environ, name)
-    if provider is None:
-        return None, []
-    metrics = DriverMetrics(provider.get_meter("tidegate"), name, facts)
-    return metrics, [lambda: provider.shutdown(FLUSH_TIMEOUT * 1e3)]
 
+    def __init__(
+        self, job: str, facts: Callable[[], Mapping[str, Any]], uid: str, token: int
+    ) -> None:
+        super().__init__(job, facts)
+        self._job = job
+        self._run = str(uuid.uuid5(uuid.NAMESPACE_URL, f"tidegate:{uid}:launch {token}"))
+        self._send_state("START")
 
-def open_lineage() -> tuple[OpenLineageSender | None, list[Callable[[], object]]]:
-    """Return the sender of lineage if the environment names a receiver, and its end."""
-    sender = create_lineage_sender(os.environ)
-    return sender, [] if sender is None else [partial(sender.close, FLUSH_TIMEOUT)]
+    def record_batch(self, manifest: Manifest, seconds: float) -> None:
+        """Count a sealed batch, and send the datasets of its query, with the rows of each source.
 
+        Args:
+            manifest: of the batch.
+            seconds: how long the batch took.
+        """
+        if self.metrics is not None:
+            self.metrics.record_sealed(manifest, seconds)
+        notes = BatchNotes.from_manifest(manifest)
+        if notes is not None:
+            at = notes.queries[notes.query]
+            self._send_lineage(lambda space: [self._make_batch_event(at, manifest, space)])
 
-def close_receivers(closers: Iterable[Callable[[], object]]) -> None:
-    """Send what is still queued; a failure is logged."""
-    for close in closers:
-        try:
-            close()
-        except Exception as error:  # OpenTelemetry's SDK raises bare exceptions
-            _log.warning("last_words_not_sent", why=str(error))
+    def on_end(self, error: TidegateError | None) -> None:
+        """Send how the launch has ended; also a stop completes it."""
+        if error is None:
+            self._send_state("COMPLETE")
+        else:
+            own = (error, SYSTEM_CLOCK.wall_ticks(), self._run)
+            self._send_lineage(lambda space: [make_failure_event(*own, space, self._job)])
+
+    def _send_state(self, kind: str) -> None:
+        own = (kind, SYSTEM_CLOCK.wall_ticks(), self._run)
+        self._send_lineage(lambda space: [make_lineage_event(*own, space, self._job)])
+
+    def _make_batch_event(self, at: QueryPosition, manifest: Manifest, namespace: str) -> RunEvent:
+        from openlineage.client.event_v2 import InputDataset, OutputDataset
+        from openlineage.client.facet_v2 import InputDatasetFacet
+        from openlineage.client.facet_v2 import input_statistics_input_dataset as statistics
+
+        own = (manifest.created_at, self._run, namespace, self._job)
+        event = make_lineage_event("RUNNING", *own)
+        event.inputs = []
+        for source in at.sources:
+            names, facets = name_spark_datasets(source.name), dict[str, InputDatasetFacet]()
+            if len(names) == 1:  # Spark counts the rows of all topics of a source together
+                facets["inputStatistics"] = statistics.InputStatisticsInputDatasetFacet(
+                    source.rows, producer=PRODUCER
+                )
+            event.inputs += [InputDataset(*name, inputFacets=facets) for name in names]
+        event.outputs = [OutputDataset(*name) for name in name_spark_datasets(at.sink)]
+        return event
 
 
 @contextmanager
@@ -152,11 +226,13 @@ def _log_sealed_epoch(report: EpochReport, seconds: float) -> None:
 
 
 # OpenLineage events, sent to ``OPENLINEAGE_URL`` if that is set: one run per sealed epoch of a
-# pipeline. Those of jobs are in jobs/sealed_queries/launch_lineage.py.
+# pipeline, and one per launch of a job.
 #
 # Datasets are named by OpenLineage's naming rules, so that they are the same nodes in the graph of
 # every tool: objects and Iceberg tables by where they are (``s3://bucket`` and a path, or
-# ``file``), topics by broker, PostgreSQL tables by server.
+# ``file``), topics by broker, PostgreSQL tables by server. Those of jobs are named where Spark's
+# description says enough: files and topics. Others have the namespace ``spark`` and Spark's
+# description as their name.
 #
 # Lineage never holds up an epoch. A thread of its own sends the events; events that the receiver
 # does not take in time are dropped with a warning.
@@ -165,6 +241,9 @@ PRODUCER: Final = f"urn:tidegate:{__version__}"
 _QUEUE_SIZE = 200  # events; a receiver that is further behind does not listen
 _TIMEOUT = 5.0  # seconds
 
+_TOPICS = re.compile(r"Kafka\w*\[Subscribe\[(.+)\]\]")
+_PLACE = re.compile(r"\w+\[((?:/|\w+:/).*)\]|(\w+://.*)")
+_OBJECT_HASH = re.compile(r"@[0-9a-f]+")  # Java's, another one in each launch
 DatasetName = tuple[str, str]
 """Namespace and name of a dataset."""
 
@@ -315,21 +394,27 @@ def name_folder_dataset(uri: str) -> DatasetName:
     return f"{parts.scheme}://{parts.netloc}", parts.path.strip("/") or "/"
 
 
-class EpochLineage:
-    """Sends the runs of a pipeline: one per sealed epoch, and one for the driver's failure."""
+def name_spark_datasets(description: str) -> list[DatasetName]:
+    """Return namespace and name of what Spark's description of a source or sink names.
 
-    def __init__(self, spec: PipelineSpec, store: Store, sender: OpenLineageSender) -> None:
-        self._spec, self._store, self._sender = spec, store, sender
+    The address of a topic, which tidegate writes for a Kafka sink, is a description as well.
 
-    def on_epoch(self, report: EpochReport, seconds: float) -> None:
-        """Send the events of a sealed epoch."""
-        if (manifest := report.manifest) is not None:
-            own = (self._spec, self._store, manifest, seconds, self._sender.namespace)
-            self._sender.send(lambda: make_epoch_events(*own))
-
-    def on_failure(self, error: TidegateError) -> None:
-        """Send the error that ended the driver."""
-        self._sender.send(lambda: make_failure_events(self._spec, error, self._sender.namespace))
+    >>> name_spark_datasets("FileStreamSource[file:/data/in]")
+    [('file', '/data/in')]
+    >>> name_spark_datasets("DeltaSink[s3a://lake/out]")
+    [('s3://lake', 'out')]
+    >>> name_spark_datasets("kafka://broker:9092/orders")
+    [('kafka://broker:9092', 'orders')]
+    >>> name_spark_datasets("KafkaV2[Subscribe[a, b]]")
+    [('kafka', 'a'), ('kafka', 'b')]
+    >>> name_spark_datasets("ForeachBatchSink")
+    [('spark', 'ForeachBatchSink')]
+    """
+    if topics := _TOPICS.fullmatch(description):
+        return [("kafka", topic.strip()) for topic in topics[1].split(",")]
+    if place := _PLACE.fullmatch(description):
+        return [name_folder_dataset((place[1] or place[2]).replace("s3a://", "s3://"))]
+    return [("spark", _OBJECT_HASH.sub("", description))]
 
 
 class OpenLineageSender:

@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -37,10 +36,10 @@ from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.open_store import open_store
-from tidegate.checkpoints.pipeline_identity import ensure_identity, read_identity
+from tidegate.checkpoints.pipeline_identity import read_identity
 from tidegate.checkpoints.s3_store import list_bucket_hazards
 from tidegate.checkpoints.slot_log import SlotLog
-from tidegate.checkpoints.store import Store, StoreDeniedError, require_honest_store
+from tidegate.checkpoints.store import Store
 from tidegate.errors import PoisonError, TidegateError, TransientError
 from tidegate.jobs.engine.epoch_engine import (
     Engine,
@@ -61,52 +60,40 @@ from .epoch_listeners import EpochListeners
 from .epoch_loop import EndConditions, EpochLoop, LoopRuntime, RunOutcome
 from .error_classification import classify_error
 from .errors import STORE_WIPED
-from .housekeeping import Housekeeper
 from .operator_requests import RequestInbox
 from .spec_checks import SqlField, judge_with_spark, require_no_mistakes
 from .startup import (
     ALIVE_FILE,
+    ENDED_BEFORE_LEASE,
+    LaunchOptions,
     LeaderElection,
+    LeasedSession,
     explain_by_damage,
     open_work_folder,
     select_start_checkpoint,
     touch_alive_file,
 )
-from .status_reporter import DriverSteps, FreshnessMeter, StatusReporter
+from .status_reporter import FreshnessMeter
 
 _log = structlog.get_logger("tidegate.driver")
 
 _START_PATIENCE = 600.0  # seconds; then exit as transient and let the supervisor decide
-ENDED_BEFORE_LEASE = RunOutcome(
-    "stopped", "a signal asked for it, before it was this one's turn to drive"
-)
 # Seconds to publish what is sealed. What is not published by then is left to the next driver.
 _DRAIN_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
-class RunOptions:
-    """How to run, as opposed to what (the spec).
+class RunOptions(LaunchOptions):
+    """How to run a pipeline.
 
     Attributes:
-        store_url: ``s3://bucket/prefix`` or a folder.
         until: what ends the run without a request.
-        recover_to: ``latest``, ``latest_healthy`` or a checkpoint id; anything but ``latest`` is a
-            restore.
-        standby: wait, with Spark warm, until the lease is free and the pipeline should run.
-        ends_when_stopped: a standby ends when the pipeline is stopped.
-        asked_by: the person who starts this run. The run then clears an earlier ``tidegate stop``.
         work: scratch folder; a temporary one unless given.
         on_epoch: called after each epoch, sealed or not, with its report and its seconds.
         ends_input: the sources end after the objects that they hold now, as if each were bounded.
     """
 
-    store_url: str
     until: EndConditions = field(default_factory=EndConditions)
-    recover_to: str = "latest"
-    standby: bool = False
-    ends_when_stopped: bool = False
-    asked_by: str | None = None
     work: Path | None = None
     on_epoch: Callable[[EpochReport, float], None] = lambda _report, _seconds: None
     ends_input: bool = False
@@ -190,17 +177,8 @@ def run_until_end(spec: PipelineSpec, options: RunOptions) -> RunOutcome:
 
 def _run_when_wanted(run: RunContext) -> RunOutcome:
     spec, options = run.spec, run.options
-    election = LeaderElection(
-        run.store,
-        spec.name,
-        run.stop,
-        run.retry,
-        standby=options.standby,
-        ends_when_stopped=options.ends_when_stopped,
-        alive=run.work / ALIVE_FILE,
-    )
-    if options.asked_by is not None:
-        election.clear_stop(options.asked_by)
+    alive = run.work / ALIVE_FILE
+    election = LeaderElection(run.store, spec.name, run.stop, run.retry, options, alive)
     unjudged = require_no_mistakes(spec)
     # Before Spark starts: a stopped pipeline costs one request now and then, and no memory.
     if not election.wait_until_wanted():
@@ -209,22 +187,17 @@ def _run_when_wanted(run: RunContext) -> RunOutcome:
         contextlib.closing(InputView(run.store, spec, run.work)) as view,
         _start_mover(run, view, unjudged) as wait_for_mover,
     ):
-        run.retry(require_honest_store, run.store)
-        for hazard in list_bucket_hazards(run.store, BucketLayout(spec.name).pipeline_prefix):
-            _log.warning("bucket_rule", pipeline=spec.name, what=hazard)
-        uid = run.retry(ensure_identity, run.store, spec.name)
-        if options.standby or unjudged:
-            wait_for_mover()
-        if options.standby:
-            _log.info("standing_by", pipeline=spec.name)
-        lease = election.acquire_lease(uid)
-        if lease is None:
-            return ENDED_BEFORE_LEASE
-        with contextlib.closing(DriverSession(run, view, uid, lease)) as session:
-            outcome = session.run_to_end(wait_for_mover)
-            if outcome.state == "finished":
-                election.note_finished(lease, outcome.why)
-            return outcome
+
+        def warm_up() -> None:
+            """Look for rules of the bucket, and let Spark start where it is needed at once."""
+            for hazard in list_bucket_hazards(run.store, BucketLayout(spec.name).pipeline_prefix):
+                _log.warning("bucket_rule", pipeline=spec.name, what=hazard)
+            if options.standby or unjudged:
+                wait_for_mover()
+
+        return election.run_session(
+            warm_up, lambda uid, lease: DriverSession(run, view, wait_for_mover, uid, lease)
+        )
 
 
 @contextlib.contextmanager
@@ -293,68 +266,47 @@ def make_startup_retry(pipeline: str, stop: threading.Event) -> Retrying:
     )
 
 
-class DriverSession:
-    """The threads and parts that live while the lease is held.
+class DriverSession(LeasedSession):
+    """A pipeline while its lease is held; its tables are published from `run_to_end` on."""
 
-    The lease is renewed and the bucket maintained from here on; the status is written and tables
-    are published from `run_to_end` on. All end in `close`, in the order that `close` gives.
-    """
+    _listeners: EpochListeners
 
-    def __init__(self, run: RunContext, view: InputView, uid: str, lease: Lease) -> None:
+    def __init__(
+        self,
+        run: RunContext,
+        view: InputView,
+        wait_for_mover: Callable[[], Mover],
+        uid: str,
+        lease: Lease,
+    ) -> None:
         spec, store = run.spec, run.store
-        self._run, self._uid = run, uid
+        self._context, self._wait_for_mover, self._uid = run, wait_for_mover, uid
         self._spark_ui: str | None = None
         self._sources = PipelineSources(spec, view, ends_input=run.options.ends_input)
-        self._log = SlotLog(store, spec.name)
-        self._steps = DriverSteps(lease, spec.checkpoint.max_clock_step)
-        self._steps.start()
+        super().__init__(spec, store, lease, spec.digest())
         self._faults = read_faults_from_environment()
-        self._housekeeper = Housekeeper(spec, self._log).start()
         self._publisher = Publisher(
             make_followers(spec, store, uid),
-            self._log,
+            self._slot_log,
             self._faults,
             group=spec.outputs.publish_every,
-        )
-        facts = {
-            "pipeline": spec.name,
-            "pid": os.getpid(),
-            "code_version": __version__,
-            "spec_digest": spec.digest(),
-        }
-        self._status = StatusReporter(
-            store, self._steps, facts, silent_after=spec.supervision.silent_after
         )
         self._listeners = EpochListeners(spec, store, self._status.snapshot, run.options.on_epoch)
         self._freshness = FreshnessMeter(
             spec.supervision.freshness, lambda: self._publisher.unpublished_count
         )
 
-    def run_to_end(self, wait_for_mover: Callable[[], Mover]) -> RunOutcome:
-        """Select the start checkpoint, run the loop, drain, and write how it ended.
-
-        Raises:
-            TidegateError: what ended the run, as `classify_error` gives it; it is in the status.
-        """
-        self._status.start(self._collect_live_facts)
-        try:
-            outcome = self._run_and_drain(wait_for_mover)
-        except Exception as error:
-            reported = self._detect_wiped_store() or classify_error(self._run.spec.name, error)
-            self._status.set_state("failed", error=reported)
-            self._listeners.on_failure(reported)
-            raise reported from error
-        self._status.set_state(outcome.state, why=outcome.why)
-        return outcome
+    def _classify(self, error: Exception) -> TidegateError:
+        return self._detect_wiped_store() or classify_error(self._context.spec.name, error)
 
     def _detect_wiped_store(self) -> TidegateError | None:
         """Whether the store has forgotten the pipeline; only this driver still knows what it had.
 
         Its own error, for example a file that is not found, would not say so.
         """
-        name = self._run.spec.name
+        name = self._context.spec.name
         with contextlib.suppress(TidegateError):
-            if read_identity(self._run.store, name) != self._uid:
+            if read_identity(self._context.store, name) != self._uid:
                 facts = self._status.snapshot()
                 counts = facts.get("counters") or {}
                 return STORE_WIPED(
@@ -365,15 +317,19 @@ class DriverSession:
                 )
         return None
 
-    def _run_and_drain(self, wait_for_mover: Callable[[], Mover]) -> RunOutcome:
-        run, retry = self._run, self._run.retry
+    def _run(self) -> RunOutcome:
+        run, retry = self._context, self._context.retry
         retry(
-            select_start_checkpoint, run.spec, self._log, self._steps.lease, run.options.recover_to
+            select_start_checkpoint,
+            run.spec,
+            self._slot_log,
+            self._steps.lease,
+            run.options.recover_to,
         )
         # Only now: a restore may have moved the head, and sinks follow the new timeline at once.
-        head = retry(self._log.head)
+        head = retry(self._slot_log.head)
         self._publisher.start(head.timeline, head.slot)
-        mover = wait_for_mover()
+        mover = self._wait_for_mover()
         self._spark_ui = _find_spark_ui(run.spec)
         # Not in the first plan, which has two minutes: every next driver would have the same fate.
         self._steps.enter("load")
@@ -383,7 +339,7 @@ class DriverSession:
             outcome = loop.run()
         except Exception as error:
             passes = isinstance(error, TidegateError) and not isinstance(error, PoisonError)
-            damage = None if passes else explain_by_damage(run.spec, self._log)
+            damage = None if passes else explain_by_damage(run.spec, self._slot_log)
             if damage is None:
                 raise
             raise damage from error
@@ -404,7 +360,7 @@ class DriverSession:
         The status thread calls this. `trouble` is what this driver tries again by itself.
         """
         if not self._steps.is_overdue:
-            touch_alive_file(self._run.work / ALIVE_FILE)
+            touch_alive_file(self._context.work / ALIVE_FILE)
         trouble = self._publisher.trouble or self._steps.trouble or self._housekeeper.trouble
         return {
             "unpublished": self._publisher.unpublished_count,
@@ -422,15 +378,15 @@ class DriverSession:
         self._listeners.on_epoch(report, seconds)
 
     def _make_loop(self, mover: Mover) -> EpochLoop:
-        run, spec, lease = self._run, self._run.spec, self._steps.lease
+        run, spec, lease = self._context, self._context.spec, self._steps.lease
         engine = Engine(
             spec,
-            self._log,
+            self._slot_log,
             EpochPorts(
                 self._sources.all,
                 mover,
                 DriverTables(run.store).write,
-                make_dispatcher(spec, run.store, self._log, mover),
+                make_dispatcher(spec, run.store, self._slot_log, mover),
             ),
             EngineRuntime(
                 ManifestAuthor(self._uid, lease.holder.driver, __version__),
@@ -459,21 +415,12 @@ class DriverSession:
         return EpochLoop(engine, self._publisher, runtime, run.options.until)
 
     def close(self) -> None:
-        """Stop the threads and release the lease, so that the next driver need not wait.
-
-        If the store does not answer or refuses, the lease expires by itself.
-        """
+        """Stop the threads and release the lease."""
         # First what writes tables, then what only reads or reports, and then the lease: the next
         # driver must not meet a thread of this one.
         self._publisher.stop()
-        self._housekeeper.stop()
         self._sources.close()
-        self._status.stop()
-        self._steps.stop()
-        with contextlib.suppress(TransientError, StoreDeniedError):
-            self._steps.lease.release()
-        # Last: a collector that does not answer must not keep the next driver waiting.
-        self._listeners.close()
+        super().close()
 
 
 @contextlib.contextmanager

@@ -18,7 +18,9 @@ import secrets
 import shutil
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,6 +28,7 @@ from tempfile import TemporaryDirectory
 import structlog
 from tenacity import Retrying
 
+from tidegate import __version__
 from tidegate.checkpoints.batch_notes import BatchNotes
 from tidegate.checkpoints.bucket_layout import CheckpointId
 from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
@@ -43,10 +46,10 @@ from tidegate.checkpoints.driver_requests import (
 )
 from tidegate.checkpoints.lease import Lease, LeaseHeldError, LeaseWait, read_lease
 from tidegate.checkpoints.manifest import Manifest
-from tidegate.checkpoints.pipeline_identity import ProcessIdentity
+from tidegate.checkpoints.pipeline_identity import ProcessIdentity, ensure_identity
 from tidegate.checkpoints.restore import commit_restore, plan_restore
 from tidegate.checkpoints.slot_log import SlotLog
-from tidegate.checkpoints.store import Store, StoreDeniedError
+from tidegate.checkpoints.store import Store, StoreDeniedError, require_honest_store
 from tidegate.checkpoints.verify import (
     CheckpointVerdict,
     Verification,
@@ -54,9 +57,11 @@ from tidegate.checkpoints.verify import (
     verify_checkpoint,
 )
 from tidegate.errors import FencedError, TidegateError, TransientError
-from tidegate.jobs.spec.job_spec import SupervisedSpec
+from tidegate.jobs.spec.job_spec import JobSpec, SupervisedSpec
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
+from .epoch_listeners import Receivers
+from .epoch_loop import RunOutcome
 from .errors import (
     CHECKPOINT_DAMAGED,
     CHECKPOINT_LEFT,
@@ -64,6 +69,8 @@ from .errors import (
     OTHER_KIND,
     UNWANTED,
 )
+from .housekeeping import Housekeeper
+from .status_reporter import DriverSteps, StatusReporter
 
 _log = structlog.get_logger("tidegate.driver")
 
@@ -72,6 +79,9 @@ _WORK_PREFIX, _LOCK_FILE = "tidegate-", ".lock"
 _YOUNG_FOLDER = 60.0  # seconds
 ALIVE_FILE = "alive"  # file in the work folder
 _LOOK_EVERY = 2.0  # seconds between two reads of the desired state of a stopped pipeline
+ENDED_BEFORE_LEASE = RunOutcome(
+    "stopped", "a signal asked for it, before it was this one's turn to drive"
+)
 
 
 def touch_alive_file(alive: Path) -> None:
@@ -83,18 +93,112 @@ def touch_alive_file(alive: Path) -> None:
         alive.touch()
 
 
+@dataclass(frozen=True)
+class LaunchOptions:
+    """How to run a pipeline or a job, as opposed to what (the spec).
+
+    Attributes:
+        store_url: ``s3://bucket/prefix`` or a folder.
+        recover_to: ``latest``, ``latest_healthy`` or a checkpoint id; anything but ``latest`` is a
+            restore.
+        standby: wait, with the imports done and a pipeline's Spark warm, until the lease is free
+            and the pipeline or job should run, instead of ending with an error.
+        ends_when_stopped: a standby ends with the error when it is stopped, because another program
+            starts drivers. It still waits while a restore is under way.
+        asked_by: the person who starts this run. The run then clears an earlier ``tidegate stop``.
+    """
+
+    store_url: str
+    _: KW_ONLY
+    recover_to: str = "latest"
+    standby: bool = False
+    ends_when_stopped: bool = False
+    asked_by: str | None = None
+
+
+class LeasedSession(ABC):
+    """The threads and parts that a pipeline and a job have while the lease is held.
+
+    The lease is renewed and the bucket maintained from here on; the status is written from
+    `run_to_end` on. `close` has to be called, also if the run fails. A subclass makes `_listeners`.
+    """
+
+    _listeners: Receivers
+
+    def __init__(
+        self, spec: PipelineSpec | JobSpec, store: Store, lease: Lease, digest: str
+    ) -> None:
+        self._slot_log = SlotLog(store, spec.name)
+        self._steps = DriverSteps(lease, spec.checkpoint.max_clock_step)
+        self._steps.start()
+        self._housekeeper = Housekeeper(spec, self._slot_log).start()
+        facts = {
+            "pipeline": spec.name,
+            "pid": os.getpid(),
+            "code_version": __version__,
+            "spec_digest": digest,
+        }
+        silent_after = spec.supervision.silent_after
+        self._status = StatusReporter(store, self._steps, facts, silent_after=silent_after)
+
+    def run_to_end(self) -> RunOutcome:
+        """Run until something ends it, and write and return how it ended.
+
+        Raises:
+            TidegateError: what ended the run; it is in the status.
+        """
+        self._status.start(self._collect_live_facts)
+        try:
+            outcome = self._run()
+        except Exception as error:
+            reported = self._classify(error)
+            self._note_end("failed", reported)
+            raise reported from error
+        self._note_end(outcome.state, why=outcome.why)
+        return outcome
+
+    def close(self) -> None:
+        """Stop the threads and release the lease, so that the next driver need not wait.
+
+        If the store does not answer or refuses, the lease expires by itself.
+        """
+        self._housekeeper.stop()
+        self._status.stop()
+        self._steps.stop()
+        with contextlib.suppress(TransientError, StoreDeniedError):
+            self._steps.lease.release()
+        # Last: a collector that does not answer must not keep the next driver waiting.
+        self._listeners.close()
+
+    @abstractmethod
+    def _run(self) -> RunOutcome:
+        """Select the head of the log, and process rows until something ends the run."""
+
+    @abstractmethod
+    def _collect_live_facts(self) -> dict[str, object]:
+        """Return the facts of the status that are read for each document."""
+
+    @abstractmethod
+    def _classify(self, error: Exception) -> TidegateError:
+        """Return the error that the status shows and the run raises."""
+
+    def _note_end(
+        self, state: str, error: TidegateError | None = None, why: str | None = None
+    ) -> None:
+        self._status.set_state(state, error=error, why=why)
+        self._listeners.on_end(error)
+
+
 class LeaderElection:
-    """Waits until this process may drive, and takes the lease.
+    """Waits until this process may drive, takes the lease, and runs a session while it is held.
 
     Args:
-        store: the pipeline's store.
+        store: the store of the pipeline or job.
         pipeline: its name.
         stop: set when the process should end.
         retry: waits for a store that does not answer.
-        standby: wait for the lease and for the desired state instead of ending with an error.
+        options: whether this is a standby, and who started it.
         alive: the file to touch while waiting.
-        ends_when_stopped: a standby ends with the error when the pipeline is stopped, because
-            another program starts drivers. It still waits while a restore is under way.
 
     Attributes:
         stop: as given.
@@ -106,15 +210,41 @@ class LeaderElection:
         pipeline: str,
         stop: threading.Event,
         retry: Retrying,
-        *,
-        standby: bool,
+        options: LaunchOptions,
         alive: Path,
-        ends_when_stopped: bool = False,
     ) -> None:
-        self._store, self._pipeline, self._standby = store, pipeline, standby
-        self._ends_when_stopped = ends_when_stopped
+        self._store, self._pipeline, self._options = store, pipeline, options
         self.stop, self._retry, self._alive = stop, retry, alive
         self._desired = DesiredDocument()
+
+    def run_session(
+        self,
+        warm_up: Callable[[], object],
+        open_session: Callable[[str, Lease], LeasedSession],
+    ) -> RunOutcome:
+        """Wait for the lease, run a session to its end, and return how it ended.
+
+        Args:
+            warm_up: what to do before the lease is taken.
+            open_session: makes the session from the uid and the lease.
+
+        Raises:
+            TidegateError: the store is not honest or was copied, or as in `acquire_lease`, or what
+                ended the session.
+        """
+        self._retry(require_honest_store, self._store)
+        uid = self._retry(ensure_identity, self._store, self._pipeline)
+        warm_up()
+        if self._options.standby:
+            _log.info("standing_by", pipeline=self._pipeline)
+        lease = self.acquire_lease(uid)
+        if lease is None:
+            return ENDED_BEFORE_LEASE
+        with contextlib.closing(open_session(uid, lease)) as session:
+            outcome = session.run_to_end()
+            if outcome.state == "finished":
+                self.note_finished(lease, outcome.why)
+            return outcome
 
     def clear_stop(self, who: str) -> None:
         """Clear a previous ``tidegate stop``, because a person started this run.
@@ -142,6 +272,8 @@ class LeaderElection:
                 that ends when the pipeline is stopped.
             TransientError: the store did not answer for ten minutes, or until `stop` was set.
         """
+        if self._options.asked_by is not None:
+            self.clear_stop(self._options.asked_by)
         while not self._retry(self._is_wanted):
             if self.stop.wait(_LOOK_EVERY):
                 return False
@@ -160,7 +292,7 @@ class LeaderElection:
             try:
                 lease = self._acquire_with_retry(uid)
             except LeaseHeldError:
-                if self._standby and self.stop.is_set():
+                if self._options.standby and self.stop.is_set():
                     return None
                 raise
             # A person who stops the pipeline first writes the desired state and then looks for a
@@ -184,7 +316,7 @@ class LeaderElection:
             lease.ensure_held()
             set_desired_state(store, name, stopped, who="driver", why=why)
 
-        if not self._standby:
+        if not self._options.standby:
             return
         try:
             self._retry(note)
@@ -198,10 +330,10 @@ class LeaderElection:
             self._pipeline,
             ProcessIdentity.this_process(),
             uid=uid,
-            wait=LeaseWait(self._standby, self._touch_and_check_stop, self._is_wanted),
+            wait=LeaseWait(self._options.standby, self._touch_and_check_stop, self._is_wanted),
         )
         # A standby may wait for days. Its patience with the store begins with each trouble.
-        while self._standby:
+        while self._options.standby:
             try:
                 return acquire()
             except TransientError:
@@ -222,7 +354,7 @@ class LeaderElection:
             return True
         error = _unwanted_error(self._pipeline, self._desired)
         stopped = self._desired.state is DesiredState.STOPPED
-        if not self._standby or (self._ends_when_stopped and stopped):
+        if not self._options.standby or (self._options.ends_when_stopped and stopped):
             raise error
         if before != self._desired:
             _log.info(

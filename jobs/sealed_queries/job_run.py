@@ -18,28 +18,31 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import structlog
 
-from tidegate import __version__
 from tidegate.checkpoints.batch_notes import BatchNotes, SinkRewind
 from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.manifest import Manifest
-from tidegate.checkpoints.pipeline_identity import ensure_identity
-from tidegate.checkpoints.slot_log import SlotLog
-from tidegate.checkpoints.store import CopyingStore, Store, require_honest_store
-from tidegate.errors import TidegateError, TransientError, get_first_line
-from tidegate.jobs.driver.epoch_listeners import close_receivers, open_lineage, open_metrics
+from tidegate.checkpoints.store import CopyingStore, Store
+from tidegate.errors import TidegateError, get_first_line
+from tidegate.jobs.driver.epoch_listeners import LaunchListeners
 from tidegate.jobs.driver.epoch_loop import RunOutcome
 from tidegate.jobs.driver.error_classification import classify_error
 from tidegate.jobs.driver.errors import OTHER_KIND, UNEXPECTED
-from tidegate.jobs.driver.housekeeping import Housekeeper
-from tidegate.jobs.driver.pipeline_run import ENDED_BEFORE_LEASE, open_run
-from tidegate.jobs.driver.startup import LeaderElection, select_head
-from tidegate.jobs.driver.status_reporter import DriverSteps, StatusReporter
+from tidegate.jobs.driver.pipeline_run import open_run
+from tidegate.jobs.driver.startup import (
+    ALIVE_FILE,
+    ENDED_BEFORE_LEASE,
+    LaunchOptions,
+    LeaderElection,
+    LeasedSession,
+    select_head,
+)
 from tidegate.jobs.sinks.lineage_position import FollowerPosition, describe_restore
 from tidegate.jobs.spark.spark_session import build_archive_options, extract_cause
 from tidegate.jobs.spec.job_spec import JobSpec, is_query_name
@@ -72,7 +75,6 @@ from .job_location import (
     open_location,
     set_bucket_access,
 )
-from .launch_lineage import LaunchLineage
 from .seal_loop import SealLoop, SparkListener, SparkReports, is_bucket_away
 from .sink_restore import (
     SealedPoint,
@@ -98,27 +100,17 @@ _JVM_OPTIONS = "spark.driver.defaultJavaOptions"
 
 
 @dataclass(frozen=True)
-class JobOptions:
-    """How to run a job, as opposed to what.
+class JobOptions(LaunchOptions):
+    """How to run a job.
 
     Attributes:
-        store_url: ``s3://bucket/prefix`` or a folder.
         script: path of the script.
-        recover_to: ``latest``, ``latest_healthy`` or a checkpoint id.
-        standby: wait, with PySpark imported, until the lease is free and the job should run.
-        ends_when_stopped: a standby ends when the job is stopped.
-        asked_by: the person who starts this run. The run then clears an earlier ``tidegate stop``.
         home: folder of the checkpoint folders of all jobs on this host; by default that of
             `find_jobs_home`.
         on_seal: called with each sealed batch.
     """
 
-    store_url: str
     script: Path
-    recover_to: str = "latest"
-    standby: bool = False
-    ends_when_stopped: bool = False
-    asked_by: str | None = None
     home: Path = field(default_factory=find_jobs_home)
     on_seal: Callable[[Manifest], None] = lambda _manifest: None
 
@@ -150,41 +142,22 @@ def run_job_until_end(spec: JobSpec, options: JobOptions) -> RunOutcome:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         home = options.home / spec.name
         home.mkdir(parents=True, exist_ok=True)
-        election = LeaderElection(
-            store,
-            spec.name,
-            stop,
-            retry,
-            standby=options.standby,
-            alive=home / "alive",
-            ends_when_stopped=options.ends_when_stopped,
-        )
-        if options.asked_by is not None:
-            election.clear_stop(options.asked_by)
+        election = LeaderElection(store, spec.name, stop, retry, options, home / ALIVE_FILE)
         if not election.wait_until_wanted():
             return ENDED_BEFORE_LEASE
-        retry(require_honest_store, store)
-        uid = retry(ensure_identity, store, spec.name)
-        if options.standby:
-            import pyspark.sql  # noqa: F401 - it takes a second, which a take-over then saves
-
-            _log.info("standing_by", pipeline=spec.name)
-        lease = election.acquire_lease(uid)
-        if lease is None:
-            return ENDED_BEFORE_LEASE
-        with contextlib.closing(JobSession(spec, options, store, lease, uid, stop)) as session:
-            outcome = session.run_to_end()
-            if outcome.state == "finished":
-                election.note_finished(lease, outcome.why)
+        outcome = election.run_session(
+            # It takes a second, which a take-over then saves.
+            lambda: options.standby and import_module("pyspark.sql"),
+            lambda uid, lease: JobSession(spec, options, store, lease, uid, stop),
+        )
     _log.info("ended", pipeline=spec.name, state=outcome.state, why=outcome.why)
     return outcome
 
 
-class JobSession:
-    """The parts and threads of a job that exist while its lease is held.
+class JobSession(LeasedSession):
+    """A job while its lease is held."""
 
-    Threads start with the object: `close` has to be called, also if the run fails.
-    """
+    _listeners: LaunchListeners
 
     def __init__(
         self,
@@ -198,21 +171,8 @@ class JobSession:
         self._spec, self._options, self._store, self._stop = spec, options, store, stop
         self._uid = uid
         self._digest = spec.digest(options.script.read_bytes())
-        self._slot_log = SlotLog(store, spec.name)
-        self._steps = DriverSteps(lease, spec.checkpoint.max_clock_step)
-        self._steps.start()
-        self._housekeeper = Housekeeper(spec, self._slot_log).start()
-        facts = {
-            "pipeline": spec.name,
-            "pid": os.getpid(),
-            "code_version": __version__,
-            "spec_digest": self._digest,
-        }
-        self._status = StatusReporter(store, self._steps, facts)
-        self._metrics, self._closers = open_metrics(spec.name, self._status.snapshot)
-        sender, more = open_lineage()
-        self._closers += more
-        self._lineage = LaunchLineage(sender, spec.name, uid, lease.token) if sender else None
+        super().__init__(spec, store, lease, self._digest)
+        self._listeners = LaunchListeners(spec.name, self._status.snapshot, uid, lease.token)
         self._reports = SparkReports()
         self._sessions: list[Any] = []
         self._script_ended = threading.Event()
@@ -237,45 +197,20 @@ class JobSession:
     def _loop(self) -> SealLoop:
         author = JobAuthor(self._uid, self._digest, describe_location(self._location))
         sealer = BatchSealer(self._slot_log, self._steps.lease, author, self._report_seal)
-        on_idle = self._metrics.note_turn if self._metrics else lambda: None
+        metrics = self._listeners.metrics
+        on_idle = metrics.note_turn if metrics else lambda: None
         own = (self._steps, self._status, self._stop, on_idle)
         return SealLoop(sealer, self._reports, *own)
-
-    def run_to_end(self) -> RunOutcome:
-        """Run the script, seal its batches, and write and return how it ended.
-
-        Raises:
-            TidegateError: what ended it.
-        """
-        self._status.start(self._collect_live_facts)
-        try:
-            outcome = self._run()
-        except Exception as error:
-            reported = self._classify(error)
-            self._note_end("failed", reported)
-            raise reported from error
-        self._note_end(outcome.state, None, outcome.why)
-        return outcome
-
-    def _note_end(self, state: str, error: TidegateError | None, why: str | None = None) -> None:
-        self._status.set_state(state, error=error, why=why)
-        if self._lineage is not None:
-            self._lineage.end(error)
 
     def close(self) -> None:
         """Stop Spark, whoever started it in this process, and the threads; release the lease."""
         from pyspark import SparkContext
 
-        self._housekeeper.stop()
         context = SparkContext._active_spark_context
         if context is not None:
             with contextlib.suppress(Exception):  # the JVM may be gone
                 context.stop()
-        self._status.stop()
-        self._steps.stop()
-        with contextlib.suppress(TransientError):
-            self._steps.lease.release()
-        close_receivers(self._closers)
+        super().close()
 
     def _run(self) -> RunOutcome:
         spec = self._spec
@@ -519,10 +454,7 @@ class JobSession:
     def _report_seal(self, manifest: Manifest) -> None:
         seconds = manifest.timings.get("triggerExecution", 0.0)
         self._status.record_epoch(manifest, seconds)
-        if self._metrics is not None:
-            self._metrics.record_sealed(manifest, seconds)
-        if self._lineage is not None:
-            self._lineage.record_batch(manifest)
+        self._listeners.record_batch(manifest, seconds)
         self._options.on_seal(manifest)
 
     def _collect_live_facts(self) -> dict[str, object]:

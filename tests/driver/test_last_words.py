@@ -54,7 +54,9 @@ def _session(
     options = RunOptions(store_url="memory://", standby=standby)
     retry = Retrying(stop=stop_after_attempt(1), reraise=True)
     context = RunContext(spec, options, store, folder, threading.Event(), retry)
-    return DriverSession(context, view, ensure_identity(store, spec.name), lease), view
+    uid = ensure_identity(store, spec.name)
+    session = DriverSession(context, view, lambda: None, uid, lease)  # type: ignore[arg-type,return-value]
+    return session, view
 
 
 @pytest.mark.parametrize("wiped", [True, False])
@@ -76,9 +78,9 @@ def test_a_driver_whose_store_was_wiped_names_what_is_lost(
             store.delete(entry.key)
         raise FileNotFoundError("t0-000001/order.parquet")
 
-    monkeypatch.setattr(DriverSession, "_run_and_drain", fail)
+    monkeypatch.setattr(DriverSession, "_run", fail)
     with pytest.raises(TidegateError) as raised:
-        run.run_to_end(lambda: None)  # type: ignore[arg-type,return-value]
+        run.run_to_end()
     run.close()
     view.close()
     assert raised.value.code == ("store.wiped" if wiped else "driver.unexpected")
@@ -119,7 +121,7 @@ def test_a_driver_that_meets_a_damaged_checkpoint_names_it(
 
     monkeypatch.setattr(DriverSession, "_make_loop", lambda *_: Loop())
     with pytest.raises(raised) as error:
-        run.run_to_end(lambda: None)  # type: ignore[arg-type,return-value]
+        run.run_to_end()
     run.close()
     view.close()
     code = {"stop": "checkpoint.damaged", "fork": "checkpoint.left"}.get(
@@ -170,7 +172,7 @@ def test_a_finished_run_stays_finished_although_it_cannot_be_noted(
             return RunOutcome("finished", "every source is read to its end")
 
     monkeypatch.setattr(DriverSession, "_make_loop", lambda *_: Loop())
-    assert run.run_to_end(lambda: None).state == "finished"  # type: ignore[arg-type,return-value]
+    assert run.run_to_end().state == "finished"
     run.close()
     view.close()
 
@@ -195,7 +197,7 @@ def test_a_finished_run_that_has_lost_its_lease_stops_no_one(
             return RunOutcome("finished", "every source is read to its end")
 
     monkeypatch.setattr(DriverSession, "_make_loop", lambda *_: Loop())
-    assert run.run_to_end(lambda: None).state == "finished"  # type: ignore[arg-type,return-value]
+    assert run.run_to_end().state == "finished"
     run.close()
     view.close()
     assert read_desired_state(store, name).state is DesiredState.RUN

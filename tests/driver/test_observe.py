@@ -25,7 +25,6 @@ from tidegate.checkpoints.s3_store import S3Settings, S3Store
 from tidegate.checkpoints.store import Store
 from tidegate.errors import PoisonError
 from tidegate.jobs.driver.epoch_listeners import (
-    EpochLineage,
     EpochListeners,
     create_lineage_sender,
     make_epoch_events,
@@ -238,11 +237,12 @@ def test_lineage_per_epoch(taker: str) -> None:
     bench, reports = sealed()
     sender = create_lineage_sender({"OPENLINEAGE_URL": taker, "OPENLINEAGE_API_KEY": "k"})
     assert sender is not None
-    lineage = EpochLineage(bench.spec, bench.store, sender)
+    listeners = EpochListeners(bench.spec, bench.store, dict, lambda *_: None)
+    listeners.lineage = sender
     for report in reports:
-        lineage.on_epoch(report, 0.1)
-    lineage.on_failure(PoisonError("p: a row", code="x.y"))
-    sender.close(5.0)
+        listeners.on_epoch(report, 0.1)
+    listeners.on_end(PoisonError("p: a row", code="x.y"))
+    listeners.close()
     assert {(path, auth) for path, auth, _ in _Taker.bodies} == {("/api/v1/lineage", "Bearer k")}
     bodies = [body for _, _, body in _Taker.bodies]
     assert [body["eventType"] for body in bodies] == [
@@ -349,9 +349,11 @@ def test_lineage_that_is_not_taken_changes_nothing() -> None:
     sender = create_lineage_sender({"OPENLINEAGE_URL": "http://127.0.0.1:9"})
     assert sender is not None
     with structlog.testing.capture_logs() as logs:
-        EpochLineage(bench.spec, bench.store, sender).on_epoch(reports[0], 0.1)
-        sender.close(5.0)
-    assert [line["event"] for line in logs] == ["lineage_not_sent"] * 2
+        listeners = EpochListeners(bench.spec, bench.store, dict, lambda *_: None)
+        listeners.lineage = sender
+        listeners.on_epoch(reports[0], 0.1)
+        listeners.close()
+    assert [line["event"] for line in logs] == ["sealed", *["lineage_not_sent"] * 2]
 
 
 def test_a_line_per_sealed_epoch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from tidegate.checkpoints.lease import Lease, read_lease
 from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.errors import FencedError
 from tidegate.jobs.driver import startup
-from tidegate.jobs.driver.startup import ALIVE_FILE, LeaderElection
+from tidegate.jobs.driver.startup import ALIVE_FILE, LaunchOptions, LeaderElection
 
 NewTurn = Callable[[bool], LeaderElection]
 
@@ -36,7 +36,12 @@ def turn_of(store: MemoryStore, tmp_path: Path) -> NewTurn:
     """The turn of a driver, as a standby or alone."""
     once = Retrying(stop=stop_after_attempt(1), reraise=True)
     return lambda standby: LeaderElection(
-        store, "p", threading.Event(), once, standby=standby, alive=tmp_path / ALIVE_FILE
+        store,
+        "p",
+        threading.Event(),
+        once,
+        LaunchOptions("memory://", standby=standby),
+        tmp_path / ALIVE_FILE,
     )
 
 
@@ -153,7 +158,8 @@ def test_a_standby_of_airflow_ends_with_the_stream(
 ) -> None:
     """Airflow starts another one when it is needed; a restore is waited for nevertheless."""
     waiting = turn_of(True)
-    monkeypatch.setattr(waiting, "_ends_when_stopped", True)
+    options = LaunchOptions("memory://", standby=True, ends_when_stopped=True)
+    monkeypatch.setattr(waiting, "_options", options)
     want(store, DesiredState.RECOVERING)
     waiting.stop.set()
     assert not waiting.wait_until_wanted()

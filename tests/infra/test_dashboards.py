@@ -25,9 +25,8 @@ from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.pipeline_overview import DriverOverview, PipelineState
 from tidegate.jobs.driver.epoch_listeners import (
     EpochListeners,
-    close_receivers,
+    Receivers,
     measure_landing,
-    open_metrics,
 )
 from tidegate.jobs.driver.otel_metrics import METRICS
 from tidegate.operators import trigger as airflow_metrics
@@ -58,8 +57,8 @@ def told() -> set[str]:
 
 def _job() -> None:
     """A batch of a query that reads Kafka."""
-    metrics, closers = open_metrics("p", lambda: FACTS)
-    assert metrics is not None
+    receivers = Receivers("p", lambda: FACTS)
+    assert receivers.metrics is not None
     manifest = Manifest.model_construct(
         notes={
             "batch": {
@@ -77,8 +76,8 @@ def _job() -> None:
             }
         }
     )
-    metrics.record_sealed(manifest, 0.5)
-    close_receivers(closers)
+    receivers.metrics.record_sealed(manifest, 0.5)
+    receivers.close()
 
 
 def _airflow(collector: Collector) -> None:

@@ -5,30 +5,32 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from openlineage.client.serde import Serde
 
 from tests.sealed_queries.conftest import JobBench
 from tidegate.checkpoints.batch_notes import BatchReport, SourceProgress
 from tidegate.errors import PoisonError
-from tidegate.jobs.driver.epoch_listeners import OpenLineageSender
-from tidegate.jobs.sealed_queries.launch_lineage import LaunchLineage
+from tidegate.jobs.driver import epoch_listeners
+from tidegate.jobs.driver.epoch_listeners import LaunchListeners, OpenLineageSender
 
 
-def test_a_launch_is_a_run(bench: JobBench) -> None:
+def test_a_launch_is_a_run(bench: JobBench, monkeypatch: pytest.MonkeyPatch) -> None:
     """It starts, runs with each batch, and ends; the next launch is another run."""
     sent: list[dict[str, Any]] = []
     sender = OpenLineageSender(
         "spark-jobs", SimpleNamespace(emit=lambda event: sent.append(Serde.to_dict(event)))
     )
+    monkeypatch.setattr(epoch_listeners, "create_lineage_sender", lambda _: sender)
     query, made = bench.query("q")
     query.topic = "kafka://broker:9092/out"
     sources = (SourceProgress(name="FileStreamSource[file:/in]", rows=3),)
     made.commit(0)
     bench.sealer.seal(query, 0, BatchReport(rows=3, sources=sources, sink="KafkaTable@1f"))
-    first = LaunchLineage(sender, "clicks", "uid", 1)
-    first.record_batch(bench.sealed[0])
-    first.end(None)
-    LaunchLineage(sender, "clicks", "uid", 2).end(PoisonError("clicks: gone", code="x.y"))
+    first = LaunchListeners("clicks", dict, "uid", 1)
+    first.record_batch(bench.sealed[0], 0.1)
+    first.on_end(None)
+    LaunchListeners("clicks", dict, "uid", 2).on_end(PoisonError("clicks: gone", code="x.y"))
     sender.close(10.0)
     assert [event["eventType"] for event in sent] == [
         *("START", "RUNNING", "COMPLETE"),

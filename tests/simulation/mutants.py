@@ -39,7 +39,7 @@ from tidegate.errors import TidegateError
 from tidegate.jobs.driver.epoch_loop import EpochLoop
 from tidegate.jobs.driver.housekeeping import Housekeeper
 from tidegate.jobs.driver.operator_requests import RequestInbox
-from tidegate.jobs.driver.pipeline_run import DriverSession
+from tidegate.jobs.driver.startup import LeaderElection
 from tidegate.jobs.driver.status_reporter import StatusReporter
 from tidegate.jobs.engine.epoch_engine import Engine
 from tidegate.jobs.engine.interfaces import Slice
@@ -543,8 +543,8 @@ MUTANTS = (
         "a finished run fails with the note that it is over",
         lambda: [
             _reword(
-                DriverSession,
-                "_keep_standbys_away",
+                LeaderElection,
+                "note_finished",
                 "except (TransientError, FencedError, StoreDeniedError) as error",
                 "except AssertionError as error",
             )
