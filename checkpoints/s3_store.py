@@ -14,13 +14,13 @@ import os
 import secrets
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, SecretStr
 from tenacity import (
@@ -82,7 +82,6 @@ _REFUSALS = {
     "TokenRefreshRequired": KEYS_EXPIRED,
     "RequestTimeTooSkewed": CLOCK_SKEWED,
 }
-T = TypeVar("T")
 _Answer = dict[str, Any]
 """What a call of boto3 returns, or a part of it."""
 
@@ -225,19 +224,9 @@ class S3Store:
     def download(self, key: str, path: Path) -> None:
         """Copy an object into a file, which is then complete or absent."""
         part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
-
-        def receive_file() -> None:
-            location = self._locate(key)
-            answer = self._get_client().get_object(**location)
-            with closing(answer["Body"]) as body:
-                if answer["ContentLength"] < _READ_IN_PARTS_FROM:
-                    with part.open("wb") as file:
-                        shutil.copyfileobj(body, file)
-                    return
-            self._get_client(attempts=3).download_file(Filename=str(part), **location)
-
         try:
-            self._run_translated(receive_file, key)
+            with self._translate_errors(key):
+                self._receive_file(self._locate(key), part)
             part.replace(path)
         finally:
             part.unlink(missing_ok=True)
@@ -275,12 +264,9 @@ class S3Store:
             call: name of the client's method.
             section: where in the answer the rules are; None: at its top.
         """
-
-        def ask() -> _Answer:
-            return dict(getattr(self._get_client(), call)(Bucket=self.settings.bucket))
-
         try:
-            answer = self._run_translated(ask, call)  # once: a server without it answers 501
+            with self._translate_errors(call):  # once: a server without it answers 501
+                answer = getattr(self._get_client(), call)(Bucket=self.settings.bucket)
         except (NotFoundError, StoreDeniedError, TransientError):
             return []
         return list((answer[section] if section else answer).get("Rules", ()))
@@ -297,13 +283,10 @@ class S3Store:
 
     @_retry_within_budget
     def _get_object(self, key: str, **arguments: str) -> StoredObject:
-        def read_object() -> StoredObject:
-            location = self._locate(key)
-            answer = self._get_client().get_object(**location, **arguments)
+        with self._translate_errors(key):
+            answer = self._get_client().get_object(**self._locate(key), **arguments)
             data = answer["Body"].read()
             return StoredObject(key, data, _strip_etag(answer), _compute_age(answer))
-
-        return self._run_translated(read_object, key)
 
     def _put_object(self, key: str, data: bytes, **condition: str) -> str:
         return _strip_etag(self._call_api("put_object", key, writes=True, Body=data, **condition))
@@ -319,20 +302,16 @@ class S3Store:
 
     @_retry_within_budget
     def _list_one_page(self, prefix: str, options: dict[str, Any]) -> _Answer:
-        def request_page() -> _Answer:
-            where = {"Bucket": self.settings.bucket, "Prefix": self._full_key(prefix)}
+        where = {"Bucket": self.settings.bucket, "Prefix": self._full_key(prefix)}
+        with self._translate_errors(prefix):
             return dict(self._get_client().list_objects_v2(**where, **options))
-
-        return self._run_translated(request_page, prefix)
 
     @_retry_within_budget
     def _delete_page(self, keys: list[dict[str, str]]) -> None:
-        def delete_objects() -> _Answer:
-            what = {"Objects": keys, "Quiet": True}
+        what = {"Objects": keys, "Quiet": True}
+        with self._translate_errors(keys[0]["Key"], writes=True):
             client = self._get_client()
-            return dict(client.delete_objects(Bucket=self.settings.bucket, Delete=what))
-
-        answer = self._run_translated(delete_objects, keys[0]["Key"], writes=True)
+            answer = client.delete_objects(Bucket=self.settings.bucket, Delete=what)
         for error in answer.get("Errors", ())[:1]:  # the request succeeds, and each key has its own
             status = {"HTTPStatusCode": 403 if error.get("Code") == "AccessDenied" else 500}
             response = {"Error": error, "ResponseMetadata": status}
@@ -341,6 +320,15 @@ class S3Store:
     def _to_object_info(self, item: _Answer) -> ObjectInfo:
         key = item["Key"][len(self._prefix) :]
         return ObjectInfo(key, item["Size"], _strip_etag(item), item["LastModified"].timestamp())
+
+    def _receive_file(self, location: dict[str, str], path: Path) -> None:
+        answer = self._get_client().get_object(**location)
+        with closing(answer["Body"]) as body:
+            if answer["ContentLength"] < _READ_IN_PARTS_FROM:
+                with path.open("wb") as file:
+                    shutil.copyfileobj(body, file)
+                return
+        self._get_client(attempts=3).download_file(Filename=str(path), **location)
 
     @_retry_within_budget
     def _put_file(self, path: Path, key: str) -> str:
@@ -355,12 +343,9 @@ class S3Store:
         config = TransferConfig(
             multipart_threshold=_MULTIPART_FROM, multipart_chunksize=_MULTIPART_FROM // 2
         )
-
-        def send_file() -> None:
+        with self._translate_errors(key, writes=True):
             client = self._get_client(attempts=3)
             client.upload_file(Filename=str(path), Config=config, **self._locate(key))
-
-        self._run_translated(send_file, key, writes=True)
         stored, size = self.stat(key), path.stat().st_size
         if stored is None or stored.size != size:
             arrived = stored.size if stored else "nothing"
@@ -371,19 +356,18 @@ class S3Store:
         return {"Bucket": self.settings.bucket, "Key": self._full_key(check_key(key))}
 
     def _call_api(self, name: str, key: str, *, writes: bool = False, **arguments: Any) -> _Answer:
-        def call_method() -> _Answer:
+        with self._translate_errors(key, writes=writes):
             return dict(getattr(self._get_client(), name)(**self._locate(key), **arguments))
 
-        return self._run_translated(call_method, key, writes=writes)
-
-    def _run_translated(self, ask: Callable[[], T], key: str, *, writes: bool = False) -> T:
-        """Run one request and turn the exceptions of botocore into errors of this package."""
+    @contextmanager
+    def _translate_errors(self, key: str, *, writes: bool = False) -> Iterator[None]:
+        """Turn the exceptions of botocore into errors of this package."""
         from boto3.exceptions import Boto3Error
         from botocore.exceptions import BotoCoreError, ClientError
         from urllib3.exceptions import HTTPError
 
         try:
-            return ask()
+            yield
         # botocore wraps only two of the errors that urllib3 raises in the middle of a body.
         except (BotoCoreError, ClientError, Boto3Error, HTTPError) as error:
             inner = error.__context__ if isinstance(error, Boto3Error) else None
