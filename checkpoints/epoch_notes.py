@@ -5,10 +5,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Self
 
+from tidegate.jobs.spec.event_time_options import OmittedIfEmpty, OmittedIfNone
 from tidegate.json_types import JsonObject, JsonView
+
+from .record_models import FrozenModel
 
 if TYPE_CHECKING:
     from .manifest import Counters
@@ -53,22 +56,12 @@ class EpochCounters:
     windows: dict[str, int] = field(default_factory=dict)
     per_source: dict[str, dict[str, int]] = field(default_factory=dict)
     dead_objects: int = 0
-    rule_quarantined: int = 0
-    filtered: int = 0
-
-    @classmethod
-    def from_record(cls, record: JsonView) -> Self:
-        """Read the counters of a manifest; those it lacks are zero, unknown ones are ignored."""
-        return cls(**{name: record[name] for name in cls.__dataclass_fields__ if name in record})
+    rule_quarantined: OmittedIfEmpty[int] = 0
+    filtered: OmittedIfEmpty[int] = 0
 
     def is_conserved(self) -> bool:
         """Return whether every row read, and every row buffered before, is counted once."""
         return self.read + self.retained_before == count_accounted_rows(self)
-
-    def to_record(self) -> JsonObject:
-        """Return the form in the manifest, without `rule_quarantined` and `filtered` if zero."""
-        rare = ("rule_quarantined", "filtered")
-        return {name: value for name, value in asdict(self).items() if value or name not in rare}
 
 
 # Besides `dropped`, which counts by reason, and `retained`, which is not a flow.
@@ -104,14 +97,28 @@ class MergeSummary:
     why: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class EpochNotes:
-    """The notes of one manifest.
+# Manifests of earlier versions lack some of the notes.
+_NOTHING_NOTED: Final[JsonView] = {
+    "epoch": {},
+    "next_position": 0,
+    "released_max": None,
+    "sketches": {},
+    "bytes_written": 0,
+    "streams": {},
+    "savepoints": (),
+    "aborted": (),
+    "splice": None,
+    "run": 0,
+}
+
+
+class EpochNotes(FrozenModel):
+    """The notes of one manifest; those that most epochs do not use are left out there.
 
     No field has a default: each writer has to decide what a new field means for it.
 
     Attributes:
-        counters: rows of this epoch.
+        epoch: rows of this epoch.
         next_position: position of the next released event.
         released_max: greatest (section, event time in ticks) released so far on the lineage; None
             before the first event.
@@ -120,51 +127,22 @@ class EpochNotes:
         streams: state of the streams and attachments; `DispatchState` reads it.
         savepoints: names under which the checkpoint has to be pinned.
         aborted: earlier attempts that lost their slots since the last sealed epoch.
-        merge: what a merge did; None in the manifest of an epoch.
+        splice: what a merge did; None in the manifest of an epoch.
         run: the run that the epoch belongs to, see `DesiredDocument`.
     """
 
-    counters: EpochCounters
+    epoch: EpochCounters
     next_position: int
     released_max: tuple[int, int] | None
     sketches: JsonObject
     bytes_written: int
-    streams: JsonObject
+    streams: OmittedIfEmpty[JsonObject]
     savepoints: tuple[str, ...]
-    aborted: tuple[str, ...]
-    merge: MergeSummary | None
-    run: int
+    aborted: OmittedIfEmpty[tuple[str, ...]]
+    splice: OmittedIfNone[MergeSummary]
+    run: OmittedIfEmpty[int]
 
     @classmethod
     def from_record(cls, record: JsonView) -> Self:
         """Read `Manifest.notes`; what was not noted is zero, empty or None."""
-        # Manifests of earlier versions lack some of the notes.
-        released, merge = record.get("released_max"), record.get("splice")
-        return cls(
-            counters=EpochCounters.from_record(record.get("epoch") or {}),
-            next_position=record.get("next_position", 0),
-            released_max=(released[0], released[1]) if released else None,
-            sketches=record.get("sketches") or {},
-            bytes_written=record.get("bytes_written", 0),
-            streams=record.get("streams", {}),
-            savepoints=tuple(record.get("savepoints", ())),
-            aborted=tuple(record.get("aborted", ())),
-            merge=MergeSummary(**merge) if merge else None,
-            run=record.get("run", 0),
-        )
-
-    def to_record(self) -> JsonObject:
-        """Return the JSON-ready form; fields that most epochs do not use are left out."""
-        return {
-            "epoch": self.counters.to_record(),
-            "next_position": self.next_position,
-            "released_max": list(self.released_max) if self.released_max else None,
-            "sketches": self.sketches,
-            "bytes_written": self.bytes_written,
-            "savepoints": list(self.savepoints),
-            # Left out when empty: the bytes of a manifest without them must stay as they were.
-            **({"streams": self.streams} if self.streams else {}),
-            **({"aborted": list(self.aborted)} if self.aborted else {}),
-            **({"splice": asdict(self.merge)} if self.merge else {}),
-            **({"run": self.run} if self.run else {}),
-        }
+        return cls.model_validate({**_NOTHING_NOTED, **record})

@@ -300,7 +300,7 @@ class Manifest(_SlotRecordModel):
     @property
     def epoch_counters(self) -> EpochCounters:
         """Rows of this epoch by disposition."""
-        return self.epoch_notes.counters
+        return self.epoch_notes.epoch
 
     @property
     def next_position(self) -> int:

@@ -577,7 +577,7 @@ class Engine:
             segments=[*moved.segments, *state.spliced],
             files=moved.files,
             notes=EpochNotes(
-                counters=moved.counters,
+                epoch=moved.counters,
                 next_position=moved.next_position,
                 released_max=state.raise_released(moved.released_max),
                 sketches=moved.sketches,
@@ -585,7 +585,7 @@ class Engine:
                 streams=moved.streams,
                 savepoints=asked.savepoints,
                 aborted=tuple(self._failed.aborted),
-                merge=None,
+                splice=None,
                 run=max(self._run, state.run),
             ),
             timings={name: round(seconds, 6) for name, seconds in self._steps.timings.items()},

@@ -13,14 +13,17 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Final, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Final, Protocol
+
+from pydantic import BeforeValidator, PlainSerializer, TypeAdapter
 
 from tidegate.checkpoints.bucket_layout import AttemptFolders
 from tidegate.checkpoints.epoch_notes import EpochCounters
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.jobs.eventtime.decision_types import Decision, Member, ReleaseMark, Survey
+from tidegate.jobs.spec.event_time_options import OmittedIfNone
 from tidegate.jobs.spec.pipeline import ReadLimits
 from tidegate.json_types import JsonObject, JsonView
 
@@ -48,6 +51,10 @@ def split_seq(seq: int) -> tuple[int, int]:
     return seq >> _ROW_BITS, seq & ROWS_PER_ORDINAL - 1
 
 
+def _parse_member(value: str | Member) -> Member:
+    return Member.parse(value) if isinstance(value, str) else value
+
+
 @dataclass(frozen=True, slots=True)
 class DeadObject:
     """An object, or the rest of one, that cannot be read. The object stays where it is.
@@ -63,21 +70,14 @@ class DeadObject:
         rows: rows that it would have given, at most; None if they cannot be counted.
     """
 
-    member: Member
+    member: Annotated[Member, BeforeValidator(_parse_member), PlainSerializer(str)]
     seq: int
     key: str
     etag: str
     size: int
     reason: str
     detail: str
-    rows: int | None = None
-
-    def to_record(self) -> JsonObject:
-        """Return the form in the manifest; `rows` is left out if it is None."""
-        record = {**asdict(self), "member": str(self.member)}
-        if self.rows is None:
-            del record["rows"]
-        return record
+    rows: OmittedIfNone[int] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class Slice:
     done: bool = False
     dead: tuple[DeadObject, ...] = ()
     begins: bool = False
-    arrived: int | None = None
+    arrived: OmittedIfNone[int] = None
 
     @property
     def is_empty(self) -> bool:
@@ -145,22 +145,16 @@ class Slice:
 
     def to_record(self) -> JsonObject:
         """Return the form in the manifest, without `begins`: enough to read the same rows again."""
-        return {
-            "start": self.start,
-            "end": self.end,
-            "parts": list(self.parts),
-            "resume": self.resume,
-            "pending": self.pending,
-            "done": self.done,
-            "dead": [dead.to_record() for dead in self.dead],
-            **({} if self.arrived is None else {"arrived": self.arrived}),
-        }
+        record: JsonObject = _SLICES.dump_python(self, mode="json", exclude={"member", "begins"})
+        return record
 
     @classmethod
     def from_record(cls, member: Member, record: JsonView) -> Slice:
         """Read a slice of a sealed epoch."""
-        dead = tuple(DeadObject(**{**one, "member": member}) for one in record["dead"])
-        return cls(member, **{**record, "parts": tuple(record["parts"]), "dead": dead})
+        return _SLICES.validate_python({**record, "member": member})
+
+
+_SLICES = TypeAdapter(Slice)
 
 
 def skip_slice_record(record: JsonView) -> JsonObject:

@@ -104,7 +104,7 @@ class ManifestDraft:
             counters=self.counters,
             segments=list(self.segments),
             files={table: list(files) for table, files in sorted(self.files.items()) if files},
-            notes=self.notes.to_record(),
+            notes=self.notes.model_dump(mode="json"),
             timings=dict(self.timings),
             created_at=self.created_at,
         )

@@ -7,9 +7,11 @@ half-open.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import astuple, dataclass, field
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
+
+from pydantic import TypeAdapter
 
 from tidegate.json_types import JsonObject, JsonView
 from tidegate.time_units import TICK_MAX, TICK_MIN, saturate_ticks
@@ -222,19 +224,16 @@ class BarrierHealth:
 
     def to_record(self) -> JsonObject:
         """Return the JSON-ready form."""
-        record: JsonObject = _to_plain_json(self)
+        record: JsonObject = _BARRIERS.dump_python(self, mode="json")
         return record
 
     @classmethod
     def from_record(cls, record: JsonView) -> BarrierHealth:
         """Read a barrier of a sealed epoch."""
-        participants = {
-            member: (at, seq, time) for member, (at, seq, time) in record["participants"].items()
-        }
-        # JSON turned the tuples into lists.
-        names = {name: tuple(record[name]) for name in ("types", "missing", "ended", "tardy")}
-        outcome = BarrierOutcome(record["outcome"])
-        return cls(**{**record, **names, "outcome": outcome, "participants": participants})
+        return _BARRIERS.validate_python(record)
+
+
+_BARRIERS = TypeAdapter(BarrierHealth)
 
 
 @dataclass(frozen=True)
@@ -336,31 +335,13 @@ class Decision:
 
     def to_record(self) -> JsonObject:
         """Return the form in the manifest, without `after`, which has its own field there."""
-        names = (name for name in self.__dataclass_fields__ if name != "after")
-        return {name: _to_plain_json(getattr(self, name)) for name in names}
+        record: JsonObject = _DECISIONS.dump_python(self, mode="json", exclude={"after"})
+        return record
 
     @classmethod
     def from_record(cls, record: JsonView, after: JsonObject) -> Decision:
         """Read the decision of a sealed epoch; `after` is the decider's state after it."""
-        # JSON has neither tuples nor marks: they are restored, so that decisions can be compared.
-        late = record["order_late"]
-        typed = {
-            "order_late": None if late is None else ReleaseMark(*late),
-            "release_before": ReleaseMark(*record["release_before"]),
-            "release_after": ReleaseMark(*record["release_after"]),
-            "barriers": tuple(BarrierHealth.from_record(b) for b in record["barriers"]),
-            "blocked": tuple(record["blocked"]),
-            "emitted": tuple((kind, value) for kind, value in record["emitted"]),
-            "recorded": tuple(record["recorded"]),
-        }
-        return cls(**{**record, **typed, "after": after})
+        return _DECISIONS.validate_python({**record, "after": after})
 
 
-def _to_plain_json(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(key): _to_plain_json(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_to_plain_json(inner) for inner in value]
-    if isinstance(value, BarrierHealth):
-        return _to_plain_json(asdict(value))
-    return value.value if isinstance(value, StrEnum) else value
+_DECISIONS = TypeAdapter(Decision)

@@ -179,7 +179,7 @@ class _Merger:
         # manifest.
         if not isinstance(sealed, Manifest):
             return MergeOutcome(checkpoint, None, None, again=True)
-        merge = sealed.epoch_notes.merge
+        merge = sealed.epoch_notes.splice
         assert merge is not None  # noqa: S101 - the checkpoint merged the request
         actual = _digest_sealed_rows(self.log, sealed, parse_digest_slot(merge.digest))
         request = read_splice_request(self.log.store, self.spec.name, self.request_id)
@@ -464,7 +464,7 @@ class _MergeAttempt:
             why=decision.why,
         )
         return EpochNotes(
-            counters=EpochCounters(retained_before=retained, retained=retained, windows=windows),
+            epoch=EpochCounters(retained_before=retained, retained=retained, windows=windows),
             next_position=before.next_position + appended,
             released_max=before.released_max,
             sketches={},
@@ -472,6 +472,6 @@ class _MergeAttempt:
             streams=plan.streams.record if plan.streams else before.streams,
             savepoints=(),
             aborted=(),
-            merge=merge,
+            splice=merge,
             run=before.run,
         )

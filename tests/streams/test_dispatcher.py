@@ -207,8 +207,9 @@ def test_rows_that_a_splice_inserted_into_events_are_not_dispatched() -> None:
         "parent": str(head.checkpoint),
         "parent_sha256": head.sha256,
     }
+    merge = {"request": "s1", "rows": 0, "digest": "", "tables": {}, "who": "ann", "why": ""}
     world.bench.log.seal(
-        head.record.model_copy(update={**place, "notes": {**head.record.notes, "splice": {}}})
+        head.record.model_copy(update={**place, "notes": {**head.record.notes, "splice": merge}})
     )
     world.driver()
     world.epoch((3, 3), ask=(("attach", "p"),))
