@@ -37,8 +37,7 @@ from tidegate.jobs.sinks.table_maintenance import (
     list_referenced_files,
     note_table_versions,
 )
-from tidegate.jobs.spec.job_spec import JobSpec
-from tidegate.jobs.spec.pipeline import PipelineSpec
+from tidegate.jobs.spec.job_spec import JobSpec, SupervisedSpec
 
 from .error_classification import log_background_failure
 
@@ -52,7 +51,7 @@ _log = structlog.get_logger("tidegate.driver")
 
 
 def make_retention(
-    spec: PipelineSpec | JobSpec, log: SlotLog, keep_for: float | None = None, grace: float = HOUR
+    spec: SupervisedSpec, log: SlotLog, keep_for: float | None = None, grace: float = HOUR
 ) -> Retention:
     """Return the retention of the spec, which also keeps what followers of the log still need.
 
@@ -92,7 +91,7 @@ class MaintenanceReport:
 
 
 def maintain_bucket(
-    spec: PipelineSpec | JobSpec,
+    spec: SupervisedSpec,
     log: SlotLog,
     keep_for: float | None = None,
     *,
@@ -144,7 +143,7 @@ class Housekeeper:
 
     def __init__(
         self,
-        spec: PipelineSpec | JobSpec,
+        spec: SupervisedSpec,
         log: SlotLog,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:

@@ -57,7 +57,7 @@ from tidegate.checkpoints.verify import (
     verify_checkpoint,
 )
 from tidegate.errors import FencedError, TidegateError, TransientError
-from tidegate.jobs.spec.job_spec import JobSpec, SupervisedSpec
+from tidegate.jobs.spec.job_spec import SupervisedSpec
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 from .epoch_listeners import Receivers
@@ -125,9 +125,7 @@ class LeasedSession(ABC):
 
     _listeners: Receivers
 
-    def __init__(
-        self, spec: PipelineSpec | JobSpec, store: Store, lease: Lease, digest: str
-    ) -> None:
+    def __init__(self, spec: SupervisedSpec, store: Store, lease: Lease, digest: str) -> None:
         self._slot_log = SlotLog(store, spec.name)
         self._steps = DriverSteps(lease, spec.checkpoint.max_clock_step)
         self._steps.start()

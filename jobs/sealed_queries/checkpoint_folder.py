@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Protocol, TypeVar
+from typing import ClassVar, TypeVar
 
 from tidegate.checkpoints.store import (
     CopyingStore,
@@ -45,70 +45,37 @@ class BucketFile:
 CheckpointFile = Path | BucketFile
 
 
-class CheckpointFolder(Protocol):
-    """The checkpoint of one query. Paths are relative to it.
+@dataclass(frozen=True)
+class HostFolder:
+    """A checkpoint in a folder of this host. Paths are relative to it.
 
     Attributes:
         look_every: seconds from one unasked look for new batches to the next.
     """
-
-    look_every: ClassVar[float]
-
-    @property
-    def address(self) -> str:
-        """What Spark is given as the checkpoint location."""
-        ...
-
-    def exists(self) -> bool:
-        """Whether there is a whole checkpoint.
-
-        `metadata` says so: Spark writes it before anything else, this package after all else.
-        """
-        ...
-
-    def list_files(self, below: str = "") -> dict[str, CheckpointFile]:
-        """List the files below a folder, except those whose names begin with a dot.
-
-        Args:
-            below: empty, or ends with a slash.
-        """
-        ...
-
-    def read(self, path: str) -> bytes:
-        """Read one small file.
-
-        Raises:
-            FileNotFoundError: there is none.
-        """
-        ...
-
-    def delete(self, path: str) -> None:
-        """Delete a file if it exists."""
-        ...
-
-    def claim(self, path: str, owner: str) -> str:
-        """Write `owner` into a file unless it exists, and return what the file says."""
-        ...
-
-
-@dataclass(frozen=True)
-class HostFolder:
-    """A folder of this host. Implements `CheckpointFolder`."""
 
     root: Path
     look_every: ClassVar[float] = 0.0
 
     @property
     def address(self) -> str:
-        """The path."""
+        """The path, which Spark is given as the checkpoint location."""
         return str(self.root)
 
     def exists(self) -> bool:
-        """Whether there is a checkpoint."""
+        """Whether there is a whole checkpoint.
+
+        `metadata` says so: Spark writes it before anything else, this package after all else.
+        """
         return (self.root / _HEAD).is_file()
 
     def list_files(self, below: str = "") -> dict[str, CheckpointFile]:
-        """Walk through the folder; what Spark deletes meanwhile is left out."""
+        """List the files below a folder, except those whose names begin with a dot.
+
+        What Spark deletes meanwhile is left out.
+
+        Args:
+            below: empty, or ends with a slash.
+        """
         return {
             path.relative_to(self.root).as_posix(): path
             for folder, _, names in os.walk(self.root / below)
@@ -118,17 +85,21 @@ class HostFolder:
         }
 
     def read(self, path: str) -> bytes:
-        """Read a file."""
+        """Read one small file.
+
+        Raises:
+            FileNotFoundError: there is none.
+        """
         return (self.root / path).read_bytes()
 
     def delete(self, path: str) -> None:
-        """Delete a file, and Hadoop's checksum beside it."""
+        """Delete a file if it exists, and Hadoop's checksum beside it."""
         file = self.root / path
         file.unlink(missing_ok=True)
         file.with_name(f".{file.name}.crc").unlink(missing_ok=True)
 
     def claim(self, path: str, owner: str) -> str:
-        """Create the file, or read it."""
+        """Write `owner` into a file unless it exists, and return what the file says."""
         file = self.root / path
         with contextlib.suppress(FileExistsError), file.open("x", encoding="utf-8") as new:
             new.write(owner)
@@ -137,7 +108,10 @@ class HostFolder:
 
 @dataclass(frozen=True)
 class BucketFolder:
-    """A prefix of a bucket, which ends with a slash or is empty. Implements `CheckpointFolder`."""
+    """A checkpoint below a prefix of a bucket, which ends with a slash or is empty.
+
+    It has the methods of `HostFolder`.
+    """
 
     store: CopyingStore
     prefix: str
@@ -200,6 +174,9 @@ class BucketFolder:
         rest = [path for path in files if path != _HEAD]
         map_at_once(lambda path: self.store.upload(files[path], f"{self.prefix}{path}"), rest)
         self.store.upload(files[_HEAD], f"{self.prefix}{_HEAD}")
+
+
+CheckpointFolder = HostFolder | BucketFolder
 
 
 def map_at_once(call: Callable[[T], R], items: Iterable[T]) -> list[R]:

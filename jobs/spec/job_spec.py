@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from typing import Annotated, Literal, Protocol, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
 from .event_time_options import SpecModel
 from .operations import CheckpointSpec, QualitySpec, SupervisionSpec
-from .pipeline import API_VERSION
+from .pipeline import API_VERSION, PipelineSpec
 from .source_spec import Name
 
 _QUERY_NAME = r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}"
@@ -33,22 +33,6 @@ def is_query_name(text: str) -> bool:
     It has 1 to 100 letters, digits, `_` and `-`, and begins with a letter or digit.
     """
     return re.fullmatch(_QUERY_NAME, text) is not None
-
-
-class SupervisedSpec(Protocol):
-    """What pipelines and jobs share: all that the log, the lease and Airflow need to know."""
-
-    @property
-    def name(self) -> str:
-        """Prefix of the keys and DAG ids."""
-
-    @property
-    def checkpoint(self) -> CheckpointSpec:
-        """How long checkpoints are kept, and what happens to damaged ones."""
-
-    @property
-    def supervision(self) -> SupervisionSpec:
-        """What Airflow does with it."""
 
 
 class JobCheckpointSpec(CheckpointSpec):
@@ -116,3 +100,7 @@ class JobSpec(SpecModel):
         """Return the SHA-256, in hex, of the script and of name, `args`, `queries` and `conf`."""
         given = json.dumps([self.name, self.args, self.queries, self.conf], sort_keys=True)
         return hashlib.sha256(given.encode() + b"\n" + script).hexdigest()
+
+
+SupervisedSpec = PipelineSpec | JobSpec
+"""What has a log and a lease, and is supervised by Airflow."""
