@@ -1,13 +1,12 @@
 """Time as an argument: protocols of this package wait and measure through a `Clock`.
 
-Tests and the simulation pass a `ManualClock`. The safety of data never depends on comparing the
+Tests and the simulation pass clocks of their own. The safety of data never depends on comparing the
 clocks of two hosts. Courtesies compare them: ages of reports, expiries, abandoned restores, and
 retention by age.
 """
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import Protocol
 
@@ -46,33 +45,6 @@ class SystemClock:
     def sleep(self, seconds: float) -> None:
         """Wait."""
         time.sleep(seconds)
-
-
-class ManualClock:
-    """A clock that moves only by `advance` and `sleep`."""
-
-    def __init__(self, start: float = 1_000.0, wall_ticks: int = 1_750_000_000_000_000) -> None:
-        self._now = start
-        self._wall_offset = wall_ticks - int(start * 1_000_000)
-        self._lock = threading.Lock()
-
-    def monotonic(self) -> float:
-        """Return the current reading."""
-        with self._lock:
-            return self._now
-
-    def wall_ticks(self) -> int:
-        """Return the wall clock, which moves with the reading."""
-        return int(self.monotonic() * 1_000_000) + self._wall_offset
-
-    def sleep(self, seconds: float) -> None:
-        """Move forward at once."""
-        self.advance(seconds)
-
-    def advance(self, seconds: float) -> None:
-        """Move forward by `seconds`."""
-        with self._lock:
-            self._now += seconds
 
 
 SYSTEM_CLOCK = SystemClock()

@@ -27,8 +27,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from tests.checkpoints.histories import Cost, History, make_history, refresh_index, seal_next
+from tests.manual_clock import ManualClock
 from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
-from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.checkpoints.pipeline_overview import read_overview
 from tidegate.checkpoints.restore import plan_restore
 from tidegate.checkpoints.retention import Retention, RetentionPolicy

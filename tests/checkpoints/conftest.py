@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
+from tests.manual_clock import ManualClock
 from tests.servers.memory_store import Fault, MemoryBucket, MemoryStore, StoreRequest
 from tests.servers.minio import RealMinio
 
 from tidegate.checkpoints.bucket_layout import BucketLayout, CheckpointId, generate_attempt_id
 from tidegate.checkpoints.canonical_json import sha256_of_bytes
-from tidegate.checkpoints.host_clock import Clock, ManualClock
+from tidegate.checkpoints.host_clock import Clock
 from tidegate.checkpoints.local_store import LocalStore
 from tidegate.checkpoints.manifest import Counters, FileRef, Manifest
 from tidegate.checkpoints.s3_store import S3Settings, S3Store

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from tests.checkpoints.conftest import Author
+from tests.manual_clock import ManualClock
 
 from tidegate.checkpoints.bucket_layout import CheckpointId
 from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
-from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.pipeline_identity import ProcessIdentity

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.manual_clock import ManualClock
 from tests.servers.memory_store import Fault, MemoryBucket, MemoryStore, StoreRequest
 
 from tidegate.checkpoints.bucket_layout import CheckpointId
@@ -27,7 +28,6 @@ from tidegate.checkpoints.driver_requests import (
     set_desired_state,
     submit_request,
 )
-from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.checkpoints.pins import Roots, RootsFile, pin_checkpoint
 from tidegate.checkpoints.shared_documents import change_document
 from tidegate.checkpoints.slot_log import SlotLog

@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import pytest
 from tests.checkpoints.histories import History, make_history, refresh_index
+from tests.manual_clock import ManualClock
 
 from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
-from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.checkpoints.restore import plan_restore
 from tidegate.checkpoints.retention import Retention, RetentionPolicy
 from tidegate.checkpoints.slot_index import SLOTS_PER_PAGE

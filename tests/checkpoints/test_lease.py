@@ -10,9 +10,9 @@ import sys
 from collections.abc import Callable
 
 import pytest
+from tests.manual_clock import ManualClock
 from tests.servers.memory_store import Fault, MemoryBucket, MemoryStore, StoreRequest
 
-from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.checkpoints.lease import (
     LEASE_TTL,
     Lease,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.manual_clock import ManualClock
 from tests.servers.memory_store import Fault, MemoryBucket, MemoryStore, StoreRequest
 
 from tidegate.checkpoints.bucket_layout import BucketLayout, CheckpointId
-from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.checkpoints.manifest import Counters, ForkRecord, Manifest, RetiredEpoch
 from tidegate.checkpoints.slot_log import (
     LineageSegment,

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 from tests.checkpoints.conftest import Author
+from tests.manual_clock import ManualClock
 from tests.servers.memory_store import MemoryStore, StoreRequest
 
 from tidegate.checkpoints.driver_reports import DriverStatus, write_status
 from tidegate.checkpoints.driver_requests import DesiredState, set_desired_state
-from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, ManualClock
+from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 from tidegate.checkpoints.lease import Lease, LeaseObserver
 from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.checkpoints.pipeline_overview import PipelineState, read_overview

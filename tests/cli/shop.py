@@ -9,9 +9,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 from tests.engine.harness import PlainSteps
+from tests.manual_clock import ManualClock
 from tests.oracle.mover import OracleMover
 
-from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.checkpoints.pipeline_identity import ensure_identity
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.conftest import SEALED, Cli, seal
+from tests.manual_clock import ManualClock
 
 from tidegate.checkpoints.checkpoint_specs import write_spec
 from tidegate.checkpoints.driver_reports import DriverStatus, write_status
@@ -13,7 +14,7 @@ from tidegate.checkpoints.driver_requests import (
     read_desired_state,
     set_desired_state,
 )
-from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, ManualClock
+from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.local_store import LocalStore
 from tidegate.checkpoints.pipeline_identity import ProcessIdentity

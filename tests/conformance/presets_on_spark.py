@@ -28,9 +28,9 @@ import pyarrow.parquet as pq
 from tests.conformance.spark_cases import CASES, EXAMPLES, play_silences
 from tests.conformance.stepped_run import START, SteppedRun
 from tests.e2e.drivers import Piped
+from tests.manual_clock import ManualClock
 from tests.oracle.mover import OracleMover
 from tidegate.checkpoints.epoch_notes import EpochCounters
-from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.checkpoints.local_store import LocalStore
 from tidegate.checkpoints.manifest import FileRef, Manifest
 from tidegate.checkpoints.open_store import ScratchStore

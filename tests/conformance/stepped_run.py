@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.engine.harness import PlainSteps
-from tidegate.checkpoints.host_clock import ManualClock
+from tests.manual_clock import ManualClock
 from tidegate.checkpoints.local_store import LocalStore
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.jobs.driver.pipeline_run import make_dispatcher

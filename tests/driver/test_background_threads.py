@@ -11,9 +11,9 @@ from unittest.mock import patch
 import pytest
 
 from tests.engine.harness import spec_of
+from tests.manual_clock import ManualClock
 from tests.servers.memory_store import MemoryStore
 from tidegate.checkpoints.driver_reports import read_status
-from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.checkpoints.lease import Lease, evict_lease_holder
 from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.checkpoints.slot_log import SlotLog

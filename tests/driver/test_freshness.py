@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.engine.harness import SECOND
-from tidegate.checkpoints.host_clock import ManualClock
+from tests.manual_clock import ManualClock
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.jobs.driver.status_reporter import FreshnessMeter
 

@@ -8,9 +8,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from tests.checkpoints.conftest import Author
+from tests.manual_clock import ManualClock
 from tests.servers.memory_store import MemoryStore
 from tidegate.checkpoints.errors import STORE_UNAVAILABLE
-from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, ManualClock
+from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 from tidegate.checkpoints.pins import RootsFile
 from tidegate.checkpoints.retention import Retention
 from tidegate.checkpoints.slot_index import SlotIndex

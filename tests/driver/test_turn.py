@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from tenacity import Retrying, stop_after_attempt
 
+from tests.manual_clock import ManualClock
 from tests.servers.memory_store import Fault, MemoryStore
 from tidegate.checkpoints.driver_requests import (
     DesiredDocument,
@@ -16,7 +17,7 @@ from tidegate.checkpoints.driver_requests import (
     read_desired_state,
     set_desired_state,
 )
-from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, ManualClock
+from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 from tidegate.checkpoints.lease import Lease, read_lease
 from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.errors import FencedError

@@ -12,10 +12,11 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from tests.manual_clock import ManualClock
 from tests.oracle.memory_source import MemorySource
 from tests.oracle.mover import OracleMover
 from tests.servers.memory_store import MemoryStore
-from tidegate.checkpoints.host_clock import Clock, ManualClock
+from tidegate.checkpoints.host_clock import Clock
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store

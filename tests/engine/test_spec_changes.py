@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.engine.harness import Bench, row, spec_of
+from tests.manual_clock import ManualClock
 from tests.oracle.memory_source import MemorySource
 from tests.servers.memory_store import MemoryStore
 from tidegate.checkpoints.bucket_layout import BucketLayout, CheckpointId
@@ -16,7 +17,6 @@ from tidegate.checkpoints.checkpoint_specs import (
     read_spec,
     write_spec,
 )
-from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.checkpoints.restore import commit_restore, plan_restore

@@ -12,10 +12,10 @@ import pytest
 from tests.cli.conftest import refuse_undocumented
 from tests.epochs import retire_epoch
 from tests.expectations.conftest import START, changed, manifest
+from tests.manual_clock import ManualClock
 from tests.servers.memory_store import MemoryStore
 
 from tidegate.checkpoints.driver_requests import DesiredState, set_desired_state
-from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.checkpoints.local_store import LocalStore
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tidegate.checkpoints.host_clock import ManualClock
+from tests.manual_clock import ManualClock
 
 
 class World(ManualClock):

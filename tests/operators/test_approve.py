@@ -15,9 +15,10 @@ from airflow.providers.standard.exceptions import HITLTimeoutError
 from airflow.providers.standard.operators.hitl import ApprovalOperator
 from airflow.sdk.exceptions import AirflowSkipException
 from tests.epochs import checkpoint_id, seal_epoch
+from tests.manual_clock import ManualClock
 from tests.operators.asking import Asking
 
-from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, ManualClock
+from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 from tidegate.checkpoints.restore import RestoreEvent, read_restore_audits, record_restore_event
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.errors import ConfigurationError

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.manual_clock import ManualClock
 from tests.operators.clocks import World
 from tests.operators.conftest import Wait
 from tests.servers.memory_store import MemoryStore
@@ -21,7 +22,6 @@ from tidegate.checkpoints.driver_requests import (
     list_pending_requests,
     set_desired_state,
 )
-from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.checkpoints.lease import Lease, read_lease
 from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.checkpoints.store import Store, StoredObject

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from tests.manual_clock import ManualClock
 from tests.operators.history import GALLERY, SECOND, History, drives, drove, gallery
 from tests.servers.memory_store import Fault, MemoryStore, StoreRequest
 
@@ -13,7 +14,6 @@ from tidegate.checkpoints import slot_index
 from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.checkpoint_specs import write_spec
 from tidegate.checkpoints.driver_requests import DesiredState
-from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.checkpoints.pins import RootsFile
 from tidegate.checkpoints.restore import RestoreEvent, record_restore_event
 from tidegate.checkpoints.retention import Retention, RetentionPolicy

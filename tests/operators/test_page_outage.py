@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 from fastapi import Request
+from tests.manual_clock import ManualClock
 from tests.operators.history import History
 from tests.operators.pages import FakeAirflowQueries, app_of, served
 from tests.servers.memory_store import Fault, MemoryBucket, MemoryStore, StoreRequest
 
-from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.operators import page_api
 from tidegate.operators.page_api import MAX_REQUESTS
 from tidegate.operators.stream_view import StreamView

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.manual_clock import ManualClock
 from tests.operators.history import History
 
 from tidegate.checkpoints.driver_requests import (
@@ -15,7 +16,6 @@ from tidegate.checkpoints.driver_requests import (
     acknowledge_request,
     list_pending_requests,
 )
-from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.checkpoints.pins import RootsFile
 from tidegate.checkpoints.store import Store
 from tidegate.errors import ConfigurationError, TransientError

@@ -11,11 +11,12 @@ from unittest.mock import patch
 
 import pytest
 from tests.epochs import seal_epoch
+from tests.manual_clock import ManualClock
 
 from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.driver_reports import DriverStatus, write_status
 from tidegate.checkpoints.driver_requests import DesiredState, read_desired_state, set_desired_state
-from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, ManualClock
+from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.manifest import Counters, Manifest
 from tidegate.checkpoints.pipeline_identity import ProcessIdentity

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.manual_clock import ManualClock
 from tests.servers.memory_store import Fault, MemoryBucket, MemoryStore
 
 from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.driver_reports import DriverLog, DriverStatus, write_status
-from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.checkpoints.lease import Lease, LeaseView, read_lease
 from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.checkpoints.pipeline_overview import DriverOverview, PipelineState

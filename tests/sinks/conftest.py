@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from tests.epochs import retire_epoch
+from tests.manual_clock import ManualClock
 
 from tidegate.checkpoints.bucket_layout import (
     LAST_SLOT,
@@ -18,7 +19,6 @@ from tidegate.checkpoints.bucket_layout import (
     CheckpointId,
     generate_attempt_id,
 )
-from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.checkpoints.local_store import LocalStore
 from tidegate.checkpoints.manifest import Counters, FileRef, Manifest
 from tidegate.checkpoints.slot_log import Sealed, SlotLog

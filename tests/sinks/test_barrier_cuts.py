@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 from pyiceberg.table import StaticTable
+from tests.manual_clock import ManualClock
 from tests.sinks.conftest import World, make_spec
 from tests.sinks.table_checks import is_table, once
 
-from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.checkpoints.retention import Retention, RetentionPolicy
 from tidegate.jobs.sinks import table_maintenance
 from tidegate.jobs.sinks.iceberg_sink import IcebergSink

@@ -11,12 +11,12 @@ from typing import Any
 import duckdb
 import pytest
 from pyiceberg.table.snapshots import Operation
+from tests.manual_clock import ManualClock
 from tests.servers.memory_store import MemoryStore
 from tests.sinks.conftest import World, make_spec
 from tests.sinks.flight_tables import COLUMNS, LAYOUT, content, make_world, paths, published
 from tests.sinks.table_checks import before_the_commit, filled
 
-from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.jobs.sinks import table_files, table_maintenance
 from tidegate.jobs.sinks.lineage_position import PublishedCut, read_published_cut
 from tidegate.jobs.sinks.published_tables import read_table

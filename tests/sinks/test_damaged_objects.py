@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.manual_clock import ManualClock
 from tests.servers.memory_store import MemoryStore
 from tests.sinks.conftest import World, make_spec
 from tests.sinks.flight_tables import LAYOUT, content, make_world, paths, published
 from tests.sinks.table_checks import filled
 
 from tidegate.checkpoints.bucket_layout import BucketLayout
-from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.checkpoints.retention import Retention, RetentionPolicy
 from tidegate.errors import PoisonError
 from tidegate.jobs.engine.parquet_objects import read_parquet_object, write_parquet_object

@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tests.engine.harness import SECOND, PlainSteps
+from tests.manual_clock import ManualClock
 from tests.oracle.mover import OracleMover
 from tests.servers.memory_store import MemoryStore
 
-from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.checkpoints.pipeline_identity import ensure_identity
 from tidegate.checkpoints.retention import Retention, RetentionPolicy
 from tidegate.checkpoints.slot_log import SlotLog

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 from pyiceberg.table import StaticTable
+from tests.manual_clock import ManualClock
 from tests.sinks.conftest import World
 from tests.sinks.table_checks import before_the_commit, filled, is_table, once
 
-from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.jobs.driver import housekeeping
 from tidegate.jobs.sinks import table_files, table_maintenance
 from tidegate.jobs.sinks.lineage_position import read_published_cut

@@ -9,10 +9,10 @@ from typing import Any
 import duckdb
 import pyarrow.parquet as pq
 import pytest
+from tests.manual_clock import ManualClock
 from tests.sinks.conftest import make_spec
 from tests.sinks.flight_tables import COLUMNS, LAYOUT, content, make_world, paths, published
 
-from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.checkpoints.retention import Retention, RetentionPolicy
 from tidegate.errors import PoisonError
 from tidegate.jobs.sinks.iceberg_catalog import _forget_published_tables

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.manual_clock import ManualClock
 from tests.sinks.conftest import World, make_spec
 
 from tidegate.checkpoints.bucket_layout import CheckpointId
-from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.checkpoints.local_store import LocalStore
 from tidegate.jobs.sinks.published_tables import read_table
 from tidegate.jobs.sinks.table_follower import TableFollower

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from tests.engine.harness import SECOND, Bench, row, spec_of
+from tests.manual_clock import ManualClock
 from tests.splice.worlds import (
     LATE_ONES,
     WINDOWS,
@@ -27,7 +28,6 @@ from tests.splice.worlds import (
     world,
 )
 
-from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.errors import ConfigurationError, PoisonError
 from tidegate.jobs.rules.recomputation import WindowBounds
 from tidegate.jobs.sinks.published_tables import select_current_revisions

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from tests.manual_clock import ManualClock
 from tests.streams.support import World, streams_spec
 from tidegate.checkpoints.bucket_layout import CheckpointId
-from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.checkpoints.local_store import LocalStore
 from tidegate.checkpoints.pins import pin_checkpoint
 from tidegate.checkpoints.retention import Retention, RetentionPolicy

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.engine.harness import SECOND
+from tests.manual_clock import ManualClock
 from tests.streams.support import World, streams_spec
-from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.checkpoints.local_store import LocalStore
 from tidegate.checkpoints.retention import Retention, RetentionPolicy
 from tidegate.jobs.sinks.iceberg_sink import IcebergSink

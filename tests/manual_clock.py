@@ -1,0 +1,32 @@
+"""A clock for tests, which moves only when it is told to."""
+
+from __future__ import annotations
+
+import threading
+
+
+class ManualClock:
+    """A clock that moves only by `advance` and `sleep`."""
+
+    def __init__(self, start: float = 1_000.0, wall_ticks: int = 1_750_000_000_000_000) -> None:
+        self._now = start
+        self._wall_offset = wall_ticks - int(start * 1_000_000)
+        self._lock = threading.Lock()
+
+    def monotonic(self) -> float:
+        """Return the current reading."""
+        with self._lock:
+            return self._now
+
+    def wall_ticks(self) -> int:
+        """Return the wall clock, which moves with the reading."""
+        return int(self.monotonic() * 1_000_000) + self._wall_offset
+
+    def sleep(self, seconds: float) -> None:
+        """Move forward at once."""
+        self.advance(seconds)
+
+    def advance(self, seconds: float) -> None:
+        """Move forward by `seconds`."""
+        with self._lock:
+            self._now += seconds
