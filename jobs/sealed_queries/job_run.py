@@ -50,7 +50,6 @@ from tidegate.jobs.spec.operations import add_bucket_jars
 from tidegate.json_types import JsonObject
 
 from .batch_sealer import BatchSealer, JobAuthor, SealedQuery
-from .checkpoint_adoption import adopt_checkpoint
 from .checkpoint_files import find_running_batch, read_query_id
 from .checkpoint_folder import BucketFolder, HostFolder
 from .errors import (
@@ -68,6 +67,7 @@ from .errors import (
 )
 from .job_location import (
     JobLocation,
+    adopt_checkpoint,
     describe_location,
     find_jobs_home,
     get_jvm_pid,

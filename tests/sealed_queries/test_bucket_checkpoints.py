@@ -17,14 +17,14 @@ from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.checkpoints.verify import CheckpointVerdict, verify_checkpoint
 from tidegate.errors import ConfigurationError, PoisonError
-from tidegate.jobs.sealed_queries import batch_objects, checkpoint_adoption, job_location
+from tidegate.jobs.sealed_queries import batch_objects, job_location
 from tidegate.jobs.sealed_queries.batch_objects import QueryObjects, restore_files
 from tidegate.jobs.sealed_queries.batch_sealer import SealedQuery
-from tidegate.jobs.sealed_queries.checkpoint_adoption import adopt_checkpoint
 from tidegate.jobs.sealed_queries.checkpoint_files import select_restoring_files
 from tidegate.jobs.sealed_queries.checkpoint_folder import BucketFolder
 from tidegate.jobs.sealed_queries.job_location import (
     JobLocation,
+    adopt_checkpoint,
     delete_old_launches,
     open_location,
     set_bucket_access,
@@ -219,7 +219,7 @@ def test_schemas_are_found_in_the_new_place(
     else:
         other = MemoryStore()
         other.bucket.objects.update(read_tree(query.made.folder))
-        monkeypatch.setattr(checkpoint_adoption, "open_store", lambda _: other)
+        monkeypatch.setattr(job_location, "open_store", lambda _: other)
         bucket = BucketFolder(bench.store, f"{_LAUNCHES}2/")
         location = JobLocation(bench.folder / "2", None, is_first=True, bucket=bucket)
         adopt_checkpoint(location, "q", old, "clicks", "uid")
@@ -307,7 +307,7 @@ def test_a_checkpoint_of_the_script_in_a_bucket_is_adopted_once(
         given.append(url)
         return other_bucket
 
-    monkeypatch.setattr(checkpoint_adoption, "open_store", open_other)
+    monkeypatch.setattr(job_location, "open_store", open_other)
     bucket = BucketFolder(bench.store, f"{_LAUNCHES}2/")
     location = JobLocation(bench.folder / "2", None, is_first=True, bucket=bucket)
     requests = _watch(bench.store)
