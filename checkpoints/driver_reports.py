@@ -167,13 +167,9 @@ def count_waiting_messages(body: JsonView) -> dict[str, int]:
     return {source: count for source, count in found.items() if count}
 
 
-def read_status(store: Store, pipeline: str, *, token: int | None = None) -> DriverStatus | None:
-    """Return the report.
-
-    None if it is missing or unreadable, or if another driver than `token` wrote it.
-    """
-    status, _ = read_status_and_age(store, pipeline)
-    return status if status and token in (None, status.token) else None
+def read_status(store: Store, pipeline: str) -> DriverStatus | None:
+    """Return the report; None if it is missing or unreadable."""
+    return read_status_and_age(store, pipeline)[0]
 
 
 def read_status_and_age(store: Store, pipeline: str) -> tuple[DriverStatus | None, float]:

@@ -299,13 +299,17 @@ def record_restore_event(
     )
 
 
-def read_restore_audits(store: Store, pipeline: str, most: int = 50) -> list[RestoreAudit]:
-    """Return the newest `most` histories of restores, newest first by their first step."""
+_MOST_AUDITS = 50  # that the page shows
+
+
+def read_restore_audits(store: Store, pipeline: str) -> list[RestoreAudit]:
+    """Return the newest 50 histories of restores, newest first by their first step."""
     # Ids of runs sort by time only roughly, so more histories are read than are asked for.
     keys = [entry.key for entry in store.list_objects(BucketLayout(pipeline).restore_audit_prefix)]
+    recent = keys[-4 * _MOST_AUDITS :]
     found = [
         trail
-        for trail, _ in (read_document(store, key, RestoreAudit) for key in keys[-4 * most :])
+        for trail, _ in (read_document(store, key, RestoreAudit) for key in recent)
         if trail is not None and trail.steps
     ]
-    return sorted(found, key=lambda trail: trail.steps[0].at, reverse=True)[:most]
+    return sorted(found, key=lambda trail: trail.steps[0].at, reverse=True)[:_MOST_AUDITS]

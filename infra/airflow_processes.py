@@ -152,9 +152,7 @@ class AirflowApi:
         """Let a DAG run."""
         self.pause(dag_id, paused=False)
 
-    def trigger_dag(
-        self, dag_id: str, conf: JsonObject | None = None, run_id: str | None = None
-    ) -> str:
+    def trigger_dag(self, dag_id: str, conf: JsonObject | None = None) -> str:
         """Start a run with these params and return its id; a new id unless one is given.
 
         Raises:
@@ -163,7 +161,7 @@ class AirflowApi:
                 followed by up to five more.
             TransientError: no answer.
         """
-        run = run_id or f"manual__{datetime.now(UTC).isoformat()}__{secrets.token_hex(4)}"
+        run = f"manual__{datetime.now(UTC).isoformat()}__{secrets.token_hex(4)}"
         body = {"logical_date": None, "conf": conf or {}, "dag_run_id": run}
         try:
             retry_server_errors(self.request)(
@@ -172,7 +170,7 @@ class AirflowApi:
         except AirflowApiError as error:
             # No other caller knows an id made here: the run exists because an earlier call
             # succeeded that answered 500.
-            if error.status != 409 or run_id is not None:
+            if error.status != 409:
                 raise
         return run
 

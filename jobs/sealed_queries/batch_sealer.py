@@ -21,7 +21,7 @@ from tidegate.checkpoints.batch_notes import (
 )
 from tidegate.checkpoints.bucket_layout import CheckpointId, generate_attempt_id
 from tidegate.checkpoints.epoch_notes import EpochCounters
-from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
+from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.manifest import Counters, FileRef, Manifest
 from tidegate.checkpoints.slot_log import LogHead, SlotLog, SlotTaken
@@ -97,7 +97,6 @@ class BatchSealer:
         lease: checked before each seal.
         author: who writes.
         on_seal: called with each manifest that fills a slot.
-        clock: for the manifests.
 
     Attributes:
         log: as given.
@@ -110,10 +109,8 @@ class BatchSealer:
         lease: Lease,
         author: JobAuthor,
         on_seal: Callable[[Manifest], None],
-        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self.log, self._lease, self._author = log, lease, author
-        self._on_seal, self._clock = on_seal, clock
+        self.log, self._lease, self._author, self._on_seal = log, lease, author, on_seal
         self.head = log.head()
         # One id per slot: files of an attempt that no slot names would be swept.
         self._attempt = generate_attempt_id()
@@ -171,7 +168,7 @@ class BatchSealer:
         segments: list[FileRef],
         offsets: list[Any],
     ) -> Manifest:
-        now, head = self._clock.wall_ticks(), self.head
+        now, head = SYSTEM_CLOCK.wall_ticks(), self.head
         query.id = query.id or read_query_id(query.folder)
         position = QueryPosition(
             **dict(report) | {"sink": query.topic or report.sink or query.sink},
