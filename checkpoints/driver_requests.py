@@ -21,20 +21,17 @@ from pydantic import model_validator
 from tidegate.errors import PoisonError
 from tidegate.jobs.spec.event_time_options import OmittedIfEmpty, OmittedIfNone
 
-from .bucket_layout import BucketLayout
+from .bucket_layout import BucketLayout, CheckpointId
 from .canonical_json import parse_json
 from .errors import DESIRED_STATE_MOVED, REQUEST_MALFORMED, REQUEST_UNDECIDED
 from .host_clock import SYSTEM_CLOCK, Clock
 from .record_models import BucketRecord
-from .shared_documents import SharedDocument, change_document, read_document
+from .shared_documents import SharedDocument, change_document, create_record, read_document
 from .store import (
     NotFoundError,
-    OutcomeUnknownError,
-    PreconditionFailedError,
     Store,
 )
 
-_TRIES = 8
 DAY = 24 * 3600.0  # seconds
 ANSWER_RETENTION: Final = 3600.0
 """Seconds for which an answered request and its acknowledgement are kept.
@@ -251,6 +248,33 @@ class RequestQueue:
             self._delete_if_old(name)
         return _sort_requests(pending)
 
+    def acknowledge(
+        self,
+        request: DriverRequest,
+        outcome: AckOutcome,
+        detail: str,
+        token: int,
+        checkpoint: CheckpointId | None,
+    ) -> None:
+        """Write how a request ended; an acknowledgement that is there already stays.
+
+        Args:
+            request: the request.
+            outcome: how it ended.
+            detail: a sentence for people.
+            token: of the driver's lease.
+            checkpoint: the checkpoint that applied it.
+        """
+        ack = Ack(
+            id=request.id,
+            outcome=outcome,
+            detail=detail,
+            checkpoint=str(checkpoint) if checkpoint else None,
+            token=token,
+            at=self._clock.wall_ticks(),
+        )
+        acknowledge_request(self._store, self._layout.pipeline, ack)
+
     def _delete_if_old(self, name: str) -> None:
         age = self._clock.wall_ticks() - self._answered[name]
         if age >= ANSWER_RETENTION * 1_000_000:
@@ -288,15 +312,9 @@ M = TypeVar("M", DriverRequest, Ack)
 
 
 def _put_message_once(store: Store, key: str, message: M) -> M:
-    for _ in range(_TRIES):
-        try:
-            store.create(key, message.to_bytes())
-            return message
-        except (PreconditionFailedError, OutcomeUnknownError):
-            stored = _read_message(store, key, type(message))
-            if stored is not None:
-                return stored
-    raise REQUEST_UNDECIDED(uri=store.uri(key))
+    return create_record(
+        store, key, message, lambda: _read_message(store, key, type(message)), REQUEST_UNDECIDED
+    )
 
 
 def _read_message(store: Store, key: str, kind: type[M]) -> M | None:

@@ -470,6 +470,15 @@ class LeaseRenewer:
         """Whether the current step has passed its deadline."""
         return self._clock.monotonic() > self._deadline
 
+    def require_not_lost(self) -> None:
+        """Raise what showed that the lease is lost, if it is; costs no request.
+
+        Raises:
+            FencedError: it is lost.
+        """
+        if self.lost.is_set():
+            raise self.error or RuntimeError("lease lost without an error")
+
     def renew_once(self) -> None:
         """Renew the lease, unless the step is overdue; the thread calls this at each interval."""
         if self.is_overdue or self.lost.is_set():

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from tidegate.errors import ErrorDefinition
+
 from .canonical_json import parse_json
 from .errors import DOCUMENT_CONTENDED, DOCUMENT_MALFORMED
 from .record_models import BucketRecord
@@ -21,6 +23,7 @@ from .store import (
     StoredObject,
 )
 
+_CREATE_TRIES = 8  # lost answers in a row
 _TRIES = 16  # in each lost round another process succeeded
 
 
@@ -32,6 +35,7 @@ class SharedDocument(BucketRecord):
 
 
 D = TypeVar("D", bound=SharedDocument)
+R = TypeVar("R", bound=BucketRecord)
 T = TypeVar("T")
 
 
@@ -58,6 +62,28 @@ def read_document(store: Store, key: str, kind: type[D]) -> tuple[D | None, str]
     except NotFoundError:
         return None, ""
     return parse_document(store, stored, kind.__name__, kind.model_validate), stored.etag
+
+
+def create_record(
+    store: Store, key: str, record: R, read: Callable[[], R | None], undecided: ErrorDefinition
+) -> R:
+    """Write a record under a new key; if there is one already, return that.
+
+    Args:
+        store: the store.
+        key: where it goes.
+        record: what to write.
+        read: reads what is there; None if nothing is.
+        undecided: the error if the store never says what is there.
+    """
+    for _ in range(_CREATE_TRIES):
+        try:
+            store.create(key, record.to_bytes())
+            return record
+        except (PreconditionFailedError, OutcomeUnknownError):
+            if (there := read()) is not None:
+                return there
+    raise undecided(uri=store.uri(key))
 
 
 def change_document(store: Store, key: str, empty: D, step: Callable[[D], D]) -> D:

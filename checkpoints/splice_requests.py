@@ -17,12 +17,11 @@ from tidegate.json_types import JsonObject
 from .bucket_layout import BucketLayout
 from .errors import SPLICE_DECIDED, SPLICE_UNDECIDED, SPLICE_UNKNOWN
 from .manifest import FileRef
-from .shared_documents import SharedDocument, change_document, read_document
-from .store import OutcomeUnknownError, PreconditionFailedError, Store
+from .shared_documents import SharedDocument, change_document, create_record, read_document
+from .store import Store
 
 SpliceState = Literal["created", "approved", "merged", "rejected", "expired"]
 OPEN_STATES: tuple[SpliceState, ...] = ("created", "approved")
-_TRIES = 8
 # Entries kept. A request that is tried more often than this tells nothing new.
 _MAX_TRAIL_ENTRIES = 200
 
@@ -96,15 +95,9 @@ def create_splice_request(store: Store, request: SpliceRequest) -> SpliceRequest
         TransientError: the store did not answer; call again with the same id.
     """
     key = BucketLayout(request.pipeline).splice_request_key(request.id)
-    for _ in range(_TRIES):
-        try:
-            store.create(key, request.to_bytes())
-            return request
-        except (PreconditionFailedError, OutcomeUnknownError):
-            found, _etag = read_document(store, key, SpliceRequest)
-            if found is not None:
-                return found
-    raise SPLICE_UNDECIDED(uri=store.uri(key))
+    return create_record(
+        store, key, request, lambda: read_document(store, key, SpliceRequest)[0], SPLICE_UNDECIDED
+    )
 
 
 def read_splice_request(store: Store, pipeline: str, request_id: str) -> SpliceRequest:

@@ -135,7 +135,7 @@ class EpochLoop:
             self._wait_and_reload(trouble)
 
     def _check_end_conditions(self) -> RunOutcome | None:
-        self._require_lease_not_lost()
+        self._steps.require_not_lost()
         if self._stop.is_set():
             return RunOutcome("stopped", "a signal or a request asked for it")
         if self._until.epochs is not None and self._sealed_epochs >= self._until.epochs:
@@ -144,10 +144,6 @@ class EpochLoop:
         if self._until.idle is not None and quiet >= self._until.idle:
             return RunOutcome("stopped", f"no row for {self._until.idle:g} s")
         return None
-
-    def _require_lease_not_lost(self) -> None:
-        if self._steps.lost.is_set():
-            raise self._steps.error or RuntimeError("lease lost without an error")
 
     def _run_epoch(self) -> EpochReport:
         self._steps.begin_epoch()
@@ -188,7 +184,7 @@ class EpochLoop:
         if inbox.held is None:
             return requests
         while inbox.held is not None and not self._stop.is_set():
-            self._require_lease_not_lost()
+            self._steps.require_not_lost()
             merge = inbox.held
             self._steps.enter("wait")
             self._status.set_state(
@@ -224,7 +220,7 @@ class EpochLoop:
             why=f"{self._publisher.unpublished_count} epochs are sealed but not in every sink yet:"
             f" {behind}",
         )
-        self._require_lease_not_lost()
+        self._steps.require_not_lost()
         # A stop takes effect here. What needs an epoch is collected again before the next one.
         self._runtime.inbox.collect()
         self._denied_for = 0.0  # the store has answered

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Final
 
 import structlog
 
 from tidegate.checkpoints.bucket_layout import CheckpointId
 from tidegate.checkpoints.driver_requests import (
-    Ack,
     AckOutcome,
     DriverRequest,
     RequestKind,
     RequestQueue,
-    acknowledge_request,
 )
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
 from tidegate.checkpoints.manifest import Manifest
@@ -29,8 +28,8 @@ from tidegate.time_units import format_instant
 _log = structlog.get_logger("tidegate.driver")
 
 # Between two epochs, stop and drain mean the same: everything that was read is sealed.
-_ENDING_KINDS = (RequestKind.STOP, RequestKind.DRAIN)
-_PINNING_KINDS = (RequestKind.SAVEPOINT, RequestKind.PIN)
+ENDING_KINDS: Final = (RequestKind.STOP, RequestKind.DRAIN)
+PINNING_KINDS: Final = (RequestKind.SAVEPOINT, RequestKind.PIN)
 _ATTACHING_KINDS = (RequestKind.ATTACH, RequestKind.DETACH, RequestKind.RESUME)
 # Seconds on the driver's clock. The process that asked may be dead, or its clock may be wrong.
 _LONGEST_HOLD = 300.0
@@ -92,7 +91,7 @@ class RequestInbox:
                 for r in self._collected
                 if r.kind is RequestKind.CTI and r.name is not None and r.time is not None
             ),
-            savepoints=tuple(name for kind, name in named if kind in _PINNING_KINDS),
+            savepoints=tuple(name for kind, name in named if kind in PINNING_KINDS),
             attachments=tuple(
                 (kind.value, name) for kind, name in named if kind in _ATTACHING_KINDS
             ),
@@ -103,7 +102,7 @@ class RequestInbox:
         refusal = request.refusal_outcome(self._token(), self._clock.wall_ticks())
         if refusal is not None:
             self._acknowledge_request(request, refusal, "meant for another driver, or too old")
-        elif request.kind in _ENDING_KINDS:
+        elif request.kind in ENDING_KINDS:
             _log.info("stop_requested", who=request.who, why=request.why)
             # Acknowledged first. If this process dies in between, nothing is lost: it has stopped.
             self._acknowledge_request(request, AckOutcome.APPLIED, "stopping")
@@ -188,26 +187,10 @@ class RequestInbox:
 
     def _finish_request(self, request: DriverRequest, checkpoint: CheckpointId | None) -> None:
         outcome, detail = AckOutcome.APPLIED, ""
-        if request.kind in _PINNING_KINDS and checkpoint is not None:
-            outcome, detail = self._pin_checkpoint(request, checkpoint)
+        if request.kind in PINNING_KINDS and checkpoint is not None:
+            log = SlotLog(self._store, self._pipeline)
+            outcome, detail = pin_for_request(log, request, checkpoint)
         self._acknowledge_request(request, outcome, detail, checkpoint)
-
-    def _pin_checkpoint(
-        self, request: DriverRequest, checkpoint: CheckpointId
-    ) -> tuple[AckOutcome, str]:
-        # The answer to the seal may have come late: another driver may have sealed behind this
-        # epoch, and retention may have retired it. Then there is nothing left to pin.
-        try:
-            pin_checkpoint(
-                SlotLog(self._store, self._pipeline),
-                request.name or "",
-                checkpoint,
-                who=request.who,
-                why=request.why,
-            )
-        except (ConfigurationError, PoisonError) as error:
-            return AckOutcome.REFUSED, error.message
-        return AckOutcome.APPLIED, f"pinned as {request.name}"
 
     def _acknowledge_request(
         self,
@@ -216,12 +199,17 @@ class RequestInbox:
         detail: str,
         checkpoint: CheckpointId | None = None,
     ) -> None:
-        ack = Ack(
-            id=request.id,
-            outcome=outcome,
-            detail=detail,
-            checkpoint=str(checkpoint) if checkpoint else None,
-            token=self._token(),
-            at=self._clock.wall_ticks(),
-        )
-        acknowledge_request(self._store, self._pipeline, ack)
+        self._queue.acknowledge(request, outcome, detail, self._token(), checkpoint)
+
+
+def pin_for_request(
+    log: SlotLog, request: DriverRequest, checkpoint: CheckpointId
+) -> tuple[AckOutcome, str]:
+    """Pin a checkpoint under the name of a request, and return how the request ends."""
+    # The answer to the seal may have come late: another driver may have sealed behind this epoch,
+    # and retention may have retired it. Then there is nothing left to pin.
+    try:
+        pin_checkpoint(log, request.name or "", checkpoint, who=request.who, why=request.why)
+    except (ConfigurationError, PoisonError) as error:
+        return AckOutcome.REFUSED, error.message
+    return AckOutcome.APPLIED, f"pinned as {request.name}"

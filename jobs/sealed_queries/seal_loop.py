@@ -14,18 +14,11 @@ from typing import Any, ClassVar
 import structlog
 
 from tidegate.checkpoints.batch_notes import BatchReport
-from tidegate.checkpoints.driver_requests import (
-    Ack,
-    AckOutcome,
-    DriverRequest,
-    RequestKind,
-    RequestQueue,
-    acknowledge_request,
-)
+from tidegate.checkpoints.driver_requests import AckOutcome, DriverRequest, RequestQueue
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
-from tidegate.checkpoints.pins import pin_checkpoint
-from tidegate.errors import ConfigurationError, PoisonError, TidegateError, TransientError
+from tidegate.errors import TidegateError, TransientError
 from tidegate.jobs.driver.error_classification import classify_error
+from tidegate.jobs.driver.operator_requests import ENDING_KINDS, PINNING_KINDS, pin_for_request
 from tidegate.jobs.driver.status_reporter import STEP_DEADLINES, DriverSteps, StatusReporter
 from tidegate.jobs.spark.spark_session import extract_cause
 
@@ -253,8 +246,7 @@ class SealLoop:
             pass
 
     def _run_once(self, reported: bool) -> bool:
-        if self._steps.lost.is_set():
-            raise self._steps.error or RuntimeError("lease lost without an error")
+        self._steps.require_not_lost()
         now = time.monotonic()
         pause = max((one.folder.look_every for one in list(self.queries.values())), default=0.0)
         if reported or now >= self._looked_at + pause:
@@ -334,25 +326,12 @@ class SealLoop:
         outcome, detail = refusal or AckOutcome.REFUSED, "a job cannot do this"
         if refusal is not None:
             detail = "meant for another driver, or too old"
-        elif request.kind in (RequestKind.STOP, RequestKind.DRAIN):
+        elif request.kind in ENDING_KINDS:
             outcome, detail = AckOutcome.APPLIED, "stopping"
             self._stop.set()
-        elif request.kind in (RequestKind.PIN, RequestKind.SAVEPOINT) and head is not None:
-            outcome, detail = AckOutcome.APPLIED, f"pinned as {request.name}"
-            try:
-                name = request.name or ""
-                pin_checkpoint(self._slot_log, name, head, who=request.who, why=request.why)
-            except (ConfigurationError, PoisonError) as error:
-                outcome, detail = AckOutcome.REFUSED, error.message
-        ack = Ack(
-            id=request.id,
-            outcome=outcome,
-            detail=detail,
-            checkpoint=str(head) if head else None,
-            token=self._steps.lease.token,
-            at=SYSTEM_CLOCK.wall_ticks(),
-        )
-        acknowledge_request(self._slot_log.store, self._slot_log.pipeline, ack)
+        elif request.kind in PINNING_KINDS and head is not None:
+            outcome, detail = pin_for_request(self._slot_log, request, head)
+        self._requests.acknowledge(request, outcome, detail, self._steps.lease.token, head)
 
 
 def is_bucket_away(text: str) -> bool:
