@@ -13,12 +13,11 @@ import os
 import secrets
 import socket
 from pathlib import Path
-from typing import NamedTuple
 
 from .bucket_layout import BucketLayout
-from .canonical_json import canonical_bytes, parse_json
+from .canonical_json import canonical_bytes
 from .errors import IDENTITY_MALFORMED, OUTCOME_UNKNOWN, STORE_COPIED
-from .record_models import BucketRecord
+from .record_models import BucketRecord, FrozenModel
 from .store import (
     NotFoundError,
     OutcomeUnknownError,
@@ -92,9 +91,11 @@ def ensure_identity(store: Store, pipeline: str) -> str:
     raise OUTCOME_UNKNOWN(uri=store.uri(key), cause="no answer several times in a row")
 
 
-class _IdentityRecord(NamedTuple):
+class _IdentityRecord(FrozenModel):
+    format_version: int = 1
+    pipeline: str = ""
     uid: str
-    address: str | None  # None: written before addresses were
+    address: str | None = None  # None: written before addresses were
 
 
 def _read_identity_record(store: Store, pipeline: str) -> _IdentityRecord | None:
@@ -103,23 +104,17 @@ def _read_identity_record(store: Store, pipeline: str) -> _IdentityRecord | None
     except NotFoundError:
         return None
     try:
-        said = parse_json(found.data)
-        return _IdentityRecord(str(said["uid"]), said.get("address"))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return _IdentityRecord.model_validate_json(found.data)
+    except ValueError as error:
         # Never guessed: with a wrong uid a driver would write into the tables of another
         # pipeline.
         raise IDENTITY_MALFORMED(pipeline=pipeline, uri=store.uri(found.key)) from error
 
 
 def _encode_identity(store: Store, pipeline: str, uid: str) -> bytes:
-    return canonical_bytes(
-        {
-            "format_version": 1,
-            "pipeline": pipeline,
-            "uid": uid,
-            "address": _locate_identity(store, pipeline),
-        }
-    )
+    address = _locate_identity(store, pipeline)
+    record = _IdentityRecord(pipeline=pipeline, uid=uid, address=address)
+    return canonical_bytes(record.model_dump())
 
 
 def _locate_identity(store: Store, pipeline: str) -> str:
@@ -155,7 +150,7 @@ class ProcessIdentity(BucketRecord):
         return cls(
             driver=driver or secrets.token_hex(6),
             host=socket.gethostname(),
-            boot=_read_boot_id(),
+            boot=read_boot_id(),
             namespace=_read_pid_namespace(),
             pid=pid,
             start_ticks=_read_start_ticks(pid) or 0,
@@ -168,7 +163,7 @@ class ProcessIdentity(BucketRecord):
         """
         here = (self.host, self.boot, self.namespace) == (
             socket.gethostname(),
-            _read_boot_id(),
+            read_boot_id(),
             _read_pid_namespace(),
         )
         if not here or not self.boot or not self.namespace:
@@ -183,7 +178,8 @@ class ProcessIdentity(BucketRecord):
         return ticks is not None and ticks != self.start_ticks
 
 
-def _read_boot_id() -> str:
+def read_boot_id() -> str:
+    """Return the id of this boot of the host; empty where there is none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -200,8 +196,19 @@ def _read_pid_namespace() -> str:
 def _read_start_ticks(pid: int) -> int | None:
     """Return the start of a live process; -1 for a zombie, None if it cannot be read."""
     try:
-        # The second field is the command in parentheses, which may itself contain parentheses.
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        state, ticks = read_process_stat(pid)
     except OSError:
         return None
-    return -1 if fields[0] in "ZX" else int(fields[19])
+    return -1 if state in "ZX" else ticks
+
+
+def read_process_stat(pid: int) -> tuple[str, int]:
+    """Return the state of a process, a letter, and its start in clock ticks since boot.
+
+    Raises:
+        OSError: there is no such process, or no /proc.
+    """
+    text = Path(f"/proc/{pid}/stat").read_text("utf-8", errors="replace")
+    # The second field is the command in parentheses, which may itself contain parentheses.
+    fields = text.rpartition(")")[2].split()
+    return fields[0], int(fields[19])

@@ -19,6 +19,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tidegate.checkpoints.pipeline_identity import read_process_stat
+
 _POLL_SECONDS = 0.05
 
 # Children of this very process become zombies until they are waited for; is_alive() does that.
@@ -59,7 +61,7 @@ def spawn_process(
     )
     _children.add(child.pid)
     # An unreaped child keeps its pid, so the file is there even if the program has ended already.
-    return ProcessId(child.pid, _read_process_stat(child.pid)[1])
+    return ProcessId(child.pid, read_process_stat(child.pid)[1])
 
 
 def read_start_ticks(pid: int) -> int | None:
@@ -69,7 +71,7 @@ def read_start_ticks(pid: int) -> int | None:
     """
     _reap_child(pid)
     try:
-        state, ticks = _read_process_stat(pid)
+        state, ticks = read_process_stat(pid)
     except (FileNotFoundError, ProcessLookupError):
         return None
     return None if state == "Z" else ticks
@@ -139,14 +141,6 @@ def read_program_name(mark: ProcessId) -> str:
         return Path(f"/proc/{mark.pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return ""
-
-
-def _read_process_stat(pid: int) -> tuple[str, int]:
-    text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    # The second field is the program's name in parentheses and may hold spaces and parentheses
-    # itself.
-    fields = text[text.rindex(")") + 2 :].split()
-    return fields[0], int(fields[19])
 
 
 def _reap_child(pid: int) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
+from tidegate.checkpoints.pipeline_identity import read_boot_id
 from tidegate.errors import ConfigurationError
 
 from .errors import STACK_FILE_DAMAGED
@@ -47,7 +48,7 @@ class StackState:
     """
 
     stack_id: str = field(default_factory=lambda: uuid.uuid4().hex)
-    boot_id: str = field(default_factory=lambda: _read_boot_id())
+    boot_id: str = field(default_factory=read_boot_id)
     ports: dict[str, int] = field(default_factory=dict)
     processes: dict[str, ProcessId] = field(default_factory=dict)
     airflow_digest: str = ""
@@ -72,8 +73,8 @@ class StackState:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise _build_file_error(file, error) from error
         # Pids and start ticks of an earlier boot may be those of other processes now.
-        if state.boot_id != _read_boot_id():
-            state.boot_id, state.processes = _read_boot_id(), {}
+        if state.boot_id != read_boot_id():
+            state.boot_id, state.processes = read_boot_id(), {}
         return state
 
     def save(self, file: Path) -> None:
@@ -149,10 +150,6 @@ def lock_stack(lock: Path) -> Iterator[None]:
         yield
 
 
-def _read_boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-
-
 def _build_file_error(file: Path, error: Exception) -> ConfigurationError:
     return STACK_FILE_DAMAGED(file=file, cause=type(error).__name__, folder=file.parent)
 
@@ -167,11 +164,6 @@ class TimedProgress:
     def __init__(self, progress: Progress) -> None:
         self._progress, self._began = progress, time.monotonic()
 
-    @property
-    def elapsed(self) -> float:
-        """Seconds since this object was made."""
-        return time.monotonic() - self._began
-
     def __call__(self, line: str) -> None:
         """Pass one line on."""
-        self._progress(f"[{self.elapsed:5.1f} s] {line}")
+        self._progress(f"[{time.monotonic() - self._began:5.1f} s] {line}")
