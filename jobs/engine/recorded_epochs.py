@@ -68,10 +68,7 @@ class RecordedEpoch:
         return Cut(tuple(sorted(cut.slices, key=partial(_rank_slice, list(self.spec.sources)))))
 
     def read_survey(self) -> Survey | None:
-        """Return the survey as far as the decider reads it; None if the manifest does not hold it.
-
-        `disorder` and `duplicates` are 0.
-        """
+        """Return the survey as the decider reads it; None if the manifest does not hold it."""
         record = self.manifest.survey
         if record is None:
             return None

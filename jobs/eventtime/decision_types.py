@@ -106,8 +106,6 @@ class MemberSurvey:
         dead: rows that went to the dead letters.
         violations: rows that broke their own member's punctuation.
         regressions: punctuation rows below the current one.
-        disorder: rows below the greatest event time that their partition had reached before them.
-        duplicates: rows with the same event time as the row before them.
     """
 
     member: Member
@@ -123,8 +121,6 @@ class MemberSurvey:
     dead: int = 0
     violations: int = 0
     regressions: int = 0
-    disorder: int = 0
-    duplicates: int = 0
 
     def to_record(self) -> list[Any]:
         """Return what the manifest keeps: rows, their times, and the rest if there is any.

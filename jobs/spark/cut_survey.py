@@ -1,9 +1,8 @@
 """Step 2: what a cut holds, per member.
 
 Times, kinds and conditions are looked at: by NumPy where a missing event time is all that can be
-special, else by DuckDB (some 0.2 s for a million rows; disorder, duplicates and the lateness sketch
-are counted for every row, whatever the size of the cut), or, where a value may not fit its type, by
-one Spark job.
+special, else by DuckDB (some 0.2 s for a million rows; the lateness sketch counts every row,
+whatever the size of the cut), or, where a value may not fit its type, by one Spark job.
 """
 
 from __future__ import annotations

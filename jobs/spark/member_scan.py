@@ -1,6 +1,6 @@
 """The times of one member's rows, in order: what depends on the rows before a row.
 
-Punctuation, `max_jump` and disorder are about a row and its predecessors, so they are settled here,
+Punctuation and `max_jump` are about a row and its predecessors, so they are settled here,
 on columns of numbers and without a step per row; what must be known of earlier cuts is carried in
 `MemberSurvey.punctuation_state`. The few rows that are not plain data are named by position; Spark
 moves them, as all others.
@@ -140,8 +140,6 @@ class _MemberScanner:
             dead=int(np.count_nonzero(self.kinds == DEAD)),
             violations=int(np.count_nonzero(violated)),
             regressions=regressions,
-            disorder=int(np.count_nonzero(self.times < self.before)),
-            duplicates=self._count_duplicates(),
         )
         return MemberScan(
             survey, list(self._iterate_verdicts(violated, held)), _sketch_lateness(behind)
@@ -294,20 +292,13 @@ class _MemberScanner:
             int(self.rows.seqs[place]), self.rows.barrier[0], self.rows.barrier[1], own
         )
 
-    def _count_duplicates(self) -> int:
-        if not self.times.size:
-            return 0
-        return int(np.count_nonzero(self.times[1:] == self.times[:-1])) + int(
-            self.memory.get("last") == self.times[0]
-        )
-
     def _carry_state(self, current: int) -> dict[str, int] | None:
         newest = int(self.newest[-1]) if self.times.size else self.memory.get("newest")
         last = int(self.times[-1]) if self.times.size else self.memory.get("last")
         mark = None if current == TICK_MIN else current
         memory = {
             "newest": newest,
-            "last": last,
+            "last": last,  # nothing reads it; manifests keep their bytes
             "current": mark,
             "events": self.events or None,
             "base": self.base,

@@ -148,7 +148,7 @@ class PartitionReader:
         self.barrier: BarrierRow | None = None
         self.rows = SliceRows(MemberSurvey(member))
         self.times: list[int] = []
-        self.counts = {"violations": 0, "regressions": 0, "disorder": 0, "duplicates": 0}
+        self.counts = {"violations": 0, "regressions": 0}
 
     def take(self, raw: RawRow) -> None:
         """One row, in the order of the partition."""
@@ -274,8 +274,6 @@ class PartitionReader:
         return time > self.now + jump and (self.newest is None or time > self.newest + jump)
 
     def _observe(self, time: int) -> None:
-        self.counts["disorder"] += self.newest is not None and time < self.newest
-        self.counts["duplicates"] += time == self.last
         self.last = time
         self.newest = time if self.newest is None else max(self.newest, time)
         self.times.append(time)
