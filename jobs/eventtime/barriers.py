@@ -124,23 +124,15 @@ class Barriers:
     @classmethod
     def from_dict(cls, options: BarrierOptions, timeout: int | None, data: JsonView) -> Barriers:
         """Read the form of `to_dict`, without a roster; later calls do not change the mapping."""
-        opened = [
-            OpenBarrier(id=b["id"], opened=b["opened"], arrivals=dict(b["arrivals"]))
-            for b in data["open"]
-        ]
-        return cls(
-            options,
-            timeout,
-            {},
-            data["section"],
-            opened,
-            {m: list(v) for m, v in data["missed"].items()},
-            data["last_id"],
-            data["latest"],
-            data["last_closed"],
-            list(data["aborted"]),
-            data.get("cancelled"),
-        )
+        copied = {
+            "open": [
+                OpenBarrier(id=b["id"], opened=b["opened"], arrivals=dict(b["arrivals"]))
+                for b in data["open"]
+            ],
+            "missed": {m: list(v) for m, v in data["missed"].items()},
+            "aborted": list(data["aborted"]),
+        }
+        return cls(options, timeout, **{**data, **copied})
 
     def to_dict(self) -> JsonObject:
         """Return the JSON-ready state; it shares its lists with this object."""

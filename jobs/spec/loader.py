@@ -259,7 +259,7 @@ def to_plain_value(value: Any) -> Any:
     # values. bool first, because it is an int.
     for kind in (bool, int, float, str):
         if isinstance(value, kind):
-            return kind(value) if kind is not bool else bool(value)
+            return kind(value)
     return value
 
 

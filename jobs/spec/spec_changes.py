@@ -49,7 +49,7 @@ _SOURCE_RULES = {
 # it, without a mark that tells them apart.
 _RESULT_OPTIONS = ("kind", "size", "slide", "gap", "offset", "keys")
 # These decide how a result is counted on while its window is open; closed windows are not affected.
-_COUNTING_OPTIONS = (*("emit", "revisions", "session_touch", "session_late", "session_close"),)
+_COUNTING_OPTIONS = ("emit", "revisions", "session_touch", "session_late", "session_close")
 
 
 class ChangeEffect(StrEnum):

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 import pyarrow as pa
+from pydantic import TypeAdapter
 
 from tidegate.checkpoints.bucket_layout import AttemptFolders, CheckpointId
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
@@ -111,14 +112,14 @@ class DispatchState:
     @classmethod
     def from_record(cls, record: JsonView) -> DispatchState:
         """Read the state from a manifest; empty if the manifest has no streams."""
-        return cls(
-            {name: StreamState(**one) for name, one in record.get("streams", {}).items()},
-            {
-                name: _attachment_from_record(one)
-                for name, one in record.get("attachments", {}).items()
-            },
-            {name: CollectedRequest(**one) for name, one in record.get("requests", {}).items()},
-        )
+        state = _STATES.validate_python(record)
+        for name, one in record.get("attachments", {}).items():
+            known = state.attachments[name]
+            taken = min(known.head, known.cursor)
+            if "caught_up" not in one and taken:  # sealed before this was written down
+                caught_up = ((0, taken, parse_since_slot(known.since)),)
+                state.update_attachment(name, caught_up=caught_up)
+        return state
 
     def to_record(self, graph: StreamGraph, asked: Iterable[tuple[str, str]] = ()) -> JsonObject:
         """Return the state as a manifest stores it, and what users asked for in its epoch.
@@ -158,12 +159,7 @@ class DispatchState:
         self.attachments[name] = replace(self.attachments[name], **fields)
 
 
-def _attachment_from_record(record: JsonView) -> AttachmentState:
-    state = AttachmentState(**record)
-    if "caught_up" in record:
-        return replace(state, caught_up=tuple((a, b, slot) for a, b, slot in record["caught_up"]))
-    known = min(state.head, state.cursor)  # sealed before this was written down
-    return replace(state, caught_up=((0, known, parse_since_slot(state.since)),) if known else ())
+_STATES = TypeAdapter(DispatchState)
 
 
 def parse_since_slot(since: str) -> int:
