@@ -41,6 +41,12 @@ class LoopSteps(PlainSteps):
     def begin_epoch(self) -> None:
         """Nothing to forget."""
 
+    def require_not_lost(self) -> None:
+        """As the real ones do."""
+        if self.lost_lease.is_set():
+            assert self.error is not None
+            raise self.error
+
 
 class Status:
     """Keeps what the driver says about itself."""
@@ -119,7 +125,6 @@ class Shell:
             lambda: self.engine.resume_state.head.record,
             clock,
         )
-        self.steps.lost = self.steps.lost_lease  # type: ignore[assignment]
         self.steps.require_lease = lambda: self.steps.token  # type: ignore[method-assign]
         runtime = LoopRuntime(
             self.bench.spec,
