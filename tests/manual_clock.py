@@ -1,4 +1,4 @@
-"""A clock for tests, which moves only when it is told to."""
+"""A clock for tests: it moves only by `advance` and `sleep`."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ class EpochListeners(Receivers):
         bind_log_context(pipeline=spec.name)
 
     def on_epoch(self, report: EpochReport, seconds: float) -> None:
-        """Tell every listener; an exception of one is passed on, and ends the calls."""
+        """Call every listener; an exception of one is passed on, and ends the calls."""
         self._progress(report, seconds)
         _log_sealed_epoch(report, seconds)
         if self.metrics is not None:
