@@ -29,7 +29,7 @@ from tidegate.checkpoints import errors, host_clock, lease, slot_log
 from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.checkpoints.store import StoreDeniedError
 from tidegate.errors import FailureClass, TidegateError
-from tidegate.jobs.driver import housekeeping, landing_log, pipeline_run, status_reporter
+from tidegate.jobs.driver import housekeeping, landing_log, pipeline_run, startup, status_reporter
 from tidegate.jobs.driver.epoch_loop import EndConditions, EpochLoop, LoopRuntime, RunOutcome
 from tidegate.jobs.driver.housekeeping import Housekeeper
 from tidegate.jobs.driver.pipeline_run import RunOptions, run_until_end
@@ -227,15 +227,15 @@ def real_shell(world: World) -> Iterator[None]:
         "require_no_mistakes": lambda spec: [],  # the spec is right, and judging it takes long
         "make_sinks": _make_sinks,
         "read_faults_from_environment": lambda: world,
-        "SlotLog": _log_of,
         "ManifestAuthor": partial(_author_of, world),
-        "DriverSteps": steps,
         "EpochLoop": loop,
         "LoopRuntime": partial(LoopRuntime, monotonic=time.monotonic),
-        "Housekeeper": partial(Housekeeper, monotonic=time.monotonic),
     }
     patches: list[tuple[object, str, object]] = [
         *((pipeline_run, name, what) for name, what in stand_ins.items()),
+        (startup, "SlotLog", _log_of),
+        (startup, "DriverSteps", steps),
+        (startup, "Housekeeper", partial(Housekeeper, monotonic=time.monotonic)),
         *(
             (module, "threading", threads)
             for module in (
