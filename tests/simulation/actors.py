@@ -12,7 +12,6 @@ from typing import Any
 
 from tests.engine.harness import SECOND, barrier, row
 from tests.oracle.memory_source import MemorySource
-from tests.servers.memory_store import MemoryStore
 from tests.simulation.basics import NEVER, PIPELINE, Violation
 from tests.simulation.catalog_model import Catalog, external_files
 from tests.simulation.object_feed import LandedFeed, ObjectFeed, make_feed
@@ -20,7 +19,7 @@ from tests.simulation.protocol_trace import TraceJudge
 from tests.simulation.servers import Brokers, Database, server_of
 from tests.simulation.shapes import MEMBERS, PLAIN, PUNCTUATION, TOPIC, spec_for
 from tests.simulation.shell import drive, options_of
-from tests.simulation.storage import SimStore
+from tests.simulation.storage import JudgeStore, SimStore
 from tests.simulation.topic_feed import TopicFeed
 from tests.simulation.world import Process, SimClock, World
 
@@ -220,7 +219,7 @@ class Stage:
 
     def require_published(self, head: LogHead, limit: int) -> None:
         """At most `limit` epochs of the current timeline are missing in a sink."""
-        log = SlotLog(MemoryStore(self.world.bucket, name="sim"), PIPELINE)
+        log = SlotLog(JudgeStore(self.world.bucket), PIPELINE)
         if head.record is None or log.head().timeline != head.timeline:
             return
         for name, (timeline, upto) in self.published().items():

@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import marshal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any, Generic, TypeVar
-from unittest.mock import patch
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from tests.oracle import glom, mover, order_buffer, window_state, zero_rows
+from tests.simulation.basics import replaced
 
 from tidegate.checkpoints import (
     canonical_json,
@@ -329,9 +329,7 @@ def cheap() -> Iterator[None]:
     global _taken
     for one in (_BYTES, _RECORD, _JSON, _SHA):
         one.forget()
-    with ExitStack() as stack:
-        for where, name, what in _SHORTCUTS if _taken == 0 else ():
-            stack.enter_context(patch.object(where, name, what))
+    with replaced(_SHORTCUTS if _taken == 0 else ()):
         _taken += 1
         try:
             yield

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
-from tests.servers.memory_store import MemoryStore
 from tests.simulation.actors import Stage
 from tests.simulation.basics import PIPELINE, Violation
 from tests.simulation.cheap import parsed, record_of, rows_of
@@ -15,7 +14,7 @@ from tests.simulation.judge_rows import judge_epochs
 from tests.simulation.judge_sinks import judge_sink
 from tests.simulation.judge_streams import judge_streams
 from tests.simulation.shapes import PLAIN
-from tests.simulation.storage import MERGED
+from tests.simulation.storage import MERGED, JudgeStore
 
 from tidegate.checkpoints.bucket_layout import LAST_SLOT, BucketLayout
 from tidegate.checkpoints.manifest import Manifest, RetiredEpoch
@@ -35,7 +34,7 @@ def judge(stage: Stage) -> None:
     Raises:
         Violation: what is wrong, in one line.
     """
-    log = SlotLog(MemoryStore(stage.world.bucket, name="sim"), PIPELINE)
+    log = SlotLog(JudgeStore(stage.world.bucket), PIPELINE)
     head, lineage = log.head(), read_lineage(stage)
     if not stage.world.garbled:
         _chained(stage, log)
@@ -63,7 +62,7 @@ def _require(holds: bool, message: str) -> None:
 
 def read_lineage(stage: Stage) -> list[Manifest]:
     """The epochs of the current lineage as they were sealed, retired or not."""
-    log = SlotLog(MemoryStore(stage.world.bucket, name="sim"), PIPELINE)
+    log = SlotLog(JudgeStore(stage.world.bucket), PIPELINE)
     head, found = log.head(), []
     lineage = log.lineage(head.timeline)
     for slot in range(1, head.slot + 1):

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
-from tests.servers.memory_store import MemoryStore
 from tests.simulation import actors, mutants
 from tests.simulation.actors import Stage
 from tests.simulation.basics import PIPELINE, Violation
 from tests.simulation.schedule import finish, recover, simulated
+from tests.simulation.storage import JudgeStore
 from tests.simulation.world import Process, Rule, SimClock, World
 
 from tidegate.checkpoints.driver_requests import (
@@ -310,7 +310,7 @@ def stale_stop(stage: Stage) -> None:
     stage.world.rules.append(Rule("d0", *SLOT, "crash", 2))
     _until(stage, _ended(stage.driver("d0", epochs=3)), "d0 dead")
     submit_request(
-        MemoryStore(stage.world.bucket, name="sim"),
+        JudgeStore(stage.world.bucket),
         PIPELINE,
         RequestKind.STOP,
         who="ann",
@@ -328,7 +328,7 @@ def lost_pin(stage: Stage) -> None:
 
     Its successor must pin that very epoch.
     """
-    store = MemoryStore(stage.world.bucket, name="sim")
+    store = JudgeStore(stage.world.bucket)
     asked = submit_request(
         store,
         PIPELINE,

@@ -127,6 +127,7 @@ class LandedFeed(ObjectFeed):
         self._origin: list[dict[str, Any]] = []
         self._ended = False
         self._batches: list[tuple[int, int]] = []  # as the query's folder has them
+        self._committed = -1  # the newest batch of the folder `commits`
         self._disk = TemporaryDirectory(prefix="tidegate-sim-")
 
     def append(self, *rows: Mapping[str, Any], partition: str = "0") -> None:
@@ -143,27 +144,28 @@ class LandedFeed(ObjectFeed):
         log = LandingLog(self.name, self.spec, store, Path(self._disk.name))
         with log.lock_folder():
             while True:
-                batch = self._plan_batch(log)
+                batch = self._plan_batch(log.spark_folder)
                 if batch is not None:
                     number, start, end = batch
                     rows = self._origin[start:end]
                     log.land_batch(number, marshal.dumps(rows, 2), len(rows))
                     _note(log.spark_folder / "commits" / str(number), "")
+                    self._committed = number
                 elif self._ended:
                     return super().end()
                 else:
                     clock.sleep(0.5)
 
-    def _plan_batch(self, log: LandingLog) -> tuple[int, int, int] | None:
+    def _plan_batch(self, folder: Path) -> tuple[int, int, int] | None:
         planned = len(self._batches) - 1
         start, end = self._batches[-1] if self._batches else (0, 0)
-        if planned > log.newest_committed_batch():
+        if planned > self._committed:
             return planned, start, end
         if end == len(self._origin):
             return None
         upto = min(len(self._origin), end + self.world.rng.randrange(1, 4))
         self._batches.append((end, upto))
-        _note(log.spark_folder / "offsets" / str(planned + 1), json.dumps([end, upto]))
+        _note(folder / "offsets" / str(planned + 1), json.dumps([end, upto]))
         return planned + 1, end, upto
 
     def close(self) -> None:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.servers.memory_store import MemoryStore
 from tests.simulation.basics import PIPELINE, Violation
+from tests.simulation.storage import JudgeStore
 
 from tidegate.checkpoints.bucket_layout import CheckpointId
 from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
@@ -48,7 +48,7 @@ def look_on(stage: Stage) -> None:
             differently.
     """
     clock = stage.world.clock()
-    log = SlotLog(MemoryStore(stage.world.bucket, name="sim"), PIPELINE)
+    log = SlotLog(JudgeStore(stage.world.bucket), PIPELINE)
     # Both are equally patient here: a second of patience more does not contradict that.
     limits = LivenessLimits(lease_margin=0.0)
     observer = StreamObserver(log.store, PIPELINE, floor=0, limits=limits, clock=clock)
@@ -115,7 +115,7 @@ def _compare_counts(stage: Stage, overview: PipelineOverview) -> None:
     facts = overview.driver.last_facts
     if "slot" not in facts:
         return
-    key = SlotLog(MemoryStore(stage.world.bucket), PIPELINE).layout.slot_key(
+    key = SlotLog(JudgeStore(stage.world.bucket), PIPELINE).layout.slot_key(
         facts["timeline"], facts["slot"]
     )
     record = stage.world.bucket.records.get(key)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
-from unittest.mock import patch
 
-from tests.servers.memory_store import MemoryStore
 from tests.simulation.actors import Stage
-from tests.simulation.basics import NEVER, PIPELINE, Violation
+from tests.simulation.basics import NEVER, PIPELINE, Violation, replaced
 from tests.simulation.catalog_model import SCANS
 from tests.simulation.cheap import cheap
 from tests.simulation.compaction_model import COMPACTION
@@ -22,6 +20,7 @@ from tests.simulation.onlooker import compare_offers, look_on
 from tests.simulation.servers import read_model_table
 from tests.simulation.shapes import SINK_KINDS, choose_shape
 from tests.simulation.shell import real_shell
+from tests.simulation.storage import JudgeStore
 from tests.simulation.supervision import Airflow, real_supervision
 from tests.simulation.threads import SimTime
 from tests.simulation.world import World
@@ -81,34 +80,26 @@ def simulated(world: World) -> Iterator[None]:
 
     Random names, dead processes, pools.
     """
-    with ExitStack() as stack:
-        stack.enter_context(
-            patch.object(
-                secrets,
-                "token_hex",
-                lambda size=16: f"{world.rng.getrandbits(8 * size):0{2 * size}x}",
-            )
-        )
-        stack.enter_context(
-            patch.object(ProcessIdentity, "is_proven_dead", lambda holder: world.dead(holder))
-        )
-        for module in (iceberg_sink, slot_index, retention, verify, object_inspection):
-            stack.enter_context(patch.object(module, "ThreadPoolExecutor", _Inline))
-        for module in (pipeline_run, startup):
-            stack.enter_context(patch.object(module, "touch_alive_file", lambda alive: None))
-        for module in _TALKATIVE:
-            stack.enter_context(patch.object(module, "_log", _Silent()))
-        stack.enter_context(cheap())
-        stack.enter_context(real_shell(world))
-        stack.enter_context(real_supervision(world))
-        for where, name, what in (*COMPACTION, *SCANS, FOOTERS, (merge, "time", SimTime(world))):
-            stack.enter_context(patch.object(where, name, what))
-        stack.enter_context(patch.object(table_files, "_COMMITS_UNTIL_EXPIRY", 2))
-        stack.enter_context(patch.object(iceberg_sink, "_SLOTS_PER_GROUP", 3))
-        stack.enter_context(patch.object(postgres_sink, "read_table", read_model_table))
+    stand_ins: list[tuple[object, str, object]] = [
+        (
+            secrets,
+            "token_hex",
+            lambda size=16: f"{world.rng.getrandbits(8 * size):0{2 * size}x}",
+        ),
+        (ProcessIdentity, "is_proven_dead", lambda holder: world.dead(holder)),
+        *((module, "ThreadPoolExecutor", _Inline) for module in _POOLED),
+        *((module, "touch_alive_file", lambda alive: None) for module in (pipeline_run, startup)),
+        *((module, "_log", _Silent()) for module in _TALKATIVE),
+        *(*COMPACTION, *SCANS, FOOTERS, (merge, "time", SimTime(world))),
+        (table_files, "_COMMITS_UNTIL_EXPIRY", 2),
+        (iceberg_sink, "_SLOTS_PER_GROUP", 3),
+        (postgres_sink, "read_table", read_model_table),
+    ]
+    with replaced(stand_ins), cheap(), real_shell(world), real_supervision(world):
         yield
 
 
+_POOLED = (iceberg_sink, slot_index, retention, verify, object_inspection)
 _TALKATIVE = (
     *(table_maintenance, operator_requests, startup, epoch_loop, pipeline_run, housekeeping),
     *(status_reporter, error_classification, epoch_listeners, landing_log, arrival_log),
@@ -243,7 +234,7 @@ def recover(stage: Stage) -> None:
     judge(stage)
     if world.garbled:  # what may be offered of them is shown in vain
         return
-    compare_offers(stage, StreamView(MemoryStore(world.bucket, name="sim"), PIPELINE, fresh=0.0))
+    compare_offers(stage, StreamView(JudgeStore(world.bucket), PIPELINE, fresh=0.0))
     if world.rng.random() < SHARE_RESTORED:
         _restore_offered(stage)
 
@@ -262,7 +253,7 @@ def _restore_offered(stage: Stage) -> None:
 
 
 def _list_offered(stage: Stage) -> list[str]:
-    log = SlotLog(MemoryStore(stage.world.bucket, name="sim"), PIPELINE)
+    log = SlotLog(JudgeStore(stage.world.bucket), PIPELINE)
     listed = CheckpointCatalog(log, workers=1).list_checkpoints(all_timelines=True)
     return [row.id for row in listed if row.is_restorable and row.id is not None]
 

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from unittest.mock import patch
 
 import tenacity
 from tests.oracle.memory_source import MemorySource
 from tests.oracle.mover import OracleMover
-from tests.simulation.basics import Violation
+from tests.simulation.basics import Violation, replaced
 from tests.simulation.catalog_model import SimSink, external_files
 from tests.simulation.cheap import record_of
 from tests.simulation.servers import sink_of
@@ -266,9 +265,7 @@ def real_shell(world: World) -> Iterator[None]:
             lambda spec, store: external_files(world.stage.catalog, store),
         ),
     ]
-    with ExitStack() as stack:
-        for where, name, what in patches:
-            stack.enter_context(patch.object(where, name, what))
+    with replaced(patches):
         yield
 
 

@@ -221,18 +221,16 @@ def _lease_mark(data: bytes) -> tuple[Any, ...]:
     return record["token"], record["holder"] and record["holder"]["driver"]
 
 
-class SimStore(MemoryStore):
-    """One process's way to the bucket."""
+class JudgeStore(MemoryStore):
+    """A way to the bucket on which nothing goes wrong and no time passes."""
 
     bucket: SimBucket
 
-    def __init__(self, world: World) -> None:
-        super().__init__(world.bucket, name="sim")
-        self.world = world
+    def __init__(self, bucket: SimBucket) -> None:
+        super().__init__(bucket, name="sim")
 
     def get(self, key: str) -> StoredObject:
         """Read one object."""
-        self._begin_read("get", key)
         data = self.bucket.objects.get(key)
         if data is None:
             raise OBJECT_NOT_FOUND(uri=self.uri(key))
@@ -240,8 +238,35 @@ class SimStore(MemoryStore):
 
     def stat(self, key: str) -> ObjectInfo | None:
         """Describe one object."""
-        self._begin_read("head", key)
         return self._entry(key) if key in self.bucket.objects else None
+
+    def list_objects(
+        self, prefix: str, *, start_after: str | None = None, limit: int | None = None
+    ) -> Iterator[ObjectInfo]:
+        """Objects under `prefix` in key order, as they are when the listing starts."""
+        size = limit if limit is not None else len(self.bucket.keys)
+        return iter([*map(self._entry, self.bucket.page(prefix, start_after or "", size))])
+
+    def _entry(self, key: str) -> ObjectInfo:
+        return ObjectInfo(key, len(self.bucket.objects[key]), self.bucket.etags[key], None)
+
+
+class SimStore(JudgeStore):
+    """One process's way to the bucket."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world.bucket)
+        self.world = world
+
+    def get(self, key: str) -> StoredObject:
+        """Read one object."""
+        self._begin_read("get", key)
+        return super().get(key)
+
+    def stat(self, key: str) -> ObjectInfo | None:
+        """Describe one object."""
+        self._begin_read("head", key)
+        return super().stat(key)
 
     def list_objects(
         self, prefix: str, *, start_after: str | None = None, limit: int | None = None
@@ -259,9 +284,6 @@ class SimStore(MemoryStore):
             if len(page) < size:
                 return
             left, after = left - len(page), page[-1].key
-
-    def _entry(self, key: str) -> ObjectInfo:
-        return ObjectInfo(key, len(self.bucket.objects[key]), self.bucket.etags[key], None)
 
     def _begin_read(self, verb: str, key: str) -> None:
         self._meet_read(verb, key)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
 from signal import Signals
@@ -25,7 +25,7 @@ os.environ.setdefault(
 
 from airflow.sdk.exceptions import TaskDeferred
 from airflow.triggers.base import BaseTaskEndEvent
-from tests.simulation.basics import PIPELINE, Violation
+from tests.simulation.basics import PIPELINE, Violation, replaced
 from tests.simulation.shell import drive, options_of
 from tests.simulation.storage import SimStore
 
@@ -323,9 +323,7 @@ def real_supervision(world: World) -> Iterator[None]:
         (LaunchedDriver, "read_exit_code", lambda launched: _exit_code(world, launched)),
         *((kind, "log", silent) for kind in (trigger.EpochTrigger, *map(type, _operators()))),
     ]
-    with ExitStack() as stack:
-        for where, name, what in patches:
-            stack.enter_context(patch.object(where, name, what))
+    with replaced(patches):
         yield
 
 

@@ -305,8 +305,7 @@ class World:
         """Let someone go on who is ready; if no one is, let time pass first."""
         if self.waits:
             self._wake_waiting()
-        while not (ready := self._ready()):
-            pass
+        ready = self._list_ready()
         if (
             self.late
             and (self.rate > 0 or self.focus[0])
@@ -337,36 +336,33 @@ class World:
         finally:
             self._running = None
 
-    def _ready(self) -> list[Actor]:
-        """Who may go on now.
-
-        If no one, time has passed until someone may, and the answer is empty.
-        """
-        now, soonest, ready = self.now, NEVER, []
-        for actor in self.actors:
-            at, asleep = actor.wake, actor.process.asleep_until
-            if asleep > at:
-                at = asleep
-            if at <= now:
-                ready.append(actor)
-            elif at < soonest:
-                soonest = at
-        if not ready:
-            self._advance(soonest)
-        return ready
-
-    def _advance(self, soonest: float) -> None:
-        if soonest == NEVER:  # only sleepers are left: they wake now, long after everything
-            for actor in self.actors:
-                actor.process.asleep_until = min(actor.process.asleep_until, self.now)
-                self.waits.pop(actor.process, None)
-            self.now += 10_000.0
-            if all(actor.wake > self.now for actor in self.actors):
-                raise RuntimeError(
-                    f"no one will ever wake: {[actor.name for actor in self.actors]}"
-                )
-        else:
+    def _list_ready(self) -> list[Actor]:
+        """Who may go on now; if no one may, time passes until someone may."""
+        times = [
+            asleep if (asleep := actor.process.asleep_until) > actor.wake else actor.wake
+            for actor in self.actors
+        ]
+        soonest = min(times)
+        if soonest == NEVER:  # only sleepers are left
+            self._wake_sleepers()
+            return self._list_ready()
+        if soonest > self.now:
             self.now = soonest
+        now = self.now
+        return [actor for actor, at in zip(self.actors, times, strict=True) if at <= now]
+
+    def _wake_sleepers(self) -> None:
+        """Wake them long after everything.
+
+        Raises:
+            RuntimeError: each of them waits for another one.
+        """
+        for actor in self.actors:
+            actor.process.asleep_until = min(actor.process.asleep_until, self.now)
+            self.waits.pop(actor.process, None)
+        self.now += 10_000.0
+        if all(actor.wake > self.now for actor in self.actors):
+            raise RuntimeError(f"no one will ever wake: {[actor.name for actor in self.actors]}")
 
     def _wake_waiting(self) -> None:
         for process, condition in [*self.waits.items()]:
