@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from tests.simulation.cheap import cheap
-from tests.simulation.mutants import MUTANTS, Mutant, planted
+from tests.simulation.mutants import MUTANTS, planted
+from tests.simulation.planting import Mutant
 from tests.simulation.protocol_trace import UntakenError
 from tests.simulation.schedule import run_seed
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.simulation.cheap import cheap
 from tests.simulation.judge_traces import is_rejected, select_planted
-from tests.simulation.mutants import Mutant
+from tests.simulation.planting import Mutant
 from tests.simulation.protocol_steps import CONDITIONS, QUICK, WHOLE, search_all_steps
 from tests.simulation.schedule import run_seed
 

@@ -21,7 +21,8 @@ from tests.simulation.judge import read_lineage
 from tests.simulation.judge_rows import judge_epochs
 from tests.simulation.judge_streams import judge_streams
 from tests.simulation.killers import KILLERS, Killer, play
-from tests.simulation.mutants import MUTANTS, Mutant, hunt
+from tests.simulation.mutants import MUTANTS, hunt
+from tests.simulation.planting import Mutant
 from tests.simulation.schedule import finish, recover, simulated
 from tests.simulation.shapes import SHAPES, STREAMS
 from tests.simulation.soak import soak
