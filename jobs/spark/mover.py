@@ -57,7 +57,7 @@ from .spark_session import (
     open_session,
     runs_on_one_host,
 )
-from .staging import DiskStaging, open_staging
+from .staging import BucketStaging, open_staging
 from .tumbling_sliding_windows import process_window
 
 _T = TypeVar("_T")
@@ -154,8 +154,9 @@ class SparkMover:
         Tasks get only large batches of reducers with keys.
         """
         # With staging in the bucket, tasks on other hosts cannot see the files of the driver.
-        shared = isinstance(self._staging, DiskStaging)
-        return SparkReducerRunner(self._sessions, self._workdir) if shared else fold_batch
+        if isinstance(self._staging, BucketStaging):
+            return fold_batch
+        return SparkReducerRunner(self._sessions, self._workdir)
 
     def close(self) -> None:
         """Stop an own session and remove scratch files."""

@@ -16,7 +16,6 @@ import threading
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Protocol
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -46,19 +45,22 @@ _COMMIT_OPTIONS = {
 }
 
 
-class Staging(Protocol):
-    """Tasks' view of the scratch folder. Safe to use from several threads."""
+class Staging:
+    """Tasks' view of the scratch folder: driver and tasks see one disk at one path.
+
+    Safe to use from several threads.
+    """
 
     def address(self, path: Path) -> str:
-        """Where tasks would find a file or folder of the scratch folder."""
-        ...
+        """Where tasks find a file or folder of the scratch folder."""
+        return str(path)
 
     def expose_file(self, path: Path, key: str | None = None) -> str:
         """Make a file readable for tasks and return its address.
 
         `key` names an object of the store with the same bytes.
         """
-        ...
+        return str(path)
 
     def write_rows(self, rows: DataFrame, folder: Path) -> list[Path]:
         """Let tasks write rows as Parquet into a new folder below the scratch folder.
@@ -66,42 +68,22 @@ class Staging(Protocol):
         Returns:
             The files, on this disk; some may have no row.
         """
-        ...
-
-    def discard(self, folder: Path) -> None:
-        """Remove what only tasks need of this folder; the caller removes the folder itself."""
-        ...
-
-    def find_outage(self) -> TidegateError | None:
-        """The error, if tasks may have failed by no fault of the rows; None if none is known."""
-        ...
-
-
-class DiskStaging:
-    """Driver and tasks see one disk at one path. Implements `Staging`."""
-
-    def address(self, path: Path) -> str:
-        """The path."""
-        return str(path)
-
-    def expose_file(self, path: Path, key: str | None = None) -> str:
-        """The path: the file is there."""
-        return str(path)
-
-    def write_rows(self, rows: DataFrame, folder: Path) -> list[Path]:
-        """Let tasks write rows where the driver reads them."""
         rows.write.parquet(str(folder))
         return sorted(folder.glob("part-*.parquet"))
 
     def discard(self, folder: Path) -> None:
-        """Do nothing: the caller that made the folder removes it."""
+        """Remove what only tasks need of this folder; the caller removes the folder itself."""
 
-    def find_outage(self) -> None:
-        """Return None: a disk has no outage of its own."""
+    def find_outage(self) -> TidegateError | None:
+        """The error, if tasks may have failed by no fault of the rows; None if none is known.
+
+        A disk has no outage of its own.
+        """
+        return None
 
 
-class BucketStaging:
-    """A mirror of the scratch folder in the bucket. Implements `Staging`.
+class BucketStaging(Staging):
+    """A mirror of the scratch folder in the bucket.
 
     Args:
         store: the pipeline's, in S3.
@@ -211,10 +193,10 @@ def open_staging(
         TransientError: the store does not answer.
     """
     if runs_on_one_host(spec.spark):
-        return DiskStaging()
+        return Staging()
     if spec.spark.staging == "disk":
         _require_shared_disk(sessions.full, spec, workdir)
-        return DiskStaging()
+        return Staging()
     if not store.url.startswith("s3://"):
         raise STAGING_NEEDS_S3(pipeline=spec.name, url=store.url)
     for key, value in build_s3a_settings(S3Settings.from_environment("")).items():
