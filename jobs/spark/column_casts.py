@@ -6,8 +6,11 @@ User columns never start with ``_`` (the spec refuses it), so every inner column
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterable
+from importlib.resources import files
 from itertools import accumulate
+from typing import Any
 
 from tidegate.jobs.rules.duck_frame import DuckFrame, Frame
 from tidegate.jobs.rules.row_conditions import quote_name, quote_text
@@ -18,43 +21,9 @@ from tidegate.jobs.spec.source_spec import BarrierColumns, SourceSpec
 from tidegate.jobs.spec.table_layout import DeadLetterReason
 from tidegate.time_units import TICK_MAX
 
-_SPARK_OF_ARROW = {
-    "bool": "boolean",
-    "int8": "tinyint",
-    "int16": "smallint",
-    "int32": "int",
-    "int64": "bigint",
-    "uint8": "smallint",  # Spark has no unsigned types: the next wider one holds every value
-    "uint16": "int",
-    "uint32": "bigint",
-    "uint64": "decimal(20,0)",
-    "float": "float",
-    "double": "double",
-    "string": "string",
-    "large_string": "string",
-    "string_view": "string",
-    "binary": "binary",
-    "large_binary": "binary",
-    "date32[day]": "date",
-}
-_ARROW_OF_SPARK = {
-    "boolean": "bool",
-    "tinyint": "int8",
-    "smallint": "int16",
-    "int": "int32",
-    "bigint": "int64",
-    "date": "date32[day]",
-    "timestamp": "timestamp[us, tz=UTC]",
-    "timestamp_ntz": "timestamp[us]",
-}
+_TYPES = tomllib.loads(files(__package__).joinpath("arrow_types.toml").read_text("utf-8"))
+_ARROW_OF_SPARK = {own["spark"]: name for name, own in reversed(_TYPES.items()) if "spark" in own}
 _PLACES = ("_m", "_p", "_o", "_row")
-# Physical types whose every value fits the declared type, so that no row needs a check.
-_WIDENING = {
-    "int": {"int8", "int16", "int32", "uint8", "uint16"},
-    "long": {"int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"},
-    "float": {"float"},
-    "double": {"float", "double", "int8", "int16", "int32", "uint8", "uint16", "uint32"},
-}
 _TIMESTAMP = re.compile(r"timestamp\[(s|ms|us|ns)(?:, tz=([^\]]+))?\]\Z")
 _DECIMAL = re.compile(r"decimal(?:32|64|128|256)\((\d+), ?(-?\d+)\)\Z")
 _NESTED = re.compile(r"(struct|list|large_list)<(.*)>\Z")
@@ -91,7 +60,11 @@ def arrow_to_spark_type(arrow: str) -> str | None:
         return f"decimal({match[1]},{match[2]})"
     if match := _NESTED.match(arrow):
         return _nested_to_spark_type(match[1], match[2])
-    return _SPARK_OF_ARROW.get(arrow)
+    return _describe_type(arrow).get("spark")
+
+
+def _describe_type(arrow: str) -> dict[str, Any]:
+    return _TYPES.get(arrow, {})
 
 
 def _nested_to_spark_type(form: str, inner: str) -> str | None:
@@ -132,15 +105,9 @@ def classify_arrow_type(arrow: str) -> str:
     ['int', 'decimal', 'other']
     """
     own = unwrap_dictionary(arrow)
-    if own.startswith(("timestamp", "decimal", "date32")):
+    if own.startswith(("timestamp", "decimal")):
         return re.split(r"\d|\[", own)[0]
-    names = {"bool": "bool", "double": "float", "float": "float", "halffloat": "float"}
-    names |= {name: "int" for name in _SPARK_OF_ARROW if "int" in name}
-    names |= {
-        name: name.rpartition("_")[2]
-        for name in ("string", "large_string", "binary", "large_binary")
-    }
-    return names.get(own, "string" if own == "string_view" else "other")
+    return str(_describe_type(own).get("family", "other"))
 
 
 def is_nanosecond_timestamp(arrow: str) -> bool:
@@ -165,7 +132,7 @@ def cast_never_fails(arrow: str, declared: str) -> bool:
         return match is not None and match[2] is not None and match[1] != "ns"
     own = arrow_to_spark_type(arrow)
     return own is not None and (
-        own == declared_to_spark_type(declared) or arrow in _WIDENING.get(declared, ())
+        own == declared_to_spark_type(declared) or declared in _describe_type(arrow).get("fits", ())
     )
 
 
