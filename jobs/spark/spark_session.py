@@ -8,7 +8,9 @@ import os
 import shutil
 import sys
 import tempfile
+import tomllib
 from collections.abc import Callable, Mapping
+from importlib.resources import files
 from pathlib import Path
 from threading import Lock
 from typing import Any, Final, cast
@@ -24,66 +26,9 @@ from tidegate.jobs.spec.pipeline import PipelineSpec
 
 from .errors import EXECUTORS_LOST
 
-SESSION_SETTINGS: Final[dict[str, str]] = {
-    # What results depend on.
-    "spark.sql.session.timeZone": "UTC",
-    "spark.sql.ansi.enabled": "true",
-    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # pyiceberg refuses INT96
-    "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
-    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
-    "spark.sql.parquet.int96RebaseModeInRead": "CORRECTED",
-    "spark.sql.legacy.parquet.nanosAsLong": "true",
-    "spark.sql.caseSensitive": "true",  # Parquet names are
-    # The rule evaluates to_json on the driver with a generator that all threads planning the same
-    # frame would share.
-    "spark.sql.optimizer.excludedRules": (
-        "org.apache.spark.sql.catalyst.optimizer.ConvertToLocalRelation"
-    ),
-    # What speed depends on: epochs are small, so planning and scheduling count more than the best
-    # plan.
-    "spark.sql.adaptive.enabled": "false",
-    "spark.sql.shuffle.partitions": "4",
-    "spark.sql.parquet.compression.codec": "snappy",
-    "spark.sql.execution.arrow.pyspark.enabled": "true",
-    # Without kafka: its newer reader makes no Row of a message.
-    "spark.sql.sources.useV1SourceList": "avro,csv,json,orc,parquet,text",
-    # Listing by a Spark job costs more than it saves.
-    "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000",
-}
-INTERPRETED_SETTINGS: Final[dict[str, str]] = {
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-}
-"""For few rows.
-
-Frontiers and positions are literals of the generated code, so every epoch would compile all of it
-again.
-"""
-# Settings of the process, which Spark Connect has on its server.
-_CLASSIC_SETTINGS: Final[dict[str, str]] = {
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-    "spark.log.level": "ERROR",
-    # The same few plans return in every epoch: they must never be compiled twice.
-    "spark.sql.codegen.cache.maxEntries": "1000",
-    "spark.locality.wait": "0s",
-    "spark.io.compression.codec": "lz4",
-    # Partitions whose consumers are kept from epoch to epoch.
-    "spark.kafka.consumer.cache.capacity": "1024",
-    # A driver runs for months. Spark would keep a thousand finished queries for a page that is off.
-    "spark.sql.ui.retainedExecutions": "1",
-    "spark.ui.retainedJobs": "1",
-    "spark.ui.retainedStages": "1",
-    "spark.ui.retainedTasks": "1",
-}
-_ONE_HOST_SETTINGS: Final[dict[str, str]] = {
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
-}
-"""Only without a cluster.
-
-Executors elsewhere have to reach the driver; SPARK_LOCAL_IP and Spark's settings say where.
-"""
+_SETTINGS: Final[dict[str, dict[str, str]]] = tomllib.loads(
+    files(__package__).joinpath("spark_settings.toml").read_text("utf-8")
+)
 _JVM_OPTIONS = "spark.driver.extraJavaOptions"
 _CONNECT_RETRIES = 6
 """Of a request to a Connect server, about 20 s: then it is gone, and what it held is gone with it.
@@ -123,12 +68,12 @@ def start_classic_session(spark: SparkSpec, name: str) -> SparkSession:
         builder = builder.master(spark.master)
     # No table is ever in the warehouse. A folder that exists keeps Spark from making
     # `spark-warehouse` in the working folder.
-    local = {**_ONE_HOST_SETTINGS, "spark.sql.warehouse.dir": tempfile.gettempdir()}
+    local = {**_SETTINGS["one_host"], "spark.sql.warehouse.dir": tempfile.gettempdir()}
     place = local if runs_on_one_host(spark) else {}
     given = (spark.jvm_options, build_archive_options(), spark.conf.get(_JVM_OPTIONS))
     options = " ".join(filter(None, given))
-    settings: dict[str, Any] = {"spark.driver.memory": spark.driver_memory, **_CLASSIC_SETTINGS}
-    settings |= {**place, **SESSION_SETTINGS, **spark.conf, _JVM_OPTIONS: options}
+    settings: dict[str, Any] = {"spark.driver.memory": spark.driver_memory, **_SETTINGS["classic"]}
+    settings |= {**place, **_SETTINGS["session"], **spark.conf, _JVM_OPTIONS: options}
     return builder.config(map=settings).getOrCreate()
 
 
@@ -137,7 +82,7 @@ def _open_connect_session(spark: SparkSpec) -> SparkSession:
 
     session: Any = SparkSession.builder.remote(spark.master).getOrCreate()
     session.client.set_retry_policies([DefaultPolicy(max_retries=_CONNECT_RETRIES)])
-    for key, value in {**SESSION_SETTINGS, **spark.conf}.items():
+    for key, value in {**_SETTINGS["session"], **spark.conf}.items():
         if key.startswith("spark.sql."):
             session.conf.set(key, value)
     return cast(SparkSession, session)
@@ -161,7 +106,7 @@ def open_quick_session(session: SparkSession) -> SparkSession:
     if not hasattr(session, "_jsparkSession"):
         return session
     quick: SparkSession = session.newSession()
-    for key, value in INTERPRETED_SETTINGS.items():  # the rest it has from the same process
+    for key, value in _SETTINGS["interpreted"].items():  # the rest it has from the same process
         quick.conf.set(key, value)
     return quick
 
@@ -180,17 +125,19 @@ class SparkSessions:
     @property
     def full(self) -> SparkSession:
         """The session that compiles."""
-        with self._lock:
-            if not self._found:
-                self._found.append(self._start())
-                self._found.append(open_quick_session(self._found[0]))
-            return self._found[0]
+        return self._open_both()[0]
 
     @property
     def quick(self) -> SparkSession:
         """The session that interprets."""
-        _ = self.full
-        return self._found[1]
+        return self._open_both()[1]
+
+    def _open_both(self) -> list[SparkSession]:
+        with self._lock:
+            if not self._found:
+                full = self._start()
+                self._found = [full, open_quick_session(full)]
+            return self._found
 
     @property
     def is_started(self) -> bool:
