@@ -18,10 +18,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+import pyarrow as pa
 import urllib3
 
 from tidegate.errors import ConfigurationError, TransientError
-from tidegate.jobs.engine.column_types import to_arrow_type
+from tidegate.jobs.engine.column_types import to_arrow_types
 from tidegate.jobs.engine.interfaces import DeadObject, Slice, join_seq, split_seq
 from tidegate.jobs.eventtime.decision_types import Member
 from tidegate.jobs.spec.pipeline import ReadLimits, SourceSpec
@@ -80,6 +81,16 @@ class TopicOffsets(Protocol):
 def build_range_key(source: str, topic: str, partition: int, start: int, end: int) -> str:
     """Return the name of the offsets `start` to `end` (exclusive), in place of an object's key."""
     return f"{STAGED_PREFIX}{source}/{topic}/{partition}/{start}-{end}"
+
+
+def build_range_schema(source: SourceSpec) -> pa.Schema:
+    """Return the columns of a decoded range.
+
+    They are those of the source, why a message is bad and its text, and the lower half of the
+    offset.
+    """
+    own = {BAD_REASON: pa.string(), BAD_TEXT: pa.string(), OFFSET_COLUMN: pa.int64()}
+    return pa.schema(to_arrow_types(source.columns) | own)
 
 
 class KafkaSource:
@@ -221,8 +232,6 @@ class KafkaSource:
     def _build_part(self, member: Member, start: int, end: int) -> JsonObject:
         topic, partition = self.kafka.topic, int(member.partition)
         ordinal, row = split_seq(start)
-        columns = {name: str(to_arrow_type(kind)) for name, kind in self.spec.columns.items()}
-        columns |= {BAD_REASON: "string", BAD_TEXT: "string", OFFSET_COLUMN: "int64"}
         return {
             "key": build_range_key(self.name, topic, partition, start, end),
             "etag": "",
@@ -231,7 +240,7 @@ class KafkaSource:
             "rows": end - start,
             "row_start": row,
             "row_end": row + end - start,
-            "columns": columns,
+            "columns": {field.name: str(field.type) for field in build_range_schema(self.spec)},
             "kafka": {"topic": topic, "partition": partition, "from": start, "to": end},
         }
 

@@ -25,8 +25,8 @@ from tidegate.errors import ConfigurationError
 from tidegate.jobs.engine.column_types import to_arrow_types
 from tidegate.jobs.engine.interfaces import ROWS_PER_ORDINAL
 from tidegate.jobs.rules.row_conditions import quote_name, quote_text
-from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN, UnusableSchema
-from tidegate.jobs.sources.object_decoding import BAD_REASON, BAD_TEXT
+from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN, UnusableSchema, build_range_schema
+from tidegate.jobs.sources.object_decoding import BAD_REASON, BAD_TEXT, TICKS_PER_UNIT
 from tidegate.jobs.spec.pipeline import SourceSpec
 from tidegate.jobs.spec.source_options import KafkaOptions
 
@@ -55,7 +55,6 @@ The number of the schema, where it is not known (yet) or cannot be used.
 _WHOLE_NUMBER_PATTERN = r"\\A\\s*[+-]?[0-9]+\\s*\\z"
 # A sign counts only behind a time of day: the end of a plain date is not a zone.
 _ZONE_PATTERN = r"(Z|z|[T ].*[+-][0-9]{2}(:?[0-9]{2})?)\\z"
-_TICKS = {"s": 1_000_000, "ms": 1_000, "us": 1}
 _PLAIN_KINDS = frozenset({"int", "long", "double", "boolean", "string", "timestamp", "date"})
 _CORRUPT_COLUMN = "_tidegate_bad"
 _STRICT_JSON_OPTIONS = (
@@ -95,20 +94,18 @@ def plan_plain_messages(source: SourceSpec) -> PlainMessages | None:
     kafka = _get_kafka_options(source)
     named = {kafka.key: "key", kafka.timestamp: "timestamp"}
     envelope = {column: own for column, own in named.items() if column is not None}
-    payload = {name: kind for name, kind in source.columns.items() if name not in envelope}
+    payload = _list_payload_columns(source)
     known = all(kind in _PLAIN_KINDS or kind.startswith("decimal") for kind in payload.values())
     text_key = kafka.key is None or source.columns[kafka.key] == "string"
     if kafka.payload != "json" or kafka.headers or not (payload and known and text_key):
         return None
-    own = {BAD_REASON: pa.string(), BAD_TEXT: pa.string()}
-    places = {OFFSET_COLUMN: pa.int64(), PARTITION: pa.int32()}
     return PlainMessages(
-        pa.schema(to_arrow_types(_list_field_kinds(source, payload))),
-        pa.schema({**to_arrow_types(source.columns), **own, **places}),
-        {new: before for before, new in source.evolution.renamed.items()},
+        pa.schema(to_arrow_types(_list_field_kinds(source))),
+        build_range_schema(source).append(pa.field(PARTITION, pa.int32())),
+        _list_former_names(source),
         envelope,
         source.evolution.added == "ignore",
-        _TICKS.get(source.parse.timestamps),
+        TICKS_PER_UNIT.get(source.parse.timestamps),
     )
 
 
@@ -133,10 +130,9 @@ def decode_messages(
     """
     kafka = _get_kafka_options(source)
     taken, beside = _select_envelope_columns(source)
-    payload = {name: kind for name, kind in source.columns.items() if name not in taken}
     decode = _DECODERS[kafka.payload]
     fit, unfit = _split_usable_schemas(kafka, known or {})
-    frame, values, why, faults = decode(messages, source, payload, fit)
+    frame, values, why, faults = decode(messages, source, fit)
     values = {**values, **taken}
     # Each step wraps the one before, so the last is judged first: not UTF-8, a tombstone, a schema
     # that cannot be used, what the decoder says, and at last single values.
@@ -207,6 +203,18 @@ def _require_usable_schema(payload: str, message: str | None, schema: bytes) -> 
         require_message(schema, message)
 
 
+def _list_payload_columns(source: SourceSpec) -> dict[str, str]:
+    """Column -> declared kind, of those that do not come from beside the payload."""
+    kafka = _get_kafka_options(source)
+    beside = (kafka.key, kafka.timestamp, *kafka.headers)
+    return {name: kind for name, kind in source.columns.items() if name not in beside}
+
+
+def _list_former_names(source: SourceSpec) -> dict[str, str]:
+    """Column -> the name that its field had before."""
+    return {new: before for before, new in source.evolution.renamed.items()}
+
+
 def _get_kafka_options(source: SourceSpec) -> KafkaOptions:
     assert source.kafka is not None  # noqa: S101
     return source.kafka
@@ -239,7 +247,7 @@ def _select_envelope_columns(source: SourceSpec) -> tuple[dict[str, str], list[t
 
 
 def _decode_json(
-    messages: DataFrame, source: SourceSpec, payload: dict[str, str], _known: Mapping[int, bytes]
+    messages: DataFrame, source: SourceSpec, known: Mapping[int, bytes]
 ) -> _DecodedPayload:
     """A JSON object per message, read straight into values.
 
@@ -247,8 +255,8 @@ def _decode_json(
     so that one bad value is not taken for a bad message. Where the text does not show that all its
     keys are in the schema, they are listed.
     """
-    old = {new: before for before, new in source.evolution.renamed.items()}
-    kinds = _list_field_kinds(source, payload)
+    old = _list_former_names(source)
+    kinds = _list_field_kinds(source)
     read = {name: own for name, kind in kinds.items() if (own := _NATIVE_JSON_TYPES.get(kind))}
     frame = messages.withColumn("_s", F.expr("CAST(value AS string)"))
     types = {name: _NATIVE_JSON_TYPES.get(kind, "string") for name, kind in kinds.items()}
@@ -283,18 +291,18 @@ def _decode_json(
     found = _cast_texts(
         frame,
         source,
-        payload,
         why,
         lambda name: f"{'_j' if name in read else '_f'}.{quote_name(name)}",
     )
-    for name in (name for name in payload if name in read):
+    for name in found.values.keys() & read.keys():
         own = ", ".join(f"_f.{quote_name(n)}" for n in (name, old.get(name)) if n is not None)
         found.values[name] = f"CASE WHEN _fits THEN coalesce({own}) ELSE {found.values[name]} END"
     return found
 
 
-def _list_field_kinds(source: SourceSpec, payload: Mapping[str, str]) -> dict[str, str]:
+def _list_field_kinds(source: SourceSpec) -> dict[str, str]:
     """Field of a message -> declared kind; a renamed column has two fields."""
+    payload = _list_payload_columns(source)
     renamed = source.evolution.renamed.items()
     return {**payload, **{before: payload.get(new, "string") for before, new in renamed}}
 
@@ -329,14 +337,13 @@ def _no_other_key_sql(names: Iterable[str], source: SourceSpec) -> str:
 def _cast_texts(
     frame: DataFrame,
     source: SourceSpec,
-    payload: dict[str, str],
     why: str,
     text_of: Callable[[str], str],
 ) -> _DecodedPayload:
     """Values cast from texts; one that does not fit is a fault of its row."""
-    old = {new: before for before, new in source.evolution.renamed.items()}
+    old = _list_former_names(source)
     values, faults, casts = {}, [], []
-    for number, (name, kind) in enumerate(payload.items()):
+    for number, (name, kind) in enumerate(_list_payload_columns(source).items()):
         raw = f"coalesce({text_of(name)}, {text_of(old[name])})" if name in old else text_of(name)
         if kind == "string":
             values[name] = raw
@@ -366,7 +373,8 @@ def _cast_text_sql(raw: str, kind: str, source: SourceSpec) -> str:
     if kind != "timestamp":
         return cast
     if source.parse.timestamps != "iso":
-        ticks = f"round(try_cast({raw} AS decimal(30,6)) * {_TICKS[source.parse.timestamps]})"
+        per_unit = TICKS_PER_UNIT[source.parse.timestamps]
+        ticks = f"round(try_cast({raw} AS decimal(30,6)) * {per_unit})"
         return f"timestamp_micros(try_cast({ticks} AS bigint))"
     naive = (
         "NULL"
@@ -383,7 +391,7 @@ def _cast_text_sql(raw: str, kind: str, source: SourceSpec) -> str:
 
 
 def _decode_avro(
-    messages: DataFrame, source: SourceSpec, payload: dict[str, str], known: Mapping[int, bytes]
+    messages: DataFrame, source: SourceSpec, known: Mapping[int, bytes]
 ) -> _DecodedPayload:
     from pyspark.sql.avro.functions import from_avro
 
@@ -396,9 +404,9 @@ def _decode_avro(
             f"_j{number}", from_avro(_select_body(number), schema.decode(), {"mode": "PERMISSIVE"})
         )
         held[number] = _get_field_types(frame.schema[f"_j{number}"].dataType)
-    old = {new: before for before, new in source.evolution.renamed.items()}
+    old = _list_former_names(source)
     values, faults = {}, []
-    for name, kind in payload.items():
+    for name, kind in _list_payload_columns(source).items():
         # Each schema may have the field under its new name or its old one.
         fields = {n: name if name in types else old.get(name, name) for n, types in held.items()}
         places = [(f"_j{n}.{quote_name(f)}", held[n][f]) for n, f in fields.items() if f in held[n]]
@@ -480,12 +488,12 @@ def _convert_field_sql(
 
 
 def _decode_protobuf(
-    messages: DataFrame, source: SourceSpec, payload: dict[str, str], known: Mapping[int, bytes]
+    messages: DataFrame, source: SourceSpec, known: Mapping[int, bytes]
 ) -> _DecodedPayload:
     kafka = _get_kafka_options(source)
     assert kafka.message is not None  # noqa: S101 - the spec says so
     schemas = _load_schemas(kafka, known)
-    names = tuple(dict.fromkeys([*payload, *source.evolution.renamed]))
+    names = tuple(dict.fromkeys(_list_field_kinds(source)))
     frame, why = _split_wire_header(messages, kafka, known)
     for number, schema in schemas.items():
         index = find_message_index(schema, kafka.message) if _has_schema_prefix(kafka) else None
@@ -499,7 +507,7 @@ def _decode_protobuf(
         texts = [f"_j{number}.{quote_name(name)}" for number in schemas]
         return f"coalesce({', '.join([*texts, 'CAST(NULL AS string)'])})"
 
-    return _cast_texts(frame, source, payload, why, coalesced_text_sql)
+    return _cast_texts(frame, source, why, coalesced_text_sql)
 
 
 def _has_schema_prefix(kafka: KafkaOptions) -> bool:
@@ -557,11 +565,7 @@ def _select_body(number: int) -> Column:
     return F.expr(f"CASE WHEN _id = {number} THEN _b END")
 
 
-_DECODERS: Final[
-    dict[
-        str, Callable[[DataFrame, SourceSpec, dict[str, str], Mapping[int, bytes]], _DecodedPayload]
-    ]
-] = {
+_DECODERS = {
     "json": _decode_json,
     "avro": _decode_avro,
     "protobuf": _decode_protobuf,

@@ -23,16 +23,15 @@ import structlog
 from pyspark.sql import DataFrame, SparkSession
 
 from tidegate.errors import TidegateError
-from tidegate.jobs.engine.column_types import to_arrow_type
 from tidegate.jobs.engine.interfaces import Cut
 from tidegate.jobs.sources.errors import CHANGED_WHILE_READ, KAFKA_UNAVAILABLE
 from tidegate.jobs.sources.kafka_source import (
     OFFSET_COLUMN,
     SchemaCache,
     build_consumer_settings,
+    build_range_schema,
     open_schemas,
 )
-from tidegate.jobs.sources.object_decoding import BAD_REASON, BAD_TEXT
 from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
 from tidegate.jobs.spec.source_options import resolve_environment_value
 from tidegate.json_types import JsonObject
@@ -266,7 +265,7 @@ def _store_part_file(
         files[0].replace(target)
     else:
         # Plain messages and others are in files of their own.
-        tables = [_make_empty_part(source), *map(pq.read_table, files)]
+        tables = [build_range_schema(source).empty_table(), *map(pq.read_table, files)]
         rows = pa.concat_tables(tables, promote_options="default")
         pq.write_table(rows.sort_by(OFFSET_COLUMN), target)
     # Offsets are not contiguous in compacted topics and behind transactions. It is logged, not
@@ -280,13 +279,3 @@ def _store_part_file(
             offsets=missing,
             **part["kafka"],
         )
-
-
-def _make_empty_part(source: SourceSpec) -> pa.Table:
-    own = {
-        **{c: to_arrow_type(k) for c, k in source.columns.items()},
-        BAD_REASON: pa.string(),
-        BAD_TEXT: pa.string(),
-        OFFSET_COLUMN: pa.int64(),
-    }
-    return pa.schema(list(own.items())).empty_table()
