@@ -21,7 +21,9 @@ from tidegate.jobs.spec.source_spec import BarrierColumns, SourceSpec
 from tidegate.jobs.spec.table_layout import DeadLetterReason
 from tidegate.time_units import TICK_MAX
 
-_TYPES = tomllib.loads(files(__package__).joinpath("arrow_types.toml").read_text("utf-8"))
+_TYPES: dict[str, dict[str, Any]] = tomllib.loads(
+    files(__package__).joinpath("arrow_types.toml").read_text("utf-8")
+)
 _ARROW_OF_SPARK = {own["spark"]: name for name, own in reversed(_TYPES.items()) if "spark" in own}
 _PLACES = ("_m", "_p", "_o", "_row")
 _TIMESTAMP = re.compile(r"timestamp\[(s|ms|us|ns)(?:, tz=([^\]]+))?\]\Z")
@@ -60,11 +62,7 @@ def arrow_to_spark_type(arrow: str) -> str | None:
         return f"decimal({match[1]},{match[2]})"
     if match := _NESTED.match(arrow):
         return _nested_to_spark_type(match[1], match[2])
-    return _describe_type(arrow).get("spark")
-
-
-def _describe_type(arrow: str) -> dict[str, Any]:
-    return _TYPES.get(arrow, {})
+    return _TYPES.get(arrow, {}).get("spark")
 
 
 def _nested_to_spark_type(form: str, inner: str) -> str | None:
@@ -107,7 +105,7 @@ def classify_arrow_type(arrow: str) -> str:
     own = unwrap_dictionary(arrow)
     if own.startswith(("timestamp", "decimal")):
         return re.split(r"\d|\[", own)[0]
-    return str(_describe_type(own).get("family", "other"))
+    return str(_TYPES.get(own, {}).get("family", "other"))
 
 
 def is_nanosecond_timestamp(arrow: str) -> bool:
@@ -132,7 +130,7 @@ def cast_never_fails(arrow: str, declared: str) -> bool:
         return match is not None and match[2] is not None and match[1] != "ns"
     own = arrow_to_spark_type(arrow)
     return own is not None and (
-        own == declared_to_spark_type(declared) or declared in _describe_type(arrow).get("fits", ())
+        own == declared_to_spark_type(declared) or declared in _TYPES.get(arrow, {}).get("fits", ())
     )
 
 

@@ -25,7 +25,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tidegate.checkpoints.manifest import FileRef
 from tidegate.jobs.rules.duck_frame import Frame
 from tidegate.jobs.rules.row_conditions import (
     add_window_span,
@@ -40,7 +39,7 @@ from tidegate.jobs.spec.source_options import EdgeColumns
 from tidegate.jobs.spec.window_specs import WindowSpec
 from tidegate.time_units import TICK_MAX, TICK_MIN, saturate_ticks
 
-from .epoch_context import EpochContext
+from .epoch_context import EpochContext, OutputFiles
 from .file_writer import FETCH_ROWS, WrittenFiles
 
 EDGES_KIND: Final = "edges"
@@ -53,20 +52,16 @@ A frontier that jumps far ahead must not cost memory.
 
 
 @dataclass(frozen=True)
-class EpochEdges:
-    """The edges of one epoch.
+class EpochEdges(OutputFiles):
+    """The edges of one epoch; its state are the starts that are open.
 
     Attributes:
-        segments: starts that are open after it.
-        written: those of them that it wrote.
-        open: where they lie here.
+        open: where these lie here.
         ended: files with the starts whose end came in it, as `_until`; starts that are still open
             may be in them too, with a null there.
     """
 
-    segments: tuple[FileRef, ...]
-    written: WrittenFiles
-    open: tuple[Path, ...]
+    open: tuple[Path, ...] = ()
     ended: tuple[Path, ...] = ()
 
 
@@ -104,7 +99,7 @@ def pair_edges(epoch: EpochContext) -> EpochEdges:
     A late edge changes nothing.
     """
     live = epoch.live_segments(EDGES_KIND) if _collect_edge_columns(epoch.spec) else []
-    standing = EpochEdges(tuple(live), WrittenFiles(), tuple(epoch.locate_segments(live)))
+    standing = EpochEdges(segments=tuple(live), open=tuple(epoch.locate_segments(live)))
     if epoch.data is None or not _collect_edge_columns(epoch.spec):
         return standing
     came = epoch.writer.write_scratch_files(
@@ -124,7 +119,7 @@ def pair_edges(epoch: EpochContext) -> EpochEdges:
         ended = epoch.writer.write_scratch_files(paired)
         left = _load_edges(epoch, ended, "_until").where("_until IS NULL").drop("_until")
     written = epoch.writer.write_segment(EDGES_KIND, left, "_et")
-    return EpochEdges(written.refs, written, written.paths, ended)
+    return EpochEdges(WrittenFiles(), written.refs, written, written.paths, ended)
 
 
 def _select_punctual_edges(epoch: EpochContext, data: Frame) -> Frame:

@@ -236,8 +236,8 @@ def has_rows_from_mark(ref: FileRef, mark: ReleaseMark) -> bool:
 
 
 @dataclass(frozen=True)
-class WindowOutput:
-    """What one window output did in an epoch.
+class OutputFiles:
+    """What one output did in an epoch.
 
     Attributes:
         results: files of the output's table.

@@ -27,9 +27,9 @@ from tidegate.checkpoints.row_counts import (
     name_broken_rule,
     name_late_counts,
 )
-from tidegate.jobs.engine.column_types import TIMESTAMP_UTC
 from tidegate.jobs.engine.interfaces import MoveResult
 from tidegate.jobs.eventtime.decision_types import ReleaseMark
+from tidegate.jobs.sinks.output_tables import build_system_schema
 from tidegate.jobs.spec.event_time_options import GlomOptions
 from tidegate.jobs.spec.pipeline import BUILT, DEAD_LETTERS, EVENTS, LATE, PipelineSpec
 from tidegate.jobs.spec.row_rules import FILTERED, RULE_QUARANTINED
@@ -37,8 +37,7 @@ from tidegate.time_units import saturate_ticks
 
 from .cut_survey import MemberScans
 from .edge_events import EpochEdges
-from .epoch_context import EpochContext, WindowOutput
-from .file_writer import WrittenFiles
+from .epoch_context import EpochContext, OutputFiles
 from .late_and_dead_rows import DeadRows, LateRows
 from .ordered_release import ReleasedRows, count_buffered_rows
 
@@ -63,27 +62,22 @@ class EpochOutputs:
     late: LateRows
     dead: DeadRows
     edges: EpochEdges
-    windows: dict[str, WindowOutput]
+    windows: dict[str, OutputFiles]
 
     def to_result(self, epoch: EpochContext) -> MoveResult:
         """Build the events that `glom` asks for and return the result of the move."""
-        released, windows = self.released, self.windows.values()
-        built = build_events(epoch, released)
+        released, built = self.released, build_events(epoch, self.released)
+        stateful = (released, built, self.edges, *self.windows.values())
         tables = {
-            EVENTS: released.events,
-            BUILT: built.built,
+            EVENTS: released.results,
+            BUILT: built.results,
             LATE: self.late.written,
             DEAD_LETTERS: self.dead.written,
             **{name: window.results for name, window in self.windows.items()},
         }
         # Segments that the epoch took over are not counted: they cost it no write.
-        states = [released.written, built.state, self.edges.written, *(w.written for w in windows)]
-        segments = (
-            *released.segments,
-            *built.segments,
-            *self.edges.segments,
-            *(ref for window in windows for ref in window.segments),
-        )
+        states = [output.written for output in stateful]
+        segments = tuple(ref for output in stateful for ref in output.segments)
         # Counted from the segments and not from the rows moved: the balance of the counters checks
         # one against the other.
         decision = epoch.order.decision
@@ -194,33 +188,7 @@ class _Tally:
 
 
 GLOM_KIND: Final = "glom"
-_BUILT_SCHEMA = pa.schema(
-    {
-        "number": pa.int64(),
-        "stamp": TIMESTAMP_UTC,
-        **dict.fromkeys(("section", "first_position", "rows"), pa.int64()),
-        **dict.fromkeys(("first_time", "last_time"), TIMESTAMP_UTC),
-        "_timeline": pa.int32(),
-        "_epoch": pa.int64(),
-    }
-)
-
 Ints = NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class BuiltEvents:
-    """The built events of an epoch, and the state of the group that still grows.
-
-    Attributes:
-        built: files of the table ``built``.
-        state: the segment of state that was written; no file if nothing changed.
-        segments: the state that is live after the epoch.
-    """
-
-    built: WrittenFiles
-    state: WrittenFiles
-    segments: tuple[FileRef, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,15 +215,14 @@ class _EventGroup:
         )
 
 
-def build_events(epoch: EpochContext, released: ReleasedRows) -> BuiltEvents:
+def build_events(epoch: EpochContext, released: ReleasedRows) -> OutputFiles:
     """Group what this epoch released in order; late rows, which leave at once, are in no group.
 
     Without ``release.glom`` nothing is written, and no state stays.
     """
     options, before = epoch.spec.release.glom, epoch.live_segments(GLOM_KIND)
-    nothing = WrittenFiles()
     if options is None:
-        return BuiltEvents(nothing, nothing, ())
+        return OutputFiles()
     group = _load_open_group(epoch, before)
     sections, times, position = _read_released_times(epoch, released)
     groups = list(_split_into_groups(group, sections, times, position, options))
@@ -265,13 +232,10 @@ def build_events(epoch: EpochContext, released: ReleasedRows) -> BuiltEvents:
         groups.append(last)
         last = _EventGroup(last.number + 1)
     if last == group and before:
-        return BuiltEvents(nothing, nothing, tuple(before))
+        return OutputFiles(segments=tuple(before))
     state = epoch.writer.write_segment(GLOM_KIND, pa.Table.from_pylist([asdict(last)]), None)
-    return BuiltEvents(
-        epoch.writer.write_table(BUILT, _build_group_table(epoch, groups, options), "stamp"),
-        state,
-        state.refs,
-    )
+    table = _build_group_table(epoch, groups, options)
+    return OutputFiles(epoch.writer.write_table(BUILT, table, "stamp"), state.refs, state)
 
 
 def _load_open_group(epoch: EpochContext, segments: list[FileRef]) -> _EventGroup:
@@ -285,7 +249,7 @@ def _read_released_times(epoch: EpochContext, released: ReleasedRows) -> tuple[I
     """Section and time of the rows that left in order, and the position of the first."""
     first = epoch.order.next_position + released.flagged
     time = epoch.spec.event_time_column
-    table = released.events.read_columns(["position", "section", time])
+    table = released.results.read_columns(["position", "section", time])
     if table is None:
         none = np.zeros(0, dtype=np.int64)
         return none, none, first
@@ -357,4 +321,4 @@ def _extend_group(group: _EventGroup, times: Ints) -> _EventGroup:
 def _build_group_table(epoch: EpochContext, groups: list[_EventGroup], options: GlomOptions) -> Any:
     own = {"_timeline": epoch.order.timeline, "_epoch": epoch.order.epoch}
     rows = [asdict(one) | {"stamp": one.choose_stamp(options.stamp)} | own for one in groups]
-    return pa.Table.from_pylist(rows, schema=_BUILT_SCHEMA)
+    return pa.Table.from_pylist(rows, build_system_schema(BUILT))

@@ -36,7 +36,7 @@ from tidegate.jobs.streams.reducers import ReducerRunner, fold_batch
 from .cut_reader import CutFrame, open_cut, select_provenance
 from .cut_survey import NATIVE_CELLS, MemberScans, survey_cut
 from .edge_events import EpochEdges, pair_edges
-from .epoch_context import EpochContext, WindowOutput
+from .epoch_context import EpochContext, OutputFiles
 from .epoch_outputs import EpochOutputs
 from .errors import SPARK_FAILED
 from .file_writer import FileWriter
@@ -306,7 +306,7 @@ def _apply_verdicts(frame: Frame | None, spec: PipelineSpec) -> tuple[Frame | No
     return going, frame.where("_verdict IS NOT NULL AND _verdict <> 'adjust'")
 
 
-def _process_window_output(epoch: EpochContext, name: str, edges: EpochEdges) -> WindowOutput:
+def _process_window_output(epoch: EpochContext, name: str, edges: EpochEdges) -> OutputFiles:
     window = epoch.spec.windows[name]
     merging = (
         window.kind is WindowKind.SESSION or window.fire_every is not None

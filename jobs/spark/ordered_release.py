@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
 from itertools import accumulate, groupby
 from typing import Any, Final
@@ -47,7 +47,7 @@ from tidegate.time_units import TICK_MAX, TICK_MIN
 
 from .cut_reader import ensure_local_file
 from .cut_survey import MemberScans
-from .epoch_context import EpochContext, has_rows_from_mark
+from .epoch_context import EpochContext, OutputFiles, has_rows_from_mark
 from .file_writer import WrittenFiles, collect_to_driver
 
 _RELEASE_SORT = ["_section", *ROW_ORDER]
@@ -57,25 +57,19 @@ _ROW_NUMBER_BITS = (1 << 33) - 1
 
 
 @dataclass(frozen=True)
-class ReleasedRows:
-    """What left and what waits.
+class ReleasedRows(OutputFiles):
+    """What left, in the events table if one is kept, and what waits.
 
     Attributes:
-        events: files of the rows that left; none if no events table is kept.
-        segments: order segments that are live after the epoch.
-        written: files with this epoch's rows that wait.
         rows: how many left.
         maximum: greatest (section, event time) that left in order; None if none did.
         per_source: source -> rows that left.
         flagged: how many of them, the first ones, are late rows that left at once.
     """
 
-    events: WrittenFiles
-    segments: tuple[FileRef, ...]
-    written: WrittenFiles
-    rows: int
-    maximum: ReleaseMark | None
-    per_source: dict[str, int]
+    rows: int = 0
+    maximum: ReleaseMark | None = None
+    per_source: dict[str, int] = field(default_factory=dict)
     flagged: int = 0
 
 
@@ -146,7 +140,7 @@ def release_rows(epoch: EpochContext) -> ReleasedRows:
     # Segments of which every row has left are dropped; the others stay as they are.
     kept = tuple(ref for ref in live if has_rows_from_mark(ref, after))
     if epoch.data is None and not epoch.releasable_segments():
-        return ReleasedRows(WrittenFiles(), kept, WrittenFiles(), 0, None, {})
+        return ReleasedRows(segments=kept)
     frames = [f for f in (_select_cut_rows(epoch), _select_buffered_rows(epoch)) if f is not None]
     rows = reduce(lambda a, b: a.unionAll(b), frames)
     release = _release_in_driver if epoch.fits_in_driver else _release_in_tasks
@@ -181,7 +175,7 @@ def count_released_rows(surveyed: MemberScans) -> ReleasedRows:
             for verdict in surveyed.verdicts.get(index, ())
         )
         leaving[member.member.source] += member.rows - aside
-    return ReleasedRows(WrittenFiles(), (), WrittenFiles(), leaving.total(), None, dict(leaving))
+    return ReleasedRows(rows=leaving.total(), per_source=dict(leaving))
 
 
 def count_buffered_rows(

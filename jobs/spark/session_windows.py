@@ -24,7 +24,7 @@ from tidegate.jobs.spec.event_time_options import LatePolicy
 from tidegate.jobs.spec.window_specs import WindowKind, WindowSpec
 from tidegate.time_units import TICK_MIN
 
-from .epoch_context import EpochContext, WindowOutput
+from .epoch_context import EpochContext, OutputFiles
 from .file_writer import WrittenFiles
 from .ordered_release import adjust_start_times
 from .tumbling_sliding_windows import (
@@ -36,7 +36,7 @@ _BOUNDS_TYPE = "array<struct<s:bigint,e:bigint>>"
 _BOUNDS_SQL = "named_struct('s', _ws, 'e', _we)"
 
 
-def process_sessions(epoch: EpochContext, name: str) -> WindowOutput:
+def process_sessions(epoch: EpochContext, name: str) -> OutputFiles:
     """Fold the epoch's rows into the sessions and write the results that are due."""
     kind, window, after = (
         f"window:{name}",
@@ -50,11 +50,11 @@ def process_sessions(epoch: EpochContext, name: str) -> WindowOutput:
     # No row, no session that closes, none that is shown in every epoch: the segment stays.
     if epoch.data is None and not closing and not (live and window.emit == "complete"):
         kept = tuple(ref for ref in live if not is_window_segment_purged(window, ref, after))
-        return WindowOutput(segments=kept)
+        return OutputFiles(segments=kept)
     aggregation = Aggregation(epoch.spec, name)
     merged = _merge_sessions(epoch, aggregation, window, live)
     if merged is None:
-        return WindowOutput()
+        return OutputFiles()
     size = epoch.staged.rows + sum(ref.rows for ref in live)
     written = epoch.writer.write_segment(
         kind, epoch.collect_if_small(merged, size), "_we", aggregation.segment_extra
@@ -68,7 +68,7 @@ def process_sessions(epoch: EpochContext, name: str) -> WindowOutput:
         results = epoch.writer.write_table(
             name, epoch.collect_if_small(rows, written.rows), "window_end"
         )
-    return WindowOutput(
+    return OutputFiles(
         results,
         tuple(ref for ref in written.refs if not is_window_segment_purged(window, ref, after)),
         written,

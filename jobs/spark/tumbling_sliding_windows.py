@@ -37,7 +37,7 @@ from tidegate.jobs.spec.window_specs import WindowSpec
 from tidegate.time_units import TICK_MAX, TICK_MIN
 
 from .edge_events import EpochEdges, assign_intervals, drop_edges
-from .epoch_context import EpochContext, WindowOutput
+from .epoch_context import EpochContext, OutputFiles
 from .file_writer import WrittenFiles, combine_written_files
 from .ordered_release import adjust_start_times
 
@@ -95,7 +95,7 @@ def _combine_joining_pairs(
 # One epoch of one window output
 
 
-def process_window(epoch: EpochContext, name: str, edges: EpochEdges) -> WindowOutput:
+def process_window(epoch: EpochContext, name: str, edges: EpochEdges) -> OutputFiles:
     """Fold the rows and edges of the epoch into the state and write the results that are due."""
     decision, window = epoch.order.decision, epoch.spec.windows[name]
     kind, aggregation = f"window:{name}", Aggregation(epoch.spec, name)
@@ -126,7 +126,7 @@ def process_window(epoch: EpochContext, name: str, edges: EpochEdges) -> WindowO
         lambda rows: aggregation.merge_partials(rows.where(f"NOT ({purged})"), flags={}),
         aggregation,
     )
-    return WindowOutput(results, (*merged, *gaps), written)
+    return OutputFiles(results, (*merged, *gaps), written)
 
 
 def _choose_state_engine(
