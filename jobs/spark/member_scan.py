@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from tidegate.jobs.advise.lag_advice import GAMMA
 from tidegate.jobs.eventtime.decision_types import BarrierRow, Member, MemberSurvey
-from tidegate.jobs.eventtime.pipeline_clock import PipelineTime, read_pipeline_time
+from tidegate.jobs.eventtime.pipeline_clock import read_pipeline_time
 from tidegate.jobs.spec.pipeline import SourceSpec
 from tidegate.time_units import TICK_MAX, TICK_MIN
 
@@ -81,9 +81,7 @@ def scan_member(
     Raises:
         PoisonError: punctuation going back under ``regress: error``.
     """
-    return _MemberScanner(
-        source, member, rows, get_carried_state(state, member), read_pipeline_time(state)
-    ).scan()
+    return _MemberScanner(source, member, rows, state).scan()
 
 
 def get_carried_state(state: Mapping[str, Any], member: Member) -> dict[str, int]:
@@ -93,17 +91,13 @@ def get_carried_state(state: Mapping[str, Any], member: Member) -> dict[str, int
 
 class _MemberScanner:
     def __init__(
-        self,
-        source: SourceSpec,
-        member: Member,
-        rows: MemberColumns,
-        memory: dict[str, int],
-        time: PipelineTime | None,
+        self, source: SourceSpec, member: Member, rows: MemberColumns, state: Mapping[str, Any]
     ) -> None:
         # What follows the first barrier row belongs to the next slice.
         stop = np.flatnonzero(rows.kinds == BARRIER)
         self.end = int(stop[0]) + 1 if stop.size else rows.kinds.size
-        self.source, self.member, self.rows, self.memory = source, member, rows, memory
+        self.source, self.member, self.rows = source, member, rows
+        self.memory, time = get_carried_state(state, member), read_pipeline_time(state)
         self.wall_before = None if time is None else time.wall
         self.kinds = rows.kinds[: self.end]
         self.shift = 1 if source.frontier == "inclusive" else 0
@@ -113,7 +107,7 @@ class _MemberScanner:
         # Most slices have data rows only: their times need no copy.
         every = self.places.size == self.end
         self.times = rows.times[: self.end] if every else rows.times[self.places]
-        first = memory.get("newest", TICK_MIN)
+        first = self.memory.get("newest", TICK_MIN)
         # Empty arrays stay empty, so a slice without data rows needs no case of its own.
         self.newest = np.maximum(np.maximum.accumulate(self.times), first)
         # The newest time before each row, from earlier cuts for the first one.

@@ -15,7 +15,7 @@ second pass sends each row to the task of its range. Both passes run the same co
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from itertools import accumulate, groupby
@@ -403,19 +403,14 @@ def plan_ranges_by_time(leaving: DataFrame, low: int, high: int) -> list[SortRan
         f"CAST(least(greatest((_et - {opaque_literal(low, '_et')}) div"
         f" {opaque_literal(width, '_et')}, 0L), {_TIME_BUCKETS - 1}L) AS int)"
     )
-    counts = collect_to_driver(
-        leaving.selectExpr("_late", "_section", f"{bucket} AS _b")
-        .groupBy("_late", "_section", "_b")
-        .count()
-    ).to_pylist()
-    ordered = sorted(counts, key=lambda row: (not row["_late"], row["_section"], row["_b"]))
-    found = []
-    for (late, section), rows in groupby(ordered, key=lambda row: (row["_late"], row["_section"])):
-        for first, last, size in _join_neighbours((row["_b"], row["count"]) for row in rows):
-            begin = low + first * width if first else TICK_MIN
-            end = low + (last + 1) * width if last < _TIME_BUCKETS - 1 else TICK_MAX
-            found.append(SortRange(_within_range_sql(late, section, begin, end), size, late))
-    return found
+
+    def select_range(late: bool, section: int, first: int, last: int) -> str:
+        """The rows of these buckets."""
+        begin = low + first * width if first else TICK_MIN
+        end = low + (last + 1) * width if last < _TIME_BUCKETS - 1 else TICK_MAX
+        return _within_range_sql(late, section, begin, end)
+
+    return _plan_ranges(leaving, ["_late", "_section", bucket], select_range)
 
 
 def plan_ranges_by_arrival(leaving: DataFrame) -> list[SortRange]:
@@ -424,21 +419,34 @@ def plan_ranges_by_arrival(leaving: DataFrame) -> list[SortRange]:
     Late rows are one range, whatever their number, and so are the rows of one object: a range may
     have more than `RANGE_ROWS`.
     """
-    group = ["_late", "_so", "_partition", "_p"]
-    counts = collect_to_driver(leaving.groupBy(*group).count()).to_pylist()
-    late = sum(row["count"] for row in counts if row["_late"])
-    found = [SortRange("_late", late, late=True)] if late else []
-    ordered = sorted(
-        (row for row in counts if not row["_late"]),
-        key=lambda row: (row["_so"], row["_partition"], row["_p"]),
-    )
-    for (place, partition), rows in groupby(
-        ordered, key=lambda row: (row["_so"], row["_partition"])
-    ):
-        own = f"NOT _late AND _so = {place} AND _partition = {quote_text(partition)}"
-        for first, last, size in _join_neighbours((row["_p"], row["count"]) for row in rows):
-            found.append(SortRange(f"{own} AND _p >= {first} AND _p <= {last}", size))
-    return found
+
+    def select_range(late: bool, source: int, partition: str, first: int, last: int) -> str:
+        """All late rows, or the rows of these objects."""
+        own = f"_so = {source} AND _partition = {quote_text(partition)}"
+        return "_late" if late else f"NOT _late AND {own} AND _p >= {first} AND _p <= {last}"
+
+    places = ["IF(_late, 0, _so)", "IF(_late, '', _partition)", "IF(_late, 0, _p)"]
+    return _plan_ranges(leaving, ["_late", *places], select_range)
+
+
+def _plan_ranges(
+    leaving: DataFrame, order: Sequence[str], select_range: Callable[..., str]
+) -> list[SortRange]:
+    """Ranges of neighbours by the last column of an order; rows of one range agree in the others.
+
+    `select_range` gives the condition of a range, of what its rows agree in, and of the least and
+    greatest value of the last column. The first column is `_late`.
+    """
+    names = [f"_c{i}" for i in range(len(order))]
+    columns = [f"{sql} AS {name}" for name, sql in zip(names, order, strict=True)]
+    counts = collect_to_driver(leaving.selectExpr(*columns).groupBy(*names).count()).to_pylist()
+    # Late rows are first.
+    ordered = sorted((not late, late, *others) for late, *others in map(dict.values, counts))
+    return [
+        SortRange(select_range(*group, first, last), size, group[0])
+        for group, rows in groupby(ordered, key=lambda row: row[1:-2])
+        for first, last, size in _join_neighbours(row[-2:] for row in rows)
+    ]
 
 
 def _join_neighbours(counts: Iterable[tuple[int, int]]) -> Sequence[tuple[int, int, int]]:
