@@ -19,7 +19,7 @@ from tidegate.jobs.engine.column_types import to_arrow_type
 from tidegate.jobs.rules import row_conditions
 from tidegate.jobs.rules.aggregates import Aggregation, explain_spark_aggregate
 from tidegate.jobs.rules.duck_frame import DuckFrame, Frame
-from tidegate.jobs.rules.expressions import explain_spark_condition, explain_spark_value
+from tidegate.jobs.rules.native_support import explain_spark_condition, explain_spark_value
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.window_specs import AggregateFunction, WindowSpec
 from tidegate.time_units import TICK_MAX, TICK_MIN

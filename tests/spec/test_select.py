@@ -8,8 +8,11 @@ import pytest
 
 from tidegate.errors import ConfigurationError
 from tidegate.jobs.driver.spec_checks import find_mistakes
-from tidegate.jobs.rules.expressions import explain_spark_condition, explain_spark_value
-from tidegate.jobs.rules.native_support import explain_spark_rows
+from tidegate.jobs.rules.native_support import (
+    explain_spark_condition,
+    explain_spark_rows,
+    explain_spark_value,
+)
 from tidegate.jobs.spec.loader import parse_spec
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.row_rules import read_cast_type
