@@ -32,6 +32,16 @@ _TYPE_PATTERNS = {
     "date": str(build_text_pattern("date")),
     "timestamp": _TIMESTAMP_PATTERN,
 }
+_DECLARED_TYPES = {
+    "bool": "boolean",
+    **dict.fromkeys(("int8", "int16", "int32", "uint8", "uint16"), "int"),
+    **dict.fromkeys(("int64", "uint32"), "long"),
+    "float": "float",
+    "double": "double",
+    "date32[day]": "date",
+    **dict.fromkeys(("binary", "large_binary"), "binary"),
+}
+"""By the names of Arrow's types; all others are read as texts."""
 
 
 # 2001 and 2100 in seconds since 1970: no number is a plausible time in two units.
@@ -190,22 +200,13 @@ def _sample_typed_column(column: pa.ChunkedArray) -> ColumnSample:
 
 
 def _to_declared_type(arrow_type: Any) -> str:
-    types = pa.types
-    if types.is_dictionary(arrow_type):
+    if pa.types.is_dictionary(arrow_type):
         arrow_type = arrow_type.value_type
-    if types.is_decimal(arrow_type) and 0 <= arrow_type.scale <= arrow_type.precision <= 38:
+    if pa.types.is_timestamp(arrow_type):
+        return "timestamp"
+    if pa.types.is_decimal(arrow_type) and 0 <= arrow_type.scale <= arrow_type.precision <= 38:
         return f"decimal({arrow_type.precision},{arrow_type.scale})"
-    tests = {
-        "boolean": types.is_boolean(arrow_type),
-        "int": arrow_type in (pa.int8(), pa.int16(), pa.int32(), pa.uint8(), pa.uint16()),
-        "long": types.is_integer(arrow_type) and arrow_type != pa.uint64(),
-        "float": types.is_float32(arrow_type),
-        "double": types.is_float64(arrow_type),
-        "date": types.is_date32(arrow_type),
-        "timestamp": types.is_timestamp(arrow_type),
-        "binary": types.is_binary(arrow_type) or types.is_large_binary(arrow_type),
-    }
-    return next((name for name, fits in tests.items() if fits), "string")
+    return _DECLARED_TYPES.get(str(arrow_type), "string")
 
 
 def _sample_json(data: bytes) -> dict[str, ColumnSample]:
