@@ -149,10 +149,15 @@ class PublishedCut:
             missing.
     """
 
-    uid: str
-    timeline: int
-    upto: int
+    uid: str = ""
+    timeline: int = 0
+    upto: int = 0
     tables: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def position(self) -> FollowerPosition:
+        """The position of all tables."""
+        return FollowerPosition(self.timeline, self.upto)
 
 
 def read_published_cut(store: Store, pipeline: str) -> PublishedCut | None:

@@ -61,16 +61,16 @@ _DELETE_OLDER_SQL = (
 )
 _REFUSALS = ("authentication failed", "no password supplied", "does not exist", "no pg_hba.conf")
 _POSTGRES_TYPES = {
-    pa.string(): "text",
-    pa.large_string(): "text",
-    pa.bool_(): "boolean",
-    pa.int32(): "integer",
-    pa.int64(): "bigint",
-    pa.float32(): "real",
-    pa.float64(): "double precision",
-    pa.date32(): "date",
-    pa.binary(): "bytea",
-    pa.large_binary(): "bytea",
+    "string": "text",
+    "large_string": "text",
+    "bool": "boolean",
+    "int32": "integer",
+    "int64": "bigint",
+    "float": "real",
+    "double": "double precision",
+    "date32[day]": "date",
+    "binary": "bytea",
+    "large_binary": "bytea",
 }
 
 
@@ -366,7 +366,7 @@ def _to_postgres_type(kind: Any) -> str:
         return "timestamptz"
     if pa.types.is_decimal(kind):
         return f"numeric({kind.precision}, {kind.scale})"
-    return _POSTGRES_TYPES.get(kind, "jsonb")
+    return _POSTGRES_TYPES.get(str(kind), "jsonb")
 
 
 def _to_csv_values(rows: Any) -> Any:

@@ -181,10 +181,8 @@ def _read_follower_positions(spec: PipelineSpec, store: Store) -> list[FollowerP
     """Return the position of each follower; None for one that has not stored any."""
     current = read_published_cut(store, spec.name)
     sinks = [read_stored_position(store, spec.name, name) for name in spec.sinks]
-    return [
-        FollowerPosition(current.timeline, current.upto) if current else None,
-        *(found.position if found else None for found in sinks),
-    ]
+    positions = [found.position if found else None for found in sinks]
+    return [current.position if current else None, *positions]
 
 
 def select_current_revisions(table: Any, window: WindowSpec) -> Any:
@@ -266,7 +264,7 @@ def scan_table(spec: PipelineSpec, store: Store, name: str, selection: RowSelect
     """Return the selected rows of all revisions, in order; raises as `read_table` does."""
     if name not in spec.table_names:
         raise UNKNOWN_TABLE(pipeline=spec.name, table=name, tables=", ".join(spec.table_names))
-    current = read_published_cut(store, spec.name) or PublishedCut("", 0, 0)
+    current = read_published_cut(store, spec.name) or PublishedCut()
     if selection.at is not None and selection.at > current.upto:
         raise NOT_PUBLISHED(pipeline=spec.name, published=current.upto, slot=selection.at)
     # A table is created with its first row.

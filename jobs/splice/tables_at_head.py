@@ -26,7 +26,6 @@ from tidegate.jobs.engine.manifest_writer import SPLICE_KIND
 from tidegate.jobs.engine.parquet_objects import read_columns, read_parquet_object
 from tidegate.jobs.sinks.lineage_position import (
     CurrentLineage,
-    FollowerPosition,
     PublishedCut,
     read_published_cut,
 )
@@ -66,12 +65,11 @@ class TablesAtHead:
         self.head = self.log.head()
         self._scans: dict[str, TableScan] = {}
         self._epochs: dict[int, Manifest | None] = {}
-        self._cut = read_published_cut(self.log.store, self.spec.name) or PublishedCut("", 0, 0)
+        self._cut = read_published_cut(self.log.store, self.spec.name) or PublishedCut()
         # After a restore the tables may show a timeline that was left; only the slots that it
         # shares with the current lineage count.
         lineage = CurrentLineage(self.log, self.head)
-        position = FollowerPosition(self._cut.timeline, self._cut.upto)
-        self.published = lineage.last_shared_slot(position) if lineage.is_in_log(position) else 0
+        self.published = lineage.count_applied_slots(self._cut.position)
 
     def read_rows(
         self, table: str, columns: Sequence[str] | None = None, ranges: Ranges | None = None
