@@ -32,7 +32,7 @@ from .errors import (
 )
 from .files_webhook import AtLeastOnceSink
 from .lineage_position import CurrentLineage, FollowerPosition
-from .published_tables import to_json_lines
+from .published_tables import to_json_line
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -151,9 +151,9 @@ def build_row_messages(sink: SlotFollower, epoch: Manifest) -> Iterator[KafkaMes
         about = {"tidegate-epoch": str(epoch.id), "tidegate-table": table}
         headers = _build_headers(sink.uid, about)
         for rows in sink.read_epoch_rows(epoch, table):
-            for line in to_json_lines(rows).splitlines():
-                key = _build_message_key(json.loads(line))
-                yield KafkaMessage(resolve_topic(sink.given, table), key, line, headers)
+            for row in rows.to_pylist():
+                key, topic = _build_message_key(row), resolve_topic(sink.given, table)
+                yield KafkaMessage(topic, key, to_json_line(row), headers)
 
 
 def build_restore_messages(sink: SlotFollower, notice: dict[str, Any]) -> Iterator[KafkaMessage]:

@@ -23,7 +23,7 @@ import pyarrow.csv
 
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.slot_log import SlotLog
-from tidegate.errors import TidegateError
+from tidegate.errors import TidegateError, get_first_line
 from tidegate.jobs.spec.operations import PostgresSinkSpec
 
 from .base_follower import SlotFollower, expand_variables, import_client_library
@@ -338,7 +338,7 @@ class PostgresSink(SlotFollower):
 
     def _translate_database_error(self, error: psycopg.Error) -> TidegateError:
         psycopg = self._import_psycopg()
-        cause = str(error).strip().partition("\n")[0]
+        cause = get_first_line(error)
         # PostgreSQL reports refused logins without an error class, only in the text.
         refused = isinstance(error, psycopg.errors.InsufficientPrivilege) or any(
             refusal in cause for refusal in _REFUSALS

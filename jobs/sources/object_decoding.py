@@ -30,6 +30,7 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
+from tidegate.errors import get_first_line
 from tidegate.jobs.engine.column_types import replace_column
 from tidegate.jobs.spec.pipeline import SourceSpec
 from tidegate.jobs.spec.row_rules import EXACT_BITS, build_text_pattern
@@ -134,8 +135,8 @@ def _add_folder_columns(key: str, table: pa.Table, spec: SourceSpec) -> pa.Table
 
 
 def _describe_unreadable(spec: SourceSpec, error: Exception) -> BadObject:
-    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return BadObject("truncated", f"the object cannot be read as {spec.format}: {reason[:200]}")
+    reason = get_first_line(error)[:200]
+    return BadObject("truncated", f"the object cannot be read as {spec.format}: {reason}")
 
 
 def parse_folder_values(key: str) -> dict[str, str | None]:
