@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -19,8 +20,7 @@ from tidegate.errors import TidegateError
 from tidegate.json_types import JsonObject
 from tidegate.time_units import TICK_MAX, TICK_MIN
 
-from .pipeline_operator import PipelineOperator, dump_trigger
-from .store_access import StoreAccess
+from .pipeline_operator import PipelineOperator, PipelineTrigger
 
 _SEAL_POLL_SECONDS = 5.0
 _MAX_SLOTS_PER_LOOK = 200  # epochs read in one look; each costs a GET
@@ -46,28 +46,25 @@ def stream_asset(pipeline: str, kind: str, every: float, conn_id: str | None = N
     )
 
 
-class SealTrigger(BaseEventTrigger):
+@dataclass(kw_only=True, eq=False, repr=False)
+class SealTrigger(PipelineTrigger, BaseEventTrigger):
     """Yields events when new checkpoints bring something of its kind; never ends.
 
     It looks every 5 s; at its start and after an event it waits `every` seconds. The asset's state
     store keeps the last position once its events were taken, so a triggerer that is killed loses
-    no event; the next one may repeat the last. Airflow's database has this class path and these
-    arguments.
+    no event; the next one may repeat the last.
+
+    Attributes:
+        kind: of the events, as for `stream_asset`.
+        every: seconds.
     """
 
-    def __init__(
-        self, *, pipeline: str, kind: str, every: float, conn_id: str | None = None
-    ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # Airflow's
-        self.pipeline, self.kind, self.every, self.conn_id = pipeline, kind, every, conn_id
-
-    def serialize(self) -> tuple[str, JsonObject]:
-        """Return the class path and the arguments that Airflow's database keeps."""
-        return dump_trigger(self, "pipeline", "kind", "every", "conn_id")
+    kind: str
+    every: float
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Yield events as long as the triggerer runs this."""
-        log = await asyncio.to_thread(self._open_log)
+        log = SlotLog(await asyncio.to_thread(self.open_store), self.pipeline)
         before = await asyncio.to_thread(self._load_last_position)
         saved = before
         # Sleep first: a stream that has just begun has nothing to check yet.
@@ -115,9 +112,6 @@ class SealTrigger(BaseEventTrigger):
     def _make_event(self, manifest: Manifest, **facts: Any) -> JsonObject:
         checkpoint = str(manifest.id)
         return {"pipeline": self.pipeline, "checkpoint": checkpoint, "kind": self.kind, **facts}
-
-    def _open_log(self) -> SlotLog:
-        return SlotLog(StoreAccess.resolve(self.conn_id).open_shared(), self.pipeline)
 
     def _load_last_position(self) -> JsonObject | None:
         store = self.asset_state_store

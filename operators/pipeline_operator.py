@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import DagRunTriggerException
+from airflow.triggers.base import BaseTrigger
 
 from tidegate.checkpoints.slot_log import SlotLog
+from tidegate.checkpoints.store import Store
 from tidegate.json_types import JsonObject
 
 from .child_processes import kill_children
@@ -61,13 +64,32 @@ def get_requester(context: Any) -> str:
     return str(getattr(context.get("dag_run"), "triggering_user_name", None) or "airflow")
 
 
-def dump_trigger(trigger: Any, *names: str) -> tuple[str, JsonObject]:
-    """Return class path and arguments of a trigger, as Airflow's database keeps them.
+@dataclass(kw_only=True, eq=False, repr=False)
+class PipelineTrigger(BaseTrigger):
+    """A trigger about one pipeline.
 
-    The arguments are attributes of these names.
+    Airflow's database has the class path and the fields of each subclass, so neither may change.
+
+    Attributes:
+        pipeline: its name.
+        conn_id: Airflow connection of the store; None for the environment.
     """
-    kind = type(trigger)
-    return f"{kind.__module__}.{kind.__name__}", {name: getattr(trigger, name) for name in names}
+
+    pipeline: str
+    conn_id: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # Airflow's
+
+    def serialize(self) -> tuple[str, JsonObject]:
+        """Return the class path and the arguments that Airflow's database keeps."""
+        kind = type(self)
+        arguments = {field.name: getattr(self, field.name) for field in fields(self)}
+        return f"{kind.__module__}.{kind.__name__}", arguments
+
+    def open_store(self) -> Store:
+        """Open the store, by the client that all triggers of this process share."""
+        return StoreAccess.resolve(self.conn_id).open_shared()
 
 
 def start_dag_run(

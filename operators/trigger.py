@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import asdict, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from airflow.sdk.bases.xcom import BaseXCom
 from airflow.sdk.observability import stats
-from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
+from airflow.triggers.base import TaskSuccessEvent, TriggerEvent
 
 from tidegate.checkpoints.driver_requests import DesiredState, read_desired_state, set_desired_state
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
@@ -33,8 +33,7 @@ from .driver_shutdown import (
     stop_driver,
 )
 from .liveness import LivenessLimits, LivenessSample, Observation, StreamObserver
-from .pipeline_operator import dump_trigger
-from .store_access import StoreAccess
+from .pipeline_operator import PipelineTrigger
 
 
 def record_look(pipeline: str, seen: LivenessSample | None) -> None:
@@ -84,46 +83,32 @@ _STANDBY_PAUSE = 30.0
 _ON_KILL_TIMEOUTS = StopTimeouts(request=10.0, terminate=5.0, kill=3.0)
 
 
-class StreamTrigger(BaseTrigger):
+@dataclass(kw_only=True, eq=False, repr=False)
+class StreamTrigger(PipelineTrigger):
     """Fires once: the stream is no longer live, its run is old enough, or its standby is missing.
 
-    The payload is an `Observation`. Airflow's database has this class path and these arguments, so
-    neither may change.
+    The payload is an `Observation`.
 
-    Args:
-        pipeline: name of the pipeline.
-        conn_id: Airflow connection of the store; None for the environment.
+    Attributes:
         floor: token of the driver to watch, or the least it can get.
         launched: `LaunchedDriver.as_dict` of the process that the task launched, if it did.
-        rules: `LivenessLimits` as a dict; None for its defaults.
+        rules: `LivenessLimits` as a dict; empty for its defaults.
         poll: seconds between looks.
         due: ticks from which on a live stream is reported as well; None for never.
         standby: `LaunchedDriver.as_dict` of the drivers that wait for their turn, as far as they
             are known; None if there should be none.
     """
 
-    def __init__(
-        self,
-        *,
-        pipeline: str,
-        floor: int,
-        conn_id: str | None = None,
-        launched: JsonObject | None = None,
-        rules: dict[str, float] | None = None,
-        poll: float = 2.0,
-        due: int | None = None,
-        standby: list[JsonObject] | None = None,
-    ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # Airflow's
-        self.pipeline, self.floor, self.conn_id, self.launched = pipeline, floor, conn_id, launched
-        self.rules, self.poll, self.due = rules or asdict(LivenessLimits()), poll, due
-        self.standby, self._begun = standby, SYSTEM_CLOCK.monotonic()
-        self._seen_token = floor
+    floor: int
+    launched: JsonObject | None = None
+    rules: dict[str, float] = field(default_factory=dict)
+    poll: float = 2.0
+    due: int | None = None
+    standby: list[JsonObject] | None = None
 
-    def serialize(self) -> tuple[str, JsonObject]:
-        """Return the class path and the arguments that Airflow's database keeps."""
-        names = ("pipeline", "floor", "conn_id", "launched", "rules", "poll", "due", "standby")
-        return dump_trigger(self, *names)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._begun, self._seen_token = SYSTEM_CLOCK.monotonic(), self.floor
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Look until something needs the task, then yield that one event.
@@ -131,7 +116,7 @@ class StreamTrigger(BaseTrigger):
         While a restore is under way, the end of a driver is not reported.
         """
         # Every call that may block runs in a thread: a triggerer has one loop for all triggers.
-        store = await asyncio.to_thread(self._open_store)
+        store = await asyncio.to_thread(self.open_store)
         observer = StreamObserver(
             store,
             self.pipeline,
@@ -183,9 +168,6 @@ class StreamTrigger(BaseTrigger):
             self._stop_watched_driver, f"the task was set to {state} in Airflow", str(task.id)
         )
 
-    def _open_store(self) -> Store:
-        return StoreAccess.resolve(self.conn_id).open_shared()
-
     def _observe_change(self, store: Store, observer: StreamObserver) -> Observation | None:
         """An observation that needs action, or None."""
         observation = observer.observe()
@@ -217,7 +199,7 @@ class StreamTrigger(BaseTrigger):
         return not self.standby or token > self.floor or not all(d.is_alive() for d in known)
 
     def _stop_watched_driver(self, why: str, asker: str) -> None:
-        store = self._open_store()
+        store = self.open_store()
         lease = read_lease(store, self.pipeline)
         if lease is not None and lease.token > self._seen_token:
             self.log.info(
@@ -231,44 +213,28 @@ class StreamTrigger(BaseTrigger):
         self.log.info(stop_driver(store, self.pipeline, order, say=self.log.info))
 
 
-class EpochTrigger(BaseTrigger):
+@dataclass(kw_only=True, eq=False, repr=False)
+class EpochTrigger(PipelineTrigger):
     """Ends the task of a restore as soon as the first epoch of its timeline is sealed.
 
     The task's result is `result` with the seconds that this took. An event, which wakes the task,
     comes only if no driver has begun (``driverless``) or no epoch was sealed in time (``seconds``).
-    Airflow's database has this class path and these arguments, so neither may change.
 
-    Args:
-        pipeline: name of the pipeline.
+    Attributes:
         timeline: of the restore. A later one counts too: then another restore has followed.
         result: of the task, without the seconds.
         patience: seconds to wait; a triggerer that is restarted begins again.
-        conn_id: Airflow connection of the store; None for the environment.
         begins_within: seconds in which a driver has to take the lease; None: do not look.
     """
 
-    def __init__(
-        self,
-        *,
-        pipeline: str,
-        timeline: int,
-        result: JsonObject,
-        patience: float,
-        conn_id: str | None = None,
-        begins_within: float | None = None,
-    ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # Airflow's
-        self.pipeline, self.timeline, self.result = pipeline, timeline, result
-        self.patience, self.conn_id, self.begins_within = patience, conn_id, begins_within
-
-    def serialize(self) -> tuple[str, JsonObject]:
-        """Return the class path and the arguments that Airflow's database keeps."""
-        names = ("pipeline", "timeline", "result", "patience", "conn_id", "begins_within")
-        return dump_trigger(self, *names)
+    timeline: int
+    result: JsonObject
+    patience: float
+    begins_within: float | None = None
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Look every second, then yield one event."""
-        store = await asyncio.to_thread(StoreAccess.resolve(self.conn_id).open_shared)
+        store = await asyncio.to_thread(self.open_store)
         begun = SYSTEM_CLOCK.monotonic()
         await asyncio.sleep(_SETTLE_SECONDS)
         while not await asyncio.to_thread(self._has_epoch, SlotLog(store, self.pipeline)):

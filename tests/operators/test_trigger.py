@@ -286,7 +286,7 @@ def test_a_position_is_saved_once_its_event_was_taken(empty_log: SlotLog) -> Non
         return before
 
     with (
-        patch.object(SealTrigger, "_open_log", lambda _: empty_log),
+        patch.object(SealTrigger, "open_store", lambda _: empty_log.store),
         patch.object(SealTrigger, "_load_last_position", lambda _: None),
         patch.object(
             SealTrigger, "_save_last_position", lambda _, position: saved.append(position)
