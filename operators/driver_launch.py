@@ -26,7 +26,7 @@ from tidegate.jobs.spec.job_spec import JobSpec
 from tidegate.jobs.spec.loader import load_any_spec
 from tidegate.jobs.spec.operations import SubmitSpec
 from tidegate.jobs.spec.pipeline import PipelineSpec
-from tidegate.json_types import JsonObject, JsonView
+from tidegate.json_types import JsonObject
 
 from .store_access import StoreAccess, build_child_environment, get_tidegate_home
 
@@ -151,9 +151,9 @@ def choose_driver_module(spec: PipelineSpec | JobSpec | None) -> str:
     return f"tidegate.jobs.{'sealed_queries' if isinstance(spec, JobSpec) else 'driver'}"
 
 
-def make_launcher(submit: JsonView | None) -> LocalLauncher:
+def make_launcher(submit: SubmitSpec | None) -> LocalLauncher:
     """Return the launcher of a spec: spark-submit with `supervision.submit`, else a local one."""
-    return LocalLauncher() if submit is None else SubmitLauncher(SubmitSpec.model_validate(submit))
+    return LocalLauncher() if submit is None else SubmitLauncher(submit)
 
 
 def make_driver_folder(pipeline: str, folder: Path | None = None) -> Path:

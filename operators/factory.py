@@ -50,7 +50,6 @@ from .errors import SPEC_INVALID, SPEC_NAME_TAKEN
 from .pipeline_operator import PipelineOperator
 from .recover_and_pin import (
     AbortBarrierOperator,
-    ApprovalTerms,
     PinOperator,
     RecoverOperator,
     ReportRestoreOperator,
@@ -159,13 +158,6 @@ class _PipelineDags:
     def __init__(self, spec: PipelineSpec | JobSpec, path: str, conn_id: str | None) -> None:
         self._spec, self._conn_id = spec, conn_id
         self._about: JsonObject = {"pipeline": spec.name, "spec": path, "conn_id": conn_id}
-        submit = spec.supervision.submit
-        self._submit = None if submit is None else submit.model_dump()
-        self._approval: ApprovalTerms | None = None
-        if spec.supervision.approval:
-            timeout = spec.supervision.approval_timeout
-            valid_for = None if timeout is None else timeout / 1e6
-            self._approval = ApprovalTerms(spec.supervision.approvers, valid_for)
 
     def build(self, quality_every: float) -> Iterator[DAG]:
         """All DAGs that the spec asks for."""
@@ -228,36 +220,23 @@ class _PipelineDags:
         )
 
     def _build_stream_dag(self) -> DAG:
-        supervision = self._spec.supervision
         # The page reads DAGs from Airflow's database, which has no arguments of operators but tags.
         tags = [] if self._conn_id is None else [f"{STORE_TAG_PREFIX}{self._conn_id}"]
-        if self._approval is not None:
+        if self._spec.supervision.approval:
             tags.append(APPROVAL_TAG)
-        rotate_after = supervision.rotate_after
-        arguments = {
-            "recover_to": supervision.recover_to,
-            "stall_after": supervision.stall_after / 1e6,
-            "start_timeout": supervision.start_timeout / 1e6,
-            "submit": self._submit,
-            "standby": supervision.standby,
-            "rotate_after": None if rotate_after is None else rotate_after / 1e6,
-            "retries": supervision.retries,
-            "retry_delay": timedelta(microseconds=supervision.retry_delay),
-        }
+        arguments = {"supervision": self._spec.supervision}
         return self._build_task_dag("stream", StreamOperator, arguments, tags=tags)
 
     def _build_recover_dag(self) -> DAG:
         with self._make_dag("recover") as dag:
-            approve = None if self._approval is None else self._ask_before(self._approval)
-            recover = RecoverOperator(
-                task_id="recover", approval=self._approval, submit=self._submit, **self._about
-            )
-            if approve is not None:
-                approve >> recover
+            supervision = self._spec.supervision
+            recover = RecoverOperator(task_id="recover", supervision=supervision, **self._about)
+            if supervision.approval:
+                self._ask_before(recover)
         return dag
 
-    def _ask_before(self, terms: ApprovalTerms) -> BaseOperator:
-        """Add the tasks that ask for the approval of a restore, and return the last."""
+    def _ask_before(self, recover: RecoverOperator) -> None:
+        """Add the tasks that ask for the approval of a restore."""
         # Imported only for specs that ask for it: the human-in-the-loop costs every parse a tenth
         # of a second.
         from .splice_operators import ApproveRestoreOperator
@@ -266,14 +245,11 @@ class _PipelineDags:
         approve = ApproveRestoreOperator(
             task_id="approve",
             pipeline=self._spec.name,
-            approvers=terms.approvers,
+            approvers=self._spec.supervision.approvers,
             conn_id=self._conn_id,
-            response_timeout=terms.valid_for and timedelta(seconds=terms.valid_for),
-            retries=2,
-            retry_delay=timedelta(seconds=2),
+            patience=self._spec.supervision.approval_timeout,
         )
-        report >> approve
-        return approve
+        report >> approve >> recover
 
     def _build_splice_dag(self, splice: SpliceSpec) -> DAG:
         # Imported here as in `_ask_before`.

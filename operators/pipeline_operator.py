@@ -12,6 +12,7 @@ from airflow.triggers.base import BaseTrigger
 
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
+from tidegate.jobs.spec.operations import SupervisionSpec
 from tidegate.json_types import JsonObject
 
 from .child_processes import kill_children
@@ -31,18 +32,26 @@ class PipelineOperator(BaseOperator):
         pipeline: name of the pipeline.
         spec: path of its YAML file, as the workers see it; not every task needs it.
         conn_id: Airflow connection of the store; None for the environment (`TIDEGATE_STORE`).
+        supervision: options of the spec; None for the defaults. Not every task needs it.
     """
 
     default_templates: ClassVar[Mapping[str, str]] = {}
 
     def __init__(
-        self, *, pipeline: str, spec: str = "", conn_id: str | None = None, **kwargs: Any
+        self,
+        *,
+        pipeline: str,
+        spec: str = "",
+        conn_id: str | None = None,
+        supervision: SupervisionSpec | None = None,
+        **kwargs: Any,
     ) -> None:
         templates = {name: f"{{{{ params.{name} }}}}" for name in self.template_fields}
         templates |= self.default_templates
         options = {name: kwargs.pop(name, default) for name, default in templates.items()}
         super().__init__(**kwargs)
         self.pipeline, self.spec, self.conn_id = pipeline, spec, conn_id
+        self.supervision = supervision or SupervisionSpec()
         for name, option in options.items():
             setattr(self, name, option)
 

@@ -51,6 +51,7 @@ from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
 from tidegate.checkpoints.verify import CheckpointVerdict, verify_checkpoint
 from tidegate.errors import FailureClass, TidegateError
+from tidegate.jobs.spec.operations import SupervisionSpec
 from tidegate.json_types import JsonObject, JsonView
 
 from .child_processes import rebuild_error
@@ -76,6 +77,7 @@ from .trigger import EpochTrigger
 MAX_APPROVAL_DRIFT: Final = 500
 
 _DRIVER_BEGINS_WITHIN = 10.0  # seconds; a run that watches launches one within a few
+_FIRST_EPOCH_WITHIN = 300.0  # seconds to wait for the first epoch after the restore
 _EPOCH_POLL_SECONDS = 1.0
 _ABORT_TIMEOUT = 60.0  # seconds to wait for the driver's answer
 _ANSWERS = (RestoreEvent.APPROVED, RestoreEvent.REJECTED)
@@ -88,19 +90,6 @@ class _RestoreRun:
     request: str
     who: str
     why: str
-
-
-@dataclass(frozen=True)
-class ApprovalTerms:
-    """Which approvals of a restore count.
-
-    Attributes:
-        approvers: names or ids of the people who may approve; empty: everyone but the asker.
-        valid_for: seconds by the wall clock after which an approval expires; None: never.
-    """
-
-    approvers: tuple[str, ...] = ()
-    valid_for: float | None = None
 
 
 class ReportRestoreOperator(PipelineOperator):
@@ -160,24 +149,7 @@ class ReportRestoreOperator(PipelineOperator):
 
 
 class RecoverOperator(ReportRestoreOperator):
-    """Restores a pipeline to a checkpoint and waits until it runs again.
-
-    Args:
-        approval: which approvals count; None to restore at once.
-        submit: as for `StreamOperator`.
-        first_epoch_timeout: seconds to wait for the first epoch after the restore.
-    """
-
-    def __init__(
-        self,
-        *,
-        approval: ApprovalTerms | None = None,
-        submit: JsonView | None = None,
-        first_epoch_timeout: float = 300.0,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
-        self.first_epoch_timeout, self.approval, self.submit = first_epoch_timeout, approval, submit
+    """Restores a pipeline to a checkpoint and waits until it runs again."""
 
     def execute(self, context: Any) -> JsonObject:
         """Run the steps; timeline, fork and seconds are the task's result, of a dry run the plan.
@@ -242,8 +214,8 @@ class RecoverOperator(ReportRestoreOperator):
         """Steps 1 to 4; returns the plan of a dry run."""
         who = get_requester(context)
         why, checkpoint = self.reason or f"run {request}", self.checkpoint
-        if self.approval is not None:
-            checkpoint, approver = self._check_approval(log, self.approval, request, who)
+        if self.supervision.approval:
+            checkpoint, approver = self._check_approval(log, request, who)
             why = f"{why} (approved by {approver})"
         target = choose_checkpoint(log, checkpoint)
         self.log.info("%s verified: everything it needs is there and whole", target)
@@ -271,9 +243,7 @@ class RecoverOperator(ReportRestoreOperator):
         self._record(log, request, RestoreEvent.RESTORED, who, why)
         return None
 
-    def _check_approval(
-        self, log: SlotLog, terms: ApprovalTerms, run: str, who: str
-    ) -> tuple[str, str]:
+    def _check_approval(self, log: SlotLog, run: str, who: str) -> tuple[str, str]:
         """The approved checkpoint and the approver, if the approval holds for the present head."""
         audit = read_restore_audit(log.store, self.pipeline, run) or RestoreAudit(request=run)
         answers = [s for s in audit.steps if s.what in _ANSWERS]
@@ -281,7 +251,7 @@ class RecoverOperator(ReportRestoreOperator):
         # a rejection either.
         others = [s for s in answers if who not in (s.who, s.detail)]
         answer = next(reversed(others or answers), None)
-        refusal = _find_refusal_reason(log, audit.bound, who, answer, terms)
+        refusal = _find_refusal_reason(log, audit.bound, who, answer, self.supervision)
         if refusal is not None or answer is None:
             refusal = refusal or "no one has answered"
             self._record(log, run, RestoreEvent.REFUSED, "tidegate", refusal)
@@ -340,7 +310,7 @@ class RecoverOperator(ReportRestoreOperator):
         stream_dag = f"{self.pipeline}.stream"
         if context["ti"].get_dr_count(dag_id=stream_dag, states=ACTIVE_RUN_STATES) > 0:
             return False
-        launcher, access = make_launcher(self.submit), self.resolve_access()
+        launcher, access = make_launcher(self.supervision.submit), self.resolve_access()
         # `latest` is the restored checkpoint: the fork record is the head of the log.
         launched = launcher.launch(self.pipeline, self.spec, access, "latest")
         self.log.info(
@@ -358,7 +328,7 @@ class RecoverOperator(ReportRestoreOperator):
             pipeline=self.pipeline,
             timeline=result["timeline"],
             result=dict(result),
-            patience=self.first_epoch_timeout,
+            patience=_FIRST_EPOCH_WITHIN,
             conn_id=self.conn_id,
             begins_within=_DRIVER_BEGINS_WITHIN if relooks else None,
         )
@@ -433,7 +403,7 @@ def _find_refusal_reason(
     bound: tuple[int, int] | None,
     who: str,
     answer: RestoreAuditEntry | None,
-    terms: ApprovalTerms,
+    supervision: SupervisionSpec,
 ) -> str | None:
     """Why an answer is not a valid approval; None if it is.
 
@@ -447,11 +417,12 @@ def _find_refusal_reason(
         return f"{answer.who} has rejected it"
     if who in names:
         return f"{answer.who} has asked for it and may not approve it as well"
-    if terms.approvers and not names.intersection(terms.approvers):
+    if supervision.approvers and not names.intersection(supervision.approvers):
         return f"{answer.who} is not one of the approvers"
-    age = (SYSTEM_CLOCK.wall_ticks() - answer.at) / 1e6
-    if terms.valid_for is not None and age > terms.valid_for:
-        return f"the approval by {answer.who} is older than {timedelta(seconds=terms.valid_for)}"
+    valid_for = supervision.approval_timeout
+    if valid_for is not None and SYSTEM_CLOCK.wall_ticks() - answer.at > valid_for:
+        longest = timedelta(microseconds=valid_for)
+        return f"the approval by {answer.who} is older than {longest}"
     head = log.head()
     if head.timeline != bound[0]:
         return "the stream was restored to something else after the report"

@@ -79,6 +79,7 @@ class AskOperator(ApprovalOperator):
     Args:
         pipeline: its name.
         approvers: ids of the users that Airflow lets answer; empty for everyone.
+        patience: ticks after which the question expires; None: never.
         conn_id: Airflow connection of the store; None for the environment.
     """
 
@@ -87,12 +88,17 @@ class AskOperator(ApprovalOperator):
         *,
         pipeline: str,
         approvers: tuple[str, ...] = (),
+        patience: int | None = None,
         conn_id: str | None = None,
         **kwargs: Any,
     ) -> None:
         self.pipeline, self.conn_id = pipeline, conn_id
         super().__init__(
-            assigned_users=[{"id": user, "name": user} for user in approvers] or None, **kwargs
+            assigned_users=[{"id": user, "name": user} for user in approvers] or None,
+            response_timeout=None if patience is None else timedelta(microseconds=patience),
+            retries=2,
+            retry_delay=timedelta(seconds=2),
+            **kwargs,
         )
 
     def execute(self, context: Any) -> Any:
@@ -435,9 +441,7 @@ def add_splice_tasks(splice: SpliceSpec, about: JsonView) -> None:
     approve = ApproveSpliceOperator(
         task_id=APPROVE,
         approvers=splice.approvers,
-        response_timeout=timedelta(microseconds=splice.patience),
-        retries=2,
-        retry_delay=timedelta(seconds=2),
+        patience=splice.patience,
         **about,
     )
     merge = MergeSpliceOperator(

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from signal import SIGKILL
-from typing import Any, ClassVar
+from typing import Any
 
 from airflow.sdk.execution_time.context import NEVER_EXPIRE
 
@@ -42,6 +42,7 @@ from tidegate.checkpoints.shared_documents import read_document
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
 from tidegate.errors import TransientError
+from tidegate.jobs.spec.operations import SupervisionSpec
 from tidegate.json_types import JsonObject, JsonView
 
 from .child_processes import build_retry_policy, rebuild_error
@@ -116,37 +117,19 @@ class StreamOperator(PipelineOperator):
     A driver that is lost is launched again. The task also ends when the stream is meant to be
     stopped, and when the next run takes over (`rotate_after`).
 
-    Args:
-        recover_to: `latest`, `latest_healthy` or a checkpoint id.
-        stall_after: seconds without a finished step that count as stalled.
-        start_timeout: seconds from launch to the lease.
-        rotate_after: seconds after which the next run takes over the driver; None for one endless
-            run.
-        submit: fields of `SubmitSpec`, to launch by spark-submit; None for a process on the
-            worker's host.
-        standby: keep a second driver, which takes over when the first is lost.
     """
 
     ui_color = "#d7ecf2"
-    template_fields = ("recover_to",)
-    default_templates: ClassVar = {"recover_to": "latest"}
-    recover_to: str
 
-    def __init__(
-        self,
-        *,
-        stall_after: float = 120.0,
-        start_timeout: float = 180.0,
-        rotate_after: float | None = None,
-        submit: JsonView | None = None,
-        standby: bool = False,
-        **kwargs: Any,
-    ) -> None:
-        kwargs.setdefault("retry_delay", timedelta(seconds=5))
-        kwargs.setdefault("retry_policy", build_retry_policy(kwargs["retry_delay"]))
-        super().__init__(**kwargs)
-        self.stall_after, self.start_timeout = stall_after, start_timeout
-        self.rotate_after, self.submit, self.standby = rotate_after, submit, standby
+    def __init__(self, *, supervision: SupervisionSpec, **kwargs: Any) -> None:
+        delay = timedelta(microseconds=supervision.retry_delay)
+        super().__init__(
+            supervision=supervision,
+            retries=supervision.retries,
+            retry_delay=delay,
+            retry_policy=build_retry_policy(delay),
+            **kwargs,
+        )
 
     def execute(self, context: Any) -> JsonObject:
         """Set the desired state to run, adopt or launch a driver, then defer.
@@ -168,11 +151,8 @@ class StreamOperator(PipelineOperator):
             set_desired_state(store, self.pipeline, DesiredState.RUN, who=who, why=why)
         # Retries find this, so that a stop between two tries is not undone by the second.
         task_state.set(_RUN_DECLARED_KEY, most_tries, retention=NEVER_EXPIRE)
-        due = (
-            None
-            if self.rotate_after is None
-            else SYSTEM_CLOCK.wall_ticks() + round(self.rotate_after * 1e6)
-        )
+        period = self.supervision.rotate_after
+        due = None if period is None else SYSTEM_CLOCK.wall_ticks() + period
         budget = RelaunchBudget(_read_newest_checkpoint(store, self.pipeline))
         return self._adopt_or_launch(store, budget, RunMemory(due=due))
 
@@ -267,7 +247,8 @@ class StreamOperator(PipelineOperator):
         lease = read_lease(store, self.pipeline)
         holder = None if lease is None or lease.is_free else lease.holder
         folder = make_driver_folder(self.pipeline)
-        standby = find_standby(folder, holder, ended) if self.standby else None
+        wanted = self.supervision.standby
+        standby = find_standby(folder, holder, ended) if wanted else None
         if lease is not None and holder is not None:
             self.log.info(
                 "adopting the driver with pid %s on %s, token %s",
@@ -276,11 +257,11 @@ class StreamOperator(PipelineOperator):
                 lease.token,
             )
             record_adoption(self.pipeline)
-            waiting = [standby or self._launch(budget)] if self.standby else None
+            waiting = [standby or self._launch(budget)] if wanted else None
             return self._defer_to_trigger(None, lease.token, budget, memory, waiting)
         if read_desired_state(store, self.pipeline).state is DesiredState.RECOVERING:
             self.log.info("a recovery is under way: waiting for its end")
-            waiting = [] if self.standby else None
+            waiting = [] if wanted else None
             token = lease.token if lease else 0
             return self._defer_to_trigger(None, token, budget, memory, waiting)
         if lease is None:
@@ -288,16 +269,21 @@ class StreamOperator(PipelineOperator):
             store.delete(BucketLayout(self.pipeline).status_key)
         # A standby takes the free lease by itself, and then needs a standby of its own.
         launched = standby or self._launch(budget)
-        waiting = [self._launch(budget)] if self.standby else None
+        waiting = [self._launch(budget)] if wanted else None
         # The launched driver's token will be higher than that of the lease as it is now.
         floor = lease.token + 1 if lease else 1
         return self._defer_to_trigger(launched, floor, budget, memory, waiting)
 
     def _launch(self, budget: RelaunchBudget) -> LaunchedDriver:
         start = budget.checkpoint or "the beginning"
-        self.log.info("launching a driver from %s (recover_to: %s)", start, self.recover_to)
-        launched = make_launcher(self.submit).launch(
-            self.pipeline, self.spec, self.resolve_access(), self.recover_to, standby=self.standby
+        options = self.supervision
+        self.log.info("launching a driver from %s (recover_to: %s)", start, options.recover_to)
+        launched = make_launcher(options.submit).launch(
+            self.pipeline,
+            self.spec,
+            self.resolve_access(),
+            options.recover_to,
+            standby=options.standby,
         )
         self.log.info("launched attempt %s, log %s", launched.attempt, launched.log)
         record_launch(self.pipeline, replaces=budget.relaunches > 0)
@@ -312,7 +298,8 @@ class StreamOperator(PipelineOperator):
         standby: list[LaunchedDriver] | None,
     ) -> JsonObject:
         process = launched.as_dict() if launched else None
-        limits = LivenessLimits(start_timeout=self.start_timeout, stall_after=self.stall_after)
+        options = self.supervision
+        limits = LivenessLimits(options.start_timeout / 1e6, options.stall_after / 1e6)
         if standby is not None:
             limits = replace(limits, lease_margin=_TAKE_OVER_SECONDS)
         trigger = StreamTrigger(

@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
 
+from tidegate.jobs.spec.operations import SupervisionSpec
 from tidegate.operators.recover_and_pin import (
-    ApprovalTerms,
     RecoverOperator,
     ReportRestoreOperator,
 )
@@ -66,6 +66,6 @@ class Asking:
             checkpoint="latest",  # the approved one counts, whatever the form says by now
             reason="a test",
             dry_run_only="False",
-            approval=ApprovalTerms(**terms),
+            supervision=SupervisionSpec(approval=True, **terms),
         )
         return made.execute(self.context())

@@ -11,6 +11,7 @@ from airflow.sdk.exceptions import TaskDeferred
 from airflow.sdk.execution_time.context import NEVER_EXPIRE
 
 from tidegate.checkpoints.pipeline_identity import ProcessIdentity
+from tidegate.jobs.spec.operations import SupervisionSpec
 from tidegate.operators.driver_launch import LaunchedDriver
 from tidegate.operators.stream_operator import (
     RelaunchBudget,
@@ -36,7 +37,8 @@ class NotingLauncher:
 
 def make_operator() -> StreamOperator:
     """The task that supervises pipeline `p`."""
-    return StreamOperator(task_id="stream", pipeline="p", spec="p.yaml", retries=2)
+    options = SupervisionSpec(retries=2, rotate_after=None)
+    return StreamOperator(task_id="stream", pipeline="p", spec="p.yaml", supervision=options)
 
 
 class Memory(dict[str, Any]):

@@ -6,7 +6,6 @@ Who asks is not who decides, and the answer fits what it was about.
 from __future__ import annotations
 
 import re
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ from tidegate.operators import recover_and_pin
 from tidegate.operators.factory import build_dags
 from tidegate.operators.recover_and_pin import (
     MAX_APPROVAL_DRIFT,
-    ApprovalTerms,
     RecoverOperator,
 )
 from tidegate.operators.splice_operators import ApproveRestoreOperator
@@ -150,7 +148,7 @@ def test_an_approval_expires_by_wall_clock(log: SlotLog, monkeypatch: pytest.Mon
     later = ManualClock(wall_ticks=SYSTEM_CLOCK.wall_ticks() + 3_601_000_000)
     monkeypatch.setattr(recover_and_pin, "SYSTEM_CLOCK", later)
     with pytest.raises(ConfigurationError, match="approval by olga is older than 1:00:00"):
-        asking.recover(valid_for=3600.0)
+        asking.recover(approval_timeout=3_600_000_000)
 
 
 def test_a_question_says_when_it_expires(
@@ -242,9 +240,7 @@ def test_an_unanswered_question_is_in_the_trail(log: SlotLog) -> None:
     """The page shows an expired request like a refused one."""
     asking = Asking()
     asking.report(checkpoint_id(log, 3))
-    operator = ApproveRestoreOperator(
-        task_id="approve", pipeline="p", response_timeout=timedelta(hours=1)
-    )
+    operator = ApproveRestoreOperator(task_id="approve", pipeline="p", patience=3_600_000_000)
     event = {"error": "no response", "error_type": "timeout"}
     with pytest.raises(HITLTimeoutError):
         operator.execute_complete(asking.context(), event)
@@ -275,12 +271,14 @@ def test_the_spec_switches_approval_on(tmp_path: Path) -> None:
     """Three tasks instead of one; only the named people may answer, and not forever."""
     (tmp_path / "p.yaml").write_text(SPEC)
     dag = build_dags(tmp_path)["p.recover"]
-    assert dag.task_ids == ["report", "approve", "recover"]
+    assert [task.task_id for task in dag.topological_sort()] == ["report", "approve", "recover"]
     approve, last = dag.get_task("approve"), dag.get_task("recover")
     assert isinstance(approve, ApproveRestoreOperator)
     assert approve.assigned_users == [{"id": "olga", "name": "olga"}]
     assert approve.response_timeout is not None
     assert approve.response_timeout.total_seconds() == 3600
     assert isinstance(last, RecoverOperator)
-    assert last.approval == ApprovalTerms(("olga",), 3600.0)
+    assert last.supervision.approval
+    assert last.supervision.approvers == ("olga",)
+    assert last.supervision.approval_timeout == 3_600_000_000
     assert "approval" in build_dags(tmp_path)["p.stream"].tags

@@ -36,6 +36,7 @@ from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.pipeline_identity import ProcessIdentity, ensure_identity
 from tidegate.checkpoints.store import Store
 from tidegate.errors import ConfigurationError, PoisonError
+from tidegate.jobs.spec.operations import SupervisionSpec
 from tidegate.operators import stream_operator
 from tidegate.operators.driver_launch import LaunchedDriver
 from tidegate.operators.errors import DriverLostError
@@ -280,7 +281,10 @@ def test_an_old_run_hands_its_driver_over(store: Store) -> None:
     """
     with DAG("p.stream"):
         operator = StreamOperator(
-            task_id="stream", pipeline="p", spec="p.yaml", rotate_after=3600.0
+            task_id="stream",
+            pipeline="p",
+            spec="p.yaml",
+            supervision=SupervisionSpec(rotate_after=3_600_000_000),
         )
     with pytest.raises(TaskDeferred) as deferred:
         operator.execute(make_context())
@@ -299,7 +303,8 @@ def test_an_old_run_hands_its_driver_over(store: Store) -> None:
 
 
 def _pair() -> StreamOperator:
-    return StreamOperator(task_id="stream", pipeline="p", spec="p.yaml", retries=2, standby=True)
+    options = SupervisionSpec(retries=2, rotate_after=None, standby=True)
+    return StreamOperator(task_id="stream", pipeline="p", spec="p.yaml", supervision=options)
 
 
 def test_a_stream_with_a_standby_begins_with_two_drivers(store: Store) -> None:

@@ -305,11 +305,11 @@ def test_the_spec_chooses_the_launcher(spec: Path) -> None:
     dags = build_dags(spec.parent)
     stream = dags["p.stream"].get_task("stream")
     assert isinstance(stream, StreamOperator)
-    assert isinstance(make_launcher(stream.submit), SubmitLauncher)
+    assert isinstance(make_launcher(stream.supervision.submit), SubmitLauncher)
     assert type(make_launcher(None)) is LocalLauncher
     recover = dags["p.recover"].get_task("recover")
     assert isinstance(recover, RecoverOperator)
-    assert recover.submit == stream.submit
+    assert recover.supervision.submit == stream.supervision.submit
 
 
 @pytest.mark.spark

@@ -34,6 +34,7 @@ from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
 from tidegate.checkpoints.lease import LEASE_TTL, read_lease
 from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.errors import FailureClass, TidegateError
+from tidegate.jobs.spec.operations import SupervisionSpec
 from tidegate.operators import (
     driver_shutdown,
     pipeline_operator,
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from tests.simulation.world import Process, World
 
 _RETRIES, _RETRY_DELAY, _SWEEP_EVERY, _SWEEPS = 2, 5.0, 60.0, 4
+_OPTIONS = SupervisionSpec(retries=_RETRIES, start_timeout=30_000_000, rotate_after=None)
 
 
 class _Access:
@@ -220,7 +222,7 @@ def _run_task(operator: BaseOperator, context: Any) -> None:
 def _operators() -> tuple[StreamOperator, RecoverOperator, SweepOperator, StopOperator]:
     common: dict[str, Any] = {"pipeline": PIPELINE, "spec": "p.yaml"}
     return (
-        StreamOperator(task_id="stream", retries=_RETRIES, start_timeout=30.0, **common),
+        StreamOperator(task_id="stream", supervision=_OPTIONS, **common),
         RecoverOperator(task_id="recover", reason="a test", dry_run_only="False", **common),
         SweepOperator(task_id="look", pipelines={PIPELINE: f"{PIPELINE}.stream"}),
         StopOperator(task_id="stop", reason="enough", **common),
