@@ -7,7 +7,6 @@ and turns its exit code into an error of the one taxonomy.
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import sys
@@ -133,31 +132,18 @@ def list_failed_checks(result: JsonObject) -> list[str]:
     ]
 
 
-# -P: without it Python would look for packages in the worker's folder first.
-_CLI_COMMAND = (
-    sys.executable,
-    "-P",
-    "-c",
-    "from tidegate.jobs.cli.main import main; main()",
-)
-
-
 class MaintainOperator(PipelineOperator):
     """Refreshes the index, runs the retention, reads a share of the checkpoints, deletes old logs.
 
     Args:
-        keep_hours: checkpoints younger than this stay, however many there are; None for what the
-            spec says (`checkpoint.retain_for`).
         scrub_shares: daily runs until every checkpoint was read once (`count_scrub_shares`).
     """
 
     ui_color = "#dbe7d3"
 
-    def __init__(
-        self, *, keep_hours: float | None = None, scrub_shares: int = 1, **kwargs: Any
-    ) -> None:
+    def __init__(self, *, scrub_shares: int = 1, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.keep_hours, self.scrub_shares = keep_hours, scrub_shares
+        self.scrub_shares = scrub_shares
 
     def execute(self, context: Any) -> JsonObject:
         """Do all parts in turn; their counts are the task's result.
@@ -190,14 +176,8 @@ class MaintainOperator(PipelineOperator):
         }
 
     def _run_retention(self) -> JsonObject:
-        access = self.resolve_access()
-        options = ["--store", access.url, "--json"]
-        if self.keep_hours is not None:
-            options += ["--keep-hours", str(self.keep_hours)]
-        child = run_child(access, [*_CLI_COMMAND, "gc", self.spec, *options])
-        if child.returncode != 0:
-            raise build_child_error(child, MAINTAIN_CRASHED, self.pipeline)
-        data = json.loads(child.stdout)["data"]
+        command, crashed = ("gc", self.spec), MAINTAIN_CRASHED
+        data = run_tidegate(self.resolve_access(), self.pipeline, *command, crashed=crashed)
         retired, deleted = len(data["retired"]), len(data["deleted"])
         before, after = (
             sum(table[when] for table in data["compacted"].values()) for when in ("before", "after")

@@ -164,17 +164,22 @@ def build_child_error(
 
 
 def run_tidegate(
-    access: StoreAccess, pipeline: str, *arguments: str, empty_on: tuple[str, ...] = ()
+    access: StoreAccess,
+    pipeline: str,
+    *arguments: str,
+    empty_on: tuple[str, ...] = (),
+    crashed: ErrorDefinition = COMMAND_CRASHED,
 ) -> JsonObject:
     """Run `tidegate ARGUMENTS --json` and return the data of its envelope.
 
     An error with a code in `empty_on` gives an empty answer.
 
     Raises:
-        TidegateError: the command's error, or a transient one if it ended without any.
+        TidegateError: the command's error, or `crashed` if it ended without any.
         subprocess.TimeoutExpired: it still ran after an hour.
     """
-    command = [sys.executable, "-m", "tidegate.jobs.cli", *arguments]
+    # -P: without it Python would look for packages in the worker's folder first.
+    command = [sys.executable, "-P", "-m", "tidegate.jobs.cli", *arguments]
     child = run_child(access, [*command, "--store", access.url, "--json"])
     try:
         envelope = json.loads(child.stdout.strip().splitlines()[-1])
@@ -189,10 +194,9 @@ def run_tidegate(
         return {}
     kind = classify_exit_code(child.returncode)
     if kind is None:
-        raise COMMAND_CRASHED(command=arguments[0], code=child.returncode, last=data.get("message"))
-    raise rebuild_error(
-        {"code": COMMAND_CRASHED.code, **data, "class": kind.value, "pipeline": pipeline}
-    )
+        last = data.get("message")
+        raise crashed(command=arguments[0], code=child.returncode, last=last, pipeline=pipeline)
+    raise rebuild_error({"code": crashed.code, **data, "class": kind.value, "pipeline": pipeline})
 
 
 class ResultsProcess:

@@ -108,9 +108,7 @@ def test_driver_and_airflow(become: Become, cli: Cli, tmp_path: Path) -> None:
     assert shop.exact() == []
     for number in range(25):
         store.put(f"shop/logs/2026{number:04d}-aa/000000.log", b"x")
-    found = MaintainOperator(
-        task_id="maintain", pipeline="shop", spec="shop.yaml", keep_hours=0.0
-    ).execute({})
+    found = MaintainOperator(task_id="maintain", pipeline="shop", spec="shop.yaml").execute({})
     assert found["scrubbed"] > 0
     assert found["logs_forgotten"] > 0
     swept = Retention(

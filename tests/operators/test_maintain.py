@@ -18,17 +18,18 @@ from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
 from tidegate.checkpoints.verify import SCRUB_EVERY, Verification, is_scrub_due
 from tidegate.errors import ConfigurationError, PoisonError, TransientError
-from tidegate.operators import child_operators
+from tidegate.operators import child_operators, child_processes
 from tidegate.operators.child_operators import MaintainOperator
 
 FILES = {"events": {"before": 9, "after": 2}}
 REPORT = {
+    "kind": "gc",
     "data": {
         "retired": ["t0-000001-aa"],
         "deleted": ["x", "y"],
         "deleted_bytes": 7,
         "compacted": FILES,
-    }
+    },
 }
 
 
@@ -50,7 +51,7 @@ def _answer(
         said.append(command)
         return SimpleNamespace(returncode=code, stdout=out, stderr=err)
 
-    monkeypatch.setattr(child_operators, "run_child", run)
+    monkeypatch.setattr(child_processes, "run_child", run)
     return said
 
 

@@ -70,8 +70,8 @@ class Asking:
         self.answers["merge"] = (0, "merge", merged)
 
     def _run(self, _access: Any, command: list[str], **_: Any) -> Any:
-        self.calls.append(command[3:])
-        code, kind, data = self.answers[command[4]]
+        self.calls.append(command[4:])
+        code, kind, data = self.answers[command[5]]
         return SimpleNamespace(
             returncode=code,
             stdout=json.dumps({"schema_version": 1, "kind": kind, "data": data}),
