@@ -211,42 +211,10 @@ def advise_lags(
 
 
 PICTURE_SUFFIXES: Final = (".png", ".svg")
-_COLOURS = (
-    "#1f77b4",
-    "#d95f02",
-    "#1b9e77",
-    "#7570b3",
-    "#e7298a",
-    "#66a61e",
-    "#a6761d",
-    "#666666",
-)
 _LAG_AXIS_LABELS = (
-    *(
-        "1us",
-        "10us",
-        "100us",
-        "1ms",
-        "10ms",
-        "100ms",
-        "1s",
-        "5s",
-        "10s",
-        "30s",
-        "1m",
-        "5m",
-        "15m",
-        "30m",
-    ),
-    *("1h", "2h", "4h", "8h", "1d", "2d", "7d", "30d"),
+    "1us 10us 100us 1ms 10ms 100ms 1s 5s 10s 30s 1m 5m 15m 30m 1h 2h 4h 8h 1d 2d 7d 30d"
 )
-_SHARE_AXIS_LABELS = {
-    1.0: "100 %",
-    0.1: "10 %",
-    0.01: "1 %",
-    0.001: "0.1 %",
-    0.0001: "0.01 %",
-}
+_SHARE_AXIS_LABELS = {share / 100: f"{share:g} %" for share in (100, 10, 1, 0.1, 0.01)}
 
 
 def draw_curves(advice: Sequence[LagAdvice], path: Path, title: str) -> None:
@@ -269,13 +237,13 @@ def draw_curves(advice: Sequence[LagAdvice], path: Path, title: str) -> None:
     with rc_context({"svg.hashsalt": "tidegate", "font.size": 10}):
         figure = Figure(figsize=(9, 5.2), layout="constrained")
         axes = figure.add_subplot()
-        for place, found in enumerate(drawn):
-            _draw_source_curve(axes, found, _COLOURS[place % len(_COLOURS)])
+        for found in drawn:
+            _draw_source_curve(axes, found)
         _set_up_axes(axes, drawn, title)
         figure.savefig(path, dpi=130, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
-def _draw_source_curve(axes: Axes, found: LagAdvice, colour: str) -> None:
+def _draw_source_curve(axes: Axes, found: LagAdvice) -> None:
     points = [(lag, share) for lag, share in found.curve.points() if share > 0 and lag > 0]
     label = found.source
     if found.present is not None and found.present_share is not None:
@@ -283,17 +251,12 @@ def _draw_source_curve(axes: Axes, found: LagAdvice, colour: str) -> None:
             f": lag {format_duration(found.present)} leaves at most {found.present_share * 100:.3g}"
             " % late"
         )
-    axes.step(
-        [lag for lag, _ in points],
-        [share for _, share in points],
-        where="post",
-        color=colour,
-        label=label,
-    )
+    lags, shares = zip(*points, strict=True) if points else ((), ())
+    (line,) = axes.step(lags, shares, where="post", label=label)
     if found.present:
-        axes.axvline(found.present, color=colour, linestyle="--", linewidth=1)
+        axes.axvline(found.present, color=line.get_color(), linestyle="--", linewidth=1)
     if found.present and found.present_share:
-        axes.plot([found.present], [found.present_share], "o", color=colour)
+        axes.plot([found.present], [found.present_share], "o", color=line.get_color())
 
 
 def _set_up_axes(axes: Axes, drawn: Sequence[LagAdvice], title: str) -> None:
@@ -312,7 +275,7 @@ def _set_up_axes(axes: Axes, drawn: Sequence[LagAdvice], title: str) -> None:
         xlabel="lag (what everything waits for)",
         ylabel="late rows",
     )
-    marks = {parse_duration(text): text for text in _LAG_AXIS_LABELS}
+    marks = {parse_duration(text): text for text in _LAG_AXIS_LABELS.split()}
     shown = {mark: text for mark, text in marks.items() if low <= mark <= high}
     axes.set_xticks(list(shown), list(shown.values()))
     axes.set_yticks(list(_SHARE_AXIS_LABELS), list(_SHARE_AXIS_LABELS.values()))
