@@ -34,18 +34,18 @@ _RUNS_KEPT = 100  # runs listed and kept, with results and Data Docs; about 0.3 
 _WRITER_THREADS = 8  # pages are written side by side: a PUT is mostly waiting
 _ROWS_SHOWN = 50  # rows of a summary on the run's page
 
-_SCRIPTS = re.compile(r"<script\b.*?</script>", re.DOTALL)
-_REMOTE = re.compile(r"<link\b[^>]*>")
-_STYLES = re.compile(r"<style\b.*?</style>", re.DOTALL)
-_NAVIGATION = re.compile(
-    r'<nav class="navbar.*?</nav>\s*</div>\s*</nav>|<footer>.*?</footer>', re.DOTALL
-)
-_SIDEBAR = re.compile(r'<div class="col-lg-2.*?(?=<div class="col-md-10)', re.DOTALL)
-_SNIPPET = re.compile(
+# Removed one after another from a page of GX.
+_NOISE = (
+    r"<script\b.*?</script>",
+    r"<link\b[^>]*>",
+    r"<style\b.*?</style>",
+    # The navigation around the page, and its sidebar.
+    r'<nav class="navbar.*?</nav>\s*</div>\s*</nav>|<footer>.*?</footer>',
+    r'<div class="col-lg-2.*?(?=<div class="col-md-10)',
+    # Buttons and code that select the rows in a notebook.
     r'<p class="m-0">\s*<a data-toggle="collapse".*?</a>\s*</p>|<code\s*>\s*df\.filter.*?</code>',
-    re.DOTALL,
+    r"Data asset: None<br>",
 )
-_NO_ASSET = re.compile(r"Data asset: None<br>")
 _SUITE_LINK = re.compile(r'<a href="[./]*expectations/[^"]*"\s*>(.*?)</a>', re.DOTALL)
 
 
@@ -96,8 +96,8 @@ def _render_run_pages(result: JsonView, run: RunResult) -> dict[str, str]:
 def _clean_gx_page(page: str, title: str, at: str) -> str:
     """GX's page without what needs the network, scripts, or GX's own site around it."""
     body = page[page.index("<body>") + len("<body>") : page.rindex("</body>")]
-    for noise in (_SCRIPTS, _REMOTE, _STYLES, _NAVIGATION, _SIDEBAR, _SNIPPET, _NO_ASSET):
-        body = noise.sub("", body)
+    for noise in _NOISE:
+        body = re.sub(noise, "", body, flags=re.DOTALL)
     body = _SUITE_LINK.sub(r"\1", body)
     trail = f'<p class="trail"><a href="index.html">quality run of {at}</a></p>'
     return _render_template("page.html", title=title).replace(

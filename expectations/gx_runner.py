@@ -450,11 +450,7 @@ def sample_rows(
     if summary not in _ROWS_BEHIND:
         return RowSample((), f"tidegate status {pipeline}")
     name, column = _ROWS_BEHIND[summary]
-    table = getattr(evidence, name)
-    conditions = []
-    if recent and evidence.recent_since:
-        table = evidence.select_recent(table)
-        conditions.append(f"_epoch > {evidence.recent_since}")
+    table, conditions = _select_epochs(evidence, name, recent=recent)
     if name == EVENTS:
         table = _select_doubled(table)
     if name == BARRIERS and column is None:
@@ -468,6 +464,14 @@ def sample_rows(
         )
         conditions.append(f"{column} in ({', '.join(map(_quote_sql, names))})")
     return _show_newest(pipeline, name, table, conditions)
+
+
+def _select_epochs(evidence: Evidence, name: str, *, recent: bool) -> tuple[pa.Table, list[str]]:
+    """A table, or its recent rows with the condition that selects them."""
+    table: pa.Table = getattr(evidence, name)
+    if not (recent and evidence.recent_since):
+        return table, []
+    return evidence.select_recent(table), [f"_epoch > {evidence.recent_since}"]
 
 
 def _show_newest(pipeline: str, name: str, table: pa.Table, conditions: Sequence[str]) -> RowSample:
@@ -488,10 +492,7 @@ def _sample_quarantined(
     evidence: Evidence, rules: Sequence[tuple[str, str]], *, recent: bool
 ) -> RowSample:
     """The rows that row rules quarantined; the detail of a dead letter begins with its rule."""
-    table, conditions = evidence.dead_letters, []
-    if recent and evidence.recent_since:
-        table = evidence.select_recent(table)
-        conditions.append(f"_epoch > {evidence.recent_since}")
+    table, conditions = _select_epochs(evidence, DEAD_LETTERS, recent=recent)
     quarantined = pc.equal(table["reason"], RULE_QUARANTINED)
     found, either = pa.nulls(table.num_rows, pa.bool_()), []
     for source, rule in rules:

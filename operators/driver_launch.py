@@ -15,9 +15,11 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Final
+
+from pydantic.dataclasses import dataclass
 
 from tidegate.checkpoints.driver_reports import make_attempt_name
 from tidegate.checkpoints.pipeline_identity import ProcessIdentity
@@ -47,7 +49,7 @@ _FOREIGN_START_SECONDS = 600.0
 
 @dataclass(frozen=True)
 class LaunchedDriver:
-    """One started driver. Deferred triggers carry these fields.
+    """One started driver. Deferred triggers carry these fields, as `as_dict` returns them.
 
     Attributes:
         attempt: unique name of this start.
@@ -86,11 +88,6 @@ class LaunchedDriver:
     def as_dict(self) -> JsonObject:
         """Return JSON-ready data, for triggers."""
         return {**asdict(self), "leader": self.leader.model_dump()}
-
-    @classmethod
-    def from_dict(cls, data: JsonObject) -> LaunchedDriver:
-        """Read the form of `as_dict`."""
-        return cls(**{**data, "leader": ProcessIdentity.model_validate(data["leader"])})
 
 
 class LocalLauncher:
@@ -201,8 +198,8 @@ def start_detached(
 
 def read_launch_record(path: Path) -> LaunchedDriver | None:
     """Read what `start_detached` noted; None if the file is half written or not such a record."""
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        return LaunchedDriver.from_dict(json.loads(path.read_text("utf-8")))
+    with suppress(OSError, ValueError, TypeError):
+        return LaunchedDriver(**json.loads(path.read_text("utf-8")))
     return None
 
 

@@ -303,7 +303,7 @@ def _build_sweep_dag(
     ) as dag:
         look = SweepOperator(
             task_id="look",
-            pipelines={spec.name: f"{spec.name}.stream" for spec in specs},
+            pipelines=[spec.name for spec in specs],
             conn_id=conn_id,
         )
         TriggerDagRunOperator.partial(task_id="start").expand(trigger_dag_id=look.output)

@@ -299,11 +299,6 @@ def list_open_barriers(manifest: Manifest, timeout: int | None) -> list[JsonObje
     ]
 
 
-def read_sketches(manifest: Manifest) -> LatenessSketches:
-    """Return, per source, the lateness sketch of the rows that this epoch read."""
-    return manifest.epoch_notes.sketches
-
-
 def build_lateness_charts(epochs: Iterable[LatenessSketches]) -> JsonObject:
     """Return per source a histogram of lateness and the advisor's curve, both in seconds.
 

@@ -180,7 +180,7 @@ class StreamOperator(PipelineOperator):
             if seen.standby_missing:
                 return self._adopt_or_launch(store, RelaunchBudget(**budget), memory)
             return self._hand_over_driver(context, seen.why)
-        process = LaunchedDriver.from_dict(launched) if launched else None
+        process = LaunchedDriver(**launched) if launched else None
         self._show_driver_log(store, process)
         self._keep_intended_end(store, seen)
         if seen.state is PipelineState.FINISHED:

@@ -59,7 +59,6 @@ from .page_data import (
     list_open_barriers,
     list_verdict_events,
     pick_worst_tone,
-    read_sketches,
     to_milliseconds,
 )
 
@@ -572,8 +571,7 @@ def _is_past_cursor(row: SlotSummary, before: _Position, abandoned: bool) -> boo
 def _summarize_epoch(slot: SlotContents | None) -> _SeenEpoch | None:
     if slot is None or not isinstance(slot.record, Manifest):
         return None
-    manifest = slot.record
-    return build_epoch_point(manifest), read_sketches(manifest)
+    return build_epoch_point(slot.record), slot.record.epoch_notes.sketches
 
 
 def _add_findings(row: JsonObject) -> JsonObject:

@@ -8,7 +8,7 @@ the triggerer was down) is adopted by the new one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from airflow.sdk import BaseOperator
@@ -43,17 +43,17 @@ class SweepOperator(BaseOperator):
     """Looks at every pipeline and returns the stream DAGs that need a run.
 
     Args:
-        pipelines: pipeline -> id of its stream DAG.
+        pipelines: their names.
         conn_id: Airflow connection of the store; None for the environment.
     """
 
     ui_color = "#e3e3e3"
 
     def __init__(
-        self, *, pipelines: Mapping[str, str], conn_id: str | None = None, **kwargs: Any
+        self, *, pipelines: Sequence[str], conn_id: str | None = None, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
-        self.pipelines, self.conn_id = dict(pipelines), conn_id
+        self.pipelines, self.conn_id = pipelines, conn_id
 
     def execute(self, context: Any) -> Sequence[str]:
         """Look at each pipeline, whatever is wrong with the others.
@@ -64,7 +64,7 @@ class SweepOperator(BaseOperator):
         """
         store = StoreAccess.resolve(self.conn_id).open()
         to_start, unreadable = [], {}
-        for pipeline, dag_id in self.pipelines.items():
+        for pipeline in self.pipelines:
             try:
                 watched, recovering = (
                     context["ti"].get_dr_count(
@@ -83,7 +83,7 @@ class SweepOperator(BaseOperator):
                     unreadable[pipeline] = error.message
             self.log.info("%s: %s", pipeline, why)
             if start:
-                to_start.append(dag_id)
+                to_start.append(f"{pipeline}.stream")
         context["ti"].xcom_push(key=UNREADABLE_KEY, value=unreadable)
         return to_start
 

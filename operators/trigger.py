@@ -121,7 +121,7 @@ class StreamTrigger(PipelineTrigger):
             store,
             self.pipeline,
             floor=self.floor,
-            launched=LaunchedDriver.from_dict(self.launched) if self.launched else None,
+            launched=LaunchedDriver(**self.launched) if self.launched else None,
             limits=LivenessLimits(**self.rules),
         )
         await asyncio.sleep(_SETTLE_SECONDS)
@@ -195,7 +195,7 @@ class StreamTrigger(PipelineTrigger):
         if self.standby is None or SYSTEM_CLOCK.monotonic() - self._begun < _STANDBY_PAUSE:
             return False
         # On another host the end of a process is not to be seen, but a higher token is.
-        known = [LaunchedDriver.from_dict(data) for data in (*self.standby, self.launched) if data]
+        known = [LaunchedDriver(**data) for data in (*self.standby, self.launched) if data]
         return not self.standby or token > self.floor or not all(d.is_alive() for d in known)
 
     def _stop_watched_driver(self, why: str, asker: str) -> None:

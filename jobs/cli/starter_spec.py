@@ -103,10 +103,13 @@ def read_sample(address: str, form: str | None = None) -> Sample:
     return Sample(form, delimiter, columns)
 
 
+FilesArgument = Annotated[
+    list[str], typer.Argument(metavar="FILE...", help="Files of rows, or folders of them.")
+]
+
+
 def write_starter_spec(
-    files: Annotated[
-        list[str], typer.Argument(metavar="FILE...", help="Files of rows, or folders of them.")
-    ],
+    files: FilesArgument,
     name: Annotated[
         str | None, typer.Option(help="Name of the pipeline. Default: that of the folder.")
     ] = None,
@@ -148,9 +151,7 @@ def write_starter_spec(
 
 def put_files(
     pipeline: SpecArgument,
-    files: Annotated[
-        list[str], typer.Argument(metavar="FILE...", help="Files of rows, or folders of them.")
-    ],
+    files: FilesArgument,
     store: StoreOption = None,
     source: Annotated[
         str | None,

@@ -6,6 +6,7 @@ what to do next. Its class decides who acts: see `FailureClass`.
 
 from __future__ import annotations
 
+import copyreg
 import difflib
 import sys
 import tomllib
@@ -100,8 +101,8 @@ class TidegateError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Errors cross process borders (Airflow, Spark); keyword-only arguments do not survive the
-        # default reduction.
-        return _rebuild_error, (type(self), self.message, self.as_dict())
+        # default reduction, which calls the class.
+        return copyreg.__newobj__, (type(self), self.message), self.__dict__
 
     def as_dict(self) -> JsonObject:
         """Return the JSON-ready form: ``error`` in status documents and in ``--json`` output."""
@@ -114,20 +115,6 @@ class TidegateError(Exception):
             "advice": self.advice,
             "retry_after": self.retry_after,
         }
-
-
-def _rebuild_error(kind: type[TidegateError], message: str, fields: JsonObject) -> TidegateError:
-    error = kind.__new__(kind)
-    TidegateError.__init__(
-        error,
-        message,
-        code=fields["code"],
-        pipeline=fields["pipeline"],
-        kept=fields["kept"],
-        advice=fields["advice"],
-        retry_after=fields["retry_after"],
-    )
-    return error
 
 
 class TransientError(TidegateError):

@@ -206,7 +206,7 @@ def test_one_unreadable_pipeline_does_not_stop_the_sweep(empty_store: Store) -> 
         xcom_push=lambda key, value: kept.update({key: value}),
         xcom_pull=lambda task_ids, key: kept[key],
     )
-    sweep = SweepOperator(task_id="look", pipelines={n: f"{n}.stream" for n in ("a", "b", "c")})
+    sweep = SweepOperator(task_id="look", pipelines=["a", "b", "c"])
     assert sweep.execute({"ti": task}) == ["b.stream", "c.stream"]
     with pytest.raises(PoisonError, match="the sweep could not judge a: "):
         SweepReportOperator(task_id="report").execute({"ti": task})

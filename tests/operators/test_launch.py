@@ -43,7 +43,7 @@ def test_a_launched_driver_leads_a_group_and_leaves_its_exit_code(
     assert not started.is_alive()
     assert "hello" in tail_log_file(started.log)[0]
     assert "--recover-to" in tail_log_file(started.log)[0]
-    assert LaunchedDriver.from_dict(started.as_dict()) == started
+    assert LaunchedDriver(**started.as_dict()) == started
 
 
 def test_a_killed_driver_differs_from_a_failed_one(tmp_path: Path, wait_until: Wait) -> None:

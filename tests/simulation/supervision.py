@@ -224,7 +224,7 @@ def _operators() -> tuple[StreamOperator, RecoverOperator, SweepOperator, StopOp
     return (
         StreamOperator(task_id="stream", supervision=_OPTIONS, **common),
         RecoverOperator(task_id="recover", reason="a test", dry_run_only="False", **common),
-        SweepOperator(task_id="look", pipelines={PIPELINE: f"{PIPELINE}.stream"}),
+        SweepOperator(task_id="look", pipelines=[PIPELINE]),
         StopOperator(task_id="stop", reason="enough", **common),
     )
 
