@@ -2,7 +2,8 @@
 
 A failed check comes with a sample of the rows behind it.
 
-Great Expectations is imported inside the functions, as in `data_docs`: it takes seconds and 300 MB.
+Great Expectations is imported inside the functions, as in `quality_run`: it takes seconds and
+300 MB.
 """
 
 from __future__ import annotations

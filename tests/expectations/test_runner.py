@@ -14,7 +14,7 @@ from tests.servers.memory_store import MemoryStore
 from tidegate.checkpoints.canonical_json import canonical_bytes
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.errors import ConfigurationError
-from tidegate.expectations import data_docs, gx_runner
+from tidegate.expectations import gx_runner, quality_run
 from tidegate.expectations.evidence import Evidence
 from tidegate.expectations.gx_runner import RunResult
 from tidegate.jobs.spec.pipeline import PipelineSpec
@@ -247,7 +247,7 @@ def test_docs_need_no_network_and_no_scripts(healthy: Evidence) -> None:
     """No page loads anything from anywhere; the pages link each other."""
     store = MemoryStore()
     run = gx_runner.run_suites(healthy)
-    key = data_docs.publish_data_docs(store, record(run), run)
+    key = quality_run.publish_data_docs(store, record(run), run)
     pages = {k: v.decode() for k, v in store.bucket.objects.items() if k.endswith(".html")}
     assert len(pages) == 2 + len(run.validations)
     for page in pages.values():
@@ -262,11 +262,11 @@ def test_history_is_bounded_and_old_pages_go(
     healthy: Evidence, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pages and results that fall out of the index are deleted."""
-    monkeypatch.setattr(data_docs, "_RUNS_KEPT", 2)
+    monkeypatch.setattr(quality_run, "_RUNS_KEPT", 2)
     store = MemoryStore()
     run = gx_runner.run_suites(healthy)
     for number in range(3):
-        data_docs.publish_data_docs(store, record(run, number), run)
+        quality_run.publish_data_docs(store, record(run, number), run)
     assert store.list_folders("flights/quality/docs/") == ["run001", "run002"]
     assert len(list(store.list_objects("flights/quality/results/run"))) == 2
     runs = json.loads(store.get("flights/quality/history.json").data)["runs"]
