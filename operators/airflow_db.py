@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal
 
@@ -152,10 +152,8 @@ class AirflowQueries:
                 .order_by(task.start_date)
             ).all()
             return [
-                _describe_run(
-                    run,
-                    [row[2:] for row in tasks if row[:2] == (run.dag_id, run.run_id)],
-                    lambda run, asked: self._explain_refusal(user, run, asked),
+                self._describe_run(
+                    user, run, [row[2:] for row in tasks if row[:2] == (run.dag_id, run.run_id)]
                 )
                 for run in runs
             ]
@@ -176,6 +174,32 @@ class AirflowQueries:
                 method=method, access_entity=entity, details=details, user=user
             )
         )
+
+    def _describe_run(self, user: Any, run: DagRun, tasks: list[Any]) -> JsonObject:
+        questions = (
+            {**_describe_question(task, asked), "refusal": self._explain_refusal(user, run, asked)}
+            for task, _, asked in tasks
+            if asked and asked.responded_at is None
+        )
+        return {
+            "kind": run.dag_id.rpartition(".")[2],
+            "dag_id": run.dag_id,
+            "run_id": run.run_id,
+            "state": str(run.state),
+            "who": run.triggering_user_name,
+            "at": _to_milliseconds(run.run_after),
+            "ended": _to_milliseconds(run.end_date),
+            # Scalars only, as the forms send them; a run by API may carry anything.
+            "conf": {
+                name: value
+                for name, value in (run.conf or {}).items()
+                if isinstance(value, str | bool | int)
+            },
+            "tasks": [
+                {"task": task, "state": str(state) if state else None} for task, state, _ in tasks
+            ],
+            "question": next(questions, None),
+        }
 
     def _explain_refusal(self, user: Any, run: DagRun, asked: HITLDetail) -> str | None:
         """Why an approval by the user would not count; None if it would."""
@@ -267,38 +291,6 @@ def _find_store_connection(tags: Iterable[str]) -> str | None:
     """The connection of the stream's store, which the factory writes into a tag of the DAG."""
     prefix = STORE_TAG_PREFIX
     return next((tag.removeprefix(prefix) for tag in tags if tag.startswith(prefix)), None)
-
-
-def _describe_run(
-    run: DagRun,
-    tasks: Iterable[Any],
-    explain_refusal: Callable[[DagRun, HITLDetail], str | None],
-) -> JsonObject:
-    tasks = list(tasks)
-    questions = (
-        {**_describe_question(task, asked), "refusal": explain_refusal(run, asked)}
-        for task, _, asked in tasks
-        if asked and asked.responded_at is None
-    )
-    return {
-        "kind": run.dag_id.rpartition(".")[2],
-        "dag_id": run.dag_id,
-        "run_id": run.run_id,
-        "state": str(run.state),
-        "who": run.triggering_user_name,
-        "at": _to_milliseconds(run.run_after),
-        "ended": _to_milliseconds(run.end_date),
-        # Scalars only, as the forms send them; a run by API may carry anything.
-        "conf": {
-            name: value
-            for name, value in (run.conf or {}).items()
-            if isinstance(value, str | bool | int)
-        },
-        "tasks": [
-            {"task": task, "state": str(state) if state else None} for task, state, _ in tasks
-        ],
-        "question": next(questions, None),
-    }
 
 
 def _describe_question(task: str, asked: HITLDetail) -> JsonObject:
