@@ -97,8 +97,12 @@ def summarize_batches(manifests: Iterable[Manifest]) -> pd.DataFrame:
                 "watermark_delay_s": None if delay is None else delay / _TICKS_PER_SECOND,
             }
         )
-    frame = pd.DataFrame(rows, columns=_BATCH_COLUMNS)
-    return frame.astype(dict.fromkeys(_BATCH_COLUMNS[3:], "float64"))
+    columns = (
+        "batch epoch query rows seconds busy dropped backlog state_rows state_bytes watermark"
+        " watermark_delay_s"
+    )
+    frame = pd.DataFrame(rows, columns=columns.split())
+    return frame.astype(dict.fromkeys(frame.columns[3:], "float64"))
 
 
 def summarize_queries(manifests: Iterable[Manifest]) -> pd.DataFrame:
@@ -135,11 +139,6 @@ def _count_newest(values: pd.Series[float], holds: Callable[[float, float], bool
     steps = [*pairwise(values)][::-1]
     return len([*takewhile(lambda step: holds(*step), steps)])
 
-
-_BATCH_COLUMNS = [
-    *("batch", "epoch", "query", "rows", "seconds", "busy", "dropped", "backlog"),
-    *("state_rows", "state_bytes", "watermark", "watermark_delay_s"),
-]
 
 JOB_SUMMARIES: Final[Mapping[str, Callable[[Iterable[Manifest]], pd.DataFrame]]] = {
     "batches": summarize_batches,

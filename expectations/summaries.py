@@ -470,23 +470,23 @@ def _join_tardy_reports(table: pa.Table) -> pd.DataFrame:
         closes[key] = {**row, "epoch": row["_epoch"] if first is None else first["epoch"]}
     counts = Counter(row["barrier_id"] for row in closes.values())
     rows = [
-        {
-            "barrier_id": row["barrier_id"],
-            "epoch": row["epoch"],
-            "outcome": row["outcome"],
-            "homogeneous": "yes" if row["homogeneous"] else "no",
-            "types": _format_csv_line(sorted(set(row["types"] or ()))),
-            "missing": ", ".join(row["missing"] or ()),
-            "missing_members": len(row["missing"] or ()),
-            "tardy": ", ".join(row["tardy"] or ()),
-            "tardy_members": len(row["tardy"] or ()),
-            "waited_s": (row["waited_us"] or 0) / _TICKS_PER_SECOND,
-            "closings": counts[row["barrier_id"]],
-            "participants": row.get("participants"),
-        }
+        (
+            *(row["barrier_id"], row["epoch"], row["outcome"]),
+            "yes" if row["homogeneous"] else "no",
+            _format_csv_line(sorted(set(row["types"] or ()))),
+            *(", ".join(row["missing"] or ()), len(row["missing"] or ())),
+            *(", ".join(row["tardy"] or ()), len(row["tardy"] or ())),
+            (row["waited_us"] or 0) / _TICKS_PER_SECOND,
+            counts[row["barrier_id"]],
+            row.get("participants"),
+        )
         for row in closes.values()
     ]
-    return pd.DataFrame(rows, columns=_BARRIER_COLUMNS)
+    return _make_frame(
+        "barrier_id epoch outcome homogeneous types missing missing_members tardy tardy_members"
+        " waited_s closings participants",
+        rows,
+    )
 
 
 def _format_csv_line(values: Iterable[str]) -> str:
@@ -494,12 +494,6 @@ def _format_csv_line(values: Iterable[str]) -> str:
     line = io.StringIO()
     csv.writer(line, lineterminator="").writerow(values)
     return line.getvalue()
-
-
-_BARRIER_COLUMNS = [
-    *("barrier_id", "epoch", "outcome", "homogeneous", "types", "missing", "missing_members"),
-    *("tardy", "tardy_members", "waited_s", "closings", "participants"),
-]
 
 
 def _count_expected_positions(evidence: Evidence, position: np.ndarray[Any, Any]) -> int:

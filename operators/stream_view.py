@@ -271,9 +271,9 @@ class StreamView:
 
     def read_newest_log(self) -> JsonObject:
         """Return the last lines, at most 200, that the newest driver has sent to the bucket."""
-        attempts = list_log_attempts(self.store, self.pipeline)[:1]
-        lines = [read_log_tail(self.store, self.pipeline, attempt) for attempt in attempts]
-        return {"attempt": attempts[0] if attempts else None, "lines": lines[0] if lines else []}
+        newest = next(iter(list_log_attempts(self.store, self.pipeline)), None)
+        lines = read_log_tail(self.store, self.pipeline, newest) if newest else []
+        return {"attempt": newest, "lines": lines}
 
     def read_timeline(self) -> list[JsonObject]:
         """Return the events of the timeline, in no order."""

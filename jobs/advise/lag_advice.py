@@ -8,7 +8,7 @@ row that is newer by `lag`. The curve of late rows over the lag shows how many r
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 from math import floor
 from pathlib import Path
@@ -145,7 +145,7 @@ class LagAdvice:
     present: int | None = None
     read: int = 0
     late: int = 0
-    targets: tuple[LagTarget, ...] = field(default=())
+    targets: tuple[LagTarget, ...] = ()
 
     @property
     def present_share(self) -> float | None:
