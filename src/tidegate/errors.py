@@ -102,7 +102,8 @@ class TidegateError(Exception):
     def __reduce__(self) -> tuple[Any, ...]:
         # Errors cross process borders (Airflow, Spark); keyword-only arguments do not survive the
         # default reduction, which calls the class.
-        return copyreg.__newobj__, (type(self), self.message), self.__dict__
+        new = copyreg.__newobj__  # type: ignore[attr-defined]  # not in typeshed
+        return new, (type(self), self.message), self.__dict__
 
     def as_dict(self) -> JsonObject:
         """Return the JSON-ready form: ``error`` in status documents and in ``--json`` output."""

@@ -47,7 +47,7 @@ def _answer(
 def _run(
     start: str = "2026-01-01T00:00:00Z", fail: bool = False, replace: bool = False, **context: Any
 ) -> dict[str, Any]:
-    chosen = {
+    chosen: dict[str, Any] = {
         "start": start,
         "end": "2026-01-02T00:00:00Z",
         "fail": str(fail),

@@ -33,7 +33,13 @@ def history(empty_store: Store) -> History:
 
 def run(**params: str) -> dict[str, Any]:
     """The task's result, started by ann."""
-    given = {"action": "pin", "checkpoint": "latest", "name": "", "reason": "", **params}
+    given: dict[str, Any] = {
+        "action": "pin",
+        "checkpoint": "latest",
+        "name": "",
+        "reason": "",
+        **params,
+    }
     task = PinOperator(task_id="pin", pipeline="p", **given)
     return task.execute({"dag_run": SimpleNamespace(triggering_user_name="ann")})
 
