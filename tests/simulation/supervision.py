@@ -305,7 +305,7 @@ def real_supervision(world: World) -> Iterator[None]:
     silent = SimpleNamespace(info=_say_nothing, error=_say_nothing, warning=_say_nothing)
     access = SimpleNamespace(resolve=lambda *_: _Access(world))
     patches: list[tuple[object, str, object]] = [
-        *((m, "StoreAccess", access) for m in (pipeline_operator, sweep_operator, trigger)),
+        *((m, "StoreAccess", access) for m in (pipeline_operator, sweep_operator)),
         *((m, "SlotLog", log_of) for m in (pipeline_operator, stream_operator)),
         *(
             (m, "make_launcher", lambda _: _Launcher(world.stage))
