@@ -177,7 +177,7 @@ def put_files(
     for folder, names in _group_by_folder(files).items():
         chosen = _choose_source(spec, source, folder)
         home, prefix = locate_source(chosen, spec.sources[chosen], place)
-        newest = _find_newest_name(home, prefix) if _reads_by_key(spec.sources[chosen]) else ""
+        newest = _find_newest_name(home, prefix) if _is_read_by_key(spec.sources[chosen]) else ""
         fresh = [key for n in names if (key := _copy_file(home, Path(folder) / n, prefix + n))]
         copied.setdefault(chosen, []).extend(fresh)
         there = f"; {len(names) - len(fresh):,} were there already" * (len(fresh) < len(names))
@@ -263,7 +263,7 @@ def _read_dead_text(
     return b"\n".join([*lines, b""])
 
 
-def _reads_by_key(source: SourceSpec) -> bool:
+def _is_read_by_key(source: SourceSpec) -> bool:
     return source.table is None and source.discovery.order == "keys"
 
 

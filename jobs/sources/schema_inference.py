@@ -91,7 +91,7 @@ class ColumnSample:
         A row without a time is a dead letter anyhow, so a few of them must not hide the rest.
         """
         for kind in ("long", "double", "date", "timestamp") if self.kind == "string" else ():
-            fitting = [one for one in self.texts if _fits_type(one, kind)]
+            fitting = [one for one in self.texts if _is_of_type(one, kind)]
             found = ColumnSample(kind, fitting)
             is_time = kind in ("date", "timestamp") or found.epoch_unit
             is_enough = len(fitting) >= _LEAST_GOOD_SHARE * len(self.texts)
@@ -105,7 +105,7 @@ class ColumnSample:
         With it the number of the others. None for a column without such a type.
         """
         for kind in ("long", "double") if self.kind == "string" else ():
-            misfits = sum(not _fits_type(text, kind) for text in self.texts)
+            misfits = sum(not _is_of_type(text, kind) for text in self.texts)
             if misfits <= (1 - _LEAST_GOOD_SHARE) * len(self.texts):
                 return kind, misfits
         return None
@@ -142,7 +142,7 @@ class ColumnSample:
         return max((newest - instant for newest, instant in pairs), default=0)
 
 
-def _fits_type(text: str, kind: str) -> bool:
+def _is_of_type(text: str, kind: str) -> bool:
     """Whether a text has the form of a type; of a time also whether it exists, unlike 25:61."""
     if not re.fullmatch(_TYPE_PATTERNS[kind], text):
         return False
@@ -259,5 +259,5 @@ def _sample_texts(columns: Mapping[str, Iterable[str]]) -> dict[str, ColumnSampl
 
 def _choose_type(texts: list[str]) -> str:
     """Return the first type whose form all texts have; none if there are none."""
-    fits = (kind for kind in _TYPE_PATTERNS if all(_fits_type(text, kind) for text in texts))
+    fits = (kind for kind in _TYPE_PATTERNS if all(_is_of_type(text, kind) for text in texts))
     return next(fits, "string") if texts else ""

@@ -158,9 +158,9 @@ def test_a_few_broken_rows_do_not_stop_init(cli: Cli, tmp_path: Path) -> None:
         + "2026-03-02 25:61:00,1.5\n2026-03-02 20:00:00,twelve\n"
     )
     assert cli("init", "d.csv", "--name", "d").exit_code == 0
-    spec = load_spec("d.yaml")
-    assert spec.columns["amount"] == "string"
-    assert spec.sources.popitem()[1].event_time == "at"
+    made = load_spec("d.yaml")
+    assert made.columns["amount"] == "string"
+    assert made.sources.popitem()[1].event_time == "at"
     remark = "# amount: 1 of 22 values are not of type double; declare it so, and their rows"
     assert remark in Path("d.yaml").read_text()
     assert remark in cli("infer", "d.csv").out

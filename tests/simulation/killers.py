@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
-from tests.simulation import actors, mutants
+from tests.simulation import actors, log_mutants, sinks_mutants
 from tests.simulation.actors import Stage
 from tests.simulation.basics import PIPELINE, Violation
+from tests.simulation.planting import replace_seal
 from tests.simulation.schedule import finish, recover, simulated
 from tests.simulation.storage import JudgeStore
 from tests.simulation.world import Process, Rule, SimClock, World
@@ -461,7 +462,7 @@ def _published(stage: Stage, table: str) -> int:
 
 
 def _unconditional() -> list[Any]:
-    return [patch.object(SlotLog, "_send_record", mutants._send_anyway)]
+    return [patch.object(SlotLog, "_send_record", log_mutants._send_anyway)]
 
 
 def _forget_applied(inbox: RequestInbox) -> list[DriverRequest]:
@@ -477,7 +478,7 @@ def _lost_renewal_is_a_loss(lease: Lease) -> bool:
 
 
 def _without_folders(retention: Retention, marked: Any) -> Any:
-    return mutants._GARBAGE(retention, replace(marked, attempts=frozenset()))
+    return log_mutants._GARBAGE(retention, replace(marked, attempts=frozenset()))
 
 
 KILLERS = (
@@ -486,12 +487,12 @@ KILLERS = (
     Killer(
         "a sleeper wakes after GC",
         sleeper_and_gc,
-        lambda: [patch.object(Retention, "_unmarked_entries", mutants._garbage_of_all)],
+        lambda: [patch.object(Retention, "_unmarked_entries", log_mutants._garbage_of_all)],
     ),
     Killer(
         "a PUT repeated by the client library",
         retried_put,
-        lambda: [mutants._seal(mutants._believe_412)],
+        lambda: [replace_seal(log_mutants._believe_412)],
     ),
     Killer("a PUT that lands minutes later", late_put, _unconditional),
     Killer("two restores at once", two_restores, _unconditional),
@@ -503,12 +504,12 @@ KILLERS = (
     Killer(
         "two publishers of one epoch",
         two_publishers,
-        lambda: [patch.object(Stage, "__init__", mutants._with(rebase=True))],
+        lambda: [patch.object(Stage, "__init__", sinks_mutants._with(rebase=True))],
     ),
     Killer(
         "a publish that straddles a restore",
         straddling_publish,
-        lambda: [patch.object(Stage, "__init__", mutants._with(fences=False))],
+        lambda: [patch.object(Stage, "__init__", sinks_mutants._with(fences=False))],
     ),
     Killer(
         "a table made by one publisher and begun by another",
@@ -518,7 +519,7 @@ KILLERS = (
     Killer(
         "a compaction that straddles a restore",
         straddling_merge,
-        lambda: [patch.object(Stage, "__init__", mutants._with(validates=False))],
+        lambda: [patch.object(Stage, "__init__", sinks_mutants._with(validates=False))],
     ),
     Killer(
         "a compaction that lands after its files were looked through",
@@ -528,7 +529,7 @@ KILLERS = (
     Killer(
         "GC against a restore being written",
         claim_and_gc,
-        lambda: [patch.object(RootsFile, "claim", mutants._no_claim)],
+        lambda: [patch.object(RootsFile, "claim", log_mutants._no_claim)],
     ),
     Killer(
         "GC against a pin",
@@ -575,13 +576,13 @@ KILLERS = (
     Killer(
         "two publishers of a database",
         two_database_publishers,
-        lambda: [patch.object(PostgresSink, "_move_ledger", mutants._move_anyway)],
+        lambda: [patch.object(PostgresSink, "_move_ledger", sinks_mutants._move_anyway)],
         "postgres",
     ),
     Killer(
         "a delivery of an abandoned epoch after the restore",
         late_delivery,
-        lambda: [patch.object(AtLeastOnceSink, "_rewind_sink", mutants._rewind_silently)],
+        lambda: [patch.object(AtLeastOnceSink, "_rewind_sink", sinks_mutants._rewind_silently)],
         "webhook",
     ),
     Killer(
