@@ -70,7 +70,10 @@ class CheckpointSpec(SpecModel):
     idle_interval: Duration = 1_000_000
     """How long the driver waits before it looks again when there was nothing to read."""
     idle_epochs: Literal["on_change", "always"] = "on_change"
-    """Without new rows, seal an epoch only if a timer or a status changes something, or always."""
+    """Without new rows, seal an epoch only if a timer or a status changes something, or always.
+
+    While a timer runs, that is once per `max_clock_step`, because an epoch keeps its time.
+    """
     on_bad_checkpoint: Literal["stop", "fork"] = "stop"
     """What a driver does when the newest checkpoint is damaged: stop with an error, or go back
     to the newest intact one by a fork.
