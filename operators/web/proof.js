@@ -1,7 +1,7 @@
 // Whether the newest trouble is over: the first epoch after it, and whether tables, sinks and counts agree with the log.
 import {ago, ask, card, checkpoint, count, fill, h, mark, plural, sinceThen, span} from "./dom.js";
 
-const ENDED = ["failed", "finished"];
+const ENDED = ["failed", "finished"], UNDER_WAY = ["recovering", "starting", "stopping"]; // the epochs seen so far are from before it
 const EVERY = 4000, RECENT = 3_600_000, PAUSE = 10_000; // milliseconds
 
 /** A source that was idle for a while until the point before `i`, and is active at `i`. */
@@ -31,7 +31,7 @@ export function proofPanel(pipeline) {
   const line = (good, name, ...text) => h("li", {class: good ? "good" : "warn", "data-proof": name}, mark(good ? "good" : "warn"), h("span", {}, text));
   function draw(s, begun) {
     fill(body, [begun.p.id, found, s.tone, s.state], () => [
-      line(s.tone !== "bad", "first", "First epoch: ", checkpoint(begun.p.id), ", sealed ", ago(begun.p.at), ` ${begun.how}`, begun.gap ? `, ${span(begun.gap / 1000)} after the one before` : "", `. The stream ${ENDED.includes(s.state) ? `has ${s.state}` : `is ${s.state}`}.`),
+      line(s.tone !== "bad" && !UNDER_WAY.includes(s.state), "first", "First epoch: ", checkpoint(begun.p.id), ", sealed ", ago(begun.p.at), ` ${begun.how}`, begun.gap ? `, ${span(begun.gap / 1000)} after the one before` : "", `. The stream ${ENDED.includes(s.state) ? `has ${s.state}` : `is ${s.state}`}.`),
       ...(found ? [...found.followers.map((f, i) => line(f.timeline === found.timeline, i ? "sink" : "tables", i ? `Sink ${f.name}` : "Tables", f.timeline === found.timeline ? ` follow${i ? "s" : ""} timeline ${f.timeline}: ${f.missing ? `${plural(f.missing, "epoch")} to come` : "every epoch is there"}.` : f.timeline === null ? ": nothing was written yet." : `: not rewound yet, still on timeline ${f.timeline}.`)),
         ...found.counts.map(c => line(c.sealed === c.found, "count", c.what === "read" ? `Rows read ${count(c.sealed)}, accounted for ${count(c.found)}: ` : `Rows released ${count(c.sealed)}, in the table ${c.what} ${count(c.found)}: `, c.sealed === c.found ? "equal." : "not equal."))] : [])]);
   }

@@ -14,6 +14,7 @@ from tests.operators.pages import FakeAirflowQueries, app_of, served
 from tests.sealed_queries.conftest import JobBench
 from tidegate.checkpoints.batch_notes import BatchReport
 from tidegate.checkpoints.checkpoint_specs import write_spec
+from tidegate.checkpoints.driver_requests import DesiredState, set_desired_state
 from tidegate.checkpoints.local_store import LocalStore
 from tidegate.jobs.spec.loader import parse_spec
 
@@ -150,3 +151,16 @@ def test_results_that_are_being_read_offer_nothing_to_choose(show: Open) -> None
     for route in held:
         route.continue_()
     expect(panel.get_by_role("button", name="Find")).to_be_visible()
+
+
+def test_it_is_not_over_while_a_restore_is_under_way(show: Open, site: Site) -> None:
+    """The first epoch that the panel names is then one from before the restore."""
+    first = show("#/flights").locator("#proof [data-proof=first]")
+    expect(first).to_have_class("good")
+    try:
+        set_desired_state(site.store, "flights", DesiredState.RECOVERING, who="ann")
+        first = show("#/flights").locator("#proof [data-proof=first]")
+        expect(first).to_contain_text("The stream is recovering")
+        expect(first).to_have_class("warn")
+    finally:
+        set_desired_state(site.store, "flights", DesiredState.RUN, who="ann")
