@@ -25,6 +25,7 @@ from tidegate.checkpoints.row_counts import RowCounts
 from tidegate.checkpoints.splice_requests import SpliceRequest
 from tidegate.jobs.advise.lag_advice import TARGET_SHARES, LatenessCurve, merge_sketches
 from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENTS, LATE, PipelineSpec
+from tidegate.jobs.spec.row_rules import RULE_QUARANTINED
 from tidegate.jobs.spec.stream_specs import REJECTIONS, PipeSpec
 from tidegate.json_types import JsonObject, JsonView
 from tidegate.time_units import TICK_MAX, TICK_MIN
@@ -210,7 +211,7 @@ def build_epoch_point(manifest: Manifest) -> JsonObject:
         "released": counters.released,
         "late": every.late_rows,
         "retained": counters.retained,
-        "dead": counters.dead_lettered,
+        "dead": counters.dead_lettered + every[RULE_QUARANTINED],
         "counts": every.to_record(),
         "sources": {
             source: {**counters.per_source[source], "late": own.late_rows}

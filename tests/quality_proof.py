@@ -291,7 +291,7 @@ def read_surfaces(pipeline: Pipeline) -> dict[str, dict[str, Any]]:
             **{name: page["counts"][name] for name in noted},
             "late": page["counts"]["late_by_output"],
             "late_rows": page["late"],
-            "dead_lettered": page["dead"],
+            "dead_lettered": page["dead"] - page["counts"]["rule_quarantined"],
         },
         "list of checkpoints": {
             "late_rows": next(SlotIndex(bench.log).iterate_newest_first(0)).late

@@ -22,7 +22,7 @@ const WORDS = {
   "Held by": "The source whose frontier is the lowest. The output cannot pass it.",
   Lag: "How far a source's frontier stays behind its newest row: how much disorder you allow.",
   Late: "Rows that came when the frontier had passed them. They are kept in the table late, with the reason.",
-  "Dead letters": "Rows and objects that cannot be read as declared. They are kept, with the reason.",
+  "Dead letters": "Rows and objects that cannot be read as declared, and rows that a rule quarantined. They are kept, with the reason.",
   "Wait for their order": "Rows that were read and leave as soon as the frontier has passed them.",
   "Visible after": "From the arrival of an object until every sink shows its rows: for 50, 95 and 99 of 100 epochs.",
   Barrier: "A row in the data at which sources wait for each other.",
