@@ -43,7 +43,7 @@ def test_processes_of_another_boot_are_forgotten(
     StackState(ports={"minio": 1}, processes={"minio": ProcessId(2, 3)}).save(
         tmp_path / "stack.json"
     )
-    monkeypatch.setattr(stack_state, "_read_boot_id", lambda: "another")
+    monkeypatch.setattr(stack_state, "read_boot_id", lambda: "another")
     state = StackState.load(tmp_path / "stack.json")
     assert state.processes == {}
     assert state.ports == {"minio": 1}

@@ -220,4 +220,4 @@ def test_a_job_gets_the_dags_that_are_not_about_rows(tmp_path: Path) -> None:
     kinds = ("stream", "stop", "recover", "pin", "maintain", "quality")
     assert set(dags) == {*(f"clicks.{kind}" for kind in kinds), "tidegate.sweep"}
     look: Any = dags["tidegate.sweep"].get_task("look")
-    assert look.pipelines == {"clicks": "clicks.stream"}
+    assert look.pipelines == ["clicks"]
