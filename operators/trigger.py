@@ -79,6 +79,8 @@ _SETTLE_SECONDS = 2.5
 _TASK_STATE_TIMEOUT = 10.0
 # Seconds from the launch of a standby to the next one: it may end at once, time after time.
 _STANDBY_PAUSE = 30.0
+# Of a dead driver, before a standby has its lease.
+_TAKEN_OVER_FROM = (PipelineState.LOST, PipelineState.STALLED)
 # Airflow gives on_kill 30 s: 10 to ask for the task's state, then these.
 _ON_KILL_TIMEOUTS = StopTimeouts(request=10.0, terminate=5.0, kill=3.0)
 
@@ -181,6 +183,8 @@ class StreamTrigger(PipelineTrigger):
                 why = "no standby waits"
                 return replace(observation, why=why, standby_missing=True)
             return None
+        if observation.state in _TAKEN_OVER_FROM and self._awaits_takeover(observer):
+            return None
         try:
             recovering = read_desired_state(store, self.pipeline).state is DesiredState.RECOVERING
         except TransientError:
@@ -195,8 +199,24 @@ class StreamTrigger(PipelineTrigger):
         if self.standby is None or SYSTEM_CLOCK.monotonic() - self._begun < _STANDBY_PAUSE:
             return False
         # On another host the end of a process is not to be seen, but a higher token is.
-        known = [LaunchedDriver(**data) for data in (*self.standby, self.launched) if data]
+        known = self._list_known_drivers()
         return not self.standby or token > self.floor or not all(d.is_alive() for d in known)
+
+    def _awaits_takeover(self, observer: StreamObserver) -> bool:
+        """Whether the driver is dead, and one that stands by still has time to take its lease.
+
+        To act meanwhile would stop the very process that takes over: any of the launched ones may
+        have been the driver.
+        """
+        seen = observer.seen
+        lease = seen.driver.lease if seen else None
+        if self.standby is None or seen is None or lease is None or lease.holder is None:
+            return False
+        others = any(one.is_alive() for one in self._list_known_drivers())
+        return lease.holder.is_proven_dead() and others and seen.silent_for <= lease.record.ttl
+
+    def _list_known_drivers(self) -> list[LaunchedDriver]:
+        return [LaunchedDriver(**one) for one in (*(self.standby or ()), self.launched) if one]
 
     def _stop_watched_driver(self, why: str, asker: str) -> None:
         store = self.open_store()

@@ -185,6 +185,29 @@ def test_a_live_stream_is_reported_when_its_run_is_due(store: Store) -> None:
     assert seen.as_dict()["state"] == "live"
 
 
+@pytest.mark.parametrize("first", ["launched", "standby"])
+def test_a_standby_takes_over_before_the_task_acts(
+    store: Store, tmp_path: Path, first: str
+) -> None:
+    """The driver was killed, and another process that was launched is about to take its lease.
+
+    Either may have been the driver. Acting at once stopped the one that took over.
+    """
+    clock, here = ManualClock(), ProcessIdentity.this_process()
+    Lease.acquire(store, "p", here.model_copy(update={"start_ticks": here.start_ticks - 1}))
+    alive = LaunchedDriver("a", "/log", here, str(tmp_path / "a.exit"))
+    known: dict[str, Any] = {"launched": alive.as_dict()} if first == "launched" else {}
+    watching = StreamTrigger(
+        pipeline="p", floor=1, standby=[] if known else [alive.as_dict()], **known
+    )
+    observer = StreamObserver(store, "p", floor=1, launched=alive if known else None, clock=clock)
+    assert watching._observe_change(store, observer) is None
+    clock.advance(30)  # longer than a lease lives: no one has taken it
+    seen = watching._observe_change(store, observer)
+    assert seen is not None
+    assert seen.as_dict()["state"] in ("stalled", "lost")
+
+
 @pytest.mark.parametrize("lost", ["ended", "took over", "never was", "nothing"])
 def test_a_lost_standby_is_reported(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str

@@ -121,8 +121,9 @@ def test_sources_can_be_told_apart_in_every_chart(show: Open) -> None:
 def test_panels_share_the_width_of_a_laptop(show: Open) -> None:
     """No chart leaves half of the page empty beside it."""
     page = show("#/flights")
-    left, right = (page.locator(f"#{name}").bounding_box() for name in ("sources", "throughput"))
-    assert left is not None
-    assert right is not None
-    assert left["y"] == right["y"]
-    assert left["x"] + left["width"] <= right["x"]
+    # The panels above them fill one after another, and move either.
+    page.wait_for_function("""() => {
+      const box = name => document.getElementById(name)?.getBoundingClientRect() ?? {};
+      const [left, right] = [box("sources"), box("throughput")];
+      return left.width && left.top === right.top && left.right <= right.left;
+    }""")
