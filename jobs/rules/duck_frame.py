@@ -64,7 +64,8 @@ _MACROS = (
 )
 
 
-@lru_cache(4096)
+# Texts with the numbers of an epoch never return, so few are kept.
+@lru_cache(512)
 def to_duckdb(sql: str) -> str:
     r"""Render Spark SQL of the row rules in DuckDB's dialect.
 

@@ -116,9 +116,9 @@ class KafkaClient:
     def close(self) -> None:
         """End the JVM."""
         self.gateway.shutdown()
-        self._process.communicate(
-            timeout=60
-        )  # or Python would complain of a process no one waited for
+        self._process.stdin.close()
+        # Threads of py4j read and close its outputs, so `communicate` may meet a closed file.
+        self._process.wait(timeout=60)
 
     def _producer(self, transactional: bool) -> Any:
         if transactional not in self._producers:
