@@ -203,7 +203,7 @@ class StreamTrigger(PipelineTrigger):
         return not self.standby or token > self.floor or not all(d.is_alive() for d in known)
 
     def _awaits_takeover(self, observer: StreamObserver) -> bool:
-        """Whether the driver is dead, and one that stands by still has time to take its lease.
+        """Whether the driver is dead, and a standby still has time to take its lease.
 
         To act meanwhile would stop the very process that takes over: any of the launched ones may
         have been the driver.
