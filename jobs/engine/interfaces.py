@@ -14,15 +14,21 @@ import signal
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Final, Protocol
+from typing import Annotated, Any, ClassVar, Final, Protocol
 
-from pydantic import BeforeValidator, PlainSerializer, TypeAdapter
+from pydantic import BeforeValidator, ConfigDict, PlainSerializer, TypeAdapter
 
 from tidegate.checkpoints.bucket_layout import AttemptFolders
 from tidegate.checkpoints.epoch_notes import EpochCounters
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.slot_log import SlotLog
-from tidegate.jobs.eventtime.decision_types import Decision, Member, ReleaseMark, Survey
+from tidegate.jobs.eventtime.decision_types import (
+    REFUSE_UNKNOWN,
+    Decision,
+    Member,
+    ReleaseMark,
+    Survey,
+)
 from tidegate.jobs.spec.event_time_options import OmittedIfNone
 from tidegate.jobs.spec.pipeline import ReadLimits
 from tidegate.json_types import JsonObject, JsonView
@@ -70,6 +76,8 @@ class DeadObject:
         rows: rows that it would have given, at most; None if they cannot be counted.
     """
 
+    __pydantic_config__: ClassVar[ConfigDict] = REFUSE_UNKNOWN
+
     member: Annotated[Member, BeforeValidator(_parse_member), PlainSerializer(str)]
     seq: int
     key: str
@@ -100,6 +108,8 @@ class Slice:
         arrived: when the oldest object in the slice arrived, in ticks by the store's clock; None if
             the source does not know.
     """
+
+    __pydantic_config__: ClassVar[ConfigDict] = REFUSE_UNKNOWN
 
     member: Member
     start: int

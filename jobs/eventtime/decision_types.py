@@ -9,14 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field
 from enum import StrEnum
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
-from pydantic import TypeAdapter
+from pydantic import ConfigDict, TypeAdapter
 
 from tidegate.json_types import JsonObject, JsonView
 from tidegate.time_units import TICK_MAX, TICK_MIN, saturate_ticks
 
 from .pipeline_clock import read_pipeline_time
+
+REFUSE_UNKNOWN: Final = ConfigDict(extra="forbid")
+"""For what manifests hold: dropping a field would lose what a newer writer meant."""
 
 
 class Member(NamedTuple):
@@ -201,6 +204,8 @@ class BarrierHealth:
         section: the section it closed; an abort before the first arrival closes none.
     """
 
+    __pydantic_config__: ClassVar[ConfigDict] = REFUSE_UNKNOWN
+
     id: int
     outcome: BarrierOutcome
     types: tuple[str, ...]
@@ -262,6 +267,8 @@ class Decision:
         changed: an epoch without rows is still worth sealing.
         after: the decider's state after this epoch, JSON-ready.
     """
+
+    __pydantic_config__: ClassVar[ConfigDict] = REFUSE_UNKNOWN
 
     now: int
     frontier_before: int
