@@ -6,11 +6,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import Browser
 
+from tests.e2e.browser import browser_of_the_machine
 from tests.servers.jars import BROKER, CONNECTOR, ensure_jars, spark_jars
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import KafkaClient
 from tidegate.errors import TransientError
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    """One for the tests of a module."""
+    with browser_of_the_machine() as browser:
+        yield browser
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 from playwright.sync_api import Error as PlaywrightError
 
-from tests.e2e.browser import PATIENCE, browser_of_the_machine, needs_chromium, strange_requests
+from tests.e2e.browser import PATIENCE, needs_chromium, strange_requests
 from tests.operators.conftest import Cockpit, cockpit_of
 from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
 from tidegate.checkpoints.pins import RootsFile
@@ -60,13 +60,6 @@ def cockpit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cockpit]:
         found.runs = {"walk": found.api.trigger_dag("walk.stream")}
         found.until(lambda: found.head("walk") >= 12, 180, "some checkpoints")
         yield found
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    """One for all tests."""
-    with browser_of_the_machine() as browser:
-        yield browser
 
 
 @pytest.fixture

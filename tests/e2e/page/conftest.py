@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page
 
-from tests.e2e.browser import PATIENCE, browser_of_the_machine, strange_requests
+from tests.e2e.browser import PATIENCE, strange_requests
 from tests.e2e.page.streams_page import Open, Site
 from tests.operators.history import GALLERY, gallery
 from tests.operators.pages import FakeAirflowQueries, app_of, served
@@ -30,13 +30,6 @@ def site() -> Iterator[Site]:
     with served(app_of(desk)) as url:
         found.url = f"{url}/page"
         yield found
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    """One for all tests."""
-    with browser_of_the_machine() as browser:
-        yield browser
 
 
 @pytest.fixture
