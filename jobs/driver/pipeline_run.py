@@ -60,6 +60,7 @@ from .epoch_listeners import EpochListeners
 from .epoch_loop import EndConditions, EpochLoop, LoopRuntime, RunOutcome
 from .error_classification import classify_error
 from .errors import STORE_WIPED
+from .memory_arenas import limit_memory_arenas
 from .operator_requests import RequestInbox
 from .spec_checks import SqlField, judge_with_spark, require_no_mistakes
 from .startup import (
@@ -143,6 +144,7 @@ def open_run(name: str, store_url: str) -> Iterator[tuple[Store, threading.Event
 
     An error of the block leaves it as `classify_error` gives it.
     """
+    limit_memory_arenas()
     stop = threading.Event()
     try:
         with stop_on_signals(stop):

@@ -11,7 +11,7 @@ import pytest
 from tests.spark.agreement import spec_of
 from tests.spark.engine_agreement import prove
 from tidegate.jobs.rules.aggregates import Aggregation
-from tidegate.jobs.rules.duck_frame import DuckFrame
+from tidegate.jobs.rules.duck_frame import DuckFrame, open_database
 from tidegate.jobs.rules.native_support import explain_spark_rows, explain_spark_window
 from tidegate.jobs.spark.column_casts import cast_to_declared
 
@@ -105,3 +105,15 @@ def test_a_row_that_could_not_be_decoded_is_shown_alike(session: SparkSession) -
     ]
     assert shown[0].to_pylist() == shown[1].to_pylist()
     assert shown[0]["_json"][0].as_py() == '{"_why":"x \\u0000","_text":"\\u0000","_at":0}'
+
+
+def test_a_duckdb_engine_is_replaced_and_open_sessions_keep_theirs() -> None:
+    """DuckDB keeps some memory for each session until the whole engine ends."""
+    with open_database() as first:
+        first.execute("CREATE TABLE of_the_first_engine AS SELECT 1 AS one")
+        for _ in range(1_000):
+            with open_database():
+                pass
+        with open_database() as later, pytest.raises(duckdb.CatalogException):
+            later.execute("FROM of_the_first_engine")
+        assert first.execute("FROM of_the_first_engine").fetchall() == [(1,)]
