@@ -140,7 +140,7 @@ class _RenewedEngine:
             return self._engine.cursor()
 
 
-_ENGINES: Final = {for_frames: _RenewedEngine(for_frames=for_frames) for for_frames in (True, False)}
+_ENGINES: Final = {which: _RenewedEngine(for_frames=which) for which in (False, True)}
 
 
 @contextmanager
