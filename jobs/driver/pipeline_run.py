@@ -54,6 +54,7 @@ from tidegate.jobs.sinks.factory import make_sinks
 from tidegate.jobs.sinks.output_tables import DriverTables
 from tidegate.jobs.sources.factory import PipelineSources
 from tidegate.jobs.sources.input_view import InputView
+from tidegate.jobs.sources.kafka_source import needs_jvm
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 from .epoch_listeners import EpochListeners
@@ -219,7 +220,7 @@ def _start_mover(
         with contextlib.ExitStack() as on_error:
             mover = SparkMover(view, run.spec, run.work)
             on_error.callback(mover.close)
-            if any(source.kafka for source in run.spec.sources.values()):
+            if any(one.kafka and needs_jvm(one.kafka) for one in run.spec.sources.values()):
                 _ = mover.session  # offsets are asked of the brokers through its JVM
             if unjudged:
                 judge_with_spark(mover.session, run.spec, unjudged)

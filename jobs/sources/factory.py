@@ -10,7 +10,7 @@ from tidegate.jobs.spec.pipeline import PipelineSpec
 
 from .arrival_log import BucketNotifications, listen_for_objects
 from .input_view import InputView
-from .kafka_source import JvmTopicOffsets, KafkaSource
+from .kafka_source import KafkaSource, open_topic_offsets
 from .object_source import ObjectSource
 
 
@@ -33,7 +33,7 @@ class PipelineSources:
     def _open_source(self, spec: PipelineSpec, name: str, view: InputView) -> Source:
         source = spec.sources[name]
         if source.kafka is not None:
-            return KafkaSource(name, source, JvmTopicOffsets(source.kafka))
+            return KafkaSource(name, source, open_topic_offsets(source.kafka))
         notices = None
         if source.discovery.order == "arrival" and source.discovery.notifications:
             notices = listen_for_objects(*view.locate_source(name))

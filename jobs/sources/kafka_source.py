@@ -44,6 +44,7 @@ from .errors import (
     REGISTRY_UNAVAILABLE,
 )
 from .input_view import STAGED_PREFIX
+from .kafka_client import ClientTopicOffsets, translate_settings
 from .object_decoding import BAD_REASON, BAD_TEXT
 
 OFFSET_COLUMN: Final = "_at"
@@ -250,10 +251,10 @@ def _end_of_range(start: int, end_of_topic: int, row_limit: int | None) -> int:
     return min(end_of_topic, start + (row_limit or _MAX_MESSAGES_PER_SLICE), end_of_ordinal)
 
 
-# Topic ids and offsets are asked of the broker through the Java client in the driver's JVM. Spark's
-# connector brings that client, and `kafka.options` has its names for settings. confluent-kafka does
-# not understand these (docs/dependencies.md, Kafka). With Spark Connect the driver has no JVM, so a
-# Kafka source needs a classic session.
+# `kafka.options` has the Java client's names for settings; kafka_client.py understands some.
+# With others, topic ids and offsets are asked of the broker through the Java client in the driver's
+# JVM, which Spark's connector brings (docs/dependencies.md, Kafka). With Spark Connect the driver
+# has no JVM, so such a source needs a classic session.
 
 _TIMEOUT_MILLIS = 15_000  # of one question; the plan step as a whole has 120 s
 _REFUSALS = ("AuthenticationException", "AuthorizationException", "ConfigException")
@@ -276,6 +277,25 @@ def build_consumer_settings(kafka: KafkaOptions) -> dict[str, str]:
     """
     options = resolve_environment_values("kafka.options", kafka.options, os.environ)
     return {"bootstrap.servers": kafka.servers, "isolation.level": "read_committed", **options}
+
+
+def needs_jvm(kafka: KafkaOptions) -> bool:
+    """Return whether only a JVM's client can ask the brokers of a topic.
+
+    Raises:
+        ConfigurationError: a variable that the options name is not set.
+    """
+    return translate_settings(build_consumer_settings(kafka)) is None
+
+
+def open_topic_offsets(kafka: KafkaOptions) -> TopicOffsets:
+    """Return the client that asks the brokers of a topic; it connects with the first question.
+
+    Raises:
+        ConfigurationError: a variable that the options name is not set.
+    """
+    settings = translate_settings(build_consumer_settings(kafka))
+    return JvmTopicOffsets(kafka) if settings is None else ClientTopicOffsets(kafka, settings)
 
 
 class JvmTopicOffsets:

@@ -157,18 +157,12 @@ def open_cut(
 ) -> CutFrame:
     """Stage the objects of a cut below `scratch` and describe their rows.
 
-    Runs Spark jobs only to fetch ranges of Kafka. It copies objects that the store does not have as
-    files.
+    It copies objects that the store does not have as files. Ranges of Kafka are there already
+    (see `KafkaStager`).
 
     Raises:
-        TidegateError: ranges of Kafka cannot be fetched (see `stage_kafka_ranges`), or the store
-            does not give an object.
+        TidegateError: the store does not give an object.
     """
-    if any(spec.sources[piece.member.source].kafka is not None for piece in cut.slices):
-        # Imported late: few pipelines need it.
-        from .kafka_staging import stage_kafka_ranges
-
-        stage_kafka_ranges(sessions, spec, cut, scratch / "objects", staging)
     parts = _download_parts(store, cut, scratch)
     rows = sum(part.row_end - part.row_start for part in parts)
     small = sessions.is_small(rows)

@@ -1,13 +1,16 @@
-"""Plain JSON messages of a topic: Spark's Python workers write them as files, without Spark SQL.
+"""Plain JSON messages of a topic become files of rows without Spark SQL.
 
-Arrow parses a batch of objects at once. The workers import this module, so it imports little.
-Messages that Arrow might read in another way than Spark
+Arrow parses a batch of objects at once, in the driver or in Spark's Python workers. The workers
+import this module, so it imports little. Messages that Arrow might read in another way than Spark
 are handed back, and Spark reads them.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -23,8 +26,13 @@ from pyspark.sql import DataFrame
 _SMALLEST_BATCH: Final = 64
 """So many messages go to Spark for one odd message among them; a larger batch is halved."""
 _LOWER_HALF: Final = (1 << 32) - 1
-_ROW_GROUP: Final = 250_000
-"""Rows that a worker holds before it writes them."""
+_ROW_GROUP: Final = 65_536
+"""Rows of a partition that are held before they are written."""
+_PARSERS: Final = 2
+"""Threads that parse batches in the driver."""
+PARTITION: Final = "_partition"
+"""Column of a staged range: the partition of the topic."""
+_NO_ROWS: Final = pa.table({PARTITION: pa.array([], pa.int32())})
 _MOST: Final = 1_000
 """Spark refuses longer numbers and deeper values. A text of this length has neither."""
 _MOST_BYTES: Final = 50_000
@@ -64,41 +72,68 @@ MESSAGE_DDL: Final = "key binary, value binary, partition int, offset bigint, ti
 """Columns of the messages that Spark has to read."""
 
 
-def write_messages(
-    messages: DataFrame, plan: PlainMessages, folder: Path, *, in_driver: bool
-) -> None:
-    """Write the messages of ranges into a folder in their order, each partition by itself.
+def write_messages(messages: DataFrame, plan: PlainMessages, folder: Path) -> None:
+    """Let Spark's tasks write the messages of ranges into a folder, as `write_batches` does.
 
-    ``plain-*.parquet`` has the columns of the plan. ``other-*.parquet`` has the messages that Spark
-    has to read, as they came. With `in_driver` all messages come to the driver; otherwise tasks
-    write, and have to see the folder.
+    The tasks have to see the folder.
     """
-    messages = messages.select("key", "value", "partition", "offset", "timestamp")
-    if in_driver:
-        table = messages.toArrow()
-        for partition in pc.unique(table["partition"]):
-            own = table.filter(pc.equal(table["partition"], partition))
-            _write_range(own.to_batches(), plan, folder)
-        return
 
     def write_range(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write the messages of one task, in a Python worker of Spark's."""
-        _write_range(batches, plan, folder)
+        _write_tables((split_messages(batch, plan) for batch in batches), folder)
         return iter(())
 
-    messages.mapInArrow(write_range, MESSAGE_DDL).write.format("noop").mode("append").save()
+    names = ("key", "value", "partition", "offset", "timestamp")
+    rows = messages.select(*names).mapInArrow(write_range, MESSAGE_DDL)
+    rows.write.format("noop").mode("append").save()
 
 
-def _write_range(batches: Iterable[pa.RecordBatch], plan: PlainMessages, folder: Path) -> None:
-    name = f"{uuid4().hex}.parquet"
-    with (
-        _RowsWriter(folder / f"plain-{name}") as plain,
-        _RowsWriter(folder / f"other-{name}") as others,
-    ):
-        for batch in batches:
-            rows, rest = split_messages(batch, plan)
-            plain.add(rows)
-            others.add(rest)
+def write_batches(
+    batches: Iterable[pa.RecordBatch], plan: PlainMessages | None, folder: Path
+) -> None:
+    """Write messages into a folder, each partition in their order into files of its own.
+
+    ``plain-*.parquet`` has the columns of the plan. ``other-*.parquet`` has the messages that Spark
+    has to read, as they came; without a plan it has all.
+    """
+    if plan is None:
+        _write_tables(((_NO_ROWS, pa.Table.from_batches([batch])) for batch in batches), folder)
+        return
+    with ThreadPoolExecutor(_PARSERS, thread_name_prefix="kafka-parse") as pool:
+        _write_tables(_parse_ahead(pool, batches, plan), folder)
+
+
+def _parse_ahead(
+    pool: ThreadPoolExecutor, batches: Iterable[pa.RecordBatch], plan: PlainMessages
+) -> Iterator[tuple[pa.Table, pa.Table]]:
+    """Parse a few batches beside each other; yield what becomes of each, in their order."""
+    waiting = deque[Future[tuple[pa.Table, pa.Table]]]()
+    for batch in batches:
+        waiting.append(pool.submit(split_messages, batch, plan))
+        if len(waiting) > 2 * _PARSERS:
+            yield waiting.popleft().result()
+    yield from (parsed.result() for parsed in waiting)
+
+
+def _write_tables(found: Iterable[tuple[pa.Table, pa.Table]], folder: Path) -> None:
+    """Write pairs of plain rows and other messages."""
+    writers: dict[tuple[str, int], _RowsWriter] = {}
+    with ExitStack() as stack:
+        for rows, others in found:
+            for kind, table, column in (("plain", rows, PARTITION), ("other", others, "partition")):
+                for partition, own in _split_by_partition(table, column):
+                    writer = writers.get((kind, partition))
+                    if writer is None:
+                        path = folder / f"{kind}-{uuid4().hex}.parquet"
+                        writer = writers[kind, partition] = stack.enter_context(_RowsWriter(path))
+                    writer.add(own)
+
+
+def _split_by_partition(table: pa.Table, column: str) -> Iterator[tuple[int, pa.Table]]:
+    partitions = pc.unique(table[column]).to_pylist() if table.num_rows else []
+    for partition in partitions:
+        is_own = pc.equal(table[column], partition)
+        yield partition, table if len(partitions) == 1 else table.filter(is_own)
 
 
 class _RowsWriter:
@@ -131,7 +166,9 @@ class _RowsWriter:
         if self._pieces:
             rows = pa.concat_tables(self._pieces)
             self._pieces.clear()
-            self._writer = self._writer or pq.ParquetWriter(self._path, rows.schema)
+            self._writer = self._writer or pq.ParquetWriter(
+                self._path, rows.schema, use_dictionary=False, compression="lz4"
+            )
             self._writer.write_table(rows)
 
 
@@ -234,7 +271,7 @@ def _parse_texts(
     )
     # Each text begins and ends with a brace, so as many objects as texts are one in each: between
     # a closing and an opening brace there is a comma in anything but a row of objects.
-    if found.num_rows != len(words) or pc.any(pc.match_substring(words, "\0")).as_py():
+    if found.num_rows != len(words) or b"\0" in memoryview(lines).tobytes():
         raise pa.ArrowInvalid("a message has more than one object")
     found.validate(full=True)  # an escape of half a character is no UTF-8
     columns, odd = [], np.zeros(len(words), dtype=bool)

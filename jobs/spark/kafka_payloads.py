@@ -36,7 +36,7 @@ from .column_casts import (
     spark_to_arrow_type,
 )
 from .errors import AVRO_NOT_A_RECORD, AVRO_REFUSED, SCHEMA_FILE_UNREADABLE
-from .json_decoding import PlainMessages
+from .json_decoding import PARTITION, PlainMessages
 from .protobuf_decoding import (
     find_message_index,
     make_payload_reader,
@@ -44,8 +44,6 @@ from .protobuf_decoding import (
 )
 from .spark_session import SPARK_ERRORS, extract_cause
 
-PARTITION: Final = "_partition"
-"""Column of a staged range: the partition of the topic."""
 UNKNOWN_SCHEMA: Final = "_schema"
 """Column of a topic with a registry.
 

@@ -1,11 +1,11 @@
-"""Offset ranges of a cut, fetched by Spark's connector and decoded once into local Parquet.
+"""Offset ranges of a cut, fetched and decoded once into local Parquet.
 
-From there on they are objects.
+From there on they are objects. Survey, release and windows read columns of typed values, instead of
+fetching and parsing every message once for each of them.
 
-One job per source: a task reads one partition's range in order and writes it as one file, unsorted,
-since the connector gives a range to one task and in the order of its offsets. Survey, release and
-windows then read columns of typed values, instead of fetching and parsing every message once for
-each of them.
+Spark's connector takes one job per source: a task reads one partition's range in order and writes
+it as one file, unsorted, since the connector gives a range to one task and in the order of its
+offsets.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from pyspark.sql import DataFrame, SparkSession
 from tidegate.errors import TidegateError
 from tidegate.jobs.engine.interfaces import Cut
 from tidegate.jobs.sources.errors import CHANGED_WHILE_READ, KAFKA_UNAVAILABLE
+from tidegate.jobs.sources.kafka_client import MESSAGE_SCHEMA, RangeReader, translate_settings
 from tidegate.jobs.sources.kafka_source import (
     OFFSET_COLUMN,
     SchemaCache,
@@ -43,8 +44,8 @@ from .errors import (
     SCHEMA_NOT_REGISTERED,
     WORKER_LOST,
 )
-from .json_decoding import MESSAGE_DDL, write_messages
-from .kafka_payloads import PARTITION, UNKNOWN_SCHEMA, decode_messages, plan_plain_messages
+from .json_decoding import MESSAGE_DDL, PARTITION, write_batches, write_messages
+from .kafka_payloads import UNKNOWN_SCHEMA, decode_messages, plan_plain_messages
 from .spark_session import (
     SPARK_ERRORS,
     SparkSessions,
@@ -64,92 +65,139 @@ Stack frames do not count.
 _DATA_LOSS_SIGNS = ("KAFKA_DATA_LOSS", "OffsetOutOfRangeException")
 
 
-def stage_kafka_ranges(
-    sessions: SparkSessions, spec: PipelineSpec, cut: Cut, folder: Path, staging: Staging
-) -> None:
-    """Fetch the offset ranges of a cut with Spark and decode the messages into typed Parquet files.
+class KafkaStager:
+    """Fetches the offset ranges of cuts and decodes the messages into typed Parquet files.
 
-    Each part of a slice (one range of one Kafka partition) becomes one file in `folder`, named by
-    the part's key with ``~`` for ``/``. Tasks write through `staging`, which also works without a
-    shared disk.
-
-    Raises:
-        TransientError: the brokers, the registry or a worker failed, the planned messages were
-            removed, or a schema is not registered yet and the source waits for it.
-        ConfigurationError: a registered schema cannot be used, and such messages are not dead
-            letters.
-        PoisonError: Spark could not read the messages for another reason.
+    The driver's own client fetches them where it understands the source's options and the ranges
+    are for this host; Spark's connector does otherwise. Keeps the client's connections.
     """
-    ranges: dict[str, list[JsonObject]] = {}
-    for piece in cut.slices:
-        ranges.setdefault(piece.member.source, []).extend(p for p in piece.parts if "kafka" in p)
-    for source, parts in ranges.items():
-        if parts:
-            _stage_kafka_source(sessions, spec, source, parts, folder, staging)
 
+    def __init__(self, sessions: SparkSessions, spec: PipelineSpec, staging: Staging) -> None:
+        self._sessions, self._spec, self._staging = sessions, spec, staging
+        self._readers: dict[str, RangeReader] = {}
 
-def _stage_kafka_source(
-    sessions: SparkSessions,
-    spec: PipelineSpec,
-    name: str,
-    parts: list[JsonObject],
-    folder: Path,
-    staging: Staging,
-) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    source = spec.sources[name]
-    rows = sum(part["kafka"]["to"] - part["kafka"]["from"] for part in parts)
-    session, in_driver = sessions.session_for(rows), sessions.is_small(rows)
-    schemas, messages = (
-        _open_schema_registry(source),
-        _read_messages(session, source, parts, group=f"tidegate-{spec.name}-{name}"),
-    )
-    fetched = Path(mkdtemp(prefix="kafka-", dir=folder))
-    # The Python of other hosts may lack Arrow. Few rows are not worth a worker.
-    plain = plan_plain_messages(source) if in_driver or runs_on_one_host(spec.spark) else None
+    def stage_ranges(self, cut: Cut, folder: Path) -> None:
+        """Write each part of a slice, which is a range of one partition, as a file in `folder`.
 
-    def fetch(place: str) -> list[Path]:
-        """Fetch the ranges, and decode them with the schemas known so far."""
-        if plain is not None:
-            write_messages(messages, plain, fetched, in_driver=in_driver)
-            found = sorted(fetched.glob("plain-*.parquet"))
-            others = _read_others(session, fetched, in_driver=in_driver)
-            if others is not None:
-                found += staging.write_rows(decode_messages(others, source), fetched / place)
+        Its name is the part's key with ``~`` for ``/``. Tasks write through `staging`, which also
+        works without a shared disk.
+
+        Raises:
+            TransientError: the brokers, the registry or a worker failed, the planned messages were
+                removed, or a schema is not registered yet and the source waits for it.
+            ConfigurationError: the brokers refuse this client, or a registered schema cannot be
+                used, and such messages are not dead letters.
+            PoisonError: Spark could not read the messages for another reason.
+        """
+        ranges: dict[str, list[JsonObject]] = {}
+        for piece in cut.slices:
+            parts = [part for part in piece.parts if "kafka" in part]
+            ranges.setdefault(piece.member.source, []).extend(parts)
+        for source, parts in ranges.items():
+            if parts:
+                self._stage_source(source, parts, folder)
+
+    def close(self) -> None:
+        """Close the client's connections."""
+        while self._readers:
+            self._readers.popitem()[1].close()
+
+    def _stage_source(self, name: str, parts: list[JsonObject], folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        source = self._spec.sources[name]
+        fetched = Path(mkdtemp(prefix="kafka-", dir=folder))
+        try:
+            files = _group_by_partition(self._decode_ranges(name, parts, fetched))
+            for part in parts:
+                own = files.get(part["kafka"]["partition"], [])
+                _store_part_file(name, source, part, own, folder)
+        except SPARK_ERRORS as error:
+            raise _translate_job_error(name, source, error) from error
+        except TidegateError:
+            # The next attempt opens a new client: this one may hold addresses of dead brokers.
+            if name in self._readers:
+                self._readers.pop(name).close()
+            raise
+        finally:
+            self._staging.discard(fetched)
+            shutil.rmtree(fetched, ignore_errors=True)
+
+    def _decode_ranges(self, name: str, parts: list[JsonObject], folder: Path) -> list[Path]:
+        """Fetch ranges and decode them; return the files, of which some may have no row."""
+        source, schemas = self._spec.sources[name], _open_schema_registry(self._spec.sources[name])
+        rows = sum(part["kafka"]["to"] - part["kafka"]["from"] for part in parts)
+        messages = self._fetch_messages(name, parts, folder, rows)
+
+        def decode(place: str) -> list[Path]:
+            """Decode the messages with the schemas known so far."""
+            found = sorted(folder.glob("plain-*.parquet"))
+            rest = _read_others(self._sessions, folder, rows) if messages is None else messages
+            if rest is not None:
+                known = schemas.known if schemas is not None else None
+                decoded = decode_messages(rest, source, known)
+                found += self._staging.write_rows(decoded, folder / place)
             return found
-        known = schemas.known if schemas is not None else None
-        return staging.write_rows(decode_messages(messages, source, known), fetched / place)
 
-    try:
-        found = fetch("first")
-        strangers = _find_unknown_schemas(found) if schemas is not None else {}
-        # The range is fetched once more for the first appearance of a schema.
-        if schemas is not None and schemas.fetch_missing(set(strangers)):
-            found = fetch("again")
+        found = decode("first")
+        if schemas is None:
+            return found
+        strangers = _find_unknown_schemas(found)
+        # The range is decoded once more for the first appearance of a schema.
+        if schemas.fetch_missing(set(strangers)):
+            found = decode("again")
             strangers = _find_unknown_schemas(found)
-        if (
-            schemas is not None
-            and strangers
-            and source.kafka is not None
-            and source.kafka.on_unknown_schema == "wait"
-        ):
+        assert source.kafka is not None  # noqa: S101
+        if strangers and source.kafka.on_unknown_schema == "wait":
             raise _unknown_schema_error(name, source, strangers, schemas)
-        files = _group_by_partition(found)
-        for part in parts:
-            _store_part_file(name, source, part, files.get(part["kafka"]["partition"], []), folder)
-    except SPARK_ERRORS as error:
-        raise _translate_job_error(name, source, error) from error
-    finally:
-        staging.discard(fetched)
-        shutil.rmtree(fetched, ignore_errors=True)
+        return found
+
+    def _fetch_messages(
+        self, name: str, parts: list[JsonObject], folder: Path, rows: int
+    ) -> DataFrame | None:
+        """Write the messages into the folder, as `write_batches` does.
+
+        Returns:
+            The messages, if only Spark can read them and nothing was written.
+        """
+        source, in_driver = self._spec.sources[name], self._sessions.is_small(rows)
+        # The Python of other hosts may lack Arrow. Few rows are not worth a worker.
+        is_here = in_driver or runs_on_one_host(self._spec.spark)
+        plain = plan_plain_messages(source) if is_here else None
+        reader = self._open_reader(name) if is_here else None
+        if reader is not None:
+            ranges = [part["kafka"] for part in parts]
+            places = {one["partition"]: (one["from"], one["to"]) for one in ranges}
+            write_batches(reader.read_ranges(places), plain, folder)
+            return None
+        session = self._sessions.session_for(rows)
+        group = f"tidegate-{self._spec.name}-{name}"
+        messages = _read_messages(session, source, parts, group=group)
+        if plain is None:
+            return messages
+        if in_driver:
+            names = [field.name for field in MESSAGE_SCHEMA]
+            write_batches(messages.select(*names).toArrow().to_batches(), plain, folder)
+        else:
+            write_messages(messages, plain, folder)
+        return None
+
+    def _open_reader(self, name: str) -> RangeReader | None:
+        """The driver's own client of a source; None where only the connector can read it."""
+        kafka = self._spec.sources[name].kafka
+        assert kafka is not None  # noqa: S101
+        settings = None if kafka.headers else translate_settings(build_consumer_settings(kafka))
+        if settings is not None and name not in self._readers:
+            self._readers[name] = RangeReader(name, kafka, settings)
+        return self._readers.get(name)
 
 
-def _read_others(session: SparkSession, folder: Path, *, in_driver: bool) -> DataFrame | None:
-    """The messages that `write_messages` left to Spark; None if there are none."""
+def _read_others(sessions: SparkSessions, folder: Path, rows: int) -> DataFrame | None:
+    """The messages that `write_batches` left to Spark; None if there are none."""
     files = sorted(map(str, folder.glob("other-*.parquet")))
     if not files:
         return None
-    if not in_driver:
+    session = sessions.session_for(rows)
+    if not sessions.is_small(rows):
         return session.read.parquet(*files)
     return arrow_to_frame(session, pa.concat_tables(map(pq.read_table, files)), MESSAGE_DDL)
 

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 import structlog
@@ -57,8 +57,11 @@ from .spark_session import (
     open_session,
     runs_on_one_host,
 )
-from .staging import BucketStaging, open_staging
+from .staging import BucketStaging, Staging, open_staging
 from .tumbling_sliding_windows import process_window
+
+if TYPE_CHECKING:
+    from .kafka_staging import KafkaStager
 
 _T = TypeVar("_T")
 _VERDICT_SCHEMA = pa.schema(
@@ -116,6 +119,7 @@ class SparkMover:
         if not self._native or self._list_spark_windows():
             _ = self._sessions.full
         self._cut_folder: Path | None = None  # scratch files of the newest survey
+        self._kafka = _open_kafka_stager(self._sessions, spec, self._staging)
 
     @property
     def session(self) -> SparkSession:
@@ -129,6 +133,8 @@ class SparkMover:
         """
         self._discard_cut_folder()
         folder = self._cut_folder = Path(mkdtemp(prefix="epoch-", dir=self._workdir))
+        if self._kafka is not None:
+            self._kafka.stage_ranges(cut, folder / "objects")
         frame = open_cut(self._sessions, self._spec, self._store, cut, folder, self._staging)
         scans = self._run_reporting_errors(
             frame, lambda: survey_cut(frame, self._spec, state, native=self._native)
@@ -159,7 +165,9 @@ class SparkMover:
         return SparkReducerRunner(self._sessions, self._workdir)
 
     def close(self) -> None:
-        """Stop an own session and remove scratch files."""
+        """Stop an own session, close connections and remove scratch files."""
+        if self._kafka is not None:
+            self._kafka.close()
         self._staging.discard(self._workdir)
         shutil.rmtree(self._workdir, ignore_errors=True)
         if self._own and self._sessions.is_started:
@@ -316,3 +324,15 @@ def _process_window_output(epoch: EpochContext, name: str, edges: EpochEdges) ->
 
 def _release_rows(epoch: EpochContext, scans: MemberScans) -> ReleasedRows:
     return release_rows(epoch) if epoch.spec.outputs.events else count_released_rows(scans)
+
+
+def _open_kafka_stager(
+    sessions: SparkSessions, spec: PipelineSpec, staging: Staging
+) -> KafkaStager | None:
+    """What fetches ranges of topics; None without a topic."""
+    if all(source.kafka is None for source in spec.sources.values()):
+        return None
+    # Imported late: few pipelines need it.
+    from .kafka_staging import KafkaStager
+
+    return KafkaStager(sessions, spec, staging)

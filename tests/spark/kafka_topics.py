@@ -14,7 +14,7 @@ from google.protobuf.descriptor_pb2 import (
 )
 
 from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN, UnusableSchema
-from tidegate.jobs.spark.json_decoding import write_messages
+from tidegate.jobs.spark.json_decoding import write_batches, write_messages
 from tidegate.jobs.spark.kafka_payloads import decode_messages, plan_plain_messages
 from tidegate.jobs.spec.pipeline import SourceSpec
 
@@ -79,7 +79,11 @@ def rows(
         plan = plan_plain_messages(source)
         assert plan is not None
         plain.mkdir(exist_ok=True)
-        write_messages(messages, plan, plain, in_driver=in_driver)
+        if in_driver:
+            names = ("key", "value", "partition", "offset", "timestamp")
+            write_batches(messages.select(*names).toArrow().to_batches(), plan, plain)
+        else:
+            write_messages(messages, plan, plain)
         messages = session.read.parquet(f"{plain}/other-*.parquet")
     found = decode_messages(messages, source, known).collect()
     if plain is not None:

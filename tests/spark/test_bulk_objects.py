@@ -15,8 +15,13 @@ import pytest
 from tests.spark.kafka_topics import SENT, spec_of
 from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN
 from tidegate.jobs.spark import json_decoding
-from tidegate.jobs.spark.json_decoding import _write_range, parse_objects, split_messages
-from tidegate.jobs.spark.kafka_payloads import PARTITION, plan_plain_messages
+from tidegate.jobs.spark.json_decoding import (
+    PARTITION,
+    parse_objects,
+    split_messages,
+    write_batches,
+)
+from tidegate.jobs.spark.kafka_payloads import plan_plain_messages
 
 _SCHEMA: Final = pa.schema(
     {
@@ -168,13 +173,46 @@ def test_a_task_that_fails_leaves_no_rows(tmp_path: Path, monkeypatch: pytest.Mo
         yield from batches
         raise OSError("No space left on device")
 
-    _write_range(iter([batch]), plan, tmp_path)
+    write_batches(iter([batch]), plan, tmp_path)
     assert sum(pq.read_metadata(file).num_rows for file in tmp_path.iterdir()) == 2
     again = tmp_path / "again"
     again.mkdir()
     with pytest.raises(OSError, match="No space"):
-        _write_range(fail_behind(iter([batch])), plan, again)
+        write_batches(fail_behind(iter([batch])), plan, again)
     assert not [*again.iterdir()]
+
+
+def test_each_partition_has_files_of_its_own_in_the_order_of_its_messages(tmp_path: Path) -> None:
+    """A client hands out the messages of all partitions in one batch."""
+    plan = plan_plain_messages(spec_of(kafka={"headers": {}, "key": None, "timestamp": None}))
+    assert plan is not None
+    batches = [
+        pa.record_batch(
+            {
+                "value": [b'{"n":1}', b'{"n":2}', b"odd", b'{"n":4}'],
+                "partition": pa.array([0, 7, 7, 0], pa.int32()),
+                "offset": [2 * turn, 10 + 2 * turn, 11 + 2 * turn, 1 + 2 * turn],
+            }
+        )
+        for turn in range(20)
+    ]
+    write_batches(batches, plan, tmp_path)
+    tables = [pq.read_table(file) for file in sorted(tmp_path.glob("plain-*.parquet"))]
+    found = {table[PARTITION][0].as_py(): table[OFFSET_COLUMN].to_pylist() for table in tables}
+    assert found == {0: [*range(40)], 7: [*range(10, 50, 2)]}
+    (odd,) = tmp_path.glob("other-*.parquet")
+    assert pq.read_table(odd)["offset"].to_pylist() == [*range(11, 51, 2)]
+
+
+def test_without_a_plan_all_messages_are_left_to_spark(tmp_path: Path) -> None:
+    """They are on this disk then, as they came."""
+    batch = pa.record_batch(
+        {"value": [b"\0"], "partition": pa.array([3], pa.int32()), "offset": [8]}
+    )
+    write_batches([batch], None, tmp_path)
+    (file,) = tmp_path.iterdir()
+    assert file.name.startswith("other-")
+    assert pq.read_table(file).to_pylist() == batch.to_pylist()
 
 
 @pytest.mark.parametrize("kind", ["float", "binary"])

@@ -1,0 +1,286 @@
+"""A Kafka client in the driver's own process, for topics that can be read without a JVM.
+
+confluent-kafka (librdkafka) reads a message with a quarter of the processor time that Spark's
+connector needs. It understands only some of the Java client's settings, whose names `kafka.options`
+has. `translate_settings` says which; with other settings, and where the library is not installed,
+the JVM's clients are used.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from base64 import urlsafe_b64encode
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from tidegate.errors import TidegateError
+from tidegate.jobs.spec.source_options import KafkaOptions
+
+from .errors import (
+    CHANGED_WHILE_READ,
+    KAFKA_CERTIFICATE,
+    KAFKA_DENIED,
+    KAFKA_NO_TOPIC,
+    KAFKA_UNAVAILABLE,
+)
+
+MESSAGE_SCHEMA: Final = pa.schema(
+    {
+        "key": pa.binary(),
+        "value": pa.binary(),
+        "partition": pa.int32(),
+        "offset": pa.int64(),
+        "timestamp": pa.timestamp("us", "UTC"),
+    }
+)
+"""Columns of the batches that `RangeReader.read_ranges` yields."""
+
+_SAME_NAMES: Final = frozenset(
+    {
+        "bootstrap.servers",
+        "client.id",
+        "client.rack",
+        "isolation.level",
+        "sasl.mechanism",
+        "security.protocol",
+    }
+)
+_LOGIN: Final = re.compile(
+    r"\s*org\.apache\.kafka\.common\.security\.(?:plain\.Plain|scram\.Scram)LoginModule"
+    r'\s+required\s+username="([^"\\]*)"\s+password="([^"\\]*)"\s*;\s*'
+)
+_READER_SETTINGS: Final = {
+    "group.id": "tidegate",  # the client wants a name; nothing is ever committed to the group
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    "auto.offset.reset": "error",
+    "enable.partition.eof": True,
+    "fetch.wait.max.ms": 1,  # all messages of a range are there; one at the end must not wait
+    "fetch.queue.backoff.ms": 10,
+    "queued.min.messages": 200_000,
+    "queued.max.messages.kbytes": 32_768,
+    "log_level": 0,
+}
+_MOST_MESSAGES: Final = 20_000
+"""Messages of one batch."""
+_CALL_SECONDS: Final = 0.1
+_SILENCE_SECONDS: Final = 30.0
+"""So long a broker may send nothing of a range that it has."""
+_QUESTION_SECONDS: Final = 15.0
+
+
+def translate_settings(settings: Mapping[str, str]) -> dict[str, Any] | None:
+    """Return the settings of a Java client as settings of librdkafka.
+
+    None if one of them has no counterpart here, or if the library is not installed. TLS needs a
+    truststore in PEM: a JVM trusts other authorities than the system does.
+
+    >>> translate_settings({"bootstrap.servers": "b:9092", "isolation.level": "read_committed"})
+    {'bootstrap.servers': 'b:9092', 'isolation.level': 'read_committed'}
+    >>> translate_settings({"bootstrap.servers": "b:9092", "security.protocol": "SSL"}) is None
+    True
+    """
+    found: dict[str, Any] = {k: v for k, v in settings.items() if k in _SAME_NAMES}
+    rest = {k: v for k, v in settings.items() if k not in _SAME_NAMES}
+    if (login := _LOGIN.fullmatch(rest.get("sasl.jaas.config", ""))) is not None:
+        found["sasl.username"], found["sasl.password"] = login.groups()
+        del rest["sasl.jaas.config"]
+    if rest.pop("ssl.truststore.type", None) == "PEM" and "ssl.truststore.location" in rest:
+        found["ssl.ca.location"] = rest.pop("ssl.truststore.location")
+    protocol = found.get("security.protocol", "PLAINTEXT")
+    unsafe = "SSL" in protocol.replace("SASL", "") and "ssl.ca.location" not in found
+    nameless = "SASL" in protocol and "sasl.username" not in found
+    if rest or unsafe or nameless or find_spec("confluent_kafka") is None:
+        return None
+    return found
+
+
+class ClientTopicOffsets:
+    """Implements `TopicOffsets` (kafka_source.py) without a JVM.
+
+    Args:
+        kafka: the source's options.
+        settings: what `translate_settings` returned for them.
+    """
+
+    def __init__(self, kafka: KafkaOptions, settings: Mapping[str, Any]) -> None:
+        self._kafka, self._settings = kafka, settings
+        self._admin: Any = None
+
+    def read_offsets(self, *, settled: bool = True) -> Mapping[int, tuple[int, int]]:
+        """Return partition -> (first offset held, offset after the last that may be read)."""
+        from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
+
+        specs: Any = import_module("confluent_kafka.admin").OffsetSpec
+        committed = settled and self._settings["isolation.level"] == "read_committed"
+        level = "READ_COMMITTED" if committed else "READ_UNCOMMITTED"
+        try:
+            partitions = [one.id for one in self._describe_topic().partitions]
+            first, end = (
+                self._get_admin_client().list_offsets(
+                    {TopicPartition(self._kafka.topic, p): spec for p in partitions},
+                    isolation_level=IsolationLevel[level],
+                    request_timeout=_QUESTION_SECONDS,
+                )
+                for spec in (specs.earliest(), specs.latest())
+            )
+            bounds = [
+                {place.partition: answer.result().offset for place, answer in answers.items()}
+                for answers in (first, end)
+            ]
+        except KafkaException as error:
+            raise self._give_up(error) from error
+        return {partition: (bounds[0][partition], bounds[1][partition]) for partition in partitions}
+
+    def read_topic_id(self) -> str | None:
+        """Return the id of the topic that has the name now; None from brokers without ids."""
+        from confluent_kafka import KafkaException
+
+        try:
+            found = self._describe_topic().topic_id
+        except KafkaException as error:
+            raise self._give_up(error) from error
+        halves = (found.get_most_significant_bits(), found.get_least_significant_bits())
+        raw = b"".join(half.to_bytes(8, "big", signed=True) for half in halves)
+        # The same text as the Java client gives: positions in manifests have it.
+        return urlsafe_b64encode(raw).decode().rstrip("=") if any(raw) else None
+
+    def _describe_topic(self) -> Any:
+        from confluent_kafka import TopicCollection
+
+        names = TopicCollection([self._kafka.topic])
+        answers = self._get_admin_client().describe_topics(names, request_timeout=_QUESTION_SECONDS)
+        return answers[self._kafka.topic].result()
+
+    def _get_admin_client(self) -> Any:
+        if self._admin is None:
+            from confluent_kafka.admin import AdminClient
+
+            settings = {k: v for k, v in self._settings.items() if k != "isolation.level"}
+            self._admin = AdminClient({**settings, "log_level": 0})
+        return self._admin
+
+    def _give_up(self, error: Any) -> TidegateError:
+        """Translate an error, and let the next question open a new client."""
+        self._admin = None
+        return translate_client_error(error.args[0], self._kafka)
+
+
+class RangeReader:
+    """Reads offset ranges of one topic; keeps its connections from one epoch to the next.
+
+    Args:
+        source: the source's name, for errors.
+        kafka: its options.
+        settings: what `translate_settings` returned for them.
+    """
+
+    def __init__(self, source: str, kafka: KafkaOptions, settings: Mapping[str, Any]) -> None:
+        from confluent_kafka import Consumer
+
+        self._source, self._kafka = source, kafka
+        self._consumer = Consumer({**settings, **_READER_SETTINGS})
+
+    def read_ranges(self, ranges: Mapping[int, tuple[int, int]]) -> Iterator[pa.RecordBatch]:
+        """Yield the messages of partition -> (first offset, end), each partition's in order.
+
+        Offsets that compaction or transactions left empty are not in the batches. Without a column
+        for it, the timestamp is null.
+
+        Raises:
+            TransientError: the brokers do not answer, or messages of a range were removed.
+            ConfigurationError: the brokers refuse this client.
+        """
+        from confluent_kafka import TopicPartition
+
+        topic = self._kafka.topic
+        positions = {partition: start for partition, (start, end) in ranges.items() if end > start}
+        ends = np.zeros(max(ranges, default=0) + 1, dtype=np.int64)
+        for partition in positions:
+            ends[partition] = ranges[partition][1]
+        places = [TopicPartition(topic, *place) for place in positions.items()]
+        self._consumer.assign(places)
+        self._consumer.resume(places)  # a pause outlives the assignment
+        try:
+            while positions:
+                batch = self._read_batch(positions, sum(ends[p] - positions[p] for p in positions))
+                for partition in [p for p in positions if positions[p] >= ends[p]]:
+                    del positions[partition]
+                    self._consumer.pause([TopicPartition(topic, partition)])
+                inside = batch["offset"].to_numpy() < ends[batch["partition"].to_numpy()]
+                yield batch if inside.all() else batch.filter(pa.array(inside))
+        finally:
+            self._consumer.unassign()
+
+    def _read_batch(self, positions: dict[int, int], missing: int) -> pa.RecordBatch:
+        """Wait for messages, return them and move the positions behind them."""
+        deadline = time.monotonic() + _SILENCE_SECONDS
+        # A call returns when it has so many messages, or after its time.
+        while not (found := self._consumer.consume(min(missing, _MOST_MESSAGES), _CALL_SECONDS)):
+            if time.monotonic() > deadline:
+                detail = f"nothing came for {_SILENCE_SECONDS:.0f} s"
+                raise KAFKA_UNAVAILABLE(servers=self._kafka.servers, detail=detail)
+        events: list[Any] = [message for message in found if message.error() is not None]
+        batch = self._tabulate_messages(
+            [message for message in found if message.error() is None] if events else found
+        )
+        partitions, offsets = batch["partition"].to_numpy(), batch["offset"].to_numpy()
+        for partition in np.unique(partitions).tolist():
+            if partition in positions:
+                positions[partition] = int(offsets[partitions == partition][-1]) + 1
+        for event in events:
+            if self._is_end_of_partition(event) and event.partition() in positions:
+                positions[event.partition()] = max(positions[event.partition()], event.offset())
+        return batch
+
+    def _tabulate_messages(self, messages: Sequence[Any]) -> pa.RecordBatch:
+        times = [m.timestamp()[1] for m in messages] if self._kafka.timestamp is not None else None
+        moments = pa.nulls(len(messages), pa.int64()) if times is None else pa.array(times)
+        columns = [
+            pa.array([message.key() for message in messages], pa.binary()),
+            pa.array([message.value() for message in messages], pa.binary()),
+            pa.array([message.partition() for message in messages], pa.int32()),
+            pa.array([message.offset() for message in messages], pa.int64()),
+            moments.cast(pa.timestamp("ms", "UTC")).cast(MESSAGE_SCHEMA.field("timestamp").type),
+        ]
+        return pa.record_batch(columns, MESSAGE_SCHEMA)
+
+    def _is_end_of_partition(self, event: Any) -> bool:
+        """Whether a message without a value tells that its partition has no more for now.
+
+        Raises:
+            TransientError, ConfigurationError: it tells of an error that does not pass by itself.
+        """
+        from confluent_kafka import KafkaError
+
+        error = event.error()
+        if error.code() == KafkaError._PARTITION_EOF:
+            return True
+        if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+            what = f"messages of {self._kafka.topic} were removed"
+            raise CHANGED_WHILE_READ(source=self._source, what=what)
+        if not error.retriable():
+            raise translate_client_error(error, self._kafka)
+        return False
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._consumer.close()
+
+
+def translate_client_error(error: Any, kafka: KafkaOptions) -> TidegateError:
+    """Return an error of librdkafka in tidegate's words."""
+    name, detail = error.name(), error.str()
+    if name in ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC"):
+        return KAFKA_NO_TOPIC(topic=kafka.topic, servers=kafka.servers)
+    if name.endswith("AUTHORIZATION_FAILED") or "AUTHENTICATION" in name:
+        return KAFKA_DENIED(servers=kafka.servers, detail=detail)
+    if name == "_SSL":
+        return KAFKA_CERTIFICATE(servers=kafka.servers, detail=detail)
+    return KAFKA_UNAVAILABLE(servers=kafka.servers, detail=f"{name}: {detail}")
