@@ -65,6 +65,7 @@ _READER_SETTINGS: Final = {
     "fetch.queue.backoff.ms": 10,
     "queued.min.messages": 200_000,
     "queued.max.messages.kbytes": 32_768,
+    "fetch.message.max.bytes": 4 << 20,
     "log_level": 0,
 }
 _MOST_MESSAGES: Final = 20_000

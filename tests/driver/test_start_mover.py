@@ -21,6 +21,9 @@ _TOPIC = {
 }
 
 
+_TLS = {**_TOPIC, "kafka": {**_TOPIC["kafka"], "options": {"security.protocol": "SSL"}}}  # type: ignore[dict-item]
+
+
 class _Mover:
     """Notes when Spark is started."""
 
@@ -39,11 +42,11 @@ class _Mover:
         """Nothing to close."""
 
 
-@pytest.mark.parametrize(("source", "starts"), [(_OBJECTS, False), (_TOPIC, True)])
-def test_a_topic_has_a_jvm_before_the_first_question(
+@pytest.mark.parametrize(("source", "starts"), [(_OBJECTS, False), (_TOPIC, False), (_TLS, True)])
+def test_a_topic_that_needs_a_jvm_has_one_before_the_first_question(
     source: dict[str, Any], starts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Offsets are asked through the JVM, which a mover otherwise starts when it needs Spark SQL."""
+    """A mover otherwise starts one when it needs Spark SQL."""
     monkeypatch.setattr(mover, "SparkMover", _Mover)
     run: Any = SimpleNamespace(spec=spec_of(sources={"a": source}), work=tmp_path)
     with _start_mover(run, None, []) as wait_for_mover:  # type: ignore[arg-type]

@@ -19,7 +19,8 @@ from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import KafkaClient
 from tidegate.errors import PoisonError, TransientError
 from tidegate.jobs.eventtime.decision_types import Member
-from tidegate.jobs.sources.kafka_source import JvmTopicOffsets, KafkaSource
+from tidegate.jobs.sources.kafka_client import ClientTopicOffsets
+from tidegate.jobs.sources.kafka_source import JvmTopicOffsets, KafkaSource, open_topic_offsets
 from tidegate.jobs.spec.pipeline import ReadLimits
 from tidegate.jobs.spec.source_options import KafkaOptions
 
@@ -36,7 +37,7 @@ sources:
       servers: {servers}
       topic: clicks
       key: who
-      headers: {{origin: from}}
+      {headers}
     schema: {{at: timestamp, item: string, amount: long, who: string, origin: string}}
     event_time: at
     lag: 1h
@@ -88,15 +89,22 @@ def seen(pipeline: Piped) -> list[tuple[str, int, int]]:
     return sorted((row["_partition"], row["_seq"], row["amount"]) for row in rows)
 
 
+@pytest.mark.parametrize(("headers", "origin"), [("headers: {origin: from}", "phone"), ("", None)])
 def test_every_offset_once(
-    jars: tuple[list[Path], list[Path]], broker: KafkaServer, client: KafkaClient, tmp_path: Path
+    jars: tuple[list[Path], list[Path]],
+    broker: KafkaServer,
+    client: KafkaClient,
+    tmp_path: Path,
+    headers: str,
+    origin: str | None,
 ) -> None:
     """Drivers killed in the middle of an epoch and a broker killed in the middle of the stream
     change nothing: each offset once.
 
     Messages that cannot be read are dead letters at their own offset; a transaction's marker is not a
     row; partitions that are added later are read from their beginning; offsets that retention took
-    are named, not stepped over.
+    are named, not stepped over. Spark's connector reads the topic with headers, and the driver's own
+    client the one without.
     """
     offsets = JvmTopicOffsets(
         KafkaOptions(servers=broker.servers, topic="clicks"), lambda: client.jvm
@@ -119,8 +127,11 @@ def test_every_offset_once(
     while (found := dict(offsets.read_offsets())) != wanted and time.monotonic() < deadline:
         time.sleep(0.1)
     assert found == wanted
+    own = open_topic_offsets(KafkaOptions(servers=broker.servers, topic="clicks"))
+    assert isinstance(own, ClientTopicOffsets)
+    assert (own.read_offsets(), own.read_topic_id()) == (wanted, offsets.read_topic_id())
 
-    pipeline = Piped(tmp_path / "p", SPEC.format(servers=broker.servers))
+    pipeline = Piped(tmp_path / "p", SPEC.format(servers=broker.servers, headers=headers))
     environment = {"TIDEGATE_SPARK_JARS": ",".join(map(str, jars[1]))}
     assert pipeline.run("move.done:2", "--until-idle", "3", environment=environment) == SIGKILLED, (
         pipeline.log_text()
@@ -149,7 +160,7 @@ def test_every_offset_once(
     }
     assert {
         row["origin"] for row in pipeline.table("events").to_pylist() if row["amount"] < 90
-    } == {"phone"}
+    } == {origin}
     places = [(p, seq) for p, seq, _ in seen(pipeline)]
     marker = {("0", 32), ("0", 33)} - set(places)  # the broker may write it after the next message
     assert len(marker) == 1, "the marker of the transaction is no row"
