@@ -107,7 +107,7 @@ class KafkaStager:
         source = self._spec.sources[name]
         fetched = Path(mkdtemp(prefix="kafka-", dir=folder))
         try:
-            files = _group_by_partition(self._decode_ranges(name, parts, fetched))
+            files = group_by_partition(self._decode_ranges(name, parts, fetched))
             for part in parts:
                 own = files.get(part["kafka"]["partition"], [])
                 _store_part_file(name, source, part, own, folder)
@@ -237,20 +237,27 @@ def _open_schema_registry(source: SourceSpec) -> SchemaCache | None:
     )
 
 
-def _group_by_partition(files: list[Path]) -> dict[int, list[Path]]:
-    """Partition -> the files of its range; those without a row are left out."""
+def group_by_partition(files: list[Path]) -> dict[int, list[Path]]:
+    """Return partition -> the files of its range; those without a row are left out.
+
+    Spark may decode messages of several partitions in one task. A file with them is divided.
+    """
     found: dict[int, list[Path]] = {}
     for file in files:
-        first = next(pq.ParquetFile(file).iter_batches(batch_size=1, columns=[PARTITION]), None)
-        if first is not None and first.num_rows:
-            found.setdefault(first[PARTITION][0].as_py(), []).append(file)
+        partitions = pc.unique(pq.read_table(file, columns=[PARTITION])[PARTITION]).to_pylist()
+        for partition in partitions:
+            own = file
+            if len(partitions) > 1:
+                own = file.with_name(f"{file.stem}-{partition}.parquet")
+                pq.write_table(pq.read_table(file, filters=[(PARTITION, "=", partition)]), own)
+            found.setdefault(partition, []).append(own)
     return found
 
 
 def _find_unknown_schemas(fetched: list[Path]) -> dict[int, str]:
     """Numbers of schemas that are not known, and where the first message of each is."""
     found: dict[int, str] = {}
-    for partition, files in sorted(_group_by_partition(fetched).items()):
+    for partition, files in sorted(group_by_partition(fetched).items()):
         for file in files:
             rows = pq.read_table(file, columns=[UNKNOWN_SCHEMA, OFFSET_COLUMN])
             unknown = rows.filter(pc.is_valid(rows[UNKNOWN_SCHEMA]))

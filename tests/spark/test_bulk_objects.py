@@ -22,6 +22,7 @@ from tidegate.jobs.spark.json_decoding import (
     write_batches,
 )
 from tidegate.jobs.spark.kafka_payloads import plan_plain_messages
+from tidegate.jobs.spark.kafka_staging import group_by_partition
 
 _SCHEMA: Final = pa.schema(
     {
@@ -202,6 +203,29 @@ def test_each_partition_has_files_of_its_own_in_the_order_of_its_messages(tmp_pa
     assert found == {0: [*range(40)], 7: [*range(10, 50, 2)]}
     (odd,) = tmp_path.glob("other-*.parquet")
     assert pq.read_table(odd)["offset"].to_pylist() == [*range(11, 51, 2)]
+
+
+def test_decoded_messages_of_several_partitions_in_one_file_keep_their_places(
+    tmp_path: Path,
+) -> None:
+    """Spark decodes the odd messages of all partitions in one task (docs/track-record.md, F53)."""
+    rows = {PARTITION: pa.array([2, 0, 2], pa.int32()), OFFSET_COLUMN: [5, 7, 6]}
+    pq.write_table(pa.table(rows), tmp_path / "part-0.parquet")
+    pq.write_table(pa.table(rows).slice(1, 1), tmp_path / "part-1.parquet")
+    pq.write_table(pa.table(rows).slice(0, 0), tmp_path / "part-2.parquet")
+    grouped = group_by_partition(sorted(tmp_path.iterdir()))
+    found = {
+        partition: [
+            row
+            for file in files
+            for row in pq.read_table(file, columns=[PARTITION, OFFSET_COLUMN]).to_pylist()
+        ]
+        for partition, files in grouped.items()
+    }
+    assert found == {
+        0: [{PARTITION: 0, OFFSET_COLUMN: 7}] * 2,
+        2: [{PARTITION: 2, OFFSET_COLUMN: 5}, {PARTITION: 2, OFFSET_COLUMN: 6}],
+    }
 
 
 def test_without_a_plan_all_messages_are_left_to_spark(tmp_path: Path) -> None:
