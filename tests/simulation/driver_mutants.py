@@ -96,6 +96,23 @@ DRIVER_MUTANTS = (
         fault="B7",
     ),
     Mutant(
+        "refusals from before an epoch count as well",
+        lambda: [
+            reword(
+                EpochLoop,
+                "_record_outcome",
+                "self._backoff, self._denied_for = _FIRST_BACKOFF, 0.0",
+                "self._backoff = _FIRST_BACKOFF",
+            )
+        ],
+        focus=("denied", "move"),
+    ),
+    Mutant(
+        "a driver that is refused waits without end",
+        lambda: [reword(EpochLoop, "_wait_and_reload", "self._denied_for += pause", "pass")],
+        focus=("denied", "objects"),
+    ),
+    Mutant(
         "a full disk is not waited for",
         lambda: [
             reword(

@@ -28,7 +28,14 @@ from tidegate.checkpoints import errors, host_clock, lease, slot_log
 from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.checkpoints.store import StoreDeniedError
 from tidegate.errors import FailureClass, TidegateError
-from tidegate.jobs.driver import housekeeping, landing_log, pipeline_run, startup, status_reporter
+from tidegate.jobs.driver import (
+    epoch_loop,
+    housekeeping,
+    landing_log,
+    pipeline_run,
+    startup,
+    status_reporter,
+)
 from tidegate.jobs.driver.epoch_loop import EndConditions, EpochLoop, LoopRuntime, RunOutcome
 from tidegate.jobs.driver.housekeeping import Housekeeper
 from tidegate.jobs.driver.pipeline_run import RunOptions, run_until_end
@@ -44,6 +51,8 @@ if TYPE_CHECKING:
     from tests.simulation.world import Process, World
 
 _PERSONS = (FailureClass.POISON, FailureClass.CONFIGURATION)
+_DENIED_PATIENCE = 60.0  # seconds; ten minutes in the product, which few schedules would reach
+_MOST_REFUSALS = 8  # the pauses between them, 1, 2, 4, 8 and three times 15 s, make the patience
 _SCRATCH = Path("/nonexistent")  # nothing is ever written there
 
 
@@ -71,6 +80,23 @@ class SimLoop(EpochLoop):
             self._stage.require_finished(self._engine.resume_state.head)
         self._stage.world.current_process().step = "end"
         return outcome
+
+    def _record_outcome(self, report: EpochReport, seconds: float) -> None:
+        self._stage.world.current_process().refusals.clear()
+        super()._record_outcome(report, seconds)
+
+    def _announce_sink_wait(self) -> None:
+        super()._announce_sink_wait()
+        self._stage.world.current_process().refusals.clear()
+
+    def _require_passing(self, error: Exception) -> TidegateError:
+        process = self._stage.world.current_process()
+        if isinstance(error, StoreDeniedError):
+            process.refusals.append(self._stage.world.now)
+        passing = super()._require_passing(error)
+        if len(process.refusals) > _MOST_REFUSALS:
+            raise Violation(f"{process.name} was refused {len(process.refusals)} times, and waits")
+        return passing
 
     def _wait_for_publisher(self) -> bool:
         threads = self._publisher._threads.values()
@@ -136,10 +162,12 @@ def drive(stage: Stage, process: Process, options: RunOptions) -> None:
 def _has_cause(stage: Stage, process: Process, error: TidegateError) -> bool:
     """Something is damaged, or the driver is one that slept through a takeover.
 
-    A driver that starts needs a person where the store refuses it; one that runs has to wait.
+    A driver that starts needs a person where the store refuses it. One that runs needs one only
+    when it was refused again and again for all of its patience, without an epoch in between.
     """
     if isinstance(error, StoreDeniedError):
-        return not process.runs
+        refused_since = min(process.refusals, default=stage.world.now)
+        return not process.runs or stage.world.now - refused_since >= _DENIED_PATIENCE
     if error.code == "manifest.newer_format":
         return process.version == "1"
     world = stage.world
@@ -256,6 +284,7 @@ def real_shell(world: World) -> Iterator[None]:
         (host_clock.SystemClock, "sleep", lambda _, seconds: world.clock().sleep(seconds)),
         (ProcessIdentity, "this_process", lambda *_: world.current_process().holder),
         (status_reporter, "bind_log_context", lambda **_: None),
+        (epoch_loop, "_DENIED_PATIENCE", _DENIED_PATIENCE),
         (housekeeping, "_LOOK_EVERY", world.housekeeping_every),
         (housekeeping, "_INDEX_AFTER", 2),
         (housekeeping, "HOUR", 0.0),

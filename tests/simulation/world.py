@@ -66,6 +66,7 @@ class Process:
     world: World
     asleep_until: float = 0.0
     denied_until: float = 0.0  # the store refuses its keys
+    refusals: list[float] = field(default_factory=list)  # that its loop met since the last epoch
     busy_until: float = 0.0  # its disk is slow, and the step in time
     runs: bool = False  # its loop has begun
     calm_since: float = NEVER  # it runs, and nothing has gone wrong with what it did
