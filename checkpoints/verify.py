@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -69,6 +69,11 @@ class VerificationFinding(FrozenModel):
     problem: ObjectProblem
     detail: str
 
+    @property
+    def is_definite(self) -> bool:
+        """Whether it is evidence against the checkpoint."""
+        return self.problem is not ObjectProblem.UNKNOWN
+
 
 class Verification(FrozenModel):
     """The result for one checkpoint.
@@ -91,8 +96,7 @@ class Verification(FrozenModel):
     @property
     def evidence(self) -> VerificationFinding | None:
         """The first finding that condemns the checkpoint; None if there is none."""
-        definite = (f for f in self.findings if f.problem is not ObjectProblem.UNKNOWN)
-        return next(definite, None)
+        return next((finding for finding in self.findings if finding.is_definite), None)
 
 
 def verify_checkpoint(
@@ -247,6 +251,27 @@ def condemn_if_damaged(log: SlotLog, result: Verification) -> bool:
     return True
 
 
+def condemn_with_ancestors(log: SlotLog, result: Verification) -> None:
+    """Condemn a damaged checkpoint, and those before it that need one of its damaged files.
+
+    Changes nothing if the verdict is another one.
+    """
+    if not condemn_if_damaged(log, result):
+        return
+    before = log.iterate_ancestors(CheckpointId.parse(result.checkpoint))
+    for filled in islice(before, 1, None):
+        record = filled.record
+        if not isinstance(record, Manifest):
+            return
+        needed = {file.key for file in record.all_files()}
+        findings = tuple(f for f in result.findings if f.is_definite and f.key in needed)
+        if not findings:  # a segment lives in consecutive epochs
+            return
+        condemn_if_damaged(
+            log, result.model_copy(update={"checkpoint": str(record.id), "findings": findings})
+        )
+
+
 def _read_record_and_successor(
     log: SlotLog, checkpoint: CheckpointId
 ) -> tuple[SlotContents | None, SlotContents | None] | VerificationFinding:
@@ -374,7 +399,7 @@ def _build_verification(
     checkpoint: CheckpointId, findings: list[VerificationFinding], **facts: Any
 ) -> Verification:
     verdict = CheckpointVerdict.UNKNOWN if findings else CheckpointVerdict.HEALTHY
-    if any(finding.problem is not ObjectProblem.UNKNOWN for finding in findings):
+    if any(finding.is_definite for finding in findings):
         verdict = CheckpointVerdict.DAMAGED
     return Verification(
         checkpoint=str(checkpoint), verdict=verdict, findings=tuple(findings), **facts

@@ -46,6 +46,7 @@ from tidegate.checkpoints.driver_requests import (
 )
 from tidegate.checkpoints.lease import Lease, LeaseHeldError, LeaseWait, read_lease
 from tidegate.checkpoints.manifest import Manifest
+from tidegate.checkpoints.pins import RootsFile
 from tidegate.checkpoints.pipeline_identity import ProcessIdentity, ensure_identity
 from tidegate.checkpoints.restore import commit_restore, plan_restore
 from tidegate.checkpoints.slot_log import SlotLog
@@ -54,6 +55,7 @@ from tidegate.checkpoints.verify import (
     CheckpointVerdict,
     Verification,
     condemn_if_damaged,
+    condemn_with_ancestors,
     verify_checkpoint,
 )
 from tidegate.errors import FencedError, TidegateError, TransientError
@@ -388,10 +390,10 @@ def select_head(
 ) -> None:
     """Make the checkpoint that `recover_to` asks for the head of the log.
 
-    Only for ``latest`` the files are looked for, without reading them: a damaged head is condemned,
-    and the newest whole checkpoint takes its place. ``latest_healthy`` goes by the quality runs; a
-    checkpoint id is taken as it is, unless it is condemned. A restore is written if another
-    checkpoint than the head is chosen. An empty log stays as it is.
+    Only for ``latest`` the files are looked for, without reading them unless the head is condemned:
+    a damaged head is condemned, and the newest whole checkpoint takes its place. ``latest_healthy``
+    goes by the quality runs; a checkpoint id is taken as it is, unless it is condemned. A restore
+    is written if another checkpoint than the head is chosen. An empty log stays as it is.
 
     Args:
         spec: the pipeline, or the job.
@@ -410,7 +412,9 @@ def select_head(
     if head.record is None or head.checkpoint is None:
         return
     if recover_to == "latest":
-        verification = verify_checkpoint(log, head.checkpoint, checksums=False)
+        # Sizes do not show why a checkpoint was condemned if a wrong byte was the evidence.
+        is_condemned = str(head.checkpoint) in RootsFile(log.store, log.pipeline).read().condemned
+        verification = verify_checkpoint(log, head.checkpoint, checksums=is_condemned)
         # A store that does not answer proves nothing: only definite evidence condemns.
         if verification.verdict is not CheckpointVerdict.DAMAGED:
             require_fit(head.record)
@@ -488,14 +492,18 @@ def _find_undamaged_checkpoint(
 def explain_by_damage(spec: SupervisedSpec, log: SlotLog) -> TidegateError | None:
     """Return why a driver that runs cannot go on, if files of the newest checkpoint are damaged.
 
-    The error is transient if the next driver goes back to a whole checkpoint by itself. None if no
-    file is missing or has another size, and if the store does not answer.
+    Every file is read. The checkpoints that need a damaged one are condemned, because the next
+    driver, which compares sizes only, would start from one of them again.
+
+    The error is transient if the next driver goes back to a whole checkpoint by itself. None if
+    every file is as it was written, and if the store does not answer.
     """
     with contextlib.suppress(TidegateError):
         checkpoint = log.head().checkpoint
         if checkpoint is not None:
-            found = verify_checkpoint(log, checkpoint, checksums=False)
+            found = verify_checkpoint(log, checkpoint)
             if found.verdict is CheckpointVerdict.DAMAGED:
+                condemn_with_ancestors(log, found)
                 return _describe_damage(spec, found)
     return None
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tidegate.checkpoints.canonical_json import sha256_of_bytes
+from tidegate.checkpoints.canonical_json import sha256_of_bytes, sha256_of_file
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.store import Store
 from tidegate.errors import get_first_line
@@ -17,15 +19,21 @@ from tidegate.errors import get_first_line
 from .column_types import conform_to_schema
 from .errors import FILE_UNREADABLE
 
+_WRONG_BYTES = "its bytes are not those that were written"
 
-def read_parquet_object(store: Store, key: str) -> Any:
+
+def read_parquet_object(store: Store, key: str, sha256: str = "") -> Any:
     """Return the rows of one object, which is read from the store whole.
+
+    With `sha256`, the checksum of what was written, a wrong byte is noticed wherever it is.
 
     Raises:
         NotFoundError: there is no such object.
         FileUnreadableError: it is damaged.
     """
     data = store.get(key).data
+    if sha256 and sha256_of_bytes(data) != sha256:
+        raise FILE_UNREADABLE(uri=store.uri(key), cause=_WRONG_BYTES)
     try:
         return pq.read_table(pa.BufferReader(data))
     except (pa.ArrowException, OSError) as error:
@@ -34,8 +42,26 @@ def read_parquet_object(store: Store, key: str) -> Any:
 
 def read_columns(store: Store, files: Iterable[FileRef], schema: Any) -> Any:
     """Return the columns of a schema from files; a column that is younger than a file is null."""
-    rows = (conform_to_schema(read_parquet_object(store, file.key), schema) for file in files)
+    rows = (
+        conform_to_schema(read_parquet_object(store, file.key, file.sha256), schema)
+        for file in files
+    )
     return pa.concat_tables([schema.empty_table(), *rows])
+
+
+def require_written_bytes(store: Store, file: FileRef, path: Path) -> None:
+    """Refuse a local copy of a file whose bytes have changed; a file is read for this once.
+
+    Raises:
+        FileUnreadableError: it is damaged.
+    """
+    if file.sha256 and not _has_checksum(path, file.sha256):
+        raise FILE_UNREADABLE(uri=store.uri(file.key), cause=_WRONG_BYTES)
+
+
+@lru_cache(maxsize=10_000)
+def _has_checksum(path: Path, sha256: str) -> bool:
+    return sha256_of_file(path) == sha256
 
 
 def encode_parquet(rows: Any) -> bytes:

@@ -15,6 +15,7 @@ from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.interfaces import MoveOrder
 from tidegate.jobs.engine.manifest_writer import ORDER_KIND
+from tidegate.jobs.engine.parquet_objects import require_written_bytes
 from tidegate.jobs.eventtime.decision_types import ReleaseMark
 from tidegate.jobs.rules.aggregates import Aggregation
 from tidegate.jobs.rules.duck_frame import DuckFrame, Frame
@@ -205,8 +206,19 @@ class EpochContext:
         return (*large, *self.writer.write_segment(kind, rows, column, extra).refs)
 
     def locate_segments(self, refs: list[FileRef]) -> list[Path]:
-        """Local files of state segments, in the order of `refs`; fetched if the store has none."""
-        return [ensure_local_file(self.store, ref.key, self.segment_folder) for ref in refs]
+        """Local files of state segments, in the order of `refs`; fetched if the store has none.
+
+        Raises:
+            FileUnreadableError: one is damaged.
+        """
+        return [self.locate_segment(ref) for ref in refs]
+
+    def locate_segment(self, ref: FileRef) -> Path:
+        """As `locate_segments`, for one of them."""
+        path = ensure_local_file(self.store, ref.key, self.segment_folder)
+        # Parquet has no checksum: a wrong byte may be another row, which no later check would find.
+        require_written_bytes(self.store, ref, path)
+        return path
 
     @property
     def row_columns(self) -> list[str]:

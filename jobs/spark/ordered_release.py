@@ -45,7 +45,6 @@ from tidegate.jobs.spec.event_time_options import LatePolicy, ReleaseMode
 from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec
 from tidegate.time_units import TICK_MAX, TICK_MIN
 
-from .cut_reader import ensure_local_file
 from .cut_survey import MemberScans
 from .epoch_context import EpochContext, OutputFiles, has_rows_from_mark
 from .file_writer import WrittenFiles, collect_to_driver
@@ -196,7 +195,7 @@ def count_buffered_rows(
         ):
             total += ref.rows
             continue
-        path = ensure_local_file(epoch.store, ref.key, epoch.segment_folder)
+        path = epoch.locate_segment(ref)
         table = pq.read_table(path, columns=["_section", "_et"], partitioning=None)
         total += count_waiting_rows(table["_section"], table["_et"], mark)
     return total

@@ -219,7 +219,7 @@ def list_stream_merges(head: LogHead) -> dict[int, dict[str, Any]]:
 
 def read_parquet_files(store: Store, files: list[FileRef]) -> Any | None:
     """Return all rows of Parquet files in the store; None without files."""
-    tables = [read_parquet_object(store, file.key) for file in files]
+    tables = [read_parquet_object(store, file.key, file.sha256) for file in files]
     return pa.concat_tables(tables, promote_options="default") if tables else None
 
 

@@ -13,7 +13,7 @@ import structlog
 from tenacity import Retrying, stop_after_attempt
 
 from tests.driver.sealed_epochs import FACTS, sealed
-from tests.engine.harness import spec_of
+from tests.engine.harness import Bench, row, spec_of
 from tests.servers.memory_store import Fault, MemoryStore, StoreRequest
 from tidegate.checkpoints.driver_requests import (
     DesiredState,
@@ -21,6 +21,7 @@ from tidegate.checkpoints.driver_requests import (
     set_desired_state,
 )
 from tidegate.checkpoints.lease import Lease, evict_lease_holder, read_lease
+from tidegate.checkpoints.pins import RootsFile
 from tidegate.checkpoints.pipeline_identity import ProcessIdentity, ensure_identity
 from tidegate.checkpoints.pipeline_overview import PipelineState, read_overview
 from tidegate.checkpoints.slot_log import SlotLog
@@ -30,6 +31,7 @@ from tidegate.jobs.driver import epoch_listeners, pipeline_run
 from tidegate.jobs.driver.epoch_listeners import EpochListeners
 from tidegate.jobs.driver.epoch_loop import RunOutcome
 from tidegate.jobs.driver.pipeline_run import DriverSession, RunContext, RunOptions
+from tidegate.jobs.driver.startup import select_start_checkpoint
 from tidegate.jobs.sources.input_view import InputView
 
 
@@ -129,6 +131,45 @@ def test_a_driver_that_meets_a_damaged_checkpoint_names_it(
     )
     assert error.value.code == code
     assert policy == "whole" or head.segments[0].key in error.value.message
+
+
+def test_a_wrong_byte_of_state_condemns_what_needs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sizes do not show it, so the next driver would start from the same file again."""
+    forks = {"on_bad_checkpoint": "fork"}
+    bench = Bench(spec_of(checkpoint=forks))
+    engine = bench.engine()
+    for time in (1, 2, 3):  # the rows of one source wait for the other one
+        bench.sources["a"].append(row(time))
+        bench.sources["b"].append(row(500 + time))
+        engine.run_epoch()
+    store, (whole, *needing) = bench.log.store, bench.epochs()
+    (segment,) = {s.key for s in needing[0].segments if s.kind == "order"} - {
+        s.key for s in whole.segments
+    }
+    data = store.get(segment).data
+    store.put(segment, data[:20] + bytes([data[20] ^ 0x80]) + data[21:])
+    monkeypatch.setattr(pipeline_run, "make_followers", lambda *_: [])
+    run, view = _session(store, tmp_path, checkpoint=forks)
+
+    class Loop:
+        """Fails at a file of its state."""
+
+        def run(self) -> RunOutcome:
+            """Meet the wrong byte."""
+            raise OSError("Couldn't deserialize thrift")
+
+    monkeypatch.setattr(DriverSession, "_make_loop", lambda *_: Loop())
+    with pytest.raises(TransientError, match=segment) as error:
+        run.run_to_end()
+    run.close()
+    view.close()
+    assert error.value.code == "checkpoint.left"
+    assert RootsFile(store, "p").read().condemned.keys() == {str(epoch.id) for epoch in needing}
+    lease = Lease.acquire(store, "p", ProcessIdentity.this_process())
+    select_start_checkpoint(bench.spec, bench.log, lease, "latest")
+    assert bench.log.head().checkpoint == whole.id
 
 
 @pytest.mark.parametrize("code", ["store.denied", "store.keys_expired"])

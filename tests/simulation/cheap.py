@@ -103,10 +103,12 @@ def _write_batches(table: pa.Table) -> bytes:
     return written
 
 
-def _read_arrow_object(store: Any, key: str) -> pa.Table:
-    table = key.partition("/tables/")[2].partition("/")[0]
+def _read_arrow_object(store: Any, key: str, sha256: str = "") -> pa.Table:
+    table, data = key.partition("/tables/")[2].partition("/")[0], store.get(key).data
+    if sha256 and _SHA(data) != sha256:
+        raise errors.FILE_UNREADABLE(uri=store.uri(key), cause="a wrong byte")
     with _judged_as_parquet(store, key):
-        return arrow_of(store.world.stage.spec, table, store.get(key).data)
+        return arrow_of(store.world.stage.spec, table, data)
 
 
 def _read_row_object(store: Any, key: str) -> Rows:
@@ -161,8 +163,8 @@ def _write_rows(
 
 def _read_rows_of(store: Store, ref: FileRef) -> Rows:
     data = store.get(ref.key).data
-    if len(data) != ref.bytes:
-        raise ValueError(f"{ref.key} is not a file of rows")  # as a reader of Parquet says
+    if _SHA(data) != ref.sha256:  # as the Spark mover does
+        raise errors.FILE_UNREADABLE(uri=store.uri(ref.key), cause="a wrong byte")
     return rows_of(data)
 
 

@@ -23,7 +23,7 @@ from tests.simulation.shell import real_shell
 from tests.simulation.storage import JudgeStore
 from tests.simulation.supervision import Airflow, real_supervision
 from tests.simulation.threads import SimTime
-from tests.simulation.world import World
+from tests.simulation.world import Process, World
 
 from tidegate.checkpoints import retention, slot_index, verify
 from tidegate.checkpoints.bucket_layout import CheckpointId
@@ -269,16 +269,23 @@ def _restore_one(stage: Stage, checkpoint: str, number: int) -> None:
 
 
 def _fresh(stage: Stage, name: str) -> None:
-    process = stage.driver(name, host=3, epochs=60, asked_by=name)
-    stage.world.run(4 * STEPS, until=lambda: not process.alive or bool(process.exited))
-    error = process.error
     world = stage.world
+    process = _run_driver(stage, name)
+    if process.error is not None and process.error.code == "checkpoint.left" and world.lost:
+        process = _run_driver(stage, f"{name} again")  # it goes back to one that is whole
+    error = process.error
     clear = (*(_NAMES_FILE if world.lost else ()), *(_NAMES_DOCUMENT if world.garbled else ()))
     if error is not None and error.code in clear:
         world.note(f"only a person can help: {error.message}")
         world.hopeless = True
     elif not process.exited.startswith("done"):
         raise Violation(f"the recovery ended with {process.exited or 'nothing'}")
+
+
+def _run_driver(stage: Stage, name: str) -> Process:
+    process = stage.driver(name, host=3, epochs=60, asked_by=name)
+    stage.world.run(4 * STEPS, until=lambda: not process.alive or bool(process.exited))
+    return process
 
 
 def _compacted(stage: Stage) -> None:

@@ -12,7 +12,9 @@ import pyarrow.compute as pc
 import pytest
 
 from tests.spark.agreement import SECOND, Pair, rows_of, spec_of
+from tidegate.jobs.engine.errors import FileUnreadableError
 from tidegate.jobs.engine.interfaces import Cut, Slice
+from tidegate.jobs.engine.parquet_objects import _has_checksum
 from tidegate.jobs.eventtime.decision_types import Member
 from tidegate.jobs.rules.duck_frame import DuckFrame
 from tidegate.jobs.spark import cut_survey, mover
@@ -184,6 +186,29 @@ def test_segments_that_do_not_name_their_aggregates_have_the_order_of_the_spec(
             )
     pair.run(300 * SECOND, done=True)
     assert pair.table("w")
+
+
+@pytest.mark.usefixtures("without_spark")
+@pytest.mark.parametrize("kind", ["order", "window:w"])
+def test_a_wrong_byte_of_state_is_noticed(tmp_path: Path, kind: str) -> None:
+    """Wherever it is in the segment; Parquet alone reads most of them as another value."""
+    window = {"kind": "tumbling", "size": "50s", "keys": ["k"], "aggregates": AGGREGATES}
+    pair = Pair(spec_of(windows={"w": window}), None, tmp_path)
+    for source in "ab":
+        pair.put(source, rows_of(random.Random(1), 0))
+    pair.run(0)
+    (segment,) = (ref for ref in pair.sides["spark"].segments if ref.kind == kind)
+    path = pair.store.local_path(segment.key)
+    assert path is not None
+    whole = path.read_bytes()
+    for place in range(10, len(whole), 997):
+        _has_checksum.cache_clear()
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x80]) + whole[place + 1 :])
+        with pytest.raises(FileUnreadableError, match=segment.key):
+            pair.run(300 * SECOND, done=True)
+    _has_checksum.cache_clear()
+    path.write_bytes(whole)
+    pair.run(300 * SECOND, done=True)
 
 
 def test_numpy_surveys_plain_points_as_duckdb_does() -> None:
