@@ -21,15 +21,21 @@ from typing import Any, Generic, TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 from tests.oracle import glom, mover, order_buffer, window_state, zero_rows
+from tests.servers import memory_store
 from tests.simulation.basics import replaced
 
 from tidegate.checkpoints import (
+    bucket_layout,
     canonical_json,
     checkpoint_specs,
+    driver_requests,
     lease,
     manifest,
+    pins,
     shared_documents,
+    slot_index,
     slot_log,
+    verify,
 )
 from tidegate.checkpoints.canonical_json import sha256_of_bytes
 from tidegate.checkpoints.manifest import FileRef
@@ -240,6 +246,36 @@ class _OnceEach(Generic[T]):
         self._known.clear()
 
 
+class _OnceFor(Generic[T]):
+    """A function of JSON that was parsed once, so that equal bytes are the same object."""
+
+    def __init__(self, ask: Callable[[Any], T]) -> None:
+        self._ask = ask
+        self._known: dict[int, tuple[Any, T]] = {}
+
+    def __call__(self, raw: Any) -> T:
+        known = self._known.get(id(raw))
+        if known is None:
+            known = self._known[id(raw)] = raw, self._ask(raw)
+        return known[1]
+
+    def forget(self) -> None:
+        """Another schedule begins."""
+        self._known.clear()
+
+
+class _Pages:
+    """The pages of the slot index as models."""
+
+    def __init__(self, adapter: Any) -> None:
+        self.dump_python, self._read = adapter.dump_python, _Once[Any](adapter.validate_json)
+        self.forget = self._read.forget
+
+    def validate_json(self, data: bytes) -> list[Any]:
+        """The rows of a page, in a list of the caller's own."""
+        return [*self._read(data)]
+
+
 class _Columns:
     """The columns of a spec's table. Specs and windows are few and live as long as this module."""
 
@@ -277,6 +313,12 @@ def _mask_once(spec: PipelineSpec) -> PipelineSpec:
 
 _DIGEST, _CANONICAL = _OnceEach(PipelineSpec.digest), _OnceEach(PipelineSpec.canonical_json)
 _BYTES = _OnceEach(manifest.Manifest.to_bytes)
+_NOTES = _OnceEach(manifest.Manifest.epoch_notes.fget)  # type: ignore[attr-defined]
+_DOCUMENTS: dict[type, _OnceFor[Any]] = {
+    kind: _OnceFor(kind.model_validate)
+    for kind in (lease.LeaseRecord, pins.Roots, driver_requests.DesiredDocument)
+}
+_PAGES = _Pages(slot_index._PAGE_ADAPTER)
 _RECORD, _JSON, _SHA = (
     _Once(manifest.parse_record),
     _Once(canonical_json.parse_json),
@@ -317,10 +359,24 @@ _SHORTCUTS: tuple[tuple[object, str, object], ...] = (
         for module in (shared_documents, lease, manifest, lineage_position)
     ),
     (manifest.Manifest, "to_bytes", _BYTES),
+    (
+        manifest.Manifest,
+        "epoch_notes",
+        property(lambda epoch: _NOTES.__get__(epoch, type(epoch))()),
+    ),
+    *((kind, "model_validate", once) for kind, once in _DOCUMENTS.items()),
+    (slot_index, "_PAGE_ADAPTER", _PAGES),
+    (memory_store, "sha256_of_bytes", _SHA),
+    (verify, "_compute_object_digest", lambda store, key: _SHA(store.get(key).data)),
+    (bucket_layout.BucketLayout, "__post_init__", lambda layout: None),
     (canonical_json, "_refuse_foreign_keys", lambda value: None),
     (checkpoint_specs, "mask_secrets", _mask_once),
     (PipelineSpec, "digest", _DIGEST),
     (PipelineSpec, "canonical_json", _CANONICAL),
+)
+_PER_SCHEDULE: tuple[Any, ...] = (
+    *(_BYTES, _NOTES, _RECORD, _JSON, _SHA, _PAGES),
+    *_DOCUMENTS.values(),
 )
 _taken = 0
 
@@ -329,7 +385,7 @@ _taken = 0
 def cheap() -> Iterator[None]:
     """The shortcuts are taken; within it, entering it again costs nothing."""
     global _taken
-    for one in (_BYTES, _RECORD, _JSON, _SHA):
+    for one in _PER_SCHEDULE:
         one.forget()
     with replaced(_SHORTCUTS if _taken == 0 else ()):
         _taken += 1

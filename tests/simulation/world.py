@@ -339,18 +339,20 @@ class World:
 
     def _list_ready(self) -> list[Actor]:
         """Who may go on now; if no one may, time passes until someone may."""
+        actors = self.actors
         times = [
             asleep if (asleep := actor.process.asleep_until) > actor.wake else actor.wake
-            for actor in self.actors
+            for actor in actors
         ]
-        soonest = min(times)
+        soonest, now = min(times), self.now
         if soonest == NEVER:  # only sleepers are left
             self._wake_sleepers()
             return self._list_ready()
-        if soonest > self.now:
-            self.now = soonest
-        now = self.now
-        return [actor for actor, at in zip(self.actors, times, strict=True) if at <= now]
+        if soonest > now:
+            self.now = now = soonest
+            if times.count(soonest) == 1:  # as most often
+                return [actors[times.index(soonest)]]
+        return [actor for actor, at in zip(actors, times, strict=True) if at <= now]
 
     def _wake_sleepers(self) -> None:
         """Wake them long after everything.
