@@ -24,7 +24,7 @@ from tests.simulation.servers import sink_of
 from tests.simulation.storage import SimStore
 from tests.simulation.threads import SimRandom, SimSignals, SimThreading, SimTime
 
-from tidegate.checkpoints import errors, host_clock, lease, slot_log
+from tidegate.checkpoints import errors, host_clock, lease, slot_log, store
 from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.checkpoints.store import StoreDeniedError
 from tidegate.errors import FailureClass, TidegateError
@@ -168,6 +168,8 @@ def _has_cause(stage: Stage, process: Process, error: TidegateError) -> bool:
     if isinstance(error, StoreDeniedError):
         refused_since = min(process.refusals, default=stage.world.now)
         return not process.runs or stage.world.now - refused_since >= _DENIED_PATIENCE
+    if error.code == "store.dishonest":  # an honest one, if a proxy repeats writes of each probe
+        return len(process.repeated_probes) >= store._PROBES
     if error.code == "manifest.newer_format":
         return process.version == "1"
     world = stage.world

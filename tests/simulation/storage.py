@@ -333,6 +333,8 @@ class SimStore(JudgeStore):
                 self.world.endure("crash")
             raise OUTCOME_UNKNOWN(uri=self.uri(request.key), cause=kind)
         etag = self.bucket.apply(request)
+        if kind == "retried" and request.key.startswith("tidegate-probe/"):
+            self.world.current_process().repeated_probes.add(request.key)
         if kind == "retried":  # the client library asked twice; the second answer counts
             raise PRECONDITION_FAILED(uri=request.key, expected="the first answer", found=etag)
         if kind == "twice":

@@ -66,6 +66,7 @@ class Process:
     world: World
     asleep_until: float = 0.0
     denied_until: float = 0.0  # the store refuses its keys
+    repeated_probes: set[str] = field(default_factory=set)  # whose writes a proxy has repeated
     refusals: list[float] = field(default_factory=list)  # that its loop met since the last epoch
     busy_until: float = 0.0  # its disk is slow, and the step in time
     runs: bool = False  # its loop has begun
