@@ -120,7 +120,12 @@ def print_result(as_json: bool, kind: str, data: Any, text: str | None = None, *
 
 def print_text(template: str, **values: Any) -> None:
     """Print what `templates/<template>.txt` makes of values; nothing if that is empty."""
-    print_rendered(_load_templates().get_template(f"{template}.txt").render(values))
+    print_rendered(render_text(template, **values))
+
+
+def render_text(template: str, **values: Any) -> str:
+    """Return what `templates/<template>.txt` makes of values."""
+    return _load_templates().get_template(f"{template}.txt").render(values)
 
 
 def print_rendered(text: str) -> None:
@@ -153,6 +158,7 @@ def _load_templates() -> Environment:
         # A broken bar would begin a cell.
         "oneline": lambda text: " ".join(str(text).replace("¦", "|").split()),
         "percent": "{:.1%}".format,
+        "quoted": json.dumps,
         "row_equation": format_row_counts,
         "seconds": lambda ticks: "" if ticks is None else f"{ticks / _TICKS_PER_SECOND:,.0f} s",
         "share": format_share,

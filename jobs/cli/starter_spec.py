@@ -359,29 +359,23 @@ def _format_starter_spec(
     clocks = [samples[folder].columns[own[0]] for folder, own in times.items()]
     # Text has one unit for all times of a source, so other times stay what they are written as.
     other = "string" if any(column.epoch_unit for column in clocks) else "timestamp"
+    kinds = {
+        name: other if one.kind == "timestamp" else one.kind for name, one in merged.columns.items()
+    }
     (first, fields), *others = sources.items()
-    schema = _format_schema(merged, event_columns, other)
     # The first one needs no empty section; in the others it replaces that of the first.
-    filled = {key: value for key, value in fields.items() if value != "{}"}
-    blocks = [(f"  {first}: &rows", {"schema": schema, **filled})]
+    sources[first] = {key: value for key, value in fields.items() if value != "{}"}
     # Of each other source only what differs.
     for name, own in others:
-        different = {key: value for key, value in own.items() if value != fields.get(key)}
-        blocks.append((f"  {name}:\n    <<: *rows", different))
-    lines = [
-        "# Written by `tidegate init` from a sample of the files; all fields: docs/options.md",
-        "apiVersion: tidegate/v1",
-        f"name: {pipeline}",
-        "sources:",
-    ]
-    for head, block in blocks:
-        lines += [head, *(f"    {name}: {value}" for name, value in block.items() if value)]
-    lines += [f"# {remark}" for remark in describe_misfits(merged)]
-    if others:
-        lines.append("coalesce: {idle_timeout: 2m}  # so long a source without rows holds the rest")
-    lines.append("release: {mode: ordered}  # events leave sorted by event time")
-    instants = [instant for column in clocks for instant in column.list_instants()]
-    return "\n".join([*lines, *_format_window(merged, event_columns, instants), ""])
+        sources[name] = {key: value for key, value in own.items() if value != fields.get(key)}
+    return output.render_text(
+        "starter_spec",
+        pipeline=pipeline,
+        sources=sources,
+        kinds=kinds | dict.fromkeys(event_columns, "timestamp"),
+        misfits=describe_misfits(merged),
+        window=_propose_window(merged, event_columns, clocks),
+    )
 
 
 def describe_misfits(sample: Sample) -> list[str]:
@@ -480,33 +474,18 @@ def _describe_source(sample: Sample, times: list[str]) -> dict[str, str]:
     }
 
 
-def _format_schema(merged: Sample, times: set[str], other: str) -> str:
-    """Return the types of all columns as YAML; `other` is that of times that are not in `times`."""
-    kinds = {
-        name: "timestamp" if name in times else other if one.kind == "timestamp" else one.kind
-        for name, one in merged.columns.items()
-    }
-    return (
-        "{" + ", ".join(f"{json.dumps(n)}: {kind or 'string'}" for n, kind in kinds.items()) + "}"
-    )
-
-
-def _format_window(merged: Sample, times: set[str], instants: list[int]) -> list[str]:
-    """Return a window with at most some fifty results per key, for events of these times."""
+def _propose_window(
+    merged: Sample, times: set[str], clocks: Iterable[ColumnSample]
+) -> dict[str, str | None]:
+    """Return size, key and summed column of a window with at most some fifty results per key."""
+    instants = [instant for column in clocks for instant in column.list_instants()]
     span = max(instants) - min(instants) if instants else 0
     seconds = span / 50 / _TICKS_PER_SECOND
-    unit = next((unit for unit, size in _SIZES.items() if size >= seconds), "day")
     texts = {name: {*one.texts} for name, one in merged.columns.items() if one.kind == "string"}
     counts = {name: len(values) for name, values in texts.items() if name not in times}
-    key = next((name for name, count in counts.items() if 1 < count <= _MOST_KEYS), "_source")
     numbers = [n for n, one in merged.columns.items() if one.kind == "double" and n not in times]
-    total = f', {json.dumps(f"sum_{numbers[0]}")}: "sum(`{numbers[0]}`)"' if numbers else ""
-    return [
-        "windows:",
-        f"  per_{unit}:",
-        "    kind: tumbling",
-        f"    size: 1{unit[0]}",
-        f"    keys: [{json.dumps(key)}]",
-        f"    aggregates: {{rows: count(*){total}}}",
-        f"    lateness: 1{unit[0]}  # later rows revise it; those still later are in table `late`",
-    ]
+    return {
+        "unit": next((unit for unit, size in _SIZES.items() if size >= seconds), "day"),
+        "key": next((name for name, count in counts.items() if 1 < count <= _MOST_KEYS), "_source"),
+        "summed": next(iter(numbers), None),
+    }
