@@ -73,7 +73,7 @@ def build_docs_url(pipeline: str, key: str | None) -> str:
 class QualityOperator(PipelineOperator):
     """Runs the quality checks and names what failed.
 
-    The command is `python -m tidegate.expectations`, or `$TIDEGATE_CHECKS`.
+    The command is `tidegate quality`, or `$TIDEGATE_CHECKS`.
     """
 
     ui_color = "#efe6c9"
@@ -93,10 +93,9 @@ class QualityOperator(PipelineOperator):
         """
         access = self.resolve_access()
         command = shlex.split(os.environ.get("TIDEGATE_CHECKS", ""))
-        command = command or [sys.executable, "-m", "tidegate.expectations"]
-        child = run_child(
-            access, [*command, "run", self.spec, "--store", access.url], timeout=_CHECKS_TIMEOUT
-        )
+        command = command or [sys.executable, "-P", "-m", "tidegate.jobs.cli", "quality"]
+        command += [self.spec, "--store", access.url]
+        child = run_child(access, command, timeout=_CHECKS_TIMEOUT)
         lines = [*child.stderr.splitlines()[-40:], *child.stdout.splitlines()]
         self.log.info("%s", "\n".join(lines))
         result = self._load_result(access.open(), child.stdout)

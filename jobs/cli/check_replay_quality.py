@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-
-from tidegate.checkpoints.bucket_layout import BucketLayout
-from tidegate.checkpoints.canonical_json import parse_json
 
 from . import arguments, output
 from .arguments import JsonOption, SpecArgument, StoreOption
@@ -23,6 +18,7 @@ if TYPE_CHECKING:
     from tidegate.checkpoints.store import Store
     from tidegate.jobs.engine.replay import ReplayResult
     from tidegate.jobs.spec.pipeline import PipelineSpec
+    from tidegate.json_types import JsonObject
 
 
 def check_exactness(
@@ -148,23 +144,21 @@ def run_quality_checks(
     Exit code 1 if a critical check fails. The result and the Data Docs are in the store, under
     <pipeline>/quality/.
     """
-    log = arguments.open_any_spec_and_log(spec, store)[1]
-    # In its own process, because Great Expectations takes seconds and 300 MB to load.
-    command = [sys.executable, "-m", "tidegate.expectations", "run"]
-    command += [str(arguments.resolve_spec_path(spec)), "--store", log.store.url]
-    done = subprocess.run([*command, *(["--json"] if as_json else [])], check=False)
-    # With any other code there is no result to show.
-    if docs is not None and done.returncode in (0, 1):
-        _copy_data_docs(log, docs, quiet=as_json)
-    raise typer.Exit(done.returncode)
+    from tidegate.expectations.quality_run import check_quality
+    from tidegate.expectations.suite_files import find_suites
+
+    checked, log = arguments.open_any_spec_and_log(spec, store)
+    folder = arguments.resolve_spec_path(spec).parent
+    result = check_quality(find_suites(checked, folder), log.store)
+    copied = None if docs is None else _copy_data_docs(log.store, result, docs)
+    shown = {"docs": log.store.uri(result["docs"]), "copied": copied}
+    output.print_result(as_json, "quality", result, **shown)
+    raise typer.Exit(1 if result["verdict"] == "fail" else 0)
 
 
-def _copy_data_docs(log: SlotLog, folder: Path, *, quiet: bool) -> None:
-
-    results = f"{BucketLayout(log.pipeline).quality_prefix}results/latest.json"
-    latest = parse_json(log.store.get(results).data)
+def _copy_data_docs(store: Store, result: JsonObject, folder: Path) -> Path:
+    """Return the copied page to begin with."""
     folder.mkdir(parents=True, exist_ok=True)
-    for page in log.store.list_objects(latest["docs"].removesuffix("index.html")):
-        (folder / page.key.rsplit("/", 1)[1]).write_bytes(log.store.get(page.key).data)
-    if not quiet:
-        output.print_line(f"Data Docs copied: {folder / 'index.html'}")
+    for page in store.list_objects(result["docs"].removesuffix("index.html")):
+        (folder / page.key.rsplit("/", 1)[1]).write_bytes(store.get(page.key).data)
+    return folder / "index.html"

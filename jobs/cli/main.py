@@ -109,18 +109,23 @@ def _accept_global_options(
     pass
 
 
-class _PandasHider:
-    """Keeps pyarrow from importing pandas, for half a second, to recognise objects of pandas."""
+# pyarrow would import pandas, for half a second, to recognise objects of pandas. Great Expectations
+# imports all of pyspark, for two seconds, and no frame that it checks is Spark's.
+_UNNEEDED = {"row": "pandas", "tables": "pandas", "quality": "pyspark"}
+
+
+class _ModuleHider:
+    """Keeps libraries from importing others that the command does not need."""
 
     @staticmethod
     def find_spec(name: str, *_: object) -> None:
-        """Report pandas as missing."""
-        if name == "pandas":
+        """Report the module that the command does not need as missing."""
+        if name == _UNNEEDED[sys.argv[1]]:
             raise ModuleNotFoundError(name, name=name)
 
 
 def main() -> None:
     """Entry point of the `tidegate` script."""
-    if sys.argv[1:2] in (["row"], ["tables"]):
-        sys.meta_path.insert(0, _PandasHider)
+    if {*sys.argv[1:2]} & {*_UNNEEDED}:
+        sys.meta_path.insert(0, _ModuleHider)
     app()

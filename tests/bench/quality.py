@@ -104,7 +104,7 @@ def build_event_rows(epoch: int) -> list[dict[str, Any]]:
 
 def measure_quality_run(spec: PipelineSpec, store: LocalStore) -> dict[str, Any]:
     """Run the checks in a process of their own, print what it took, and return the result."""
-    command = [sys.executable, "-m", "tidegate.expectations", "run", "--json"]
+    command = [sys.executable, "-m", "tidegate.jobs.cli", "quality", "--json"]
     with TemporaryDirectory() as folder:
         file = Path(folder) / "spec.json"
         file.write_text(spec.model_dump_json(by_alias=True))

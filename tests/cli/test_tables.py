@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from tests.cli.shop import SPEC as SHOP_SPEC
 
 from tidegate.checkpoints.local_store import LocalStore
 from tidegate.checkpoints.slot_log import SlotLog
+from tidegate.expectations import quality_run
 from tidegate.jobs.cli.tables_and_storage import _print_newest_rows
 from tidegate.jobs.sinks import published_tables as sink
 from tidegate.jobs.spec.loader import parse_spec
@@ -113,46 +113,17 @@ def test_tables_need_a_spec(cli: Cli, log: SlotLog) -> None:
     assert (said.exit_code, "dags/pipelines" in said.err) == (2, True)
 
 
-def test_quality_runs_in_a_process_of_its_own(
-    cli: Cli, log: SlotLog, spec_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Spec, store and exit code are handed through."""
-    calls: list[list[str]] = []
-
-    class Done:
-        returncode = 1
-
-    def run(command: list[str], *, check: bool) -> Done:
-        calls.append(command)
-        return Done()
-
-    monkeypatch.setattr("subprocess.run", run)
-    assert cli("quality", "flights.yaml", "--json").exit_code == 1
-    expected = [
-        sys.executable,
-        "-m",
-        "tidegate.expectations",
-        "run",
-        "flights.yaml",
-        "--store",
-        log.store.url,
-        "--json",
-    ]
-    assert calls == [expected]
-
-
 def test_quality_docs_are_copied(
     cli: Cli, log: SlotLog, spec_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Data Docs of a bucket can be opened from a folder, also when a check failed."""
-
-    class Done:
-        returncode = 1
-
-    monkeypatch.setattr("subprocess.run", lambda command, check: Done())
-    log.store.put(
-        "flights/quality/results/latest.json", b'{"docs": "flights/quality/docs/1/index.html"}'
-    )
+    docs, key = "flights/quality/docs/1/index.html", "flights/quality/results/1.json"
+    check = {"suite": "late", "id": "late_ratio", "severity": "critical", "says": "few are late"}
+    check |= {"observed": "0.7 of LGA", "command": "tidegate tables flights late"}
+    check["sample"] = [{"_source": "LGA", "_seq": 7, "output": None, "missing": []}]
+    result = {"pipeline": "flights", "verdict": "fail", "checkpoint": None, "docs": docs}
+    result |= {"key": key, "checks": [check], "failed": [check]}
+    monkeypatch.setattr(quality_run, "check_quality", lambda spec, store: result)
     for page in ("index", "release.release"):
         log.store.put(f"flights/quality/docs/1/{page}.html", page.encode())
     said = cli("quality", "flights.yaml", "--docs", "docs")
@@ -160,6 +131,17 @@ def test_quality_docs_are_copied(
         1,
         "release.release",
     )
+    assert said.out.splitlines() == [
+        "flights: fail (1 checks, 1 failed)",
+        "newest checkpoint looked at: none",
+        "CRITICAL late.late_ratio: few are late",
+        "         seen: 0.7 of LGA",
+        "         row:  _source LGA, _seq 7",
+        "         all:  tidegate tables flights late",
+        f"Data Docs: {log.store.uri(docs)}",
+        "Data Docs copied: docs/index.html",
+        key,
+    ]
 
 
 def test_dead_letters_and_windows_are_readable(capsys: pytest.CaptureFixture[str]) -> None:

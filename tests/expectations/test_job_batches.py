@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cli.conftest import refuse_undocumented
+from tests.cli.conftest import Cli, refuse_undocumented
+from tests.cli.conftest import cli as cli
 from tests.sealed_queries.conftest import JobBench
 
 from tidegate.checkpoints.batch_notes import BatchReport, SourceProgress
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
+from tidegate.checkpoints.local_store import LocalStore
 from tidegate.checkpoints.pipeline_identity import ensure_identity
 from tidegate.errors import ConfigurationError
-from tidegate.expectations.__main__ import main
 from tidegate.expectations.job_batches import (
     gather_batches,
     summarize_batches,
@@ -233,18 +234,19 @@ def test_a_pipeline_has_no_batches_of_queries(tmp_path: Path, spec: PipelineSpec
     assert not {"batches", "queries"} & {*offered}
 
 
-def test_the_command_reads_the_yaml_of_a_job(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_reads_the_yaml_of_a_job(tmp_path: Path, cli: Cli) -> None:
     """Its suites are looked for next to the YAML file."""
     (tmp_path / "clicks.yaml").write_text(
         "{kind: job, name: clicks, app: clicks.py, quality: {suites: checks}}"
     )
     (tmp_path / "checks").mkdir()
     (tmp_path / "checks/own.yaml").write_text(_OWN.format(summary="batches", column="rows"))
-    job = ["run", str(tmp_path / "clicks.yaml"), "--store", str(tmp_path / "store"), "--json"]
-    assert main(job) == 0
-    envelope = json.loads(capsys.readouterr().out)
+    ensure_identity(LocalStore(tmp_path / "store"), "clicks")
+    said = cli(
+        "quality", str(tmp_path / "clicks.yaml"), "--store", str(tmp_path / "store"), "--json"
+    )
+    assert said.exit_code == 0
+    envelope = json.loads(said.out)
     refuse_undocumented(envelope)
     result = envelope["data"]
     assert "small_batches" in {check["id"] for check in result["checks"]}

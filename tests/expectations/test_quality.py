@@ -9,7 +9,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from tests.cli.conftest import refuse_undocumented
+from tests.cli.conftest import Cli, refuse_undocumented
+from tests.cli.conftest import cli as cli
 from tests.epochs import retire_epoch
 from tests.expectations.conftest import START, changed, manifest
 from tests.manual_clock import ManualClock
@@ -17,9 +18,9 @@ from tests.servers.memory_store import MemoryStore
 
 from tidegate.checkpoints.driver_requests import DesiredState, set_desired_state
 from tidegate.checkpoints.local_store import LocalStore
+from tidegate.checkpoints.pipeline_identity import ensure_identity
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
-from tidegate.expectations import __main__ as command
 from tidegate.expectations import quality_run, summaries
 from tidegate.expectations.evidence import Evidence
 from tidegate.expectations.quality_run import TableReader, gather_evidence
@@ -164,7 +165,7 @@ def test_command_prints_verdict_and_key(
     read: TableReader,
     healthy: Evidence,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    cli: Cli,
 ) -> None:
     """Exit 0 with the key last when all is well.
 
@@ -172,11 +173,13 @@ def test_command_prints_verdict_and_key(
     """
     (tmp_path / "flights.yaml").write_text(SPEC)
     store = LocalStore(tmp_path / "store")
+    ensure_identity(store, "flights")
     fill(store)
     monkeypatch.setattr(quality_run, "_make_table_reader", lambda spec, store: read)
-    arguments = ["run", str(tmp_path / "flights.yaml"), "--store", str(tmp_path / "store")]
-    assert command.main(arguments) == 0
-    out = capsys.readouterr().out.splitlines()
+    arguments = ["quality", "flights.yaml", "--store", str(tmp_path / "store")]
+    said = cli(*arguments)
+    assert said.exit_code == 0
+    out = said.out.splitlines()
     assert out[0].startswith("flights: pass")
     stored = json.loads(store.get(out[-1]).data)
     assert (stored["verdict"], stored["checkpoint"]) == ("pass", "t0-000003-aaaaaaaaaaaa")
@@ -186,27 +189,26 @@ def test_command_prints_verdict_and_key(
         healthy, events=pa.concat_tables([healthy.events, healthy.events.slice(0, 1)])
     )
     monkeypatch.setattr(quality_run, "_make_table_reader", lambda spec, store: reader(doubled))
-    assert command.main([*arguments, "--json"]) == 1
-    envelope = json.loads(capsys.readouterr().out)
+    said = cli(*arguments, "--json")
+    assert said.exit_code == 1
+    envelope = json.loads(said.out)
     refuse_undocumented(envelope)
     assert envelope["kind"] == "quality"
     assert [c["id"] for c in envelope["data"]["failed"]] == ["positions_once", "rows_once"]
     assert json.loads(store.get("flights/quality/results/latest.json").data)["verdict"] == "fail"
 
 
-def test_bad_spec_is_two_and_no_traceback(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_spec_is_two_and_no_traceback(tmp_path: Path, cli: Cli) -> None:
     """A configuration error goes to standard error in words, with the exit code of its class.
 
     With --json it is on standard output as well, as for every command.
     """
     (tmp_path / "bad.yaml").write_text("name: flights\nsorces: {}\n")
-    arguments = ["run", str(tmp_path / "bad.yaml"), "--store", str(tmp_path)]
-    assert command.main(arguments) == 2
-    said = capsys.readouterr()
-    assert ("sorces" in said.err, said.out) == (True, "")
-    assert command.main([*arguments, "--json"]) == 2
-    envelope = json.loads(capsys.readouterr().out)
+    arguments = ["quality", str(tmp_path / "bad.yaml"), "--store", str(tmp_path)]
+    said = cli(*arguments)
+    assert (said.exit_code, "sorces" in said.err, said.out) == (2, True, "")
+    said = cli(*arguments, "--json")
+    assert said.exit_code == 2
+    envelope = json.loads(said.out)
     refuse_undocumented(envelope)
     assert (envelope["kind"], envelope["data"]["class"]) == ("error", "configuration")

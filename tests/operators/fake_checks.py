@@ -1,6 +1,6 @@
 """Checks without Great Expectations.
 
-`run SPEC --store URL` fails one expectation and reports as the real runner does.
+`SPEC --store URL` fails one expectation and reports as the real runner does.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 from tidegate.checkpoints.open_store import open_store
 from tidegate.jobs.spec.loader import load_spec
 
-_, _, spec, _, url = sys.argv
+_, spec, _, url = sys.argv
 pipeline = load_spec(spec).name
 late = {
     "suite": "late",
