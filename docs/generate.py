@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import html
 import importlib
 import json
 import sys
@@ -228,8 +229,12 @@ def _render_fields(section: _Section, models: dict[str, Any]) -> Iterator[str]:
         yield "| " + " | ".join(cells) + " |"
 
 
-def list_catalogue() -> Iterator[tuple[str, ErrorDefinition]]:
-    """Yield (folder, definition) for every entry of every catalogue."""
+def list_catalogue() -> list[tuple[str, ErrorDefinition]]:
+    """Return (folder, definition) for every entry of every catalogue, sorted by code."""
+    return sorted(_read_catalogues(), key=lambda row: (row[1].code, row[0], row[1].message))
+
+
+def _read_catalogues() -> Iterator[tuple[str, ErrorDefinition]]:
     for room in _ROOMS:
         folder = room.replace(".", "/")
         texts = _PAGES.parent / folder / "errors.toml"
@@ -241,9 +246,8 @@ def list_catalogue() -> Iterator[tuple[str, ErrorDefinition]]:
 
 def render_errors() -> str:
     """Return the text of docs/errors.md."""
-    rows = sorted(list_catalogue(), key=lambda row: (row[1].code, row[0], row[1].message))
     groups: dict[str, list[str]] = {}
-    for folder, entry in rows:
+    for folder, entry in list_catalogue():
         cells = (
             f'<a id="{entry.code}"></a>`{entry.code}`',
             entry.error.failure_class.value,
@@ -259,6 +263,33 @@ def render_errors() -> str:
     return "\n".join(parts)
 
 
+def render_error_codes() -> str:
+    """Return the text of operators/web/errors.html: the rows of docs/errors.md, without folders."""
+    heads = ("Class", "What happened", "What was kept", "What to do")
+    rows = []
+    for _, entry in list_catalogue():
+        texts = (entry.message, entry.kept or "", entry.advice or "")
+        values = (entry.error.failure_class.value, *map(_join_lines, texts))
+        cells = (
+            f'<td class="wrap" data-head="{head}">{html.escape(value)}'
+            for head, value in zip(heads, values, strict=True)
+        )
+        rows.append(f'<tr id="{entry.code}"><td>{entry.code}{"".join(cells)}')
+    return "\n".join(
+        [
+            '<!doctype html><html lang="en">',
+            '<meta name="viewport" content="width=device-width"><title>Error codes</title>',
+            '<link rel="icon" href="data:,"><link rel="stylesheet" href="assets/style.css">',
+            '<script src="assets/theme.js"></script>',
+            "<main><h1>Error codes</h1>",
+            f"<table><thead><tr><th>{'<th>'.join(('Code', *heads))}<tbody>",
+            *rows,
+            "</table>",
+            "",
+        ]
+    )
+
+
 def write_pages(*, check: bool) -> list[str]:
     """Write the pages, or only compare them; return the names of those that were out of date."""
     stale = []
@@ -271,6 +302,7 @@ def write_pages(*, check: bool) -> list[str]:
         "errors.md": render_errors(),
         "command-output.md": render_page(),
         "command-output.json": json.dumps(build_schema(), indent=1) + "\n",
+        "../operators/web/errors.html": render_error_codes(),
     }
     for name, text in pages.items():
         page = _PAGES / name

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import html
 import mimetypes
 import os
 import re
@@ -160,9 +159,9 @@ def _make_site_routes(views: _StreamViews, airflow: AirflowQueries, limit: Any) 
         return _serve_file(name, request)
 
     @routes.get("/errors")
-    def serve_error_codes() -> Response:
+    def serve_error_codes(request: Request) -> Response:
         """What each error code means: docs/errors.md, with an anchor for each code."""
-        return Response(_render_error_codes(), media_type="text/html", headers=_PAGE_HEADERS)
+        return _serve_file("errors.html", request)
 
     @routes.get("/api/streams", dependencies=[limit])
     def list_streams(user: GetUserDep) -> JsonObject:
@@ -404,24 +403,6 @@ def _shorten_patience(store: Store) -> Store:
     # The page asks again after a few seconds, so a short time-out costs only one refresh.
     waits = {"budget": _STORE_BUDGET, "connect_timeout": 1.0, "read_timeout": _STORE_BUDGET}
     return S3Store(store.settings.model_copy(update=waits))
-
-
-def _render_error_codes() -> str:
-    """The rows of docs/errors.md, to which `web/errors.md` leads, as one HTML table."""
-    text = files("tidegate.operators").joinpath("web", "errors.md").read_text("utf-8")
-    heads = ["Class", "What happened", "What was kept", "What to do"]
-    rows = []
-    for code, rest in re.findall(r'^\| <a id="(.+?)"></a>\S+ \| (.*) \| \S+ \|$', text, re.M):
-        named = zip(heads, html.escape(rest).split(" | "), strict=True)
-        cells = (f'<td class="wrap" data-head="{head}">{cell}' for head, cell in named)
-        rows.append(f'<tr id="{code}"><td>{code}{"".join(cells)}')
-    head = "<th>".join(["Code", *heads])
-    begin = '<!doctype html><html lang="en"><meta name="viewport" content="width=device-width">'
-    style = '<link rel="icon" href="data:,"><link rel="stylesheet" href="assets/style.css">'
-    theme = '<script src="assets/theme.js"></script>'
-    title = "<title>Error codes</title><main><h1>Error codes</h1>"
-    table = f"<table><thead><tr><th>{head}<tbody>{''.join(rows)}</table>"
-    return f"{begin}{style}{theme}{title}{table}"
 
 
 def _serve_file(name: str, request: Request) -> Response:
