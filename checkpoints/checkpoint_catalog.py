@@ -280,28 +280,16 @@ def _read_quality_runs(store: Store, pipeline: str) -> list[_QualityRun]:
         )["runs"]
     except (NotFoundError, ValueError, KeyError):
         return []
-    entries = [entry for entry in entries if entry["checkpoint"]]
-    return [_parse_quality_run(entry, entries) for entry in entries]
-
-
-def _parse_quality_run(entry: JsonObject, entries: list[JsonObject]) -> _QualityRun:
-    checkpoint, at = CheckpointId.parse(entry["checkpoint"]), entry.get("id", "")
-    if "critical" in entry:
-        critical = tuple((one["check"], *one["epochs"]) for one in entry["critical"])
-        return _QualityRun(checkpoint, at, entry["recent_since"], critical)
-    # Older versions recorded a verdict over the whole past. A failure is about the epochs that no
-    # passing run before it has seen.
-    if entry["verdict"] != "fail":
-        return _QualityRun(checkpoint, at, 0, ())
-    passed = (
-        CheckpointId.parse(other["checkpoint"]) for other in entries if other["verdict"] != "fail"
-    )
-    since = max(
-        (p.slot for p in passed if p.timeline == checkpoint.timeline and p.slot < checkpoint.slot),
-        default=0,
-    )
-    names = ", ".join(entry.get("failed") or ["of an older version"])
-    return _QualityRun(checkpoint, at, since, ((names, since + 1, checkpoint.slot),))
+    return [
+        _QualityRun(
+            CheckpointId.parse(entry["checkpoint"]),
+            entry["id"],
+            entry["recent_since"],
+            tuple((one["check"], *one["epochs"]) for one in entry["critical"]),
+        )
+        for entry in entries
+        if entry["checkpoint"]
+    ]
 
 
 # What differs between two checkpoints: rows, frontiers, windows, tables, state, sources, spec.

@@ -5,10 +5,8 @@ A spec is stored in the bucket under its digest, which the manifests name.
 
 from __future__ import annotations
 
-import json
 from contextlib import suppress
 from itertools import islice
-from typing import Any
 
 from tidegate.errors import ConfigurationError
 from tidegate.jobs.spec.pipeline import PipelineSpec
@@ -33,30 +31,16 @@ def write_spec(store: Store, spec: PipelineSpec) -> None:
         store.create(key, mask_secrets(spec).canonical_json().encode())
 
 
-def read_spec(
-    store: Store, pipeline: str, digest: str, like: PipelineSpec | None = None
-) -> PipelineSpec | None:
+def read_spec(store: Store, pipeline: str, digest: str) -> PipelineSpec | None:
     """Return the spec with this digest, its secrets masked.
 
-    Older versions stored names in the order of the alphabet. Such a spec gets the order of `like`.
     None if it is not stored or this version cannot read it.
     """
     try:
         data = store.get(BucketLayout(pipeline).spec_key(digest)).data
-        # No order of the fields is alphabetical, so a spec that is has lost its order.
-        if like is not None and list(found := json.loads(data)) == sorted(found):
-            data = json.dumps(_order_like(found, json.loads(like.canonical_json()))).encode()
         return PipelineSpec.model_validate_json(data)
-    except (NotFoundError, ValueError):  # of json and of pydantic
+    except (NotFoundError, ValueError):
         return None
-
-
-def _order_like(value: Any, like: Any) -> Any:
-    """Return JSON with the keys of its objects in the order that they have in other JSON."""
-    if not isinstance(value, dict) or not isinstance(like, dict):
-        return value
-    order = [*(key for key in like if key in value), *(key for key in value if key not in like)]
-    return {key: _order_like(value[key], like.get(key)) for key in order}
 
 
 def read_newest_spec(log: SlotLog) -> PipelineSpec | None:
@@ -85,7 +69,7 @@ def compare_spec_with_checkpoint(
     """
     if manifest.spec_digest == spec.digest():
         return []
-    old = read_spec(store, spec.name, manifest.spec_digest, spec)
+    old = read_spec(store, spec.name, manifest.spec_digest)
     if old is None:
         return None
     return compare_specs(mask_secrets(old), mask_secrets(spec), read_live_state(manifest))
@@ -124,7 +108,7 @@ def _select_refused(found: list[SpecChange]) -> list[SpecChange]:
 def _advise_way_back(log: SlotLog, spec: PipelineSpec, manifest: Manifest) -> str:
     """Return the advice: start from a checkpoint without that state, and read the rows again."""
     fitting = _find_newest_compatible(log, spec, manifest)
-    old = read_spec(log.store, spec.name, manifest.spec_digest, spec)
+    old = read_spec(log.store, spec.name, manifest.spec_digest)
     if fitting is None and (old is None or _select_refused(compare_specs(old, spec, LiveState()))):
         return "take the change back, or follow the advice above;"
     where = f"{fitting}, the newest checkpoint that it fits," if fitting else "the beginning"

@@ -74,8 +74,6 @@ _BARRIER_LOOK_BACK = 2_000
 # Milliseconds between the clocks of two hosts that have driven one stream, at most.
 _CLOCK_DIFFERENCE = 60_000
 
-# Results of earlier versions have neither owner nor value and limit.
-_CHECK_DEFAULTS: Final[JsonObject] = {"sample": [], "owner": "", "value": None, "limit": None}
 _CHECK_FIELDS = (
     *("id", "says", "severity", "passed", "observed", "page"),
     *("owner", "value", "limit", "is_least", "sample", "command"),
@@ -293,14 +291,15 @@ class StreamView:
         A run names the checks that failed and the value that each check judged.
         """
         result = self._read_quality_file("results/latest.json")
-        checks = [_CHECK_DEFAULTS | check for check in result.get("checks", [])]
         runs = self._read_quality_file("history.json").get("runs", [])
         shown = ("id", "at", "verdict", "failed", "values")
         return {
             "at": result.get("at"),
             "checks": [
                 {name: check.get(name) for name in _CHECK_FIELDS} | {"run": result.get("id")}
-                for check in sorted(checks, key=lambda c: (c["passed"], c["severity"]))
+                for check in sorted(
+                    result.get("checks", []), key=lambda c: (c["passed"], c["severity"])
+                )
             ],
             "runs": [{name: run.get(name) for name in shown} for run in runs],
         }

@@ -206,7 +206,7 @@ def find_own_spec(given: PipelineSpec, epoch: Manifest, store: Store) -> Pipelin
     """
     if given.digest() == epoch.spec_digest:
         return given
-    own = read_spec(store, given.name, epoch.spec_digest, given)
+    own = read_spec(store, given.name, epoch.spec_digest)
     if own is None:
         raise NO_OWN_SPEC(pipeline=given.name, checkpoint=epoch.id, digest=epoch.spec_digest[:12])
     return own

@@ -9,27 +9,6 @@ from tidegate.checkpoints.bucket_layout import CheckpointId
 from tidegate.checkpoints.checkpoint_catalog import build_illness_finder
 
 
-@pytest.mark.parametrize(
-    ("runs", "well"),
-    [
-        ([], {1, 2, 3, 4, 5}),
-        ([(3, "pass")], {1, 2, 3, 4, 5}),
-        ([(3, "fail")], set()),
-        ([(2, "pass"), (4, "fail")], {1, 2}),
-        ([(2, "fail"), (4, "warn")], {1, 2, 3, 4, 5}),
-        ([(2, "pass"), (3, "fail"), (3, "pass")], {1, 2, 3, 4, 5}),
-    ],
-)
-def test_a_run_speaks_for_what_it_looked_at(runs: list[tuple[int, str]], well: set[int]) -> None:
-    """A passing run vouches for all before it, a failing one taints all that no one vouches for."""
-    store = MemoryStore()
-    history = [
-        {"checkpoint": f"t0-{slot:06d}-aaaaaa", "verdict": verdict} for slot, verdict in runs
-    ]
-    store.put("p/quality/history.json", json.dumps({"runs": history}).encode())
-    assert find_healthy(store) == well
-
-
 def test_without_checks_nothing_is_held_against_anybody() -> None:
     """A pipeline whose quality was never checked has healthy checkpoints, on every timeline."""
     assert build_illness_finder(MemoryStore(), "p")(CheckpointId(7, 1, "aaaaaa")) is None
@@ -46,6 +25,8 @@ def test_without_checks_nothing_is_held_against_anybody() -> None:
         ([(5, 2, [("x", 3, 5)]), (7, 5, [])], {1, 2, 6, 7}),
         # A failure of an epoch before a run's recent ones speaks of no newer checkpoint.
         ([(7, 4, [("x", 1, 1)])], {1, 2, 3, 4, 5, 6, 7}),
+        # Two runs looked at one epoch: the later one judges.
+        ([(3, 0, [("x", 1, 3)]), (3, 0, [])], {1, 2, 3, 4, 5, 6, 7}),
         # Fails over the whole past, or warns: no critical check about single epochs.
         ([(7, 4, [])], {1, 2, 3, 4, 5, 6, 7}),
     ],
@@ -59,10 +40,11 @@ def test_only_checks_about_a_checkpoints_own_epoch_count(
         {
             "checkpoint": f"t0-{slot:06d}-aaaaaa",
             "verdict": "fail",
+            "id": f"run-{number}",
             "recent_since": since,
             "critical": [{"check": c, "epochs": [first, last]} for c, first, last in critical],
         }
-        for slot, since, critical in runs
+        for number, (slot, since, critical) in enumerate(runs)
     ]
     store.put("p/quality/history.json", json.dumps({"runs": history}).encode())
     assert find_healthy(store, 7) == well

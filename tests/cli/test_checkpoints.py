@@ -143,9 +143,12 @@ def test_no_pipeline_starts_in_the_middle_of_a_restore(cli: Cli, log: SlotLog) -
 
 def test_latest_healthy_passes_over_what_the_checks_condemned(cli: Cli, log: SlotLog) -> None:
     """The newest checkpoint that a quality run found well, not the newest."""
+    ill = {"check": "late_ratio", "epochs": [3, 3]}
     runs = [
-        {"checkpoint": str(f.epoch.id), "verdict": v}
-        for f, v in zip(log.epochs_between(0, 1, 3), ("pass", "warn", "fail"), strict=True)
+        {"id": str(number), "checkpoint": str(f.epoch.id), "recent_since": number, "critical": ills}
+        for number, (f, ills) in enumerate(
+            zip(log.epochs_between(0, 1, 3), ([], [], [ill]), strict=True)
+        )
     ]
     log.store.put(
         "flights/quality/history.json",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -32,11 +33,17 @@ def log() -> SlotLog:
 
 def _checked(log: SlotLog, **verdicts: str) -> None:
     """Quality runs: `s4="fail"` is one that looked at slot 4."""
-    runs = []
-    for slot, verdict in verdicts.items():
-        filled = log.read_slot(0, int(slot[1:]))
+    runs: list[dict[str, Any]] = []
+    seen = 0
+    for name, verdict in verdicts.items():
+        slot = int(name[1:])
+        filled = log.read_slot(0, slot)
         assert filled is not None
-        runs.append({"checkpoint": str(filled.epoch.id), "verdict": verdict})
+        failed = [{"check": "late_ratio", "epochs": [seen + 1, slot]}]
+        critical = failed if verdict == "fail" else []
+        run = {"id": name, "checkpoint": str(filled.epoch.id), "verdict": verdict}
+        runs.append({**run, "recent_since": seen, "critical": critical})
+        seen = slot
     log.store.put("p/quality/history.json", json.dumps({"runs": runs}).encode())
 
 
@@ -87,7 +94,7 @@ def test_when_everything_failed_a_person_has_to_look(log: SlotLog) -> None:
     """No checkpoint is healthy: the driver names the check instead of beginning from nothing."""
     name = str(log.head().checkpoint)
     critical = [{"check": "late_ratio_critical", "epochs": [1, 6]}]
-    run = {"checkpoint": name, "verdict": "fail", "recent_since": 0, "critical": critical}
+    run = {"id": "1", "checkpoint": name, "recent_since": 0, "critical": critical}
     log.store.put("p/quality/history.json", json.dumps({"runs": [run]}).encode())
     with pytest.raises(
         ConfigurationError, match="late_ratio_critical failed for epochs 1 to 6"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from tests.engine.harness import Bench, row, spec_of
 from tests.manual_clock import ManualClock
 from tests.oracle.memory_source import MemorySource
 from tests.servers.memory_store import MemoryStore
-from tidegate.checkpoints.bucket_layout import BucketLayout, CheckpointId
+from tidegate.checkpoints.bucket_layout import CheckpointId
 from tidegate.checkpoints.checkpoint_specs import (
     compare_spec_with_checkpoint,
     read_spec,
@@ -22,7 +21,6 @@ from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.checkpoints.restore import commit_restore, plan_restore
 from tidegate.errors import ConfigurationError
 from tidegate.jobs.driver.startup import select_start_checkpoint
-from tidegate.jobs.engine.recorded_epochs import find_own_spec
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 
@@ -243,16 +241,3 @@ def test_the_stored_spec_keeps_the_order_of_its_names(bench: Bench) -> None:
     found = compare_spec_with_checkpoint(bench.store, again.spec, sealed)
     assert found is not None
     assert [c.what for c in found] == ["windows.w.aggregates in another order"]
-
-
-def test_a_spec_stored_without_order_has_that_of_the_present_one(bench: Bench) -> None:
-    """Older versions sorted the names, and the digest did not depend on their order."""
-    window = bench.spec.model_dump(mode="json", by_alias=True)["windows"]["w"]
-    named = window | {"aggregates": {"z": "sum(n)", "a": "count(*)"}}
-    present = changed(bench, windows={"w": named}).spec
-    older = json.loads(present.canonical_json())
-    key = BucketLayout("p").spec_key("0" * 64)
-    bench.store.put(key, json.dumps(older, sort_keys=True).encode())
-    sealed = bench.epochs()[0].model_copy(update={"spec_digest": "0" * 64})
-    assert find_own_spec(present, sealed, bench.store).orders == present.orders
-    assert compare_spec_with_checkpoint(bench.store, present, sealed) == []

@@ -235,7 +235,7 @@ class History:
             "failed": list(failed),
         }
         whole = {**run, "id": "r1", "docs": f"{key}docs/r1/index.html"}
-        judged = {"value": 0.02, "limit": 0.1, "is_least": False, "owner": "ann"}
+        judged = {"value": 0.02, "limit": 0.1, "is_least": False, "owner": "ann", "sample": []}
         good = {"id": "dead_ratio", "severity": "warn", "says": "few rows are dead"} | judged
         row = {"_source": "web", "_partition": "0", "_seq": 7, "_epoch": 3, "_event_time": None}
         bad = {"passed": False, "value": 0.7, "sample": [row], "page": "late_rows.late_by_source"}
@@ -245,7 +245,12 @@ class History:
         self.store.put(f"{key}results/latest.json", json.dumps(whole | {"checks": checks}).encode())
         entry = {"id": "r1", **run, "failed": [check["id"] for check in failed]}
         values = [{"dead_ratio": n / 100, "late_ratio": 0.7 - n / 10} for n in (2, 3, 1)]
-        runs = [{**entry, "values": one} for one in values]
+        ill = [
+            {"check": check["id"], "epochs": [1, checkpoint.slot]}
+            for check in failed or [{"id": "late_ratio"}]
+        ]
+        judged_by = {"recent_since": 0, "critical": ill if verdict == "fail" else []}
+        runs = [{**entry, **judged_by, "values": one} for one in values]
         self.store.put(f"{key}history.json", json.dumps({"runs": runs}).encode())
         self.store.put(f"{key}docs/r1/index.html", b"<!doctype html><h1>Data Docs</h1>")
 
