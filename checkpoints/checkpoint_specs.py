@@ -52,12 +52,8 @@ def read_newest_spec(log: SlotLog) -> PipelineSpec | None:
 def read_live_state(manifest: Manifest) -> LiveState:
     """Return which windows of a checkpoint hold rows, and how many rows its order buffer holds."""
     kinds = {segment.kind for segment in manifest.segments if segment.rows}
-    numbered = {s.kind for s in manifest.segments if s.rows and not s.extra}
-    windows, unnamed = (
-        frozenset(k.removeprefix("window:") for k in found if k.startswith("window:"))
-        for found in (kinds, numbered)
-    )
-    return LiveState(windows, manifest.counters.retained, unnamed)
+    windows = frozenset(k.removeprefix("window:") for k in kinds if k.startswith("window:"))
+    return LiveState(windows, manifest.counters.retained)
 
 
 def compare_spec_with_checkpoint(

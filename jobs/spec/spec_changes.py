@@ -82,12 +82,10 @@ class LiveState:
     Attributes:
         windows: names of the windows with open results.
         buffered: rows in the order buffer.
-        unnamed: the windows with segments of versions that did not name the aggregates in them.
     """
 
     windows: frozenset[str] = frozenset()
     buffered: int = 0
-    unnamed: frozenset[str] = frozenset()
 
 
 def compare_specs(old: PipelineSpec, new: PipelineSpec, live: LiveState) -> list[SpecChange]:
@@ -100,7 +98,7 @@ def compare_specs(old: PipelineSpec, new: PipelineSpec, live: LiveState) -> list
         *_compare_columns(old, new, live),
         *_compare_windows(old, new, live),
         *_compare_release(old, new, live),
-        *_compare_orders(old, new, live),
+        *_compare_orders(old, new),
     ]
     found += [
         _make_kept_change(path)
@@ -255,18 +253,10 @@ def _name_change(before: object, after: object, change: str) -> str:
     return "added" if before is None else "removed" if after is None else change
 
 
-def _compare_orders(old: PipelineSpec, new: PipelineSpec, live: LiveState) -> Iterator[SpecChange]:
+def _compare_orders(old: PipelineSpec, new: PipelineSpec) -> Iterator[SpecChange]:
     for path, names in old.orders.items():
         after = new.orders.get(path, [])
-        if [n for n in names if n in after] == [n for n in after if n in names]:
-            continue
-        if path in {f"windows.{name}.aggregates" for name in live.unnamed}:
-            yield _make_refused_change(
-                f"{path} in another order",
-                "an older version numbered the partial results of open windows by it: take the new"
-                " order when these windows are closed, or add it as a window with a new name",
-            )
-        else:
+        if [n for n in names if n in after] != [n for n in after if n in names]:
             yield _make_kept_change(f"{path} in another order")
 
 

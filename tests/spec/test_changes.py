@@ -244,13 +244,6 @@ def test_what_rows_do_not_depend_on_is_no_change() -> None:
     assert judged(lambda s: None) == []
 
 
-def test_aggregates_that_an_older_version_numbered_keep_their_order() -> None:
-    """Its segments do not name them; another order would read one partial result as another."""
-    older = LiveState(frozenset({"w"}), unnamed=frozenset({"w"}))
-    (change,) = judged(_reorder, older)
-    assert (change.what, change.verdict) == ("windows.w.aggregates in another order", "refused")
-
-
 def test_another_order_of_sources_and_rules_is_reported() -> None:
     """It decides the order of rows of one time, and which rule removes a row."""
 
