@@ -42,7 +42,6 @@ import secrets
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any
@@ -50,8 +49,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 import structlog
 
-from tidegate.checkpoints.errors import OUTCOME_UNKNOWN
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
+from tidegate.checkpoints.shared_documents import SharedDocument, change_document, read_document
 from tidegate.checkpoints.store import (
     NotFoundError,
     OutcomeUnknownError,
@@ -84,8 +83,7 @@ _WRITE_ATTEMPTS = 10  # for a write whose outcome is unknown
 _STATUS_KEY = "_landing/status.json"
 
 
-@dataclass(frozen=True)
-class _GenerationNote:
+class _GenerationNote(SharedDocument):
     """The document of a generation.
 
     Attributes:
@@ -95,19 +93,10 @@ class _GenerationNote:
         closed: a newer generation has begun, or is about to begin.
     """
 
-    id: str
+    id: str = ""
     batch: int = -1
     offsets: str = ""
     closed: bool = False
-
-    def to_bytes(self) -> bytes:
-        """Return the bytes of the document."""
-        return json.dumps(asdict(self)).encode()
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> _GenerationNote:
-        """Read a document; unknown fields are refused."""
-        return cls(**json.loads(data))
 
 
 class LandingLog:
@@ -151,8 +140,7 @@ class LandingLog:
         checkpoint.mkdir(parents=True, exist_ok=True)
         landing = source.landing
         per_process = landing is not None and landing.format in _FORMATS_WITHOUT_OFFSETS
-        claimed = self._claim_generation(new_generation, per_process)
-        self.generation, self._note, self._etag = claimed
+        self.generation, self._note = self._claim_generation(new_generation, per_process)
         # Such a format counts from 0 in every process, so each needs a checkpoint of its own.
         folder = f"spark-{self.generation:04d}" if per_process else "spark"
         self.spark_folder = checkpoint / folder
@@ -240,29 +228,23 @@ class LandingLog:
         # Before the object: a process that closes this generation then knows which batch may still
         # arrive.
         if batch > self._note.batch:
-            self._swap_note(replace(self._note, batch=batch, offsets=offsets))
+            self._change_note(batch=batch, offsets=offsets)
 
     def _digest_offsets(self, batch: int) -> str:
         """Return a digest of the offsets that Spark wrote down before it ran the batch."""
         file = self.spark_folder / "offsets" / str(batch)
         return hashlib.sha256(file.read_bytes()).hexdigest() if file.exists() else ""
 
-    def _swap_note(self, note: _GenerationNote) -> None:
-        key = self._note_key(self.generation)
-        for _ in range(_WRITE_ATTEMPTS):
-            try:
-                self._etag = self._store.compare_and_swap(key, note.to_bytes(), self._etag)
-                self._note = note
-                return
-            except (OutcomeUnknownError, PreconditionFailedError):
-                # The write may have succeeded although its answer was lost.
-                stored = self._store.get(key)
-            if _GenerationNote.from_bytes(stored.data) == note:
-                self._note, self._etag = note, stored.etag
-                return
-            if stored.etag != self._etag:
+    def _change_note(self, **change: Any) -> None:
+        def apply_change(found: _GenerationNote) -> _GenerationNote:
+            changed = found.model_copy(update=change)
+            # Equal: the write arrived, and only its answer was lost.
+            if found not in (changed, self._note):
                 raise LANDING_FENCED(source=self.name, generation=self.generation)
-        raise OUTCOME_UNKNOWN(uri=self._store.uri(key), cause=f"{_WRITE_ATTEMPTS} tries")
+            return changed
+
+        key = self._note_key(self.generation)
+        self._note = change_document(self._store, key, _GenerationNote(), apply_change)
 
     def _create_object(self, key: str, data: bytes) -> bool:
         """Create an object; return False if it exists."""
@@ -287,35 +269,30 @@ class LandingLog:
 
     def _claim_generation(
         self, new_generation: bool, per_process: bool
-    ) -> tuple[int, _GenerationNote, str]:
-        """Return the generation to write, its note, and the note's ETag."""
+    ) -> tuple[int, _GenerationNote]:
+        """Return the generation to write, and its note."""
         folder_id, newest = self._read_or_create_id(), self._find_last_generation()
         if newest:
-            stored = self._store.get(self._note_key(newest))
-            note = _GenerationNote.from_bytes(stored.data)
-            is_owner = note.id == folder_id and not note.closed
+            note, _ = read_document(self._store, self._note_key(newest), _GenerationNote)
+            is_owner = note is not None and note.id == folder_id and not note.closed
             # The usual case: the process goes on where it, or the one before it, has stopped.
-            if is_owner and not per_process:
-                return newest, note, stored.etag
+            if note is not None and is_owner and not per_process:
+                return newest, note
             if not is_owner and not new_generation and not per_process:
                 raise OTHER_LANDING_CHECKPOINT(source=self.name, folder=self.checkpoint)
             self._close_generation(newest)
-        note = _GenerationNote(folder_id)
-        return newest + 1, note, self._store.create(self._note_key(newest + 1), note.to_bytes())
+        note = _GenerationNote(id=folder_id)
+        self._store.create(self._note_key(newest + 1), note.to_bytes())
+        return newest + 1, note
 
     def _close_generation(self, generation: int) -> None:
         """End a generation: no further batch can be noted, and the noted one gets an object."""
-        key = self._note_key(generation)
-        while True:
-            stored = self._store.get(key)
-            note = _GenerationNote.from_bytes(stored.data)
-            if note.closed:
-                break
-            try:
-                closed = replace(note, closed=True).to_bytes()
-                self._store.compare_and_swap(key, closed, stored.etag)
-            except (PreconditionFailedError, OutcomeUnknownError):
-                continue  # its owner landed a batch meanwhile, or it is closed: read it again
+        note = change_document(
+            self._store,
+            self._note_key(generation),
+            _GenerationNote(),
+            lambda found: found.model_copy(update={"closed": True}),
+        )
         # The batch that was noted last may be on its way. If its object is not there yet, an empty
         # one takes the key, and what arrives later is refused.
         if note.batch >= 0:
