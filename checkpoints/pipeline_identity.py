@@ -12,20 +12,16 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+from functools import partial
 from pathlib import Path
 
-from .bucket_layout import BucketLayout
-from .canonical_json import canonical_bytes
-from .errors import IDENTITY_MALFORMED, OUTCOME_UNKNOWN, STORE_COPIED
-from .record_models import BucketRecord, FrozenModel
-from .store import (
-    NotFoundError,
-    OutcomeUnknownError,
-    PreconditionFailedError,
-    Store,
-)
+from pydantic import ConfigDict
 
-_TRIES = 5  # lost answers in a row before giving the store up as ill
+from .bucket_layout import BucketLayout
+from .errors import IDENTITY_MALFORMED, OUTCOME_UNKNOWN, STORE_COPIED
+from .record_models import BucketRecord
+from .shared_documents import create_record
+from .store import NotFoundError, Store
 
 
 def read_identity(store: Store, pipeline: str) -> str | None:
@@ -44,11 +40,9 @@ def refuse_copied_store(store: Store, pipeline: str) -> None:
     Raises:
         ConfigurationError: the store is a copy.
     """
-    found = _read_identity_record(store, pipeline)
-    if found is not None and found.address not in (None, _locate_identity(store, pipeline)):
-        raise STORE_COPIED(
-            pipeline=pipeline, here=_locate_identity(store, pipeline), origin=found.address
-        )
+    found, here = _read_identity_record(store, pipeline), _locate_identity(store, pipeline)
+    if found is not None and found.address not in (None, here):
+        raise STORE_COPIED(pipeline=pipeline, here=here, origin=found.address)
 
 
 def rewrite_identity(store: Store, pipeline: str) -> str:
@@ -63,7 +57,7 @@ def rewrite_identity(store: Store, pipeline: str) -> str:
     """
     found, uid = store.get(BucketLayout(pipeline).identity_key), secrets.token_hex(16)
     # By ETag: of two processes that adopt a copy at once, one has to fail.
-    store.compare_and_swap(found.key, _encode_identity(store, pipeline, uid), found.etag)
+    store.compare_and_swap(found.key, _make_record(store, pipeline, uid).to_bytes(), found.etag)
     return uid
 
 
@@ -78,20 +72,19 @@ def ensure_identity(store: Store, pipeline: str) -> str:
         OutcomeUnknownError: the store gave no answer several times in a row.
     """
     refuse_copied_store(store, pipeline)
-    key, wanted = BucketLayout(pipeline).identity_key, secrets.token_hex(16)
-    for _ in range(_TRIES):
-        found = read_identity(store, pipeline)
-        if found is not None:
-            return found
-        try:
-            store.create(key, _encode_identity(store, pipeline, wanted))
-        except (PreconditionFailedError, OutcomeUnknownError):
-            continue  # decided by what lies there
-        return wanted
-    raise OUTCOME_UNKNOWN(uri=store.uri(key), cause="no answer several times in a row")
+    found = _read_identity_record(store, pipeline) or create_record(
+        store,
+        BucketLayout(pipeline).identity_key,
+        _make_record(store, pipeline, secrets.token_hex(16)),
+        lambda: _read_identity_record(store, pipeline),
+        partial(OUTCOME_UNKNOWN, cause="no answer several times in a row"),
+    )
+    return found.uid
 
 
-class _IdentityRecord(FrozenModel):
+class _IdentityRecord(BucketRecord):
+    model_config = ConfigDict(extra="ignore")
+
     format_version: int = 1
     pipeline: str = ""
     uid: str
@@ -111,10 +104,9 @@ def _read_identity_record(store: Store, pipeline: str) -> _IdentityRecord | None
         raise IDENTITY_MALFORMED(pipeline=pipeline, uri=store.uri(found.key)) from error
 
 
-def _encode_identity(store: Store, pipeline: str, uid: str) -> bytes:
+def _make_record(store: Store, pipeline: str, uid: str) -> _IdentityRecord:
     address = _locate_identity(store, pipeline)
-    record = _IdentityRecord(pipeline=pipeline, uid=uid, address=address)
-    return canonical_bytes(record.model_dump())
+    return _IdentityRecord(pipeline=pipeline, uid=uid, address=address)
 
 
 def _locate_identity(store: Store, pipeline: str) -> str:

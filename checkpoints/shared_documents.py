@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from tidegate.errors import ErrorDefinition
-
 from .canonical_json import parse_json
 from .errors import DOCUMENT_CONTENDED, DOCUMENT_MALFORMED
 from .record_models import BucketRecord
@@ -65,7 +63,11 @@ def read_document(store: Store, key: str, kind: type[D]) -> tuple[D | None, str]
 
 
 def create_record(
-    store: Store, key: str, record: R, read: Callable[[], R | None], undecided: ErrorDefinition
+    store: Store,
+    key: str,
+    record: R,
+    read: Callable[[], R | None],
+    undecided: Callable[..., Exception],
 ) -> R:
     """Write a record under a new key; if there is one already, return that.
 
