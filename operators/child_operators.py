@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 from airflow.sdk import BaseOperatorLink
@@ -21,7 +21,6 @@ from tidegate.checkpoints.canonical_json import parse_json
 from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
 from tidegate.checkpoints.driver_reports import delete_old_logs
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
-from tidegate.checkpoints.store import Store
 from tidegate.checkpoints.verify import (
     SCRUB_EVERY,
     CheckpointVerdict,
@@ -31,6 +30,7 @@ from tidegate.checkpoints.verify import (
     scrub_checkpoints,
     select_for_scrub,
 )
+from tidegate.errors import ErrorDefinition
 from tidegate.json_types import JsonObject
 
 from .child_processes import build_child_error, run_child, run_tidegate
@@ -95,16 +95,13 @@ class QualityOperator(PipelineOperator):
         command = shlex.split(os.environ.get("TIDEGATE_CHECKS", ""))
         command = command or [sys.executable, "-P", "-m", "tidegate.jobs.cli", "quality"]
         command += [self.spec, "--store", access.url]
-        child = run_child(access, command, timeout=_CHECKS_TIMEOUT)
-        lines = [*child.stderr.splitlines()[-40:], *child.stdout.splitlines()]
-        self.log.info("%s", "\n".join(lines))
-        result = self._load_result(access.open(), child.stdout)
-        if child.returncode not in (0, 1) or result is None:
-            # Without a result, 1 is the exit code of Python itself after an exception.
-            raise build_child_error(child, QUALITY_CRASHED, self.pipeline, crash_codes=(1,))
+        # Without a result, 1 is the exit code of Python itself after an exception.
+        code, result = _run_for_document(
+            self, access, command, QUALITY_CRASHED, bad_news=1, timeout=_CHECKS_TIMEOUT
+        )
         self.docs_key = str(result["docs"])
         url = build_docs_url(self.pipeline, self.docs_key)
-        if child.returncode == 1:
+        if code == 1:
             names = list_failed_checks(result)
             for name in names:
                 self.log.error("failed expectation: %s", name)
@@ -113,13 +110,41 @@ class QualityOperator(PipelineOperator):
             )
         return {"pipeline": self.pipeline, "verdict": result["verdict"], "docs": url}
 
-    def _load_result(self, store: Store, output: str) -> JsonObject | None:
-        """The result whose key is the last line of the output."""
-        key = (output.strip().splitlines() or [""])[-1].strip()
-        if not key.startswith(BucketLayout(self.pipeline).quality_prefix):
-            return None
-        result: JsonObject = parse_json(store.get(key).data)
-        return result
+
+def _run_for_document(
+    operator: PipelineOperator,
+    access: StoreAccess,
+    command: Sequence[str],
+    crashed: ErrorDefinition,
+    *,
+    bad_news: int = 0,
+    timeout: float | None = None,
+) -> tuple[int, JsonObject]:
+    """Run a command whose last line is the key of the document that it has written.
+
+    Args:
+        operator: its log gets the output, and only its pipeline's documents are read.
+        access: the store.
+        command: the program and its arguments.
+        crashed: the error of a command without a document.
+        bad_news: another exit code than 0 of a command that has written one.
+        timeout: seconds; None: Airflow's `execution_timeout` still applies.
+
+    Returns:
+        The exit code, and the document with its `key`.
+
+    Raises:
+        TidegateError: as `build_child_error`.
+        subprocess.TimeoutExpired: it still ran after `timeout` seconds.
+    """
+    child = run_child(access, command, timeout=timeout)
+    printed = child.stdout.splitlines()
+    operator.log.info("%s", "\n".join([*child.stderr.splitlines()[-40:], *printed]))
+    key = (printed or [""])[-1].strip()
+    is_own = key.startswith(BucketLayout(operator.pipeline).pipeline_prefix)
+    if child.returncode not in (0, bad_news) or not is_own:
+        raise build_child_error(child, crashed, operator.pipeline, crash_codes=(bad_news,))
+    return child.returncode, {**parse_json(access.open().get(key).data), "key": key}
 
 
 def list_failed_checks(result: JsonObject) -> list[str]:
@@ -247,13 +272,8 @@ class BackfillOperator(PipelineOperator):
         access = self.resolve_access()
         command = [sys.executable, "-m", "tidegate.jobs.driver.backfill", self.spec]
         command += ["--store", access.url, "--start", str(self.start), "--end", str(self.end)]
-        # No time limit: a range may be a year. Airflow's execution_timeout still applies.
-        child = run_child(access, command, timeout=None)
-        self.log.info("%s", "\n".join(child.stderr.splitlines()[-40:]))
-        key = (child.stdout.strip().splitlines() or [""])[-1].strip()
-        if child.returncode != 0 or not key.startswith(BucketLayout(self.pipeline).pipeline_prefix):
-            raise build_child_error(child, BACKFILL_CRASHED, self.pipeline)
-        comparison: JsonObject = {**parse_json(access.open().get(key).data), "key": key}
+        # No time limit: a range may be a year.
+        _, comparison = _run_for_document(self, access, command, BACKFILL_CRASHED)
         for name, window in comparison["windows"].items():
             differences = ", ".join(f"{window[kind]} {kind}" for kind in _DIFFERENCE_KINDS)
             open_ = f"{window.get('uncompared', 0)} not compared"
@@ -262,7 +282,7 @@ class BackfillOperator(PipelineOperator):
             self._request_merge(context, access, comparison)
         if not comparison["equal"] and self.fail == "True":
             raise BACKFILL_DIFFERENT(
-                pipeline=self.pipeline, start=self.start, end=self.end, key=key
+                pipeline=self.pipeline, start=self.start, end=self.end, key=comparison["key"]
             )
         return comparison
 
