@@ -14,12 +14,13 @@ import os
 import re
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from copy import copy
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Final, Literal
 
 from airflow.api_fastapi.auth.managers.models.resource_details import AccessView
 from airflow.api_fastapi.core_api.security import (
@@ -78,7 +79,6 @@ _MEDIA_TYPES = {"css": "text/css", "js": "text/javascript", "html": "text/html"}
 REQUIRE_SITE_ACCESS = Depends(requires_access_view(AccessView.WEBSITE))
 REQUIRE_STREAM_ACCESS = Depends(requires_access_dag("GET"))
 
-T = TypeVar("T")
 ResultsQuestion = Literal["tables", "sample", "export", "row", "whatif", "proof"]
 PositionParam = Annotated[str | None, Query(pattern=r"^\d{1,9}-\d{1,10}$")]
 
@@ -90,201 +90,6 @@ _QUEUE_PATIENCE = 5.0  # seconds; the page asks again after a while
 _STORE_BUDGET = 3.0  # seconds for one request to a bucket; drivers wait longer
 _RUNS_IN_TIMELINE = 60
 _FAILURE_KEPT = 5.0  # seconds in which a bucket that did not answer is not asked again
-
-
-def make_app(
-    airflow: AirflowQueries | None = None,
-    clock: Clock = SYSTEM_CLOCK,
-    open_results: Callable[[StoreAccess], ResultsProcess] = ResultsProcess,
-) -> FastAPI:
-    """Return the application behind `/tidegate`.
-
-    Args:
-        airflow: reads Airflow's DAGs, runs and connections.
-        clock: tells how long ago a store failed.
-        open_results: makes the reader of a store's tables.
-    """
-    app = FastAPI(
-        title="tidegate",
-        dependencies=[REQUIRE_SITE_ACCESS],
-        docs_url=None,
-        redoc_url=None,
-        openapi_url=None,
-    )
-    app.add_exception_handler(TidegateError, _respond_with_error)
-    airflow = airflow or AirflowQueries()
-    views = _StreamViews(airflow, clock, open_results)
-    limit = Depends(_make_request_limit())
-    # Routes are plain functions, which FastAPI runs in threads: the stores' clients block.
-    app.include_router(_make_site_routes(views, airflow, limit))
-    for make_routes in (_make_stream_routes, _make_past_routes):
-        app.include_router(
-            make_routes(views, airflow),
-            prefix="/api/streams/{dag_id}",
-            dependencies=[REQUIRE_STREAM_ACCESS, limit],
-        )
-    return app
-
-
-def _make_request_limit() -> Callable[[], AsyncIterator[None]]:
-    """Return a dependency that lets `MAX_REQUESTS` in; the others wait without a thread."""
-    slots = asyncio.Semaphore(MAX_REQUESTS)
-
-    async def hold_slot() -> AsyncIterator[None]:
-        """Wait in the event loop, which costs no thread; FastAPI resumes this after the answer."""
-        try:
-            await asyncio.wait_for(slots.acquire(), _QUEUE_PATIENCE)
-        except TimeoutError:
-            raise PAGE_BUSY(what=f"{MAX_REQUESTS} of them") from None
-        try:
-            yield
-        finally:
-            slots.release()
-
-    return hold_slot
-
-
-def _make_site_routes(views: _StreamViews, airflow: AirflowQueries, limit: Any) -> APIRouter:
-    """The page itself, the list of streams, and the Data Docs."""
-    routes = APIRouter()
-
-    @routes.get("/page")
-    def serve_page(request: Request) -> Response:
-        """The page itself, the same for everyone."""
-        return _serve_file("page.html", request)
-
-    @routes.get("/assets/{name}")
-    def serve_asset(name: str, request: Request) -> Response:
-        """A script or style sheet of the page."""
-        return _serve_file(name, request)
-
-    @routes.get("/errors")
-    def serve_error_codes(request: Request) -> Response:
-        """What each error code means: docs/errors.md, with an anchor for each code."""
-        return _serve_file("errors.html", request)
-
-    @routes.get("/api/streams", dependencies=[limit])
-    def list_streams(user: GetUserDep) -> JsonObject:
-        """A row for each stream that the user may see."""
-        return {
-            "at": time.time_ns() // 1_000_000,
-            "streams": views.summaries(airflow.list_streams(user)),
-            "broken_specs": airflow.list_broken_specs(user),
-        }
-
-    @routes.get("/docs/{dag_id}/{path:path}", dependencies=[REQUIRE_STREAM_ACCESS, limit])
-    def serve_data_docs(dag_id: str, path: str) -> Response:
-        """A page of Great Expectations' Data Docs, from the bucket."""
-        pipeline, _, kind = dag_id.rpartition(".")
-        if kind != "quality":
-            raise NO_STREAM(dag_id=dag_id)
-        dag = views.find_dag(f"{pipeline}{STREAM_DAG_SUFFIX}")
-        key = f"{BucketLayout(pipeline).quality_prefix}docs/{path or 'index.html'}"
-        try:
-            data = views.ask_store(dag["conn_id"], lambda store: store.get(key).data)
-        except (NotFoundError, ValueError):
-            raise HTTPException(404, f"no such page: {key}") from None
-        return Response(
-            data, media_type=mimetypes.guess_type(key)[0] or "text/plain", headers=_DOCS_HEADERS
-        )
-
-    return routes
-
-
-def _make_stream_routes(views: _StreamViews, airflow: AirflowQueries) -> APIRouter:
-    """What the page asks about one stream. The caller checks that the user may see it."""
-    routes = APIRouter()
-
-    @routes.get("")
-    def show_stream(
-        dag_id: str,
-        user: GetUserDep,
-        since: PositionParam = None,
-        span: Annotated[int, Query(ge=0)] = CHART_POINTS,
-    ) -> JsonObject:
-        """Everything about one stream, and what the user may do with it."""
-        pipeline, dag = parse_pipeline_name(dag_id), views.find_dag(dag_id)
-        return {
-            "now": time.time_ns() // 1_000_000,
-            **views.ask_view(dag, lambda view: view.detail(_parse_position(since), span, **dag)),
-            "may": airflow.list_startable_actions(user, pipeline),
-            "actions": airflow.list_action_runs(user, pipeline),
-        }
-
-    @routes.get("/checkpoints")
-    def list_checkpoints(
-        dag_id: str,
-        before: PositionParam = None,
-        limit: Annotated[int, Query(ge=1, le=100)] = CHECKPOINTS_PER_PAGE,
-        abandoned: bool = False,
-        until: int | None = None,
-        restorable: bool = False,
-    ) -> JsonObject:
-        """A page of the checkpoint table."""
-        position = _parse_position(before)
-        return views.ask_stream(
-            dag_id,
-            lambda view: view.checkpoint_page(
-                position, limit=limit, abandoned=abandoned, until=until, restorable=restorable
-            ),
-        )
-
-    @routes.get("/impact")
-    def show_impact(dag_id: str, checkpoint: str) -> JsonObject:
-        """What a restore to the checkpoint would take back."""
-        return views.ask_stream(dag_id, lambda view: view.restore_impact(checkpoint))
-
-    @routes.get("/diff")
-    def show_diff(dag_id: str, left: str, right: str) -> JsonObject:
-        """What differs between two checkpoints."""
-        return views.ask_stream(dag_id, lambda view: view.diff(left, right))
-
-    @routes.get("/log")
-    def show_log(dag_id: str) -> JsonObject:
-        """The end of the newest driver's log."""
-        return views.ask_stream(dag_id, StreamView.read_newest_log)
-
-    @routes.get("/spec")
-    def show_spec(dag_id: str) -> JsonObject:
-        """The file of the stream's spec, with line numbers as errors name them."""
-        return _read_spec_file(parse_pipeline_name(dag_id))
-
-    @routes.get("/verify")
-    def verify_checkpoint(dag_id: str, checkpoint: str) -> JsonObject:
-        """Whether everything that the checkpoint needs is there."""
-        return views.ask_stream(dag_id, lambda view: view.verify(checkpoint))
-
-    return routes
-
-
-def _make_past_routes(views: _StreamViews, airflow: AirflowQueries) -> APIRouter:
-    """What the page asks about the past and the tables of one stream."""
-    routes = APIRouter()
-
-    @routes.get("/timeline")
-    def show_timeline(dag_id: str, user: GetUserDep) -> JsonObject:
-        """What happened to the stream, and the runs by which people acted on it."""
-        events = views.ask_stream(dag_id, StreamView.read_timeline)
-        pipeline = parse_pipeline_name(dag_id)
-        runs = airflow.list_action_runs(user, pipeline, TIMELINE_DAG_KINDS, _RUNS_IN_TIMELINE)
-        return {"events": events, "runs": runs}
-
-    @routes.get("/checks")
-    def show_checks(dag_id: str) -> JsonObject:
-        """The quality checks of the newest run, and the values of earlier runs."""
-        return views.ask_stream(dag_id, StreamView.read_checks)
-
-    @routes.get("/results/{ask}")
-    def show_results(dag_id: str, ask: ResultsQuestion, request: Request) -> Response:
-        """Tables, a sample of one, its newest rows as CSV, where a row is, or a what-if."""
-        found = views.ask_results(dag_id, ask, dict(request.query_params))
-        if ask != "export":
-            return JSONResponse(found)
-        name = f"{parse_pipeline_name(dag_id)}-{request.query_params.get('table')}.csv"
-        headers = {"Content-Disposition": f'attachment; filename="{name}"', **_COMMON_HEADERS}
-        return Response(found["csv"], media_type="text/csv", headers=headers)
-
-    return routes
 
 
 def parse_pipeline_name(dag_id: str) -> str:
@@ -299,8 +104,13 @@ def parse_pipeline_name(dag_id: str) -> str:
     return pipeline
 
 
-class _StreamViews:
-    """One view per pipeline, and one client per store, because clients are expensive."""
+class _PageServices:
+    """What the routes share: one view per pipeline, and one client per store, which is expensive.
+
+    Attributes:
+        airflow: reads Airflow's DAGs, runs and connections.
+        slots: of the requests that may use a thread at the same time.
+    """
 
     def __init__(
         self,
@@ -308,26 +118,27 @@ class _StreamViews:
         clock: Clock,
         open_results: Callable[[StoreAccess], ResultsProcess],
     ) -> None:
-        self._airflow, self._clock, self._lock = airflow, clock, threading.Lock()
-        self._open_results = open_results
+        self.airflow, self.slots = airflow, asyncio.Semaphore(MAX_REQUESTS)
+        self._clock, self._lock, self._open_results = clock, threading.Lock(), open_results
         self._stores: dict[str | None, Store] = {}
         self._views: dict[str, StreamView] = {}
         self._results: dict[str | None, ResultsProcess] = {}
         self._failures: dict[str | None, tuple[float, TransientError]] = {}
         self._pool = ThreadPoolExecutor(READ_WORKERS, thread_name_prefix="tidegate-page")
 
-    def ask_store(self, conn_id: str | None, read: Callable[[Store], T]) -> T:
-        """Read from a store, unless it did not answer a moment ago: then fail at once.
+    @contextmanager
+    def open_store(self, conn_id: str | None) -> Iterator[Store]:
+        """Yield a store, unless it did not answer a moment ago: then fail at once.
 
         Raises:
             TransientError: the store does not answer, or did not.
         """
-        store, now = self._open_store(conn_id), self._clock.monotonic()
+        store, now = self._find_store(conn_id), self._clock.monotonic()
         failed_at, failure = self._failures.get(conn_id, (0.0, None))
         if failure is not None and now - failed_at < _FAILURE_KEPT:
             raise copy(failure)  # an exception that is raised twice would collect tracebacks
         try:
-            return read(store)
+            yield store
         except TransientError as error:
             if error.code != PAGE_BUSY.code:
                 self._failures[conn_id] = self._clock.monotonic(), error
@@ -335,18 +146,16 @@ class _StreamViews:
 
     def find_dag(self, dag_id: str) -> JsonObject:
         """What Airflow knows of the stream; 404 if there is none."""
-        dag = self._airflow.find_stream(dag_id)
+        dag = self.airflow.find_stream(dag_id)
         if dag is None:
             raise NO_STREAM(dag_id=dag_id)
         return dag
 
-    def ask_stream(self, dag_id: str, read: Callable[[StreamView], T]) -> T:
-        """Read from the view of a stream of which only the DAG's id is known."""
-        return self.ask_view(self.find_dag(dag_id), read)
-
-    def ask_view(self, dag: JsonObject, read: Callable[[StreamView], T]) -> T:
-        """Read from a stream's view, as `ask_store`."""
-        return self.ask_store(dag["conn_id"], lambda store: read(self._find_view(dag, store)))
+    @contextmanager
+    def open_view(self, dag: JsonObject) -> Iterator[StreamView]:
+        """Yield the view of a stream, as `open_store`."""
+        with self.open_store(dag["conn_id"]) as store:
+            yield self._find_view(dag, store)
 
     def ask_results(
         self, dag_id: str, ask: ResultsQuestion, arguments: dict[str, str]
@@ -355,15 +164,15 @@ class _StreamViews:
         conn_id = self.find_dag(dag_id)["conn_id"]
         with self._lock:
             if conn_id not in self._results:
-                access = self._airflow.resolve_access(conn_id)
+                access = self.airflow.resolve_access(conn_id)
                 self._results[conn_id] = self._open_results(access)
             process = self._results[conn_id]
         return process.ask(parse_pipeline_name(dag_id), ask, arguments)
 
-    def _open_store(self, conn_id: str | None) -> Store:
+    def _find_store(self, conn_id: str | None) -> Store:
         with self._lock:
             if conn_id not in self._stores:
-                self._stores[conn_id] = _shorten_patience(self._airflow.open_store(conn_id))
+                self._stores[conn_id] = _shorten_patience(self.airflow.open_store(conn_id))
             return self._stores[conn_id]
 
     def _find_view(self, dag: JsonObject, store: Store) -> StreamView:
@@ -390,10 +199,195 @@ class _StreamViews:
 
     def _summarize_stream(self, dag: JsonObject) -> JsonObject:
         try:
-            return self.ask_view(dag, lambda view: view.summary(**dag))
+            with self.open_view(dag) as view:
+                return view.summary(**dag)
         except TidegateError as error:
             # Also if the connection is missing or names no store: the others are still shown.
             return build_unknown_row(parse_pipeline_name(dag["dag_id"]), error, **dag)
+
+
+def _find_services(request: Request) -> _PageServices:
+    services: _PageServices = request.app.state.services
+    return services
+
+
+ServicesDep = Annotated[_PageServices, Depends(_find_services)]
+
+
+async def _hold_slot(services: ServicesDep) -> AsyncIterator[None]:
+    """Let `MAX_REQUESTS` in. The others wait in the event loop, which costs no thread."""
+    try:
+        await asyncio.wait_for(services.slots.acquire(), _QUEUE_PATIENCE)
+    except TimeoutError:
+        raise PAGE_BUSY(what=f"{MAX_REQUESTS} of them") from None
+    try:
+        yield  # FastAPI resumes this after the answer
+    finally:
+        services.slots.release()
+
+
+def _open_view(dag_id: str, services: ServicesDep) -> Iterator[StreamView]:
+    with services.open_view(services.find_dag(dag_id)) as view:
+        yield view
+
+
+ViewDep = Annotated[StreamView, Depends(_open_view)]
+_HOLD_SLOT = Depends(_hold_slot)
+
+# Routes are plain functions, which FastAPI runs in threads: the stores' clients block.
+
+# The page itself, the list of streams, and the Data Docs.
+_SITE_ROUTES = APIRouter()
+
+
+@_SITE_ROUTES.get("/page")
+def serve_page(request: Request) -> Response:
+    """The page itself, the same for everyone."""
+    return _serve_file("page.html", request)
+
+
+@_SITE_ROUTES.get("/assets/{name}")
+def serve_asset(name: str, request: Request) -> Response:
+    """A script or style sheet of the page."""
+    return _serve_file(name, request)
+
+
+@_SITE_ROUTES.get("/errors")
+def serve_error_codes(request: Request) -> Response:
+    """What each error code means: docs/errors.md, with an anchor for each code."""
+    return _serve_file("errors.html", request)
+
+
+@_SITE_ROUTES.get("/api/streams", dependencies=[_HOLD_SLOT])
+def list_streams(user: GetUserDep, services: ServicesDep) -> JsonObject:
+    """A row for each stream that the user may see."""
+    return {
+        "at": time.time_ns() // 1_000_000,
+        "streams": services.summaries(services.airflow.list_streams(user)),
+        "broken_specs": services.airflow.list_broken_specs(user),
+    }
+
+
+@_SITE_ROUTES.get("/docs/{dag_id}/{path:path}", dependencies=[REQUIRE_STREAM_ACCESS, _HOLD_SLOT])
+def serve_data_docs(dag_id: str, path: str, services: ServicesDep) -> Response:
+    """A page of Great Expectations' Data Docs, from the bucket."""
+    pipeline, _, kind = dag_id.rpartition(".")
+    if kind != "quality":
+        raise NO_STREAM(dag_id=dag_id)
+    dag = services.find_dag(f"{pipeline}{STREAM_DAG_SUFFIX}")
+    key = f"{BucketLayout(pipeline).quality_prefix}docs/{path or 'index.html'}"
+    try:
+        with services.open_store(dag["conn_id"]) as store:
+            data = store.get(key).data
+    except (NotFoundError, ValueError):
+        raise HTTPException(404, f"no such page: {key}") from None
+    return Response(
+        data, media_type=mimetypes.guess_type(key)[0] or "text/plain", headers=_DOCS_HEADERS
+    )
+
+
+# What the page asks about one stream.
+_STREAM_ROUTES = APIRouter(
+    prefix="/api/streams/{dag_id}", dependencies=[REQUIRE_STREAM_ACCESS, _HOLD_SLOT]
+)
+
+
+@_STREAM_ROUTES.get("")
+def show_stream(
+    dag_id: str,
+    user: GetUserDep,
+    services: ServicesDep,
+    since: PositionParam = None,
+    span: Annotated[int, Query(ge=0)] = CHART_POINTS,
+) -> JsonObject:
+    """Everything about one stream, and what the user may do with it."""
+    pipeline, dag = parse_pipeline_name(dag_id), services.find_dag(dag_id)
+    with services.open_view(dag) as view:
+        detail = view.detail(_parse_position(since), span, **dag)
+    return {
+        "now": time.time_ns() // 1_000_000,
+        **detail,
+        "may": services.airflow.list_startable_actions(user, pipeline),
+        "actions": services.airflow.list_action_runs(user, pipeline),
+    }
+
+
+@_STREAM_ROUTES.get("/checkpoints")
+def list_checkpoints(
+    view: ViewDep,
+    before: PositionParam = None,
+    limit: Annotated[int, Query(ge=1, le=100)] = CHECKPOINTS_PER_PAGE,
+    abandoned: bool = False,
+    until: int | None = None,
+    restorable: bool = False,
+) -> JsonObject:
+    """A page of the checkpoint table."""
+    return view.checkpoint_page(
+        _parse_position(before),
+        limit=limit,
+        abandoned=abandoned,
+        until=until,
+        restorable=restorable,
+    )
+
+
+@_STREAM_ROUTES.get("/impact")
+def show_impact(view: ViewDep, checkpoint: str) -> JsonObject:
+    """What a restore to the checkpoint would take back."""
+    return view.restore_impact(checkpoint)
+
+
+@_STREAM_ROUTES.get("/diff")
+def show_diff(view: ViewDep, left: str, right: str) -> JsonObject:
+    """What differs between two checkpoints."""
+    return view.diff(left, right)
+
+
+@_STREAM_ROUTES.get("/log")
+def show_log(view: ViewDep) -> JsonObject:
+    """The end of the newest driver's log."""
+    return view.read_newest_log()
+
+
+@_STREAM_ROUTES.get("/spec")
+def show_spec(dag_id: str) -> JsonObject:
+    """The file of the stream's spec, with line numbers as errors name them."""
+    return _read_spec_file(parse_pipeline_name(dag_id))
+
+
+@_STREAM_ROUTES.get("/verify")
+def verify_checkpoint(view: ViewDep, checkpoint: str) -> JsonObject:
+    """Whether everything that the checkpoint needs is there."""
+    return view.verify(checkpoint)
+
+
+@_STREAM_ROUTES.get("/timeline")
+def show_timeline(view: ViewDep, user: GetUserDep, services: ServicesDep) -> JsonObject:
+    """What happened to the stream, and the runs by which people acted on it."""
+    events = view.read_timeline()
+    runs = services.airflow.list_action_runs(
+        user, view.pipeline, TIMELINE_DAG_KINDS, _RUNS_IN_TIMELINE
+    )
+    return {"events": events, "runs": runs}
+
+
+@_STREAM_ROUTES.get("/checks")
+def show_checks(view: ViewDep) -> JsonObject:
+    """The quality checks of the newest run, and the values of earlier runs."""
+    return view.read_checks()
+
+
+@_STREAM_ROUTES.get("/results/{ask}")
+def show_results(
+    dag_id: str, ask: ResultsQuestion, request: Request, services: ServicesDep
+) -> Response:
+    """Tables, a sample of one, its newest rows as CSV, where a row is, or a what-if."""
+    found = services.ask_results(dag_id, ask, dict(request.query_params))
+    if ask != "export":
+        return JSONResponse(found)
+    name = f"{parse_pipeline_name(dag_id)}-{request.query_params.get('table')}.csv"
+    headers = {"Content-Disposition": f'attachment; filename="{name}"', **_COMMON_HEADERS}
+    return Response(found["csv"], media_type="text/csv", headers=headers)
 
 
 def _shorten_patience(store: Store) -> Store:
@@ -447,3 +441,29 @@ def _respond_with_error(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, TidegateError)  # noqa: S101 - registered for this class only
     status = 404 if isinstance(error, ConfigurationError) else 503
     return JSONResponse(error.as_dict(), status_code=status)
+
+
+def make_app(
+    airflow: AirflowQueries | None = None,
+    clock: Clock = SYSTEM_CLOCK,
+    open_results: Callable[[StoreAccess], ResultsProcess] = ResultsProcess,
+) -> FastAPI:
+    """Return the application behind `/tidegate`.
+
+    Args:
+        airflow: reads Airflow's DAGs, runs and connections.
+        clock: tells how long ago a store failed.
+        open_results: makes the reader of a store's tables.
+    """
+    app = FastAPI(
+        title="tidegate",
+        dependencies=[REQUIRE_SITE_ACCESS],
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+    )
+    app.add_exception_handler(TidegateError, _respond_with_error)
+    app.state.services = _PageServices(airflow or AirflowQueries(), clock, open_results)
+    app.include_router(_SITE_ROUTES)
+    app.include_router(_STREAM_ROUTES)
+    return app
