@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pandas as pd
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from tidegate.errors import ConfigurationError
+from tidegate.jobs.rules.duck_frame import select_rows
 from tidegate.jobs.spec.pipeline import BARRIERS, CHECKPOINTS, DEAD_LETTERS, EVENTS, LATE
 from tidegate.jobs.spec.row_rules import RULE_QUARANTINED
 from tidegate.jobs.spec.stream_specs import REJECTIONS
@@ -446,40 +446,36 @@ def sample_rows(
         return RowSample((), f"tidegate status {pipeline}")
     if summary.startswith(TABLE_PREFIX):
         return _sample_table(evidence, summary.removeprefix(TABLE_PREFIX), names)
-    if summary == "rules" and (quarantining := _list_quarantining(evidence, names)):
-        return _sample_quarantined(evidence, quarantining, recent=recent)
+    if summary == "rules" and (rules := _list_quarantining(evidence, names)):
+        return _show_newest(evidence, DEAD_LETTERS, _name_quarantined(rules), recent=recent)
     if summary not in _ROWS_BEHIND:
         return RowSample((), f"tidegate status {pipeline}")
     name, column = _ROWS_BEHIND[summary]
-    table, conditions = _select_epochs(evidence, name, recent=recent)
+    if name == BARRIERS and column is None:
+        unhealthy = _show_newest(evidence, name, ["outcome <> 'complete'"], recent=recent)
+        if unhealthy.rows:
+            return unhealthy
+    chosen = []
+    if column is not None and names:
+        chosen.append(f"{column} in ({', '.join(map(_quote_sql, names))})")
+    return _show_newest(evidence, name, chosen, recent=recent)
+
+
+def _show_newest(
+    evidence: Evidence, name: str, conditions: Sequence[str], *, recent: bool
+) -> RowSample:
+    """The newest rows of a table that meet conditions, which the command has as well."""
+    epochs = [f"_epoch > {evidence.recent_since}"] if recent and evidence.recent_since else []
+    where = " and ".join([*epochs, *conditions])
+    table: pa.Table = getattr(evidence, name)
+    table = select_rows(table, where) if where else table
     if name == EVENTS:
         table = _select_doubled(table)
-    if name == BARRIERS and column is None:
-        unhealthy = table.filter(pc.not_equal(table["outcome"], "complete"))
-        if unhealthy.num_rows:
-            table = unhealthy
-            conditions.append("outcome <> 'complete'")
-    if column is not None and names:
-        table = table.filter(
-            pc.is_in(table[column], pa.array(names, table.schema.field(column).type))
-        )
-        conditions.append(f"{column} in ({', '.join(map(_quote_sql, names))})")
-    return _show_newest(pipeline, name, table, conditions)
-
-
-def _select_epochs(evidence: Evidence, name: str, *, recent: bool) -> tuple[pa.Table, list[str]]:
-    """A table, or its recent rows with the condition that selects them."""
-    table: pa.Table = getattr(evidence, name)
-    if not (recent and evidence.recent_since):
-        return table, []
-    return evidence.select_recent(table), [f"_epoch > {evidence.recent_since}"]
-
-
-def _show_newest(pipeline: str, name: str, table: pa.Table, conditions: Sequence[str]) -> RowSample:
     shown = [c for c in _SAMPLE_COLUMNS[name] if c in table.column_names]
     newest = table.select(shown).sort_by([("_epoch", "descending")]).slice(0, SAMPLE_ROWS)
-    where = f' --where "{" and ".join(conditions)}"' if conditions else ""
-    return RowSample(tuple(newest.to_pylist()), f"tidegate tables {pipeline} {name}{where}")
+    option = f' --where "{where}"' if where else ""
+    command = f"tidegate tables {evidence.spec.name} {name}{option}"
+    return RowSample(tuple(newest.to_pylist()), command)
 
 
 def _list_quarantining(evidence: Evidence, names: Sequence[Any]) -> list[tuple[str, str]]:
@@ -489,20 +485,12 @@ def _list_quarantining(evidence: Evidence, names: Sequence[Any]) -> list[tuple[s
     return [(s, rule) for s, rule in broken if sources[s].rules[rule].severity == "quarantine"]
 
 
-def _sample_quarantined(
-    evidence: Evidence, rules: Sequence[tuple[str, str]], *, recent: bool
-) -> RowSample:
-    """The rows that row rules quarantined; the detail of a dead letter begins with its rule."""
-    table, conditions = _select_epochs(evidence, DEAD_LETTERS, recent=recent)
-    quarantined = pc.equal(table["reason"], RULE_QUARANTINED)
-    found, either = pa.nulls(table.num_rows, pa.bool_()), []
-    for source, rule in rules:
-        same = pc.equal(table["_source"], source)
-        begins = pc.starts_with(table["detail"], f"rule {rule}:")
-        found = pc.or_kleene(found, pc.and_kleene(quarantined, pc.and_kleene(same, begins)))
-        either.append(f"_source = '{source}' and starts_with(detail, 'rule {rule}:')")
-    conditions += [f"reason = '{RULE_QUARANTINED}'", f"({' or '.join(either)})"]
-    return _show_newest(evidence.spec.name, DEAD_LETTERS, table.filter(found), conditions)
+def _name_quarantined(rules: Sequence[tuple[str, str]]) -> list[str]:
+    """Conditions for rows that row rules quarantined; the detail of one begins with its rule."""
+    either = " or ".join(
+        f"_source = '{source}' and starts_with(detail, 'rule {rule}:')" for source, rule in rules
+    )
+    return [f"reason = '{RULE_QUARANTINED}'", f"({either})"]
 
 
 def _sample_table(evidence: Evidence, name: str, names: Sequence[Any]) -> RowSample:

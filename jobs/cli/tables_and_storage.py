@@ -80,22 +80,15 @@ def show_tables(
 
 def _select_rows(name: str, table: pa.Table, where: str) -> pa.Table:
     import duckdb
-    import numpy as np
 
-    from tidegate.jobs.rules.duck_frame import open_database
+    from tidegate.jobs.rules.duck_frame import select_rows
 
-    # Only row numbers come out of DuckDB, so that all values keep their types.
-    numbered = table.append_column("_row_number", [np.arange(table.num_rows)])
-    with open_database() as db:
-        db.register("numbered", numbered)
+    try:
         # The condition is the user's own, over a table that this user may read.
-        query = f"select _row_number from numbered where ({where}) order by 1"  # noqa: S608
-        try:
-            chosen = db.execute(query).fetchnumpy()["_row_number"]
-        except duckdb.Error as error:
-            cause, columns = get_first_line(error), ", ".join(table.column_names)
-            raise BAD_CONDITION(table=name, cause=cause, columns=columns) from error
-    return table.take(chosen)
+        return select_rows(table, where)
+    except duckdb.Error as error:
+        cause, columns = get_first_line(error), ", ".join(table.column_names)
+        raise BAD_CONDITION(table=name, cause=cause, columns=columns) from error
 
 
 def _list_tables(spec: PipelineSpec, log: SlotLog, as_json: bool) -> None:

@@ -19,6 +19,7 @@ from threading import Lock
 from typing import Any, Final, Self
 
 import duckdb
+import numpy as np
 
 Frame = Any
 """A DataFrame of Spark or a `DuckFrame`."""
@@ -162,6 +163,20 @@ def query_rows(rows: Any, query: str) -> list[tuple[Any, ...]]:
     with open_database() as session:
         session.register("rows", rows)
         return session.execute(query).fetchall()
+
+
+def select_rows(table: Any, where: str) -> Any:
+    """Return the rows of an Arrow table that meet a condition in DuckDB SQL, in their order.
+
+    Raises:
+        duckdb.Error: DuckDB cannot read the condition.
+    """
+    # Only row numbers come out of DuckDB, so that all values keep their types.
+    numbered = table.append_column("_row_number", [np.arange(table.num_rows)])
+    query = f"select _row_number from numbered where ({where}) order by 1"
+    with open_database() as session:
+        session.register("numbered", numbered)
+        return table.take(session.execute(query).fetchnumpy()["_row_number"])
 
 
 _NUMBERS = count()
