@@ -8,7 +8,10 @@ retention by age.
 from __future__ import annotations
 
 import time
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+Found = TypeVar("Found")
 
 
 class Clock(Protocol):
@@ -48,3 +51,20 @@ class SystemClock:
 
 
 SYSTEM_CLOCK = SystemClock()
+
+
+def poll_until(
+    look: Callable[[], Found], timeout: float, every: float, clock: Clock = SYSTEM_CLOCK
+) -> Found:
+    """Look until there is something, and return what the last look found.
+
+    Args:
+        look: returns what it finds; something false for nothing.
+        timeout: seconds after which no further look begins.
+        every: seconds between looks.
+        clock: for waiting.
+    """
+    deadline = clock.monotonic() + timeout
+    while not (found := look()) and clock.monotonic() < deadline:
+        clock.sleep(every)
+    return found

@@ -27,6 +27,7 @@ from typing import Any
 
 from tenacity import retry, retry_if_exception, stop_after_attempt, wait_random_exponential
 
+from tidegate.checkpoints.host_clock import poll_until
 from tidegate.errors import ConfigurationError
 from tidegate.json_types import JsonObject
 
@@ -237,11 +238,9 @@ def quote_segment(part: str) -> str:
 def _poll_until(
     ask: Callable[[], JsonObject | None], timeout: float, complaint: Callable[[], str]
 ) -> JsonObject:
-    deadline = time.monotonic() + timeout
-    while (found := ask()) is None:
-        if time.monotonic() > deadline:
-            raise AIRFLOW_WAIT_ENDED(seconds=timeout, complaint=complaint())
-        time.sleep(0.5)
+    found = poll_until(ask, timeout, 0.5)
+    if found is None:
+        raise AIRFLOW_WAIT_ENDED(seconds=timeout, complaint=complaint())
     return found
 
 

@@ -14,11 +14,11 @@ import secrets
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tidegate.checkpoints.host_clock import poll_until
 from tidegate.checkpoints.pipeline_identity import read_process_stat
 
 _POLL_SECONDS = 0.05
@@ -163,9 +163,7 @@ def _signal_process(pid: int, number: signal.Signals, *, group: bool) -> None:
 
 
 def _wait_until_gone(marks: Sequence[ProcessId], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline and any(is_process_alive(mark) for mark in marks):
-        time.sleep(_POLL_SECONDS)
+    poll_until(lambda: not any(map(is_process_alive, marks)), seconds, _POLL_SECONDS)
 
 
 LOOPBACK = "127.0.0.1"

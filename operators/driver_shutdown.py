@@ -19,7 +19,7 @@ from typing import Final
 from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.canonical_json import parse_json
 from tidegate.checkpoints.driver_requests import DriverRequest, RequestKind, submit_request
-from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
+from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock, poll_until
 from tidegate.checkpoints.lease import LeaseObserver, evict_lease_holder
 from tidegate.checkpoints.store import NotFoundError, Store
 
@@ -76,12 +76,7 @@ class _DriverStop:
 
     def wait_until_ended(self, seconds: float) -> bool:
         """Wait at most so long; return whether the driver has ended."""
-        deadline = self._clock.monotonic() + seconds
-        while not self.has_ended():
-            if self._clock.monotonic() >= deadline:
-                return False
-            self._clock.sleep(_STOP_POLL_SECONDS)
-        return True
+        return poll_until(self.has_ended, seconds, _STOP_POLL_SECONDS, self._clock)
 
     def escalate(self, timeouts: StopTimeouts, say: Callable[[str], None]) -> str:
         """Steps 2 to 4."""

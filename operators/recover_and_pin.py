@@ -32,7 +32,7 @@ from tidegate.checkpoints.driver_requests import (
     set_desired_state,
     submit_request,
 )
-from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
+from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, poll_until
 from tidegate.checkpoints.lease import Lease, LeaseRenewer
 from tidegate.checkpoints.manifest import ForkRecord
 from tidegate.checkpoints.pins import RootsFile, pin_checkpoint
@@ -508,14 +508,17 @@ class AbortBarrierOperator(PipelineOperator):
             # One request per run, so that a task that is tried again asks once.
             request_id=f"abort-{context['run_id']}"[:200],
         )
-        deadline = SYSTEM_CLOCK.monotonic() + _ABORT_TIMEOUT
         # Polled, because the acknowledgement is an object that the driver writes.
-        while (answer := read_ack(store, self.pipeline, request.id)) is None:
-            if SYSTEM_CLOCK.monotonic() >= deadline:
-                raise ABORT_UNANSWERED(
-                    pipeline=self.pipeline, barrier=self.barrier, seconds=_ABORT_TIMEOUT
-                )
-            SYSTEM_CLOCK.sleep(_EPOCH_POLL_SECONDS)
+        answer = poll_until(
+            lambda: read_ack(store, self.pipeline, request.id),
+            _ABORT_TIMEOUT,
+            _EPOCH_POLL_SECONDS,
+            SYSTEM_CLOCK,
+        )
+        if answer is None:
+            raise ABORT_UNANSWERED(
+                pipeline=self.pipeline, barrier=self.barrier, seconds=_ABORT_TIMEOUT
+            )
         if answer.outcome is not AckOutcome.APPLIED:
             raise ABORT_REFUSED(
                 pipeline=self.pipeline,

@@ -11,11 +11,11 @@ import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
+from tidegate.checkpoints.host_clock import poll_until
 from tidegate.errors import TidegateError
 
 from . import arguments, output
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 # A driver looks for requests once per epoch, so asking more often would not be answered sooner.
 _POLL_SECONDS = 0.3
 
-_Found = TypeVar("_Found")
 
 AttachmentArgument = Annotated[
     str, typer.Argument(metavar="NAME", help="A pipe or reducer of the spec.")
@@ -224,15 +223,7 @@ def _wait_for_driver_end(log: SlotLog, token: int, timeout: float) -> bool:
         view = observer.observe()
         return view is None or view.token != token or observer.is_expired(view)
 
-    return bool(_poll_until_found(has_ended, timeout))
-
-
-def _poll_until_found(look: Callable[[], _Found], timeout: float) -> _Found:
-    """Look again and again until something is found, or for `timeout` seconds."""
-    deadline = SYSTEM_CLOCK.monotonic() + timeout
-    while not (found := look()) and SYSTEM_CLOCK.monotonic() < deadline:
-        SYSTEM_CLOCK.sleep(_POLL_SECONDS)
-    return found
+    return poll_until(has_ended, timeout, _POLL_SECONDS)
 
 
 def abort_barrier(
@@ -342,7 +333,7 @@ def _await_answer(log: SlotLog, request: DriverRequest, timeout: float) -> None:
     """
     from tidegate.checkpoints.driver_requests import AckOutcome, read_ack
 
-    ack = _poll_until_found(lambda: read_ack(log.store, log.pipeline, request.id), timeout)
+    ack = poll_until(lambda: read_ack(log.store, log.pipeline, request.id), timeout, _POLL_SECONDS)
     if ack is None:
         raise NO_ANSWER(pipeline=log.pipeline, seconds=timeout)
     # The driver read the request and did nothing: the exit code must say so.
