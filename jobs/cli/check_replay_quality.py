@@ -151,8 +151,8 @@ def run_quality_checks(
     folder = arguments.resolve_spec_path(spec).parent
     result = check_quality(find_suites(checked, folder), log.store)
     copied = None if docs is None else _copy_data_docs(log.store, result, docs)
-    shown = {"docs": log.store.uri(result["docs"]), "copied": copied}
-    output.print_result(as_json, "quality", result, **shown)
+    where = log.store.uri(result["docs"])
+    output.print_result(as_json, "quality", result, docs=where, copied=copied)
     raise typer.Exit(1 if result["verdict"] == "fail" else 0)
 
 

@@ -15,7 +15,6 @@ from tests.engine.harness import Bench, barrier, row, spec_of
 
 from tidegate.checkpoints.local_store import LocalStore
 from tidegate.checkpoints.pipeline_identity import ensure_identity
-from tidegate.expectations import __main__ as expectations
 from tidegate.jobs.sinks.iceberg_sink import IcebergSink
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
@@ -70,14 +69,15 @@ def test_tables_and_status_agree_with_the_log(cli: Cli, bench: Bench, spec_file:
 
 
 def test_quality_finds_nothing_wrong_with_an_exact_pipeline(
-    bench: Bench, spec_file: Path, capsys: pytest.CaptureFixture[str]
+    cli: Cli, bench: Bench, spec_file: Path
 ) -> None:
     """Every critical check holds on tables that a real sink wrote.
 
     The result names the checkpoint that was looked at.
     """
-    assert expectations.main(["run", str(spec_file), "--store", bench.store.url, "--json"]) == 0
-    result = json.loads(capsys.readouterr().out)["data"]
+    said = cli("quality", str(spec_file), "--json")
+    assert said.exit_code == 0
+    result = said.data
     assert [c["id"] for c in result["failed"] if c["severity"] == "critical"] == []
     assert result["checkpoint"] == str(bench.log.head().checkpoint)
     seen = {c["id"]: c["observed"] for c in result["checks"]}

@@ -118,10 +118,20 @@ def test_quality_docs_are_copied(
 ) -> None:
     """Data Docs of a bucket can be opened from a folder, also when a check failed."""
     docs, key = "flights/quality/docs/1/index.html", "flights/quality/results/1.json"
-    check = {"suite": "late", "id": "late_ratio", "severity": "critical", "says": "few are late"}
+    check: dict[str, Any] = {
+        "suite": "late",
+        "id": "late_ratio",
+        "severity": "critical",
+        "says": "few are late",
+    }
     check |= {"observed": "0.7 of LGA", "command": "tidegate tables flights late"}
     check["sample"] = [{"_source": "LGA", "_seq": 7, "output": None, "missing": []}]
-    result = {"pipeline": "flights", "verdict": "fail", "checkpoint": None, "docs": docs}
+    result: dict[str, Any] = {
+        "pipeline": "flights",
+        "verdict": "fail",
+        "checkpoint": None,
+        "docs": docs,
+    }
     result |= {"key": key, "checks": [check], "failed": [check]}
     monkeypatch.setattr(quality_run, "check_quality", lambda spec, store: result)
     for page in ("index", "release.release"):
