@@ -214,7 +214,7 @@ def _find_services(request: Request) -> _PageServices:
 ServicesDep = Annotated[_PageServices, Depends(_find_services)]
 
 
-async def _hold_slot(services: ServicesDep) -> AsyncIterator[None]:
+async def _take_slot(services: ServicesDep) -> AsyncIterator[None]:
     """Let `MAX_REQUESTS` in. The others wait in the event loop, which costs no thread."""
     try:
         await asyncio.wait_for(services.slots.acquire(), _QUEUE_PATIENCE)
@@ -232,7 +232,7 @@ def _open_view(dag_id: str, services: ServicesDep) -> Iterator[StreamView]:
 
 
 ViewDep = Annotated[StreamView, Depends(_open_view)]
-_HOLD_SLOT = Depends(_hold_slot)
+_TAKE_SLOT = Depends(_take_slot)
 
 # Routes are plain functions, which FastAPI runs in threads: the stores' clients block.
 
@@ -258,7 +258,7 @@ def serve_error_codes(request: Request) -> Response:
     return _serve_file("errors.html", request)
 
 
-@_SITE_ROUTES.get("/api/streams", dependencies=[_HOLD_SLOT])
+@_SITE_ROUTES.get("/api/streams", dependencies=[_TAKE_SLOT])
 def list_streams(user: GetUserDep, services: ServicesDep) -> JsonObject:
     """A row for each stream that the user may see."""
     return {
@@ -268,7 +268,7 @@ def list_streams(user: GetUserDep, services: ServicesDep) -> JsonObject:
     }
 
 
-@_SITE_ROUTES.get("/docs/{dag_id}/{path:path}", dependencies=[REQUIRE_STREAM_ACCESS, _HOLD_SLOT])
+@_SITE_ROUTES.get("/docs/{dag_id}/{path:path}", dependencies=[REQUIRE_STREAM_ACCESS, _TAKE_SLOT])
 def serve_data_docs(dag_id: str, path: str, services: ServicesDep) -> Response:
     """A page of Great Expectations' Data Docs, from the bucket."""
     pipeline, _, kind = dag_id.rpartition(".")
@@ -288,7 +288,7 @@ def serve_data_docs(dag_id: str, path: str, services: ServicesDep) -> Response:
 
 # What the page asks about one stream.
 _STREAM_ROUTES = APIRouter(
-    prefix="/api/streams/{dag_id}", dependencies=[REQUIRE_STREAM_ACCESS, _HOLD_SLOT]
+    prefix="/api/streams/{dag_id}", dependencies=[REQUIRE_STREAM_ACCESS, _TAKE_SLOT]
 )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ from tests.operators.history import GALLERY, SECOND, History, drives, drove, gal
 from tests.servers.memory_store import Fault, MemoryStore, StoreRequest
 
 from tidegate.checkpoints import slot_index
-from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.checkpoint_specs import write_spec
 from tidegate.checkpoints.driver_requests import DesiredState
 from tidegate.checkpoints.pins import RootsFile
@@ -400,23 +398,14 @@ def test_every_state_is_shown_with_its_reason(store: MemoryStore) -> None:
 
 
 def test_checks_show_owner_limit_sample_and_past(store: MemoryStore) -> None:
-    """Failed checks come first; results of earlier versions, without these fields, are shown."""
+    """Failed checks come first. Before the first run there are none."""
     gallery(store, 4)
     found = StreamView(store, "orders").read_checks()
     failed, passed = found["checks"]
     assert (failed["id"], failed["owner"], failed["value"]) == ("late_ratio", "ann", 0.7)
     assert (failed["limit"], failed["sample"][0]["_epoch"], failed["run"]) == (0.1, 3, "r1")
     assert [run["values"]["dead_ratio"] for run in found["runs"]] == [0.02, 0.03, 0.01]
-    old = [{"id": "late_ratio", "severity": "warn", "passed": True, "observed": "0", "says": "x"}]
-    quality = BucketLayout("orders").quality_prefix
-    store.put(f"{quality}results/latest.json", json.dumps({"checks": old}).encode())
-    shown = StreamView(store, "orders").read_checks()["checks"][0]
-    assert (passed["passed"], shown["owner"], shown["value"], shown["sample"]) == (
-        True,
-        "",
-        None,
-        [],
-    )
+    assert (passed["passed"], passed["owner"], passed["sample"]) == (True, "ann", [])
     assert StreamView(store, "tides").read_checks() == {"at": None, "checks": [], "runs": []}
 
 
