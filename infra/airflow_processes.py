@@ -13,7 +13,6 @@ import secrets
 import subprocess
 import sys
 import time
-import tomllib
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -21,7 +20,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +27,7 @@ from tenacity import retry, retry_if_exception, stop_after_attempt, wait_random_
 
 from tidegate.checkpoints.host_clock import poll_until
 from tidegate.errors import ConfigurationError
-from tidegate.json_types import JsonObject
+from tidegate.json_types import JsonObject, read_data_file
 
 from .errors import AIRFLOW_AWAY, AIRFLOW_NOT_STARTED, AIRFLOW_WAIT_ENDED
 from .local_processes import (
@@ -282,8 +280,7 @@ def build_airflow_settings(home: Path, dags: Path, port: int, keys: StackSecrets
         port: of the API server.
         keys: passwords and signing keys.
     """
-    text = files("tidegate.infra").joinpath("airflow.toml").read_text("utf-8")
-    settings = tomllib.loads(text)
+    settings = read_data_file("tidegate.infra", "airflow.toml")
     settings |= {
         "CORE__DAGS_FOLDER": str(dags),
         "CORE__FERNET_KEY": keys.fernet_key,

@@ -21,16 +21,14 @@ from __future__ import annotations
 
 import json
 import sys
-import tomllib
 from collections.abc import Sequence
 from enum import StrEnum
-from importlib.resources import files
 from typing import Annotated
 
 import typer
 
 from tidegate.errors import ConfigurationError
-from tidegate.json_types import JsonObject
+from tidegate.json_types import JsonObject, read_data_file
 
 from .errors import LANDER_WITHOUT_INPUT
 
@@ -81,7 +79,7 @@ def build_policy(
         split = [pattern.split("/", 1) for pattern in patterns]
         return [place + rest for name, rest in split for place in places[name]]
 
-    rights = tomllib.loads(files("tidegate.infra").joinpath("policies.toml").read_text("utf-8"))
+    rights = read_data_file("tidegate.infra", "policies.toml")
     allowed = rights[role]
     arn = f"arn:aws:s3:::{bucket}"
     # A LIST of the whole bucket would tell the names of everyone's objects.

@@ -24,11 +24,9 @@ docs/decisions/0065-a-broken-spec-gets-a-failing-dag.md.
 from __future__ import annotations
 
 import re
-import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -42,7 +40,7 @@ from tidegate.jobs.spec.job_spec import JobSpec, SupervisedSpec
 from tidegate.jobs.spec.loader import load_any_spec
 from tidegate.jobs.spec.operations import SpliceSpec
 from tidegate.jobs.spec.pipeline import PipelineSpec
-from tidegate.json_types import JsonObject, JsonView
+from tidegate.json_types import JsonObject, JsonView, read_data_file
 
 from .assets import ClosedWindowsOperator, stream_asset
 from .child_operators import BackfillOperator, MaintainOperator, QualityOperator
@@ -67,7 +65,7 @@ QUALITY_EVERY_SECONDS: Final = 600.0
 # The least time between two announcements of closed periods; long periods need fewer looks.
 ANNOUNCE_EVERY_SECONDS: Final = 10.0
 # Kind of DAG -> its description and the fields of its form.
-_SHOWN = tomllib.loads(files("tidegate.operators").joinpath("dags.toml").read_text("utf-8"))
+_SHOWN = read_data_file("tidegate.operators", "dags.toml")
 _RETRIED = {"retries": 2, "retry_delay": timedelta(seconds=5)}
 # One run at a time, because a pipeline has one driver. DAGs start unpaused, because a spec in the
 # folder is meant to run.

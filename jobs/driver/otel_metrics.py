@@ -7,10 +7,8 @@ Prometheus receives them by OTLP, directly or from a collector, with underscores
 from __future__ import annotations
 
 import time
-import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from importlib.resources import files
 from typing import TYPE_CHECKING, Final
 
 from tidegate.checkpoints.batch_notes import BatchNotes, QueryPosition
@@ -19,7 +17,7 @@ from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.row_counts import ROW_EQUATION, ROW_NOTES, RowCounts
 from tidegate.jobs.engine.epoch_engine import EpochReport
-from tidegate.json_types import JsonObject, JsonView
+from tidegate.json_types import JsonObject, JsonView, read_data_file
 from tidegate.time_units import TICK_MAX, TICK_MIN
 
 from .status_reporter import read_member_frontiers
@@ -28,9 +26,7 @@ if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, Counter, Meter, Observation
     from opentelemetry.sdk.metrics import MeterProvider
 
-METRICS: Final[dict[str, JsonObject]] = tomllib.loads(
-    files(__package__).joinpath("metrics.toml").read_text("utf-8")
-)
+METRICS: Final[dict[str, JsonObject]] = read_data_file(__package__, "metrics.toml")
 """Name of a metric -> its unit and description."""
 DRIVER_STATES: Final = (
     "starting", "running", "waiting", "draining", "stopped", "finished", "failed",

@@ -6,9 +6,7 @@ User columns never start with ``_`` (the spec refuses it), so every inner column
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterable
-from importlib.resources import files
 from itertools import accumulate
 from typing import Any
 
@@ -19,11 +17,10 @@ from tidegate.jobs.sources.object_decoding import BAD_REASON, BAD_TEXT
 from tidegate.jobs.spec.row_rules import EXACT_BITS, FILTERED, accepts_family, build_text_pattern
 from tidegate.jobs.spec.source_spec import BarrierColumns, SourceSpec
 from tidegate.jobs.spec.table_layout import DeadLetterReason
+from tidegate.json_types import read_data_file
 from tidegate.time_units import TICK_MAX
 
-_TYPES: dict[str, dict[str, Any]] = tomllib.loads(
-    files(__package__).joinpath("arrow_types.toml").read_text("utf-8")
-)
+_TYPES: dict[str, dict[str, Any]] = read_data_file(__package__, "arrow_types.toml")
 _ARROW_OF_SPARK = {own["spark"]: name for name, own in reversed(_TYPES.items()) if "spark" in own}
 _PLACES = ("_m", "_p", "_o", "_row")
 _TIMESTAMP = re.compile(r"timestamp\[(s|ms|us|ns)(?:, tz=([^\]]+))?\]\Z")

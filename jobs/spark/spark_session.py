@@ -8,9 +8,7 @@ import os
 import shutil
 import sys
 import tempfile
-import tomllib
 from collections.abc import Callable, Mapping
-from importlib.resources import files
 from pathlib import Path
 from threading import Lock
 from typing import Any, Final, cast
@@ -23,12 +21,11 @@ from pyspark.sql import SparkSession
 from tidegate.errors import ErrorDefinition, TransientError
 from tidegate.jobs.spec.operations import SparkSpec, add_connector_jars
 from tidegate.jobs.spec.pipeline import PipelineSpec
+from tidegate.json_types import read_data_file
 
 from .errors import EXECUTORS_LOST
 
-_SETTINGS: Final[dict[str, dict[str, str]]] = tomllib.loads(
-    files(__package__).joinpath("spark_settings.toml").read_text("utf-8")
-)
+_SETTINGS: Final[dict[str, dict[str, str]]] = read_data_file(__package__, "spark_settings.toml")
 _JVM_OPTIONS = "spark.driver.extraJavaOptions"
 _CONNECT_RETRIES = 6
 """Of a request to a Connect server, about 20 s: then it is gone, and what it held is gone with it.

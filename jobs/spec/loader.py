@@ -17,20 +17,18 @@ from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from tidegate.errors import ConfigurationError, suggest_name
-from tidegate.json_types import JsonObject
+from tidegate.json_types import JsonObject, read_data_file
 
-from .errors import (
-    FOREIGN_FIELDS,
-    NO_TABLE_SINK,
-    SPEC_INVALID,
-    SPEC_IS_JOB,
-    SPEC_NOT_TEXT,
-    SPEC_UNREADABLE,
-)
+from .errors import SPEC_INVALID, SPEC_IS_JOB, SPEC_NOT_TEXT, SPEC_UNREADABLE
 from .job_spec import JobSpec
 from .pipeline import PipelineSpec, SourceSpec
 
 Location = tuple[int | str, ...]
+_FOREIGN_FIELDS = {
+    name: (field["ours"], field["otherwise"])
+    for field in read_data_file(__package__, "foreign_fields.toml")["fields"]
+    for name in field["names"]
+}
 S = TypeVar("S", PipelineSpec, JobSpec)
 
 
@@ -178,7 +176,7 @@ def _describe_item(root: type[BaseModel], item: Any) -> str:
         if kind in ("enum", "literal_error"):
             message += suggest_name(found, re.findall(r"'([^']+)'", item["ctx"]["expected"]))
         if kind == "union_tag_invalid" and item["ctx"]["tag"] in ("delta", "iceberg"):
-            message = NO_TABLE_SINK
+            message = _FOREIGN_FIELDS["format"][1]
         if location[-1:] == ("format",) and found in ("delta", "iceberg"):
             message += f"; write table: {{format: {found}}} beside path"
     return message
@@ -186,7 +184,7 @@ def _describe_item(root: type[BaseModel], item: Any) -> str:
 
 def _suggest_field(root: type[BaseModel], location: Location) -> str:
     allowed = _list_allowed_fields(root, location[:-1])
-    if foreign := FOREIGN_FIELDS.get(str(location[-1]).lower()):
+    if foreign := _FOREIGN_FIELDS.get(str(location[-1]).lower()):
         ours, otherwise = foreign
         return f": write {ours!r}" if ours in allowed else f": {otherwise}"
     hint = suggest_name(location[-1], allowed)

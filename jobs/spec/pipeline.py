@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tomllib
 from collections.abc import Iterator
-from importlib.resources import files
 from typing import Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
 from tidegate.errors import suggest_name
-from tidegate.json_types import JsonObject
+from tidegate.json_types import JsonObject, read_data_file
 
 from .event_time_options import (
     NEVER,
@@ -297,10 +295,7 @@ class PipelineSpec(SpecModel):
 # Presets: the defaults of six systems that users may know (docs/semantics.md, section 8).
 # A preset only sets defaults. What the YAML of the pipeline itself says wins, field by field.
 
-# TOML, because every command reads this and the standard library parses it.
-PRESETS: Final[dict[str, JsonObject]] = tomllib.loads(
-    files(__package__).joinpath("presets.toml").read_text("utf-8")
-)
+PRESETS: Final[dict[str, JsonObject]] = read_data_file(__package__, "presets.toml")
 """Preset and its defaults for sources, coalescing, release, barriers, windows and sessions."""
 
 

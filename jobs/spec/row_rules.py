@@ -12,6 +12,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from tidegate.json_types import read_data_file
+
 # What `where` and row rules of a source do (docs/semantics.md, section 2).
 FILTERED: Final = "filtered"
 RULE_QUARANTINED: Final = "rule_quarantined"
@@ -25,31 +27,7 @@ _CAST = re.compile(
 EXACT_BITS: Final = {"float": 24, "double": 53}
 """Integers up to two to this power are exact in a floating type; larger ones do not fit."""
 
-_NUMERIC_FAMILIES = frozenset({"bool", "int", "float", "decimal", "string"})
-_ACCEPTED_FAMILIES = {
-    "string": frozenset(
-        {"bool", "int", "decimal", "date", "string"}
-    ),  # floats and times have no one text
-    "boolean": frozenset({"bool", "int", "float", "string"}),
-    "int": _NUMERIC_FAMILIES,
-    "long": _NUMERIC_FAMILIES,
-    "float": _NUMERIC_FAMILIES,
-    "double": _NUMERIC_FAMILIES,
-    "decimal": _NUMERIC_FAMILIES - {"bool"},
-    "date": frozenset({"date", "timestamp", "string"}),
-    "binary": frozenset({"binary", "string"}),
-    "timestamp": frozenset({"timestamp"}),  # a number has no unit, and a text no agreed zone
-}
-_INTEGER_PATTERN = r"-?[0-9]+"
-_REAL_PATTERN = r"[+-]?([0-9]+[.]?[0-9]*|[.][0-9]+)([eE][+-]?[0-9]+)?"
-_TEXT_PATTERNS = {
-    "boolean": r"[tT][rR][uU][eE]|[fF][aA][lL][sS][eE]|0|1",
-    "int": _INTEGER_PATTERN,
-    "long": _INTEGER_PATTERN,
-    "float": _REAL_PATTERN,
-    "double": _REAL_PATTERN,
-    "date": r"[0-9]{4}-[0-9]{2}-[0-9]{2}",
-}
+_RULES = read_data_file(__package__, "row_rules.toml")
 
 
 def read_cast_type(expression: str) -> str | None:
@@ -78,7 +56,7 @@ def accepts_family(declared: str, family: str) -> bool:
     >>> accepts_family("decimal(6,2)", "int"), accepts_family("date", "int")
     (True, False)
     """
-    return family in _ACCEPTED_FAMILIES.get(declared.partition("(")[0], ())
+    return family in _RULES["families"].get(declared.partition("(")[0], ())
 
 
 def build_text_pattern(declared: str) -> str | None:
@@ -90,7 +68,8 @@ def build_text_pattern(declared: str) -> str | None:
     >>> build_text_pattern("decimal(6,2)"), build_text_pattern("string")
     ('-?[0-9]+([.][0-9]{1,2})?', None)
     """
+    texts: dict[str, str] = _RULES["texts"]
     if declared.startswith("decimal"):
         scale = int(re.findall(r"\d+", declared)[1])
-        return _INTEGER_PATTERN + (f"([.][0-9]{{1,{scale}}})?" if scale else "")
-    return _TEXT_PATTERNS.get(declared)
+        return texts["int"] + (f"([.][0-9]{{1,{scale}}})?" if scale else "")
+    return texts.get(declared)

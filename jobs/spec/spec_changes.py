@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from tidegate.json_types import JsonObject, JsonView
+from tidegate.json_types import JsonObject, JsonView, read_data_file
 
 from .pipeline import NON_DATA_SECTIONS, PipelineSpec, SourceSpec
 from .window_specs import WindowSpec
@@ -23,28 +23,7 @@ from .window_specs import WindowSpec
 _RESTART_ADVICE = "start again under another name, or let the driver finish with the old spec first"
 
 
-# A position is a number that only these options give a meaning to.
-_POSITION_OPTIONS = {
-    "kafka.topic": "its offsets count the messages of the old topic",
-    "table": "its positions count the files of the old table, or objects that were none",
-    "table.format": "its positions count the files of the old table",
-    "table.name": "its positions count the files of the old table",
-    "discovery.order": (
-        "its positions count objects in the old order: some would be skipped, others read again"
-    ),
-}
-"""Options of a source -> what its positions mean by them."""
-_SOURCE_RULES = {
-    **dict.fromkeys(
-        ("kind", "path", "format", "partition_by"),
-        "its positions count the objects of the old place",
-    ),
-    **dict.fromkeys(
-        ("event_time", "end_time", "timezone", "barriers", "edges"),
-        "rows before and after would mean different things",
-    ),
-}
-"""Options of a source, with all below them -> why a change is refused."""
+_SOURCE_RULES = read_data_file(__package__, "spec_changes.toml")
 # These decide which results there are. The table keeps its older results, so both kinds would be in
 # it, without a mark that tells them apart.
 _RESULT_OPTIONS = ("kind", "size", "slide", "gap", "offset", "keys")
@@ -146,12 +125,13 @@ def _compare_sources(old: PipelineSpec, new: PipelineSpec, live: LiveState) -> I
 
 def _compare_source(where: str, old: SourceSpec, new: SourceSpec) -> Iterator[SpecChange]:
     # The columns of the rows are compared as one for all sources.
+    options, sections = _SOURCE_RULES["options"], _SOURCE_RULES["sections"]
     beside = set() if old.select and new.select else {"columns"}
     left, right = (one.model_dump(mode="json", exclude=beside) for one in (old, new))
     for path in _list_differing_paths(left, right):
         # The rule is by the place of the option, not by its value: an unknown option is kept,
         # because only those listed give old positions or rows another meaning.
-        reason = _POSITION_OPTIONS.get(path) or _SOURCE_RULES.get(path.partition(".")[0])
+        reason = options.get(path) or sections.get(path.partition(".")[0])
         if reason:
             yield _make_refused_change(f"{where}.{path}", f"{reason}: give the source a new name")
         elif path == "lag":

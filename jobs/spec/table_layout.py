@@ -11,14 +11,14 @@ It decides in which files rows are, never which rows there are::
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from importlib.resources import files
 from typing import Final, Literal
 
 from pydantic import field_validator, model_validator
+
+from tidegate.json_types import read_data_file
 
 from .event_time_options import SpecModel
 
@@ -43,26 +43,17 @@ _PARTITION_PATTERN = re.compile(
     rf"({_COLUMN_PATTERN})|(year|month|day|hour)\(\s*({_COLUMN_PATTERN})\s*\)|(bucket|truncate)\(\s*(\d+)\s*,\s*({_COLUMN_PATTERN})\s*\)"
 )
 _SORT_PATTERN = re.compile(rf"({_COLUMN_PATTERN})(?:\s+(asc|desc))?")
-_DATE_TRANSFORMS = ("year", "month", "day")
-_TIME_TRANSFORMS = (*_DATE_TRANSFORMS, "hour")
-_ALLOWED_TRANSFORMS: Final[dict[str, tuple[str, ...]]] = {
-    # Not `identity`: by the microsecond each row would be a partition of its own.
-    "timestamp": (*_TIME_TRANSFORMS, "bucket"),
-    "date": ("identity", *_DATE_TRANSFORMS, "bucket"),
-    **dict.fromkeys(("string", "int", "long", "decimal"), ("identity", "bucket", "truncate")),
-    "binary": ("bucket", "truncate"),
-    "boolean": ("identity",),
-    **dict.fromkeys(("float", "double"), ()),
-}
+_TIME_TRANSFORMS = ("year", "month", "day", "hour")
 
 WINDOW_COLUMNS: Final = {"window_start": "timestamp", "window_end": "timestamp", "revision": "int"}
 """Columns of a window's table besides its keys.
 
 Aggregates are left out: their types are known with the first result only.
 """
-_TABLES = tomllib.loads(files(__package__).joinpath("tables.toml").read_text("utf-8"))
+_TABLES = read_data_file(__package__, "tables.toml")
 # Popped, so that only tables are left.
 _NOT_FOR_LAYOUT = _TABLES.pop("not_for_layout")
+_ALLOWED_TRANSFORMS = _TABLES.pop("transforms")
 OWN_COLUMNS: Final[dict[str, dict[str, str]]] = _TABLES
 """Table -> tidegate's own columns; ``<stream>`` has those of the table of any stream."""
 LAYOUT_COLUMNS: Final = {

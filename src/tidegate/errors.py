@@ -9,14 +9,12 @@ from __future__ import annotations
 import copyreg
 import difflib
 import sys
-import tomllib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from importlib.resources import files
 from typing import Any, TypeVar
 
-from tidegate.json_types import JsonObject
+from tidegate.json_types import JsonObject, read_data_file
 
 
 class FailureClass(StrEnum):
@@ -203,12 +201,11 @@ def load_catalogue(module: str) -> Callable[[str], ErrorDefinition]:
     An entry names the class to raise: one of this module, or one that `module` defines above the
     call.
     """
-    texts = files(module.rpartition(".")[0]).joinpath("errors.toml").read_text("utf-8")
     # The folder's own classes win over those of this module.
     classes = {**globals(), **vars(sys.modules[module])}
     catalogue = {
         name: ErrorDefinition(**{**entry, "error": classes[entry["error"]]})
-        for name, entry in tomllib.loads(texts).items()
+        for name, entry in read_data_file(module.rpartition(".")[0], "errors.toml").items()
     }
 
     def find_entry(name: str) -> ErrorDefinition:
