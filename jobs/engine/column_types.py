@@ -11,6 +11,10 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+Row = dict[str, Any]
+"""A row of an Arrow table as Python values: column -> value."""
+RowView = Mapping[str, Any]
+"""The same, for those who only read it."""
 TIMESTAMP_UTC: Final = pa.timestamp("us", tz="UTC")
 _ARROW_TYPES = {
     "string": pa.string(),

@@ -322,7 +322,7 @@ class MoveResult:
     released_max: ReleaseMark | None
     next_position: int
     buffered_rows: int
-    sketches: dict[str, Any] = field(default_factory=dict)
+    sketches: JsonObject = field(default_factory=dict)
     bytes_written: int = 0
     streams: JsonObject = field(default_factory=dict)
 

@@ -8,7 +8,7 @@ group them as they like. Nulls are ignored as in SQL, except by ``count(*)``, fi
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any, Final
@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from tidegate.jobs.engine.column_types import to_arrow_type
 from tidegate.jobs.spec.pipeline import PipelineSpec
+from tidegate.jobs.spec.table_layout import ColumnTypes
 from tidegate.jobs.spec.window_specs import Aggregate, AggregateFunction
 
 from .duck_frame import Frame, get_column_types, group_rows
@@ -199,7 +200,7 @@ def build_recompute_sql(aggregate: Aggregate) -> str | None:
     return None if text is None else text.format(x=x)
 
 
-def infer_argument_type(aggregate: Aggregate, columns: Mapping[str, str]) -> str | None:
+def infer_argument_type(aggregate: Aggregate, columns: ColumnTypes) -> str | None:
     """Return the declared type of an aggregate's argument; None if only Spark SQL knows it.
 
     Known are columns, and sums and products of numeric columns and whole numbers. Their results,
@@ -216,7 +217,7 @@ def infer_argument_type(aggregate: Aggregate, columns: Mapping[str, str]) -> str
     return next(kind for kind in ("double", "long", "int") if kind in kinds)
 
 
-def explain_spark_aggregate(aggregate: Aggregate, columns: Mapping[str, str]) -> str | None:
+def explain_spark_aggregate(aggregate: Aggregate, columns: ColumnTypes) -> str | None:
     """Why an aggregate needs Spark SQL; None if DuckDB is proven to give the same."""
     rule = _RULES[aggregate.function]
     if not rule.native_types:
@@ -229,7 +230,7 @@ def explain_spark_aggregate(aggregate: Aggregate, columns: Mapping[str, str]) ->
     return None if kind.partition("(")[0] in rule.native_types else f"{aggregate} over {kind}"
 
 
-def plan_aggregate(what: Aggregate, index: int, columns: Mapping[str, str]) -> AggregatePlan:
+def plan_aggregate(what: Aggregate, index: int, columns: ColumnTypes) -> AggregatePlan:
     """The expressions of the `index`-th aggregate of a window.
 
     Args:

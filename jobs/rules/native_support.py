@@ -8,11 +8,11 @@ for Spark SQL is given.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
 from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
+from tidegate.jobs.spec.table_layout import ColumnTypes
 
 from .aggregates import explain_spark_aggregate
 from .duck_frame import ENGINE_ERRORS, open_database, to_duckdb
@@ -107,7 +107,7 @@ def _explain_expression(
         return f"{error} is not proven equal in DuckDB"
 
 
-def _strip_proven_cast(tree: Any, columns: Mapping[str, str]) -> Any:
+def _strip_proven_cast(tree: Any, columns: ColumnTypes) -> Any:
     """What is cast, where the cast keeps every value: to the same type, or to a wider number."""
     from sqlglot import exp
 
@@ -120,7 +120,7 @@ def _strip_proven_cast(tree: Any, columns: Mapping[str, str]) -> Any:
     return tree.this
 
 
-def _infer_family(node: Any, columns: Mapping[str, str]) -> str:
+def _infer_family(node: Any, columns: ColumnTypes) -> str:
     """The family of a value whose form is proven.
 
     Raises:
@@ -172,7 +172,7 @@ def _require_same_reading(operands: list[Any], compared: Any) -> None:
             _refuse_form(one.parent)
 
 
-def _infer_leaf(node: Any, columns: Mapping[str, str]) -> str:
+def _infer_leaf(node: Any, columns: ColumnTypes) -> str:
     from sqlglot import exp
 
     if isinstance(node, exp.Column) and not node.table and node.name in columns:
@@ -211,12 +211,12 @@ def _refuse_form(node: Any) -> str:
     raise _UnprovenError(node.sql("spark"))
 
 
-def explain_spark_condition(sql: str, columns: Mapping[str, str]) -> str | None:
+def explain_spark_condition(sql: str, columns: ColumnTypes) -> str | None:
     """Why Spark SQL has to judge a condition; None if DuckDB is proven to give the same."""
     return _explain_expression(sql, tuple(columns.items()), "boolean")
 
 
-def explain_spark_value(sql: str, columns: Mapping[str, str]) -> str | None:
+def explain_spark_value(sql: str, columns: ColumnTypes) -> str | None:
     """Why Spark SQL has to compute a column of `select`; None if DuckDB is proven to."""
     return _explain_expression(sql, tuple(columns.items()), None)
 

@@ -18,6 +18,7 @@ from tidegate.checkpoints.manifest import FileRef, Manifest
 from tidegate.checkpoints.store import PreconditionFailedError, Store
 from tidegate.jobs.engine.column_types import (
     TIMESTAMP_UTC,
+    Row,
     replace_column,
     to_arrow_type,
     to_arrow_types,
@@ -238,7 +239,7 @@ def _barrier_to_row(barrier: BarrierHealth, behind: int) -> dict[str, Any]:
     }
 
 
-def _checkpoint_to_row(manifest: Manifest) -> dict[str, Any]:
+def _checkpoint_to_row(manifest: Manifest) -> Row:
     epoch, frontier = manifest.epoch_counters, manifest.frontier_after
     seal = manifest.timings.get("seal_before")  # no manifest can hold the time of its own seal
     return {
@@ -266,7 +267,7 @@ def _checkpoint_to_row(manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def _build_system_table(name: str, rows: list[dict[str, Any]]) -> Any:
+def _build_system_table(name: str, rows: list[Row]) -> Any:
     return pa.Table.from_pylist(rows, build_system_schema(name))
 
 

@@ -29,7 +29,7 @@ from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN
 from tidegate.jobs.sources.object_decoding import BAD_REASON, BAD_TEXT
 from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
 from tidegate.jobs.spec.row_rules import FILTERED, RULE_DROPPED, RULE_FAILED
-from tidegate.json_types import JsonView
+from tidegate.json_types import JsonObject, JsonView
 from tidegate.time_units import TICK_MAX, TICK_MIN
 
 from .column_casts import cast_never_fails
@@ -75,7 +75,7 @@ class MemberScans:
 
     survey: Survey
     verdicts: dict[int, list[RowVerdict]] = field(default_factory=dict)
-    sketches: dict[str, Any] = field(default_factory=dict)
+    sketches: JsonObject = field(default_factory=dict)
     rows: pa.Table | None = None
     judged: pa.Table | None = None
 
@@ -170,7 +170,7 @@ def _survey_empty_member(spec: PipelineSpec, member: Any, state: JsonView) -> Me
     ).survey
 
 
-def _merge_sketches(scans: dict[int, MemberScan]) -> dict[str, Any]:
+def _merge_sketches(scans: dict[int, MemberScan]) -> JsonObject:
     found: dict[str, Counter[str]] = {}
     for scan in scans.values():
         found.setdefault(scan.survey.member.source, Counter()).update(scan.sketch)

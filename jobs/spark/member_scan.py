@@ -8,7 +8,7 @@ moves them, as all others.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import log
 from typing import Any
@@ -20,6 +20,7 @@ from tidegate.jobs.advise.lag_advice import GAMMA
 from tidegate.jobs.eventtime.decision_types import BarrierRow, Member, MemberSurvey
 from tidegate.jobs.eventtime.pipeline_clock import read_pipeline_time
 from tidegate.jobs.spec.pipeline import SourceSpec
+from tidegate.json_types import JsonView
 from tidegate.time_units import TICK_MAX, TICK_MIN
 
 from .errors import PUNCTUATION_REGRESSED
@@ -74,7 +75,7 @@ class MemberScan:
 
 
 def scan_member(
-    source: SourceSpec, member: Member, rows: MemberColumns, state: Mapping[str, Any]
+    source: SourceSpec, member: Member, rows: MemberColumns, state: JsonView
 ) -> MemberScan:
     """Summarise a slice up to and including its first barrier row.
 
@@ -84,14 +85,14 @@ def scan_member(
     return _MemberScanner(source, member, rows, state).scan()
 
 
-def get_carried_state(state: Mapping[str, Any], member: Member) -> dict[str, int]:
+def get_carried_state(state: JsonView, member: Member) -> dict[str, int]:
     """A copy of what the rows of earlier cuts left behind for this member; empty for a new one."""
     return dict((state.get("members", {}).get(str(member)) or {}).get("generator") or {})
 
 
 class _MemberScanner:
     def __init__(
-        self, source: SourceSpec, member: Member, rows: MemberColumns, state: Mapping[str, Any]
+        self, source: SourceSpec, member: Member, rows: MemberColumns, state: JsonView
     ) -> None:
         # What follows the first barrier row belongs to the next slice.
         stop = np.flatnonzero(rows.kinds == BARRIER)

@@ -28,6 +28,7 @@ from pydantic import (
 from tidegate.time_units import Instant
 
 from .event_time_options import SpecModel
+from .table_layout import ColumnTypes
 from .window_specs import Aggregate
 
 EVENTS_STREAM: Final = "events"
@@ -201,13 +202,13 @@ class StreamGraph:
     """
 
     order: tuple[str, ...]
-    columns: Mapping[str, Mapping[str, str]]
+    columns: Mapping[str, ColumnTypes]
     attachments: Mapping[str, PipeSpec | ReducerSpec]
 
     @classmethod
     def build(
         cls,
-        events: Mapping[str, str],
+        events: ColumnTypes,
         streams: Mapping[str, StreamSpec],
         pipes: Mapping[str, PipeSpec],
         reducers: Mapping[str, ReducerSpec],
@@ -225,7 +226,7 @@ class StreamGraph:
         attachments: dict[str, PipeSpec | ReducerSpec] = {**pipes, **reducers}
         for name, one in attachments.items():
             _require_known_streams(_format_field_name(name, one), one, streams)
-        columns: dict[str, Mapping[str, str]] = {EVENTS_STREAM: events}
+        columns: dict[str, ColumnTypes] = {EVENTS_STREAM: events}
         for stream in _sort_topologically(streams, attachments):
             # In topological order, because a stream without a schema takes the columns of its
             # origin.
@@ -292,8 +293,8 @@ def _derive_stream_columns(
     stream: str,
     spec: StreamSpec,
     attachments: Mapping[str, PipeSpec | ReducerSpec],
-    known: Mapping[str, Mapping[str, str]],
-) -> Mapping[str, str]:
+    known: Mapping[str, ColumnTypes],
+) -> ColumnTypes:
     reserved = [c for c in spec.columns if c.startswith("_") or c in _SYSTEM_STREAM_COLUMNS]
     if reserved:
         raise ValueError(f"streams.{stream}.schema: {', '.join(reserved)} is tidegate's own")
@@ -318,7 +319,7 @@ def _derive_stream_columns(
 
 
 def _require_matching_columns(
-    field: str, one: PipeSpec | ReducerSpec, columns: Mapping[str, Mapping[str, str]]
+    field: str, one: PipeSpec | ReducerSpec, columns: Mapping[str, ColumnTypes]
 ) -> None:
     origin = columns[one.origin]
     missing = [key for key in one.keys if key not in origin]

@@ -22,6 +22,9 @@ from tidegate.json_types import read_data_file
 
 from .event_time_options import SpecModel
 
+ColumnTypes = Mapping[str, str]
+"""Column -> its declared type."""
+
 
 class PartitionTransform(StrEnum):
     """What a partition is made of: Iceberg's own names."""
@@ -180,7 +183,7 @@ class TableLayout(SpecModel):
 
 
 def list_layout_problems(
-    layout: Mapping[str, TableLayout], tables: Mapping[str, Mapping[str, str]]
+    layout: Mapping[str, TableLayout], tables: Mapping[str, ColumnTypes]
 ) -> Iterator[str]:
     """Return what a layout asks for that its tables do not have, a sentence each.
 

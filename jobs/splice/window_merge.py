@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.errors import get_first_line
+from tidegate.jobs.engine.column_types import Row, RowView
 from tidegate.jobs.engine.replay import values_differ
 from tidegate.jobs.rules.aggregates import build_recompute_sql
 from tidegate.jobs.rules.duck_frame import open_database, query_rows, to_duckdb
@@ -56,8 +57,8 @@ class WindowChange:
     """
 
     at: WindowBounds
-    old: dict[str, Any] | None
-    new: dict[str, Any]
+    old: Row | None
+    new: Row
     replaced: int
     rows: int
 
@@ -194,7 +195,7 @@ class _WindowMerge:
                     pipeline=self._spec.name, window=self.name, column=column, aggregate=aggregate
                 )
 
-    def _read_published_results(self, spans: Sequence[Span]) -> list[dict[str, Any]]:
+    def _read_published_results(self, spans: Sequence[Span]) -> list[Row]:
         """Return the current results around these spans, with their bounds in ticks."""
         wanted: Ranges = (
             {"window_end": [(min(start for start, _ in spans), None)]}
@@ -305,7 +306,7 @@ class _WindowMerge:
 
     def _recompute(
         self, db: duckdb.DuckDBPyConnection, rows: str, targets: Sequence[WindowBounds]
-    ) -> list[dict[str, Any]]:
+    ) -> list[Row]:
         try:
             return recompute_results(db, self._window, rows, targets, self._schema)
         # The expressions are the user's, written for Spark SQL; DuckDB knows most of them.
@@ -332,7 +333,7 @@ def _make_array(values: list[Any], kind: Any) -> Any:
 # those that the rows make, join or extend.
 
 _NEW, _COUNTED = "new", "counted"
-_SessionPart = tuple[int, int, dict[str, Any] | str]
+_SessionPart = tuple[int, int, Row | str]
 """Start, end, and either a published session, or `_NEW` or `_COUNTED` for a row."""
 
 
@@ -380,7 +381,7 @@ class AffectedWindow:
     """
 
     bounds: WindowBounds
-    published_results: list[dict[str, Any]] = field(default_factory=list)
+    published_results: list[Row] = field(default_factory=list)
     has_new_rows: bool = True
 
     def has_overlapping_sessions(self, *, merge_touching: bool) -> bool:
@@ -397,7 +398,7 @@ class AffectedWindow:
         """Revision of the result that the merge writes; 0 if it is the first."""
         return 1 + max((row["revision"] for row in self.published_results), default=-1)
 
-    def split_by_bounds(self) -> tuple[dict[str, Any] | None, list[Span]]:
+    def split_by_bounds(self) -> tuple[Row | None, list[Span]]:
         """Return the published result with the same bounds, if any, and the spans of the others."""
         bounds = (self.bounds.start, self.bounds.end)
         spans = [(row["_ws"], row["_we"]) for row in self.published_results]
@@ -408,7 +409,7 @@ class AffectedWindow:
 def find_affected_windows(
     window: WindowSpec,
     rows: Iterable[TouchingRow],
-    published: Sequence[Mapping[str, Any]],
+    published: Sequence[RowView],
     counted: Iterable[TouchingRow] = (),
 ) -> list[AffectedWindow]:
     """Return the results that rows may change, sorted by end, start and key.
@@ -433,9 +434,9 @@ def find_affected_windows(
 
 
 def _group_results(
-    published: Iterable[Mapping[str, Any]], columns: Iterable[str]
-) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
-    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    published: Iterable[RowView], columns: Iterable[str]
+) -> dict[tuple[Any, ...], list[Row]]:
+    groups: dict[tuple[Any, ...], list[Row]] = {}
     for result in published:
         groups.setdefault(tuple(result[c] for c in columns), []).append(dict(result))
     return groups
@@ -445,7 +446,7 @@ def _find_affected_sessions(
     window: WindowSpec,
     rows: Iterable[TouchingRow],
     counted: Iterable[TouchingRow],
-    published: Mapping[tuple[Any, ...], list[dict[str, Any]]],
+    published: Mapping[tuple[Any, ...], list[Row]],
 ) -> list[AffectedWindow]:
     """Rows and published sessions that touch, directly or through others, make one session."""
     by_key: dict[tuple[Any, ...], list[_SessionPart]] = {}

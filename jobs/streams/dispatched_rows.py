@@ -23,6 +23,7 @@ from tidegate.jobs.engine.column_types import conform_to_schema, replace_column,
 from tidegate.jobs.sinks.output_tables import build_table_schema
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.stream_specs import REJECTIONS, PipeSpec, ReducerSpec
+from tidegate.jobs.spec.table_layout import ColumnTypes
 from tidegate.time_units import TICK_MIN
 
 from .row_history import PROVENANCE_FIELDS, combine_chunks, compute_running_max, read_parquet_files
@@ -112,7 +113,7 @@ class Event:
         return self.value[column]
 
 
-def build_arrival_schema(columns: Mapping[str, str]) -> Any:
+def build_arrival_schema(columns: ColumnTypes) -> Any:
     """Return the schema of arrivals at a stream with these columns.
 
     A row without a stamp is stamped by its destination.
@@ -120,7 +121,7 @@ def build_arrival_schema(columns: Mapping[str, str]) -> Any:
     return pa.schema({**to_arrow_types(columns), "_stamp": pa.int64(), **PROVENANCE_FIELDS})
 
 
-def read_arrivals(store: Store, files: Iterable[FileRef], columns: Mapping[str, str]) -> Any:
+def read_arrivals(store: Store, files: Iterable[FileRef], columns: ColumnTypes) -> Any:
     """Return stored arrivals at a stream with these columns; none without files."""
     schema = build_arrival_schema(columns)
     rows = read_parquet_files(store, list(files))
@@ -142,7 +143,7 @@ def address_rows(
     one: PipeSpec | ReducerSpec,
     via: str,
     head: int,
-    columns: Mapping[str, str],
+    columns: ColumnTypes,
     table: Any,
     rows: Any,
 ) -> tuple[Any, Any]:

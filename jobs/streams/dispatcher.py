@@ -15,7 +15,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -32,6 +32,7 @@ from tidegate.jobs.engine.manifest_writer import DISPATCHER_KINDS
 from tidegate.jobs.sinks.output_tables import build_table_schema
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.stream_specs import EVENTS_STREAM, REJECTIONS, PipeSpec, ReducerSpec
+from tidegate.jobs.spec.table_layout import ColumnTypes
 from tidegate.json_types import JsonView
 from tidegate.time_units import TICK_MIN
 
@@ -68,7 +69,7 @@ from .stream_state import (
 
 
 def run_pipe(
-    pipe: PipeSpec, columns: Mapping[str, str], rows: Any
+    pipe: PipeSpec, columns: ColumnTypes, rows: Any
 ) -> tuple[dict[str, Any], FoldFailure | None]:
     """Return destination -> selected rows, with ``_position`` and ``_nth``.
 
@@ -84,7 +85,7 @@ def run_pipe(
     return {pipe.to: sent.append_column("_nth", nth)}, None
 
 
-def _select_rows(pipe: PipeSpec, columns: Mapping[str, str], rows: Any) -> Any:
+def _select_rows(pipe: PipeSpec, columns: ColumnTypes, rows: Any) -> Any:
     condition = pc.scalar(True)
     if pipe.where is not None:
         # Null counts as false.

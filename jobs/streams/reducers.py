@@ -26,7 +26,7 @@ import duckdb
 import pyarrow as pa
 
 from tidegate.errors import get_first_line
-from tidegate.jobs.engine.column_types import to_arrow_types
+from tidegate.jobs.engine.column_types import RowView, to_arrow_types
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 from .dispatched_rows import Event
@@ -81,7 +81,7 @@ class DispatchedRow:
     position: int
     nth: int
     to: str
-    value: Mapping[str, Any]
+    value: RowView
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def load_fold_function(path: str) -> Callable[..., Any]:
     return function  # type: ignore[no-any-return]
 
 
-def encode_row_key(row: Mapping[str, Any], keys: Sequence[str]) -> str:
+def encode_row_key(row: RowView, keys: Sequence[str]) -> str:
     """Return the key of a row as JSON text; without key columns all rows have the same key."""
     return json.dumps([row[key] for key in keys], default=str)
 
@@ -126,7 +126,7 @@ def encode_row_key(row: Mapping[str, Any], keys: Sequence[str]) -> str:
 def _fold_once(
     function: Callable[..., Any],
     reducer: Reducer,
-    rows: Sequence[Mapping[str, Any]],
+    rows: Sequence[RowView],
     states: ReducerStates,
 ) -> FoldResult:
     folded, copies, keys = FoldResult(), dict[str, Any](), dict[tuple[Any, ...], str]()
@@ -160,7 +160,7 @@ def _fold_once(
     return folded
 
 
-def _list_user_columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def _list_user_columns(rows: Sequence[RowView]) -> list[str]:
     names = rows[0] if rows else ()
     return [n for n in names if n not in ("position", "stream_time") and not n.startswith("_")]
 
@@ -196,7 +196,7 @@ def _copy_through_json(state: Any) -> Any:
 
 
 def _find_first_difference(
-    sample: Sequence[Mapping[str, Any]], first: FoldResult, second: FoldResult, *, whole: bool
+    sample: Sequence[RowView], first: FoldResult, second: FoldResult, *, whole: bool
 ) -> FoldFailure | None:
     """Return the batch's failure: the first run's, or the first row whose second run differs."""
     stopped = [f.failure.position for f in (first, second) if f.failure]
@@ -221,8 +221,8 @@ def _find_first_difference(
 
 def _group_by_row(
     dispatches: Iterable[DispatchedRow],
-) -> dict[int, list[tuple[str, Mapping[str, Any]]]]:
-    groups: dict[int, list[tuple[str, Mapping[str, Any]]]] = {}
+) -> dict[int, list[tuple[str, RowView]]]:
+    groups: dict[int, list[tuple[str, RowView]]] = {}
     for row in dispatches:
         groups.setdefault(row.position, []).append((row.to, row.value))
     return groups

@@ -6,7 +6,7 @@ tables.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -21,6 +21,7 @@ from tidegate.jobs.engine.manifest_writer import SPLICE_KIND
 from tidegate.jobs.engine.parquet_objects import read_parquet_object
 from tidegate.jobs.sinks.output_tables import IDENTITY_COLUMNS, compute_current_positions
 from tidegate.jobs.spec.stream_specs import EVENTS_STREAM
+from tidegate.jobs.spec.table_layout import ColumnTypes
 from tidegate.time_units import TICK_MIN
 
 from .errors import ROWS_RETIRED
@@ -64,7 +65,7 @@ class LogHistory:
         # Of the events. A backfill asks for one position after the other.
         self._time_before: tuple[int, int | None] = (0, None)
 
-    def read_rows(self, stream: str, columns: Mapping[str, str], start: int, end: int) -> Any:
+    def read_rows(self, stream: str, columns: ColumnTypes, start: int, end: int) -> Any:
         """Return the rows ``start <= position < end``, in order; fewer if the stream ends before.
 
         They have the given columns, ``position``, ``stream_time`` (int64 ticks) and ``_id``.
@@ -88,9 +89,7 @@ class LogHistory:
             return pa.concat_tables([older, rows.slice(0, max(0, end - first))])
         return rows.slice(start - first, end - start)
 
-    def _read_published_rows(
-        self, stream: str, columns: Mapping[str, str], start: int, end: int
-    ) -> Any:
+    def _read_published_rows(self, stream: str, columns: ColumnTypes, start: int, end: int) -> Any:
         """Return rows of retired epochs; every such epoch is in the tables."""
         if self._published is None:
             raise ROWS_RETIRED(stream=stream, row=start)
@@ -112,9 +111,7 @@ class LogHistory:
             self._time_before = position, compute_time_bounds(found[self._event_time])[1]
         return self._time_before[1] if position == self._time_before[0] else None
 
-    def _read_event_rows(
-        self, head: LogHead, columns: Mapping[str, str], start: int, end: int
-    ) -> Any:
+    def _read_event_rows(self, head: LogHead, columns: ColumnTypes, start: int, end: int) -> Any:
         """Return rows of the pipeline's epochs and the rows that merges inserted between them."""
         inserted = self._read_inserted_events(head)
         # An insertion moves later rows up by at most this much.
@@ -160,7 +157,7 @@ class LogHistory:
                 return
 
     def _read_stream_rows(
-        self, head: LogHead, stream: str, columns: Mapping[str, str], start: int, end: int
+        self, head: LogHead, stream: str, columns: ColumnTypes, start: int, end: int
     ) -> Any:
         """Return rows of a stream, reading newest epochs first.
 
@@ -230,7 +227,7 @@ def compute_time_bounds(times: Any) -> tuple[int | None, int | None]:
 
 
 def to_event_rows(
-    table: Any, columns: Mapping[str, str], event_time: str, last: int | None, shift: int = 0
+    table: Any, columns: ColumnTypes, event_time: str, last: int | None, shift: int = 0
 ) -> Any:
     """Convert rows of the events table to rows of a stream.
 
@@ -253,7 +250,7 @@ def to_event_rows(
     return pa.table([*user.columns, *own], build_row_schema(columns))
 
 
-def to_stream_rows(table: Any, columns: Mapping[str, str]) -> Any:
+def to_stream_rows(table: Any, columns: ColumnTypes) -> Any:
     """Convert rows of a stream's table to rows of the stream, sorted by position.
 
     Rows without `_id` are left out. A merge that leaves a stream without rows writes one such row,
@@ -268,7 +265,7 @@ def _slice_positions(rows: Any, start: int, end: int) -> Any:
     return rows.filter(pc.and_(pc.greater_equal(position, start), pc.less(position, end)))
 
 
-def build_row_schema(columns: Mapping[str, str]) -> Any:
+def build_row_schema(columns: ColumnTypes) -> Any:
     """Return the schema of rows of a stream with these columns, as attachments read them."""
     own = {"position": pa.int64(), "stream_time": pa.int64(), "_id": pa.string()}
     return pa.schema(to_arrow_types(columns) | own)
