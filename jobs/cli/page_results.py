@@ -25,7 +25,7 @@ from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
 from tidegate.errors import TidegateError
-from tidegate.jobs.engine.column_types import convert_to_ticks
+from tidegate.jobs.engine.arrow_tables import convert_to_ticks
 from tidegate.jobs.engine.manifest_writer import SPLICE_KIND
 from tidegate.jobs.engine.recorded_epochs import read_recorded_epochs
 from tidegate.jobs.engine.what_if import WhatIfOptions, run_what_if

@@ -331,7 +331,7 @@ def _make_empty_object(source: SourceSpec) -> bytes:
     """Return a Parquet object with the source's columns and no rows."""
     import pyarrow as pa
 
-    from tidegate.jobs.engine.column_types import to_arrow_type
+    from tidegate.jobs.engine.arrow_tables import to_arrow_type
 
     sink = io.BytesIO()
     schema = pa.schema({name: to_arrow_type(kind) for name, kind in source.columns.items()})

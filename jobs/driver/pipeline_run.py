@@ -472,7 +472,7 @@ def make_dispatcher(
     from tidegate.jobs.sinks.published_tables import read_positions
     from tidegate.jobs.streams.dispatcher import StreamDispatcher
     from tidegate.jobs.streams.reducers import FoldingMover, fold_batch
-    from tidegate.jobs.streams.row_history import LogHistory
+    from tidegate.jobs.streams.stream_rows import LogHistory
 
     run = mover.fold_runner() if isinstance(mover, FoldingMover) else fold_batch
     history = LogHistory(log, spec.event_time_column, after, partial(read_positions, spec, store))

@@ -31,11 +31,11 @@ from tidegate.errors import TransientError, get_first_line
 from tidegate.jobs.eventtime.decision_types import ReleaseMark
 from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENTS, LATE, PipelineSpec
 
+from .arrow_tables import read_parquet_object
 from .epoch_engine import EpochPorts
 from .errors import FileUnreadableError
 from .interfaces import MoveOrder, MoveResult, RowDispatcher
 from .manifest_writer import SPLICE_KIND
-from .parquet_objects import read_parquet_object
 from .recorded_epochs import RecordedEpoch
 
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from tidegate.jobs.engine.column_types import to_arrow_type
+from tidegate.jobs.engine.arrow_tables import to_arrow_type
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.table_layout import ColumnTypes
 from tidegate.jobs.spec.window_specs import Aggregate, AggregateFunction

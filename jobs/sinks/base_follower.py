@@ -24,7 +24,7 @@ from tidegate.checkpoints.shared_documents import SharedDocument, change_documen
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
 from tidegate.errors import ErrorDefinition, TidegateError
-from tidegate.jobs.engine.parquet_objects import read_parquet_object
+from tidegate.jobs.engine.arrow_tables import read_parquet_object
 from tidegate.jobs.spec.operations import SinkSpec
 from tidegate.jobs.spec.pipeline import CHECKPOINTS, PipelineSpec
 from tidegate.json_types import JsonObject

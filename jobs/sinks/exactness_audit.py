@@ -24,9 +24,9 @@ from tidegate.checkpoints.row_counts import (
 )
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
+from tidegate.jobs.engine.arrow_tables import read_columns, read_parquet_object
 from tidegate.jobs.engine.interfaces import join_seq
 from tidegate.jobs.engine.manifest_writer import SPLICE_KIND
-from tidegate.jobs.engine.parquet_objects import read_columns, read_parquet_object
 from tidegate.jobs.engine.replay import FLOAT_TOLERANCE
 from tidegate.jobs.rules.duck_frame import open_database
 from tidegate.jobs.rules.recomputation import (

@@ -22,7 +22,7 @@ from tidegate.checkpoints.errors import BAD_STORE_URL
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.open_store import open_store
 from tidegate.errors import ErrorDefinition, TidegateError
-from tidegate.jobs.engine.parquet_objects import encode_parquet
+from tidegate.jobs.engine.arrow_tables import encode_parquet
 from tidegate.jobs.spec.operations import FilesSinkSpec, WebhookSinkSpec
 from tidegate.json_types import JsonObject
 

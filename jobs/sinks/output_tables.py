@@ -16,15 +16,16 @@ import pyarrow.compute as pc
 
 from tidegate.checkpoints.manifest import FileRef, Manifest
 from tidegate.checkpoints.store import PreconditionFailedError, Store
-from tidegate.jobs.engine.column_types import (
+from tidegate.jobs.engine.arrow_tables import (
     TIMESTAMP_UTC,
     Row,
+    describe_parquet_object,
+    encode_parquet,
     replace_column,
     to_arrow_type,
     to_arrow_types,
 )
 from tidegate.jobs.engine.interfaces import DeadObject, MoveOrder
-from tidegate.jobs.engine.parquet_objects import describe_parquet_object, encode_parquet
 from tidegate.jobs.eventtime.decision_types import BarrierHealth, Decision
 from tidegate.jobs.rules.aggregates import infer_result_type
 from tidegate.jobs.spec.pipeline import (

@@ -42,8 +42,7 @@ from pyiceberg.typedef import Record
 from pyiceberg.types import BinaryType, DecimalType, IcebergType, LongType, StringType
 
 from tidegate.checkpoints.canonical_json import canonical_bytes, sha256_of_bytes
-from tidegate.jobs.engine.column_types import get_column_or_nulls
-from tidegate.jobs.engine.parquet_objects import encode_parquet
+from tidegate.jobs.engine.arrow_tables import encode_parquet, get_column_or_nulls
 from tidegate.jobs.spec.table_layout import PartitionBy, PartitionTransform, SortBy, TableLayout
 
 from .table_scan import match_columns

@@ -26,7 +26,7 @@ from pyarrow.fs import FileSystem, LocalFileSystem, S3FileSystem
 from tidegate.checkpoints.canonical_json import parse_json
 from tidegate.checkpoints.s3_store import S3Store
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.engine.column_types import (
+from tidegate.jobs.engine.arrow_tables import (
     TIMESTAMP_UTC,
     conform_to_schema,
     convert_to_ticks,

@@ -22,7 +22,7 @@ import pyarrow as pa
 import urllib3
 
 from tidegate.errors import ConfigurationError, TransientError
-from tidegate.jobs.engine.column_types import to_arrow_types
+from tidegate.jobs.engine.arrow_tables import to_arrow_types
 from tidegate.jobs.engine.interfaces import DeadObject, Slice, join_seq, split_seq
 from tidegate.jobs.eventtime.decision_types import Member
 from tidegate.jobs.spec.pipeline import ReadLimits, SourceSpec

@@ -31,7 +31,7 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
 from tidegate.errors import get_first_line
-from tidegate.jobs.engine.column_types import replace_column
+from tidegate.jobs.engine.arrow_tables import replace_column
 from tidegate.jobs.spec.pipeline import SourceSpec
 from tidegate.jobs.spec.row_rules import EXACT_BITS, build_text_pattern
 from tidegate.jobs.spec.table_layout import DeadLetterReason

@@ -34,7 +34,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name everyone knows
 
 from tidegate.checkpoints.store import Store
 from tidegate.errors import TransientError
-from tidegate.jobs.engine.column_types import to_arrow_type
+from tidegate.jobs.engine.arrow_tables import to_arrow_type
 from tidegate.jobs.engine.errors import CorruptObjectsError
 from tidegate.jobs.engine.interfaces import Cut
 from tidegate.jobs.rules.duck_frame import DuckFrame, Frame

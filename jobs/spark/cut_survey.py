@@ -19,7 +19,7 @@ import structlog
 
 from tidegate.errors import PoisonError, get_first_line
 from tidegate.jobs.advise.lag_advice import GAMMA
-from tidegate.jobs.engine.column_types import to_arrow_type
+from tidegate.jobs.engine.arrow_tables import to_arrow_type
 from tidegate.jobs.engine.errors import RULE_FAILED as BROKEN_RULE
 from tidegate.jobs.engine.interfaces import split_seq
 from tidegate.jobs.eventtime.decision_types import MemberSurvey, Survey

@@ -22,7 +22,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import ArrayType, DataType, MapType, NumericType, StringType, StructType
 
 from tidegate.errors import ConfigurationError
-from tidegate.jobs.engine.column_types import to_arrow_types
+from tidegate.jobs.engine.arrow_tables import to_arrow_types
 from tidegate.jobs.engine.interfaces import ROWS_PER_ORDINAL
 from tidegate.jobs.rules.row_conditions import quote_name, quote_text
 from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN, UnusableSchema, build_range_schema

@@ -18,11 +18,11 @@ import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict
 
 from tidegate.checkpoints.splice_requests import SpliceRequest
-from tidegate.jobs.engine.column_types import convert_to_ticks
+from tidegate.jobs.engine.arrow_tables import convert_to_ticks
 from tidegate.jobs.sinks.output_tables import ARRIVAL_SLOT_COLUMN, SPLICE_COLUMN
 from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec
 from tidegate.jobs.spec.stream_specs import REJECTIONS
-from tidegate.jobs.streams.row_history import PROVENANCE_FIELDS
+from tidegate.jobs.streams.stream_rows import PROVENANCE_FIELDS
 from tidegate.json_types import JsonObject
 from tidegate.time_units import format_instant
 

@@ -53,7 +53,7 @@ from tidegate.jobs.sinks.output_tables import build_table_schema
 from tidegate.jobs.spec.event_time_options import ReleaseMode
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.stream_specs import REJECTIONS
-from tidegate.jobs.streams.row_history import compute_time_bounds
+from tidegate.jobs.streams.stream_rows import compute_time_bounds
 from tidegate.jobs.streams.stream_state import DispatchFiles, add_attempt_columns
 
 from .errors import CONTENDED, EFFECT_CHANGED, NOT_OPEN, UNEQUAL

@@ -23,8 +23,7 @@ import pyarrow.compute as pc
 
 from tidegate.checkpoints.slot_log import LogHead, SlotLog
 from tidegate.checkpoints.splice_requests import SpliceRequest
-from tidegate.jobs.engine.column_types import convert_to_ticks
-from tidegate.jobs.engine.parquet_objects import read_columns
+from tidegate.jobs.engine.arrow_tables import convert_to_ticks, read_columns
 from tidegate.jobs.eventtime.decision_types import ReleaseMark
 from tidegate.jobs.sinks.output_tables import (
     IDENTITY_COLUMNS,

@@ -33,8 +33,11 @@ from tidegate.checkpoints.splice_requests import (
 )
 from tidegate.checkpoints.store import Store
 from tidegate.errors import ConfigurationError, get_first_line
-from tidegate.jobs.engine.column_types import replace_column
-from tidegate.jobs.engine.parquet_objects import describe_parquet_object, write_parquet_object
+from tidegate.jobs.engine.arrow_tables import (
+    describe_parquet_object,
+    replace_column,
+    write_parquet_object,
+)
 from tidegate.jobs.rules.duck_frame import DuckFrame, open_database, query_rows
 from tidegate.jobs.rules.recomputation import SET_ASIDE_REASONS, build_time_expression
 from tidegate.jobs.sinks.output_tables import (

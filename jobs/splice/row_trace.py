@@ -19,8 +19,8 @@ from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.splice_requests import list_splice_requests
 from tidegate.errors import get_first_line
+from tidegate.jobs.engine.arrow_tables import read_columns
 from tidegate.jobs.engine.manifest_writer import ORDER_KIND
-from tidegate.jobs.engine.parquet_objects import read_columns
 from tidegate.jobs.rules.duck_frame import DuckFrame, open_database
 from tidegate.jobs.rules.recomputation import SET_ASIDE_REASONS, build_time_expression
 from tidegate.jobs.sinks.output_tables import (

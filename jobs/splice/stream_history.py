@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from tidegate.checkpoints.manifest import FileRef, Manifest
 from tidegate.errors import TidegateError
-from tidegate.jobs.engine.column_types import conform_to_schema, replace_column, to_arrow_types
+from tidegate.jobs.engine.arrow_tables import conform_to_schema, replace_column, to_arrow_types
 from tidegate.jobs.sinks.output_tables import (
     ARRIVAL_SLOT_COLUMN,
     IDENTITY_COLUMNS,
@@ -30,8 +30,13 @@ from tidegate.jobs.sinks.output_tables import (
 )
 from tidegate.jobs.spec.pipeline import CHECKPOINTS, EVENTS
 from tidegate.jobs.spec.stream_specs import EVENTS_STREAM
-from tidegate.jobs.streams.dispatched_rows import read_arrivals, select_request_segments
-from tidegate.jobs.streams.row_history import PROVENANCE_FIELDS, list_stream_merges, to_event_rows
+from tidegate.jobs.streams.stream_rows import (
+    PROVENANCE_FIELDS,
+    list_stream_merges,
+    read_arrivals,
+    select_request_segments,
+    to_event_rows,
+)
 from tidegate.jobs.streams.stream_state import DispatchState
 from tidegate.time_units import TICK_MAX, TICK_MIN
 

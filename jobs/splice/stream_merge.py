@@ -26,21 +26,21 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidegate.jobs.engine.column_types import conform_to_schema
+from tidegate.jobs.engine.arrow_tables import conform_to_schema
 from tidegate.jobs.spec.stream_specs import EVENTS_STREAM, REJECTIONS, PipeSpec
-from tidegate.jobs.streams.dispatched_rows import (
+from tidegate.jobs.streams.dispatcher import run_pipe
+from tidegate.jobs.streams.reducers import build_reducer, build_states_table, fold_batch
+from tidegate.jobs.streams.stream_rows import (
     address_rows,
     append_rows,
     build_arrival_schema,
     build_rejection_rows,
+    compute_time_bounds,
     merge_by_stamp,
     read_arrivals,
     release_below,
     select_request_segments,
 )
-from tidegate.jobs.streams.dispatcher import run_pipe
-from tidegate.jobs.streams.reducers import build_reducer, build_states_table, fold_batch
-from tidegate.jobs.streams.row_history import compute_time_bounds
 from tidegate.jobs.streams.stream_state import (
     DispatchState,
     StreamState,

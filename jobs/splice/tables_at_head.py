@@ -21,9 +21,8 @@ import pyarrow.compute as pc
 from tidegate.checkpoints.bucket_layout import CheckpointId
 from tidegate.checkpoints.manifest import FileRef, Manifest
 from tidegate.checkpoints.slot_log import LogHead, SlotLog
-from tidegate.jobs.engine.column_types import replace_column
+from tidegate.jobs.engine.arrow_tables import read_columns, read_parquet_object, replace_column
 from tidegate.jobs.engine.manifest_writer import SPLICE_KIND
-from tidegate.jobs.engine.parquet_objects import read_columns, read_parquet_object
 from tidegate.jobs.sinks.lineage_position import (
     CurrentLineage,
     PublishedCut,

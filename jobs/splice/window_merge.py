@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.errors import get_first_line
-from tidegate.jobs.engine.column_types import Row, RowView
+from tidegate.jobs.engine.arrow_tables import Row, RowView
 from tidegate.jobs.engine.replay import values_differ
 from tidegate.jobs.rules.aggregates import build_recompute_sql
 from tidegate.jobs.rules.duck_frame import open_database, query_rows, to_duckdb

@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 from tidegate.checkpoints.row_counts import name_stream_rejections
 from tidegate.checkpoints.store import Store
 from tidegate.errors import get_first_line
-from tidegate.jobs.engine.column_types import conform_to_schema, to_arrow_type, to_arrow_types
+from tidegate.jobs.engine.arrow_tables import conform_to_schema, to_arrow_type, to_arrow_types
 from tidegate.jobs.engine.interfaces import DispatchResult, MoveOrder, MoveResult
 from tidegate.jobs.engine.manifest_writer import DISPATCHER_KINDS
 from tidegate.jobs.sinks.output_tables import build_table_schema
@@ -36,16 +36,6 @@ from tidegate.jobs.spec.table_layout import ColumnTypes
 from tidegate.json_types import JsonView
 from tidegate.time_units import TICK_MIN
 
-from .dispatched_rows import (
-    address_rows,
-    append_rows,
-    build_arrival_schema,
-    build_rejection_rows,
-    find_root_source,
-    merge_by_stamp,
-    read_arrivals,
-    release_below,
-)
 from .errors import BAD_EXPRESSION, BAD_PREDICATE, ROWS_INCOMPLETE, RowsRetiredError
 from .reducers import (
     FoldedBatch,
@@ -57,7 +47,20 @@ from .reducers import (
     describe_batch_failure,
     fold_batch,
 )
-from .row_history import LogHistory, build_row_schema, read_parquet_files, to_event_rows
+from .stream_rows import (
+    LogHistory,
+    address_rows,
+    append_rows,
+    build_arrival_schema,
+    build_rejection_rows,
+    build_row_schema,
+    find_root_source,
+    merge_by_stamp,
+    read_arrivals,
+    read_parquet_files,
+    release_below,
+    to_event_rows,
+)
 from .stream_state import (
     CollectedRequest,
     DispatchFiles,

@@ -26,11 +26,11 @@ import duckdb
 import pyarrow as pa
 
 from tidegate.errors import get_first_line
-from tidegate.jobs.engine.column_types import RowView, to_arrow_types
+from tidegate.jobs.engine.arrow_tables import RowView, to_arrow_types
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
-from .dispatched_rows import Event
 from .errors import REDUCER_NOT_CALLABLE, REDUCER_NOT_FOUND
+from .stream_rows import Event
 
 ReducerStates = dict[str, tuple[Any, int]]
 """Key (as JSON text) -> state, events seen."""

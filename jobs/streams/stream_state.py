@@ -24,13 +24,12 @@ from tidegate.checkpoints.manifest import FileRef, Manifest
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.splice_requests import SpliceRequest, create_splice_request
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.engine.parquet_objects import write_parquet_object
+from tidegate.jobs.engine.arrow_tables import write_parquet_object
 from tidegate.jobs.spec.stream_specs import StreamGraph
 from tidegate.json_types import JsonObject, JsonView
 
-from .dispatched_rows import select_request_segments
 from .reducers import FoldFailure, ReducerStates, build_states_table, parse_states_table
-from .row_history import compute_time_bounds, read_parquet_files
+from .stream_rows import compute_time_bounds, read_parquet_files, select_request_segments
 
 
 @dataclass(frozen=True, slots=True)

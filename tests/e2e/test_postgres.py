@@ -21,7 +21,7 @@ from tidegate.checkpoints.bucket_layout import CheckpointId
 from tidegate.checkpoints.local_store import LocalStore
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.errors import ConfigurationError, FencedError, PoisonError, TransientError
-from tidegate.jobs.engine.column_types import TIMESTAMP_UTC
+from tidegate.jobs.engine.arrow_tables import TIMESTAMP_UTC
 from tidegate.jobs.sinks.base_follower import read_stored_position
 from tidegate.jobs.sinks.errors import LedgerMovedError
 from tidegate.jobs.sinks.lineage_position import FollowerPosition

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from tests.oracle.tables import from_arrow
-from tidegate.jobs.engine.column_types import to_arrow_type
+from tidegate.jobs.engine.arrow_tables import to_arrow_type
 from tidegate.jobs.spec.row_rules import EXACT_BITS, accepts_family, build_text_pattern
 
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 from tests.oracle.tables import read_rows_of, write_rows
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.engine.column_types import TIMESTAMP_UTC
+from tidegate.jobs.engine.arrow_tables import TIMESTAMP_UTC
 from tidegate.jobs.eventtime.decision_types import ReleaseMark
 from tidegate.jobs.spec.event_time_options import GlomOptions
 

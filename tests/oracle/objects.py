@@ -17,7 +17,7 @@ from tests.oracle.rows import RawRow
 from tests.oracle.tables import from_arrow
 from tidegate.checkpoints.store import Store
 from tidegate.errors import PoisonError
-from tidegate.jobs.engine.column_types import TIMESTAMP_UTC, to_arrow_type
+from tidegate.jobs.engine.arrow_tables import TIMESTAMP_UTC, to_arrow_type
 from tidegate.jobs.engine.errors import CorruptObjectsError
 from tidegate.jobs.engine.interfaces import Slice, join_seq
 from tidegate.jobs.sources.object_decoding import BAD_REASON, read_parquet_table

@@ -21,7 +21,7 @@ import sqlglot
 
 from tests.oracle.tables import from_arrow
 from tidegate.errors import PoisonError
-from tidegate.jobs.engine.column_types import to_arrow_type
+from tidegate.jobs.engine.arrow_tables import to_arrow_type
 from tidegate.jobs.engine.errors import BrokenRuleError
 from tidegate.jobs.engine.interfaces import Slice
 from tidegate.jobs.eventtime.decision_types import BarrierRow, Member, MemberSurvey

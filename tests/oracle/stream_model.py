@@ -17,7 +17,7 @@ from enum import StrEnum
 from typing import Any
 
 from tidegate.errors import ConfigurationError, PoisonError
-from tidegate.jobs.streams.dispatched_rows import Event
+from tidegate.jobs.streams.stream_rows import Event
 from tidegate.time_units import TICK_MAX, TICK_MIN
 
 Fold = Callable[

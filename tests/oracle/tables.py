@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from tidegate.checkpoints.canonical_json import sha256_of_bytes
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.engine.column_types import TIMESTAMP_UTC, to_arrow_type
+from tidegate.jobs.engine.arrow_tables import TIMESTAMP_UTC, to_arrow_type
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.window_specs import Aggregate, AggregateFunction, WindowSpec
 

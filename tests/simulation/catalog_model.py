@@ -34,7 +34,7 @@ from tests.simulation.world import World
 from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.store import NotFoundError, Store
 from tidegate.errors import TransientError
-from tidegate.jobs.engine.column_types import conform_to_schema
+from tidegate.jobs.engine.arrow_tables import conform_to_schema
 from tidegate.jobs.sinks import published_tables
 from tidegate.jobs.sinks.iceberg_sink import IcebergSink
 from tidegate.jobs.sinks.lineage_position import FollowerPosition, read_published_cut

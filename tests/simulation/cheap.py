@@ -40,7 +40,7 @@ from tidegate.checkpoints import (
 from tidegate.checkpoints.canonical_json import sha256_of_bytes
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.store import PreconditionFailedError, Store
-from tidegate.jobs.engine import errors, parquet_objects
+from tidegate.jobs.engine import arrow_tables, errors
 from tidegate.jobs.sinks import base_follower, iceberg_sink, lineage_position, output_tables
 from tidegate.jobs.sinks.output_tables import (
     ARRIVAL_SLOT_COLUMN,
@@ -51,7 +51,7 @@ from tidegate.jobs.sinks.output_tables import (
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.source_options import mask_secrets
 from tidegate.jobs.splice import tables_at_head
-from tidegate.jobs.streams import row_history
+from tidegate.jobs.streams import stream_rows
 
 _PLAIN = 2  # marshal's format without references: equal rows give equal bytes
 _LIST = b"["  # how marshalled rows begin
@@ -349,7 +349,7 @@ _SHORTCUTS: tuple[tuple[object, str, object], ...] = (
     (pq, "read_metadata", _read_metadata),
     *(
         (module, "read_parquet_object", _read_arrow_object)
-        for module in (parquet_objects, row_history, tables_at_head)
+        for module in (arrow_tables, stream_rows, tables_at_head)
     ),
     (tables_at_head, "build_checkpoint_rows", _build_checkpoint_table),
     (slot_log, "parse_record", _RECORD),

@@ -25,7 +25,7 @@ from tidegate.jobs.engine.manifest_writer import DISPATCHER_KINDS, SPLICE_KIND
 from tidegate.jobs.eventtime.decision_types import Decision
 from tidegate.jobs.spec.stream_specs import EVENTS_STREAM, REJECTIONS
 from tidegate.jobs.streams.dispatcher import StreamDispatcher
-from tidegate.jobs.streams.row_history import to_event_rows, to_stream_rows
+from tidegate.jobs.streams.stream_rows import to_event_rows, to_stream_rows
 from tidegate.jobs.streams.stream_state import DispatchState
 
 if TYPE_CHECKING:

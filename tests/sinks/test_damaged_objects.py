@@ -16,7 +16,7 @@ from tests.sinks.table_checks import filled
 from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.retention import Retention, RetentionPolicy
 from tidegate.errors import PoisonError
-from tidegate.jobs.engine.parquet_objects import read_parquet_object, write_parquet_object
+from tidegate.jobs.engine.arrow_tables import read_parquet_object, write_parquet_object
 from tidegate.jobs.sinks import table_maintenance
 from tidegate.jobs.sinks.output_tables import build_table_schema
 from tidegate.jobs.sinks.table_maintenance import (

@@ -19,10 +19,10 @@ from tests.servers.memory_store import MemoryStore
 from tidegate.checkpoints.pipeline_identity import ensure_identity
 from tidegate.checkpoints.retention import Retention, RetentionPolicy
 from tidegate.checkpoints.slot_log import SlotLog
+from tidegate.jobs.engine.arrow_tables import write_parquet_object
 from tidegate.jobs.engine.epoch_engine import Engine, EngineRuntime, EpochPorts
 from tidegate.jobs.engine.interfaces import NoFaults
 from tidegate.jobs.engine.manifest_writer import SPLICE_KIND, ManifestAuthor
-from tidegate.jobs.engine.parquet_objects import write_parquet_object
 from tidegate.jobs.sinks.exactness_audit import ExactnessReport, _read_merged_rows, audit_exactness
 from tidegate.jobs.sinks.output_tables import DriverTables, build_table_schema
 from tidegate.jobs.sources.object_source import ObjectSource

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from tests.spark.agreement import same
-from tidegate.jobs.engine.column_types import to_arrow_type
+from tidegate.jobs.engine.arrow_tables import to_arrow_type
 from tidegate.jobs.rules import row_conditions
 from tidegate.jobs.rules.aggregates import Aggregation, explain_spark_aggregate
 from tidegate.jobs.rules.duck_frame import DuckFrame, Frame

@@ -21,7 +21,7 @@ from tidegate.jobs.splice.request_creation import (
     create_from_late_rows,
 )
 from tidegate.jobs.streams.dispatcher import StreamDispatcher
-from tidegate.jobs.streams.row_history import LogHistory
+from tidegate.jobs.streams.stream_rows import LogHistory
 
 EVENT_TIMES = {"a": "t", "b": "u"}
 OTHER = {"t": "u", "u": "t"}

@@ -35,7 +35,7 @@ from tidegate.jobs.splice.request_creation import (
     create_from_late_rows,
 )
 from tidegate.jobs.streams.dispatcher import StreamDispatcher
-from tidegate.jobs.streams.row_history import LogHistory
+from tidegate.jobs.streams.stream_rows import LogHistory
 
 
 @pytest.fixture(autouse=True)

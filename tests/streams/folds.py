@@ -8,7 +8,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from tidegate.jobs.streams.dispatched_rows import Event
+from tidegate.jobs.streams.stream_rows import Event
 
 _dice = itertools.count()
 broken: set[int] = set()  # values that `fragile` cannot take now

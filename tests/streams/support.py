@@ -14,7 +14,7 @@ from tidegate.jobs.engine.interfaces import Faults
 from tidegate.jobs.sinks.published_tables import read_positions
 from tidegate.jobs.streams.dispatcher import StreamDispatcher
 from tidegate.jobs.streams.reducers import ReducerRunner, fold_batch
-from tidegate.jobs.streams.row_history import LogHistory
+from tidegate.jobs.streams.stream_rows import LogHistory
 from tidegate.jobs.streams.stream_state import DispatchState
 
 _SOURCE: dict[str, Any] = {

@@ -23,9 +23,8 @@ from tidegate.jobs.engine.interfaces import EPOCH_POINTS
 from tidegate.jobs.engine.replay import replay_epoch
 from tidegate.jobs.sinks.output_tables import DriverTables
 from tidegate.jobs.spec.pipeline import PipelineSpec
-from tidegate.jobs.streams.dispatched_rows import find_root_source
 from tidegate.jobs.streams.dispatcher import StreamDispatcher
-from tidegate.jobs.streams.row_history import LogHistory
+from tidegate.jobs.streams.stream_rows import LogHistory, find_root_source
 from tidegate.jobs.streams.stream_state import SpliceRequestSink
 
 V = {"schema": {"v": "long"}}

@@ -21,7 +21,7 @@ from tests.oracle.stream_model import (
     pipe,
 )
 from tidegate.errors import ConfigurationError, PoisonError
-from tidegate.jobs.streams.dispatched_rows import Event
+from tidegate.jobs.streams.stream_rows import Event
 
 HEAD_ROW = 40
 

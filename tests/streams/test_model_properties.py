@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.oracle.stream_model import Attachment, MergeMode, World, pipe
-from tidegate.jobs.streams.dispatched_rows import Event
+from tidegate.jobs.streams.stream_rows import Event
 
 ROOT, STREAMS = "root", ("root", "a", "b", "c")
 Operation = tuple[str, Any]

@@ -15,7 +15,7 @@ from tidegate.checkpoints.retention import Retention, RetentionPolicy
 from tidegate.jobs.sinks.iceberg_sink import IcebergSink
 from tidegate.jobs.sinks.output_tables import build_table_schema
 from tidegate.jobs.sinks.published_tables import read_positions, read_table
-from tidegate.jobs.streams.row_history import LogHistory
+from tidegate.jobs.streams.stream_rows import LogHistory
 
 
 def test_streams_and_rejections_are_tables(tmp_path: Path) -> None:

@@ -1,12 +1,19 @@
-"""Reads rows of a stream by position from the sealed epochs of the current lineage.
+"""Rows of streams: read by position from the log, stamped when dispatched, and appended.
 
-Backfills read the origin this way. Rows of epochs that were retired are read from the published
-tables.
+Backfills read the rows of their origin from the sealed epochs of the current lineage
+(`LogHistory`), those of retired epochs from the published tables.
+
+Who stamps a row, and which stamps a stream accepts: docs/semantics.md, section 6. Batches are
+appended on Arrow columns without a loop. A row is rejected if its stamp is below the greatest time
+before it, so rejected rows never raise that maximum. The stream's last time before each row is
+therefore the running maximum over *all* rows before it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+import json
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -16,11 +23,21 @@ from tidegate.checkpoints.bucket_layout import CheckpointId
 from tidegate.checkpoints.manifest import FileRef, Manifest
 from tidegate.checkpoints.slot_log import LogHead, SlotLog
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.engine.column_types import conform_to_schema, convert_to_ticks, to_arrow_types
+from tidegate.jobs.engine.arrow_tables import (
+    conform_to_schema,
+    convert_to_ticks,
+    read_parquet_object,
+    replace_column,
+    to_arrow_types,
+)
 from tidegate.jobs.engine.manifest_writer import SPLICE_KIND
-from tidegate.jobs.engine.parquet_objects import read_parquet_object
-from tidegate.jobs.sinks.output_tables import IDENTITY_COLUMNS, compute_current_positions
-from tidegate.jobs.spec.stream_specs import EVENTS_STREAM
+from tidegate.jobs.sinks.output_tables import (
+    IDENTITY_COLUMNS,
+    build_table_schema,
+    compute_current_positions,
+)
+from tidegate.jobs.spec.pipeline import PipelineSpec
+from tidegate.jobs.spec.stream_specs import EVENTS_STREAM, REJECTIONS, PipeSpec, ReducerSpec
 from tidegate.jobs.spec.table_layout import ColumnTypes
 from tidegate.time_units import TICK_MIN
 
@@ -294,3 +311,193 @@ def compute_running_max(times: Any, last: int | None) -> Any:
 def combine_chunks(column: Any) -> Any:
     """Return a column as one array."""
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+
+
+def merge_by_stamp(writers: Sequence[Any], now: int) -> Any:
+    """Merge the batches of one or more writers by stamp; each writer's rows keep their order.
+
+    On ties the rows of earlier writers come first. Every batch has a column ``_stamp`` (null: the
+    destination stamps the row, here with `now`).
+    """
+    filled = [table for table in writers if table.num_rows]
+    if len(filled) < 2:
+        return filled[0] if filled else writers[0]
+    merged = pa.concat_tables(filled)
+    # Sorting by the running maximum keeps each writer's order. Rows are concatenated by writer, so
+    # ties go to the earlier writer.
+    high = [compute_running_max(_resolve_stamps(table, now), None) for table in filled]
+    return _sort_stably(merged, pa.concat_arrays(high))
+
+
+def _sort_stably(rows: Any, keys: Any) -> Any:
+    """Return the rows in order of their keys; rows with equal keys keep their order."""
+    order = pa.table({"key": keys, "n": pa.array(range(rows.num_rows), pa.int64())})
+    return rows.take(pc.sort_indices(order, sort_keys=[("key", "ascending"), ("n", "ascending")]))
+
+
+def _resolve_stamps(rows: Any, now: int) -> Any:
+    """Return the stamp of each row; `now` for rows without one."""
+    return pc.fill_null(combine_chunks(rows["_stamp"]), now)
+
+
+def append_rows(rows: Any, now: int, last: int | None, position: int) -> tuple[Any, Any]:
+    """Append rows in their order, the first accepted one at `position`.
+
+    A row without a stamp gets `now`, or `last` if that is greater, and is never rejected.
+
+    Returns:
+        The accepted rows, with ``position`` and ``stream_time``, and the rejected rows, with
+        ``_last``.
+    """
+    high = compute_running_max(_resolve_stamps(rows, now), last)
+    before = (
+        pa.concat_arrays([pa.array([TICK_MIN if last is None else last], pa.int64()), high[:-1]])
+        if len(high)
+        else high
+    )
+    stamp = combine_chunks(rows["_stamp"])
+    fits = pc.fill_null(pc.greater_equal(stamp, before), True)
+    accepted = rows.append_column("stream_time", high).filter(fits)
+    numbers = pa.array(range(position, position + accepted.num_rows), pa.int64())
+    return accepted.append_column("position", numbers), rows.append_column("_last", before).filter(
+        pc.invert(fits)
+    )
+
+
+def release_below(held: Any, batch: Any, now: int, mark: int, last: int | None) -> tuple[Any, Any]:
+    """Split a buffer and new arrivals at the time `mark`.
+
+    What leaves is never rejected: a row below `last`, the time of the stream, gets that stamp.
+
+    Returns:
+        The rows below the mark, in order, and the rows that keep waiting; both with their stamps.
+    """
+    rows = pa.concat_tables([held, replace_column(batch, "_stamp", _resolve_stamps(batch, now))])
+    rows = _sort_stably(rows, combine_chunks(rows["_stamp"]))
+    below = pc.less(combine_chunks(rows["_stamp"]), mark)
+    leaving, waiting = rows.filter(below), rows.filter(pc.invert(below))
+    if last is not None:
+        stamps = pc.max_element_wise(leaving["_stamp"], pa.scalar(last, pa.int64()))
+        leaving = replace_column(leaving, "_stamp", stamps)
+    return leaving, waiting
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """The row as a fold sees it: ``event["amount"]``, ``event.time``.
+
+    It has neither clock nor position, because both may change. `time` is its stream time in ticks.
+    """
+
+    id: str
+    time: int
+    value: Mapping[str, Any] = field(default_factory=dict)
+
+    def __getitem__(self, column: str) -> Any:
+        return self.value[column]
+
+
+def build_arrival_schema(columns: ColumnTypes) -> Any:
+    """Return the schema of arrivals at a stream with these columns.
+
+    A row without a stamp is stamped by its destination.
+    """
+    return pa.schema({**to_arrow_types(columns), "_stamp": pa.int64(), **PROVENANCE_FIELDS})
+
+
+def read_arrivals(store: Store, files: Iterable[FileRef], columns: ColumnTypes) -> Any:
+    """Return stored arrivals at a stream with these columns; none without files."""
+    schema = build_arrival_schema(columns)
+    rows = read_parquet_files(store, list(files))
+    return schema.empty_table() if rows is None else conform_to_schema(rows, schema)
+
+
+def select_request_segments(
+    segments: Iterable[FileRef], attachment: str, request_id: str
+) -> list[FileRef]:
+    """Return the segments with the rows that an attachment has collected for a request."""
+    return [
+        segment
+        for segment in segments
+        if segment.kind == f"splice:{attachment}" and segment.extra.get("request") == request_id
+    ]
+
+
+def address_rows(
+    one: PipeSpec | ReducerSpec,
+    via: str,
+    head: int,
+    columns: ColumnTypes,
+    table: Any,
+    rows: Any,
+) -> tuple[Any, Any]:
+    """Return dispatched rows as they arrive, and a mask of those that the splice request collects.
+
+    The id of a row is made of `via`, the id of its parent and its `_nth`. The mask selects the
+    backfill if the attachment has `merge: splice`, and nothing otherwise.
+
+    Args:
+        one: the attachment.
+        via: its name in identities.
+        head: position where its backfill ends.
+        columns: of the destination.
+        table: the rows, with ``_position`` and ``_nth``.
+        rows: the rows they were made of, without gaps in their positions.
+    """
+    table = table.sort_by([("_position", "ascending"), ("_nth", "ascending")])
+    parents = rows.select(["stream_time", "_id"]).take(
+        pc.subtract(table["_position"], rows["position"][0])
+    )
+    is_spliced, backfill = one.merge == "splice", pc.less(table["_position"], head)
+    # What is merged later keeps the time of its parent; backfill that is appended cannot.
+    inherited = pc.if_else(backfill, is_spliced, one.inherit)
+    parent = pc.binary_join_element_wise(pa.scalar(via), parents["_id"], ":")
+    identity = pc.binary_join_element_wise(parent, table["_nth"].cast(pa.string()), "#")
+    meta = {
+        "_stamp": pc.if_else(inherited, parents["stream_time"], pa.scalar(None, pa.int64())),
+        "_id": identity,
+        "_via": pa.array([via] * table.num_rows, pa.string()),
+        "_origin": pa.array([one.origin] * table.num_rows, pa.string()),
+        "_origin_id": parents["_id"],
+    }
+    sent = pa.table(
+        {**{c: table[c] for c in columns}, **meta}, schema=build_arrival_schema(columns)
+    )
+    return sent, backfill if is_spliced else pc.less(table["_position"], 0)
+
+
+def find_root_source(identity: str) -> str:
+    """Return the source of the event from which a row was made, by one or several attachments.
+
+    The identity of an event is ``source/partition/seq``. Each attachment that makes a row of
+    another writes its name and a colon in front.
+    """
+    return identity.partition("/")[0].rpartition(":")[2]
+
+
+def build_rejection_rows(spec: PipelineSpec, stream: str, refused: Any) -> Any:
+    """Return rows of the table `rejections`, without provenance, for rejected arrivals."""
+    rows = []
+    for row in refused.to_pylist():
+        value = {name: row[name] for name in spec.stream_graph.columns[stream]}
+        rows.append(
+            {
+                "stream": row["_origin"],
+                "row_id": row["_origin_id"],
+                "destination": stream,
+                "via": row["_via"],
+                "stamp": row["_stamp"],
+                "last": row["_last"],
+                "reason": f"stamp is below the last of {stream}",
+                "row": json.dumps(value, default=str, sort_keys=True),
+            }
+        )
+    # Times are ticks here, so the table is made with integers and then cast.
+    provenance = ("_timeline", "_epoch")
+    schema = pa.schema(
+        [f for f in build_table_schema(spec, REJECTIONS) if f.name not in provenance]
+    )
+    plain = pa.schema(
+        [pa.field(f.name, pa.int64()) if pa.types.is_timestamp(f.type) else f for f in schema]
+    )
+    return pa.Table.from_pylist(rows, schema=plain).cast(schema)
