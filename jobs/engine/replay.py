@@ -176,18 +176,21 @@ def make_content_check(store: Store) -> DeepCheck:
     return lambda manifest: _ContentCheck(store, manifest).collect_findings()
 
 
+# Not every row of these tables was counted by the epoch: the late table has a row for each output
+# that a row missed, and a dead letter without a row is an object.
+_COUNTED_ROWS: dict[str, Callable[[Any], int]] = {
+    EVENTS: lambda rows: int(rows.num_rows),
+    LATE: lambda rows: int(pc.sum(pc.equal(rows["output"], EVENTS)).as_py() or 0),
+    DEAD_LETTERS: lambda rows: int(rows.num_rows - rows["row"].null_count),
+}
+
+
+@dataclass(frozen=True)
 class _ContentCheck:
     """One manifest's check; each file is read once."""
 
-    def __init__(self, store: Store, manifest: Manifest) -> None:
-        self._store, self._manifest = store, manifest
-        # Not every row of these tables was counted by the epoch: the late table has a row for each
-        # output that a row missed, and a dead letter without a row is an object.
-        self._counts: dict[str, Callable[[Any], int]] = {
-            EVENTS: lambda rows: int(rows.num_rows),
-            LATE: lambda rows: int(pc.sum(pc.equal(rows["output"], EVENTS)).as_py() or 0),
-            DEAD_LETTERS: lambda rows: int(rows.num_rows - rows["row"].null_count),
-        }
+    _store: Store
+    _manifest: Manifest
 
     def collect_findings(self) -> list[VerificationFinding]:
         """Everything that does not add up."""
@@ -254,7 +257,7 @@ class _ContentCheck:
             # proven by its hash, which the next manifest holds.
             del wanted[EVENTS]
         for table, count in wanted.items():
-            seen = sum(self._counts[table](rows) for rows in tables.get(table, []))
+            seen = sum(_COUNTED_ROWS[table](rows) for rows in tables.get(table, []))
             if seen != count:
                 yield _make_content_finding(
                     f"table {table}",

@@ -12,6 +12,7 @@ import io
 import tarfile
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -36,6 +37,7 @@ def get_object_kind(query: str) -> str:
     return f"checkpoint:{query}"
 
 
+@dataclass
 class QueryObjects:
     """What the bucket holds of one query's checkpoint.
 
@@ -45,11 +47,9 @@ class QueryObjects:
         known: path in the checkpoint -> the object that holds the file.
     """
 
-    def __init__(
-        self, store: Store, query: str, known: Mapping[str, FileRef] | None = None
-    ) -> None:
-        self._store, self._query = store, query
-        self._known = dict(known or {})
+    _store: Store
+    _query: str
+    _known: dict[str, FileRef] = field(default_factory=dict)
 
     @classmethod
     def from_segments(cls, store: Store, query: str, segments: Sequence[FileRef]) -> QueryObjects:

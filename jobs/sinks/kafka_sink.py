@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import chain, groupby, islice
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -338,6 +339,7 @@ class ExactlyOnceKafkaSink(SlotFollower):
         return self.make_error(SINK_UNAVAILABLE, cause=cause, remedy="bring the brokers back")
 
 
+@dataclass
 class ConfluentProducer:
     """Implements `TransactionalProducer` with Confluent's client.
 
@@ -348,10 +350,12 @@ class ConfluentProducer:
         topic: its partition 0 holds the ledger's offset in the group.
     """
 
-    def __init__(self, sink: str, given: KafkaSinkSpec, name: str, topic: str) -> None:
-        self._sink, self._given, self._name, self._topic = sink, given, name, topic
-        self._producer: Any = None
-        self._group: Any = None
+    _sink: str
+    _given: KafkaSinkSpec
+    _name: str
+    _topic: str
+    _producer: Any = None
+    _group: Any = None
 
     def acquire_ledger(self) -> str | None:
         """Open the producer before reading the ledger, so that the ledger shows what it settled."""

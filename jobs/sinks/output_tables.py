@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -132,11 +133,11 @@ def _infer_column_type(spec: PipelineSpec, name: str) -> Any:
 # checkpoints.
 
 
+@dataclass(frozen=True)
 class DriverTables:
     """Writes the rows that the driver itself produces: closed barriers and dead objects."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    _store: Store
 
     def write(self, order: MoveOrder) -> dict[str, tuple[FileRef, ...]]:
         """Write the rows into the attempt's folders.

@@ -14,6 +14,7 @@ import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
@@ -243,11 +244,11 @@ def _mask_in_ranges(column: Any, bounds: Sequence[Range]) -> Any:
     return found
 
 
+@dataclass
 class _StoreFiles:
     """Opens files of a store, and others that its keys reach, by their addresses."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    _store: Store
 
     @cached_property
     def _s3(self) -> FileSystem:

@@ -66,6 +66,7 @@ class InspectedObject:
     modified: float | None = None
 
 
+@dataclass
 class ObjectInspector:
     """Inspects objects of one source, and remembers the results.
 
@@ -76,11 +77,13 @@ class ObjectInspector:
         prefix: key prefix of its objects.
     """
 
-    def __init__(self, source: str, spec: SourceSpec, store: Store, prefix: str) -> None:
-        self._source, self._spec, self._store, self._prefix = source, spec, store, prefix
-        self._cache: OrderedDict[tuple[str, str, int, float | None], InspectedObject] = (
-            OrderedDict()
-        )
+    _source: str
+    _spec: SourceSpec
+    _store: Store
+    _prefix: str
+    _cache: OrderedDict[tuple[str, str, int, float | None], InspectedObject] = field(
+        default_factory=OrderedDict
+    )
 
     def inspect_entries(self, entries: Sequence[ObjectInfo]) -> Iterator[InspectedObject]:
         """Yield the inspected objects in order.

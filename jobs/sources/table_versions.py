@@ -20,6 +20,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
@@ -49,12 +50,18 @@ _REWRITE_PREFIX = "_rewritten/"  # of placeholder names, each of which records a
 _COMMIT_NAME = re.compile(r"(\d{20})\.json\Z")
 
 
+@dataclass
 class TableVersions(ABC):
     """The versions of the table in a folder of a store."""
 
-    def __init__(self, source: str, options: TableOptions, store: Store, folder: str) -> None:
-        self.source, self.options, self.store, self.folder = source, options, store, folder
-        self._uri = store.uri(folder)
+    source: str
+    options: TableOptions
+    store: Store
+    folder: str
+
+    @property
+    def _uri(self) -> str:
+        return self.store.uri(self.folder)
 
     @abstractmethod
     def list_versions_after(self, version: int | None) -> Iterator[tuple[int, Sequence[str]]]:

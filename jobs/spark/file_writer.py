@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any, Final
@@ -80,20 +80,18 @@ def combine_written_files(pieces: Iterable[WrittenFiles]) -> WrittenFiles:
     )
 
 
+@dataclass
 class FileWriter:
     """Writes one attempt's files, those of tasks by way of its `staging`.
 
     Safe to use from several threads.
     """
 
-    def __init__(
-        self, store: Store, folders: AttemptFolders, scratch: Path, staging: Staging
-    ) -> None:
-        self._store = store
-        self._folders = folders
-        self._scratch = scratch
-        self.staging = staging
-        self._numbers = count()
+    _store: Store
+    _folders: AttemptFolders
+    _scratch: Path
+    staging: Staging
+    _numbers: Iterator[int] = field(default_factory=count)
 
     def write_table(
         self, name: str, rows: pa.Table | DataFrame | Iterator[pa.Table], time: str | None

@@ -21,6 +21,7 @@ import shutil
 import sys
 import zlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any, Final
@@ -58,6 +59,7 @@ _RESULT_SCHEMA = pa.schema(
 )
 
 
+@dataclass
 class SparkReducerRunner:
     """The runner of reducers on Spark.
 
@@ -72,11 +74,10 @@ class SparkReducerRunner:
             Connect).
     """
 
-    def __init__(
-        self, sessions: SparkSessions, workdir: Path, *, least: int = MIN_JOB_ROWS, groups: int = 0
-    ) -> None:
-        self._sessions, self._workdir, self._least = sessions, workdir, least
-        self._groups = groups
+    sessions: SparkSessions
+    workdir: Path
+    least: int = MIN_JOB_ROWS
+    groups: int = 0
 
     def __call__(self, reducer: Reducer, rows: Any, states: ReducerStates) -> FoldedBatch:
         """Fold a batch, with the result of `fold_batch`.
@@ -85,9 +86,9 @@ class SparkReducerRunner:
             PoisonError: Spark could not run the job.
             TransientError: the job lost its executors or their Python.
         """
-        if not reducer.keys or rows.num_rows < self._least:
+        if not reducer.keys or rows.num_rows < self.least:
             return fold_batch(reducer, rows, states)
-        self._groups = self._groups or _count_parallel_tasks(self._sessions.full)
+        self.groups = self.groups or _count_parallel_tasks(self.sessions.full)
         ready = prepare_arguments(reducer, rows)
         if isinstance(ready, FoldedBatch):
             return ready
@@ -107,11 +108,11 @@ class SparkReducerRunner:
         return FoldedBatch(folded.sent, folded.states, stopped)
 
     def _run_fold_job(self, reducer: Reducer, rows: Any, states: ReducerStates) -> FoldedBatch:
-        folder = Path(mkdtemp(prefix="fold-", dir=self._workdir))
+        folder = Path(mkdtemp(prefix="fold-", dir=self.workdir))
         try:
-            _write_group_files(folder, reducer, rows, states, self._groups)
+            _write_group_files(folder, reducer, rows, states, self.groups)
             work = _make_fold_task(str(folder), reducer)
-            tasks = self._sessions.full.range(0, self._groups, 1, self._groups)
+            tasks = self.sessions.full.range(0, self.groups, 1, self.groups)
             done = tasks.mapInArrow(
                 work, "file string, position long, id string, error string"
             ).collect()

@@ -351,7 +351,7 @@ class _MergeAttempt:
         self._parent: Manifest = plan.head.record
         self._id = CheckpointId(plan.head.timeline, plan.head.next_slot, generate_attempt_id())
         folders = AttemptFolders(log.layout, self._id)
-        self._files = DispatchFiles(log.store, folders, self._parent.segments)
+        self._files = DispatchFiles(log.store, folders, [*self._parent.segments])
 
     def seal(self, step: PointCallback) -> Manifest | None:
         """Write the plan's files and seal them; return None if another process filled the slot.

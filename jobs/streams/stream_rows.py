@@ -56,6 +56,7 @@ PublishedReader = Callable[[str, int, int, Collection[str]], Any]
 """Returns rows of a published table: of this stream, from a position up to another, columns."""
 
 
+@dataclass
 class LogHistory:
     """Reads rows from the files that the manifests name, as they are after all merges.
 
@@ -68,19 +69,12 @@ class LogHistory:
         published: reads what is in no manifest any more; None: nothing does.
     """
 
-    def __init__(
-        self,
-        log: SlotLog,
-        event_time: str,
-        after: Manifest | None = None,
-        published: PublishedReader | None = None,
-    ) -> None:
-        self._log = log
-        self._event_time = event_time
-        self._after = after
-        self._published = published
-        # Of the events. A backfill asks for one position after the other.
-        self._time_before: tuple[int, int | None] = (0, None)
+    _log: SlotLog
+    _event_time: str
+    _after: Manifest | None = None
+    _published: PublishedReader | None = None
+    # Of the events. A backfill asks for one position after the other.
+    _time_before: tuple[int, int | None] = (0, None)
 
     def read_rows(self, stream: str, columns: ColumnTypes, start: int, end: int) -> Any:
         """Return the rows ``start <= position < end``, in order; fewer if the stream ends before.

@@ -166,6 +166,7 @@ def parse_since_slot(since: str) -> int:
     return int(since.partition("-")[2] or 0)
 
 
+@dataclass
 class DispatchFiles:
     """The files of an epoch's or a merge's attempt, and the live segments as they change.
 
@@ -174,10 +175,10 @@ class DispatchFiles:
         tables: table -> references of the files that this attempt has written.
     """
 
-    def __init__(self, store: Store, folders: AttemptFolders, segments: Iterable[FileRef]) -> None:
-        self._store, self._folders = store, folders
-        self.segments = list(segments)
-        self.tables: dict[str, tuple[FileRef, ...]] = {}
+    _store: Store
+    _folders: AttemptFolders
+    segments: list[FileRef]
+    tables: dict[str, tuple[FileRef, ...]] = field(default_factory=dict)
 
     def live_segments(self, kind: str) -> list[FileRef]:
         """Return the live segments of a kind."""
@@ -225,12 +226,12 @@ def add_attempt_columns(rows: Any, attempt: CheckpointId) -> Any:
 _MAX_SEGMENTS = 4
 
 
+@dataclass
 class ReducerStateStore:
     """Reads reducer states, and caches them by the immutable segments they came from."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._known: dict[str, tuple[tuple[str, ...], ReducerStates]] = {}
+    _store: Store
+    _known: dict[str, tuple[tuple[str, ...], ReducerStates]] = field(default_factory=dict)
 
     def load(self, name: str, segments: list[FileRef]) -> ReducerStates:
         """Return all states of a reducer; those of later segments win.
@@ -274,6 +275,7 @@ def read_reducer_states(store: Store, segments: list[FileRef]) -> ReducerStates:
     return {} if rows is None else parse_states_table(rows)
 
 
+@dataclass
 class SpliceRequestSink:
     """A follower of the log that writes the documents of complete requests.
 
@@ -281,10 +283,8 @@ class SpliceRequestSink:
     """
 
     name = "splice requests"
-
-    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
-        self._clock = clock
-        self._offered: set[str] = set()
+    _clock: Clock = SYSTEM_CLOCK
+    _offered: set[str] = field(default_factory=set)
 
     def follow(self, log: SlotLog, *, flush: bool = True) -> int:
         """Write the requests of the newest epoch, which holds all those of earlier ones.
