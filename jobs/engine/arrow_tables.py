@@ -27,6 +27,8 @@ Row = dict[str, Any]
 """A row of an Arrow table as Python values: column -> value."""
 RowView = Mapping[str, Any]
 """The same, for those who only read it."""
+TimeBounds = tuple[int | None, int | None]
+"""Least and greatest time of rows, in ticks; None if there are none."""
 TIMESTAMP_UTC: Final = pa.timestamp("us", tz="UTC")
 _ARROW_TYPES = {
     "string": pa.string(),
@@ -144,7 +146,7 @@ def write_parquet_object(
     key: str,
     rows: Any,
     kind: str,
-    bounds: tuple[int | None, int | None] = (None, None),
+    bounds: TimeBounds = (None, None),
     extra: Mapping[str, Any] | None = None,
 ) -> FileRef:
     """Write rows to the store, over what the key had, and return the reference for a manifest.
@@ -160,7 +162,7 @@ def describe_parquet_object(
     key: str,
     data: bytes,
     kind: str,
-    bounds: tuple[int | None, int | None] = (None, None),
+    bounds: TimeBounds = (None, None),
     extra: Mapping[str, Any] | None = None,
 ) -> FileRef:
     """Return the reference for the bytes of an object; see `write_parquet_object`."""

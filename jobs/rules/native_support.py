@@ -41,7 +41,8 @@ def explain_spark_rows(spec: PipelineSpec) -> str | None:
         can_name_columns(*source.columns) for source in spec.sources.values()
     ):
         return "names of columns differ in upper and lower case only"
-    return _explain_spark_sources(spec)
+    found = {name: _explain_spark_source(source) for name, source in spec.sources.items()}
+    return next((f"source {name}: {reason}" for name, reason in found.items() if reason), None)
 
 
 def explain_spark_window(spec: PipelineSpec, name: str) -> str | None:
@@ -229,9 +230,3 @@ def _explain_spark_source(source: SourceSpec) -> str | None:
     rules = source.rules.values()
     reasons += [explain_spark_condition(rule.predicate, source.row_columns) for rule in rules]
     return next((reason for reason in reasons if reason is not None), None)
-
-
-def _explain_spark_sources(spec: PipelineSpec) -> str | None:
-    """Why Spark SQL has to look at each row of a pipeline first; None if it has not."""
-    found = {name: _explain_spark_source(source) for name, source in spec.sources.items()}
-    return next((f"source {name}: {reason}" for name, reason in found.items() if reason), None)

@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, groupby, islice
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
@@ -209,29 +209,6 @@ class KafkaClientError(Exception):
         self.code = code
 
 
-class TransactionalProducer(Protocol):
-    """A transactional producer with its ledger. Each method raises `KafkaClientError`."""
-
-    def acquire_ledger(self) -> str | None:
-        """Fence older producers of the same name, settle their transactions, and read the ledger.
-
-        Returns:
-            The ledger; None before the first transaction.
-        """
-        ...
-
-    def commit_messages(self, messages: Iterable[KafkaMessage], ledger: str, number: int) -> None:
-        """Write messages and ledger in one transaction; return when it is committed.
-
-        `number` becomes the offset of the ledger; it never decreases on one timeline.
-        """
-        ...
-
-    def close(self) -> None:
-        """Release the producer. The next producer settles a transaction that is still open."""
-        ...
-
-
 class ExactlyOnceKafkaSink(SlotFollower):
     """Writes the messages of `KafkaSink`; those of an epoch and the ledger are one transaction.
 
@@ -246,9 +223,7 @@ class ExactlyOnceKafkaSink(SlotFollower):
             f"tidegate-{self.uid}-{self.name}",
             resolve_topic(self.given, self.tables[0]),
         )
-        self._client: TransactionalProducer = ConfluentProducer(
-            self.name, self.given, producer, topic
-        )
+        self._client: Any = ConfluentProducer(self.name, self.given, producer, topic)
         self._position: FollowerPosition | None = None
         self._open = False
 
@@ -341,7 +316,7 @@ class ExactlyOnceKafkaSink(SlotFollower):
 
 @dataclass
 class ConfluentProducer:
-    """Implements `TransactionalProducer` with Confluent's client.
+    """A transactional producer with its ledger. Each method raises `KafkaClientError`.
 
     Args:
         sink: the sink's name, for errors.
@@ -358,7 +333,13 @@ class ConfluentProducer:
     _group: Any = None
 
     def acquire_ledger(self) -> str | None:
-        """Open the producer before reading the ledger, so that the ledger shows what it settled."""
+        """Fence older producers of the same name, settle their transactions, and read the ledger.
+
+        The producer is opened first, so that the ledger shows what it settled.
+
+        Returns:
+            The ledger; None before the first transaction.
+        """
         kafka = self._import_confluent()
         settings = {"log_level": 0, **build_sink_client_settings(self._given, self._sink)}
         try:
@@ -383,7 +364,10 @@ class ConfluentProducer:
         return committed.metadata if committed.offset >= 0 else None
 
     def commit_messages(self, messages: Iterable[KafkaMessage], ledger: str, number: int) -> None:
-        """Begin, produce, move the group's offset, commit."""
+        """Write messages and ledger in one transaction; return when it is committed.
+
+        `number` becomes the offset of the ledger; it never decreases on one timeline.
+        """
         kafka = self._import_confluent()
         try:
             self._producer.begin_transaction()
@@ -415,7 +399,10 @@ class ConfluentProducer:
         )
 
     def close(self) -> None:
-        """Drop the producer without waiting for open requests."""
+        """Drop the producer without waiting for open requests.
+
+        The next producer settles a transaction that is still open.
+        """
         self._producer = self._group = None
 
 

@@ -20,6 +20,7 @@ from tidegate.checkpoints.store import PreconditionFailedError, Store
 from tidegate.jobs.engine.arrow_tables import (
     TIMESTAMP_UTC,
     Row,
+    TimeBounds,
     describe_parquet_object,
     encode_parquet,
     replace_column,
@@ -203,19 +204,21 @@ def build_checkpoint_rows(manifests: Sequence[Manifest]) -> Any:
     return _build_system_table(CHECKPOINTS, [_checkpoint_to_row(m) for m in manifests])
 
 
-def write_parquet_once(store: Store, key: str, table: Any) -> FileRef:
+def write_parquet_once(
+    store: Store, key: str, rows: Any, kind: str = "", bounds: TimeBounds = (None, None)
+) -> FileRef:
     """Write rows as one Parquet object under a key whose content is always the same.
 
-    If the key exists already, the existing object is kept and described. The folder above the
-    attempt's names the table.
+    If the key exists already, the existing object is kept and described. By default the kind is
+    that of the table that the folder above the attempt's names.
     """
     # In memory: these tables have a few rows per epoch.
-    data = encode_parquet(table)
+    data = encode_parquet(rows)
     try:
         store.create(key, data)
     except PreconditionFailedError:
         data = store.get(key).data
-    return describe_parquet_object(key, data, f"table:{key.split('/')[-3]}")
+    return describe_parquet_object(key, data, kind or f"table:{key.split('/')[-3]}", bounds)
 
 
 def _barrier_to_row(barrier: BarrierHealth, behind: int) -> dict[str, Any]:

@@ -41,6 +41,8 @@ from .published_tables import flatten_for_csv, read_table
 if TYPE_CHECKING:
     import psycopg
 
+    Cursor = psycopg.Cursor[Any]
+
 _LEDGER_TABLE = "tidegate_ledger"
 _OWNERS_TABLE = "tidegate_tables"
 _CONNECT_OPTIONS = {
@@ -155,9 +157,7 @@ class PostgresSink(SlotFollower):
                 self._refill_table(cursor, table, after)
         return after
 
-    def _refill_table(
-        self, cursor: psycopg.Cursor[Any], table: str, position: FollowerPosition
-    ) -> None:
+    def _refill_table(self, cursor: Cursor, table: str, position: FollowerPosition) -> None:
         """Replace a table's rows by those of the Iceberg table as of a position."""
         current = read_published_cut(self.store, self.spec.name)
         if current is None or current.timeline != position.timeline or current.upto < position.upto:
@@ -171,7 +171,7 @@ class PostgresSink(SlotFollower):
             self._insert_rows(cursor, table, rows)
 
     def _move_ledger(
-        self, cursor: psycopg.Cursor[Any], before: FollowerPosition | None, after: FollowerPosition
+        self, cursor: Cursor, before: FollowerPosition | None, after: FollowerPosition
     ) -> None:
         """Move the ledger, in the transaction of the rows."""
         # Locked until the commit: a second publisher waits here, and then finds a moved ledger.
@@ -184,9 +184,7 @@ class PostgresSink(SlotFollower):
         )
         cursor.execute(update, (after.timeline, after.upto, self.spec.name, self.name))
 
-    def _read_ledger(
-        self, cursor: psycopg.Cursor[Any], *, lock: bool = False
-    ) -> FollowerPosition | None:
+    def _read_ledger(self, cursor: Cursor, *, lock: bool = False) -> FollowerPosition | None:
         select = f"select uid, timeline, slot from {self._ledger} where pipeline = %s and sink = %s"
         select += " for update" * lock
         row = cursor.execute(select, (self.spec.name, self.name)).fetchone()
@@ -195,7 +193,7 @@ class PostgresSink(SlotFollower):
         self.refuse_other_owner(row[0])
         return FollowerPosition(row[1], row[2])
 
-    def _prepare_schema(self, cursor: psycopg.Cursor[Any]) -> None:
+    def _prepare_schema(self, cursor: Cursor) -> None:
         """Create the schema, the ledger and the table of owners, and claim the sink's tables.
 
         Publishers that start together take turns: `if not exists` alone races in PostgreSQL.
@@ -221,7 +219,7 @@ class PostgresSink(SlotFollower):
         self._claim_tables(cursor)
         self._ready = True
 
-    def _claim_tables(self, cursor: psycopg.Cursor[Any]) -> None:
+    def _claim_tables(self, cursor: Cursor) -> None:
         """Note this sink as the owner of its tables.
 
         A rewind and an upsert delete rows of the whole table, whichever sink wrote them. So a table
@@ -247,7 +245,7 @@ class PostgresSink(SlotFollower):
                 owner_sink=taken[2],
             )
 
-    def _insert_rows(self, cursor: psycopg.Cursor[Any], table: str, rows: Any) -> None:
+    def _insert_rows(self, cursor: Cursor, table: str, rows: Any) -> None:
         """Insert rows into their table, which is created or widened to hold them."""
         self._fit_table(cursor, table, rows.schema)
         target = self._qualify_name(table)
@@ -257,13 +255,15 @@ class PostgresSink(SlotFollower):
         # COPY cannot replace rows, so they go through a table of the transaction.
         cursor.execute(f"create temporary table tidegate_stage (like {target}) on commit drop")
         self._copy_rows(cursor, "tidegate_stage", rows)
+        keys = self.spec.windows[table].keys
+        same = "".join(f' and t."{key}" is not distinct from s."{key}"' for key in keys)
         for step in (_DELETE_REPLACED_SQL, _DELETE_OLDER_SQL):
-            cursor.execute(f"delete from {target} t {step}{self._same_keys_condition(table)}")
+            cursor.execute(f"delete from {target} t {step}{same}")
         columns = _quote_names(rows.schema.names)
         cursor.execute(f"insert into {target} ({columns}) select {columns} from tidegate_stage")
         cursor.execute("drop table tidegate_stage")
 
-    def _copy_rows(self, cursor: psycopg.Cursor[Any], target: str, rows: Any) -> None:
+    def _copy_rows(self, cursor: Cursor, target: str, rows: Any) -> None:
         """Copy rows as CSV made by Arrow: a million rows a second.
 
         As PostgreSQL expects it, null is empty and unquoted, and texts are quoted.
@@ -275,7 +275,7 @@ class PostgresSink(SlotFollower):
         with cursor.copy(f"copy {target} ({columns}) from stdin (format csv)") as copy:
             copy.write(buffer.getbuffer())
 
-    def _fit_table(self, cursor: psycopg.Cursor[Any], table: str, schema: Any) -> None:
+    def _fit_table(self, cursor: Cursor, table: str, schema: Any) -> None:
         present = self._read_columns(cursor, table)
         columns = {f.name: f"{_quote_name(f.name)} {_to_postgres_type(f.type)}" for f in schema}
         target = self._qualify_name(table)
@@ -285,10 +285,12 @@ class PostgresSink(SlotFollower):
             return
         cursor.execute(f"create table {target} ({', '.join(columns.values())})")
         # Rewinds and upserts look rows up by these columns in every epoch.
-        indexed = _quote_names(self._index_columns(table))
-        cursor.execute(f"create index on {target} ({indexed})")
+        indexed = ["_epoch"]
+        if self._is_upserted(table):
+            indexed = ["window_start", "window_end", *self.spec.windows[table].keys]
+        cursor.execute(f"create index on {target} ({_quote_names(indexed)})")
 
-    def _read_columns(self, cursor: psycopg.Cursor[Any], table: str) -> set[str]:
+    def _read_columns(self, cursor: Cursor, table: str) -> set[str]:
         select = (
             "select column_name from information_schema.columns where table_schema = %s and"
             " table_name = %s"
@@ -299,19 +301,6 @@ class PostgresSink(SlotFollower):
         window = self.spec.windows.get(table)
         return window is not None and self.given.windows == "upsert" and window.revisions != "delta"
 
-    def _index_columns(self, table: str) -> list[str]:
-        return (
-            ["window_start", "window_end", *self.spec.windows[table].keys]
-            if self._is_upserted(table)
-            else ["_epoch"]
-        )
-
-    def _same_keys_condition(self, table: str) -> str:
-        return "".join(
-            f' and t."{key}" is not distinct from s."{key}"'
-            for key in self.spec.windows[table].keys
-        )
-
     def _qualify_name(self, table: str) -> str:
         return f"{_quote_name(self._namespace)}.{_quote_name(table)}"
 
@@ -321,7 +310,7 @@ class PostgresSink(SlotFollower):
         )
 
     @contextmanager
-    def _transaction_cursor(self) -> Iterator[psycopg.Cursor[Any]]:
+    def _transaction_cursor(self) -> Iterator[Cursor]:
         """Open a connection for one transaction."""
         psycopg = self._import_psycopg()
         try:

@@ -129,7 +129,8 @@ class TableScan:
             rows = select_in_ranges(rows, ranges)
             return rows.filter(pc.is_valid(rows[with_value])) if with_value else rows
 
-        if self._has_row_deletes:
+        has_row_deletes = any(manifest.get("content") for manifest in self._manifests)
+        if has_row_deletes:
             return select(self._read_with_pyiceberg(schema)).select([f.name for f in kept])
         known = ranges.keys() <= self._ids.keys()
         chosen = [
@@ -150,10 +151,6 @@ class TableScan:
     def _manifests(self) -> list[dict[str, Any]]:
         snapshot = self._snapshot
         return list(self._opener.read_records(snapshot["manifest-list"])) if snapshot else []
-
-    @property
-    def _has_row_deletes(self) -> bool:
-        return any(manifest.get("content") for manifest in self._manifests)
 
     def _iterate_files(self) -> Iterator[_DataFile]:
         for manifest in self._manifests:

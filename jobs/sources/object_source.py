@@ -123,7 +123,8 @@ class ObjectSource:
             waiting = at.open is not None or bool(self._list_next_entries(member, at, 1))
             self._set_backlog(member, at.ordinal, pending=waiting)
             return Slice(member, at.seq, at.seq, resume=asdict(at), pending=waiting)
-        ended = self.ends_input or (self.spec.bounded and self._has_end_marker(member))
+        marker = self._member_folder(member) + DONE_MARKER
+        ended = self.ends_input or (self.spec.bounded and self.store.stat(marker) is not None)
         opened = [self._inspector.reopen_pinned_object(at.open)] if at.open else []
         wanted = (limits.objects or _MAX_OBJECTS_PER_SLICE) - len(opened)
         entries = self._list_next_entries(member, at, wanted + 1, ended=ended)
@@ -188,9 +189,6 @@ class ObjectSource:
     def _member_folder(self, member: Member) -> str:
         by_source = self.spec.partition_by == "source"
         return self.prefix if by_source else f"{self.prefix}{member.partition}/"
-
-    def _has_end_marker(self, member: Member) -> bool:
-        return self.store.stat(self._member_folder(member) + DONE_MARKER) is not None
 
     def _set_backlog(self, member: Member, ordinal: int, *, pending: bool) -> None:
         log = self._logs.get(member)

@@ -49,6 +49,8 @@ from .object_decoding import parse_folder_values
 _REWRITE_PREFIX = "_rewritten/"  # of placeholder names, each of which records a version
 _COMMIT_NAME = re.compile(r"(\d{20})\.json\Z")
 
+_Version = tuple[int, Sequence[str]]  # its number, and the files that it added
+
 
 @dataclass
 class TableVersions(ABC):
@@ -64,7 +66,7 @@ class TableVersions(ABC):
         return self.store.uri(self.folder)
 
     @abstractmethod
-    def list_versions_after(self, version: int | None) -> Iterator[tuple[int, Sequence[str]]]:
+    def list_versions_after(self, version: int | None) -> Iterator[_Version]:
         """Yield each newer version with the files it added, as names below the table's folder.
 
         A new source begins with all files of its first version. A version that rewrote rows has
@@ -123,7 +125,7 @@ def rewrite_reason(name: str) -> str | None:
 class DeltaVersions(TableVersions):
     """Implements `TableVersions` with the commits of a Delta table's log."""
 
-    def list_versions_after(self, version: int | None) -> Iterator[tuple[int, Sequence[str]]]:
+    def list_versions_after(self, version: int | None) -> Iterator[_Version]:
         """See `TableVersions`.
 
         A new source of a table that has lost its first commit begins with the newest checkpoint.
@@ -257,7 +259,7 @@ class IcebergVersions(TableVersions):
 
     _catalog: Any = None
 
-    def list_versions_after(self, version: int | None) -> Iterator[tuple[int, Sequence[str]]]:
+    def list_versions_after(self, version: int | None) -> Iterator[_Version]:
         """Yield each newer snapshot's id with the files it added; see `TableVersions`.
 
         A new source begins with all files of the oldest snapshot that the table still has, or of
@@ -266,7 +268,7 @@ class IcebergVersions(TableVersions):
         with self._translate_catalog_errors():
             yield from self._walk_snapshots(version)
 
-    def _walk_snapshots(self, version: int | None) -> Iterator[tuple[int, Sequence[str]]]:
+    def _walk_snapshots(self, version: int | None) -> Iterator[_Version]:
         # pyiceberg's incremental scan skips snapshots that are not appends; here they are refused.
         table = self._load_iceberg_table()
         metadata, newest_first = table.metadata, []

@@ -41,6 +41,9 @@ from .epoch_context import EpochContext, OutputFiles
 from .late_and_dead_rows import DeadRows, LateRows
 from .ordered_release import ReleasedRows, count_buffered_rows
 
+# Counts of an epoch that are sums over its sources.
+_TOTALS = ("read", "released", "late", "rejected", "dead_lettered", RULE_QUARANTINED, FILTERED)
+
 
 @dataclass(frozen=True)
 class EpochOutputs:
@@ -115,14 +118,9 @@ class EpochOutputs:
             tally.add(source, f"expired:{output}", pairs)
         self._count_late(tally)
         results = {name: window.results.rows for name, window in self.windows.items()}
+        totals: Any = {name: tally.total(name) for name in _TOTALS}
         return EpochCounters(
-            read=tally.total("read"),
-            released=tally.total("released"),
-            late=tally.total("late"),
-            rejected=tally.total("rejected"),
-            dead_lettered=tally.total("dead_lettered"),
-            rule_quarantined=tally.total(RULE_QUARANTINED),
-            filtered=tally.total(FILTERED),
+            **totals,
             retained_before=buffered_before,
             retained=buffered_after,
             dropped=dict(tally.dropped),

@@ -44,6 +44,10 @@ _COUNTED_COLUMNS = ["_source", "output", "reason", "_dropped"]
 _ROW_IDENTITY = ["_source", "_partition", "_seq"]
 
 
+LateCounts = Counter[tuple[str, str, str, bool]]
+"""Rows by source, output, reason and whether they were dropped."""
+
+
 @dataclass(frozen=True)
 class LateRows:
     """What was late.
@@ -58,7 +62,7 @@ class LateRows:
     """
 
     written: WrittenFiles
-    counts: Counter[tuple[str, str, str, bool]] = field(default_factory=Counter)
+    counts: LateCounts = field(default_factory=Counter)
     rows: Counter[str] = field(default_factory=Counter)
     expired: Counter[tuple[str, str]] = field(default_factory=Counter)
 
@@ -224,11 +228,11 @@ def _refuse_late_rows(epoch: EpochContext, rows: Frame, output: str) -> None:
         )
 
 
-def _count_late_rows(table: pa.Table) -> Counter[tuple[str, str, str, bool]]:
+def _count_late_rows(table: pa.Table) -> LateCounts:
     return _sum_late_groups(_count_groups(table, _COUNTED_COLUMNS))
 
 
-def _sum_late_groups(groups: list[dict[str, Any]]) -> Counter[tuple[str, str, str, bool]]:
+def _sum_late_groups(groups: list[dict[str, Any]]) -> LateCounts:
     return Counter({tuple(one[c] for c in _COUNTED_COLUMNS): one["count_all"] for one in groups})
 
 
@@ -258,7 +262,7 @@ def _write_late_in_tasks(epoch: EpochContext, rows: Frame) -> LateRows:
         LATE, rows.where("NOT _dropped").drop("_dropped"), epoch.spec.event_time_column
     )
     table = written.read_columns(["output", "reason", *_ROW_IDENTITY])
-    counts: Counter[tuple[str, str, str, bool]] = Counter()
+    counts: LateCounts = Counter()
     distinct: Counter[str] = Counter()
     if table is not None:
         counts = _count_late_rows(table.append_column("_dropped", pa.repeat(False, table.num_rows)))

@@ -42,7 +42,6 @@ from .errors import SPARK_FAILED
 from .file_writer import FileWriter
 from .late_and_dead_rows import DeadRows, write_dead_letters, write_late_rows
 from .ordered_release import (
-    ReleasedRows,
     adjust_start_times,
     count_released_rows,
     release_rows,
@@ -215,7 +214,11 @@ class SparkMover:
             return on_spark if output in left_out else epoch
 
         with ThreadPoolExecutor(4) as pool:  # the jobs are small: one alone would leave a core idle
-            released = pool.submit(_release_rows, choose_context(EVENTS), staged.scans)
+            released = (
+                pool.submit(release_rows, choose_context(EVENTS))
+                if self._spec.outputs.events
+                else pool.submit(count_released_rows, staged.scans)
+            )
             late = pool.submit(write_late_rows, epoch, choose_context)
             dead = pool.submit(write_dead_letters, epoch, judged) if any_dead else None
             # In this thread, because every window needs it, while the pool already works on the
@@ -320,10 +323,6 @@ def _process_window_output(epoch: EpochContext, name: str, edges: EpochEdges) ->
         window.kind is WindowKind.SESSION or window.fire_every is not None
     )  # beside edges the spec refuses both
     return process_sessions(epoch, name) if merging else process_window(epoch, name, edges)
-
-
-def _release_rows(epoch: EpochContext, scans: MemberScans) -> ReleasedRows:
-    return release_rows(epoch) if epoch.spec.outputs.events else count_released_rows(scans)
 
 
 def _open_kafka_stager(

@@ -349,7 +349,7 @@ def _grow_reach_sql(period: int) -> str:
     """
     begin = (
         "named_struct('f', coalesce(_first, _starts[0]), 'l', coalesce(_last, _starts[0]), 'r',"
-        f" {_ranges_or_empty_sql('_ranges')})"
+        f" coalesce(_ranges, CAST(array() AS {_RANGES_TYPE})))"
     )
     before = f"concat(acc.r, array(named_struct('a', s + {period}L, 'b', acc.f)))"
     behind = f"concat(acc.r, array(named_struct('a', acc.l + {period}L, 'b', s)))"
@@ -360,10 +360,6 @@ def _grow_reach_sql(period: int) -> str:
     return (
         f"aggregate(coalesce(_starts, CAST(array() AS array<bigint>)), {begin}, (acc, s) -> {step})"
     )
-
-
-def _ranges_or_empty_sql(column: str) -> str:
-    return f"coalesce({column}, CAST(array() AS {_RANGES_TYPE}))"
 
 
 def _split_passed_gaps(frame: Frame, epoch: EpochContext, aggregation: Aggregation) -> Frame:

@@ -19,7 +19,6 @@ import pyarrow.parquet as pq
 
 from tidegate.checkpoints.canonical_json import sha256_of_bytes
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
-from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.slot_log import LogHead, SlotLog
 from tidegate.checkpoints.splice_requests import (
     OPEN_STATES,
@@ -31,12 +30,9 @@ from tidegate.checkpoints.splice_requests import (
     read_splice_request,
     reject_splice_request,
 )
-from tidegate.checkpoints.store import Store
 from tidegate.errors import ConfigurationError, get_first_line
 from tidegate.jobs.engine.arrow_tables import (
-    describe_parquet_object,
     replace_column,
-    write_parquet_object,
 )
 from tidegate.jobs.rules.duck_frame import DuckFrame, open_database, query_rows
 from tidegate.jobs.rules.recomputation import SET_ASIDE_REASONS, build_time_expression
@@ -45,6 +41,7 @@ from tidegate.jobs.sinks.output_tables import (
     RowIdentity,
     iterate_identities,
     make_request_schema,
+    write_parquet_once,
 )
 from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENT_TIME, EVENTS, LATE, PipelineSpec
 from tidegate.json_types import JsonObject
@@ -365,7 +362,9 @@ def _put_request(
     request_id = options.request_id or generate_splice_request_id()
     now = options.clock.wall_ticks()
     # Rows first: a document without its rows could be approved, but not merged.
-    ref = _write_rows_once(tables.log.store, build_rows_key(spec.name, request_id), rows, low, high)
+    # If the same request was created before, the rows of that time stay.
+    key = build_rows_key(spec.name, request_id)
+    ref = write_parquet_once(tables.log.store, key, rows, "request", (low, high))
     request = SpliceRequest.model_validate(
         {
             "id": request_id,
@@ -385,13 +384,6 @@ def _put_request(
         }
     )
     return create_splice_request(tables.log.store, request)
-
-
-def _write_rows_once(store: Store, key: str, rows: Any, low: int, high: int) -> FileRef:
-    """Write the rows; if the same request was created before, keep the rows of that time."""
-    if store.stat(key) is None:
-        return write_parquet_object(store, key, rows, "request", (low, high))
-    return describe_parquet_object(key, store.get(key).data, "request", (low, high))
 
 
 # An open request can be split in two, so that a part of its rows is decided on its own.

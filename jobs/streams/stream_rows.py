@@ -71,8 +71,8 @@ class LogHistory:
 
     _log: SlotLog
     _event_time: str
-    _after: Manifest | None = None
-    _published: PublishedReader | None = None
+    after: Manifest | None = None
+    published: PublishedReader | None = None
     # Of the events. A backfill asks for one position after the other.
     _time_before: tuple[int, int | None] = (0, None)
 
@@ -86,7 +86,7 @@ class LogHistory:
         """
         if start >= end:
             return build_row_schema(columns).empty_table()
-        after = self._after
+        after = self.after
         # A replay sees the log as it was before its epoch.
         head = LogHead(after.timeline, after.slot, after, None, None) if after else self._log.head()
         if stream == EVENTS_STREAM:
@@ -102,11 +102,11 @@ class LogHistory:
 
     def _read_published_rows(self, stream: str, columns: ColumnTypes, start: int, end: int) -> Any:
         """Return rows of retired epochs; every such epoch is in the tables."""
-        if self._published is None:
+        if self.published is None:
             raise ROWS_RETIRED(stream=stream, row=start)
         events = stream == EVENTS_STREAM
         own = (self._event_time, *IDENTITY_COLUMNS) if events else ("stream_time", "_id")
-        found = self._published(stream, start, end, (*columns, *own))
+        found = self.published(stream, start, end, (*columns, *own))
         if found.num_rows != end - start:
             raise ROWS_RETIRED(stream=stream, row=start)
         if not events:
@@ -117,8 +117,8 @@ class LogHistory:
 
     def _read_time_before(self, position: int) -> int | None:
         """Return the greatest event time of all events before a position."""
-        if position and self._published is not None and self._time_before[0] != position:
-            found = self._published(EVENTS_STREAM, 0, position, (self._event_time,))
+        if position and self.published is not None and self._time_before[0] != position:
+            found = self.published(EVENTS_STREAM, 0, position, (self._event_time,))
             self._time_before = position, compute_time_bounds(found[self._event_time])[1]
         return self._time_before[1] if position == self._time_before[0] else None
 

@@ -94,7 +94,7 @@ def test_each_epoch_once(jars: tuple[list[Path], list[Path]], tmp_path: Path) ->
 
     def breaks_off(*_: object) -> Iterator[KafkaMessage]:
         yield KafkaMessage("out", None, "{}", [("tidegate-epoch", b"never committed")])
-        dying._client._producer.flush(60)  # type: ignore[attr-defined]
+        dying._client._producer.flush(60)
         raise KeyboardInterrupt
 
     try:

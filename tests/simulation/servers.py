@@ -273,7 +273,7 @@ class Brokers(_Line):
 
 
 class SimProducer:
-    """A transactional producer of one publisher; implements `TransactionalProducer`."""
+    """A transactional producer of one publisher, in place of `ConfluentProducer`."""
 
     def __init__(self, brokers: Brokers) -> None:
         self._brokers, self._number = brokers, 0
