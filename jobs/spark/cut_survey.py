@@ -38,7 +38,7 @@ from .cut_reader import (
     CutPart,
     read_in_driver,
 )
-from .file_writer import collect_to_driver
+from .epoch_context import collect_to_driver
 from .member_scan import (
     BARRIER,
     DATA,

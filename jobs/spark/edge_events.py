@@ -39,8 +39,7 @@ from tidegate.jobs.spec.source_options import EdgeColumns
 from tidegate.jobs.spec.window_specs import WindowSpec
 from tidegate.time_units import TICK_MAX, TICK_MIN, saturate_ticks
 
-from .epoch_context import EpochContext, OutputFiles
-from .file_writer import FETCH_ROWS, WrittenFiles
+from .epoch_context import FETCH_ROWS, EpochContext, OutputFiles, WrittenFiles
 
 EDGES_KIND: Final = "edges"
 _ORIGIN_COLUMNS = ("_source", "_partition", "_seq", "_et")

@@ -35,9 +35,8 @@ from tidegate.time_units import TICK_MAX, TICK_MIN
 
 from .cut_reader import select_provenance
 from .cut_survey import has_dead_letters, select_dead_letters
-from .epoch_context import EpochContext
+from .epoch_context import FETCH_ROWS, EpochContext, WrittenFiles, collect_to_driver
 from .errors import LATE_ROW
-from .file_writer import FETCH_ROWS, WrittenFiles, collect_to_driver
 from .session_windows import select_late_for_sessions
 
 _COUNTED_COLUMNS = ["_source", "output", "reason", "_dropped"]

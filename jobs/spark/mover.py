@@ -36,10 +36,9 @@ from tidegate.jobs.streams.reducers import ReducerRunner, fold_batch
 from .cut_reader import CutFrame, open_cut, select_provenance
 from .cut_survey import NATIVE_CELLS, MemberScans, survey_cut
 from .edge_events import EpochEdges, pair_edges
-from .epoch_context import EpochContext, OutputFiles
+from .epoch_context import EpochContext, FileWriter, OutputFiles
 from .epoch_outputs import EpochOutputs
 from .errors import SPARK_FAILED
-from .file_writer import FileWriter
 from .late_and_dead_rows import DeadRows, write_dead_letters, write_late_rows
 from .ordered_release import (
     adjust_start_times,

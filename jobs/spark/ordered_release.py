@@ -46,8 +46,13 @@ from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec
 from tidegate.time_units import TICK_MAX, TICK_MIN
 
 from .cut_survey import MemberScans
-from .epoch_context import EpochContext, OutputFiles, has_rows_from_mark
-from .file_writer import WrittenFiles, collect_to_driver
+from .epoch_context import (
+    EpochContext,
+    OutputFiles,
+    WrittenFiles,
+    collect_to_driver,
+    has_rows_from_mark,
+)
 
 _RELEASE_SORT = ["_section", *ROW_ORDER]
 _WAITING_COLUMNS = ("_section", "_tardy", "_et", "_so", "_source", "_partition", "_seq")

@@ -24,8 +24,7 @@ from tidegate.jobs.spec.event_time_options import LatePolicy
 from tidegate.jobs.spec.window_specs import WindowKind, WindowSpec
 from tidegate.time_units import TICK_MIN
 
-from .epoch_context import EpochContext, OutputFiles
-from .file_writer import WrittenFiles
+from .epoch_context import EpochContext, OutputFiles, WrittenFiles
 from .ordered_release import adjust_start_times
 from .tumbling_sliding_windows import (
     assign_rows_to_windows,

@@ -37,8 +37,7 @@ from tidegate.jobs.spec.window_specs import WindowSpec
 from tidegate.time_units import TICK_MAX, TICK_MIN
 
 from .edge_events import EpochEdges, assign_intervals, drop_edges
-from .epoch_context import EpochContext, OutputFiles
-from .file_writer import WrittenFiles, combine_written_files
+from .epoch_context import EpochContext, OutputFiles, WrittenFiles, combine_written_files
 from .ordered_release import adjust_start_times
 
 MERGE_ROWS: Final = 500_000

@@ -106,7 +106,7 @@ def test_movers_agree_on_the_way_of_many_rows(
     """
     monkeypatch.setattr("tidegate.jobs.spark.spark_session.SMALL_ROWS", 0)
     monkeypatch.setattr("tidegate.jobs.spark.ordered_release.RANGE_ROWS", 3)
-    for module in ("file_writer", "epoch_context", "late_and_dead_rows"):
+    for module in ("epoch_context", "late_and_dead_rows"):
         monkeypatch.setattr(f"tidegate.jobs.spark.{module}.FETCH_ROWS", 0)
     monkeypatch.setattr("tidegate.jobs.spark.tumbling_sliding_windows.MERGE_ROWS", 0)
     run_case(session, tmp_path, seed=1, epochs=2, native=False)

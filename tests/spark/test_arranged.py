@@ -44,7 +44,7 @@ def test_the_driver_arranges_what_tasks_arrange(
     pairs = [Pair(spec, session, tmp_path / "driver")]
     feed(pairs[0])
     monkeypatch.setattr("tidegate.jobs.spark.spark_session.SMALL_ROWS", 0)
-    for module in ("file_writer", "epoch_context", "late_and_dead_rows"):
+    for module in ("epoch_context", "late_and_dead_rows"):
         monkeypatch.setattr(f"tidegate.jobs.spark.{module}.FETCH_ROWS", 0)
     pairs.append(Pair(spec, session, tmp_path / "tasks", native=False))
     feed(pairs[1])

@@ -41,7 +41,6 @@ MANY = {
 MANY |= {
     module: ["FETCH_ROWS"]
     for module in (
-        "file_writer",
         "epoch_context",
         "late_and_dead_rows",
         "edge_events",

@@ -24,7 +24,7 @@ WINDOWS = {
 }
 
 
-TASKS = ("epoch_context", "late_and_dead_rows", "file_writer")
+TASKS = ("epoch_context", "late_and_dead_rows")
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def test_rows_that_waited_leave_without_a_column_added_since(
 ) -> None:
     """Segments from before and after the change leave together, on every path."""
     if rows_in == "tasks":
-        for module in ("file_writer", "epoch_context", "late_and_dead_rows"):
+        for module in ("epoch_context", "late_and_dead_rows"):
             monkeypatch.setattr(f"tidegate.jobs.spark.{module}.FETCH_ROWS", 0)
     native = rows_in == "driver"
     source = {"schema": {"t": "timestamp", "k": "string"}, "lag": "20s"}
@@ -114,7 +114,7 @@ def test_sources_may_keep_the_event_time_in_different_columns(
     """Events and late rows carry `_event_time`, and files name its extent, on every path."""
     if rows_in == "tasks":
         monkeypatch.setattr("tidegate.jobs.spark.spark_session.SMALL_ROWS", 0)
-        for module in ("file_writer", "epoch_context", "late_and_dead_rows"):
+        for module in ("epoch_context", "late_and_dead_rows"):
             monkeypatch.setattr(f"tidegate.jobs.spark.{module}.FETCH_ROWS", 0)
     schema = {"t": "timestamp", "u": "timestamp", "v": "long"}
     sources = {

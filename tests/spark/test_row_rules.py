@@ -59,7 +59,7 @@ def test_both_movers_judge_alike(
     many = way == "many"
     if many:
         monkeypatch.setattr("tidegate.jobs.spark.spark_session.SMALL_ROWS", 0)
-        for module in ("file_writer", "epoch_context", "late_and_dead_rows"):
+        for module in ("epoch_context", "late_and_dead_rows"):
             monkeypatch.setattr(f"tidegate.jobs.spark.{module}.FETCH_ROWS", 0)
     draw = random.Random(7)
     marks = {"kind": "kind", "types": ["stop"]}
