@@ -21,6 +21,8 @@ from typing import Any, Final, Self
 import duckdb
 import numpy as np
 
+from tidegate.json_types import read_data_file
+
 Frame = Any
 """A DataFrame of Spark or a `DuckFrame`."""
 
@@ -29,41 +31,8 @@ ENGINE_ERRORS: Final = (duckdb.Error,)
 
 _QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|`(?:[^`]|``)*`")
 _HELD = re.compile("\0(\\d+)\0")
-_REWRITES = [
-    (re.compile(pattern), text)
-    for pattern, text in (
-        # A number that Spark keeps out of generated code (`opaque_literal`).
-        (r"array\(([^()]+)\)\[CAST\(\w+ & 0L AS int\)\]", r"(\1)"),
-        # Lists count from 1.
-        (r"array\(([^()]+)\)\[(\w+)\]", r"list_value(\1)[\2 + 1]"),
-        (r"\barray\(", "list_value("),
-        (r"\b(\d+)L\b", r"\1::BIGINT"),
-        (r"\bdiv\b", "//"),
-        (r"\bexplode\(sequence\(", "unnest(generate_series("),
-        (r"\bcollect_list\((\w+)\)", r"list(\1) FILTER (WHERE \1 IS NOT NULL)"),
-        (r"\bcollect_list\(", "list("),
-        (r"\btimestamp_micros\(", "make_timestamptz("),
-        (r"(?i)\bas\s+timestamp\s*\)", "AS timestamptz)"),
-        (r"\bAS binary\)", "AS blob)"),
-        (r"array<string>", "VARCHAR[]"),
-        (r"array<struct<s:bigint,e:bigint>>", "STRUCT(s BIGINT, e BIGINT)[]"),
-        (r"\bfilter\((?=_)", "list_filter("),
-        (r"\btransform\(", "list_transform("),
-        (r"\barray_sort\(", "list_sort("),
-        (r"\b([a-z]+) -> ", r"lambda \1: "),
-        (r"<=>", "IS NOT DISTINCT FROM"),
-    )
-]
-_MACROS = (
-    # DuckDB takes the ends of int64 for infinity, which has no ticks.
-    "unix_micros(t) AS CASE WHEN isinf(t) THEN error('the end of time') ELSE epoch_us(t) END",
-    "shiftleft(a, b) AS a << b",
-    "pmod(a, b) AS ((a % b) + b) % b",
-    "array_size(a) AS len(a)",
-    "collect_set(a) AS list(DISTINCT a) FILTER (WHERE a IS NOT NULL)",
-    # The only format that the rules use; years of four digits.
-    "date_format(t, f) AS strftime(t, '%Y-%m-%dT%H:%M:%S')",
-)
+_DIALECT = read_data_file(__package__, "duckdb.toml")
+_REWRITES = [(re.compile(pattern), text) for pattern, text in _DIALECT["rewrites"]]
 
 
 # Texts with the numbers of an epoch never return, so few are kept.
@@ -111,7 +80,7 @@ def _start_engine(*, for_frames: bool) -> duckdb.DuckDBPyConnection:
     engine = duckdb.connect()
     if for_frames:
         engine.execute("SET threads = 1; SET enable_external_access = false")
-    for macro in _MACROS:
+    for macro in _DIALECT["macros"]:
         engine.execute(f"CREATE MACRO {macro}")
     return engine
 
