@@ -19,6 +19,7 @@ from tidegate.checkpoints.canonical_json import sha256_of_bytes, sha256_of_file
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.store import Store
 from tidegate.errors import get_first_line
+from tidegate.json_types import JsonObject, read_data_file
 
 from .errors import FILE_UNREADABLE
 
@@ -29,6 +30,8 @@ RowView = Mapping[str, Any]
 """The same, for those who only read it."""
 TimeBounds = tuple[int | None, int | None]
 """Least and greatest time of rows, in ticks; None if there are none."""
+ARROW_TYPES: Final[dict[str, JsonObject]] = read_data_file(__package__, "arrow_types.toml")
+"""Name of an Arrow type -> what is known of it; the file says what."""
 TIMESTAMP_UTC: Final = pa.timestamp("us", tz="UTC")
 _ARROW_TYPES = {
     "string": pa.string(),

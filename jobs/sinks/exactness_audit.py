@@ -35,6 +35,7 @@ from tidegate.jobs.rules.recomputation import (
     build_recompute_columns,
     build_starts_sql,
 )
+from tidegate.jobs.sources.object_decoding import DUCKDB_TYPES
 from tidegate.jobs.spec.event_time_options import LatePolicy
 from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENTS, LATE, PipelineSpec, SourceSpec
 from tidegate.jobs.spec.row_rules import FILTERED, RULE_QUARANTINED
@@ -45,7 +46,6 @@ from .output_tables import build_table_schema, make_request_schema
 
 # Others are recomputed by splices only: their cost grows with the rows.
 _CHECKED_FUNCTIONS = ("count", "sum", "avg", "min", "max")
-_DUCKDB_TYPES = {"long": "bigint", "timestamp": "timestamptz"}  # where the names differ
 
 
 @dataclass
@@ -207,7 +207,7 @@ def _cast_to_declared_types(spec: SourceSpec, chunk: pa.Table) -> pa.Table:
     if not texts:
         return chunk
     casts = ", ".join(
-        f'try_cast("{n}" as {_DUCKDB_TYPES.get(spec.columns[n], spec.columns[n])}) as "{n}"'
+        f'try_cast("{n}" as {DUCKDB_TYPES.get(spec.columns[n], spec.columns[n])}) as "{n}"'
         for n in texts
     )
     with open_database() as db:

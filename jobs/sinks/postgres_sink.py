@@ -24,6 +24,7 @@ import pyarrow.csv
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.errors import TidegateError, get_first_line
+from tidegate.jobs.engine.arrow_tables import ARROW_TYPES
 from tidegate.jobs.spec.operations import PostgresSinkSpec
 
 from .base_follower import SlotFollower, expand_variables, import_client_library
@@ -62,18 +63,6 @@ _DELETE_OLDER_SQL = (
     "using tidegate_stage s where t.window_start = s.window_start and t.window_end = s.window_end"
 )
 _REFUSALS = ("authentication failed", "no password supplied", "does not exist", "no pg_hba.conf")
-_POSTGRES_TYPES = {
-    "string": "text",
-    "large_string": "text",
-    "bool": "boolean",
-    "int32": "integer",
-    "int64": "bigint",
-    "float": "real",
-    "double": "double precision",
-    "date32[day]": "date",
-    "binary": "bytea",
-    "large_binary": "bytea",
-}
 
 
 class PostgresSink(SlotFollower):
@@ -355,7 +344,7 @@ def _to_postgres_type(kind: Any) -> str:
         return "timestamptz"
     if pa.types.is_decimal(kind):
         return f"numeric({kind.precision}, {kind.scale})"
-    return _POSTGRES_TYPES.get(str(kind), "jsonb")
+    return str(ARROW_TYPES.get(str(kind), {}).get("postgres", "jsonb"))
 
 
 def _to_csv_values(rows: Any) -> Any:

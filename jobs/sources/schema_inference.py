@@ -17,6 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from tidegate.jobs.engine.arrow_tables import ARROW_TYPES
 from tidegate.jobs.spec.row_rules import build_text_pattern
 
 from .object_decoding import TICKS_PER_UNIT, decompress_object, read_typed_object
@@ -32,18 +33,6 @@ _TYPE_PATTERNS = {
     "date": str(build_text_pattern("date")),
     "timestamp": _TIMESTAMP_PATTERN,
 }
-_DECLARED_TYPES = {
-    "bool": "boolean",
-    **dict.fromkeys(("int8", "int16", "int32", "uint8", "uint16"), "int"),
-    **dict.fromkeys(("int64", "uint32"), "long"),
-    "float": "float",
-    "double": "double",
-    "date32[day]": "date",
-    **dict.fromkeys(("binary", "large_binary"), "binary"),
-}
-"""By the names of Arrow's types; all others are read as texts."""
-
-
 # 2001 and 2100 in seconds since 1970: no number is a plausible time in two units.
 _EARLIEST_TIME, _LATEST_TIME = 978_307_200, 4_102_444_800
 
@@ -206,7 +195,7 @@ def _to_declared_type(arrow_type: Any) -> str:
         return "timestamp"
     if pa.types.is_decimal(arrow_type) and 0 <= arrow_type.scale <= arrow_type.precision <= 38:
         return f"decimal({arrow_type.precision},{arrow_type.scale})"
-    return _DECLARED_TYPES.get(str(arrow_type), "string")
+    return str(ARROW_TYPES.get(str(arrow_type), {}).get("declared", "string"))
 
 
 def _sample_json(data: bytes) -> dict[str, ColumnSample]:

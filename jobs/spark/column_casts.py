@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from itertools import accumulate
-from typing import Any
 
+from tidegate.jobs.engine.arrow_tables import ARROW_TYPES
 from tidegate.jobs.rules.duck_frame import DuckFrame, Frame
 from tidegate.jobs.rules.row_conditions import quote_name, quote_text
 from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN
@@ -17,11 +17,11 @@ from tidegate.jobs.sources.object_decoding import BAD_REASON, BAD_TEXT
 from tidegate.jobs.spec.row_rules import EXACT_BITS, FILTERED, accepts_family, build_text_pattern
 from tidegate.jobs.spec.source_spec import BarrierColumns, SourceSpec
 from tidegate.jobs.spec.table_layout import DeadLetterReason
-from tidegate.json_types import read_data_file
 from tidegate.time_units import TICK_MAX
 
-_TYPES: dict[str, dict[str, Any]] = read_data_file(__package__, "arrow_types.toml")
-_ARROW_OF_SPARK = {own["spark"]: name for name, own in reversed(_TYPES.items()) if "spark" in own}
+_ARROW_OF_SPARK = {
+    own["spark"]: name for name, own in reversed(ARROW_TYPES.items()) if "spark" in own
+}
 _PLACES = ("_m", "_p", "_o", "_row")
 _TIMESTAMP = re.compile(r"timestamp\[(s|ms|us|ns)(?:, tz=([^\]]+))?\]\Z")
 _DECIMAL = re.compile(r"decimal(?:32|64|128|256)\((\d+), ?(-?\d+)\)\Z")
@@ -59,7 +59,7 @@ def arrow_to_spark_type(arrow: str) -> str | None:
         return f"decimal({match[1]},{match[2]})"
     if match := _NESTED.match(arrow):
         return _nested_to_spark_type(match[1], match[2])
-    return _TYPES.get(arrow, {}).get("spark")
+    return ARROW_TYPES.get(arrow, {}).get("spark")
 
 
 def _nested_to_spark_type(form: str, inner: str) -> str | None:
@@ -102,7 +102,7 @@ def classify_arrow_type(arrow: str) -> str:
     own = unwrap_dictionary(arrow)
     if own.startswith(("timestamp", "decimal")):
         return re.split(r"\d|\[", own)[0]
-    return str(_TYPES.get(own, {}).get("family", "other"))
+    return str(ARROW_TYPES.get(own, {}).get("family", "other"))
 
 
 def is_nanosecond_timestamp(arrow: str) -> bool:
@@ -127,7 +127,8 @@ def cast_never_fails(arrow: str, declared: str) -> bool:
         return match is not None and match[2] is not None and match[1] != "ns"
     own = arrow_to_spark_type(arrow)
     return own is not None and (
-        own == declared_to_spark_type(declared) or declared in _TYPES.get(arrow, {}).get("fits", ())
+        own == declared_to_spark_type(declared)
+        or declared in ARROW_TYPES.get(arrow, {}).get("fits", ())
     )
 
 
