@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from tidegate.checkpoints.bucket_layout import AttemptFolders, CheckpointId, generate_attempt_id
 from tidegate.checkpoints.epoch_notes import EpochNotes
 from tidegate.checkpoints.host_clock import Clock
-from tidegate.checkpoints.manifest import AttemptLifecycle, CheckpointState, FileRef, Manifest
+from tidegate.checkpoints.manifest import AttemptLifecycle, CheckpointState, Manifest
 from tidegate.checkpoints.slot_log import SlotLog, SlotTaken
 from tidegate.errors import PoisonError, TransientError
 from tidegate.jobs.eventtime.decider import decide, list_blocked_members, select_members_ahead
@@ -49,6 +49,7 @@ from .interfaces import (
     Slice,
     Source,
     SurveyedCut,
+    TableFiles,
     split_seq,
 )
 from .manifest_writer import (
@@ -96,7 +97,7 @@ class EpochSteps(Protocol):
         ...
 
 
-DriverTableWriter = Callable[[MoveOrder], dict[str, tuple[FileRef, ...]]]
+DriverTableWriter = Callable[[MoveOrder], TableFiles]
 """Writes the rows that only the driver knows (barriers, dead objects): returns table -> files."""
 
 
@@ -440,7 +441,7 @@ class Engine:
             # Behind the mover: the dispatcher sends on what the mover has released.
             driver_files = self._ports.driver_tables(order)
             dispatched = self._dispatch_moved(order, moved, attempt.requests)
-        files: dict[str, tuple[FileRef, ...]] = {}
+        files: TableFiles = {}
         for written in (moved.files, driver_files, dispatched.files):
             for table, refs in written.items():
                 files[table] = (*files.get(table, ()), *refs)

@@ -296,6 +296,10 @@ class MoveOrder:
         return self.folders.attempt.slot
 
 
+TableFiles = dict[str, tuple[FileRef, ...]]
+"""Table -> files written."""
+
+
 @dataclass(frozen=True)
 class MoveResult:
     """What a mover did.
@@ -316,7 +320,7 @@ class MoveResult:
             `DispatchResult.record`.
     """
 
-    files: dict[str, tuple[FileRef, ...]]
+    files: TableFiles
     segments: tuple[FileRef, ...]
     counters: EpochCounters
     released_max: ReleaseMark | None
@@ -379,7 +383,7 @@ class DispatchResult:
         counts: source -> name of a count -> rows that streams rejected.
     """
 
-    files: dict[str, tuple[FileRef, ...]]
+    files: TableFiles
     segments: tuple[FileRef, ...]
     record: JsonObject
     counts: dict[str, dict[str, int]] = field(default_factory=dict)

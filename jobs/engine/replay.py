@@ -34,7 +34,7 @@ from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENTS, LATE, PipelineSpec
 from .arrow_tables import read_parquet_object
 from .epoch_engine import EpochPorts
 from .errors import FileUnreadableError
-from .interfaces import MoveOrder, MoveResult, RowDispatcher
+from .interfaces import MoveOrder, MoveResult, RowDispatcher, TableFiles
 from .manifest_writer import SPLICE_KIND
 from .recorded_epochs import RecordedEpoch
 
@@ -116,7 +116,7 @@ def _replay_dispatch(
     moved: MoveResult,
     epoch: Manifest,
     parent: Manifest | None,
-) -> dict[str, tuple[FileRef, ...]]:
+) -> TableFiles:
     before = parent.stream_state if parent else {}
     asked = [(verb, name) for verb, name in epoch.stream_state.get("asked", [])]
     return dispatch.dispatch_rows(order, moved, before, asked).files

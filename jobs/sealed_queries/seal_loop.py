@@ -47,6 +47,7 @@ _BUCKET_AWAY = re.compile(
 _RETRY_AFTER = 2.0  # seconds, when the store does not answer
 _WATERMARK_POLICY = "spark.sql.streaming.multipleWatermarkPolicy"  # min unless set to max
 
+_Watermark = tuple[Any, str]  # a node of a plan, and the sources below it
 _log = structlog.get_logger("tidegate.job")
 
 
@@ -364,7 +365,7 @@ def find_watermark_holder(query: Any) -> str | None:
 
 
 @lru_cache
-def _find_watermarks(query: Any) -> list[tuple[Any, str]]:
+def _find_watermarks(query: Any) -> list[_Watermark]:
     """Return the watermarks of a query with their sources; the plan stays as it is for its run.
 
     A walk through the plan costs a hundred calls into the JVM, too many for each batch.
@@ -372,19 +373,19 @@ def _find_watermarks(query: Any) -> list[tuple[Any, str]]:
     return list(_list_watermarks(query._jsq.streamingQuery().logicalPlan()))
 
 
-def _choose_watermark(query: Any, known: list[tuple[Any, str]]) -> tuple[Any, str]:
+def _choose_watermark(query: Any, known: list[_Watermark]) -> _Watermark:
     execution = query._jsq.streamingQuery()
     marks = execution.watermarkTracker().watermarkMap()
     policy = execution.sparkSession().conf().get(_WATERMARK_POLICY, "min")
 
-    def read_mark(one: tuple[Any, str]) -> int:
+    def read_mark(one: _Watermark) -> int:
         mark = marks.apply(one[0].nodeId())
         return int(mark.get()) if mark.isDefined() else 0
 
     return (max if policy == "max" else min)(known, key=read_mark)
 
 
-def _list_watermarks(plan: Any) -> Iterator[tuple[Any, str]]:
+def _list_watermarks(plan: Any) -> Iterator[_Watermark]:
     """Yield the watermarks of a logical plan, each with the sources below it."""
     if plan.nodeName() == "EventTimeWatermark":
         yield plan, " + ".join(_list_sources(plan))

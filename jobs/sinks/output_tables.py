@@ -27,7 +27,7 @@ from tidegate.jobs.engine.arrow_tables import (
     to_arrow_type,
     to_arrow_types,
 )
-from tidegate.jobs.engine.interfaces import DeadObject, MoveOrder
+from tidegate.jobs.engine.interfaces import DeadObject, MoveOrder, TableFiles
 from tidegate.jobs.eventtime.decision_types import BarrierHealth, Decision
 from tidegate.jobs.rules.aggregates import infer_result_type
 from tidegate.jobs.spec.pipeline import (
@@ -140,7 +140,7 @@ class DriverTables:
 
     _store: Store
 
-    def write(self, order: MoveOrder) -> dict[str, tuple[FileRef, ...]]:
+    def write(self, order: MoveOrder) -> TableFiles:
         """Write the rows into the attempt's folders.
 
         Returns:

@@ -49,6 +49,9 @@ _TIME_TYPES: Final[dict[str, pa.DataType]] = {
 }
 
 
+_Reduced = tuple[Any, pa.DataType | None]  # a physical schema, and its Arrow type
+
+
 def _record(name: str, fields: JsonObject) -> JsonObject:
     declared = [{"name": field, "type": schema} for field, schema in fields.items()]
     return {"type": "record", "name": name, "fields": declared}
@@ -115,7 +118,7 @@ class _RecordSchema:
         if not isinstance(parsed, dict) or parsed["type"] != "record":
             raise AvroError("the schema is not a record")
         # Name -> what a later reference to it reduces to.
-        self._named: dict[str, tuple[Any, pa.DataType | None]] = {}
+        self._named: dict[str, _Reduced] = {}
         self._has_references = False
         record, self._types = self._reduce_record(parsed)
         self._physical = fastavro.parse_schema(record)
@@ -141,7 +144,7 @@ class _RecordSchema:
             columns[name] = pa.array(values, arrow_type or pa.string())
         return pa.table(columns)
 
-    def _reduce(self, schema: Any) -> tuple[Any, pa.DataType | None]:
+    def _reduce(self, schema: Any) -> _Reduced:
         """Return the physical schema and its Arrow type, which is None for nested values."""
         if isinstance(schema, list):
             options = [self._reduce(option) for option in schema]
@@ -162,7 +165,7 @@ class _RecordSchema:
             return {**attributes, "type": kind}, arrow_type
         return (kind, _PRIMITIVES[kind]) if kind in _PRIMITIVES else self._reduce_complex(schema)
 
-    def _reduce_complex(self, schema: JsonObject) -> tuple[Any, pa.DataType | None]:
+    def _reduce_complex(self, schema: JsonObject) -> _Reduced:
         match schema:
             case {"type": "record"}:
                 return self._reduce_record(schema)[0], None

@@ -22,6 +22,8 @@ from tidegate.time_units import TICK_MAX
 _ARROW_OF_SPARK = {
     own["spark"]: name for name, own in reversed(ARROW_TYPES.items()) if "spark" in own
 }
+_Cases = list[tuple[DeadLetterReason, str]]
+"""Reasons, and the condition of each as SQL."""
 _PLACES = ("_m", "_p", "_o", "_row")
 _TIMESTAMP = re.compile(r"timestamp\[(s|ms|us|ns)(?:, tz=([^\]]+))?\]\Z")
 _DECIMAL = re.compile(r"decimal(?:32|64|128|256)\((\d+), ?(-?\d+)\)\Z")
@@ -386,7 +388,7 @@ def _lossy_cast_sql(column: str, cast: str, arrow: str, declared: str) -> str:
 
 def _list_unfit_values(
     source: SourceSpec, physical: dict[str, str], casts: dict[str, str]
-) -> list[tuple[DeadLetterReason, str]]:
+) -> _Cases:
     """Faults of values; they come before those of the time, which they may explain."""
     naive = [
         f"{quote_name(name)} IS NOT NULL"
@@ -399,17 +401,17 @@ def _list_unfit_values(
     bad = [condition for _, condition in _list_bad_columns(source, physical, casts)]
     if BAD_REASON in physical:  # a decoded object: what it says of a row comes first
         bad.append(f"{BAD_REASON} IS NOT NULL")
-    cases: list[tuple[DeadLetterReason, str]] = [
+    cases: _Cases = [
         ("bad_value", " OR ".join(bad)),
         ("naive_time", " OR ".join(naive)),
     ]
     return [(reason, condition) for reason, condition in cases if condition]
 
 
-def _list_time_faults(source: SourceSpec) -> list[tuple[DeadLetterReason, str]]:
+def _list_time_faults(source: SourceSpec) -> _Cases:
     """Faults of the event time; a barrier row needs none."""
     time, data = quote_name(source.event_time), "_kind = 'data'"
-    cases: list[tuple[DeadLetterReason, str]] = [
+    cases: _Cases = [
         ("no_event_time", f"{time} IS NULL AND {data}"),
         ("bad_value", f"{time} IS NULL AND _kind = 'punctuation'"),
     ]

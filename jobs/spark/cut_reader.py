@@ -55,7 +55,6 @@ from .spark_session import SparkSessions
 from .staging import Staging
 
 Ints = NDArray[np.int64]
-_PartReader = Callable[[Any, list[tuple[int, "CutPart"]]], Frame]
 
 _POSITION_COLUMNS = (
     ("_m", "int", pa.int32()),
@@ -117,6 +116,10 @@ class CutPart:
         if self.has_row_numbers:
             return rows[OFFSET_COLUMN].combine_chunks()
         return pa.array(np.arange(self.row_start, self.row_start + rows.num_rows, dtype=np.int64))
+
+
+_NumberedPart = tuple[int, CutPart]  # its index in the cut
+_PartReader = Callable[[Any, list[_NumberedPart]], Frame]
 
 
 @dataclass(frozen=True)
@@ -201,7 +204,7 @@ def read_in_driver(
     """
     chosen = [(i, part) for i, part in enumerate(staged.parts) if part.member == member]
 
-    def read(columns: Any, parts: list[tuple[int, CutPart]]) -> Frame:
+    def read(columns: Any, parts: list[_NumberedPart]) -> Frame:
         """Read objects that look alike."""
         tables.append(_read_parts(columns, parts))
         return DuckFrame.from_table(tables[-1])
@@ -213,12 +216,12 @@ def read_in_driver(
 def _read_similar_parts(
     spec: PipelineSpec,
     cut: Cut,
-    parts: Sequence[tuple[int, CutPart]],
+    parts: Sequence[_NumberedPart],
     read: _PartReader,
     names: set[str] | None = None,
 ) -> Frame | None:
     """Objects that look alike are read together; the rows of all, cast and with their places."""
-    groups: dict[tuple[Any, ...], list[tuple[int, CutPart]]] = {}
+    groups: dict[tuple[Any, ...], list[_NumberedPart]] = {}
     for index, part in parts:
         source = spec.sources[cut.slices[part.member].member.source]
         columns = tuple((c, own) for c, own in part.columns if names is None or c in names)
@@ -291,7 +294,7 @@ def _format_ddl(columns: Any, places: Iterable[tuple[str, str, Any]]) -> str:
 def _scan_in_tasks(
     session: SparkSession,
     columns: Any,
-    parts: list[tuple[int, CutPart]],
+    parts: list[_NumberedPart],
     scratch: Path,
     staging: Staging,
 ) -> DataFrame:
@@ -322,7 +325,7 @@ def _link_object(base: Path, index: int, part: CutPart) -> Path:
     return link
 
 
-def _read_parts(columns: Any, parts: list[tuple[int, CutPart]]) -> pa.Table:
+def _read_parts(columns: Any, parts: list[_NumberedPart]) -> pa.Table:
     physical = select_readable_columns(columns)
     fields = [
         pa.field(name, _choose_arrow_type(own, dict(columns)[name])) for name, own in physical

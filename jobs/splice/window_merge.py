@@ -42,6 +42,8 @@ from tidegate.time_units import format_instant
 from .errors import EDGE_WINDOW, FOREIGN_EXPRESSION, INEXACT_AGGREGATE, NOT_REPRODUCIBLE, TOO_EARLY
 from .tables_at_head import Span, TablesAtHead, join_spans, select_rows_for_output
 
+_Key = tuple[Any, ...]  # of a window: values of its key columns, or with its bounds
+
 
 @dataclass(frozen=True, slots=True)
 class WindowChange:
@@ -341,7 +343,7 @@ _SessionPart = tuple[int, int, Row | str]
 class TouchingRow:
     """The key of a row, and the windows it belongs to, in ticks."""
 
-    key: tuple[Any, ...]
+    key: _Key
     spans: tuple[Span, ...]
 
 
@@ -433,10 +435,8 @@ def find_affected_windows(
     return sorted(affected, key=lambda t: (t.bounds.end, t.bounds.start, repr(t.bounds.key)))
 
 
-def _group_results(
-    published: Iterable[RowView], columns: Iterable[str]
-) -> dict[tuple[Any, ...], list[Row]]:
-    groups: dict[tuple[Any, ...], list[Row]] = {}
+def _group_results(published: Iterable[RowView], columns: Iterable[str]) -> dict[_Key, list[Row]]:
+    groups: dict[_Key, list[Row]] = {}
     for result in published:
         groups.setdefault(tuple(result[c] for c in columns), []).append(dict(result))
     return groups
@@ -446,10 +446,10 @@ def _find_affected_sessions(
     window: WindowSpec,
     rows: Iterable[TouchingRow],
     counted: Iterable[TouchingRow],
-    published: Mapping[tuple[Any, ...], list[Row]],
+    published: Mapping[_Key, list[Row]],
 ) -> list[AffectedWindow]:
     """Rows and published sessions that touch, directly or through others, make one session."""
-    by_key: dict[tuple[Any, ...], list[_SessionPart]] = {}
+    by_key: dict[_Key, list[_SessionPart]] = {}
     for what, touching in ((_NEW, rows), (_COUNTED, counted)):
         for row in touching:
             by_key.setdefault(row.key, []).extend((*span, what) for span in row.spans)

@@ -32,6 +32,8 @@ from tidegate.jobs.spec.pipeline import PipelineSpec
 from .errors import REDUCER_NOT_CALLABLE, REDUCER_NOT_FOUND
 from .stream_rows import Event
 
+RunningAggregates = Mapping[str, tuple[str, str]]
+"""Column -> function and SQL expression of an aggregate."""
 ReducerStates = dict[str, tuple[Any, int]]
 """Key (as JSON text) -> state, events seen."""
 
@@ -59,7 +61,7 @@ class Reducer:
     initial: Any
     columns: Mapping[str, Mapping[str, str]]
     recheck: int = 0
-    aggregates: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    aggregates: RunningAggregates = field(default_factory=dict)
 
     def load_fold(self) -> Callable[..., Any]:
         """Return the function that the spec names, or one made from its running aggregates.
@@ -245,7 +247,7 @@ def argument_column_name(name: str) -> str:
     return f"{name}()"
 
 
-def add_argument_columns(rows: Any, aggregates: Mapping[str, tuple[str, str]]) -> Any:
+def add_argument_columns(rows: Any, aggregates: RunningAggregates) -> Any:
     """Add a column for the argument of each aggregate (function, SQL expression).
 
     Raises:
@@ -275,7 +277,7 @@ def compute_columns(rows: Any, expressions: str) -> Any:
 
 
 def make_running_fold(
-    aggregates: Mapping[str, tuple[str, str]], keys: tuple[str, ...]
+    aggregates: RunningAggregates, keys: tuple[str, ...]
 ) -> Callable[[Any, Event, int], Any]:
     """Return the fold of a reducer that has aggregates instead of a function.
 

@@ -25,6 +25,7 @@ from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.splice_requests import SpliceRequest, create_splice_request
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.arrow_tables import write_parquet_object
+from tidegate.jobs.engine.interfaces import TableFiles
 from tidegate.jobs.spec.stream_specs import StreamGraph
 from tidegate.json_types import JsonObject, JsonView
 
@@ -178,7 +179,7 @@ class DispatchFiles:
     _store: Store
     _folders: AttemptFolders
     segments: list[FileRef]
-    tables: dict[str, tuple[FileRef, ...]] = field(default_factory=dict)
+    tables: TableFiles = field(default_factory=dict)
 
     def live_segments(self, kind: str) -> list[FileRef]:
         """Return the live segments of a kind."""
