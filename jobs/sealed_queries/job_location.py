@@ -68,7 +68,7 @@ class _Launch(BaseModel):
     timeline: int
     folder: str
     in_bucket: bool = False
-    uid: str | None = None  # of the job; None: noted by an older version
+    uid: str  # of the job
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ def open_location(
         last is not None
         and (last.token, last.timeline) == (token - 1, head.timeline)
         and last.in_bucket == (launches is not None)
-        and last.uid in (None, uid)
+        and last.uid == uid
         and _have_owners_ended(home / last.folder)
     )
     now = time.strftime("%Y%m%dT%H%M%S", time.gmtime())

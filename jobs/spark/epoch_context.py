@@ -341,13 +341,12 @@ class EpochContext:
     ) -> Frame | None:
         """As `load_segments`, for partial aggregates: state columns as the present spec names them.
 
-        They are numbered by the places of the aggregates. Segments name the aggregates in `extra`;
-        segments of older versions do not, and have the order of the present spec.
+        They are numbered by the places of the aggregates, which segments name in `extra`.
         """
         own = tuple(aggregation.plans)
         groups: dict[tuple[str, ...], list[FileRef]] = {own: []}
         for ref in refs:
-            groups.setdefault(tuple(ref.extra.get("aggregates", own)), []).append(ref)
+            groups.setdefault(tuple(ref.extra["aggregates"]), []).append(ref)
         frames = [
             aggregation.rename_states(frame, list(names))
             for names, group in groups.items()

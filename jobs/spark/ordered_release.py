@@ -230,10 +230,8 @@ def _select_buffered_rows(epoch: EpochContext) -> Frame | None:
         return None
     # Rows below `before` left in an earlier epoch, although their segment still holds them.
     rows = frame.where(f"NOT {below_mark_sql(before)} AND {below_mark_sql(after)}")
-    # Segments of older versions do not have the column.
-    tardy = "coalesce(_tardy, false)" if "_tardy" in frame.columns else "false"
-    own = [*epoch.columns_of_segment(frame), *(c for c in _WAITING_COLUMNS if c != "_tardy")]
-    more = [f"{tardy} AS _tardy", "false AS _late", "true AS _leaves", "-1 AS _p"]
+    own = [*epoch.columns_of_segment(frame), *_WAITING_COLUMNS]
+    more = ["false AS _late", "true AS _leaves", "-1 AS _p"]
     return rows.selectExpr(*own, *more).selectExpr(*_list_release_columns(epoch))
 
 

@@ -172,10 +172,8 @@ def _select_live_sessions(
         f"IF(_due, NULL, {c}) AS {c}" if window.revisions == "delta" else c
         for c in aggregation.partials
     ]
-    # Segments of older versions do not have the column.
-    opened = "_opened" if "_opened" in frame.columns else "CAST(NULL AS bigint) AS _opened"
     return frame.selectExpr(
-        *aggregation.keys, "_ws", "_we", "_rev", "_standing", opened, *fresh, "false AS _row"
+        *aggregation.keys, "_ws", "_we", "_rev", "_standing", "_opened", *fresh, "false AS _row"
     )
 
 

@@ -112,14 +112,7 @@ class DispatchState:
     @classmethod
     def from_record(cls, record: JsonView) -> DispatchState:
         """Read the state from a manifest; empty if the manifest has no streams."""
-        state = _STATES.validate_python(record)
-        for name, one in record.get("attachments", {}).items():
-            known = state.attachments[name]
-            taken = min(known.head, known.cursor)
-            if "caught_up" not in one and taken:  # sealed before this was written down
-                caught_up = ((0, taken, parse_since_slot(known.since)),)
-                state.update_attachment(name, caught_up=caught_up)
-        return state
+        return _STATES.validate_python(record)
 
     def to_record(self, graph: StreamGraph, asked: Iterable[tuple[str, str]] = ()) -> JsonObject:
         """Return the state as a manifest stores it, and what users asked for in its epoch.

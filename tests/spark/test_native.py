@@ -167,28 +167,6 @@ def test_aggregates_are_reordered_while_windows_are_open(tmp_path: Path, seed: i
 
 
 @pytest.mark.usefixtures("without_spark")
-def test_segments_that_do_not_name_their_aggregates_have_the_order_of_the_spec(
-    tmp_path: Path,
-) -> None:
-    """Older versions wrote them; they are read together with those of this version."""
-    draw = random.Random(1)
-    window = {"kind": "tumbling", "size": "50s", "aggregates": AGGREGATES}
-    pair = Pair(spec_of(windows={"w": window}), None, tmp_path)
-    for epoch in range(4):
-        pair.put("a", rows_of(draw, 5 * epoch))
-        pair.put("b", rows_of(draw, 5 * epoch))
-        pair.run(epoch * SECOND)
-        if epoch == 1:
-            side = pair.sides["spark"]
-            side.segments = tuple(
-                ref if ref.kind == "order" else ref.model_copy(update={"extra": {}})
-                for ref in side.segments
-            )
-    pair.run(300 * SECOND, done=True)
-    assert pair.table("w")
-
-
-@pytest.mark.usefixtures("without_spark")
 @pytest.mark.parametrize("kind", ["order", "window:w"])
 def test_a_wrong_byte_of_state_is_noticed(tmp_path: Path, kind: str) -> None:
     """Wherever it is in the segment; Parquet alone reads most of them as another value."""
