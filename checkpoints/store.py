@@ -15,10 +15,11 @@ without an answer has no guarantee.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 from .errors import STORE_DISHONEST
 
@@ -30,6 +31,8 @@ from .errors import StoreDeniedError as StoreDeniedError
 from .errors import StoreUnavailableError as StoreUnavailableError
 from .record_models import FrozenModel
 
+T = TypeVar("T")
+R = TypeVar("R")
 FolderNames = list[str]  # in the class bodies of stores, mypy takes `list` for a method
 
 
@@ -302,3 +305,17 @@ def _is_write_refused(write: Callable[[], str]) -> bool:
     except PreconditionFailedError:
         return True
     return False
+
+
+def map_in_threads(call: Callable[[T], R], items: Iterable[T], threads: int = 16) -> list[R]:
+    """Return the results of calls that wait for the store, or for a disk, in the items' order.
+
+    After an error those that wait are not begun.
+    """
+    if isinstance(items, Sequence) and len(items) < 2:
+        return [call(item) for item in items]
+    pool = ThreadPoolExecutor(threads)
+    try:
+        return [future.result() for future in [pool.submit(call, item) for item in items]]
+    finally:
+        pool.shutdown(cancel_futures=True)

@@ -18,10 +18,10 @@ from typing import Final
 
 from tidegate.checkpoints.canonical_json import sha256_of_bytes, sha256_of_file
 from tidegate.checkpoints.manifest import FileRef
-from tidegate.checkpoints.store import CopyingStore, ObjectInfo, Store
+from tidegate.checkpoints.store import CopyingStore, ObjectInfo, Store, map_in_threads
 
 from .checkpoint_files import is_for_host
-from .checkpoint_folder import BucketFile, BucketFolder, CheckpointFile, map_at_once
+from .checkpoint_folder import BucketFile, BucketFolder, CheckpointFile
 from .errors import OBJECT_DAMAGED
 
 LARGE_FILE: Final = 1 << 20  # bytes; from here on an object of its own
@@ -120,7 +120,7 @@ class QueryObjects:
                 extra={_ETAG: etag, _PATH: path},
             )
 
-        self._known |= zip(files, map_at_once(copy_object, files), strict=True)
+        self._known |= zip(files, map_in_threads(copy_object, files), strict=True)
 
     def _upload(self, file: Path, key: str, files: int, path: str | None = None) -> FileRef:
         stored = self._store.upload(file, key)
@@ -191,7 +191,7 @@ def restore_files(
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
     # Several at once: one connection does not fill the network, and checksums take about as long as
     # the transfer.
-    map_at_once(lambda path: _restore_file(store, here[path], folder / path), here)
+    map_in_threads(lambda path: _restore_file(store, here[path], folder / path), here)
 
 
 def _copy_to_bucket(bucket: BucketFolder, refs: Mapping[str, FileRef]) -> None:

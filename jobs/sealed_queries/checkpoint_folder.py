@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 from tidegate.checkpoints.store import (
     CopyingStore,
     NotFoundError,
     ObjectInfo,
     PreconditionFailedError,
+    map_in_threads,
 )
 
-_AT_ONCE = 16  # requests: they wait for the network
 _HEAD = "metadata"  # a checkpoint without it is not whole
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,22 +164,13 @@ class BucketFolder:
             if isinstance(file, BucketFile):
                 file.copy_to(self.store, f"{self.prefix}{path}")
 
-        map_at_once(copy_file, files)
+        map_in_threads(copy_file, files)
 
     def upload(self, files: Mapping[str, Path]) -> None:
         """Upload files of this host; `metadata`, which makes the checkpoint whole, comes last."""
         rest = [path for path in files if path != _HEAD]
-        map_at_once(lambda path: self.store.upload(files[path], f"{self.prefix}{path}"), rest)
+        map_in_threads(lambda path: self.store.upload(files[path], f"{self.prefix}{path}"), rest)
         self.store.upload(files[_HEAD], f"{self.prefix}{_HEAD}")
 
 
 CheckpointFolder = HostFolder | BucketFolder
-
-
-def map_at_once(call: Callable[[T], R], items: Iterable[T]) -> list[R]:
-    """Call a function for several items at once; after an error those that wait are not begun."""
-    pool = ThreadPoolExecutor(_AT_ONCE)
-    try:
-        return [future.result() for future in [pool.submit(call, item) for item in items]]
-    finally:
-        pool.shutdown(cancel_futures=True)

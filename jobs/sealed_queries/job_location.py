@@ -28,7 +28,7 @@ from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.checkpoints.s3_store import S3Settings
 from tidegate.checkpoints.slot_log import LogHead
-from tidegate.checkpoints.store import CopyingStore, Store
+from tidegate.checkpoints.store import CopyingStore, Store, map_in_threads
 from tidegate.errors import TidegateError
 from tidegate.jobs.spark.staging import build_s3a_settings
 
@@ -39,7 +39,7 @@ from .checkpoint_files import (
     list_uncommitted_state,
     replace_schema_paths,
 )
-from .checkpoint_folder import BucketFolder, CheckpointFolder, HostFolder, map_at_once
+from .checkpoint_folder import BucketFolder, CheckpointFolder, HostFolder
 from .errors import CHECKPOINT_TAKEN, REMOTE_CHECKPOINT
 from .sink_restore import find_local_folder
 
@@ -107,7 +107,7 @@ class JobLocation:
         folder = self.get_folder(query)
         is_there = folder.exists()
         if is_there:
-            map_at_once(folder.delete, list_uncommitted_state(folder))
+            map_in_threads(folder.delete, list_uncommitted_state(folder))
         if self.manifest is None or self.get_sealed_batch(query)[0] is None:
             return QueryObjects(store, query), None
         segments = self.manifest.segments

@@ -13,7 +13,6 @@ import json
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -26,7 +25,7 @@ from pyarrow.fs import FileSystem, LocalFileSystem, S3FileSystem
 
 from tidegate.checkpoints.canonical_json import parse_json
 from tidegate.checkpoints.s3_store import S3Store
-from tidegate.checkpoints.store import Store
+from tidegate.checkpoints.store import Store, map_in_threads
 from tidegate.jobs.engine.arrow_tables import (
     TIMESTAMP_UTC,
     conform_to_schema,
@@ -137,8 +136,7 @@ class TableScan:
             f for f in self._iterate_files() if known and self._may_have_rows(f, ranges, with_value)
         ]
         read = partial(self._read_rows, schema=schema, select=select)
-        with ThreadPoolExecutor(_READERS) as pool:
-            parts = list(pool.map(read, chosen)) if len(chosen) > 1 else list(map(read, chosen))
+        parts = map_in_threads(read, chosen, _READERS)
         rows = pa.concat_tables([schema.empty_table(), *parts])
         return rows.select([field.name for field in kept])
 

@@ -41,10 +41,10 @@ import structlog
 
 from tidegate.checkpoints.s3_store import S3Settings, S3Store
 from tidegate.checkpoints.shared_documents import parse_document
-from tidegate.checkpoints.store import PreconditionFailedError, Store
+from tidegate.checkpoints.store import PreconditionFailedError, Store, map_in_threads
 from tidegate.errors import get_first_line
 
-from .object_inspection import map_in_threads
+from .object_inspection import READ_THREADS
 
 _log = structlog.get_logger("tidegate.driver")
 
@@ -262,7 +262,7 @@ class ArrivalLog:
         self._first_indexes = [int(k.removeprefix(self._prefix)[: -len(".json")]) for k in keys]
         for start in range(0, len(self._first_indexes), _PAGES_PER_BATCH):
             batch = self._first_indexes[start : start + _PAGES_PER_BATCH]
-            for page in map_in_threads(self._load_page, batch):
+            for page in map_in_threads(self._load_page, batch, READ_THREADS):
                 self._last = page
                 self._remember_keys(page.keys)
 

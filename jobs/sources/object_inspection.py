@@ -6,17 +6,16 @@ import io
 import struct
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import pyarrow.parquet as pq
 
 from tidegate.checkpoints.errors import OBJECT_NOT_FOUND
-from tidegate.checkpoints.store import NotFoundError, ObjectInfo, Store
+from tidegate.checkpoints.store import NotFoundError, ObjectInfo, Store, map_in_threads
 from tidegate.errors import get_first_line
 from tidegate.jobs.spec.pipeline import SourceSpec
 from tidegate.json_types import JsonView
@@ -28,7 +27,7 @@ from .table_versions import rewrite_reason
 
 UNKNOWN_SIZE: Final = -1
 """The size of an entry of which only the key is known."""
-_READ_THREADS = 4  # they wait for the store most of the time
+READ_THREADS: Final = 4  # they wait for the store most of the time
 _WHOLE_READ_BYTES = 256 << 10  # below, one GET is faster than a HEAD and a range
 _MAX_CACHED_OBJECTS = 8192  # about 10 MB
 _MAGIC = b"PAR1"
@@ -38,8 +37,6 @@ _MIN_FILE_BYTES = 12  # magic, footer length, magic
 _FIRST_READ_BYTES = 64 << 10  # from the end: holds most footers, so one request is enough
 _INSTANT_TYPE = "timestamp[us, tz=UTC]"
 
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 ReadRange = Callable[[int, int], bytes]
 """(start, length) -> bytes."""
 
@@ -95,8 +92,8 @@ class ObjectInspector:
             TransientError: the store cannot be reached, or another object vanished meanwhile.
         """
         remaining = iter(entries)
-        while batch := list(islice(remaining, 4 * _READ_THREADS)):
-            yield from map_in_threads(self._inspect_entry, batch)
+        while batch := list(islice(remaining, 4 * READ_THREADS)):
+            yield from map_in_threads(self._inspect_entry, batch, READ_THREADS)
 
     def reopen_pinned_object(self, pinned: JsonView) -> InspectedObject:
         """Return the object whose beginning was consumed, as it was pinned.
@@ -175,14 +172,6 @@ class ObjectInspector:
             detail = f"there is no column {', '.join(missing)}"
             return BadObject("missing_column", detail, footer.rows)
         return None
-
-
-def map_in_threads(task: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-    """Return the results of a task that waits for the store, in the items' order; 4 at a time."""
-    if len(items) < 2:
-        return [task(item) for item in items]
-    with ThreadPoolExecutor(_READ_THREADS) as pool:
-        return list(pool.map(task, items))
 
 
 def describe_change(pinned: JsonView, head: ObjectInfo | None) -> str:

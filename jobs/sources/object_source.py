@@ -18,7 +18,7 @@ from typing import Final
 import structlog
 
 from tidegate.checkpoints.bucket_layout import BucketLayout
-from tidegate.checkpoints.store import ObjectInfo, Store
+from tidegate.checkpoints.store import ObjectInfo, Store, map_in_threads
 from tidegate.jobs.engine.interfaces import DeadObject, Slice, join_seq, split_seq
 from tidegate.jobs.eventtime.decision_types import Member
 from tidegate.jobs.spec.pipeline import ReadLimits, SourceSpec
@@ -28,12 +28,12 @@ from .arrival_log import ArrivalLog, BucketNotifications
 from .input_view import InputView, resolve_source_folder
 from .object_decoding import BadObject
 from .object_inspection import (
+    READ_THREADS,
     UNKNOWN_SIZE,
     Footer,
     InspectedObject,
     ObjectInspector,
     describe_change,
-    map_in_threads,
 )
 from .table_versions import TableVersions, open_table_versions
 
@@ -162,7 +162,9 @@ class ObjectSource:
     def find_changed_objects(self, part: Slice) -> tuple[DeadObject, ...]:
         """Return the objects of a planned slice that are gone or have another ETag now."""
         # An overwritten object would give other rows at every later reading of this epoch.
-        heads = map_in_threads(lambda pinned: self.store.stat(pinned["key"]), part.parts)
+        heads = map_in_threads(
+            lambda pinned: self.store.stat(pinned["key"]), part.parts, READ_THREADS
+        )
         return tuple(
             DeadObject(
                 part.member,

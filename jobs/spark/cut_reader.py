@@ -19,7 +19,6 @@ a third of the time of a scan that has to open every file anyway.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from pathlib import Path
@@ -32,7 +31,7 @@ from numpy.typing import NDArray
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everyone knows
 
-from tidegate.checkpoints.store import Store
+from tidegate.checkpoints.store import Store, map_in_threads
 from tidegate.errors import TransientError
 from tidegate.jobs.engine.arrow_tables import to_arrow_type
 from tidegate.jobs.engine.errors import CorruptObjectsError
@@ -249,12 +248,9 @@ def ensure_local_file(store: Store, key: str, folder: Path) -> Path:
 
 def _download_parts(store: Store, cut: Cut, scratch: Path) -> tuple[CutPart, ...]:
     found = [(index, part) for index, piece in enumerate(cut.slices) for part in piece.parts]
-    with ThreadPoolExecutor(8) as pool:  # a download waits for the network, not for a core
-        paths = list(
-            pool.map(
-                lambda item: ensure_local_file(store, item[1]["key"], scratch / "objects"), found
-            )
-        )
+    paths = map_in_threads(
+        lambda item: ensure_local_file(store, item[1]["key"], scratch / "objects"), found, 8
+    )
     return tuple(
         CutPart(
             member=index,
@@ -299,8 +295,8 @@ def _scan_in_tasks(
     staging: Staging,
 ) -> DataFrame:
     base = scratch / "cut"
-    with ThreadPoolExecutor(8) as pool:  # where tasks do not see the disk, this uploads
-        paths = list(pool.map(lambda item: staging.expose_file(_link_object(base, *item)), parts))
+    # Where tasks do not see the disk, this uploads.
+    paths = map_in_threads(lambda item: staging.expose_file(_link_object(base, *item)), parts, 8)
     schema = _format_ddl(columns, _POSITION_COLUMNS[:3])
     frame = session.read.schema(schema).option("basePath", staging.address(base)).parquet(*paths)
     frame = frame.withColumn(

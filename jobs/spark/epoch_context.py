@@ -9,7 +9,6 @@ it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import reduce
 from itertools import count
@@ -24,7 +23,7 @@ from pyspark.sql import DataFrame
 
 from tidegate.checkpoints.bucket_layout import AttemptFolders
 from tidegate.checkpoints.manifest import FileRef
-from tidegate.checkpoints.store import Store
+from tidegate.checkpoints.store import Store, map_in_threads
 from tidegate.jobs.engine.interfaces import MoveOrder
 from tidegate.jobs.engine.manifest_writer import ORDER_KIND
 from tidegate.jobs.engine.parquet_objects import require_written_bytes
@@ -149,9 +148,7 @@ class FileWriter:
         files = self._write_local_files(rows)
         named = [(path, f"{stem}-{next(self._numbers):05d}.parquet") for path in files]
         refs = [_describe_file(path, key, kind, time, extra) for path, key in named]
-        # Uploads wait for the network, not for a core.
-        with ThreadPoolExecutor(4) as pool:
-            sums = list(pool.map(lambda item: self._store.upload(*item), named))
+        sums = map_in_threads(lambda item: self._store.upload(*item), named, 4)
         refs = [
             ref.model_copy(update={"sha256": put.sha256, "bytes": put.size})
             for ref, put in zip(refs, sums, strict=True)
@@ -162,8 +159,8 @@ class FileWriter:
         if isinstance(rows, pa.Table):
             return self._write_by_driver(rows)
         if isinstance(rows, Iterator):
-            with ThreadPoolExecutor(2) as pool:
-                return [path for paths in pool.map(self._write_by_driver, rows) for path in paths]
+            written = map_in_threads(self._write_by_driver, rows, 2)
+            return [path for paths in written for path in paths]
         return self._write_by_tasks(rows)
 
     def _write_by_driver(self, rows: pa.Table) -> list[Path]:

@@ -14,14 +14,13 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
 from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.s3_store import S3Settings
-from tidegate.checkpoints.store import Store
+from tidegate.checkpoints.store import Store, map_in_threads
 from tidegate.errors import TidegateError, TransientError
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
@@ -121,8 +120,9 @@ class BucketStaging(Staging):
         rows.write.options(**_COMMIT_OPTIONS).parquet(self._s3a_address(base))
         names = sorted(entry.key[len(base) :] for entry in self._store.list_objects(f"{base}part-"))
         folder.mkdir(parents=True, exist_ok=True)
-        with ThreadPoolExecutor(_PARALLEL_REQUESTS) as pool:
-            list(pool.map(lambda name: self._store.download(base + name, folder / name), names))
+        map_in_threads(
+            lambda name: self._store.download(base + name, folder / name), names, _PARALLEL_REQUESTS
+        )
         self._record_mirrored(base + name for name in names)
         return [folder / name for name in names]
 
@@ -169,8 +169,7 @@ class BucketStaging(Staging):
             self._there.update(keys)
 
     def _delete_objects(self, keys: list[str]) -> None:
-        with ThreadPoolExecutor(_PARALLEL_REQUESTS) as pool:
-            list(pool.map(self._store.delete, keys))
+        map_in_threads(self._store.delete, keys, _PARALLEL_REQUESTS)
 
     def _mirror_key(self, path: Path) -> str:
         return self._root + path.relative_to(self._workdir).as_posix()

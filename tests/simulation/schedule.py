@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -25,7 +26,7 @@ from tests.simulation.supervision import Airflow, real_supervision
 from tests.simulation.threads import SimTime
 from tests.simulation.world import Process, World
 
-from tidegate.checkpoints import retention, slot_index, verify
+from tidegate.checkpoints import retention, slot_index, store, verify
 from tidegate.checkpoints.bucket_layout import CheckpointId
 from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
 from tidegate.checkpoints.pipeline_identity import ProcessIdentity
@@ -42,7 +43,7 @@ from tidegate.jobs.driver import (
     status_reporter,
 )
 from tidegate.jobs.sinks import iceberg_sink, postgres_sink, table_files, table_maintenance
-from tidegate.jobs.sources import arrival_log, object_inspection
+from tidegate.jobs.sources import arrival_log
 from tidegate.jobs.splice import merge
 from tidegate.operators.stream_view import StreamView
 
@@ -63,6 +64,15 @@ class _Inline:
     def map(self, ask: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
         """In order."""
         return iter([ask(item) for item in items])
+
+    def submit(self, ask: Callable[[Any], Any], item: Any) -> Future[Any]:
+        """At once; an error comes from here already."""
+        done: Future[Any] = Future()
+        done.set_result(ask(item))
+        return done
+
+    def shutdown(self, **_: object) -> None:
+        """Nothing waits."""
 
 
 class _Silent:
@@ -99,7 +109,7 @@ def simulated(world: World) -> Iterator[None]:
         yield
 
 
-_POOLED = (iceberg_sink, slot_index, retention, verify, object_inspection)
+_POOLED = (iceberg_sink, slot_index, retention, verify, store)
 _TALKATIVE = (
     *(table_maintenance, operator_requests, startup, epoch_loop, pipeline_run, housekeeping),
     *(status_reporter, error_classification, epoch_listeners, landing_log, arrival_log),
