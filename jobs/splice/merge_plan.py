@@ -186,9 +186,9 @@ class _MergePlanner:
             **{name: rows[name].cast(schema.field(name).type) for name in self._spec.row_columns},
             "position": pa.array(positions, pa.int64()),
             "section": pa.array(sections, pa.int64()),
-            "_late": pa.array([False] * count),
+            "_late": pa.repeat(False, count),
             **{name: rows[name] for name in IDENTITY_COLUMNS},
-            SPLICE_COLUMN: pa.array([self._request.id] * count, pa.string()),
+            SPLICE_COLUMN: pa.repeat(self._request.id, count),
         }
         return pa.table(events), first
 

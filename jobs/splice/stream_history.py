@@ -80,7 +80,7 @@ def make_stream_columns(columns: Mapping[str, str]) -> dict[str, Any]:
 
 def add_arrival_slot(rows: Any, slot: int) -> Any:
     """Return rows that all arrived in one slot; negative: that all were merged in it."""
-    return rows.append_column(ARRIVAL_SLOT, pa.array([slot] * rows.num_rows, pa.int64()))
+    return rows.append_column(ARRIVAL_SLOT, pa.repeat(slot, rows.num_rows))
 
 
 def fill_arrival_slots(slots: Any) -> Any:
@@ -136,7 +136,7 @@ def format_rewritten_rows(change: StreamChange, request: str) -> Any:
     rows = replace_column(rows, "stream_time", times).rename_columns(
         [ARRIVAL_SLOT_COLUMN if name == ARRIVAL_SLOT else name for name in rows.column_names]
     )
-    return rows.append_column(SPLICE_COLUMN, pa.array([request] * rows.num_rows, pa.string()))
+    return rows.append_column(SPLICE_COLUMN, pa.repeat(request, rows.num_rows))
 
 
 def slice_slot(rows: Any, slot: int) -> Any:
@@ -310,7 +310,7 @@ class StreamHistory:
     def insert_events(self, inserted: Any) -> Any:
         """Return the events stream with rows that a merge in the next slot inserts."""
         events = self._read_stream_events()
-        slots = pa.array([self._head.next_slot] * inserted.num_rows, pa.int64())
+        slots = pa.repeat(self._head.next_slot, inserted.num_rows)
         inserted = inserted.append_column("_epoch", slots).select(events.column_names)
         return self._convert_events(
             pa.concat_tables([events, inserted], promote_options="permissive")

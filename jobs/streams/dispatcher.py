@@ -84,7 +84,7 @@ def run_pipe(
     except (duckdb.Error, pa.ArrowException) as error:
         return {}, describe_batch_failure(rows, error)
     sent = chosen.select(list(columns)).append_column("_position", chosen["position"])
-    nth = pa.array([0] * chosen.num_rows, pa.int64())  # a pipe sends each row at most once
+    nth = pa.repeat(0, chosen.num_rows)  # a pipe sends each row at most once
     return {pipe.to: sent.append_column("_nth", nth)}, None
 
 

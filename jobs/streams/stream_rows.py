@@ -450,8 +450,8 @@ def address_rows(
     meta = {
         "_stamp": pc.if_else(inherited, parents["stream_time"], pa.scalar(None, pa.int64())),
         "_id": identity,
-        "_via": pa.array([via] * table.num_rows, pa.string()),
-        "_origin": pa.array([one.origin] * table.num_rows, pa.string()),
+        "_via": pa.repeat(via, table.num_rows),
+        "_origin": pa.repeat(one.origin, table.num_rows),
         "_origin_id": parents["_id"],
     }
     sent = pa.table(

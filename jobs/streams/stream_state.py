@@ -212,7 +212,7 @@ def add_attempt_columns(rows: Any, attempt: CheckpointId) -> Any:
     """Return rows of a table with the columns that name the attempt that writes them."""
     count = rows.num_rows
     rows = rows.append_column("_timeline", pa.array([attempt.timeline] * count, pa.int32()))
-    return rows.append_column("_epoch", pa.array([attempt.slot] * count, pa.int64()))
+    return rows.append_column("_epoch", pa.repeat(attempt.slot, count))
 
 
 # Segments of one reducer: more than this are gathered, so that a restart reads a bounded number of
