@@ -23,12 +23,7 @@ from .window_specs import WindowSpec
 _RESTART_ADVICE = "start again under another name, or let the driver finish with the old spec first"
 
 
-_SOURCE_RULES = read_data_file(__package__, "spec_changes.toml")
-# These decide which results there are. The table keeps its older results, so both kinds would be in
-# it, without a mark that tells them apart.
-_RESULT_OPTIONS = ("kind", "size", "slide", "gap", "offset", "keys")
-# These decide how a result is counted on while its window is open; closed windows are not affected.
-_COUNTING_OPTIONS = ("emit", "revisions", "session_touch", "session_late", "session_close")
+_RULES = read_data_file(__package__, "spec_changes.toml")
 
 
 class ChangeEffect(StrEnum):
@@ -125,7 +120,7 @@ def _compare_sources(old: PipelineSpec, new: PipelineSpec, live: LiveState) -> I
 
 def _compare_source(where: str, old: SourceSpec, new: SourceSpec) -> Iterator[SpecChange]:
     # The columns of the rows are compared as one for all sources.
-    options, sections = _SOURCE_RULES["options"], _SOURCE_RULES["sections"]
+    options, sections = _RULES["options"], _RULES["sections"]
     beside = set() if old.select and new.select else {"columns"}
     left, right = (one.model_dump(mode="json", exclude=beside) for one in (old, new))
     for path in _list_differing_paths(left, right):
@@ -197,12 +192,12 @@ def _compare_window(
     yield from _compare_aggregates(where, old, new, is_open)
     left, right = (one.model_dump(mode="json", exclude={"aggregates"}) for one in (old, new))
     for path in _list_differing_paths(left, right):
-        if path in _RESULT_OPTIONS:
+        if path in _RULES["results"]:
             yield _make_refused_change(
                 f"{where}.{path}",
                 "its table would hold two kinds of results: add it as a window with a new name",
             )
-        elif path in _COUNTING_OPTIONS and is_open:
+        elif path in _RULES["counting"] and is_open:
             yield _make_refused_change(
                 f"{where}.{path}",
                 "results of open windows are counted by the old rule: use a new name",
