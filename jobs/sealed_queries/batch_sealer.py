@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -86,6 +86,7 @@ class JobAuthor:
     location: str
 
 
+@dataclass
 class BatchSealer:
     """Fills one slot per committed batch.
 
@@ -103,18 +104,16 @@ class BatchSealer:
         head: of the log, as this object has left it; it is read once.
     """
 
-    def __init__(
-        self,
-        log: SlotLog,
-        lease: Lease,
-        author: JobAuthor,
-        on_seal: Callable[[Manifest], None],
-    ) -> None:
-        self.log, self._lease, self._author, self._on_seal = log, lease, author, on_seal
-        self.head = log.head()
-        # One id per slot: files of an attempt that no slot names would be swept.
-        self._attempt = generate_attempt_id()
-        self._unanswered: tuple[Manifest, SealedQuery, int] | None = None
+    log: SlotLog
+    _lease: Lease
+    _author: JobAuthor
+    _on_seal: Callable[[Manifest], None]
+    # One id per slot: files of an attempt that no slot names would be swept.
+    _attempt: str = field(default_factory=generate_attempt_id)
+    _unanswered: tuple[Manifest, SealedQuery, int] | None = None
+
+    def __post_init__(self) -> None:
+        self.head = self.log.head()
 
     def seal(self, query: SealedQuery, batch: int, report: BatchReport) -> bool:
         """Seal one committed batch; False if Spark has deleted what would restore it.

@@ -334,24 +334,23 @@ class MergeDecision:
     digest: str | None = None
 
 
+@dataclass
 class _MergeAttempt:
     """One attempt to seal a plan in the slot after its head."""
 
-    def __init__(
-        self,
-        spec: PipelineSpec,
-        log: SlotLog,
-        plan: MergePlan,
-        impact: Impact,
-        decision: MergeDecision,
-    ) -> None:
-        assert plan.head.record is not None  # noqa: S101 - a plan needs an epoch
-        self._spec, self._log, self._plan = spec, log, plan
-        self._impact, self._decision = impact, decision
-        self._parent: Manifest = plan.head.record
-        self._id = CheckpointId(plan.head.timeline, plan.head.next_slot, generate_attempt_id())
-        folders = AttemptFolders(log.layout, self._id)
-        self._files = DispatchFiles(log.store, folders, [*self._parent.segments])
+    _spec: PipelineSpec
+    _log: SlotLog
+    _plan: MergePlan
+    _impact: Impact
+    _decision: MergeDecision
+
+    def __post_init__(self) -> None:
+        head = self._plan.head
+        assert head.record is not None  # noqa: S101 - a plan needs an epoch
+        self._parent: Manifest = head.record
+        self._id = CheckpointId(head.timeline, head.next_slot, generate_attempt_id())
+        folders = AttemptFolders(self._log.layout, self._id)
+        self._files = DispatchFiles(self._log.store, folders, [*self._parent.segments])
 
     def seal(self, step: PointCallback) -> Manifest | None:
         """Write the plan's files and seal them; return None if another process filled the slot.

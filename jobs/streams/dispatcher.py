@@ -130,6 +130,7 @@ class _DispatchEpoch:
         return self.order.decision.wall
 
 
+@dataclass
 class StreamDispatcher:
     """Dispatches one epoch after another; keeps only caches between them.
 
@@ -142,16 +143,18 @@ class StreamDispatcher:
             aggregate's expression cannot be read.
     """
 
-    def __init__(
-        self, spec: PipelineSpec, store: Store, history: LogHistory, run: ReducerRunner = fold_batch
-    ) -> None:
-        self._spec, self._graph, self._store = spec, spec.stream_graph, store
-        self._history, self._run = history, run
-        self._event_time = spec.event_time_column
-        self._states = ReducerStateStore(store)
-        for name, pipe in spec.pipes.items():
+    _spec: PipelineSpec
+    _store: Store
+    _history: LogHistory
+    _run: ReducerRunner = fold_batch
+
+    def __post_init__(self) -> None:
+        self._graph = self._spec.stream_graph
+        self._event_time = self._spec.event_time_column
+        self._states = ReducerStateStore(self._store)
+        for name, pipe in self._spec.pipes.items():
             self._require_valid_predicate(name, pipe)
-        for name, reducer in spec.reducers.items():
+        for name, reducer in self._spec.reducers.items():
             # Load every function now: a wrong path must end the start, not an epoch hours later.
             build_reducer(self._spec, name).load_fold()
             self._require_valid_aggregates(name, reducer)

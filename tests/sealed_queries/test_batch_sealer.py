@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,9 +17,10 @@ from tidegate.checkpoints.bucket_layout import CheckpointId
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.restore import commit_restore, plan_restore
 from tidegate.checkpoints.retention import Retention, RetentionPolicy
+from tidegate.checkpoints.store import map_in_threads
 from tidegate.checkpoints.verify import CheckpointVerdict, verify_checkpoint
 from tidegate.errors import ConfigurationError, FencedError, PoisonError, TransientError
-from tidegate.jobs.sealed_queries import batch_objects, checkpoint_folder
+from tidegate.jobs.sealed_queries import batch_objects
 from tidegate.jobs.sealed_queries.batch_objects import QueryObjects, restore_files, select_objects
 from tidegate.jobs.sealed_queries.batch_sealer import read_progress
 from tidegate.jobs.sealed_queries.checkpoint_files import select_restoring_files
@@ -110,7 +112,7 @@ def test_a_lost_store_ends_a_restore_at_once(
 ) -> None:
     """Otherwise each of a thousand files would wait for the store, one after the other."""
     monkeypatch.setattr(batch_objects, "LARGE_FILE", 1)
-    monkeypatch.setattr(checkpoint_folder, "_AT_ONCE", 1)
+    monkeypatch.setattr(batch_objects, "map_in_threads", partial(map_in_threads, threads=1))
     _seal(bench, 1, partitions=50)
     asked: list[str] = []
 
