@@ -94,7 +94,6 @@ def convert_to_ticks(times: Any) -> Any:
     return times.cast(TIMESTAMP_UTC).cast(pa.int64())
 
 
-
 def read_parquet_object(store: Store, key: str, sha256: str = "") -> Any:
     """Return the rows of one object, which is read from the store whole.
 

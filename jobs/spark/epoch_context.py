@@ -24,9 +24,9 @@ from pyspark.sql import DataFrame
 from tidegate.checkpoints.bucket_layout import AttemptFolders
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.store import Store, map_in_threads
+from tidegate.jobs.engine.arrow_tables import require_written_bytes
 from tidegate.jobs.engine.interfaces import MoveOrder
 from tidegate.jobs.engine.manifest_writer import ORDER_KIND
-from tidegate.jobs.engine.parquet_objects import require_written_bytes
 from tidegate.jobs.eventtime.decision_types import ReleaseMark
 from tidegate.jobs.rules.aggregates import Aggregation
 from tidegate.jobs.rules.duck_frame import DuckFrame, Frame

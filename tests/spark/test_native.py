@@ -12,9 +12,9 @@ import pyarrow.compute as pc
 import pytest
 
 from tests.spark.agreement import SECOND, Pair, rows_of, spec_of
+from tidegate.jobs.engine.arrow_tables import _has_checksum
 from tidegate.jobs.engine.errors import FileUnreadableError
 from tidegate.jobs.engine.interfaces import Cut, Slice
-from tidegate.jobs.engine.parquet_objects import _has_checksum
 from tidegate.jobs.eventtime.decision_types import Member
 from tidegate.jobs.rules.duck_frame import DuckFrame
 from tidegate.jobs.spark import cut_survey, mover
