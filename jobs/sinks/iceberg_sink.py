@@ -267,7 +267,7 @@ class IcebergSink:
         `checkpoints` goes back as far, and goes first, so that the slots are applied to that table
         again even after a crash at any point of this method.
         """
-        positions, complete = self._read_positions(lineage), self._published_slot(lineage)
+        positions, complete = self._read_positions(lineage), self._count_complete_slots(lineage)
         rolled_back = {
             table: lineage.last_shared_slot(position)
             for table, position in positions.items()
@@ -284,6 +284,15 @@ class IcebergSink:
             moved_on = position.timeline != lineage.timeline
             if moved_on or table in rolled_back or target < position.upto:
                 self._tables[table].rewind(lineage.timeline, target)
+
+    def _count_complete_slots(self, lineage: CurrentLineage) -> int:
+        """Return up to which slot all tables that nobody moved back are complete.
+
+        Moved back by hand, `checkpoints` may show what a restore has removed from the others since.
+        """
+        complete, checkpoints = self._published_slot(lineage), self._tables.get(CHECKPOINTS)
+        last = checkpoints.last_position() if checkpoints else None
+        return min(complete, lineage.count_applied_slots(last))
 
     def _read_positions(self, lineage: CurrentLineage) -> dict[str, FollowerPosition]:
         """Return the positions of the tables that have one; raise if one is not in the log."""

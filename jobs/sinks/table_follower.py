@@ -111,12 +111,18 @@ class TableFollower:
 
         Then the newest position that was ever committed is not the one of main.
         """
-        marked = [s for s in self.table.metadata.snapshots if _parse_position(s)]
         newest = self._newest_published_snapshot()
+        return newest is not None and newest is not self._last_published_snapshot()
+
+    def last_position(self) -> FollowerPosition | None:
+        """Return the newest position that was ever committed, also if main was moved back."""
+        last = self._last_published_snapshot()
+        return _parse_position(last) if last else None
+
+    def _last_published_snapshot(self) -> Snapshot | None:
         # Snapshots without a position, of compactions, do not count.
-        return newest is not None and newest is not max(
-            marked, key=lambda s: s.sequence_number or 0
-        )
+        marked = [s for s in self.table.metadata.snapshots if _parse_position(s)]
+        return max(marked, key=lambda s: s.sequence_number or 0, default=None)
 
     def list_tags(self) -> dict[str, FollowerPosition]:
         """Return tag -> position of its snapshot, oldest first.

@@ -73,6 +73,24 @@ def test_one_table_and_then_the_table_of_checkpoints(world: World) -> None:
     assert world.exact(fresh)
 
 
+def test_the_table_of_checkpoints_to_before_a_restore(world: World) -> None:
+    """It shows slots that the restore has removed from the other tables.
+
+    After a restore back to them every table gets them again (docs/track-record.md, F54).
+    """
+    sink = published(world, 3)
+    third = world.log.head().checkpoint
+    sink = published(world, 2)
+    abandoned = world.log.head().checkpoint
+    world.fork(third)
+    sink.follow(world.log)
+    roll_back(sink, "checkpoints", 5)
+    world.fork(abandoned)
+    fresh = world.sink()
+    fresh.follow(world.log)
+    assert world.exact(fresh)
+
+
 def test_while_one_publisher_loads_and_another_repairs(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
