@@ -29,7 +29,7 @@ UNKNOWN_SIZE: Final = -1
 """The size of an entry of which only the key is known."""
 READ_THREADS: Final = 4  # they wait for the store most of the time
 _WHOLE_READ_BYTES = 256 << 10  # below, one GET is faster than a HEAD and a range
-_MAX_CACHED_OBJECTS = 8192  # about 10 MB
+_MAX_CACHED_OBJECTS = 2048  # about 2.5 MB
 _MAGIC = b"PAR1"
 _ENCRYPTED = b"PARE"
 _TAIL_BYTES = 8  # length of the footer (4 bytes, little endian) and the magic
