@@ -286,9 +286,9 @@ class IcebergSink:
                 self._tables[table].rewind(lineage.timeline, target)
 
     def _count_complete_slots(self, lineage: CurrentLineage) -> int:
-        """Return up to which slot all tables that nobody moved back are complete.
+        """Return up to which slot the tables are complete that were not moved back by hand.
 
-        Moved back by hand, `checkpoints` may show what a restore has removed from the others since.
+        If `checkpoints` was, it may show what a restore has removed from the others since.
         """
         complete, checkpoints = self._published_slot(lineage), self._tables.get(CHECKPOINTS)
         last = checkpoints.last_position() if checkpoints else None
