@@ -131,7 +131,7 @@ def require_written_bytes(store: Store, file: FileRef, path: Path) -> None:
         raise FILE_UNREADABLE(uri=store.uri(file.key), cause=_WRONG_BYTES)
 
 
-@lru_cache(maxsize=10_000)
+@lru_cache(maxsize=2_000)
 def _has_checksum(path: Path, sha256: str) -> bool:
     return sha256_of_file(path) == sha256
 
