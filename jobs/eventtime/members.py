@@ -1,16 +1,13 @@
 """Applies a survey to the members: who joined, ended or is idle, and the frontier of each.
 
 Rule: semantics.md section 1. The cost of this part of an epoch grows with the number of members, so
-it is one pass. The options of a source are prepared before it, and a member with nothing but rows
-takes a short way (`Members._apply_source`).
+it is one pass. The options of a source are prepared before it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from itertools import groupby
-from operator import attrgetter
 from typing import Any
 
 from tidegate.jobs.spec.event_time_options import CoalesceOptions
@@ -62,8 +59,6 @@ class SourceRules:
         discovered: a member joins with its first event, not with its first survey.
         ignores_idle_punctuation: punctuation alone does not make an idle member active.
         refuses_regression: punctuation that goes back is an error (``regress: error``).
-        lag_alone: the source has a lag, no wall clock, and no ``regress: error``. Only members of
-            such a source can take the short way (`is_rows_only`).
     """
 
     options: SourceSpec
@@ -73,7 +68,6 @@ class SourceRules:
     discovered: bool
     ignores_idle_punctuation: bool
     refuses_regression: bool
-    lag_alone: bool
 
     @classmethod
     def from_spec(cls, spec: PipelineSpec, name: str, coalescer: Coalescer) -> SourceRules:
@@ -90,24 +84,6 @@ class SourceRules:
             discovered=source.coalesce.members == "discovered",
             ignores_idle_punctuation=source.coalesce.on_idle_punctuation == "ignore",
             refuses_regression=refuses_regression,
-            lag_alone=source.lag is not None
-            and source.wall_clock is None
-            and not refuses_regression,
-        )
-
-    def is_rows_only(self, entry: MemberSurvey, state: MemberState, known: InputState) -> bool:
-        """Return whether only the rows of an active member can change its frontier in this epoch.
-
-        It has no punctuation, no barrier, no end and no wall clock.
-        """
-        return (
-            self.lag_alone
-            and known["status"] == ACTIVE
-            and entry.barrier is None
-            and entry.punctuation is None
-            and entry.punctuation_state is None
-            and state["punctuation"] is None
-            and not entry.done
         )
 
     def member_frontier(
@@ -183,11 +159,11 @@ class Members:
             PoisonError: rows after an end, punctuation that regresses, or a source that the spec
                 does not have.
         """
-        for source, group in groupby(entries, attrgetter("member.source")):
-            found, rules = list(group), self.rules.get(source)
+        for entry in entries:
+            rules = self.rules.get(entry.member.source)
             if rules is None:
-                raise UNKNOWN_SOURCE(member=found[0].member)
-            self._apply_source(source, rules, found)
+                raise UNKNOWN_SOURCE(member=entry.member)
+            self._apply_member(str(entry.member), rules, entry)
         # Comparing the sizes is enough: every joined member has a state.
         if len(self.joined) != len(self.world.members):
             for name in self.world.members.keys() - self.joined.keys():
@@ -222,43 +198,6 @@ class Members:
         """
         for name in self.ended:
             self.rules[self.joined[name].member.source].coalescer.signal_done(name)
-
-    def _apply_source(self, source: str, rules: SourceRules, entries: list[MemberSurvey]) -> None:
-        """Members of one source.
-
-        The usual one is read here, with the result that `_apply_member` has; any other there.
-        """
-        states, coalescer, times = self.world.members, rules.coalescer, []
-        names = [f"{source}/{entry.member.partition}" for entry in entries]
-        before = map(states.get, names), map(coalescer.inputs.get, names)
-        for name, entry, state, known in zip(names, entries, *before, strict=True):
-            time = entry.max_time
-            if (
-                time is None
-                or state is None
-                or known is None
-                or name in self.members_at_barrier
-                or not rules.is_rows_only(entry, state, known)
-            ):
-                self._apply_member(name, rules, entry)
-                continue
-            self.joined[name] = entry
-            times.append(time)
-            if entry.pending:
-                self.pending.add(name)
-                self.sources_with_backlog.add(source)
-            state = states[name] = state.copy()
-            if state["seen"] is None or time > state["seen"]:
-                state["seen"] = time
-            state["active_at"], state["pending"] = self.clock, entry.pending
-            self._advance_frontier(
-                name, rules, known, compute_heuristic_frontier(state["seen"], rules.distance)
-            )
-        # Once per source instead of once per member: there may be ten thousand.
-        if times:
-            self.sources_read.add(source)
-            self.sources_with_rows.add(source)
-            self.newest = max_frontier(self.newest, max(times))
 
     def _apply_member(self, name: str, rules: SourceRules, entry: MemberSurvey) -> None:
         state = self.world.members.get(name)

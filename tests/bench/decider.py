@@ -10,6 +10,7 @@ import json
 import statistics
 import sys
 import time
+from dataclasses import replace
 
 from tests.conformance.feed import pipeline
 from tidegate.jobs.eventtime.decider import create_initial_state, decide, find_next_timer
@@ -21,14 +22,14 @@ ROUNDS = 15
 def survey(epoch: int, count: int, *, rows: bool) -> Survey:
     """Every member reads 100 rows, or none does."""
     start = epoch * 1_000_000
-    members = (
-        (
-            MemberSurvey(Member("s", f"{n:05d}"), 100, start + n, start + n + 900_000)
-            if rows
-            else MemberSurvey(Member("s", f"{n:05d}"))
-        )
-        for n in range(count)
-    )
+    members = [MemberSurvey(Member("s", f"{n:05d}")) for n in range(count)]
+    if rows:
+        for n, member in enumerate(members):
+            newest = start + n + 900_000
+            carried = {"newest": newest, "last": newest}  # a survey of rows always has these
+            members[n] = replace(
+                member, rows=100, min_time=start + n, max_time=newest, punctuation_state=carried
+            )
     return Survey(start, tuple(members))
 
 

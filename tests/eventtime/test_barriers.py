@@ -96,6 +96,28 @@ def test_a_newer_id_subsumes_the_open_one() -> None:
     assert (rig.arrive("c", 1), rig.open().blocked_members()) == ([], {"b"})
 
 
+def test_under_subsume_an_older_id_never_opens_behind_a_newer_one() -> None:
+    """A barrier that was never seen before is ignored while one with a greater id is open."""
+    rig = Rig(identity="id", overtake="subsume")
+    rig.arrive("a", 2)
+    assert rig.arrive("b", 1) == []
+    assert ([b["id"] for b in rig.open().open], rig.open().blocked_members()) == ([2], {"a"})
+
+
+def test_a_closed_barrier_says_why_it_closed() -> None:
+    """Complete, without members that it no longer waits for, or by its timeout."""
+    causes = []
+    for idle, arriving, clock in (("", "abc", 0), ("c", "ab", 0), ("", "a", 11)):
+        rig = Rig(timeout=10)
+        rig.roster |= dict.fromkeys(idle, "idle")
+        barriers = rig.open()
+        for member in arriving:
+            barriers.record_arrival(member, BarrierRow(0, "run", None, 0), 0)
+        barriers.close_ready(clock, ())
+        causes += [closed.cause for closed in barriers.take_closed()]
+    assert causes == ["complete", "missing", "timeout"]
+
+
 def test_abort_concerns_one_id_and_cancel_all_up_to_it() -> None:
     """An id aborted before its first arrival is ignored, the ids before it are not.
 

@@ -468,3 +468,16 @@ def test_the_jump_counts_what_ended_members_had_seen() -> None:
     feed.add("b", Point(7))
     assert feed.step(0).decision.frontier_after == 7
     assert feed.step(5).decision.frontier_after == 50
+
+
+def test_an_end_counts_in_the_epoch_that_reads_the_last_rows() -> None:
+    """A partition that ends with rows is done at once, and the others are waited for alone."""
+    feed = Feed(pipeline(("a", "b"), {"lag": 0}, coalesce={"idle_timeout": "never"}))
+    feed.add("a", Point(1))
+    feed.add("b", Point(1))
+    feed.step(0)
+    feed.add("a", Point(2))
+    feed.add("b", Point(9))
+    feed.end("a")
+    step = feed.step(1)
+    assert (step.statuses["a/0"], step.frontier_after) == ("done", 9)

@@ -99,6 +99,25 @@ def test_the_build_window_lets_rows_go_without_the_silent_source() -> None:
     assert feed.buffered == [120]
 
 
+def test_an_expired_time_counts_as_released_in_the_exact_order() -> None:
+    """With inclusive frontiers F passes the expired time, as it passes every row that has left."""
+    feed = orderer()
+    feed.add("a", *points(100))
+    steps = [feed.step(second * S) for second in (0, 10, 20)]
+    assert [step.times for step in steps] == [[], [], [100]]
+    assert steps[-1].frontier_after == 101
+
+
+def test_late_rows_start_no_residence() -> None:
+    """A row that leaves at once, because it is late, expires nothing, whatever the window is."""
+    feed = orderer(release={"startup_grace": "0", "build_window": "0"})
+    feed.add("a", *points(100))
+    assert [r["kind"] for r in feed.step(0).decision.recorded] == ["residence_expired"]
+    feed.add("a", *points(50))
+    step = feed.step(S)
+    assert (step.times, step.decision.recorded) == ([50], ())
+
+
 def test_a_barrier_holds_back_the_rows_behind_it() -> None:
     """O4: rows before the barrier leave, rows behind it wait until all sources have delivered
     theirs.

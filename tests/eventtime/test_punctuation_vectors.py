@@ -179,3 +179,11 @@ def test_completion_can_advance_to_the_end() -> None:
     feed.add("s", Point(5))
     feed.end("s")
     assert feed.step(0).decision.frontier_after == TICK_MAX
+
+
+def test_a_requested_punctuation_counts_for_a_member_that_joins_with_rows() -> None:
+    """A CTI that a person sends to a source holds for a partition whose first rows come with it."""
+    source = {"punctuation": {"explicit": True}, "coalesce": {"members": "discovered"}}
+    feed = Feed(pipeline(("s",), source), empty=True)
+    feed.add("s", Point(5))
+    assert feed.step(0, ctis=(("s", 20),)).frontier_after == 20
