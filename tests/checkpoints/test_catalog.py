@@ -4,16 +4,17 @@ thrown away.
 
 from __future__ import annotations
 
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.servers.memory_store import MemoryBucket, MemoryStore
+from tests.servers.memory_store import MemoryBucket, MemoryStore, StoreRequest
 from tests.yardstick import slowness
 
 from tidegate.checkpoints import slot_index
-from tidegate.checkpoints.bucket_layout import CheckpointId
+from tidegate.checkpoints.bucket_layout import BucketLayout, CheckpointId
 from tidegate.checkpoints.canonical_json import sha256_of_bytes
 from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog, diff_checkpoints
 from tidegate.checkpoints.manifest import Counters, FileRef, Manifest
@@ -87,6 +88,43 @@ def test_the_index_is_only_a_cache(log: SlotLog, author: Author) -> None:
     catalog.index.rebuild()
     assert not is_scrub_due(log, 7)  # the note of the last scrub does not count as a page
     assert catalog.list_checkpoints() == before
+
+
+def test_a_rebuild_corrects_a_page_that_says_something_else(log: SlotLog, author: Author) -> None:
+    """Figures of a page that differ from the manifest are read from the manifest again."""
+    author.extend(log, 6)
+    catalog = CheckpointCatalog(log)
+    before = catalog.list_checkpoints()
+    key = log.layout.index_page_key("t0-0000000")
+    page = log.store.get(key).data
+    log.store.put(key, page.replace(b'"read":10,', b'"read":11,'))
+    assert catalog.list_checkpoints() != before
+    catalog.index.rebuild()
+    assert (catalog.list_checkpoints(), log.store.get(key).data) == (before, page)
+
+
+def test_slots_without_a_page_are_read_at_the_same_time(author: Author) -> None:
+    """A listing of many epochs does not wait for one slot after the other."""
+    bucket, together = MemoryBucket(), threading.Barrier(3)
+    author.extend(SlotLog(MemoryStore(bucket), "p"), 4)
+
+    newest = BucketLayout("p").slot_key(0, 4)  # is read before, to find the head
+
+    def wait_for_others(request: StoreRequest) -> None:
+        if request.verb == "get" and "/slots/" in request.key and request.key != newest:
+            together.wait(timeout=10)
+
+    log = SlotLog(MemoryStore(bucket, hook=wait_for_others), "p")
+    assert len(CheckpointCatalog(log, workers=4).list_checkpoints()) == 4
+    assert not together.broken
+
+
+def test_slots_are_listed_after_hundreds_of_restores(log: SlotLog, author: Author) -> None:
+    """The number of timelines is not bounded."""
+    for number in range(300):
+        log.fork(log.head(), None, request_id=f"r{number}", who="ann", why="")
+    newest = author.seal(log)
+    assert ids(CheckpointCatalog(log)) == [str(newest.id)]
 
 
 def test_full_pages_spare_reading_slots(log: SlotLog, author: Author) -> None:

@@ -387,6 +387,17 @@ def test_a_wedged_driver_loses_its_lease_although_its_thread_lives(
     assert isinstance(keeper.error, FencedError)
 
 
+def test_a_driver_has_a_minute_to_announce_its_first_step(
+    memory: MemoryStore, clock: ManualClock
+) -> None:
+    """A driver that hangs while it starts keeps the lease for 60 s."""
+    keeper = LeaseRenewer(Lease.acquire(memory, "p", far_away("one"), clock=clock), clock=clock)
+    clock.advance(60)
+    assert not keeper.is_overdue
+    clock.advance(0.1)
+    assert keeper.is_overdue
+
+
 def test_the_keeper_survives_a_store_that_is_away(clock: ManualClock) -> None:
     """Failed renewals are noted, not fatal, whatever their class."""
     faults: list[Fault] = []

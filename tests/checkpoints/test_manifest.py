@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
@@ -27,7 +28,11 @@ from tidegate.checkpoints.manifest import (
     parse_record,
 )
 from tidegate.checkpoints.pipeline_identity import ensure_identity, read_identity
+from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.errors import ConfigurationError, PoisonError
+
+if TYPE_CHECKING:
+    from tests.checkpoints.conftest import Author
 
 GOLDEN = Path(__file__).parent / "golden"
 JSON = st.recursive(
@@ -204,3 +209,18 @@ def test_all_first_starters_get_one_identity(fault: Fault | None) -> None:
     assert read_identity(store, "p") is None
     one, two = ensure_identity(store, "p"), ensure_identity(store, "p")
     assert one == two == read_identity(store, "p")
+
+
+@pytest.mark.parametrize(
+    ("last_closed", "deadline"), [(None, 1_000_000), (70, 1_000_000), (90, 1_000_010)]
+)
+def test_a_barrier_has_its_deadline_on_the_wall_clock(
+    author: Author, log: SlotLog, last_closed: int | None, deadline: int
+) -> None:
+    """It is the timeout after its first arrival, or after the barrier before it closed."""
+    barriers = {"open": [{"id": 2, "opened": 80, "arrivals": {}}], "last_closed": last_closed}
+    manifest = author.manifest(
+        log.head(), created_at=1_000_001, decider={"clock": 101, "barriers": barriers}
+    )
+    assert manifest.find_barrier_deadline(None) is None
+    assert manifest.find_barrier_deadline(20) == deadline

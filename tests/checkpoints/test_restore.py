@@ -8,12 +8,20 @@ import pytest
 from tests.manual_clock import ManualClock
 from tests.servers.memory_store import Fault, MemoryBucket, MemoryStore, StoreRequest
 
+from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.errors import HeadMovedError
 from tidegate.checkpoints.lease import Lease, LeaseLostError, evict_lease_holder
 from tidegate.checkpoints.manifest import FileRef, Manifest
 from tidegate.checkpoints.pins import RootsFile
 from tidegate.checkpoints.pipeline_identity import ProcessIdentity
-from tidegate.checkpoints.restore import commit_restore, plan_restore
+from tidegate.checkpoints.restore import (
+    RestoreAudit,
+    RestoreAuditEntry,
+    RestoreEvent,
+    commit_restore,
+    plan_restore,
+    read_restore_audits,
+)
 from tidegate.checkpoints.slot_log import SealUndecidedError, SlotLog
 from tidegate.checkpoints.store import Store
 from tidegate.errors import ConfigurationError
@@ -177,6 +185,7 @@ def test_no_restore_without_the_lease(log: SlotLog, author: Author, clock: Manua
             log, lease, plan_restore(log, manifests[0].id), request_id="r", who="ann", why=""
         )
     assert log.head().timeline == 0
+    assert RootsFile(log.store, "p").read().claims == {}
 
 
 def test_a_condemned_target_is_refused(log: SlotLog, author: Author, clock: ManualClock) -> None:
@@ -193,3 +202,35 @@ def test_a_condemned_target_is_refused(log: SlotLog, author: Author, clock: Manu
             why="",
         )
     assert log.head().timeline == 0
+
+
+def test_a_lease_that_is_lost_while_the_target_is_claimed_ends_the_restore(
+    author: Author, clock: ManualClock
+) -> None:
+    """The lease is checked again right before the fork record is written."""
+    bucket = MemoryBucket()
+    log = SlotLog(MemoryStore(bucket), "p")
+    manifests = author.extend(log, 2)
+    lease = lease_of(log, clock)
+
+    def hook(request: StoreRequest) -> Fault | None:
+        if request.key.endswith("roots.json") and request.is_write:
+            evict_lease_holder(log.store, "p")
+            clock.advance(10)
+        return None
+
+    slow = SlotLog(MemoryStore(bucket, hook=hook), "p", clock=clock)
+    plan = plan_restore(log, manifests[0].id)
+    with pytest.raises(LeaseLostError):
+        commit_restore(slow, lease, plan, request_id="r", who="ann", why="")
+    assert log.head().timeline == 0
+
+
+def test_the_newest_fifty_histories_of_restores_are_shown(memory: MemoryStore) -> None:
+    """They are ordered by their first step, and older ones stay in the bucket."""
+    for number in range(60):
+        step = RestoreAuditEntry(what=RestoreEvent.ASKED, who="ann", at=(number * 7) % 60)
+        trail = RestoreAudit(request=f"r{number:02d}", steps=(step,))
+        memory.put(BucketLayout("p").restore_audit_key(trail.request), trail.to_bytes())
+    shown = [trail.steps[0].at for trail in read_restore_audits(memory, "p")]
+    assert shown == list(range(59, 9, -1))

@@ -180,3 +180,14 @@ def test_wall_clock_outcomes_are_recorded() -> None:
     feed.step(0)
     kinds = [r["kind"] for second in (2, 5) for r in feed.step(second * S).decision.recorded]
     assert kinds == ["residence_expired", "idle", "idle", "idle", "idle"]
+
+
+def test_no_timer_of_a_source_runs_while_it_has_rows_left() -> None:
+    """The next timer is that of a source whose rows have all been read."""
+    source = {"lag": 0, "coalesce": {"idle_timeout": "never"}}
+    feed = Feed(pipeline(("a",), source, coalesce={"idle_timeout": 50}))
+    feed.add("a", Point(1), Point(2))
+    feed.step(0, {"a": 1})
+    assert find_next_timer(feed.spec, feed.state) is None
+    feed.step(1)
+    assert find_next_timer(feed.spec, feed.state) == 51
