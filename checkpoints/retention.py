@@ -39,8 +39,6 @@ from .slot_index import SlotIndex, SlotSummary
 from .slot_log import LineageSegment, LogHead, SlotLog
 from .store import ObjectInfo, PreconditionFailedError
 
-HOUR = 3600.0  # seconds
-
 
 @dataclass(frozen=True)
 class RetentionPolicy:
@@ -52,9 +50,9 @@ class RetentionPolicy:
         grace: seconds for which an unreferenced file stays after it was written.
     """
 
-    keep_last: int = 50
-    keep_for: float = 24 * HOUR
-    grace: float = HOUR
+    keep_last: int
+    keep_for: float
+    grace: float
 
 
 class SweepReport(FrozenModel):
@@ -117,7 +115,7 @@ class Retention:
     def __init__(
         self,
         log: SlotLog,
-        policy: RetentionPolicy | None = None,
+        policy: RetentionPolicy,
         *,
         external: Callable[[], Iterable[str]],
         published_upto: Callable[[], int] | None = None,
@@ -126,7 +124,7 @@ class Retention:
         workers: int = 8,
     ) -> None:
         self._log, self._store = log, log.store
-        self._policy = policy or RetentionPolicy()
+        self._policy = policy
         self._external = external
         self._published_upto = published_upto
         self._rewound = rewound

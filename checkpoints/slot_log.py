@@ -354,17 +354,14 @@ class SlotLog:
         head = self.head()
         here = self.lineage(head.timeline)
         there = [s for s in self.lineage(target.timeline) if s.first <= target.slot]
-        shared = 0
-        for left, right in zip(here, there, strict=False):
-            # Both lineages begin with the first epoch, so they differ for good from the first
-            # difference on.
-            if (left.timeline, left.first) != (right.timeline, right.first):
-                break
-            ends = (left.last, right.last, target.slot, head.slot)
-            shared = min(end for end in ends if end is not None)
-            if left.last != right.last:
-                break
-        return shared
+        # A timeline has the same segments before it in every lineage, so both share all before the
+        # last segment that both have.
+        ends = [
+            (left.last, right.last, target.slot, head.slot)
+            for left, right in zip(here, there, strict=False)
+            if left.timeline == right.timeline
+        ]
+        return min(end for end in ends[-1] if end is not None) if ends else 0
 
     def epochs_between(self, timeline: int, first: int, last: int) -> Iterator[SlotContents]:
         """Yield the slots `first` to `last` on the lineage of a timeline; ends at an empty slot.
@@ -458,15 +455,12 @@ def _build_lineage(timeline: int, forks: list[ForkRecord]) -> list[LineageSegmen
     last = forks[timeline].slot - 1 if timeline < len(forks) else None
     first = forks[timeline - 1].fork_slot + 1 if timeline else 1
     segments = [LineageSegment(timeline, first, last)]
-    kept_until: int | None = None
     # From the newest timeline back to the oldest: each fork says where its timeline begins.
     while timeline and (recover_to := forks[timeline - 1].recover_to):
         fork_slot = forks[timeline - 1].fork_slot
         timeline = CheckpointId.parse(recover_to).timeline
         first = forks[timeline - 1].fork_slot + 1 if timeline else 1
-        kept_until = min(
-            fork_slot, forks[timeline].slot - 1, fork_slot if kept_until is None else kept_until
-        )
-        if first <= kept_until:
-            segments.append(LineageSegment(timeline, first, kept_until))
+        # The target is an epoch of its timeline: it is neither before its first slot nor behind the
+        # fork that ended it.
+        segments.append(LineageSegment(timeline, first, fork_slot))
     return segments[::-1]

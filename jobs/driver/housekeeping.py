@@ -15,7 +15,7 @@ import structlog
 
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 from tidegate.checkpoints.pipeline_identity import refuse_copied_store
-from tidegate.checkpoints.retention import HOUR, Retention, RetentionPolicy, SweepReport
+from tidegate.checkpoints.retention import Retention, RetentionPolicy, SweepReport
 from tidegate.checkpoints.slot_index import SlotIndex
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.verify import (
@@ -43,6 +43,7 @@ from .error_classification import log_background_failure
 
 _SCRUB_SECONDS = 20.0  # of each look, so that index and retention are not kept waiting
 _SCRUB_LOOK_EVERY = 3600.0  # seconds between two looks whether a scrub is due
+_HOUR = 3600.0  # seconds
 _LOOK_EVERY = 60.0  # seconds between two reads of the head: one LIST and one GET
 # Slots, half an index page. A reader of the log never has to read more manifests than this.
 _INDEX_AFTER = 250
@@ -51,7 +52,7 @@ _log = structlog.get_logger("tidegate.driver")
 
 
 def make_retention(
-    spec: SupervisedSpec, log: SlotLog, keep_for: float | None = None, grace: float = HOUR
+    spec: SupervisedSpec, log: SlotLog, keep_for: float | None = None, grace: float = _HOUR
 ) -> Retention:
     """Return the retention of the spec, which also keeps what followers of the log still need.
 
@@ -121,7 +122,7 @@ def maintain_bucket(
         except TidegateError as error:
             # Retention goes on: it needs no catalog, so missing credentials do not matter to it.
             obstacle = error.message
-    grace = note_table_versions(spec, log.store, grace=HOUR, dry_run=dry_run)
+    grace = note_table_versions(spec, log.store, grace=_HOUR, dry_run=dry_run)
     swept = make_retention(spec, log, keep_for, grace).run(dry_run=dry_run)
     orphans = delete_orphan_files(spec, log.store, grace=grace, dry_run=dry_run)
     totals = {

@@ -57,7 +57,7 @@ def run_epoch(history: History) -> None:
 def maintain(history: History) -> None:
     """Retention and garbage collection with nothing to retire."""
     clock = ManualClock(wall_ticks=history.bench.clock.wall_ticks())
-    policy = RetentionPolicy(keep_last=1_000, keep_for=0)
+    policy = RetentionPolicy(keep_last=1_000, keep_for=0, grace=3600)
     Retention(history.open_log(), policy, external=tuple, clock=clock, workers=2).run()
 
 

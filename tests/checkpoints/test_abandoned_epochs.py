@@ -10,9 +10,11 @@ from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.pins import RootsFile, pin_checkpoint
 from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.checkpoints.restore import commit_restore, plan_restore
-from tidegate.checkpoints.retention import Retention
+from tidegate.checkpoints.retention import Retention, RetentionPolicy
 from tidegate.checkpoints.slot_log import Sealed, SlotLog
 from tidegate.errors import ConfigurationError
+
+POLICY = RetentionPolicy(keep_last=1, keep_for=0, grace=0)
 
 
 @pytest.fixture
@@ -87,7 +89,7 @@ def test_a_gap_that_opens_after_the_plan_is_refused(history: HourlyHistory) -> N
     pin_checkpoint(history.log, "end", epochs[5].id, who="ann")
     stub = history.log.read_slot(0, 5)
     assert stub is not None
-    Retention(history.log, external=tuple, clock=history.clock)._retire_slot(epochs[4].id)
+    Retention(history.log, POLICY, external=tuple, clock=history.clock)._retire_slot(epochs[4].id)
     history.catalog.index.note_retired([epochs[4].id])
     with pytest.raises(ConfigurationError, match="slot 5"):
         commit_restore(history.log, lease, plan, request_id="late", who="ann", why="")
@@ -112,7 +114,7 @@ def test_nothing_is_offered_across_a_gap_whose_note_is_missing(history: HourlyHi
     history.catalog.list_checkpoints()
     roots = RootsFile(history.log.store, "p", history.clock)
     roots.condemn_retired(lambda _: ({str(epochs[1].id)}, set()))
-    Retention(history.log, external=tuple, clock=history.clock)._retire_slot(epochs[1].id)
+    Retention(history.log, POLICY, external=tuple, clock=history.clock)._retire_slot(epochs[1].id)
     history.log.fork(history.log.head(), None, request_id="beginning", who="ann", why="")
     history.seal(1)
     listed = {row.id: row for row in history.catalog.list_checkpoints(all_timelines=True)}

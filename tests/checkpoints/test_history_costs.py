@@ -23,7 +23,7 @@ RECENT = 20  # epochs that are not retired
 def retire(history: History) -> None:
     """What a driver does every hour, when nothing is to be retired."""
     clock = ManualClock(wall_ticks=history.bench.clock.wall_ticks())
-    policy = RetentionPolicy(keep_last=RECENT, keep_for=0)
+    policy = RetentionPolicy(keep_last=RECENT, keep_for=0, grace=3600)
     log = history.open_log()
     assert not Retention(log, policy, external=tuple, clock=clock, workers=2).run().retired
 

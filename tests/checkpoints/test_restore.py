@@ -21,6 +21,7 @@ from tidegate.checkpoints.restore import (
     commit_restore,
     plan_restore,
     read_restore_audits,
+    record_restore_event,
 )
 from tidegate.checkpoints.slot_log import SealUndecidedError, SlotLog
 from tidegate.checkpoints.store import Store
@@ -234,3 +235,15 @@ def test_the_newest_fifty_histories_of_restores_are_shown(memory: MemoryStore) -
         memory.put(BucketLayout("p").restore_audit_key(trail.request), trail.to_bytes())
     shown = [trail.steps[0].at for trail in read_restore_audits(memory, "p")]
     assert shown == list(range(59, 9, -1))
+
+
+def test_the_history_of_a_restore_keeps_why_and_head_of_the_first_request(
+    memory: MemoryStore,
+) -> None:
+    """A later target replaces the earlier one; reason and head stay as they were first given."""
+    for target, head, why in (("t", "h", ""), ("u", "i", "late rows"), ("", "", "other")):
+        trail = record_restore_event(
+            memory, "p", "r", RestoreEvent.ASKED, who="ann", target=target, head=head, why=why
+        )
+    assert (trail.target, trail.head, trail.why) == ("u", "h", "late rows")
+    assert read_restore_audits(memory, "p") == [trail]

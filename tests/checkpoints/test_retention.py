@@ -107,10 +107,12 @@ def test_bounds_by_count_and_age_must_both_be_passed(log: SlotLog, author: Autho
     What is among the newest stays although it is old.
     """
     author.extend(log, 5)
-    assert retention(log, RetentionPolicy(keep_last=1, keep_for=10**9)).run().retired == ()
-    assert retention(log, RetentionPolicy(keep_last=5, keep_for=0)).run().retired == ()
     assert (
-        len(retention(log, RetentionPolicy(keep_last=0, keep_for=0)).run().retired) == 4
+        retention(log, RetentionPolicy(keep_last=1, keep_for=10**9, grace=3600)).run().retired == ()
+    )
+    assert retention(log, RetentionPolicy(keep_last=5, keep_for=0, grace=3600)).run().retired == ()
+    assert (
+        len(retention(log, RetentionPolicy(keep_last=0, keep_for=0, grace=3600)).run().retired) == 4
     )  # never the head
 
 
@@ -301,7 +303,9 @@ def test_abandoned_timelines_are_kept_until_they_are_old(log: SlotLog, author: A
     old = author.extend(log, 4, with_files=True)
     log.fork(log.head(), old[1].id, request_id="r", who="ann", why="")
     author.extend(log, 3, with_files=True)
-    assert retention(log, RetentionPolicy(keep_last=1, keep_for=10**9)).run().deleted == ()
+    assert (
+        retention(log, RetentionPolicy(keep_last=1, keep_for=10**9, grace=3600)).run().deleted == ()
+    )
     retention(log).run()
     assert state(log) == {1: "stub", 2: "stub", 3: "stub", 4: "stub", 5: "fork"}
     assert SlotLog(log.store, "p").head().slot == 5
@@ -348,7 +352,7 @@ def test_what_retention_condemned_cannot_be_pinned_in_between(log: SlotLog, auth
     roots.condemn_retired(lambda seen: ({str(manifests[0].id)}, set()))
     with pytest.raises(ConfigurationError, match="retired"):
         pin_checkpoint(log, "late", manifests[0].id, who="ann")
-    retention(log, RetentionPolicy(keep_last=2, keep_for=0)).run()
+    retention(log, RetentionPolicy(keep_last=2, keep_for=0, grace=3600)).run()
     with pytest.raises(PoisonError, match="stub"):
         pin_checkpoint(log, "late", manifests[0].id, who="ann")
     assert roots.read().pins == {}
@@ -628,7 +632,9 @@ def test_a_refused_store_ends_the_run_before_anything_is_deleted(author: Author)
     """When manifests cannot be read, the mark is incomplete and the sweep does not start."""
     bucket = MemoryBucket()
     author.extend(SlotLog(MemoryStore(bucket), "p"), 4, with_files=True)
-    retention(SlotLog(MemoryStore(bucket), "p"), RetentionPolicy(keep_last=9)).run()
+    retention(
+        SlotLog(MemoryStore(bucket), "p"), RetentionPolicy(keep_last=9, keep_for=86_400, grace=3600)
+    ).run()
     before = set(bucket.objects)
     away = MemoryStore(
         bucket,

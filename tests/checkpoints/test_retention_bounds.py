@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.checkpoints.conftest import Author
 from tests.manual_clock import ManualClock
+from tests.servers.memory_store import MemoryStore
 
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.pins import RootsFile
@@ -71,3 +72,14 @@ def test_a_driver_that_goes_on_sealing_does_not_hold_up_the_sweep(
     monkeypatch.setattr(log, "head", seal_and_read)
     retire(log)
     assert len(sealed) < 50
+
+
+def test_only_timelines_that_a_restore_has_opened_are_looked_at(author: Author) -> None:
+    """Without a restore, retention sends no request about timeline 1."""
+    asked = list[str]()
+    store = MemoryStore(hook=lambda request: asked.append(request.key))
+    log = SlotLog(store, "p")
+    author.extend(log, 3)
+    retire(log)
+    assert "p/timelines/0/" in "".join(asked)
+    assert "p/timelines/1/" not in "".join(asked)

@@ -6,7 +6,7 @@ from unittest.mock import patch
 
 import pytest
 
-from tests.engine.harness import Bench, row, spec_of
+from tests.engine.harness import Bench, PlainSteps, row, spec_of
 from tests.oracle.mover import OracleMover
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.slot_log import SealUndecidedError, SlotLog
@@ -55,3 +55,13 @@ def test_an_attempt_whose_put_was_sent_is_not_aborted_by_an_error(bench: Bench) 
     bench.sources["a"].append(row(3))
     assert engine.run_epoch().sealed
     assert all("aborted" not in epoch.notes for epoch in bench.epochs())
+
+
+def test_the_log_names_the_attempt_from_its_beginning(bench: Bench) -> None:
+    """The driver's steps learn of slot and attempt before anything is moved."""
+    begun: list[tuple[int, str]] = []
+    steps = PlainSteps(bench.clock)
+    steps.begin_attempt = lambda epoch, name: begun.append((epoch, name))  # type: ignore[method-assign]
+    bench.engine(steps=steps).run_epoch()
+    (epoch,) = bench.epochs()
+    assert begun == [(epoch.slot, epoch.attempt)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 
@@ -201,3 +202,61 @@ def test_slots_of_an_abandoned_timeline_do_not_count_as_published() -> None:
     finally:
         sink.errors.clear()
         own.stop()
+
+
+class GroupingSink(Sink):
+    """Leaves the two newest slots for a full group, unless it is told to flush.
+
+    Attributes:
+        asked: set by the first publishing.
+        again: set by the second one.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(behind=2)
+        self.asked, self.again = threading.Event(), threading.Event()
+
+    def follow(self, log: SlotLog, *, flush: bool = True) -> int:
+        """Publish what is left if `flush`."""
+        self.calls += 1
+        (self.asked if self.calls == 1 else self.again).set()
+        self.behind = 0 if flush else 2
+        return 1
+
+
+def grouping() -> tuple[Publisher, GroupingSink]:
+    """A publisher of groups of three, whose sink has left two slots, and its sink."""
+    sink = GroupingSink()
+    found = Publisher([sink], SlotLog(MemoryStore(), "p"), NoFaults(), group=3)
+    found.start(1, 5)
+    assert sink.asked.wait(10.0)
+    return found, sink
+
+
+def test_a_group_that_is_not_full_is_published_at_the_end() -> None:
+    """What the sink left for a full group counts as unpublished, and draining publishes it."""
+    own, sink = grouping()
+    assert own.drain(10.0)
+    own.stop()
+    assert (sink.calls, sink.behind) == (2, 0)
+
+
+def test_a_group_that_is_not_full_is_not_tried_again_for_nothing() -> None:
+    """A driver that names the same head again has no work for the sink."""
+    own, sink = grouping()
+    own.note_sealed(1, 5)
+    assert not sink.again.wait(0.1)
+    own.stop()
+
+
+def test_a_driver_waits_no_longer_than_for_the_publishing() -> None:
+    """The wait ends as soon as everything is published, or with the error of a sink."""
+    began = time.monotonic()
+    own = publisher(Sink())
+    assert own.drain(10.0)
+    own.stop()
+    own = publisher(Sink(PoisonError("misfit", code="sink.misfit")))
+    with pytest.raises(PoisonError):
+        own.drain(10.0)
+    own.stop()
+    assert time.monotonic() - began < 10.0

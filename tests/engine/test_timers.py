@@ -288,3 +288,33 @@ def test_times_for_people_stay_on_the_wall_clock() -> None:
     age = driver.clock.wall_ticks() - closed["closed"].timestamp() * SECOND
     assert 0 <= age < 10 * SECOND
     assert LIMIT * SECOND <= closed["waited_us"] < (LIMIT + 10) * SECOND
+
+
+def _next_clock(bench: Bench, engine: Engine) -> float:
+    """The pipeline clock of one more epoch, in seconds."""
+    bench.sources["a"].append(row(1))
+    decision = engine.run_epoch().decision
+    assert decision is not None
+    return decision.now / SECOND
+
+
+def test_a_look_at_the_log_takes_no_time_from_the_timers() -> None:
+    """A driver that reads the same head again counts all that it has worked since."""
+    bench = Bench(spec_of(**NEVER))
+    engine = bench.engine()
+    before = _next_clock(bench, engine)
+    bench.clock.advance(300)
+    engine.reload()
+    assert _next_clock(bench, engine) - before == 300
+
+
+def test_a_driver_behind_another_counts_from_the_epoch_of_that_one() -> None:
+    """What a driver worked before another one sealed an epoch is not counted again."""
+    bench = Bench(spec_of(**NEVER))
+    engine = bench.engine()
+    _next_clock(bench, engine)
+    bench.clock.advance(300)
+    before = _next_clock(bench, bench.engine())
+    engine.reload()
+    bench.clock.advance(5)
+    assert _next_clock(bench, engine) - before == 5

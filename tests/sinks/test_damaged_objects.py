@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from tidegate.checkpoints.retention import Retention, RetentionPolicy
 from tidegate.errors import PoisonError
 from tidegate.jobs.engine.arrow_tables import read_parquet_object, write_parquet_object
 from tidegate.jobs.sinks import table_maintenance
+from tidegate.jobs.sinks.lineage_position import count_table_rows
 from tidegate.jobs.sinks.output_tables import build_table_schema
 from tidegate.jobs.sinks.table_maintenance import (
     compact_tables,
@@ -152,3 +154,16 @@ def test_a_damaged_page_of_the_arrival_log_is_named() -> None:
     with pytest.raises(PoisonError) as refused:
         read_log()
     assert refused.value.code == "document.malformed"
+
+
+def test_metadata_that_cannot_be_read_give_no_count_of_rows() -> None:
+    """The number of rows of a table is unknown then, and nothing fails."""
+    store = MemoryStore()
+    address = "s3://bucket/p/iceberg/events/metadata/1.json"
+    assert count_table_rows(store, "p", address) is None
+    key = "p/iceberg/events/metadata/1.json"
+    store.put(key, b"{nonsense")
+    assert count_table_rows(store, "p", address) is None
+    snapshots = [{"snapshot-id": 4, "summary": {"total-records": "7"}}]
+    store.put(key, json.dumps({"snapshots": snapshots, "current-snapshot-id": 4}).encode())
+    assert count_table_rows(store, "p", address) == 7

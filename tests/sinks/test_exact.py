@@ -170,7 +170,7 @@ def test_retired_epochs_are_left_out_and_the_rest_is_compared() -> None:
     whole = world.exact()
     assert (whole.problems, whole.retired_upto) == ([], None)
     tables = {name: world.read(name) for name in (*world.spec.windows, EVENTS, LATE, DEAD_LETTERS)}
-    policy = RetentionPolicy(keep_last=7, keep_for=0)
+    policy = RetentionPolicy(keep_last=7, keep_for=0, grace=3600)
     clock = ManualClock(wall_ticks=2_000_000_000_000_000)
     assert Retention(world.log, policy, external=tuple, clock=clock).run().retired
     found = audit_exactness(world.spec, world.store, world.log, tables.__getitem__)

@@ -13,6 +13,7 @@ from pyiceberg.exceptions import (
     TableAlreadyExistsError,
 )
 from pyiceberg.table import Table
+from tests.servers.memory_store import MemoryBucket, MemoryStore, StoreRequest
 from tests.sinks.conftest import UID, World
 from tests.sinks.table_checks import is_table, once
 
@@ -22,6 +23,8 @@ from tidegate.jobs.sinks.iceberg_sink import IcebergSink
 from tidegate.jobs.sinks.lineage_position import (
     CurrentLineage,
     FollowerPosition,
+    PublishedCut,
+    advance_published_cut,
     read_published_cut,
 )
 from tidegate.jobs.sinks.table_follower import TABLE_PROPERTIES, TableFollower
@@ -280,3 +283,25 @@ def test_a_publisher_that_knew_a_table_before_checkpoints_does_not_show_it_as_it
 
 def _die(_: IcebergSink) -> None:
     raise SystemExit("killed")
+
+
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize(("slower", "stays"), [(3, 5), (7, 7)])
+def test_the_pointer_names_the_newest_cut_of_two_publishers(
+    first: bool, slower: int, stays: int
+) -> None:
+    """A publisher that another one overtakes between its read and its write looks again."""
+    bucket = MemoryBucket()
+    fast, faults = MemoryStore(bucket), [5]
+
+    def overtake(request: StoreRequest) -> None:
+        if request.is_write and faults:
+            advance_published_cut(fast, "p", PublishedCut("u", 0, faults.pop()))
+
+    if not first:
+        advance_published_cut(fast, "p", PublishedCut("u", 0, 1))
+    slow = MemoryStore(bucket, hook=overtake)
+    advance_published_cut(slow, "p", PublishedCut("u", 0, slower))
+    current = read_published_cut(fast, "p")
+    assert current is not None
+    assert current.upto == stays

@@ -355,3 +355,11 @@ def test_the_page_about_sinks_is_right(tmp_path: Path) -> None:
         "copies": "files",
         "alarm": "webhook",
     }
+
+
+def test_a_slower_publisher_does_not_take_the_copy_of_a_ledger_back(tmp_path: Path) -> None:
+    """Two publishers may copy the ledger of one sink in either order; the newest position stays."""
+    _, sink = world_with(tmp_path, kind="files", path=str(tmp_path / "out"))
+    for upto in (1, 3, 2):
+        SlotFollower.move_position(sink, None, FollowerPosition(0, upto))
+    assert sink.read_own_position() == FollowerPosition(0, 3)
