@@ -83,6 +83,7 @@ def test_the_beginning_is_a_target(log: SlotLog, author: Author, clock: ManualCl
     author.extend(log, 3)
     plan = plan_restore(log, None)
     assert (plan.target, plan.epochs_rewound, plan.rows["read"]) == (None, 3, 30)
+    assert plan.epochs_regained == 0
     commit_restore(log, lease_of(log, clock), plan, request_id="r", who="ann", why="")
     assert (log.head().timeline, log.head().slot) == (1, 0)
 

@@ -260,3 +260,9 @@ def test_a_driver_waits_no_longer_than_for_the_publishing() -> None:
         own.drain(10.0)
     own.stop()
     assert time.monotonic() - began < 10.0
+
+
+def test_before_its_start_a_publisher_lags_by_nothing() -> None:
+    """No slot counts before the driver has said where the log ends."""
+    own = Publisher([Sink(behind=3)], SlotLog(MemoryStore(), "p"), NoFaults())
+    assert (own.lags, own.unpublished_count) == ({"fake": 0}, 0)

@@ -37,6 +37,15 @@ def test_an_idle_timer_that_is_running() -> None:
     assert held(feed, 151) == ("a/0", 151, "idle timer running")
 
 
+@pytest.mark.parametrize(("partition", "output"), [("never", "50us"), ("50us", "never")])
+def test_one_of_the_two_idle_timers_is_enough(partition: str, output: str) -> None:
+    """The timer of the partitions and that of the source at the output are each worth waiting for."""
+    source = {"lag": 0, "partition_by": "folder", "coalesce": {"idle_timeout": partition}}
+    feed = Feed(pipeline(("a", "b"), source, coalesce={"idle_timeout": output}))
+    feed.add("a", Point(10))
+    assert held(feed, 100) == ("b/0", 100, "idle timer running")
+
+
 def test_an_open_barrier() -> None:
     """A member at a barrier that the other one has not delivered is named, with the barrier."""
     feed = Feed(pipeline(("a", "b"), {"lag": 0}, **NEVER))

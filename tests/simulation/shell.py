@@ -289,7 +289,7 @@ def real_shell(world: World) -> Iterator[None]:
         (epoch_loop, "_DENIED_PATIENCE", _DENIED_PATIENCE),
         (housekeeping, "_LOOK_EVERY", world.housekeeping_every),
         (housekeeping, "_INDEX_AFTER", 2),
-        (housekeeping, "HOUR", 0.0),
+        (housekeeping, "_HOUR", 0.0),
         (
             housekeeping,
             "list_referenced_files",
