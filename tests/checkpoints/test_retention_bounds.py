@@ -53,7 +53,7 @@ def test_a_stub_is_written_once(log: SlotLog, author: Author) -> None:
 
 
 def test_a_pipeline_without_epochs_has_nothing_to_retire(log: SlotLog) -> None:
-    """Retention ends at once on a log that nobody has written to."""
+    """Retention ends at once on a log without records."""
     assert (retire(log).retired, retire(log).deleted) == ((), ())
 
 

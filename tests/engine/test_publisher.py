@@ -205,7 +205,7 @@ def test_slots_of_an_abandoned_timeline_do_not_count_as_published() -> None:
 
 
 class GroupingSink(Sink):
-    """Leaves the two newest slots for a full group, unless it is told to flush.
+    """Leaves the two newest slots for a full group, unless `flush` is set.
 
     Attributes:
         asked: set by the first publishing.
@@ -266,3 +266,18 @@ def test_before_its_start_a_publisher_lags_by_nothing() -> None:
     """No slot counts before the driver has said where the log ends."""
     own = Publisher([Sink(behind=3)], SlotLog(MemoryStore(), "p"), NoFaults())
     assert (own.lags, own.unpublished_count) == ({"fake": 0}, 0)
+
+
+def test_a_driver_can_be_killed_on_either_side_of_the_publishing() -> None:
+    """The points where tests inject faults are reached before and after the sink has followed."""
+    sink, reached = Sink(), list[tuple[str, int]]()
+
+    class Points:
+        def reach(self, point: str) -> None:
+            reached.append((point, sink.calls))
+
+    own = Publisher([sink], SlotLog(MemoryStore(), "p"), Points())
+    own.start(1, 1)
+    assert own.drain(10.0)
+    own.stop()
+    assert reached == [("publish.start", 0), ("publish.done", 1)]
