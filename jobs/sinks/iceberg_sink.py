@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -345,9 +345,13 @@ class IcebergSink:
                 break
         tags = self._select_tags(lineage, epochs[-1])
         others = [t for t in self.spec.table_names if t != CHECKPOINTS]
-        list(
-            self._pool.map(lambda table: self._apply_to_table(table, lineage, epochs, tags), others)
-        )
+        commits = [
+            self._pool.submit(self._apply_to_table, table, lineage, epochs, tags)
+            for table in others
+        ]
+        wait(commits)  # after a lost race none may go on beside the next try
+        for commit in commits:
+            commit.result()
         self._apply_to_table(CHECKPOINTS, lineage, epochs, tags)
 
     def _apply_to_table(

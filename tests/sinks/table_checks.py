@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,21 @@ from tests.sinks.conftest import World
 from tests.sinks.flight_tables import make_world
 
 from tidegate.jobs.sinks.table_follower import TableFollower
+
+
+class InlinePool:
+    """A pool that does one thing after the other, in the thread that asks."""
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def submit(self, call: Callable[..., Any], *given: Any) -> Future[Any]:
+        """Return the finished call."""
+        done: Future[Any] = Future()
+        try:
+            done.set_result(call(*given))
+        except BaseException as error:
+            done.set_exception(error)
+        return done
 
 
 def once(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from tests.engine.harness import Bench, row, spec_of
 from tests.sinks.flight_tables import make_world
+from tests.sinks.table_checks import InlinePool
 
 from tidegate.checkpoints.local_store import LocalStore
 from tidegate.jobs.sinks import table_follower
@@ -86,7 +86,7 @@ def test_footers_are_read_at_the_same_time(tmp_path: Path, monkeypatch: pytest.M
     for _ in range(2):
         world.seal(1, ("events",), rows=3)
     follower = world.sink()
-    monkeypatch.setattr(follower, "_pool", SimpleNamespace(map=map))  # one table at a time
+    monkeypatch.setattr(follower, "_pool", InlinePool())  # one table at a time
     monkeypatch.setattr(table_follower, "describe_data_file", describe)
     follower.follow(world.log)
     assert met[0]

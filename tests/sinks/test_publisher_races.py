@@ -53,6 +53,35 @@ def throw(error: Exception) -> None:
     raise error
 
 
+def test_a_lost_race_leaves_no_commit_behind(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commits of the other tables have ended before the next try begins."""
+    world.seal(1, ("events", "late"))
+    sink = world.sink()
+    sink.follow(world.log)
+    world.seal(1, ("events", "late"))
+    lost, behind, tried_again = list[bool](), list[bool](), threading.Event()
+    append, load = TableFollower.append_slots, sink._load_tables
+
+    def lose_or_wait(self: TableFollower, *args: Any) -> None:
+        if self.table.name()[-1] == "events" and not lost:
+            lost.append(True)
+            raise CommitFailedException("another publisher was faster")
+        if self.table.name()[-1] == "late" and not behind:
+            behind.append(tried_again.wait(0.3))
+        append(self, *args)
+
+    def load_again() -> None:
+        if lost:
+            tried_again.set()
+        load()
+
+    monkeypatch.setattr(TableFollower, "append_slots", lose_or_wait)
+    monkeypatch.setattr(sink, "_load_tables", load_again)
+    sink.follow(world.log)
+    assert (lost, behind) == ([True], [False])
+    assert world.exact(sink)
+
+
 def test_two_publishers_race(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A publisher that was overtaken between load and commit applies nothing twice."""
     one, two = world.sink(), world.sink()

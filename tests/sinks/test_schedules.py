@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from tests.manual_clock import ManualClock
 from tests.sinks.conftest import World, make_spec
+from tests.sinks.table_checks import InlinePool
 
 from tidegate.checkpoints.bucket_layout import CheckpointId
 from tidegate.checkpoints.local_store import LocalStore
@@ -33,19 +34,6 @@ LATER = ManualClock(wall_ticks=4_000_000_000_000_000)
 
 class _CrashError(BaseException):
     """kill -9 at this point."""
-
-
-class _Inline:
-    """Tables one after the other.
-
-    A thread that outlives the act it was part of would make a seed more than one schedule.
-    """
-
-    def __init__(self, *_: Any, **__: Any) -> None: ...
-
-    def map(self, ask: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
-        """In order."""
-        return iter([ask(item) for item in items])
 
 
 class Schedule:
@@ -174,7 +162,7 @@ def run(
 ) -> None:
     """One schedule."""
     if compacts:
-        monkeypatch.setattr("tidegate.jobs.sinks.iceberg_sink.ThreadPoolExecutor", _Inline)
+        monkeypatch.setattr("tidegate.jobs.sinks.iceberg_sink.ThreadPoolExecutor", InlinePool)
     schedule = Schedule(folder, seed, compacts)
     monkeypatch.setattr("tidegate.jobs.sinks.table_maintenance._NEWEST_SLOTS_KEPT", 1)
     monkeypatch.setattr("tidegate.jobs.sinks.table_maintenance._MIN_FILES_PER_MERGE", 2)
