@@ -205,15 +205,14 @@ class RangeReader:
         ends = np.zeros(max(ranges, default=0) + 1, dtype=np.int64)
         for partition in positions:
             ends[partition] = ranges[partition][1]
-        places = [TopicPartition(topic, *place) for place in positions.items()]
-        self._consumer.assign(places)
-        self._consumer.resume(places)  # a pause outlives the assignment
+        self._consumer.assign([TopicPartition(topic, *place) for place in positions.items()])
         try:
             while positions:
                 batch = self._read_batch(positions, sum(ends[p] - positions[p] for p in positions))
                 for partition in [p for p in positions if positions[p] >= ends[p]]:
                     del positions[partition]
-                    self._consumer.pause([TopicPartition(topic, partition)])
+                    # Not `pause`: the first fetch after it may wait for a second.
+                    self._consumer.incremental_unassign([TopicPartition(topic, partition)])
                 inside = batch["offset"].to_numpy() < ends[batch["partition"].to_numpy()]
                 yield batch if inside.all() else batch.filter(pa.array(inside))
         finally:
