@@ -6,8 +6,11 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 from enum import StrEnum
-from typing import Annotated, Any, Final, Literal, Self, TypeVar
+from itertools import pairwise
+from typing import Annotated, Any, Final, Literal, Self, TypeVar, cast
 
 from pydantic import (
     BaseModel,
@@ -45,18 +48,29 @@ class SpecModel(BaseModel):
 
         pydantic's `use_attribute_docstrings` reads the source of every model at import. Airflow's
         DAG processor imports the models whenever it parses, and that would be half of the cost.
-        What it calls for a model is called here, when somebody asks for the schema.
         """
-        from pydantic._internal._docs_extraction import extract_docstrings_from_cls
-
         schema = handler(core_schema)
         properties = handler.resolve_ref_schema(schema)["properties"]
-        for owner in reversed(cls.__mro__[: cls.__mro__.index(SpecModel)]):
-            for name, text in extract_docstrings_from_cls(owner, use_inspect=True).items():
-                field = cls.model_fields[name]
-                if field.description is None:
-                    properties[field.alias or name]["description"] = text
+        for name, text in _read_field_docstrings(cls).items():
+            field = cls.model_fields[name]
+            if field.description is None:
+                properties[field.alias or name]["description"] = text
         return schema
+
+
+def _read_field_docstrings(model: type[SpecModel]) -> dict[str, str]:
+    """The string literal that follows a field in the source, those of the base models included."""
+    found: dict[str, str] = {}
+    for owner in reversed(model.__mro__[: model.__mro__.index(SpecModel)]):
+        definition = cast(ast.ClassDef, ast.parse(inspect.getsource(owner)).body[0])
+        for field, text in pairwise(definition.body):
+            match field, text:
+                case (
+                    ast.AnnAssign(target=ast.Name(id=name)),
+                    ast.Expr(value=ast.Constant(value=str(docstring))),
+                ):
+                    found[name] = inspect.cleandoc(docstring)
+    return found
 
 
 T = TypeVar("T")
