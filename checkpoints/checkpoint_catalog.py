@@ -278,18 +278,18 @@ def _read_quality_runs(store: Store, pipeline: str) -> list[_QualityRun]:
         entries = parse_json(
             store.get(f"{BucketLayout(pipeline).quality_prefix}history.json").data
         )["runs"]
+        return [
+            _QualityRun(
+                CheckpointId.parse(entry["checkpoint"]),
+                entry["id"],
+                entry["recent_since"],
+                tuple((one["check"], *one["epochs"]) for one in entry["critical"]),
+            )
+            for entry in entries
+            if entry["checkpoint"]
+        ]
     except (NotFoundError, ValueError, KeyError):
         return []
-    return [
-        _QualityRun(
-            CheckpointId.parse(entry["checkpoint"]),
-            entry["id"],
-            entry["recent_since"],
-            tuple((one["check"], *one["epochs"]) for one in entry["critical"]),
-        )
-        for entry in entries
-        if entry["checkpoint"]
-    ]
 
 
 # What differs between two checkpoints: rows, frontiers, windows, tables, state, sources, spec.

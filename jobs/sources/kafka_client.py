@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import time
 from base64 import urlsafe_b64encode
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Final
@@ -55,7 +55,15 @@ _LOGIN: Final = re.compile(
     r"\s*org\.apache\.kafka\.common\.security\.(?:plain\.Plain|scram\.Scram)LoginModule"
     r'\s+required\s+username="([^"\\]*)"\s+password="([^"\\]*)"\s*;\s*'
 )
-_READER_SETTINGS: Final = {
+_CONNECTION_SETTINGS: Final[dict[str, Any]] = {
+    "log_level": 0,
+    # A firewall may forget a silent connection, and the next question on it would get no answer.
+    "connections.max.idle.ms": 180_000,
+    "socket.keepalive.enable": True,
+}
+_READER_SETTINGS: Final[dict[str, Any]] = {
+    **_CONNECTION_SETTINGS,
+    "check.crcs": True,
     "group.id": "tidegate",  # the client wants a name; nothing is ever committed to the group
     "enable.auto.commit": False,
     "enable.auto.offset.store": False,
@@ -66,7 +74,6 @@ _READER_SETTINGS: Final = {
     "queued.min.messages": 200_000,
     "queued.max.messages.kbytes": 32_768,
     "fetch.message.max.bytes": 4 << 20,
-    "log_level": 0,
 }
 _MOST_MESSAGES: Final = 20_000
 """Messages of one batch."""
@@ -88,18 +95,19 @@ def translate_settings(settings: Mapping[str, str]) -> dict[str, Any] | None:
     True
     """
     found: dict[str, Any] = {k: v for k, v in settings.items() if k in _SAME_NAMES}
+    protocol = settings.get("security.protocol", "PLAINTEXT").upper()
+    is_known_level = found.get("isolation.level") in (None, "read_committed", "read_uncommitted")
     rest = {k: v for k, v in settings.items() if k not in _SAME_NAMES}
     if (login := _LOGIN.fullmatch(rest.get("sasl.jaas.config", ""))) is not None:
         found["sasl.username"], found["sasl.password"] = login.groups()
         del rest["sasl.jaas.config"]
     if rest.pop("ssl.truststore.type", None) == "PEM" and "ssl.truststore.location" in rest:
         found["ssl.ca.location"] = rest.pop("ssl.truststore.location")
-    protocol = found.get("security.protocol", "PLAINTEXT")
-    unsafe = "SSL" in protocol.replace("SASL", "") and "ssl.ca.location" not in found
-    nameless = "SASL" in protocol and "sasl.username" not in found
-    if rest or unsafe or nameless or find_spec("confluent_kafka") is None:
-        return None
-    return found
+    has_trust = not protocol.endswith("SSL") or "ssl.ca.location" in found
+    has_login = not protocol.startswith("SASL") or "sasl.username" in found
+    is_installed = find_spec("confluent_kafka") is not None
+    is_clear = is_known_level and has_trust and has_login and not rest
+    return found if is_clear and is_installed else None
 
 
 class ClientTopicOffsets:
@@ -112,6 +120,7 @@ class ClientTopicOffsets:
 
     def __init__(self, kafka: KafkaOptions, settings: Mapping[str, Any]) -> None:
         self._kafka, self._settings = kafka, settings
+        self._refusal = _Refusal()
         self._admin: Any = None
 
     def read_offsets(self, *, settled: bool = True) -> Mapping[int, tuple[int, int]]:
@@ -164,13 +173,16 @@ class ClientTopicOffsets:
             from confluent_kafka.admin import AdminClient
 
             settings = {k: v for k, v in self._settings.items() if k != "isolation.level"}
-            self._admin = AdminClient({**settings, "log_level": 0})
+            own = {**_CONNECTION_SETTINGS, "error_cb": self._refusal.note_error}
+            self._admin = AdminClient({**settings, **own})
         return self._admin
 
     def _give_up(self, error: Any) -> TidegateError:
         """Translate an error, and let the next question open a new client."""
+        if self._admin is not None:
+            self._admin.poll(0)  # the client tells why it gave up
         self._admin = None
-        return translate_client_error(error.args[0], self._kafka)
+        return translate_client_error(self._refusal.take() or error.args[0], self._kafka)
 
 
 class RangeReader:
@@ -180,15 +192,22 @@ class RangeReader:
         source: the source's name, for errors.
         kafka: its options.
         settings: what `translate_settings` returned for them.
+
+    Raises:
+        ConfigurationError: the library refuses the settings.
     """
 
     def __init__(self, source: str, kafka: KafkaOptions, settings: Mapping[str, Any]) -> None:
-        from confluent_kafka import Consumer
+        from confluent_kafka import Consumer, KafkaException
 
-        self._source, self._kafka = source, kafka
-        self._consumer = Consumer({**settings, **_READER_SETTINGS})
+        self._source, self._kafka, self._refusal = source, kafka, _Refusal()
+        own = {**_READER_SETTINGS, "error_cb": self._refusal.note_error}
+        try:
+            self._consumer = Consumer({**settings, **own})
+        except KafkaException as error:
+            raise translate_client_error(error.args[0], kafka) from error
 
-    def read_ranges(self, ranges: Mapping[int, tuple[int, int]]) -> Iterator[pa.RecordBatch]:
+    def read_ranges(self, ranges: Mapping[int, tuple[int, int]]) -> Generator[pa.RecordBatch]:
         """Yield the messages of partition -> (first offset, end), each partition's in order.
 
         Offsets that compaction or transactions left empty are not in the batches. Without a column
@@ -198,15 +217,15 @@ class RangeReader:
             TransientError: the brokers do not answer, or messages of a range were removed.
             ConfigurationError: the brokers refuse this client.
         """
-        from confluent_kafka import TopicPartition
+        from confluent_kafka import KafkaException, TopicPartition
 
         topic = self._kafka.topic
         positions = {partition: start for partition, (start, end) in ranges.items() if end > start}
         ends = np.zeros(max(ranges, default=0) + 1, dtype=np.int64)
         for partition in positions:
             ends[partition] = ranges[partition][1]
-        self._consumer.assign([TopicPartition(topic, *place) for place in positions.items()])
         try:
+            self._consumer.assign([TopicPartition(topic, *place) for place in positions.items()])
             while positions:
                 batch = self._read_batch(positions, sum(ends[p] - positions[p] for p in positions))
                 for partition in [p for p in positions if positions[p] >= ends[p]]:
@@ -215,6 +234,8 @@ class RangeReader:
                     self._consumer.incremental_unassign([TopicPartition(topic, partition)])
                 inside = batch["offset"].to_numpy() < ends[batch["partition"].to_numpy()]
                 yield batch if inside.all() else batch.filter(pa.array(inside))
+        except KafkaException as error:
+            raise translate_client_error(error.args[0], self._kafka) from error
         finally:
             self._consumer.unassign()
 
@@ -224,6 +245,8 @@ class RangeReader:
         # A call returns when it has so many messages, or after its time.
         while not (found := self._consumer.consume(min(missing, _MOST_MESSAGES), _CALL_SECONDS)):
             if time.monotonic() > deadline:
+                if (refusal := self._refusal.take()) is not None:
+                    raise translate_client_error(refusal, self._kafka)
                 detail = f"nothing came for {_SILENCE_SECONDS:.0f} s"
                 raise KAFKA_UNAVAILABLE(servers=self._kafka.servers, detail=detail)
         events: list[Any] = [message for message in found if message.error() is not None]
@@ -255,23 +278,42 @@ class RangeReader:
         """Whether a message without a value tells that its partition has no more for now.
 
         Raises:
-            TransientError, ConfigurationError: it tells of an error that does not pass by itself.
+            TransientError, ConfigurationError: it tells of an error of its partition.
         """
         from confluent_kafka import KafkaError
 
         error = event.error()
+        # The client asks for the coordinator of a group that it does not use, which these brokers
+        # may refuse. What concerns the topic comes with a partition.
+        if event.topic() is None or (event.partition() or 0) < 0:
+            return False
         if error.code() == KafkaError._PARTITION_EOF:
             return True
         if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
             what = f"messages of {self._kafka.topic} were removed"
             raise CHANGED_WHILE_READ(source=self._source, what=what)
-        if not error.retriable():
-            raise translate_client_error(error, self._kafka)
-        return False
+        raise translate_client_error(error, self._kafka)
 
     def close(self) -> None:
         """Close the connections."""
         self._consumer.close()
+
+
+class _Refusal:
+    """The newest error of a login or a certificate, which a client tells to its callback only."""
+
+    def __init__(self) -> None:
+        self._newest: Any = None
+
+    def note_error(self, error: Any) -> None:
+        """Keep an error if it says why brokers cannot be used."""
+        if error.name() in ("_AUTHENTICATION", "_SSL"):
+            self._newest = error
+
+    def take(self) -> Any:
+        """Return the error and forget it; None without one."""
+        newest, self._newest = self._newest, None
+        return newest
 
 
 def translate_client_error(error: Any, kafka: KafkaOptions) -> TidegateError:
@@ -279,7 +321,7 @@ def translate_client_error(error: Any, kafka: KafkaOptions) -> TidegateError:
     name, detail = error.name(), error.str()
     if name in ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC"):
         return KAFKA_NO_TOPIC(topic=kafka.topic, servers=kafka.servers)
-    if name.endswith("AUTHORIZATION_FAILED") or "AUTHENTICATION" in name:
+    if name.endswith("AUTHORIZATION_FAILED") or name in ("_AUTHENTICATION", "_INVALID_ARG"):
         return KAFKA_DENIED(servers=kafka.servers, detail=detail)
     if name == "_SSL":
         return KAFKA_CERTIFICATE(servers=kafka.servers, detail=detail)

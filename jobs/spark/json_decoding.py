@@ -28,6 +28,8 @@ _SMALLEST_BATCH: Final = 64
 _LOWER_HALF: Final = (1 << 32) - 1
 _ROW_GROUP: Final = 65_536
 """Rows of a partition that are held before they are written."""
+_MOST_HELD_BYTES: Final = 64 << 20
+"""So much is held for all partitions together."""
 _PARSERS: Final = 2
 """Threads that parse batches in the driver."""
 PARTITION: Final = "_partition"
@@ -110,7 +112,7 @@ def _parse_ahead(
     waiting = deque[Future[tuple[pa.Table, pa.Table]]]()
     for batch in batches:
         waiting.append(pool.submit(split_messages, batch, plan))
-        if len(waiting) > 2 * _PARSERS:
+        if len(waiting) > _PARSERS:
             yield waiting.popleft().result()
     yield from (parsed.result() for parsed in waiting)
 
@@ -127,6 +129,9 @@ def _write_tables(found: Iterable[tuple[pa.Table, pa.Table]], folder: Path) -> N
                         path = folder / f"{kind}-{uuid4().hex}.parquet"
                         writer = writers[kind, partition] = stack.enter_context(_RowsWriter(path))
                     writer.add(own)
+            if sum(writer.held_bytes for writer in writers.values()) > _MOST_HELD_BYTES:
+                for writer in writers.values():
+                    writer.flush()
 
 
 def _split_by_partition(table: pa.Table, column: str) -> Iterator[tuple[int, pa.Table]]:
@@ -149,20 +154,26 @@ class _RowsWriter:
 
     def __exit__(self, *error: object) -> None:
         if error[0] is None:
-            self._flush()
+            self.flush()
         if self._writer is not None:
             self._writer.close()
         if error[0] is not None:
             self._path.unlink(missing_ok=True)  # Spark may run the task again
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the rows that are not yet written."""
+        return sum(piece.nbytes for piece in self._pieces)
 
     def add(self, rows: pa.Table) -> None:
         """Take rows behind the others."""
         if rows.num_rows:
             self._pieces.append(rows)
         if sum(piece.num_rows for piece in self._pieces) >= _ROW_GROUP:
-            self._flush()
+            self.flush()
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Write what is held."""
         if self._pieces:
             rows = pa.concat_tables(self._pieces)
             self._pieces.clear()

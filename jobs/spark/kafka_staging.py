@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from contextlib import closing
 from pathlib import Path
 from tempfile import mkdtemp
 
@@ -22,7 +23,7 @@ import pyarrow.parquet as pq
 import structlog
 from pyspark.sql import DataFrame, SparkSession
 
-from tidegate.errors import TidegateError
+from tidegate.errors import TidegateError, get_first_line
 from tidegate.jobs.engine.interfaces import Cut
 from tidegate.jobs.sources.errors import CHANGED_WHILE_READ, KAFKA_UNAVAILABLE
 from tidegate.jobs.sources.kafka_client import MESSAGE_SCHEMA, RangeReader, translate_settings
@@ -111,12 +112,14 @@ class KafkaStager:
             for part in parts:
                 own = files.get(part["kafka"]["partition"], [])
                 _store_part_file(name, source, part, own, folder)
-        except SPARK_ERRORS as error:
-            raise _translate_job_error(name, source, error) from error
-        except TidegateError:
+        except BaseException as error:
             # The next attempt opens a new client: this one may hold addresses of dead brokers.
             if name in self._readers:
                 self._readers.pop(name).close()
+            if isinstance(error, SPARK_ERRORS):
+                raise _translate_job_error(name, source, error) from error
+            if isinstance(error, pa.ArrowInvalid):  # such as a time that no column can hold
+                raise MESSAGES_UNREADABLE(source=name, cause=get_first_line(error)) from error
             raise
         finally:
             self._staging.discard(fetched)
@@ -167,7 +170,8 @@ class KafkaStager:
         if reader is not None:
             ranges = [part["kafka"] for part in parts]
             places = {one["partition"]: (one["from"], one["to"]) for one in ranges}
-            write_batches(reader.read_ranges(places), plain, folder)
+            with closing(reader.read_ranges(places)) as batches:
+                write_batches(batches, plain, folder)
             return None
         session = self._sessions.session_for(rows)
         group = f"tidegate-{self._spec.name}-{name}"

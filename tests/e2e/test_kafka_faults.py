@@ -22,8 +22,17 @@ from tests.e2e.kafka_marks import ON_A_BROKER
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import KafkaClient
 from tests.spark.kafka_topics import proto
-from tidegate.errors import TransientError
-from tidegate.jobs.sources.kafka_source import JvmTopicOffsets
+from tidegate.errors import ConfigurationError, TransientError
+from tidegate.jobs.sources.kafka_client import (
+    ClientTopicOffsets,
+    RangeReader,
+    translate_settings,
+)
+from tidegate.jobs.sources.kafka_source import (
+    JvmTopicOffsets,
+    build_consumer_settings,
+    open_topic_offsets,
+)
 from tidegate.jobs.spec.source_options import KafkaOptions
 
 pytestmark = ON_A_BROKER
@@ -285,8 +294,61 @@ def test_expired_certificate(jars: tuple[list[Path], list[Path]], tmp_path: Path
         )
         with pytest.raises(TransientError, match=said):
             offsets.read_offsets()
+        pem = {"ssl.truststore.type": "PEM", "ssl.truststore.location": str(tmp_path / "ca.crt")}
+        own = open_topic_offsets(
+            KafkaOptions(
+                servers=broker.servers, topic="t", options={"security.protocol": "SSL", **pem}
+            )
+        )
+        assert isinstance(own, ClientTopicOffsets)
+        with pytest.raises(TransientError, match=said.partition(".*")[0]):
+            own.read_offsets()
         broker.stop()
     client.close()
+
+
+def test_a_user_needs_no_right_but_to_read_the_topic(
+    jars: tuple[list[Path], list[Path]], tmp_path: Path
+) -> None:
+    """No group is needed; a wrong password and a topic without rights are refusals."""
+    broker = KafkaServer(jars[0], tmp_path / "broker", login=("ann", "right"))
+    broker.start()
+    client = KafkaClient(jars[0], broker.open_servers)
+    for topic in ("t", "hidden"):
+        client.topic(topic, 2)
+    client.allow("ann", "t")
+    for number in range(10):
+        client.send("t", number % 2, json.dumps({"n": number}))
+    client.flush()
+
+    def options_for(topic: str, password: str) -> KafkaOptions:
+        module = "org.apache.kafka.common.security.plain.PlainLoginModule"
+        options = {
+            "security.protocol": "SASL_PLAINTEXT",
+            "sasl.mechanism": "PLAIN",
+            "sasl.jaas.config": f'{module} required username="ann" password="{password}";',
+        }
+        return KafkaOptions(servers=broker.servers, topic=topic, options=options)
+
+    try:
+        right = options_for("t", "right")
+        own = open_topic_offsets(right)
+        assert isinstance(own, ClientTopicOffsets)
+        assert own.read_offsets() == {0: (0, 5), 1: (0, 5)}
+        settings = translate_settings(build_consumer_settings(right))
+        assert settings is not None
+        reader = RangeReader("web", right, settings)
+        for _ in range(3):  # the answer about the group may come with any of them
+            batches = [*reader.read_ranges({0: (0, 5), 1: (2, 5)})]
+            assert sum(batch.num_rows for batch in batches) == 8
+            time.sleep(0.5)
+        reader.close()
+        for topic, password in (("hidden", "right"), ("t", "wrong")):
+            with pytest.raises(ConfigurationError, match="refuses this client"):
+                open_topic_offsets(options_for(topic, password)).read_offsets()
+    finally:
+        client.close()
+        broker.stop()
 
 
 def test_a_name_that_dns_does_not_know(jars: tuple[list[Path], list[Path]]) -> None:
@@ -312,7 +374,7 @@ def authority(folder: Path) -> Path:
         folder,
         "-genkeypair -keystore ca.p12 -alias ca -keyalg RSA -dname CN=ours -ext bc:c -validity 30",
     )
-    keytool(folder, "-exportcert -keystore ca.p12 -alias ca -file ca.crt")
+    keytool(folder, "-exportcert -rfc -keystore ca.p12 -alias ca -file ca.crt")
     keytool(folder, "-importcert -noprompt -keystore trusted.p12 -alias ca -file ca.crt")
     return folder / "trusted.p12"
 

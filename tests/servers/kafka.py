@@ -39,12 +39,20 @@ class KafkaServer:
         folder: for its data and its log.
         tls: settings of its keystore (``ssl.keystore.location``, ...); `servers` then names a port
             that speaks TLS.
+        login: name and password of a user who has only the rights that `KafkaClient.allow` gives;
+            `servers` then names a port that asks for them.
     """
 
     def __init__(
-        self, jars: list[Path], folder: Path, *, tls: Mapping[str, str] | None = None
+        self,
+        jars: list[Path],
+        folder: Path,
+        *,
+        tls: Mapping[str, str] | None = None,
+        login: tuple[str, str] | None = None,
     ) -> None:
-        self._tls = dict(tls or {})
+        self._secure = "SSL" if tls else "SASL_PLAINTEXT" if login else ""
+        self._own = {**(tls or {}), **(_login_settings(*login) if login else {})}
         self._class_path = os.pathsep.join(map(str, jars))
         self.folder = folder
         self.log = folder / "kafka.log"
@@ -52,10 +60,16 @@ class KafkaServer:
         self._ports: tuple[int, int, int] | None = None
 
     @property
+    def open_servers(self) -> str:
+        """The address that asks for neither TLS nor a login."""
+        assert self._ports is not None
+        return f"{LOOPBACK}:{self._ports[0]}"
+
+    @property
     def servers(self) -> str:
         """Its address, for clients."""
         assert self._ports is not None
-        return f"{LOOPBACK}:{self._ports[2 if self._tls else 0]}"
+        return f"{LOOPBACK}:{self._ports[2 if self._secure else 0]}"
 
     def start(self, timeout: float = 90.0) -> None:
         """Start and wait until it listens.
@@ -105,7 +119,7 @@ class KafkaServer:
         assert self._ports is not None
         with socket.socket() as probe:
             probe.settimeout(1.0)
-            return probe.connect_ex((LOOPBACK, self._ports[2 if self._tls else 0])) == 0
+            return probe.connect_ex((LOOPBACK, self._ports[2 if self._secure else 0])) == 0
 
     def _java(self, *command: str) -> None:
         subprocess.run(
@@ -119,7 +133,7 @@ class KafkaServer:
         assert self._ports is not None
         broker, controller, secure = self._ports
         listeners = f"PLAINTEXT://{LOOPBACK}:{broker}" + (
-            f",SSL://{LOOPBACK}:{secure}" if self._tls else ""
+            f",{self._secure}://{LOOPBACK}:{secure}" if self._secure else ""
         )
         lines = {
             "process.roles": "broker,controller",
@@ -127,7 +141,9 @@ class KafkaServer:
             "controller.quorum.voters": f"1@{LOOPBACK}:{controller}",
             "listeners": f"{listeners},CONTROLLER://{LOOPBACK}:{controller}",
             "advertised.listeners": listeners,
-            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,SSL:SSL,CONTROLLER:PLAINTEXT",
+            "listener.security.protocol.map": (
+                "PLAINTEXT:PLAINTEXT,SSL:SSL,SASL_PLAINTEXT:SASL_PLAINTEXT,CONTROLLER:PLAINTEXT"
+            ),
             "inter.broker.listener.name": "PLAINTEXT",
             "controller.listener.names": "CONTROLLER",
             "log.dirs": str(self.folder / "data"),
@@ -139,9 +155,22 @@ class KafkaServer:
             "log.retention.check.interval.ms": "500",
             "log.segment.delete.delay.ms": "0",
             "log.cleaner.backoff.ms": "200",
-            **self._tls,
+            **self._own,
         }
         return "".join(f"{name}={value}\n" for name, value in lines.items())
+
+
+def _login_settings(name: str, password: str) -> dict[str, str]:
+    """A broker that knows one user, and lets everybody at its other port do everything."""
+    module = "org.apache.kafka.common.security.plain.PlainLoginModule"
+    return {
+        "sasl.enabled.mechanisms": "PLAIN",
+        "listener.name.sasl_plaintext.plain.sasl.jaas.config": (
+            f'{module} required user_{name}="{password}";'
+        ),
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super.users": "User:ANONYMOUS",
+    }
 
 
 def _cluster_id() -> str:

@@ -44,6 +44,17 @@ class KafkaClient:
         new = new.configs({key.replace("_", "."): value for key, value in config.items()})
         self.admin.createTopics([new]).all().get()
 
+    def allow(self, user: str, topic: str) -> None:
+        """Let a user read a topic, and nothing else."""
+        acl, resource = self.kafka.common.acl, self.kafka.common.resource
+        place = resource.ResourcePattern(
+            resource.ResourceType.TOPIC, topic, resource.PatternType.LITERAL
+        )
+        right = acl.AccessControlEntry(
+            f"User:{user}", "*", acl.AclOperation.READ, acl.AclPermissionType.ALLOW
+        )
+        self.admin.createAcls([acl.AclBinding(place, right)]).all().get()
+
     def drop(self, name: str) -> None:
         """Delete a topic."""
         self.admin.deleteTopics([name]).all().get()

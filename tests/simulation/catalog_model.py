@@ -286,6 +286,10 @@ class ModelFollower(TableFollower):
         """No one rolls back by hand here."""
         return False
 
+    def last_position(self) -> FollowerPosition | None:
+        """The mark of main, which no one rolls back."""
+        return self.newest_position()
+
     def list_tags(self) -> dict[str, FollowerPosition]:
         """Marks of group ends and barriers, oldest first."""
         tagged = [(name, snapshot.mark) for name, snapshot in self._metadata.tags.items()]

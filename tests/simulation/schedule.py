@@ -65,10 +65,10 @@ class _Inline:
         """In order."""
         return iter([ask(item) for item in items])
 
-    def submit(self, ask: Callable[[Any], Any], item: Any) -> Future[Any]:
+    def submit(self, ask: Callable[..., Any], *given: Any) -> Future[Any]:
         """At once; an error comes from here already."""
         done: Future[Any] = Future()
-        done.set_result(ask(item))
+        done.set_result(ask(*given))
         return done
 
     def shutdown(self, **_: object) -> None:

@@ -6,14 +6,16 @@ tests/e2e/test_kafka.py and its neighbours read a real broker with it.
 from __future__ import annotations
 
 from importlib.machinery import ModuleSpec
-from typing import Any
+from typing import Any, ClassVar
 
+import confluent_kafka
 import pytest
 
 from tidegate.errors import ConfigurationError, TransientError
 from tidegate.jobs.sources import kafka_client
 from tidegate.jobs.sources.kafka_client import (
     ClientTopicOffsets,
+    RangeReader,
     translate_client_error,
     translate_settings,
 )
@@ -57,6 +59,9 @@ def test_a_truststore_in_pem_is_translated() -> None:
     "options",
     [
         {"security.protocol": "SSL"},
+        {"security.protocol": "sasl_ssl", "sasl.mechanism": "PLAIN"},
+        {"security.protocol": "ssl"},
+        {"isolation.level": "READ_COMMITTED"},
         {"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN"},
         {"security.protocol": "SSL", "ssl.truststore.location": "/etc/ca.p12"},
         {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "GSSAPI"},
@@ -88,8 +93,12 @@ def test_without_the_library_the_jvm_asks(monkeypatch: pytest.MonkeyPatch) -> No
 class Told:
     """An error of the library."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, name: str, code: int = 0) -> None:
+        self._name, self._code = name, code
+
+    def code(self) -> int:
+        """Its number."""
+        return self._code
 
     def name(self) -> str:
         """Its name."""
@@ -106,6 +115,7 @@ class Told:
         ("UNKNOWN_TOPIC_OR_PART", TransientError, "there is no topic t"),
         ("TOPIC_AUTHORIZATION_FAILED", ConfigurationError, "refuses this client: words"),
         ("_AUTHENTICATION", ConfigurationError, "refuses this client: words"),
+        ("_INVALID_ARG", ConfigurationError, "refuses this client: words"),
         ("_SSL", TransientError, "its certificate: words"),
         ("_TRANSPORT", TransientError, "could not be reached"),
     ],
@@ -117,3 +127,112 @@ def test_errors_are_told_in_the_words_of_the_catalogue(
     error: Any = translate_client_error(Told(name), KafkaOptions(servers="b:9092", topic="t"))
     assert isinstance(error, kind)
     assert said in str(error)
+
+
+class Event:
+    """A message of the library, or an error of a partition."""
+
+    def __init__(self, partition: int, offset: int, error: Told | None = None) -> None:
+        self._partition, self._offset, self._error = partition, offset, error
+
+    def topic(self) -> str | None:
+        """None for an error that concerns no topic."""
+        return None if self._partition < 0 else "t"
+
+    def partition(self) -> int:
+        """Its partition."""
+        return self._partition
+
+    def offset(self) -> int:
+        """Its offset."""
+        return self._offset
+
+    def error(self) -> Told | None:
+        """What is wrong."""
+        return self._error
+
+    def key(self) -> bytes | None:
+        """None."""
+        return None
+
+    def value(self) -> bytes:
+        """An object."""
+        return b"{}"
+
+
+class Consumer:
+    """Hands out what a test says."""
+
+    batches: ClassVar[list[list[Event]]] = []
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self.unassigned: list[int] = []
+
+    def assign(self, places: list[Any]) -> None:
+        """Nothing is fetched."""
+
+    def incremental_unassign(self, places: list[Any]) -> None:
+        """Note it."""
+        self.unassigned += [place.partition for place in places]
+
+    def unassign(self) -> None:
+        """Nothing is left."""
+
+    def consume(self, number: int, seconds: float) -> list[Event]:
+        """The next batch; none when all were handed out."""
+        return self.batches.pop(0) if self.batches else []
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+def read(
+    monkeypatch: pytest.MonkeyPatch, ranges: dict[int, tuple[int, int]], *batches: list[Event]
+) -> list[tuple[int, int]]:
+    """The places of the messages of ranges, from a client that hands out these batches."""
+    monkeypatch.setattr(confluent_kafka, "Consumer", Consumer)
+    monkeypatch.setattr(kafka_client, "_SILENCE_SECONDS", 0.0)
+    monkeypatch.setattr(Consumer, "batches", [*batches])
+    reader = RangeReader("web", KafkaOptions(servers="b:9092", topic="t"), {})
+    found = [row for batch in reader.read_ranges(ranges) for row in batch.to_pylist()]
+    reader.close()
+    return [(row["partition"], row["offset"]) for row in found]
+
+
+def test_a_range_ends_with_its_last_offset_or_at_the_end_of_its_partition(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Offsets may be missing, and what lies behind the range is not in it."""
+    end = Told("_PARTITION_EOF", confluent_kafka.KafkaError._PARTITION_EOF)
+    first = [Event(0, 5), Event(1, 3), Event(0, 7), Event(0, 8)]
+    found = read(
+        monkeypatch,
+        {0: (5, 8), 1: (3, 6), 2: (4, 4)},
+        first,
+        [Event(1, 5, end)],
+        [Event(1, 6, end)],
+    )
+    assert found == [(0, 5), (1, 3), (0, 7)]
+
+
+def test_an_error_that_concerns_no_partition_ends_no_range(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Such as the answer about the coordinator of a group, which nobody needs."""
+    refusal = Told("GROUP_AUTHORIZATION_FAILED", 30)
+    assert read(monkeypatch, {0: (0, 1)}, [Event(-1, 0, refusal)], [Event(0, 0)]) == [(0, 0)]
+
+
+def test_messages_that_were_removed_while_they_were_read_are_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The range is planned again."""
+    gone = Told("_AUTO_OFFSET_RESET", confluent_kafka.KafkaError._AUTO_OFFSET_RESET)
+    with pytest.raises(TransientError, match="messages of t were removed"):
+        read(monkeypatch, {0: (0, 9)}, [Event(0, 0)], [Event(0, 1, gone)])
+
+
+def test_silence_is_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker that sends nothing of a range that it has is not waited for without end."""
+    with pytest.raises(TransientError, match="nothing came"):
+        read(monkeypatch, {0: (0, 9)}, [Event(0, 0)])

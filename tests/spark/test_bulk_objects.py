@@ -228,6 +228,19 @@ def test_decoded_messages_of_several_partitions_in_one_file_keep_their_places(
     }
 
 
+def test_rows_of_many_partitions_are_written_before_they_fill_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each partition has rows that wait for their file, and the sum of their bytes is bounded."""
+    monkeypatch.setattr(json_decoding, "_MOST_HELD_BYTES", 1)
+    batch = pa.record_batch(
+        {"value": [b"{}"] * 6, "partition": pa.array([0, 1, 2] * 2, pa.int32())}
+    )
+    write_batches([batch] * 4, None, tmp_path)
+    found = [pq.read_metadata(file) for file in tmp_path.iterdir()]
+    assert [(one.num_rows, one.num_row_groups) for one in found] == [(8, 4)] * 3
+
+
 def test_without_a_plan_all_messages_are_left_to_spark(tmp_path: Path) -> None:
     """They are on this disk then, as they came."""
     batch = pa.record_batch(
