@@ -218,7 +218,7 @@ def test_a_range_ends_with_its_last_offset_or_at_the_end_of_its_partition(
 def test_an_error_that_concerns_no_partition_ends_no_range(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Such as the answer about the coordinator of a group, which nobody needs."""
+    """Such as the answer about the coordinator of a group, which no reader needs."""
     refusal = Told("GROUP_AUTHORIZATION_FAILED", 30)
     assert read(monkeypatch, {0: (0, 1)}, [Event(-1, 0, refusal)], [Event(0, 0)]) == [(0, 0)]
 
