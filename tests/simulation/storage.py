@@ -55,6 +55,7 @@ class SimBucket(MemoryBucket):
         self.records: dict[str, dict[str, Any]] = {}  # slot key -> what was sealed there first
         self.bytes: dict[str, bytes] = {}  # of slots, as first filled
         self.tokens: dict[str, int] = {}  # driver -> its token, of those that have had the lease
+        self.renewed_at = 0.0  # when the lease was last written
         self.ignored: Counter[tuple[str, str]] = (
             Counter()
         )  # (request, driver) -> epochs sealed since
@@ -92,6 +93,7 @@ class SimBucket(MemoryBucket):
             token, driver = mark = _lease_mark(data)
             self.world.mark("lease", mark)
             self.tokens[driver or ""] = token
+            self.renewed_at = self.world.now
             self._require_prompt_answers(driver)
         elif key.startswith(self.layout.requests_prefix):
             self.asked.setdefault(

@@ -279,6 +279,8 @@ def _terminate(world: World, store: SimStore, pipeline: str, token: int, say: An
         works = process.alive and process.asleep_until <= world.now < process.busy_until
         # A store that refuses the keys of a driver refuses its renewals too.
         works = works and world.now > process.denied_until + LEASE_TTL
+        # Nor does anybody know of a driver whose renewals have not arrived for as long.
+        works = works and world.now <= world.bucket.renewed_at + LEASE_TTL
         if process.name == name and works and lease is not None and lease.token == token:
             raise Violation(f"{name} is terminated although its step is in time")
     return terminate_driver(store, pipeline, token, say)
