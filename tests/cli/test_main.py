@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -293,6 +294,8 @@ def test_no_color_and_completion_work_as_on_other_command_lines(
         [sys.executable, "-m", "tidegate.jobs.cli", "--show-completion", "bash"],
         capture_output=True,
         text=True,
+        # Else Typer looks for the shell that runs the tests, which may be one that it does not know.
+        env={**os.environ, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"},
     )
     assert "COMPREPLY" in script.stdout
 
