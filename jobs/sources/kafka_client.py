@@ -1,9 +1,9 @@
 """A Kafka client in the driver's own process, for topics that can be read without a JVM.
 
-confluent-kafka (librdkafka) reads a message with a quarter of the processor time that Spark's
-connector needs. It understands only some of the Java client's settings, whose names `kafka.options`
-has. `translate_settings` says which; with other settings, and where the library is not installed,
-the JVM's clients are used.
+confluent-kafka (librdkafka) needs less processor time for a message than Spark's connector does
+(docs/measurements.md, `make bench-kafka`). It understands only some of the Java client's settings,
+whose names `kafka.options` has. `translate_settings` says which; with other settings, and where the
+library is not installed, the JVM's clients are used.
 """
 
 from __future__ import annotations

@@ -338,10 +338,10 @@ def test_a_user_needs_no_right_but_to_read_the_topic(
         settings = translate_settings(build_consumer_settings(right))
         assert settings is not None
         reader = RangeReader("web", right, settings)
-        for _ in range(3):  # the answer about the group may come with any of them
+        begun = time.monotonic()
+        while time.monotonic() < begun + 2:  # the answer about the group may come with any read
             batches = [*reader.read_ranges({0: (0, 5), 1: (2, 5)})]
             assert sum(batch.num_rows for batch in batches) == 8
-            time.sleep(0.5)
         reader.close()
         for topic, password in (("hidden", "right"), ("t", "wrong")):
             with pytest.raises(ConfigurationError, match="refuses this client"):
