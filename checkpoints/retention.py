@@ -25,7 +25,6 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
 
@@ -37,7 +36,7 @@ from .pins import Roots, RootsFile
 from .record_models import FrozenModel
 from .slot_index import SlotIndex, SlotSummary
 from .slot_log import LineageSegment, LogHead, SlotLog
-from .store import ObjectInfo, PreconditionFailedError
+from .store import ObjectInfo, PreconditionFailedError, map_in_threads
 
 
 @dataclass(frozen=True)
@@ -309,8 +308,8 @@ class Retention:
             if self._is_outdated(head, ids):
                 continue
             oldest = [row for row in staying if row.id is None or row.parent not in ids]
-            with ThreadPoolExecutor(self._workers) as pool:
-                named = [*zip(oldest, pool.map(self._keys_needed_by, oldest), strict=True)]
+            keys_of = map_in_threads(self._keys_needed_by, oldest, self._workers)
+            named = [*zip(oldest, keys_of, strict=True)]
             retired = [CheckpointId.parse(row.id) for row, keys in named if keys is None and row.id]
             if not retired:
                 return staying, set[str]().union(*(keys or () for _, keys in named))

@@ -9,8 +9,7 @@ listed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, TypeVar
@@ -26,7 +25,12 @@ from .manifest import ForkRecord, Manifest
 from .record_models import FrozenModel
 from .row_counts import RowCounts
 from .slot_log import LineageSegment, SlotContents, SlotLog
-from .store import NotFoundError, OutcomeUnknownError, PreconditionFailedError
+from .store import (
+    NotFoundError,
+    OutcomeUnknownError,
+    PreconditionFailedError,
+    map_in_threads,
+)
 
 # Slots a page: about 200 kB, read and parsed in some 10 ms; the unfinished page costs at most 500
 # GETs to catch up.
@@ -157,9 +161,10 @@ class SlotIndex:
         )
         numbers = _list_page_numbers(stretch)
         for start in range(0, len(numbers), self._workers):
-            found = self._map_in_threads(
+            found = map_in_threads(
                 lambda page: self._load_index_page(timeline, page, whole),
                 numbers[start : start + self._workers],
+                self._workers,
             )
             self._fill_missing_slots(timeline, [page for page in found if page.missing])
             for page in found:
@@ -288,7 +293,10 @@ class SlotIndex:
     def _fill_missing_slots(self, timeline: int, pages: list[_IndexPage]) -> None:
         """Read the missing slots of all pages at once, and write the pages."""
         slots = [slot for page in pages for slot in page.missing]
-        rows = iter(self._map_in_threads(lambda slot: self._summarize_slot(timeline, slot), slots))
+        summaries = map_in_threads(
+            lambda slot: self._summarize_slot(timeline, slot), slots, self._workers
+        )
+        rows = iter(summaries)
         for page in pages:
             page.rows.extend(next(rows) for _ in page.missing)
             if all(
@@ -339,13 +347,6 @@ class SlotIndex:
                 created_at=0,
             )
         return SlotSummary.from_slot(filled)
-
-    def _map_in_threads(self, ask: Callable[[A], B], items: Iterable[A]) -> list[B]:
-        todo = [*items]
-        if self._workers <= 1 or len(todo) < 2:
-            return [ask(item) for item in todo]
-        with ThreadPoolExecutor(self._workers) as pool:
-            return [*pool.map(ask, todo)]
 
 
 def _list_page_numbers(stretch: LineageSegment) -> range:

@@ -310,9 +310,9 @@ def _is_write_refused(write: Callable[[], str]) -> bool:
 def map_in_threads(call: Callable[[T], R], items: Iterable[T], threads: int = 16) -> list[R]:
     """Return the results of calls that wait for the store, or for a disk, in the items' order.
 
-    After an error those that wait are not begun.
+    One thread is the caller's. After an error those that wait are not begun.
     """
-    if isinstance(items, Sequence) and len(items) < 2:
+    if threads <= 1 or (isinstance(items, Sequence) and len(items) < 2):
         return [call(item) for item in items]
     pool = ThreadPoolExecutor(threads)
     try:

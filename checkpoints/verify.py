@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
 from itertools import groupby, islice
 from pathlib import Path
@@ -28,7 +27,7 @@ from .pins import RootsFile
 from .record_models import FrozenModel
 from .slot_index import SlotIndex
 from .slot_log import SlotContents, SlotLog
-from .store import NotFoundError, Store, StoreDeniedError
+from .store import NotFoundError, Store, StoreDeniedError, map_in_threads
 
 SCRUB_EVERY: Final = 24 * 3_600_000_000  # ticks
 _MOST_SHARES = 7  # a checkpoint that is kept for long is read again every week
@@ -293,12 +292,8 @@ def _check_files(
     store: Store, files: list[FileRef], checksums: bool, workers: int
 ) -> list[VerificationFinding]:
     doubtful = files if checksums else _select_doubtful_files(store, files)
-    with ThreadPoolExecutor(max(1, workers)) as pool:
-        return [
-            found
-            for found in pool.map(lambda file: _check_file(store, file, checksums), doubtful)
-            if found
-        ]
+    findings = map_in_threads(lambda file: _check_file(store, file, checksums), doubtful, workers)
+    return [found for found in findings if found]
 
 
 def _describe_error(error: Exception) -> str:

@@ -18,7 +18,6 @@ import math
 import re
 import time
 from bisect import bisect_left
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -37,7 +36,7 @@ from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
 from tidegate.checkpoints.lease import read_lease
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.slot_log import LogHead, SlotLog
-from tidegate.checkpoints.store import NotFoundError, Store
+from tidegate.checkpoints.store import NotFoundError, Store, map_in_threads
 from tidegate.checkpoints.verify import verify_checkpoint
 from tidegate.jobs.spec.job_spec import JobSpec
 from tidegate.jobs.spec.pipeline import (
@@ -284,13 +283,12 @@ def publish_data_docs(store: Store, result: JsonView, run: RunResult) -> str:
     """
     quality = BucketLayout(result["pipeline"]).quality_prefix
     folder = f"{quality}docs/{result['id']}/"
-    with ThreadPoolExecutor(_WRITER_THREADS) as pool:
-        written = [
-            pool.submit(store.put, f"{folder}{name}.html", page.encode())
-            for name, page in _render_run_pages(result, run).items()
-        ]
-        for page in written:
-            page.result()
+    pages = _render_run_pages(result, run)
+    map_in_threads(
+        lambda name: store.put(f"{folder}{name}.html", pages[name].encode()),
+        pages,
+        _WRITER_THREADS,
+    )
     key = f"{quality}results/{result['id']}.json"
     data = canonical_bytes(dict(result))
     store.put(key, data)

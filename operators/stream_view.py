@@ -6,7 +6,6 @@ import threading
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any, Final, TypeVar
@@ -34,7 +33,7 @@ from tidegate.checkpoints.restore import plan_restore, read_restore_audits
 from tidegate.checkpoints.slot_index import SlotIndex, SlotSummary
 from tidegate.checkpoints.slot_log import LineageSegment, LogHead, SlotContents, SlotLog
 from tidegate.checkpoints.splice_requests import OPEN_STATES, list_splice_requests
-from tidegate.checkpoints.store import NotFoundError, Store
+from tidegate.checkpoints.store import NotFoundError, Store, map_in_threads
 from tidegate.checkpoints.verify import verify_checkpoint
 from tidegate.errors import TidegateError, TransientError
 from tidegate.jobs.spec.pipeline import PipelineSpec
@@ -494,10 +493,10 @@ class StreamView:
     def _load_epochs(self, positions: list[_Position]) -> list[_SeenEpoch | None]:
         """The epochs at these positions; reads those not seen before, several at once."""
         missing = [position for position in positions if position not in self._seen]
-        if missing:
-            with ThreadPoolExecutor(READ_WORKERS) as pool:
-                slots = pool.map(lambda position: self.log.read_slot(*position), missing)
-                self._seen |= zip(missing, map(_summarize_epoch, slots), strict=True)
+        epochs = map_in_threads(
+            lambda position: _summarize_epoch(self.log.read_slot(*position)), missing, READ_WORKERS
+        )
+        self._seen |= zip(missing, epochs, strict=True)
         return [self._seen[position] for position in positions]
 
     def _barrier_history(self, head: LogHead, recent: list[JsonObject]) -> list[JsonObject]:

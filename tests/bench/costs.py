@@ -116,12 +116,10 @@ LINEAR: tuple[tuple[str, Work, Sequence[int], tuple[float, int, int]], ...] = (
 )
 MEASURES = ("requests", "bytes", "memory")
 HISTORY_SLACK = 0.1
-# Eight threads read at once, and how many of them parse at the same moment is chance. A byte of
-# memory for each epoch would still be found.
-HISTORY_ALLOWANCE = (0, 256, 900_000)
+# A byte of memory for each epoch would still be found.
+HISTORY_ALLOWANCE = (0, 256, 60_000)
 LINEAR_SLACK = 1.5
-# For the same reason the run that needed least memory counts.
-RUNS = 2
+RUNS = 2  # the one that needed least memory counts
 LOOK_SLACK = 1.2
 
 

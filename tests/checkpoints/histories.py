@@ -11,7 +11,9 @@ import time
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from unittest.mock import patch
 
 from sortedcontainers import SortedDict
 from tests.engine.harness import SECOND, Bench, row, spec_of
@@ -123,17 +125,26 @@ class History:
         return replace(min(runs, key=lambda cost: cost.memory), seconds=seconds)
 
     def measure_once(self, work: Callable[[History], object]) -> Cost:
-        """Do the work once, under a tracer that makes its time meaningless."""
+        """Do the work once, under a tracer that makes its time meaningless.
+
+        One thread at a time reads, because how many of them parse at once is chance, and each needs
+        memory.
+        """
         store = self.store
         store.requests, store.sent, store.received = Counter(), 0, 0
         gc.collect()
         tracemalloc.start()
         try:
-            work(self)
+            with patch("tidegate.checkpoints.store.ThreadPoolExecutor", _take_one_thread):
+                work(self)
             memory = tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
         return Cost(store.requests, store.sent, store.received, memory)
+
+
+def _take_one_thread(_threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1)
 
 
 def make_history(retired: int, recent: int = 50, *, members: int = 1, rows: int = 1) -> History:

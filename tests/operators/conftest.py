@@ -233,6 +233,14 @@ class Cockpit:
                 "SELECT dag_id, run_id, state, try_number, trigger_id, end_date FROM task_instance"
                 " ORDER BY dag_id, run_id"
             ),
+            "earlier tries": (
+                "SELECT dag_id, run_id, state, try_number, end_date FROM task_instance_history"
+                " ORDER BY dag_id, run_id, try_number"
+            ),
+            "what Airflow logged of tasks": (
+                "SELECT dttm, dag_id, event, try_number, substr(extra, 1, 300) FROM log"
+                " WHERE task_id IS NOT NULL ORDER BY id DESC LIMIT 60"
+            ),
             "stale DAGs": (
                 "SELECT dag_id, has_import_errors, last_parsed_time FROM dag WHERE is_stale"
             ),

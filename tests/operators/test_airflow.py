@@ -41,7 +41,7 @@ def test_a_killed_driver_is_noticed_and_replaced(cockpit: Cockpit) -> None:
     )
     cockpit.until(lambda: cockpit.head("lost") > head, 30, "new checkpoint")
     now = cockpit.task("lost", run)["try_number"]
-    assert now == tried, cockpit.log("lost", run, try_number=tried)
+    assert now == tried, cockpit.evidence()
 
 
 def test_a_cleared_task_adopts_its_driver(cockpit: Cockpit) -> None:

@@ -26,7 +26,7 @@ from tests.simulation.supervision import Airflow, real_supervision
 from tests.simulation.threads import SimTime
 from tests.simulation.world import Process, World
 
-from tidegate.checkpoints import retention, slot_index, store, verify
+from tidegate.checkpoints import store
 from tidegate.checkpoints.bucket_layout import CheckpointId
 from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
 from tidegate.checkpoints.pipeline_identity import ProcessIdentity
@@ -109,7 +109,7 @@ def simulated(world: World) -> Iterator[None]:
         yield
 
 
-_POOLED = (iceberg_sink, slot_index, retention, verify, store)
+_POOLED = (iceberg_sink, store)
 _TALKATIVE = (
     *(table_maintenance, operator_requests, startup, epoch_loop, pipeline_run, housekeeping),
     *(status_reporter, error_classification, epoch_listeners, landing_log, arrival_log),
