@@ -153,6 +153,20 @@ class Cockpit:
         """A task instance of a run; by default the one that is called like the kind of DAG."""
         return self.api.task_instances(f"{pipeline}.{kind}", run)[task or kind]
 
+    def count_tries(self, pipeline: str, run: str) -> int:
+        """Return how many tries the stream's task began, without those that Airflow used up itself.
+
+        Airflow's scheduler takes a task for killed from outside if the trigger fires before the
+        scheduler has read that the worker ended. It begins another try then.
+        """
+        query = (
+            "SELECT count(*) FROM log WHERE event = 'state mismatch' AND task_id = 'stream'"
+            " AND dag_id = ? AND run_id = ?"
+        )
+        with database_of(self.stack) as database:
+            (by_airflow,) = database.execute(query, (f"{pipeline}.stream", run)).fetchone()
+        return int(self.task(pipeline, run)["try_number"]) - int(by_airflow)
+
     def watched(self, pipeline: str, run: str, *, at_least: int = 1) -> bool:
         """Whether the stream's task sleeps while a trigger watches, in this try of it or a later
         one.
