@@ -92,6 +92,27 @@ def test_footers_are_read_at_the_same_time(tmp_path: Path, monkeypatch: pytest.M
     assert met[0]
 
 
+def test_a_commit_rewrites_no_more_entries_in_a_longer_table(tmp_path: Path) -> None:
+    """Merging manifests of every file takes seconds, once in sixteen commits, after half an hour."""
+    world = make_world(tmp_path)
+    sink = world.sink()
+    world.seal(800)
+    sink.follow(world.log)
+    rewritten = []
+    for _ in range(20):
+        world.seal(1)
+        sink.follow(world.log)
+        table = sink.open_table("events")
+        newest = table.current_snapshot()
+        assert newest is not None
+        rewritten += [
+            manifest.existing_files_count or 0
+            for manifest in newest.manifests(table.io)
+            if manifest.added_snapshot_id == newest.snapshot_id
+        ]
+    assert 0 < max(rewritten) < 700
+
+
 def test_small_files_go_by_one_put() -> None:
     """Arrow's own way is an upload of parts, three requests for each of Iceberg's metadata files."""
     files = StoreFileIO(
