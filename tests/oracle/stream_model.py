@@ -1,11 +1,8 @@
 """The reference model of streams: everything in memory, event by event, splice merges included.
 
-What a stream holds follows from what arrived at it: per turn, arrivals in order of their stamps
-(each writer's own order kept), each accepted or rejected by the one rule of `compute_stream_time`;
-merged rows come after the rows of the same stamp that were there when they were merged. An
-attachment is a fold over its origin by position. So a merge is an insertion followed by the same
-computation again, from the first row that moved: folds keep their state before every row, and
-nothing before it is run again.
+What a stream holds follows from what arrived at it (`stream_placement`). An attachment is a fold
+over its origin by position. So a merge is an insertion followed by the same computation again, from
+the first row that moved: folds keep their state before every row, and nothing before it is run again.
 """
 
 from __future__ import annotations
@@ -16,6 +13,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from tests.oracle.stream_placement import (
+    Arrival,
+    Rejection,
+    RowOrigin,
+    StreamRow,
+    place_arrivals,
+)
 from tidegate.errors import ConfigurationError, PoisonError
 from tidegate.jobs.streams.stream_rows import Event
 from tidegate.time_units import TICK_MAX, TICK_MIN
@@ -54,77 +58,9 @@ def inherits_stamp(inherit: bool, merge: MergeMode, phase: DispatchPhase) -> boo
     return inherit if phase is DispatchPhase.HEAD else merge is MergeMode.SPLICE
 
 
-def compute_stream_time(last: int | None, now: int, stamp: int | None) -> int | None:
-    """Return the stream time of an append, or None if it is rejected.
-
-    Without a stamp it is ``max(now, last)``. A stamp is accepted if it is not below `last`.
-
-    >>> compute_stream_time(100, 0, 90), compute_stream_time(100, 0, 100)
-    (None, 100)
-    >>> compute_stream_time(100, 95, None), compute_stream_time(100, 130, None)
-    (100, 130)
-    """
-    if stamp is None:
-        return now if last is None else max(now, last)
-    return stamp if last is None or stamp >= last else None
-
-
 def is_collected(merge: MergeMode, phase: DispatchPhase) -> bool:
     """Return whether a dispatched row goes into a splice request instead of the destination."""
     return merge is MergeMode.SPLICE and phase is DispatchPhase.BACKFILL
-
-
-@dataclass(frozen=True, slots=True)
-class RowOrigin:
-    """Where a dispatched row comes from.
-
-    The attachment, the row it was made of, and which of that row's dispatches it is.
-    """
-
-    attachment: str
-    stream: str
-    row_id: str
-    nth: int
-
-
-@dataclass(frozen=True, slots=True)
-class StreamRow:
-    """One row of a stream.
-
-    Attributes:
-        id: identity; survives re-indexing.
-        position: zero-based and contiguous; a merge before it moves it up.
-        time: its stamp on this stream, the stream time; never below its predecessor's.
-        turn: the turn in which it came (in a pipeline: the epoch). A merged row came with its
-            predecessor, or with the first row.
-        at: clock of that turn.
-        origin: None for rows from outside.
-    """
-
-    id: str
-    position: int
-    time: int
-    value: Mapping[str, Any]
-    turn: int = 0
-    at: int = 0
-    origin: RowOrigin | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Rejection:
-    """A dispatch that the destination rejected; it is logged on the origin stream."""
-
-    stream: str
-    row_id: str
-    destination: str
-    attachment: str
-    stamp: int
-    last: int
-
-    @property
-    def reason(self) -> str:
-        """The reason as a sentence."""
-        return f"stamp {self.stamp} is below {self.last}, the last of {self.destination}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,26 +122,14 @@ class Request:
 
     id: str
     destination: str
-    rows: list[_Arrival]
+    rows: list[Arrival]
     attachment: str | None = None
     state: str = "created"
 
 
-@dataclass(frozen=True, slots=True)
-class _Arrival:
-    """A row on its way to a stream. `rank`: which writer; rows from outside come first."""
-
-    turn: int
-    rank: int
-    id: str
-    value: Value
-    stamp: int | None
-    origin: RowOrigin | None = None
-
-
 @dataclass(slots=True)
 class _Stream:
-    outside: list[_Arrival] = field(default_factory=list)
+    outside: list[Arrival] = field(default_factory=list)
     merges: list[tuple[int, str]] = field(default_factory=list)  # (turn, request)
     rows: list[StreamRow] = field(default_factory=list)
     rejections: list[Rejection] = field(default_factory=list)
@@ -228,11 +152,11 @@ class _Attached:
     states: list[dict[Hashable, tuple[Any, int]]] = field(
         default_factory=lambda: [{}]
     )  # before each row: key -> state, index
-    sent: list[list[tuple[str, DispatchPhase, _Arrival]]] = field(
+    sent: list[list[tuple[str, DispatchPhase, Arrival]]] = field(
         default_factory=list
     )  # per row: (destination, phase, dispatch)
 
-    def dispatches(self, destination: str, *, request: bool = False) -> Iterator[_Arrival]:
+    def dispatches(self, destination: str, *, request: bool = False) -> Iterator[Arrival]:
         """What was sent there; with `request` what was collected instead."""
         for batch in self.sent:
             for to, phase, arrival in batch:
@@ -318,7 +242,7 @@ class World:
         for number, item in enumerate(values):
             value, stamp = item if isinstance(item, tuple) else (item, None)
             into.outside.append(
-                _Arrival(
+                Arrival(
                     turn, -1, ids[number] if ids else f"{stream}/{len(into.outside)}", value, stamp
                 )
             )
@@ -371,7 +295,7 @@ class World:
 
         Late rows, dead letters, a file.
         """
-        arrivals = [_Arrival(0, -1, row_id, value, stamp) for row_id, stamp, value in rows]
+        arrivals = [Arrival(0, -1, row_id, value, stamp) for row_id, stamp, value in rows]
         self.requests[request_id] = Request(request_id, destination, arrivals)
 
     def reject(self, request_id: str) -> None:
@@ -491,7 +415,7 @@ class World:
 
     def _fold(
         self, attached: _Attached, row: StreamRow, index: int, turn: int
-    ) -> list[tuple[str, DispatchPhase, _Arrival]]:
+    ) -> list[tuple[str, DispatchPhase, Arrival]]:
         spec, known = attached.spec, attached.states[-1]
         key = None if spec.key is None else spec.key(row.value)
         state, seen = known.get(key, (spec.initial, 0))
@@ -509,7 +433,7 @@ class World:
                 (
                     to,
                     phase,
-                    _Arrival(
+                    Arrival(
                         turn, attached.rank, f"{spec.name}:{row.id}#{nth}", value, stamp, origin
                     ),
                 )
@@ -524,8 +448,13 @@ class World:
         """
         stream = self._streams[name]
         before = stream.rows
-        stream.rows, stream.rejections = _placed(
-            name, stream, self._arrivals(name), self._merged(stream), self._clock, self._tick
+        stream.rows, stream.rejections = place_arrivals(
+            name,
+            self._arrivals(name),
+            self._merged(stream),
+            dict(stream.marks) if stream.buffered else None,
+            self._clock,
+            self._tick,
         )
         same = 0
         for old, new in zip(before, stream.rows, strict=False):
@@ -534,118 +463,12 @@ class World:
             same += 1
         return None if same == len(before) == len(stream.rows) else same
 
-    def _arrivals(self, name: str) -> list[_Arrival]:
+    def _arrivals(self, name: str) -> list[Arrival]:
         writers = [list(a.dispatches(name)) for a in self._attached.values() if name in a.spec.to]
         return [arrival for batch in (self._streams[name].outside, *writers) for arrival in batch]
 
-    def _merged(self, stream: _Stream) -> dict[int, list[_Arrival]]:
+    def _merged(self, stream: _Stream) -> dict[int, list[Arrival]]:
         return {
             turn: sorted(self.requests[r].rows, key=lambda a: a.stamp or 0)
             for turn, r in stream.merges
         }
-
-
-@dataclass(slots=True)
-class _Slot:
-    """An accepted row before it has a position.
-
-    `turn` is None for a merged row, `merged` the turn of its merge.
-    """
-
-    time: int
-    turn: int | None
-    arrival: _Arrival
-    merged: int = 0
-
-
-def _placed(
-    name: str,
-    stream: _Stream,
-    arrivals: Sequence[_Arrival],
-    merged: Mapping[int, list[_Arrival]],
-    clock: Sequence[int],
-    tick: int,
-) -> tuple[list[StreamRow], list[Rejection]]:
-    slots: list[_Slot] = []
-    rejections: list[Rejection] = []
-    last: int | None = None
-    for turn, batch, lost in _turns(stream, arrivals, merged, clock):
-        for number, arrival in enumerate(batch):
-            stamp = (
-                max(TICK_MIN if last is None else last, _wanted(arrival, clock))
-                if stream.buffered
-                else arrival.stamp
-            )
-            time = compute_stream_time(last, clock[turn] + tick * number, stamp)
-            if time is None:
-                origin = arrival.origin or RowOrigin("", name, arrival.id, 0)
-                rejections.append(
-                    Rejection(
-                        origin.stream, origin.row_id, name, origin.attachment, stamp or 0, last or 0
-                    )
-                )
-                continue
-            last = time
-            slots.append(_Slot(time, turn, arrival))
-        for arrival in lost:
-            time = arrival.stamp or 0
-            last = time if last is None else max(last, time)
-            slots.append(_Slot(time, None, arrival, turn))
-    slots.sort(key=lambda slot: slot.time)  # stable: existing rows first on ties
-    return _numbered(slots, clock), rejections
-
-
-def _numbered(slots: Sequence[_Slot], clock: Sequence[int]) -> list[StreamRow]:
-    rows, turn = list[StreamRow](), 0
-    first = next((slot.turn for slot in slots if slot.turn is not None), TICK_MAX)
-    for position, slot in enumerate(slots):
-        # A merged row counts as come with the row before it; in front, with the first one that was
-        # there, if any was.
-        turn = max(
-            turn, min(first, slot.merged) if slot.turn is None and not turn else slot.turn or 0
-        )
-        a = slot.arrival
-        rows.append(StreamRow(a.id, position, slot.time, a.value, turn, clock[turn], a.origin))
-    return rows
-
-
-def _wanted(arrival: _Arrival, clock: Sequence[int]) -> int:
-    return clock[arrival.turn] if arrival.stamp is None else arrival.stamp
-
-
-def _turns(
-    stream: _Stream,
-    arrivals: Sequence[_Arrival],
-    merged: Mapping[int, list[_Arrival]],
-    clock: Sequence[int],
-) -> Iterator[tuple[int, list[_Arrival], list[_Arrival]]]:
-    """Per turn: what is appended, in order, and what is merged."""
-    batches: dict[int, list[_Arrival]] = {}
-    for arrival in arrivals:
-        batches.setdefault(arrival.turn, []).append(arrival)
-    marks, held = dict(stream.marks), list[_Arrival]()
-    for turn in sorted({*batches, *merged, *marks}):
-        batch = _in_order(batches.get(turn, []), clock[turn])
-        if stream.buffered:
-            held = sorted([*held, *batch], key=lambda a: _wanted(a, clock))
-            mark = marks.get(turn, TICK_MIN)
-            batch, held = (
-                [a for a in held if _wanted(a, clock) < mark],
-                [a for a in held if _wanted(a, clock) >= mark],
-            )
-        yield turn, batch, merged.get(turn, [])
-
-
-def _in_order(batch: Sequence[_Arrival], now: int) -> list[_Arrival]:
-    """Writers of one turn are merged by stamp.
-
-    Each keeps its own order, whatever its stamps say.
-    """
-    high: dict[int, int] = {}
-    keyed = []
-    for arrival in batch:
-        high[arrival.rank] = max(
-            high.get(arrival.rank, TICK_MIN), now if arrival.stamp is None else arrival.stamp
-        )
-        keyed.append(((high[arrival.rank], arrival.rank), arrival))
-    return [arrival for _, arrival in sorted(keyed, key=lambda pair: pair[0])]

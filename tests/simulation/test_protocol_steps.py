@@ -6,7 +6,8 @@ import pytest
 from tests.simulation.cheap import cheap
 from tests.simulation.judge_traces import is_rejected, select_planted
 from tests.simulation.planting import Mutant
-from tests.simulation.protocol_steps import CONDITIONS, QUICK, WHOLE, search_all_steps
+from tests.simulation.protocol_search import QUICK, WHOLE, search_all_steps
+from tests.simulation.protocol_steps import CONDITIONS
 from tests.simulation.schedule import run_seed
 
 _SECOND = "a restore finds the way to its target"
