@@ -227,6 +227,24 @@ class Stage:
             if behind > limit:
                 raise Violation(f"{name} lacks {behind} epochs, and {limit} is the limit")
 
+    def require_answers(self, applied: list[str]) -> None:
+        """A driver goes on only after it has answered the requests that its epoch applied.
+
+        The next turn answers those that a failure left open. Without a failure it has nothing left
+        to answer.
+
+        Raises:
+            Violation: a request has no answer.
+        """
+        bucket = self.world.bucket
+        for name in applied:
+            # A driver deletes an answered request after an hour, before its answer.
+            is_open = bucket.layout.request_key(name) in bucket.objects
+            if is_open and bucket.layout.ack_key(name) not in bucket.objects:
+                raise Violation(
+                    f"a driver applied and sealed {name}, and goes on without an answer"
+                )
+
     def published(self) -> dict[str, tuple[int, int]]:
         """Sink -> timeline and slot up to which it shows the log."""
         metadata = self.catalog.tables.get(CHECKPOINTS)

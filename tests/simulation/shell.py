@@ -107,6 +107,8 @@ class SimLoop(EpochLoop):
     def _run_epoch(self) -> EpochReport:
         limit = self._spec.outputs.max_unpublished
         report = super()._run_epoch()
+        if report.manifest is not None:
+            self._stage.require_answers(report.manifest.requests)
         # After a restore a driver goes on until it sees that its lease was taken.
         stale = _is_stale(self._stage.world, self._stage.world.current_process())
         if report.sealed and self._bounded and not stale:

@@ -33,6 +33,7 @@ _ROOT = Path(__file__).parents[2]
 QUICK = (
     "a full disk is not waited for",
     "a defect ends housekeeping",
+    "savepoints are not acknowledged",
     "a record of a newer version counts as damaged",
     "a 412 taken as a loss without reading back",
     "publishers rebase (pyiceberg's own retry)",
