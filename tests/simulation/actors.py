@@ -15,6 +15,7 @@ from tests.oracle.memory_source import MemorySource
 from tests.simulation.basics import NEVER, PIPELINE, Violation
 from tests.simulation.catalog_model import Catalog, external_files
 from tests.simulation.object_feed import LandedFeed, ObjectFeed, make_feed
+from tests.simulation.private_catalog import PrivateCatalog
 from tests.simulation.protocol_trace import TraceJudge
 from tests.simulation.servers import Brokers, Database, server_of
 from tests.simulation.shapes import MEMBERS, PLAIN, PUNCTUATION, TOPIC, spec_for
@@ -80,18 +81,23 @@ def _land(process: Process, feed: LandedFeed) -> None:
 class Stage:
     """One schedule's parts: the world, its catalog, its sources, and who acts."""
 
-    def __init__(self, world: World, sink: str = "", shape: str = PLAIN) -> None:
+    def __init__(
+        self, world: World, sink: str = "", shape: str = PLAIN, *, private: bool = False
+    ) -> None:
         self.world = world
         world.stage = self
-        world.note(f"the spec: {shape}, {sink or 'no'} sink")
+        told = "a private" if private else "a shared"
+        world.note(f"the spec: {shape}, {sink or 'no'} sink, {told} catalog")
         self.shape, self.spec = shape, spec_for(shape, sink)
         self.server = server_of(self.spec, world)
         self.catalog = Catalog(world)
+        self.private = private  # the tables' catalog is the pipeline's own, in its bucket
         world.judge = TraceJudge(self.spec.sinks)
         self.sources = {
             name: make_feed(name, source, world) for name, source in self.spec.sources.items()
         }
         self.fed: dict[str, int] = dict.fromkeys(self.sources, 0)
+        self.airflow: Any = None  # if someone supervises the stream
         self.compacts = False
         self.rolling = False  # some drivers are of an older version
         self.ends = False  # the feeder ends the sources, while drivers are busy
@@ -205,6 +211,23 @@ class Stage:
         self.world.pause(self.world.now + self.world.rng.choice((0.5, 4.0)))
         if not process.exited.startswith("done"):
             self.driver(f"{name}'", host=host, epochs=epochs, respawn=left - 1)
+
+    def open_catalog(self, store: SimStore) -> Any:
+        """The catalog of the tables, as a process opens it."""
+        return PrivateCatalog(store, self.catalog) if self.private else self.catalog
+
+    def neighbour(self, rounds: int) -> None:
+        """Another writer in a shared catalog: it sets a property of a table now and then."""
+        process = self.world.process("neighbour", 3)
+
+        def body() -> None:
+            for _ in range(rounds):
+                self.world.pause(self.world.now + self.world.rng.choice((0.05, 0.5, 2.0)))
+                if self.catalog.tables:
+                    self.catalog.touch(self.world.rng.choice(sorted(self.catalog.tables)))
+            process.alive = False
+
+        self.world.spawn("neighbour", process, body, "neighbour")
 
     def require_finished(self, head: LogHead) -> None:
         """A driver that says "finished" has sealed the last row, and published every epoch."""

@@ -106,6 +106,7 @@ class Catalog:
         self.rebase = False  # pyiceberg's own retry, for a mutant
         self.fences = True
         self.validates = True
+        self.names = 0  # of versions that private catalogs have written
         self._held: dict[str, LiveDataFile] = {}
         world.catalog = self
         world.table_files = self.live_files
@@ -230,25 +231,47 @@ class Catalog:
     def commit(self, handle: Any, timeline: int, change: Callable[[Metadata], Metadata]) -> None:
         """Swap main, on the condition that it is what the follower judged."""
         table, judged = handle.table, handle.metadata
+        # pyiceberg reads the table again, and changes what it has read.
+        seen = self.tables[table].location
         kind = self.visit("commit", table)
+        commit = partial(self._committed, table, judged, seen, timeline, change)
         if kind == "late":
-            self._later(
-                f"commit {table}", partial(self._committed, table, judged, timeline, change)
-            )
-        handle.metadata = self._committed(table, judged, timeline, change)
+            self._later(f"commit {table}", commit)
+        handle.metadata = commit()
         self._answer(kind)
 
     def _committed(
-        self, table: str, judged: Metadata, timeline: int, change: Callable[[Metadata], Metadata]
+        self,
+        table: str,
+        judged: Metadata,
+        seen: str,
+        timeline: int,
+        change: Callable[[Metadata], Metadata],
     ) -> Metadata:
         now = self.tables[table]
-        if now.main is not judged.main and not (self.rebase and timeline >= 0):
+        rebases = self.rebase and timeline >= 0
+        if now.main is not judged.main and not rebases:
             raise CommitFailedException(f"main of {table} has moved")
+        if now.location != seen and not rebases:
+            raise CommitFailedException(f"another writer has committed to {table}")
         after = change(now)
         self._judge(table, after)
         self._watch(table, timeline if timeline >= 0 else -timeline - 1, after)
         self._stands(table, self.version(replace(after, location=f"{table}/{len(self.versions)}")))
         return self.tables[table]
+
+    def touch(self, table: str) -> None:
+        """Another writer commits a version with the same rows."""
+        now = self.tables[table]
+        self._stands(table, self.version(replace(now, location=f"{table}/{len(self.versions)}")))
+
+    def name_version(self, table: str, location: str) -> None:
+        """The entry of a private catalog names another version, or the first one."""
+        metadata = self.versions[location]
+        self._judge(table, metadata)
+        if metadata.main is not None:
+            self._watch(table, metadata.main.mark.timeline, metadata)
+        self._stands(table, metadata)
 
     def _watch(self, table: str, timeline: int, after: Metadata) -> None:
         highest = self.highest.get(table, 0)
@@ -432,7 +455,7 @@ class SimSink(IcebergSink):
 
     follower = ModelFollower
 
-    def __init__(self, spec: PipelineSpec, store: Store, uid: str, catalog: Catalog) -> None:
+    def __init__(self, spec: PipelineSpec, store: Store, uid: str, catalog: Any) -> None:
         super().__init__(spec, store, uid)
         self._model = catalog
 

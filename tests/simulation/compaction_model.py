@@ -62,10 +62,9 @@ class _SimStaticTable:
         return SimpleNamespace(metadata=catalog.versions[location])
 
 
-def _open_catalog(_: PipelineSpec, store: SimStore, *, durable: bool) -> Catalog:
+def _open_catalog(_: PipelineSpec, store: SimStore, *, durable: bool) -> Any:
     assert durable
-    catalog: Catalog = store.world.catalog
-    return catalog
+    return store.world.stage.open_catalog(store)
 
 
 def _named(versions: dict[str, Any]) -> set[str]:

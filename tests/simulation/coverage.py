@@ -82,6 +82,7 @@ STEPS: Mapping[str, tuple[str, ...]] = {
     "make table": (COMMIT,),
     "own file": (ASK, SWAP),
     "commit": (COMMIT,),
+    "catalog entry": (ASK, SWAP, INNER),
     "pointer": (ASK, SWAP, INNER),
     "merge": (ASK, SWAP, INNER),
     "replace": (COMMIT,),
@@ -129,6 +130,10 @@ def kinds_of(step: str) -> frozenset[str]:
 
 TOPICS = ("brokers",)
 """Steps that only pipelines with topics take."""
+IN_BUCKET = ("catalog entry",)
+"""Steps of tables whose catalog is in the pipeline's own folder."""
+IN_CATALOGS = ("load table", "make table", "commit", "replace", *IN_BUCKET)
+"""Steps of tables of one kind of catalog."""
 READING = ("objects", "arrival log")
 """Steps that only pipelines with objects take."""
 SPLICING = ("splice request", "splice plan", "splice files", "splice seal")
@@ -163,6 +168,8 @@ def step_of(role: str, step: str, verb: str, key: str) -> str:
     part = key.partition("/")[2]
     if part in _DOCUMENTS:
         return _DOCUMENTS[part]
+    if part.endswith("/catalog.json"):
+        return "catalog entry"
     if part == "roots.json":
         return {"gc": "condemn", "housekeeping": "condemn", "person": "pin"}.get(role, "claim")
     if (folder := part.partition("/")[0]) in _FOLDERS:

@@ -41,7 +41,7 @@ def judge(stage: Stage) -> None:
         _restorable(stage)
         _pinned(stage, log)
     condemned = stage.world.judge.protocol.damaged
-    damaged = bool(stage.world.damaged or stage.world.lost)
+    damaged = bool(stage.world.damaged or stage.world.lost or stage.world.garbled)
     _require(not condemned or damaged, f"{set(condemned)} were never damaged")
     _answered(stage)
     _conserved(lineage)

@@ -14,10 +14,11 @@ from tests.simulation.basics import NEVER, PIPELINE, Violation, replaced
 from tests.simulation.catalog_model import SCANS
 from tests.simulation.cheap import cheap
 from tests.simulation.compaction_model import COMPACTION
-from tests.simulation.coverage import OF_STREAMS, SPLICING, SUPERVISED
+from tests.simulation.coverage import IN_BUCKET, IN_CATALOGS, OF_STREAMS, SPLICING, SUPERVISED
 from tests.simulation.judge import judge
 from tests.simulation.object_feed import FOOTERS
 from tests.simulation.onlooker import compare_offers, look_on
+from tests.simulation.private_catalog import PRIVATE
 from tests.simulation.servers import read_model_table
 from tests.simulation.shapes import SINK_KINDS, choose_shape
 from tests.simulation.shell import real_shell
@@ -100,7 +101,7 @@ def simulated(world: World) -> Iterator[None]:
         *((module, "ThreadPoolExecutor", _Inline) for module in _POOLED),
         *((module, "touch_alive_file", lambda alive: None) for module in (pipeline_run, startup)),
         *((module, "_log", _Silent()) for module in _TALKATIVE),
-        *(*COMPACTION, *SCANS, FOOTERS, (merge, "time", SimTime(world))),
+        *(*COMPACTION, *SCANS, *PRIVATE, FOOTERS, (merge, "time", SimTime(world))),
         (table_files, "_COMMITS_UNTIL_EXPIRY", 2),
         (iceberg_sink, "_SLOTS_PER_GROUP", 3),
         (postgres_sink, "read_table", read_model_table),
@@ -169,6 +170,8 @@ def cast(stage: Stage) -> None:
     if stage.spec.streams:
         _splice(stage, many=spliced)
     _surround(stage)
+    if not stage.private and rng.random() < 0.3:
+        stage.neighbour(rng.randrange(3, 12))
     stage.ends = rng.random() < 0.3
 
 
@@ -318,6 +321,14 @@ def sink_for(world: World) -> str:
     return world.rng.choice(("", "", "", "", *SINK_KINDS))
 
 
+def choose_catalog(world: World) -> bool:
+    """Whether the tables have a catalog of their own; half of the schedules share one."""
+    about = world.focus[1]
+    if about in IN_CATALOGS:
+        return about in IN_BUCKET
+    return world.rng.random() < 0.5
+
+
 def run_seed(
     seed: int,
     *,
@@ -333,7 +344,8 @@ def run_seed(
     world.housekeeping_every = world.rng.choice((NEVER, 3.0))
     with simulated(world):
         kind = sink or sink_for(world)
-        stage = Stage(world, kind, choose_shape(world.rng, kind, world.focus))
+        shape = choose_shape(world.rng, kind, world.focus)
+        stage = Stage(world, kind, shape, private=choose_catalog(world))
         try:
             cast(stage)
             world.run(STEPS)

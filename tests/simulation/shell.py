@@ -202,7 +202,7 @@ def options_of(
 def _make_sinks(spec: PipelineSpec, store: SimStore, uid: str) -> list[Any]:
     stage = store.world.stage
     return [
-        SimSink(spec, store, uid, stage.catalog),
+        SimSink(spec, store, uid, stage.open_catalog(store)),
         *sink_of(spec, store, uid, stage.server),
     ]
 

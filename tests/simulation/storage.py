@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 _SORTS = {"create": SWAP, "swap": SWAP, "put": PUT, "delete": PUT}
 POINTER = f"{PIPELINE}/iceberg/current.json"
+CATALOG_ENTRY = "/catalog.json"  # of a table, in a private catalog
 MERGED = "/merged/"  # folder of files that compaction made
 _PAGE = 40  # keys a listing shows at once
 _MOST_EPOCHS = 3  # that a driver seals before it answers: one that was under way, and two tries
@@ -54,6 +55,7 @@ class SimBucket(MemoryBucket):
         self.needs: dict[str, set[str]] = {}  # slot key -> keys its manifest names
         self.records: dict[str, dict[str, Any]] = {}  # slot key -> what was sealed there first
         self.bytes: dict[str, bytes] = {}  # of slots, as first filled
+        self.lease_moved_at = 0.0  # when the lease was last taken or renewed, or given back
         self.tokens: dict[str, int] = {}  # driver -> its token, of those that have had the lease
         self.renewed_at = 0.0  # when the lease was last written
         self.ignored: Counter[tuple[str, str]] = (
@@ -92,6 +94,7 @@ class SimBucket(MemoryBucket):
         elif key == self.layout.lease_key:
             token, driver = mark = _lease_mark(data)
             self.world.mark("lease", mark)
+            self.lease_moved_at = self.world.now
             self.tokens[driver or ""] = token
             self.renewed_at = self.world.now
             self._require_prompt_answers(driver)
@@ -104,6 +107,9 @@ class SimBucket(MemoryBucket):
             self.asked.pop(key.removeprefix(self.layout.acks_prefix), None)
         elif key == POINTER:
             self._pointed(parsed(data))
+        elif key.endswith(CATALOG_ENTRY):
+            location = str(parsed(data)["metadata_location"])
+            self.world.catalog.name_version(key.split("/")[-2], location)
         elif "/tables/" in key or "/state/" in key or MERGED in key:
             self.written.setdefault(key, data)
 
