@@ -296,9 +296,25 @@ def _fresh(stage: Stage, name: str) -> None:
 
 
 def _run_driver(stage: Stage, name: str) -> Process:
+    """Run a driver that a person starts, and starts again if no driver is wanted meanwhile.
+
+    A sleeper that wakes may take the lease first, and finish in its place. The driver would then
+    wait, as a standby does, until somebody wants it.
+    """
+    world, begun = stage.world, stage.world.now
     process = stage.driver(name, host=3, epochs=60, asked_by=name)
-    stage.world.run(4 * STEPS, until=lambda: not process.alive or bool(process.exited))
-    return process
+
+    def has_ended() -> bool:
+        return not process.alive or bool(process.exited)
+
+    def is_unwanted() -> bool:
+        return world.bucket.stopped_at > begun and name not in world.bucket.tokens
+
+    world.run(4 * STEPS, until=lambda: has_ended() or is_unwanted())
+    if has_ended() or not is_unwanted():
+        return process
+    process.alive = False
+    return _run_driver(stage, f"{name}'")
 
 
 def _compacted(stage: Stage) -> None:

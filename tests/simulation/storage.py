@@ -55,9 +55,9 @@ class SimBucket(MemoryBucket):
         self.needs: dict[str, set[str]] = {}  # slot key -> keys its manifest names
         self.records: dict[str, dict[str, Any]] = {}  # slot key -> what was sealed there first
         self.bytes: dict[str, bytes] = {}  # of slots, as first filled
-        self.lease_moved_at = 0.0  # when the lease was last taken or renewed, or given back
         self.tokens: dict[str, int] = {}  # driver -> its token, of those that have had the lease
         self.renewed_at = 0.0  # when the lease was last written
+        self.stopped_at = 0.0  # when somebody last noted that no driver is wanted
         self.ignored: Counter[tuple[str, str]] = (
             Counter()
         )  # (request, driver) -> epochs sealed since
@@ -94,10 +94,11 @@ class SimBucket(MemoryBucket):
         elif key == self.layout.lease_key:
             token, driver = mark = _lease_mark(data)
             self.world.mark("lease", mark)
-            self.lease_moved_at = self.world.now
             self.tokens[driver or ""] = token
             self.renewed_at = self.world.now
             self._require_prompt_answers(driver)
+        elif key == self.layout.desired_key and parsed(data)["state"] == "stopped":
+            self.stopped_at = self.world.now
         elif key.startswith(self.layout.requests_prefix):
             self.asked.setdefault(
                 key.removeprefix(self.layout.requests_prefix),

@@ -13,6 +13,7 @@ from unittest.mock import patch
 
 import pytest
 from tests.servers.memory_store import StoreRequest
+from tests.simulation import schedule
 from tests.simulation.actors import Stage
 from tests.simulation.basics import Violation
 from tests.simulation.cheap import rows_of
@@ -75,6 +76,22 @@ def test_a_seed_is_a_schedule() -> None:
         [sys.executable, "-c", _TWICE], cwd=_ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_a_recovery_goes_on_although_another_driver_finished_in_its_place() -> None:
+    """A standby that woke up may be faster than the fresh driver, and note that none is wanted."""
+    world = World(3, rate=0.0, focus=("", ""))
+    with simulated(world):
+        stage = Stage(world)
+        try:
+            stage.feed(0)
+            stage.end_sources()
+            faster = stage.driver("faster", epochs=60)
+            world.run(until=lambda: "faster" in world.bucket.tokens)
+            schedule._fresh(stage, "fresh")
+            assert faster.outcome == "finished"
+        finally:
+            finish(world)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
