@@ -97,6 +97,7 @@ class Stage:
             name: make_feed(name, source, world) for name, source in self.spec.sources.items()
         }
         self.fed: dict[str, int] = dict.fromkeys(self.sources, 0)
+        self.airflow: Any = None  # if someone supervises the stream
         self.compacts = False
         self.rolling = False  # some drivers are of an older version
         self.ends = False  # the feeder ends the sources, while drivers are busy

@@ -18,7 +18,7 @@ from tidegate.jobs.engine.epoch_engine import Engine
 from tidegate.jobs.engine.interfaces import Slice
 from tidegate.jobs.sources.arrival_log import ArrivalLog
 from tidegate.jobs.streams.stream_state import ReducerStateStore
-from tidegate.operators import liveness
+from tidegate.operators import liveness, recover_and_pin
 
 _SLOT_BEFORE = '"slot": max(1, manifest.slot - 1),'
 
@@ -186,5 +186,12 @@ DRIVER_MUTANTS = (
         ],
         focus=("denied", "desired"),
         fault="F26",
+    ),
+    Mutant(
+        "a restore does not look again whether a driver has begun",
+        lambda: [patch.object(recover_and_pin, "_DRIVER_BEGINS_WITHIN", None)],
+        rate=0.0,
+        focus=("clock jump", "look around"),
+        fault="F45",
     ),
 )

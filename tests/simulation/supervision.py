@@ -11,6 +11,7 @@ import os
 import tempfile
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from signal import Signals
@@ -25,7 +26,8 @@ os.environ.setdefault(
 
 from airflow.sdk.exceptions import TaskDeferred
 from airflow.triggers.base import BaseTaskEndEvent
-from tests.simulation.basics import PIPELINE, Violation, replaced
+from tests.simulation.basics import NEVER, PIPELINE, Violation, replaced
+from tests.simulation.cheap import parsed
 from tests.simulation.shell import drive, options_of
 from tests.simulation.storage import SimStore
 
@@ -55,6 +57,8 @@ if TYPE_CHECKING:
     from tests.simulation.world import Process, World
 
 _RETRIES, _RETRY_DELAY, _SWEEP_EVERY, _SWEEPS = 2, 5.0, 60.0, 4
+_RUN_ENDS_AFTER = (0.0, 0.5, 1.0, 2.0)  # seconds for which a run counts as active after its task
+_DRIVER_WITHIN = 30.0  # seconds; a restore looks again after ten
 _OPTIONS = SupervisionSpec(retries=_RETRIES, start_timeout=30_000_000, rotate_after=None)
 
 
@@ -85,6 +89,7 @@ class _Launcher:
         """Start one and return at once."""
         world = self._stage.world
         here = world.current_process().host
+        self._stage.airflow.launched_at = world.now
         name = f"a{len(world.processes)}"
         process = world.process(name, here)
         options = options_of(None, standby=standby)
@@ -100,13 +105,29 @@ class _Notes(dict[str, Any]):
         self[key] = value
 
 
+@dataclass
+class _Run:
+    """A run of a DAG; Airflow's scheduler needs a moment to end it after its task."""
+
+    dag: str
+    active_until: float = NEVER
+
+
 class Airflow:
-    """What Airflow knows: the runs that are active."""
+    """What Airflow knows: the runs that are active.
+
+    Attributes:
+        launched_at: when a task last launched a driver.
+        restored: recover task that has restored a checkpoint -> since when it waits for an epoch.
+    """
 
     def __init__(self, stage: Stage) -> None:
         self.stage, self.world = stage, stage.world
-        self.active: dict[str, int] = {"stream": 0, "recover": 0}
-        self._runs = 0
+        stage.airflow = self
+        self.launched_at = 0.0
+        self.restored: dict[Process, float] = {}
+        self._dag_runs: list[_Run] = []
+        self._processes = 0
 
     def start_stream(self) -> None:
         """A person starts the stream: one run of its DAG, in a process of its own."""
@@ -121,19 +142,20 @@ class Airflow:
         self._run("recover", "recover", self._recover_task, delay)
 
     def start_stop(self, delay: float) -> None:
-        """A person stops the stream after a while."""
+        """A person stops the stream after a while, and maybe restores a checkpoint right away."""
         self._spawn("stop", self._stop, delay)
 
     def _spawn(self, role: str, body: Callable[[], None], delay: float = 0.0) -> Process:
-        self._runs += 1
-        process = self.world.process(f"{role}{self._runs}", self.world.rng.randrange(3))
+        self._processes += 1
+        process = self.world.process(f"{role}{self._processes}", self.world.rng.randrange(3))
         self.world.spawn(process.name, process, body, role, delay)
         return process
 
     def _run(
         self, dag: str, role: str, task: Callable[[dict[str, Any]], None], delay: float = 0.0
     ) -> None:
-        self.active[dag] += 1
+        run = _Run(dag)
+        self._dag_runs.append(run)
         context = self._context()
 
         def body() -> None:
@@ -141,7 +163,7 @@ class Airflow:
             try:
                 self._try_task(task, context)
             finally:
-                self.active[dag] -= 1
+                run.active_until = self.world.now + self.world.rng.choice(_RUN_ENDS_AFTER)
             self.world.current_process().alive = False
 
         self._spawn(role, body, delay)
@@ -160,7 +182,9 @@ class Airflow:
 
     def _context(self) -> dict[str, Any]:
         def count_runs(dag_id: str, states: list[str]) -> int:
-            return self.active[dag_id.rpartition(".")[2]] if "running" in states else 0
+            dag = dag_id.rpartition(".")[2]
+            runs = [run for run in self._dag_runs if run.dag == dag]
+            return sum(self.world.now < run.active_until for run in runs) * ("running" in states)
 
         task = SimpleNamespace(
             try_number=1, max_tries=_RETRIES, get_dr_count=count_runs, xcom_push=lambda **_: None
@@ -186,12 +210,43 @@ class Airflow:
         ]
         if offered:
             chosen = CheckpointId.parse(self.world.rng.choice(offered))
-            with patch.object(operator, "checkpoint", str(chosen)):
-                _run_task(operator, context)
+            me = self.world.current_process()
+            try:
+                with patch.object(operator, "checkpoint", str(chosen)):
+                    _run_task(operator, context, partial(self._note_restored, me))
+            finally:
+                self.restored.pop(me, None)
+
+    def _note_restored(self, task: Process) -> None:
+        if task not in self.restored:
+            self.restored[task] = task.calm_since = self.world.now
+            task.runs = True
+
+    def require_driver(self) -> None:
+        """A restore that nothing disturbs does not leave the stream down until the sweep comes.
+
+        Raises:
+            Violation: the current task waits for an epoch, and nothing has launched a driver.
+        """
+        world, task = self.world, self.world.current_process()
+        since = self.restored.get(task, NEVER)
+        if world.now - since <= _DRIVER_WITHIN or task.calm_since > since:
+            return
+        lease, desired = (
+            parsed(world.bucket.objects[key])
+            for key in (world.bucket.layout.lease_key, world.bucket.layout.desired_key)
+        )
+        launched = self.launched_at >= since or world.bucket.renewed_at > since
+        driven = any(actor.role == "driver" and actor.process.alive for actor in world.actors)
+        over = all(run.active_until <= since + 8 for run in self._dag_runs if run.dag == "stream")
+        if over and not (launched or driven or lease["holder"]) and desired["state"] == "run":
+            raise Violation(f"nothing has launched a driver for {world.now - since:.0f} s")
 
     def _stop(self) -> None:
         with suppress(TidegateError):
             _operators()[3].execute(self._context())
+            if self.world.rng.random() < 0.5:
+                self.start_recover(self.world.rng.choice((0.0, 1.0, 4.0)))
         self.world.current_process().alive = False
 
     def _sweep(self) -> None:
@@ -202,13 +257,16 @@ class Airflow:
                     self.start_stream()
 
 
-def _run_task(operator: BaseOperator, context: Any) -> None:
+def _run_task(
+    operator: BaseOperator, context: Any, note_deferral: Callable[[], None] = lambda: None
+) -> None:
     """Run a task as Airflow does: a task that defers goes on with the event of its trigger."""
     act: Callable[[], Any] = partial(operator.execute, context)
     while True:
         try:
             act()
         except TaskDeferred as deferred:
+            note_deferral()
             event = _run_now(_first_of(deferred.trigger.run()))
             if isinstance(event, BaseTaskEndEvent):
                 return  # the triggerer has ended the task
@@ -255,6 +313,7 @@ class _Asyncio:
     async def sleep(self, seconds: float) -> None:
         """Let the time pass."""
         self._world.clock().sleep(seconds)
+        self._world.stage.airflow.require_driver()
 
 
 def _signal(world: World, there: ProcessIdentity, number: Signals, *, group: bool = False) -> bool:
