@@ -24,7 +24,7 @@ from tests.simulation.servers import sink_of
 from tests.simulation.storage import SimStore
 from tests.simulation.threads import SimRandom, SimSignals, SimThreading, SimTime
 
-from tidegate.checkpoints import errors, host_clock, lease, slot_log, store
+from tidegate.checkpoints import errors, host_clock, lease, slot_log
 from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.checkpoints.store import StoreDeniedError
 from tidegate.errors import FailureClass, TidegateError
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 _PERSONS = (FailureClass.POISON, FailureClass.CONFIGURATION)
 _DENIED_PATIENCE = 60.0  # seconds; ten minutes in the product, which few schedules would reach
 _MOST_REFUSALS = 8  # the pauses between them, 1, 2, 4, 8 and three times 15 s, make the patience
+_PROBES = 3  # of a store, before it counts as dishonest; stated again, because a bug may change it
 _SCRATCH = Path("/nonexistent")  # nothing is ever written there
 
 
@@ -171,7 +172,7 @@ def _has_cause(stage: Stage, process: Process, error: TidegateError) -> bool:
         refused_since = min(process.refusals, default=stage.world.now)
         return not process.runs or stage.world.now - refused_since >= _DENIED_PATIENCE
     if error.code == "store.dishonest":  # an honest one, if a proxy repeats writes of each probe
-        return len(process.repeated_probes) >= store._PROBES
+        return len(process.repeated_probes) >= _PROBES
     if error.code == "manifest.newer_format":
         return process.version == "1"
     world = stage.world
