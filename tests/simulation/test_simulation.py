@@ -22,7 +22,7 @@ from tests.simulation.judge import read_lineage
 from tests.simulation.judge_rows import judge_epochs
 from tests.simulation.judge_streams import judge_streams
 from tests.simulation.killers import KILLERS, Killer, play
-from tests.simulation.mutants import MUTANTS, hunt
+from tests.simulation.mutants import MUTANTS, hunt, planted
 from tests.simulation.planting import Mutant
 from tests.simulation.schedule import finish, recover, simulated
 from tests.simulation.shapes import SHAPES, STREAMS
@@ -167,6 +167,13 @@ def test_known_killers_do_no_harm(killer: Killer) -> None:
 def test_their_corrections_are_needed(killer: Killer) -> None:
     """Without its mend the same script ends in a violation."""
     assert play(killer, mended=False).violation is not None
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_every_bug_can_be_planted(mutant: Mutant) -> None:
+    """The code that it changes is still there."""
+    with planted(mutant):
+        pass
 
 
 @pytest.mark.parametrize(
