@@ -18,6 +18,7 @@ from tidegate.checkpoints.slot_log import Sealed, SlotLog, SlotTaken
 from tidegate.jobs.driver.epoch_loop import EpochLoop
 from tidegate.jobs.sinks import table_maintenance
 from tidegate.jobs.sinks.files_webhook import AtLeastOnceSink, FilesSink
+from tidegate.jobs.sinks.iceberg_catalog import StoreCatalog
 from tidegate.jobs.sinks.iceberg_sink import IcebergSink
 from tidegate.jobs.sinks.kafka_sink import ExactlyOnceKafkaSink
 from tidegate.jobs.sinks.lineage_position import (
@@ -155,6 +156,18 @@ SINKS_MUTANTS = (
     Mutant(
         "publishers rebase (pyiceberg's own retry)",
         lambda: [patch.object(Stage, "__init__", _with(rebase=True))],
+    ),
+    Mutant(
+        "a catalog in the bucket takes commits without a condition",
+        lambda: [
+            reword(
+                StoreCatalog,
+                "commit_table",
+                "self._store.compare_and_swap(",
+                "(lambda key, entry, etag: self._store.put(key, entry))(",
+            )
+        ],
+        focus=("sleep", "catalog entry"),
     ),
     Mutant(
         "GC forgets the files of tables",

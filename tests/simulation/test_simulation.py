@@ -35,6 +35,7 @@ QUICK = (
     "a full disk is not waited for",
     "a defect ends housekeeping",
     "savepoints are not acknowledged",
+    "a catalog in the bucket takes commits without a condition",
     "one probe decides about a store",
     "a record of a newer version counts as damaged",
     "a 412 taken as a loss without reading back",
