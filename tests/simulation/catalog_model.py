@@ -26,7 +26,7 @@ from pyiceberg.exceptions import (
 from pyiceberg.manifest import DataFile
 from tests.simulation.basics import PIPELINE, Violation
 from tests.simulation.cheap import arrow_of, rows_of
-from tests.simulation.coverage import COMMIT, KINDS, LOAD
+from tests.simulation.coverage import ASK, COMMIT, KINDS, LOAD
 from tests.simulation.protocol_trace import table_of
 from tests.simulation.storage import MERGED, SimStore
 from tests.simulation.world import World
@@ -222,6 +222,21 @@ class Catalog:
 
         self.world.late.append((f"catalog: {what}", arrive))
         raise OSError("late")
+
+    def read_version(self, location: str) -> Metadata:
+        """Read a metadata file as Iceberg's libraries do, from the store."""
+        self.meet_store("get", location)
+        return self.versions[location]
+
+    def meet_store(self, verb: str, location: str) -> None:
+        """Hand the baton back for a request about a metadata file; it may fail."""
+        key = f"{PIPELINE}/iceberg/{location}/metadata.json"
+        self.world.travel()
+        kind = self.world.fate(verb, key, KINDS[ASK])
+        if kind in ("503", "denied"):
+            raise OSError(kind)
+        if kind:
+            self.world.endure(kind)
 
     def version(self, metadata: Metadata) -> Metadata:
         """A metadata file, never changed again."""

@@ -12,7 +12,6 @@ from typing import Any
 
 from tests.simulation.catalog_model import Catalog, ModelFollower, key_of, read_data_file
 from tests.simulation.cheap import Rows, rows_of
-from tests.simulation.coverage import ASK, KINDS
 from tests.simulation.storage import SimStore
 
 from tidegate.jobs.sinks import table_maintenance
@@ -53,13 +52,7 @@ class _SimStaticTable:
     def from_metadata(location: str, store: SimStore) -> Any:
         """Ask the store for it; that may fail."""
         catalog: Catalog = store.world.catalog
-        catalog.world.travel()
-        kind = catalog.world.fate("get", f"p/iceberg/{location}/metadata.json", KINDS[ASK])
-        if kind == "503":
-            raise OSError(kind)
-        if kind:
-            catalog.world.endure(kind)
-        return SimpleNamespace(metadata=catalog.versions[location])
+        return SimpleNamespace(metadata=catalog.read_version(location))
 
 
 def _open_catalog(_: PipelineSpec, store: SimStore, *, durable: bool) -> Any:

@@ -59,7 +59,7 @@ class PrivateCatalog(StoreCatalog):
             catalog=self,
             table=identifier[-1],
             name=lambda: (PIPELINE, identifier[-1]),
-            metadata=self._model.versions[location],
+            metadata=self._model.read_version(location),
             metadata_location=location,
             io=None,
         )
@@ -85,7 +85,7 @@ class PrivateCatalog(StoreCatalog):
         )
 
     def _write_metadata(self, metadata: Any, *_: Any, **__: Any) -> None:
-        self.world.travel()
+        self._model.meet_store("put", metadata.location)
         self._model.version(metadata)
 
     def _name_version(self, table: str) -> str:
