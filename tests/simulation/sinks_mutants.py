@@ -32,9 +32,6 @@ from tidegate.jobs.sinks.table_maintenance import _FileGroup, _TableCompactor
 _ASKS_AGAIN = "self._open = False"
 
 
-_DRAINS = "is_drained = self._publisher.drain(_SINK_POLL_INTERVAL)"
-
-
 _BROUGHT_IN = _TableCompactor._commit_merged_files
 
 
@@ -130,7 +127,7 @@ def _point_anyway(store: Any, pipeline: str, table: str, old: str, new: str) -> 
 SINKS_MUTANTS = (
     Mutant(
         "finished before the sinks have drained",
-        lambda: [reword(EpochLoop, "_finish", _DRAINS, "is_drained = True")],
+        lambda: [reword(EpochLoop, "_finish", "drain(_SINK_POLL_INTERVAL)", "drain(0.0) or True")],
         rate=0.2,
         fault="A4",
     ),
