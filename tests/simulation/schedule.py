@@ -236,10 +236,12 @@ def recover(stage: Stage) -> None:
         return
     if stage.compacts:
         _compacted(stage)
+    open_before = {*world.bucket.asked}
     while world.late:
         world.deliver()
+    asked_late = world.bucket.asked.keys() - open_before
     merged = bool(stage.spec.streams) and world.rng.random() < 0.5 and _merged(stage)
-    if sleepers or merged or world.rng.random() < 0.2:
+    if sleepers or merged or asked_late or world.rng.random() < 0.2:
         for process in sleepers:
             process.asleep_until = 0.0
             world.waits.pop(process, None)

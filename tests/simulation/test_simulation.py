@@ -7,6 +7,7 @@ from __future__ import annotations
 import marshal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -15,7 +16,7 @@ import pytest
 from tests.servers.memory_store import StoreRequest
 from tests.simulation import schedule
 from tests.simulation.actors import Stage
-from tests.simulation.basics import Violation
+from tests.simulation.basics import PIPELINE, Violation
 from tests.simulation.cheap import rows_of
 from tests.simulation.coverage import CELLS
 from tests.simulation.judge import read_lineage
@@ -27,7 +28,10 @@ from tests.simulation.planting import Mutant
 from tests.simulation.schedule import finish, recover, simulated
 from tests.simulation.shapes import SHAPES, STREAMS
 from tests.simulation.soak import soak
-from tests.simulation.world import World
+from tests.simulation.storage import JudgeStore
+from tests.simulation.world import SimClock, World
+
+from tidegate.checkpoints.driver_requests import RequestKind, submit_request
 
 SECONDS = 8.0  # `make ci` soaks for a minute
 _ROOT = Path(__file__).parents[2]
@@ -94,6 +98,22 @@ def test_a_recovery_goes_on_although_another_driver_finished_in_its_place() -> N
             assert faster.outcome == "finished"
         finally:
             finish(world)
+
+
+def test_a_driver_comes_for_a_request_that_arrives_behind_the_recovery() -> None:
+    """The last driver may have ended before a write that was on its way takes effect."""
+    world = World(3, rate=0.0, focus=("", ""))
+    store, clock = JudgeStore(world.bucket), SimClock(world, 0)
+    ask = partial(submit_request, store, PIPELINE, RequestKind.SAVEPOINT, who="ann", clock=clock)
+    world.late.append(("a savepoint", lambda: ask(name="kept")))
+    with simulated(world):
+        stage = Stage(world)
+        try:
+            stage.feed(0)
+            recover(stage)
+        finally:
+            finish(world)
+    assert not world.bucket.asked
 
 
 @pytest.mark.parametrize("shape", SHAPES)
