@@ -104,8 +104,16 @@ LOG_MUTANTS = (
         focus=("retried", "probe"),
         fault="F7",
     ),
-    Mutant("seal without condition", lambda: [patch.object(SlotLog, "_send_record", _send_anyway)]),
-    Mutant("a 412 taken as a loss without reading back", lambda: [replace_seal(_believe_412)], 0.1),
+    Mutant(
+        "seal without condition",
+        lambda: [patch.object(SlotLog, "_send_record", _send_anyway)],
+        focus=("sleep", "seal"),
+    ),
+    Mutant(
+        "a 412 taken as a loss without reading back",
+        lambda: [replace_seal(_believe_412)],
+        focus=("retried", "seal"),
+    ),
     Mutant(
         "an unknown outcome taken as a success",
         lambda: [patch.object(SlotLog, "_send_record", _give_up)],
