@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from tests.simulation.world import Process, World
 
 _RETRIES, _RETRY_DELAY, _SWEEP_EVERY, _SWEEPS = 2, 5.0, 60.0, 4
-_RUN_ENDS_AFTER = (0.0, 0.5, 1.0, 2.0)  # seconds for which a run counts as active after its task
+_RUN_ENDS_AFTER = (0.0, 1.0, 3.0, 6.0)  # seconds for which a run counts as active after its task
 _DRIVER_WITHIN = 30.0  # seconds; a restore looks again after ten
 _OPTIONS = SupervisionSpec(retries=_RETRIES, start_timeout=30_000_000, rotate_after=None)
 
@@ -231,6 +231,8 @@ class Airflow:
         world, task = self.world, self.world.current_process()
         since = self.restored.get(task, NEVER)
         if world.now - since <= _DRIVER_WITHIN or task.calm_since > since:
+            return
+        if world.damaged or world.lost or world.garbled:  # a driver may have needed a person
             return
         lease, desired = (
             parsed(world.bucket.objects[key])
