@@ -32,6 +32,7 @@ from tests.simulation.storage import MERGED, SimStore
 from tests.simulation.world import World
 
 from tidegate.checkpoints.bucket_layout import BucketLayout
+from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import NotFoundError, Store
 from tidegate.errors import TransientError
 from tidegate.jobs.engine.arrow_tables import conform_to_schema
@@ -473,6 +474,16 @@ class SimSink(IcebergSink):
     def __init__(self, spec: PipelineSpec, store: Store, uid: str, catalog: Any) -> None:
         super().__init__(spec, store, uid)
         self._model = catalog
+
+    def follow(self, log: SlotLog, *, flush: bool = True) -> int:
+        """Follow, and check that readers learn of a restore although no epoch follows it."""
+        world = self._model.world
+        timeline = world.judge.protocol.timeline
+        applied = super().follow(log, flush=flush)
+        seen = world.judge.protocol.pointer
+        if self._tables and seen[0] < timeline:
+            raise Violation(f"the tables follow timeline {timeline}, and readers see {seen}")
+        return applied
 
     def _get_catalog(self) -> Any:
         return self._model

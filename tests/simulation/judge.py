@@ -48,7 +48,7 @@ def judge(stage: Stage) -> None:
     _tables_follow(stage, lineage, (head.timeline, head.slot))
     _checkpoints_counted(stage, lineage)
     _barriers_are_cuts(stage, lineage)
-    _readable(stage, log)
+    _readable(stage, log, (head.timeline, head.slot))
     judge_sink(stage, lineage, (head.timeline, head.slot))
     judge_epochs(stage, lineage)
     judge_streams(stage, lineage)
@@ -257,9 +257,11 @@ def _contents(stage: Stage, keys: list[str]) -> Counter[str]:
     )
 
 
-def _readable(stage: Stage, log: SlotLog) -> None:
-    """What readers are pointed to is there."""
+def _readable(stage: Stage, log: SlotLog, head: tuple[int, int]) -> None:
+    """Readers are pointed to the head, and what they are pointed to is there."""
     current = read_published_cut(log.store, PIPELINE)
+    seen = (current.timeline, current.upto) if current else (head[0], 0)
+    _require(seen == head, f"readers are pointed to {seen}, and the head is {head}")
     for table, location in (current.tables if current else {}).items():
         main = stage.catalog.versions[location].main
         gone = [key for key in (main.files if main else ()) if not _is_kept(stage, key)]
