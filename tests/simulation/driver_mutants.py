@@ -169,12 +169,6 @@ DRIVER_MUTANTS = (
         lambda: [patch.object(Slice, "to_record", _skip_one)],
     ),
     Mutant(
-        "an epoch that lost its slot was the last one",
-        lambda: [patch.object(Engine, "_seal_epoch", _keep_ended)],
-        focus=("sleep", "seal"),
-        fault="A2",
-    ),
-    Mutant(
         "a finished run fails with the note that it is over",
         lambda: [
             reword(

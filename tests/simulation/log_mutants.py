@@ -134,15 +134,6 @@ LOG_MUTANTS = (
         focus=("sleep", "fork"),
     ),
     Mutant(
-        "retention: an abandoned epoch goes whatever it leads to",
-        lambda: [
-            patch.object(Retention, "_select_needless", _select_all),
-            patch.object(CheckpointCatalog, "find_gap", lambda catalog, target: None),
-        ],
-        focus=("sleep", "stub"),
-        fault="A1",
-    ),
-    Mutant(
         "what is condemned does not count as retired",
         lambda: [
             reword(
