@@ -84,7 +84,7 @@ class PrivateCatalog(StoreCatalog):
             metadata=replace(after, location=location), io=None, metadata_location=location
         )
 
-    def _write_metadata(self, metadata: Any, *_: Any, **__: Any) -> None:
+    def _write_metadata(self, metadata: Any, *_: Any) -> None:  # type: ignore[override]
         self._model.meet_store("put", metadata.location)
         self._model.version(metadata)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 import marshal
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -104,8 +103,12 @@ def test_a_driver_comes_for_a_request_that_arrives_behind_the_recovery() -> None
     """The last driver may have ended before a write that was on its way takes effect."""
     world = World(3, rate=0.0, focus=("", ""))
     store, clock = JudgeStore(world.bucket), SimClock(world, 0)
-    ask = partial(submit_request, store, PIPELINE, RequestKind.SAVEPOINT, who="ann", clock=clock)
-    world.late.append(("a savepoint", lambda: ask(name="kept")))
+
+    def ask() -> None:
+        kind = RequestKind.SAVEPOINT
+        submit_request(store, PIPELINE, kind, who="ann", name="kept", clock=clock)
+
+    world.late.append(("a savepoint", ask))
     with simulated(world):
         stage = Stage(world)
         try:
