@@ -243,8 +243,7 @@ def recover(stage: Stage) -> None:
     merged = bool(stage.spec.streams) and world.rng.random() < 0.5 and _merged(stage)
     if sleepers or merged or asked_late or world.rng.random() < 0.2:
         for process in sleepers:
-            process.asleep_until = 0.0
-            world.waits.pop(process, None)
+            world.wake(process)
         world.run(STEPS)
         _fresh(stage, "after")
     judge(stage)

@@ -361,12 +361,17 @@ class World:
         Raises:
             RuntimeError: each of them waits for another one.
         """
-        for actor in self.actors:
-            actor.process.asleep_until = min(actor.process.asleep_until, self.now)
-            self.waits.pop(actor.process, None)
         self.now += 10_000.0
+        for actor in self.actors:
+            self.wake(actor.process)
         if all(actor.wake > self.now for actor in self.actors):
             raise RuntimeError(f"no one will ever wake: {[actor.name for actor in self.actors]}")
+
+    def wake(self, process: Process) -> None:
+        """A sleeper goes on, with all its threads; what it was asked meanwhile it could not answer."""
+        process.asleep_until = min(process.asleep_until, self.now)
+        self.waits.pop(process, None)
+        self._disturb(process)
 
     def _wake_waiting(self) -> None:
         for process, condition in [*self.waits.items()]:
