@@ -164,7 +164,7 @@ SINKS_MUTANTS = (
                 "(lambda key, entry, etag: self._store.put(key, entry))(",
             )
         ],
-        focus=("sleep", "catalog entry"),
+        focus=("twice", "catalog entry"),
     ),
     Mutant(
         "GC forgets the files of tables",
