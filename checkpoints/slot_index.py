@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -25,21 +25,13 @@ from .manifest import ForkRecord, Manifest
 from .record_models import FrozenModel
 from .row_counts import RowCounts
 from .slot_log import LineageSegment, SlotContents, SlotLog
-from .store import (
-    NotFoundError,
-    OutcomeUnknownError,
-    PreconditionFailedError,
-    map_in_threads,
-)
+from .store import NotFoundError, OutcomeUnknownError, PreconditionFailedError, map_in_threads
 
 # Slots a page: about 200 kB, read and parsed in some 10 ms; the unfinished page costs at most 500
 # GETs to catch up.
 SLOTS_PER_PAGE = 500
 _TRIES = 16  # in each lost round another process wrote the page, or the store did not answer
 READ_WORKERS = 8  # threads that read slots; MinIO answers no faster with more on two cores
-
-A = TypeVar("A")
-B = TypeVar("B")
 
 
 class SlotSummary(FrozenModel):

@@ -310,7 +310,7 @@ def _is_write_refused(write: Callable[[], str]) -> bool:
 def map_in_threads(call: Callable[[T], R], items: Iterable[T], threads: int = 16) -> list[R]:
     """Return the results of calls that wait for the store, or for a disk, in the items' order.
 
-    One thread is the caller's. After an error those that wait are not begun.
+    If `threads` is 1, the caller's thread makes them. After an error those that wait are not begun.
     """
     if threads <= 1 or (isinstance(items, Sequence) and len(items) < 2):
         return [call(item) for item in items]

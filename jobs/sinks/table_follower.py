@@ -56,8 +56,8 @@ TABLE_PROPERTIES = {
     # Without merging, every commit rewrites a manifest list as long as the table's history.
     "commit.manifest-merge.enabled": "true",
     "commit.manifest.min-count-to-merge": "16",
-    # pyiceberg rewrites all manifests below this size when it merges, 170 µs for each of some 570
-    # files. With the usual 8 MB that takes six seconds, once in sixteen commits.
+    # When pyiceberg merges manifests, it writes the entries of all that are smaller again.
+    # With its own 8 MB a driver fell behind within half an hour (`make bench-latency`).
     "commit.manifest.target-size-bytes": "131072",
     # Data files belong to checkpoints; only tidegate's garbage collection may delete them.
     "gc.enabled": "false",

@@ -156,7 +156,7 @@ def judge(arrived: Any, visible: Any, rate: int) -> str:
     tenths = np.array_split(latency[np.argsort(arrived)], 10)
     course = ", ".join("{:.2f}/{:.2f}".format(*np.percentile(tenth, (50, 99))) for tenth in tenths)
     return (
-        f"p50 {p50:.2f} s, p99 {p99:.2f} s (tenths of the run: {course} s), max"
+        f"p50 {p50:.2f} s, p99 {p99:.2f} s (of each tenth of the run: {course} s), max"
         f" {latency.max():.2f} s; rows of the first"
         f" {_START:.0f} s: max {first.max():.2f} s; not visible on average: {middle:,.0f} rows in"
         f" the second third, {last:,.0f} in the last: {verdict}"

@@ -93,7 +93,7 @@ def test_footers_are_read_at_the_same_time(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_commit_rewrites_no_more_entries_in_a_longer_table(tmp_path: Path) -> None:
-    """Merging manifests of every file takes seconds, once in sixteen commits, after half an hour."""
+    """A commit that merges manifests writes the entries of only a part of the files again."""
     world = make_world(tmp_path)
     sink = world.sink()
     world.seal(800)
