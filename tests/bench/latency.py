@@ -108,10 +108,17 @@ def feed(place: str, rate: int, seconds: float) -> tuple[float, float]:
 
 
 class _Watch:
-    """When each slot became visible: ascending pairs of slot and time in microseconds."""
+    """When each slot became visible, and the memory that the driver then had.
 
-    def __init__(self, url: str) -> None:
+    Attributes:
+        seen: ascending pairs of slot and time in microseconds.
+        memory: resident bytes of the driver at each of them.
+    """
+
+    def __init__(self, url: str, driver: psutil.Process) -> None:
         self.seen: list[tuple[int, int]] = []
+        self.memory: list[int] = []
+        self._driver = driver
         self._store, self._ended = open_store(url), threading.Event()
         self._thread = threading.Thread(target=self._run)
 
@@ -132,6 +139,7 @@ class _Watch:
                 continue
             if entry.etag != etag:
                 etag, now = entry.etag, time.time_ns() // 1_000
+                self.memory.append(self._driver.memory_info().rss)
                 location = json.loads(entry.data)["metadata_location"]
                 stored = self._store.get(location.removeprefix(self._store.uri("")))
                 metadata = json.loads(stored.data)
@@ -178,14 +186,15 @@ def _play(origin: str, rate: int, minutes: float, folder: Path, broker: KafkaSer
     rows = int(60 * minutes * _PER_SECOND) * (rate // _PER_SECOND)
     try:
         wait_for(lambda: pipeline.store().stat("latency/status.json"), driver)
-        before = cpu_seconds(psutil.Process(driver.pid))
+        process = psutil.Process(driver.pid)
+        before = cpu_seconds(process)
         spawn = multiprocessing.get_context("spawn")
-        with _Watch(url) as watch, ProcessPoolExecutor(1, mp_context=spawn) as pool:
+        with _Watch(url, process) as watch, ProcessPoolExecutor(1, mp_context=spawn) as pool:
             fed, behind = pool.submit(feed, place, rate, 60 * minutes).result()
             wait_for(lambda: _count_read(pipeline) >= rows, driver)
             newest = pipeline.log().head().slot
             wait_for(lambda: watch.seen and watch.seen[-1][0] >= newest, driver)
-        cpu = cpu_seconds(psutil.Process(driver.pid)) - before
+        cpu = cpu_seconds(process) - before
     finally:
         driver.terminate()
         driver.wait(timeout=300)
@@ -194,9 +203,12 @@ def _play(origin: str, rate: int, minutes: float, folder: Path, broker: KafkaSer
     slots, times = np.array(watch.seen).T
     visible = times[np.searchsorted(slots, found["_epoch"].to_numpy())]
     told = judge(found["at"].cast(pa.int64()).to_numpy(), visible, rate)
+    tenths = np.array_split(np.array(watch.memory) / 1e6, 10)
+    memory = ", ".join(f"{np.median(tenth):.0f}" for tenth in tenths)
     return (
         f"{told}; generator {fed / (60 * minutes):.2f} cores, at most {behind:.2f} s behind; driver"
-        f" {1e6 * cpu / rows:.1f} s of processor time per 1 M rows, {newest} epochs"
+        f" {1e6 * cpu / rows:.1f} s of processor time per 1 M rows, {newest} epochs,"
+        f" {memory} MB resident (median of each tenth)"
     )
 
 

@@ -4,6 +4,7 @@ wedged drivers.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -351,6 +352,12 @@ def test_a_slow_answer_is_no_silence(clock: ManualClock) -> None:
     clock.advance(LEASE_TTL + 1)
     assert (watch.silent_seconds, watch.is_expired(view)) == (2, False)
     assert watch.is_expired(watch.observe())
+
+
+def test_a_lease_has_the_version_of_its_format(memory: MemoryStore, clock: ManualClock) -> None:
+    """Drivers of two versions read each other's lease, so what it says of its form is fixed."""
+    Lease.acquire(memory, "p", far_away("one"), clock=clock)
+    assert json.loads(memory.get("p/lease.json").data)["format_version"] == 1
 
 
 def test_garbage_in_the_lease_is_named(memory: MemoryStore) -> None:

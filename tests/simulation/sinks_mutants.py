@@ -244,7 +244,12 @@ SINKS_MUTANTS = (
     ),
     Mutant(
         "sinks begin with a head that has moved on",
-        lambda: [reword(EpochLoop, "run", "self._publish_to_head()", "pass")],
+        # Since merges may fill slots behind the last epoch, the end of a run looks once more at the
+        # head, which hides this fault: both looks are taken out.
+        lambda: [
+            reword(EpochLoop, "run", "self._publish_to_head()", "pass"),
+            reword(EpochLoop, "_finish", "self._follow_head()", "self._engine.reload()"),
+        ],
         focus=("sleep", "reload"),
         fault="F27",
     ),
