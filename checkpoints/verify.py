@@ -109,6 +109,9 @@ def verify_checkpoint(
 ) -> Verification:
     """Check one checkpoint; change nothing. Missing, damaged and unreachable objects are findings.
 
+    Damage is looked at twice: retention may have retired the checkpoint and deleted its files
+    while this process, perhaps asleep, looked for them. A stub is in the slot before a file goes.
+
     Listings show presence and size of many objects in a few requests. An object that a listing does
     not show as expected is asked for by itself, and only that answer condemns. What could not be
     found out is a finding of kind `unknown`, so that one such checkpoint does not end a scrub.
@@ -121,6 +124,21 @@ def verify_checkpoint(
         workers: files that are read at the same time.
         known_good: keys of files that need not be read again; files found to be good are added.
     """
+    known_good = set() if known_good is None else known_good
+    result = _verify_once(log, checkpoint, checksums, deep, workers, known_good)
+    if result.verdict is not CheckpointVerdict.DAMAGED:
+        return result
+    return _verify_once(log, checkpoint, checksums, deep, workers, known_good)
+
+
+def _verify_once(
+    log: SlotLog,
+    checkpoint: CheckpointId,
+    checksums: bool,
+    deep: DeepCheck | None,
+    workers: int,
+    known_good: set[str],
+) -> Verification:
     slots = _read_record_and_successor(log, checkpoint)
     if isinstance(slots, VerificationFinding):
         return _build_verification(checkpoint, [slots])
@@ -139,7 +157,6 @@ def verify_checkpoint(
     manifest, findings = filled.record, [*_check_chain(filled, successor)]
     # A file may be named more than once, and is read once.
     files = [*{file.key: file for file in manifest.all_files()}.values()]
-    known_good = set() if known_good is None else known_good
     unread = [file for file in files if file.key not in known_good]
     findings += _check_files(log.store, unread, checksums, workers)
     # Shared by a scrub: the next checkpoints name most of the same files.
@@ -172,19 +189,9 @@ def scrub_checkpoints(
     """
     known_good: set[str] = set()
     for checkpoint in checkpoints:
-        for _ in range(2):
-            result = verify_checkpoint(
-                log,
-                checkpoint,
-                checksums=checksums,
-                deep=deep,
-                workers=workers,
-                known_good=known_good,
-            )
-            # Again, because retention may have retired it meanwhile.
-            if result.verdict is not CheckpointVerdict.DAMAGED:
-                break
-        yield result
+        yield verify_checkpoint(
+            log, checkpoint, checksums=checksums, deep=deep, workers=workers, known_good=known_good
+        )
 
 
 def count_scrub_shares(retain_for: int) -> int:

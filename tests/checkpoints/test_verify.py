@@ -219,7 +219,8 @@ def test_the_deep_check_has_the_last_word(log: SlotLog, author: Author) -> None:
     assert (result.verdict, result.deep) == (CheckpointVerdict.DAMAGED, True)
     log.store.delete(manifest.segments[0].key)
     verify_checkpoint(log, manifest.id, deep=recount)
-    assert asked == [manifest]
+    # Twice by the first call, which looks at damage again, and not by the second.
+    assert asked == [manifest, manifest]
 
 
 DAY = 24 * 3_600_000_000
@@ -257,7 +258,7 @@ def test_a_scrub_reads_a_file_once(log: SlotLog, author: Author) -> None:
 def test_a_checkpoint_that_retires_while_it_is_read_is_not_damaged(
     log: SlotLog, author: Author
 ) -> None:
-    """Its files are gone because its slot holds a stub by now."""
+    """Its files are gone because its slot holds a stub by now; a start and a scrub look again."""
     author.extend(log, 3, with_files=True)
     first = next(iter(select_for_scrub(log, 1, 0)))
     bucket = log.store.bucket  # type: ignore[attr-defined]
@@ -270,7 +271,7 @@ def test_a_checkpoint_that_retires_while_it_is_read_is_not_damaged(
             Retention(SlotLog(store, "p"), policy, external=tuple, clock=clock).run()
 
     store = MemoryStore(bucket, hook=retire)
-    (result,) = scrub_checkpoints(SlotLog(store, "p"), [first])
+    result = verify_checkpoint(SlotLog(store, "p"), first, checksums=False)
     assert result.verdict is CheckpointVerdict.RETIRED
 
 
