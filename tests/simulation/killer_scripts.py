@@ -15,6 +15,9 @@ from tidegate.checkpoints.pins import RootsFile, pin_checkpoint
 from tidegate.checkpoints.slot_log import SlotLog
 
 SLOT = ("fill", "/slots/")
+# A driver that starts reads its desired state for the fourth time right before its engine reads the
+# head, and after its sinks have begun.
+_READ_BEFORE_ENGINE = 4
 
 
 def _until(stage: Stage, what: Callable[[], bool], why: str) -> None:
@@ -295,6 +298,34 @@ def lost_last_slot(stage: Stage) -> None:
     stage.end_sources()
     successor.append(stage.driver("d1", host=1))
     _until(stage, _ended(successor[0]), "d1 done")
+    if stage.world.slot_marks[sealed][2] != "d0":
+        raise RuntimeError("d0 has not won the slot")
+
+
+def head_moves_behind_sinks(stage: Stage) -> None:
+    """A superseded driver seals the last epoch after its successor's sinks have begun.
+
+    It dies before it publishes, and only then does the successor's engine read the head.
+    """
+    _until(stage, _ended(stage.driver("d", epochs=8)), "everything so far is sealed")
+    sealed = len(stage.world.slot_marks)
+    for source in stage.sources.values():
+        source.append(row(40.0))
+    stage.end_sources()
+    begun: list[float] = []
+    waits = Rule(
+        "d1", "get", "desired.json", _sealed(stage, sealed + 1), _READ_BEFORE_ENGINE, wedge=True
+    )
+
+    def sinks_have_begun() -> bool:
+        if waits.fired and not begun:
+            begun.append(stage.world.now)
+        return bool(begun) and stage.world.now > begun[0] + 2.0
+
+    stage.world.rules += [Rule("d0", *SLOT, sinks_have_begun), waits]
+    _until(stage, _asleep(stage, stage.driver("d0")), "d0 asleep")
+    stage.world.rules.append(Rule("d0", "catalog.commit", "", "crash"))
+    _until(stage, _ended(stage.driver("d1", host=1)), "d1 done")
     if stage.world.slot_marks[sealed][2] != "d0":
         raise RuntimeError("d0 has not won the slot")
 

@@ -23,6 +23,7 @@ from tests.simulation.killer_scripts import (
     claim_and_gc,
     crash_after_fork,
     follower_file_and_gc,
+    head_moves_behind_sinks,
     hole_on_the_way,
     late_delivery,
     late_merge,
@@ -240,6 +241,12 @@ KILLERS = (
         lost_last_slot,
         lambda: [patch.object(Engine, "_seal_epoch", driver_mutants._keep_ended)],
         fault="A2",
+    ),
+    Killer(
+        "a last epoch behind the head that the sinks began with",
+        head_moves_behind_sinks,
+        sinks_mutants.begin_with_a_stale_head,
+        fault="F27",
     ),
     Killer(
         "a savepoint sealed but not pinned",

@@ -124,6 +124,18 @@ def _point_anyway(store: Any, pipeline: str, table: str, old: str, new: str) -> 
     )
 
 
+def begin_with_a_stale_head() -> list[Any]:
+    """The sinks do not learn of the head that the engine reads, neither first nor at the end.
+
+    Since merges may fill slots behind the last epoch, the end of a run looks once more at the head,
+    which alone would hide this fault.
+    """
+    return [
+        reword(EpochLoop, "run", "self._publish_to_head()", "pass"),
+        reword(EpochLoop, "_finish", "self._follow_head()", "self._engine.reload()"),
+    ]
+
+
 SINKS_MUTANTS = (
     Mutant(
         "finished before the sinks have drained",
@@ -241,17 +253,6 @@ SINKS_MUTANTS = (
         "compaction: readers are pointed to it wherever they are",
         lambda: [patch.object(table_maintenance, "replace_table_location", _point_anyway)],
         focus=("sleep", "replace"),
-    ),
-    Mutant(
-        "sinks begin with a head that has moved on",
-        # Since merges may fill slots behind the last epoch, the end of a run looks once more at the
-        # head, which hides this fault: both looks are taken out.
-        lambda: [
-            reword(EpochLoop, "run", "self._publish_to_head()", "pass"),
-            reword(EpochLoop, "_finish", "self._follow_head()", "self._engine.reload()"),
-        ],
-        focus=("sleep", "reload"),
-        fault="F27",
     ),
     Mutant(
         "files: named before they are there",
