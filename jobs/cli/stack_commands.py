@@ -91,9 +91,11 @@ def run_demo(
     Airflow, Spark and MinIO, a killed driver, a recovery, quality checks and a summary. Data of an
     earlier demo in the same folder is deleted. Exit code 1 if the tables are not exact.
     """
-    from tidegate.infra.demo import run_demo
+    from tidegate.infra import demo
 
-    raise typer.Exit(run_demo(start.date(), days, pace, home.absolute(), keep=keep))
+    with demo.run_demo(start.date(), days, pace, home.absolute(), keep=keep) as done:
+        output.print_text("demo", demo=done, keep=keep)
+    raise typer.Exit(0 if done.is_good else 1)
 
 
 def _configure_stack(home: Path | None, dags: Path | None) -> Stack:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from datetime import date
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ from tidegate.checkpoints.manifest import Counters
 from tidegate.checkpoints.pipeline_identity import ensure_identity
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.infra.local_stack import Stack, StackStatus
-from tidegate.jobs.cli import arguments
+from tidegate.jobs.cli import arguments, output
 from tidegate.jobs.driver import pipeline_run
 from tidegate.jobs.driver.epoch_loop import RunOutcome
 from tidegate.jobs.driver.pipeline_run import RunOptions
@@ -245,11 +246,14 @@ def test_demo_gets_its_options(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Non
 
     given: list[tuple[object, ...]] = []
 
-    def run_demo(*arguments: object, keep: bool) -> int:
+    def run_demo(*arguments: object, keep: bool) -> nullcontext[SimpleNamespace]:
         given.append((*arguments, keep))
-        return 0
+        return nullcontext(SimpleNamespace(is_good=True))
 
+    shown: list[str] = []
     monkeypatch.setattr(demo, "run_demo", run_demo)
+    monkeypatch.setattr(output, "print_text", lambda template, **_: shown.append(template))
     assert cli("demo", "--days", "3", "--pace", "0.5", "--keep").exit_code == 0
+    assert shown == ["demo"]
     assert given == [(date(2013, 1, 6), 3, 0.5, Path.cwd() / ".tidegate" / "demo", True)]
     assert cli("demo", "--other", "x").exit_code == 2

@@ -12,10 +12,12 @@ from tests.cli.conftest import seal
 from tidegate.checkpoints.batch_notes import QueryPosition, SinkPlan, SinkRewind, SourceProgress
 from tidegate.checkpoints.restore import RestorePlan
 from tidegate.checkpoints.slot_log import SlotLog
+from tidegate.infra.demo import Demo
 from tidegate.jobs.advise.lag_advice import LagAdvice, LagTarget, LatenessCurve
 from tidegate.jobs.cli import output
 from tidegate.jobs.cli.status_and_logs import describe_pipeline
 from tidegate.jobs.engine.what_if import WhatIfReport
+from tidegate.jobs.sinks.exactness_audit import ExactnessReport
 from tidegate.jobs.spec.spec_changes import ChangeEffect, SpecChange
 from tidegate.jobs.splice.impact import Impact, TableImpact
 
@@ -333,3 +335,45 @@ def test_the_stack_says_where_everything_is(text: Text) -> None:
         "look tidegate status --store stack",
         "stop tidegate down",
     ]
+
+
+def test_the_demo_shows_every_row_and_what_it_measured(text: Text) -> None:
+    """Counts of the tables win over those of the manifest; a mistake stands in the table."""
+    stack = SimpleNamespace(
+        airflow_url="http://a", credentials_file="c.json", store_url="s3://b", home="h"
+    )
+    demo = Demo(stack, None, 1.0)  # type: ignore[arg-type]  # it is only shown
+    demo.noticed, demo.gap, demo.elapsed, demo.stream = 1.23, 4.5, 350.2, "success"
+    demo.recovered_from, demo.restored_to = "t0-000002-ab", "t0-000001-ab"
+    demo.quality = {"verdict": "pass", "docs": "flights/quality/docs/x/index.html"}
+    demo.exactness = ExactnessReport(
+        rows={"EWR": {"read": 10, "released": 7, "late": 2}}, windows={"w": 4}
+    )
+    epochs: Any = [
+        SimpleNamespace(
+            counters=SimpleNamespace(per_source={"EWR": {"read": 9, "dropped": 1}}),
+            epoch_counters=SimpleNamespace(windows={"w": 3}),
+            timings=timings,
+            barriers=[{"outcome": "complete"}],
+        )
+        for timings in ({"plan": 0.1, "move": 0.3}, {"move": 0.5, "seal_before": 0.012})
+    ]
+    demo.epochs = epochs
+    lines = text("demo", demo=demo, keep=True)
+    assert lines[1:3] == [
+        "airport read released late dropped rejected dead retained",
+        "EWR 10 7 2 1 0 0 0",
+    ]
+    assert "windows, revisions: 4 windows, 2 later revisions" in lines
+    assert "barriers (day_close): 2 complete" in lines
+    assert "epoch, median and p95: 0.46 s, 0.51 s" in lines
+    assert "seal, median and p95: 12 ms, 12 ms" in lines
+    assert "Data Docs: http://a/tidegate/docs/flights.quality/x/index.html" in lines
+    assert demo.is_good
+    demo.exactness.problems.append("1 row is missing")
+    epochs[0].barriers = epochs[1].barriers = []
+    lines = text("demo", demo=demo, keep=False)
+    assert "tables against a recomputation: 1 row is missing" in lines
+    assert "barriers (day_close): none" in lines
+    assert "The stack is going down." in lines[-1]
+    assert not demo.is_good
