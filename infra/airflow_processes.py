@@ -13,17 +13,17 @@ import secrets
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from tenacity import retry, retry_if_exception, stop_after_attempt, wait_random_exponential
+from urllib3 import PoolManager
+from urllib3.exceptions import HTTPError
 
 from tidegate.checkpoints.host_clock import poll_until
 from tidegate.errors import ConfigurationError
@@ -40,7 +40,7 @@ from .local_processes import (
 )
 from .stack_state import AIRFLOW_USERS, StackSecrets, StackState, TimedProgress
 
-_REQUEST_TIMEOUT = 120.0  # seconds; a busy machine takes its time
+_http = PoolManager(timeout=120.0)  # seconds; a busy machine takes its time
 _ENDED_RUN_STATES = frozenset({"success", "failed"})
 _MAX_ATTEMPTS = 6  # of a call that Airflow answered with 500 and above
 
@@ -55,19 +55,6 @@ class AirflowApiError(ConfigurationError):
     def __init__(self, message: str, *, status: int) -> None:
         super().__init__(message, code=f"infra.airflow_api_{status}")
         self.status = status
-
-
-def fetch_health(base_url: str) -> dict[str, str]:
-    """Return component -> status, with the names of the processes; empty without an answer."""
-    try:
-        with urllib.request.urlopen(f"{base_url}/api/v2/monitor/health", timeout=20) as answer:  # noqa: S310 - http on loopback
-            report = json.loads(answer.read())
-    except (OSError, ValueError):
-        return {}
-    statuses = {
-        name.replace("_", "-"): str((part or {}).get("status")) for name, part in report.items()
-    }
-    return {"api-server": "healthy", **statuses}
 
 
 def _is_server_error(error: BaseException) -> bool:
@@ -203,24 +190,17 @@ class AirflowApi:
         )["access_token"]
 
     def _send_request(self, method: str, path: str, body: object) -> Any:
-        headers = {"Content-Type": "application/json", "Accept": "application/json"}
-        if self._token is not None:
-            headers["Authorization"] = f"Bearer {self._token}"
-        data = None if body is None else json.dumps(body).encode()
-        url = self.base_url + path
-        request = urllib.request.Request(url, data=data, headers=headers, method=method)  # noqa: S310 - http on loopback
+        headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
         try:
-            with urllib.request.urlopen(request, timeout=_REQUEST_TIMEOUT) as answer:  # noqa: S310 - http on loopback
-                content = answer.read()
-        except urllib.error.HTTPError as error:
-            with error:
-                detail = error.read().decode(errors="replace")[:500]
-            raise AirflowApiError(
-                f"{method} {path}: {error.code} {detail}", status=error.code
-            ) from None
-        except OSError as error:
+            answer = _http.request(method, self.base_url + path, json=body, headers=headers)
+        except HTTPError as error:
             raise AIRFLOW_AWAY(url=self.base_url, error=error) from error
-        return json.loads(content) if content else None
+        if answer.status >= 400:
+            detail = answer.data.decode(errors="replace")[:500]
+            raise AirflowApiError(
+                f"{method} {path}: {answer.status} {detail}", status=answer.status
+            )
+        return answer.json() if answer.data else None
 
 
 def build_run_path(dag_id: str, run_id: str) -> str:
@@ -230,7 +210,7 @@ def build_run_path(dag_id: str, run_id: str) -> str:
 
 def quote_segment(part: str) -> str:
     """Return a part of a path with slashes and other reserved characters encoded."""
-    return urllib.parse.quote(part, safe="")
+    return quote(part, safe="")
 
 
 def _poll_until(
@@ -250,14 +230,17 @@ PATIENT = {"timeout": 60}
 #: has passed. Callers try again. It must be shorter than the limit of any heartbeat.
 IMPATIENT = {"timeout": 8}
 
-#: The connection of the Spark provider, for specs with `supervision.submit`.
-_LOCAL_SPARK = json.dumps({"conn_type": "spark", "host": "local[2]"})
-#: Process name -> arguments of `airflow`, in the order of starting.
+#: Process name, which is also the command of `airflow`, -> its options, in the order of starting.
 AIRFLOW_COMPONENTS: dict[str, tuple[str, ...]] = {
-    "api-server": ("api-server",),
-    "scheduler": ("scheduler", "--skip-serve-logs"),
-    "dag-processor": ("dag-processor",),
-    "triggerer": ("triggerer", "--skip-serve-logs"),
+    "api-server": (),
+    "scheduler": ("--skip-serve-logs",),
+    "dag-processor": (),
+    "triggerer": ("--skip-serve-logs",),
+}
+_CONNECT_ARGS = "AIRFLOW__DATABASE__SQL_ALCHEMY_CONNECT_ARGS"
+#: Process name -> environment variables that only this process gets.
+COMPONENT_SETTINGS = {
+    "api-server": dict.fromkeys((_CONNECT_ARGS, f"{_CONNECT_ARGS}_ASYNC"), f"{__name__}.IMPATIENT")
 }
 
 
@@ -290,7 +273,6 @@ def build_airflow_settings(home: Path, dags: Path, port: int, keys: StackSecrets
         "CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(locate_passwords_file(home)),
         "CORE__EXECUTION_API_SERVER_URL": f"{build_airflow_url(port)}/execution/",
         "DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home / 'airflow.db'}",
-        **_build_connect_args("PATIENT"),
         "LOGGING__BASE_LOG_FOLDER": str(home / "logs"),
         "API__HOST": LOOPBACK,
         "API__PORT": str(port),
@@ -301,25 +283,10 @@ def build_airflow_settings(home: Path, dags: Path, port: int, keys: StackSecrets
     }
     return {
         "AIRFLOW_HOME": str(home),
-        "AIRFLOW_CONN_SPARK_DEFAULT": _LOCAL_SPARK,
+        # The connection of the Spark provider, for specs with `supervision.submit`.
+        "AIRFLOW_CONN_SPARK_DEFAULT": '{"conn_type": "spark", "host": "local[2]"}',
         **{f"AIRFLOW__{key}": value for key, value in settings.items()},
     }
-
-
-def build_component_settings(name: str) -> dict[str, str]:
-    """Return the environment variables that only this one of `AIRFLOW_COMPONENTS` gets."""
-    return (
-        {f"AIRFLOW__{key}": value for key, value in _build_connect_args("IMPATIENT").items()}
-        if name == "api-server"
-        else {}
-    )
-
-
-def _build_connect_args(arguments: str) -> dict[str, str]:
-    return dict.fromkeys(
-        ("DATABASE__SQL_ALCHEMY_CONNECT_ARGS", "DATABASE__SQL_ALCHEMY_CONNECT_ARGS_ASYNC"),
-        f"{__name__}.{arguments}",
-    )
 
 
 def locate_passwords_file(home: Path) -> Path:
@@ -433,8 +400,8 @@ class AirflowProcesses:
         # A crashed triggerer or scheduler leaves children that would run next to the new one's.
         kill_processes(marks[name] for name in missing if name in marks)
         for name in missing:
-            command = build_airflow_command(*AIRFLOW_COMPONENTS[name])
-            env = build_process_environment(self.settings) | build_component_settings(name)
+            command = build_airflow_command(name, *AIRFLOW_COMPONENTS[name])
+            env = build_process_environment(self.settings) | COMPONENT_SETTINGS.get(name, {})
             self.state.processes[name] = spawn_process(
                 command, log=self._log_file(name), env=env, cwd=self.home / "airflow"
             )
@@ -481,9 +448,16 @@ class AirflowProcesses:
 def list_unhealthy_components(port: int) -> set[str]:
     """Return the components that do not report that they are healthy.
 
-    All of them while the API server does not answer.
+    All of them if there is no answer: the API server may still be starting.
     """
-    answers = fetch_health(build_airflow_url(port))
-    if not answers:
-        return {*AIRFLOW_COMPONENTS, "metadatabase"}
-    return {name for name, status in answers.items() if status != "healthy"}
+    components = {*AIRFLOW_COMPONENTS, "metadatabase"}
+    url = f"{build_airflow_url(port)}/api/v2/monitor/health"
+    try:
+        answer = _http.request("GET", url, timeout=20, retries=False)
+        report = answer.json() if answer.status == 200 else None
+    except (HTTPError, ValueError):
+        report = None
+    if report is None:
+        return components
+    found = {name: report.get(name.replace("-", "_")) or {} for name in components}
+    return {n for n, part in found.items() if part.get("status") != "healthy"} - {"api-server"}

@@ -190,13 +190,13 @@ def is_port_free(port: int) -> bool:
     return True
 
 
-def choose_free_port(preferred: int | None = None) -> int:
+def choose_free_port(preferred: int = 0) -> int:
     """Return a free loopback port.
 
     Args:
         preferred: returned if it is free, so that a restarted server keeps its address.
     """
-    if preferred is not None and is_port_free(preferred):
+    if preferred and is_port_free(preferred):
         return preferred
     while True:
         port = _pick_random_port()

@@ -238,7 +238,7 @@ class Stack:
             self.home / "minio-data",
             self.home / "logs" / "minio.log",
             root=self._secrets.minio_root,
-            port=state.ports.get("minio"),
+            port=state.ports.get("minio", 0),
             mark=state.processes.get("minio"),
         )
 
@@ -276,7 +276,7 @@ class Stack:
         # A running server keeps its port; a free one may be anybody's by now.
         server = state.processes.get("api-server")
         if server is None or not is_process_alive(server):
-            state.ports["airflow"] = choose_free_port(state.ports.get("airflow"))
+            state.ports["airflow"] = choose_free_port(state.ports.get("airflow", 0))
             state.save(self._file)
         write_private_json(
             airflow_processes.locate_passwords_file(self.home / "airflow"),

@@ -16,11 +16,13 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
 from pathlib import Path
+
+import urllib3
 
 from tidegate.errors import TransientError
 
@@ -41,52 +43,34 @@ from .stack_state import Progress, TimedProgress
 _START_TIMEOUT = 120.0
 
 
+@dataclass
 class MinioServer:
     """One MinIO process on a loopback port, without its web console.
 
     The data folder and the root credentials outlive the process, so a killed server can be started
     again.
 
-    Args:
+    Attributes:
         program: the server program, from `ensure_minio`.
         data: folder of the objects; made if missing.
         log: file that gets the server's output.
-        root: the root user's keys; None: new ones.
-        port: wanted port; if another process uses it, or if it is None, a free one is taken.
-        mark: a running server to adopt (then `port` is its port).
+        root: the root user's keys; by default new ones.
+        port: on which it listens, or listened when it last ran; 0 before. At a start it is wanted;
+            if another process uses it, or it is 0, a free one is taken.
+        mark: the running server; given to adopt one (then `port` is its port).
     """
 
-    def __init__(
-        self,
-        program: Path,
-        data: Path,
-        log: Path,
-        *,
-        root: Credentials | None = None,
-        port: int | None = None,
-        mark: ProcessId | None = None,
-    ) -> None:
-        self.program = program
-        self.data = data
-        self.log = log
-        self.root = root or Credentials.generate("root")
-        self.mark = mark
-        self._port = port
-
-    @property
-    def port(self) -> int:
-        """The port on which it listens, or listened when it last ran.
-
-        Raises:
-            RuntimeError: no port was given, and it was never started.
-        """
-        if self._port is None:
-            raise RuntimeError("start() chooses the port")
-        return self._port
+    program: Path
+    data: Path
+    log: Path
+    _: KW_ONLY
+    root: Credentials = field(default_factory=partial(Credentials.generate, "root"))
+    port: int = 0
+    mark: ProcessId | None = None
 
     @property
     def endpoint(self) -> str:
-        """Its URL, for S3 clients; raises as `port`."""
+        """Its URL, for S3 clients, once it has a port."""
         return f"http://{LOOPBACK}:{self.port}"
 
     @property
@@ -108,8 +92,8 @@ class MinioServer:
 
         So the caller can record the process before it waits.
         """
-        if self.mark is None or not is_process_alive(self.mark):
-            self._port = choose_free_port(self._port)
+        if self.mark is None or not self.alive:
+            self.port = choose_free_port(self.port)
             self.data.mkdir(parents=True, exist_ok=True)
             self.mark = spawn_process(
                 self._build_command(),
@@ -148,27 +132,17 @@ class MinioServer:
 
     def is_healthy(self) -> bool:
         """Return whether it answers and can serve writes."""
+        url = f"{self.endpoint}/minio/health/cluster"
         try:
-            url = f"{self.endpoint}/minio/health/cluster"
-            with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310 - http on loopback
-                return int(answer.status) == 200
-        except (urllib.error.URLError, OSError):
+            return urllib3.request("GET", url, timeout=10, retries=False).status == 200
+        except urllib3.exceptions.HTTPError:
             return False
 
     def _build_command(self) -> list[str]:
         # A certificate in the default ~/.minio/certs would turn the server to https.
         certificates = self.data.parent / "minio-certs"
-        address = f"{LOOPBACK}:{self.port}"
-        return [
-            str(self.program),
-            "server",
-            "--quiet",
-            "--address",
-            address,
-            "--certs-dir",
-            str(certificates),
-            str(self.data),
-        ]
+        options = f"server --quiet --address {LOOPBACK}:{self.port} --certs-dir".split()
+        return [str(self.program), *options, str(certificates), str(self.data)]
 
     def _build_environment(self) -> dict[str, str]:
         inherited = {

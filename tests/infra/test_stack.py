@@ -15,11 +15,11 @@ from tidegate.errors import ConfigurationError
 from tidegate.infra import stack_state
 from tidegate.infra.airflow_processes import (
     AIRFLOW_COMPONENTS,
+    COMPONENT_SETTINGS,
     IMPATIENT,
     PATIENT,
     AirflowApiError,
     build_airflow_settings,
-    build_component_settings,
     build_process_environment,
 )
 from tidegate.infra.local_processes import ProcessId, is_process_alive, read_start_ticks
@@ -86,9 +86,8 @@ def test_only_the_server_that_waits_for_itself_gives_up_soon(tmp_path: Path) -> 
     settings = build_airflow_settings(tmp_path, tmp_path, 1, StackSecrets.generate())
     key = "AIRFLOW__DATABASE__SQL_ALCHEMY_CONNECT_ARGS"
     assert settings[key] == settings[f"{key}_ASYNC"] == "tidegate.infra.airflow_processes.PATIENT"
-    own = {name: build_component_settings(name) for name in AIRFLOW_COMPONENTS}
-    assert {name for name, found in own.items() if found} == {"api-server"}
-    assert set(own["api-server"].values()) == {"tidegate.infra.airflow_processes.IMPATIENT"}
+    own = dict.fromkeys((key, f"{key}_ASYNC"), "tidegate.infra.airflow_processes.IMPATIENT")
+    assert {"api-server": own} == COMPONENT_SETTINGS
     assert (
         IMPATIENT["timeout"]
         < int(settings["AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT"]) / 2
