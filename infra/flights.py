@@ -47,42 +47,30 @@ from .stack_state import Progress
 
 AIRPORTS = ("EWR", "JFK", "LGA")
 BARRIER_TYPE = "day_close"
-_TRIES, _WAIT = (
-    100,
-    3.0,
-)  # five minutes: longer than any restart, short enough not to outlive a stack that is gone
+# Five minutes: longer than any restart, short enough not to outlive a stack that is gone.
+_TRIES, _WAIT = 100, 3.0
 
 SCHEMA = pa.schema(
     [
         pa.field("kind", pa.string(), nullable=False),  # "data" or "day_close"
-        pa.field("event_time", pa.timestamp("us", tz="UTC")),
-        pa.field("carrier", pa.string()),
-        pa.field("flight", pa.int64()),
-        pa.field("tailnum", pa.string()),
-        pa.field("origin", pa.string()),
-        pa.field("dest", pa.string()),
-        pa.field("dep_delay", pa.int64()),  # minutes
-        pa.field("arr_delay", pa.int64()),  # minutes; null for a flight that was diverted
-        pa.field("distance", pa.int64()),  # miles
-        pa.field("barrier_type", pa.string()),
-        pa.field("barrier_id", pa.int64()),  # the service day, for example 20130109
+        ("event_time", pa.timestamp("us", tz="UTC")),
+        ("carrier", pa.string()),
+        ("flight", pa.int64()),
+        ("tailnum", pa.string()),
+        ("origin", pa.string()),
+        ("dest", pa.string()),
+        ("dep_delay", pa.int64()),  # minutes
+        ("arr_delay", pa.int64()),  # minutes; null for a flight that was diverted
+        ("distance", pa.int64()),  # miles
+        ("barrier_type", pa.string()),
+        ("barrier_id", pa.int64()),  # the service day, for example 20130109
     ]
 )
 
-_SOURCE_COLUMNS = [
-    "year",
-    "month",
-    "day",
-    "dep_time",
-    "dep_delay",
-    "arr_delay",
-    "carrier",
-    "flight",
-    "tailnum",
-    "origin",
-    "dest",
-]
-_SOURCE_COLUMNS += ["distance", "minute", "time_hour"]
+_SOURCE_COLUMNS = (
+    "year month day dep_time dep_delay arr_delay carrier flight tailnum origin dest distance minute"
+    " time_hour"
+)
 
 
 class HourObject(NamedTuple):
@@ -202,12 +190,10 @@ def read_flights() -> pd.DataFrame:
         ConfigurationError: the package is not installed.
     """
     with zipfile.ZipFile(_find_archive()) as archive, archive.open(archive.namelist()[0]) as table:
-        integers = {
-            "arr_delay": "Int64",
-            "dep_delay": "Int64",
-        }  # a missing one must not turn the others into floats
+        # A missing one must not turn the others into floats.
+        integers = dict.fromkeys(("arr_delay", "dep_delay"), "Int64")
         frame: pd.DataFrame = pd.read_csv(
-            table, usecols=_SOURCE_COLUMNS, dtype=integers, keep_default_na=True
+            table, usecols=_SOURCE_COLUMNS.split(), dtype=integers, keep_default_na=True
         )
     return frame
 
@@ -300,9 +286,8 @@ def _send_object(
         try:
             store.create(item.key, buffer.getvalue())
             return
-        except (
-            PreconditionFailedError
-        ):  # our own, of an attempt whose answer was lost, or another feed's: the same rows
+        # Our own, of an attempt whose answer was lost, or another feed's: the same rows.
+        except PreconditionFailedError:
             return
         except (OutcomeUnknownError, StoreUnavailableError) as error:
             if attempt == _TRIES - 1:
