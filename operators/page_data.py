@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from math import ceil, log
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from tidegate.checkpoints.batch_notes import BatchNotes
 from tidegate.checkpoints.manifest import ForkRecord, Manifest
@@ -201,6 +201,7 @@ def build_epoch_point(manifest: Manifest) -> JsonObject:
         "timeline": manifest.timeline,
         "slot": manifest.slot,
         "token": manifest.lease_token,
+        "spec": manifest.spec_digest,
         "at": manifest.created_at // 1000,
         "frontier": to_milliseconds(manifest.frontier_after),
         "final": manifest.frontier_after == TICK_MAX,
@@ -478,24 +479,8 @@ def _measure_depths(spec: PipelineSpec) -> dict[str, int]:
 _DRIVERS_SHOWN = 20
 
 
-class EpochFacts(NamedTuple):
-    """What an epoch records about the driver that sealed it; `at` in milliseconds since 1970."""
-
-    checkpoint: str
-    slot: int
-    at: int
-    token: int
-    spec_digest: str
-
-    @classmethod
-    def from_manifest(cls, manifest: Manifest) -> EpochFacts:
-        """Read the facts of one epoch."""
-        at, token = manifest.created_at // 1000, manifest.lease_token
-        return cls(str(manifest.id), manifest.slot, at, token, manifest.spec_digest)
-
-
 def list_driver_events(
-    newest: EpochFacts | None, read_epoch: Callable[[int], EpochFacts | None]
+    newest: JsonView | None, read_epoch: Callable[[int], JsonView | None]
 ) -> Iterator[JsonObject]:
     """Yield each driver's first epoch, newest first, and whether it came with another spec.
 
@@ -504,35 +489,36 @@ def list_driver_events(
     Lease tokens only grow along a lineage, so a search by halves finds the first epoch of each.
 
     Args:
-        newest: the newest epoch; None before the first.
+        newest: the newest epoch, as `build_epoch_point` returns it; None before the first.
         read_epoch: returns the epoch in a slot of the lineage; None if it is retired.
     """
     for _ in range(_DRIVERS_SHOWN):
         if newest is None:
             return
         first, before = _find_first_epoch(newest, read_epoch)
-        event = {"at": first.at, "checkpoint": first.checkpoint}
+        event = {"at": first["at"], "checkpoint": first["id"]}
+        says = f"the driver with token {first['token']}"
         if before is None:
-            yield {**event, "kind": "driver", "says": f"the driver with token {first.token} began"}
+            yield {**event, "kind": "driver", "says": f"{says} began"}
             return
-        gap = (first.at - before.at) / 1000
-        says = f"the driver with token {first.token} took over from {before.token}"
-        yield {**event, "kind": "driver", "says": f"{says}, {gap:.0f} s after the last checkpoint"}
-        if first.spec_digest != before.spec_digest:
-            digests = f"{before.spec_digest[:8]} to {first.spec_digest[:8]}"
-            yield {**event, "kind": "spec", "says": f"the spec changed from {digests}"}
+        gap = f"{(first['at'] - before['at']) / 1000:.0f} s after the last checkpoint"
+        says = f"{says} took over from {before['token']}, {gap}"
+        yield {**event, "kind": "driver", "says": says}
+        if first["spec"] != before["spec"]:
+            says = f"the spec changed from {before['spec'][:8]} to {first['spec'][:8]}"
+            yield {**event, "kind": "spec", "says": says}
         newest = before
 
 
 def _find_first_epoch(
-    newest: EpochFacts, read_epoch: Callable[[int], EpochFacts | None]
-) -> tuple[EpochFacts, EpochFacts | None]:
+    newest: JsonView, read_epoch: Callable[[int], JsonView | None]
+) -> tuple[JsonView, JsonView | None]:
     """The first epoch of the driver that sealed `newest`, and the one before it if it is kept."""
     low, first, before = 0, newest, None
-    while first.slot - low > 1:
-        middle = (low + first.slot) // 2
+    while first["slot"] - low > 1:
+        middle = (low + first["slot"]) // 2
         found = read_epoch(middle)
-        if found is not None and found.token == newest.token:
+        if found is not None and found["token"] == newest["token"]:
             first = found
         else:
             low, before = middle, found

@@ -16,6 +16,7 @@ from tidegate.checkpoints.checkpoint_catalog import (
     CheckpointCatalog,
     build_illness_finder,
     diff_checkpoints,
+    make_annotator,
 )
 from tidegate.checkpoints.checkpoint_specs import read_spec
 from tidegate.checkpoints.driver_reports import (
@@ -27,10 +28,10 @@ from tidegate.checkpoints.driver_requests import list_pending_requests
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
 from tidegate.checkpoints.lease import LeaseObserver
 from tidegate.checkpoints.manifest import ForkRecord, Manifest
-from tidegate.checkpoints.pins import Roots, RootsFile
+from tidegate.checkpoints.pins import RootsFile
 from tidegate.checkpoints.pipeline_overview import PipelineState, read_overview
 from tidegate.checkpoints.restore import plan_restore, read_restore_audits
-from tidegate.checkpoints.slot_index import SlotIndex, SlotSummary
+from tidegate.checkpoints.slot_index import SlotSummary
 from tidegate.checkpoints.slot_log import LineageSegment, LogHead, SlotContents, SlotLog
 from tidegate.checkpoints.splice_requests import OPEN_STATES, list_splice_requests
 from tidegate.checkpoints.store import NotFoundError, Store, map_in_threads
@@ -41,7 +42,6 @@ from tidegate.json_types import JsonObject
 
 from .errors import PAGE_BUSY
 from .page_data import (
-    EpochFacts,
     LatenessSketches,
     build_epoch_point,
     build_graph,
@@ -68,6 +68,7 @@ READ_WORKERS: Final = 8
 BARRIERS_SHOWN: Final = 60
 _LOCK_PATIENCE = 1.0  # seconds; a look at the bucket usually takes a tenth of that
 _QUALITY_FRESH_SECONDS = 15.0  # a verdict is minutes old when it is new
+_EPOCHS_REMEMBERED = 600  # those of the charts, and some that were searched
 # Epochs searched for barriers when the page is first asked for: four pages of the index.
 _BARRIER_LOOK_BACK = 2_000
 # Milliseconds between the clocks of two hosts that have driven one stream, at most.
@@ -80,7 +81,7 @@ _CHECK_FIELDS = (
 
 _SHOWN_OF_DRIVER = ("freshness", "stale", "sinks", "late_uploads")
 _SHOWN_OF_CHECKPOINT = {
-    *("id", "kind", "timeline", "slot"),
+    *("id", "kind", "timeline", "slot", "pins", "condemned", "on_lineage"),
     *("read", "late", "bytes", "files", "gap"),
 }
 
@@ -118,13 +119,12 @@ class StreamView:
 
     def _forget_epochs(self) -> None:
         self.log = SlotLog(self.store, self.pipeline)
-        self._index = SlotIndex(self.log, workers=READ_WORKERS)
+        self._catalog = CheckpointCatalog(self.log, workers=READ_WORKERS)
         self._seen: dict[_Position, _SeenEpoch | None] = {}
-        self._barriers: dict[_Position, list[JsonObject]] = {}
+        self._barriers: dict[int, list[JsonObject]] = {}  # by slot of the lineage
         self._spec: tuple[str, PipelineSpec | None] | None = None  # of the newest epoch, by digest
         self._searched: int | None = None  # the timeline whose past was searched for barriers
         self._forks: tuple[int, list[LineageSegment], list[ForkRecord]] | None = None
-        self._facts: dict[_Position, EpochFacts | None] = {}
         self._verified: dict[str, JsonObject] = {}
 
     def _read_head(self) -> LogHead:
@@ -172,10 +172,11 @@ class StreamView:
         with self._hold_lock():
             head = self._read_head()
             detail = self._read_shared("detail", lambda: self._read_detail(head))
-            recent = self._recent_points(head)
-            points = recent if span == CHART_POINTS else self._sampled_points(head, span)
+            recent = span == CHART_POINTS
+            epochs = self._recent_epochs(head) if recent else self._sample_epochs(head, span)
+            points = [point for point, _ in epochs]
             known = since is not None and (since[0] == head.timeline and since[1] <= head.slot)
-            partial = known and span == CHART_POINTS
+            partial = known and recent
             if since is not None and partial:
                 points = [point for point in points if point["slot"] > since[1]]
             return _add_findings({**detail, **dag, "points": points, "partial": partial})
@@ -207,25 +208,29 @@ class StreamView:
                 source = self._iterate_lineage(head, last)
             rest = (
                 row
-                for row in source
+                for row in map(make_annotator(roots, self._read_lineage(head)[0]), source)
                 if (before is None or _is_past_cursor(row, before, abandoned))
                 and (until is None or row.created_at <= until * 1000)
-                and not (restorable and (not row.is_restorable or row.id in roots.condemned))
+                and (row.is_restorable or not restorable)
             )
             rows = list(islice(rest, limit + 1))  # one more, to know whether there is a next page
             if abandoned:
-                rows = CheckpointCatalog(self.log).mark_gaps(rows)
+                rows = self._catalog.mark_gaps(rows)
             checked = self._read_quality() is not None
             find_illness = build_illness_finder(self.store, self.pipeline) if checked else None
         shown = [
             {
-                **self._describe_checkpoint(row, roots),
+                **row.model_dump(include=_SHOWN_OF_CHECKPOINT),
+                "at": row.created_at // 1000,
+                "restorable": row.is_restorable,
+                "verified": (
+                    {"verdict": "damaged"} if row.condemned else self._verified.get(row.id or "")
+                ),
                 "healthy": (
                     find_illness(CheckpointId.parse(row.id or "")) is None
                     if find_illness and row.kind == "epoch"
                     else None
                 ),
-                "on_lineage": not abandoned,
             }
             for row in rows[:limit]
         ]
@@ -245,12 +250,12 @@ class StreamView:
                 would apply again was retired.
             PoisonError: the checkpoint was retired.
         """
-        plan = plan_restore(self.log, CheckpointCatalog(self.log).resolve(checkpoint))
+        plan = plan_restore(self.log, self._catalog.resolve(checkpoint))
         return {**plan.model_dump(), "since": to_milliseconds(plan.since)}
 
     def diff(self, left: str, right: str) -> JsonObject:
         """Return what differs between two checkpoints; names and pins are resolved."""
-        catalog = CheckpointCatalog(self.log)
+        catalog = self._catalog
         manifests = (catalog.read_manifest(catalog.resolve(name)) for name in (left, right))
         return diff_checkpoints(*manifests).model_dump()
 
@@ -276,10 +281,9 @@ class StreamView:
         """Return the events of the timeline, in no order."""
         with self._hold_lock():
             head = self.log.head()
-            self._read_lineage(head)
-        newest = EpochFacts.from_manifest(head.record) if head.record else None
+            newest = self._read_point(head, head.slot)
         return [
-            *list_driver_events(newest, lambda slot: self._read_facts(head, slot)),
+            *list_driver_events(newest, lambda slot: self._read_point(head, slot)),
             *list_merge_events(list_splice_requests(self.store, self.pipeline)),
             *list_verdict_events(self._read_quality_file("history.json").get("runs", [])),
         ]
@@ -377,8 +381,7 @@ class StreamView:
         }
 
     def _read_detail(self, head: LogHead) -> JsonObject:
-        recent = self._recent_points(head)
-        seen = [self._seen.get((point["timeline"], point["slot"])) for point in recent]
+        recent = self._recent_epochs(head)
         roots = RootsFile(self.store, self.pipeline).read()
         forks = reversed(self._read_lineage(head)[1])
         requests = list_pending_requests(self.store, self.pipeline)
@@ -386,7 +389,7 @@ class StreamView:
         summary = self._read_shared("summary", lambda: self._read_summary(head))
         return {
             **summary,
-            "lateness": build_lateness_charts(epoch[1] for epoch in seen if epoch),
+            "lateness": build_lateness_charts(sketches for _, sketches in recent),
             "barriers": self._barrier_history(head, recent),
             "graph": self._read_graph(head, summary),
             "open_barriers": self._read_open_barriers(head.record) if head.record else [],
@@ -432,30 +435,15 @@ class StreamView:
 
     # Epochs
 
-    def _recent_points(self, head: LogHead) -> list[JsonObject]:
-        """The newest epochs of the lineage, oldest first. Forgets what has left the charts."""
-        slots = range(max(1, head.slot - CHART_POINTS + 1), head.slot + 1)
-        positions = self._locate_slots(head, slots)
-        points = [seen[0] for seen in self._load_epochs(positions) if seen is not None]
-        self._seen = {position: self._seen[position] for position in positions}
-        return points
+    def _recent_epochs(self, head: LogHead) -> list[_SeenEpoch]:
+        """The newest epochs of the lineage, oldest first."""
+        return self._load_epochs(head, range(head.slot - CHART_POINTS + 1, head.slot + 1))
 
-    def _sampled_points(self, head: LogHead, span: int) -> list[JsonObject]:
+    def _sample_epochs(self, head: LogHead, span: int) -> list[_SeenEpoch]:
         """At most `CHART_POINTS` of the last `span` epochs, evenly spread, with the newest."""
         reach = min(span or head.slot, head.slot)
         step = max(1, -(-reach // CHART_POINTS))
-        slots = [*range(head.slot, head.slot - reach, -step)][::-1]
-        seen_before = dict(self._seen)
-        epochs = self._load_epochs(self._locate_slots(head, slots))
-        self._seen = seen_before  # a sample is not kept: it may reach over the whole history
-        return [epoch[0] for epoch in epochs if epoch is not None]
-
-    def _locate_slots(self, head: LogHead, slots: Iterable[int]) -> list[_Position]:
-        segments, _ = self._read_lineage(head)
-        timelines = (
-            (next((s.timeline for s in segments if s.contains(slot)), None), slot) for slot in slots
-        )
-        return [(timeline, slot) for timeline, slot in timelines if timeline is not None]
+        return self._load_epochs(head, [*range(head.slot, head.slot - reach, -step)][::-1])
 
     def _read_lineage(self, head: LogHead) -> tuple[list[LineageSegment], list[ForkRecord]]:
         """Lineage and restores as of a head; both change only with its timeline."""
@@ -464,16 +452,9 @@ class StreamView:
             self._forks = head.timeline, self.log.lineage(head.timeline), forks
         return self._forks[1:]
 
-    def _read_facts(self, head: LogHead, slot: int) -> EpochFacts | None:
-        """What an epoch of the lineage records about its driver; None if it is retired."""
-        for position in self._locate_slots(head, [slot]):
-            if position not in self._facts:
-                filled = self.log.read_slot(*position)
-                epoch = filled.record if filled else None
-                known = EpochFacts.from_manifest(epoch) if isinstance(epoch, Manifest) else None
-                self._facts[position] = known
-            return self._facts[position]
-        return None
+    def _read_point(self, head: LogHead, slot: int) -> JsonObject | None:
+        """An epoch of the lineage; None if it is retired."""
+        return next((epoch[0] for epoch in self._load_epochs(head, [slot])), None)
 
     def _find_newest_slot(self, head: LogHead, until: int) -> int:
         """The newest slot that may have been sealed until a time, in milliseconds since 1970.
@@ -484,22 +465,26 @@ class StreamView:
 
         def read_time(slot: int) -> int:
             """When the epoch was sealed, in milliseconds since 1970."""
-            facts = self._read_facts(head, slot)
-            return facts.at if facts else 0
+            point = self._read_point(head, slot)
+            return point["at"] if point else 0
 
         # Each clock may be wrong by half of the difference in either direction.
         return bisect_right(range(1, head.slot + 1), until + _CLOCK_DIFFERENCE, key=read_time)
 
-    def _load_epochs(self, positions: list[_Position]) -> list[_SeenEpoch | None]:
-        """The epochs at these positions; reads those not seen before, several at once."""
-        missing = [position for position in positions if position not in self._seen]
+    def _load_epochs(self, head: LogHead, slots: Iterable[int]) -> list[_SeenEpoch]:
+        """The epochs of these slots that are not retired; reads those not seen, several at once."""
+        segments, seen = self._read_lineage(head)[0], self._seen
+        positions = [(s.timeline, slot) for slot in slots for s in segments if s.contains(slot)]
+        missing = [position for position in positions if position not in seen]
         epochs = map_in_threads(
             lambda position: _summarize_epoch(self.log.read_slot(*position)), missing, READ_WORKERS
         )
-        self._seen |= zip(missing, epochs, strict=True)
-        return [self._seen[position] for position in positions]
+        seen |= zip(missing, epochs, strict=True)
+        if len(seen) > _EPOCHS_REMEMBERED:
+            self._seen = {position: seen[position] for position in positions}
+        return [epoch for position in positions if (epoch := seen[position]) is not None]
 
-    def _barrier_history(self, head: LogHead, recent: list[JsonObject]) -> list[JsonObject]:
+    def _barrier_history(self, head: LogHead, recent: list[_SeenEpoch]) -> list[JsonObject]:
         """The newest closed barriers, newest first.
 
         Daily ones lie far before the epochs in the charts, so the index is searched once per
@@ -508,19 +493,11 @@ class StreamView:
         if self._searched != head.timeline:
             lineage = islice(self._iterate_lineage(head), _BARRIER_LOOK_BACK)
             rows = islice((row for row in lineage if row.barriers), BARRIERS_SHOWN)
-            positions = [(row.timeline, row.slot) for row in rows]
-            epochs = zip(positions, self._load_epochs(positions), strict=True)
-            self._barriers = {position: epoch[0]["barriers"] for position, epoch in epochs if epoch}
-            self._searched = head.timeline
-        self._barriers |= {
-            (point["timeline"], point["slot"]): point["barriers"]
-            for point in recent
-            if point["barriers"]
-        }
-        newest = sorted(self._barriers, key=lambda position: position[1], reverse=True)
-        self._barriers = {
-            position: self._barriers[position] for position in newest[:BARRIERS_SHOWN]
-        }
+            recent = self._load_epochs(head, [row.slot for row in rows]) + recent
+            self._searched, self._barriers = head.timeline, {}
+        found = {point["slot"]: point["barriers"] for point, _ in recent if point["barriers"]}
+        newest = sorted((self._barriers | found).items(), reverse=True)
+        self._barriers = dict(newest[:BARRIERS_SHOWN])
         shown = [barrier for group in self._barriers.values() for barrier in reversed(group)]
         return shown[:BARRIERS_SHOWN]
 
@@ -532,34 +509,18 @@ class StreamView:
         From the index: an epoch that the charts remember may have been retired since.
         """
         newest = head.slot if last is None else last
-        for segment in reversed(self._read_lineage(head)[0]):
-            if segment.first <= newest:
-                for row in self._index.iterate_newest_first(segment.timeline, newest):
-                    if segment.contains(row.slot):
-                        yield row
+        return self._catalog.iterate_newest_first(self._read_lineage(head)[0], newest)
 
     def _iterate_abandoned(self, head: LogHead) -> Iterator[SlotSummary]:
         """Epochs that restores have left behind, newest first."""
         lineage = {segment.timeline: segment for segment in self._read_lineage(head)[0]}
         for timeline in reversed(range(head.timeline)):
             segment = lineage.get(timeline)
-            for row in self._index.iterate_newest_first(timeline):
+            for row in self._catalog.index.iterate_newest_first(timeline):
                 if segment is not None and segment.contains(row.slot):
                     break
                 if row.kind == "epoch":
                     yield row
-
-    def _describe_checkpoint(self, row: SlotSummary, roots: Roots) -> JsonObject:
-        name = row.id or ""
-        condemned = roots.condemned.get(name)
-        return {
-            **row.model_dump(include=_SHOWN_OF_CHECKPOINT),
-            "at": row.created_at // 1000,
-            "pins": sorted(pin for pin, root in roots.pins.items() if root.checkpoint == name),
-            "condemned": f"{condemned.reason}: {condemned.detail}" if condemned else None,
-            "verified": {"verdict": "damaged"} if condemned else self._verified.get(name),
-            "restorable": row.is_restorable and not condemned,
-        }
 
 
 def _is_past_cursor(row: SlotSummary, before: _Position, abandoned: bool) -> bool:

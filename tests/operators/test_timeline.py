@@ -12,7 +12,8 @@ from tidegate.checkpoints.splice_requests import (
     create_splice_request,
     reject_splice_request,
 )
-from tidegate.operators.page_data import EpochFacts, list_driver_events, list_verdict_events
+from tidegate.json_types import JsonView
+from tidegate.operators.page_data import list_driver_events, list_verdict_events
 from tidegate.operators.stream_view import StreamView
 
 
@@ -20,20 +21,21 @@ from tidegate.operators.stream_view import StreamView
 def test_every_driver_is_found_with_few_reads(lives: list[int], retired: int) -> None:
     """Each driver's first epoch that is kept is an event; a driver costs a logarithm of reads."""
     epochs = [
-        EpochFacts(f"t0-{slot:06}-a", slot, slot * 2_000, token, "s" if token < 3 else "changed")
+        {"id": f"t0-{slot:06}-a", "slot": slot, "at": slot * 2_000, "token": token}
+        | {"spec": "s" if token < 3 else "changed"}
         for slot, token in enumerate(
             (token for token, life in enumerate(lives, 1) for _ in range(life)), 1
         )
     ]
     reads = []
 
-    def read_epoch(slot: int) -> EpochFacts | None:
+    def read_epoch(slot: int) -> JsonView | None:
         reads.append(slot)
         return epochs[slot - 1] if slot > retired else None
 
     kept = epochs[retired:] or epochs[-1:]
     found = list(list_driver_events(epochs[-1], read_epoch))
-    firsts = {epoch.token: epoch.checkpoint for epoch in reversed(kept)}
+    firsts = {epoch["token"]: epoch["id"] for epoch in reversed(kept)}
     drivers = [event["checkpoint"] for event in found if event["kind"] == "driver"]
     assert drivers == sorted(firsts.values(), reverse=True)
     assert len(reads) <= len(drivers) * (len(epochs).bit_length() + 1)
