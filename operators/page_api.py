@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from copy import copy
+from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Final, Literal
@@ -104,8 +105,27 @@ def parse_pipeline_name(dag_id: str) -> str:
     return pipeline
 
 
+@dataclass(eq=False)
+class _PageStore:
+    """A store, with what is kept of it between requests.
+
+    Attributes:
+        store: its client, which is expensive.
+        results: the process that reads its tables.
+        views: pipeline -> its view.
+        failure: why it did not answer the last time, if it did not.
+        failed_at: when that was.
+    """
+
+    store: Store
+    results: ResultsProcess
+    views: dict[str, StreamView] = field(default_factory=dict)
+    failure: TransientError | None = None
+    failed_at: float = 0.0
+
+
 class _PageServices:
-    """What the routes share: one view per pipeline, and one client per store, which is expensive.
+    """What the routes share.
 
     Attributes:
         airflow: reads Airflow's DAGs, runs and connections.
@@ -120,28 +140,24 @@ class _PageServices:
     ) -> None:
         self.airflow, self.slots = airflow, asyncio.Semaphore(MAX_REQUESTS)
         self._clock, self._lock, self._open_results = clock, threading.Lock(), open_results
-        self._stores: dict[str | None, Store] = {}
-        self._views: dict[str, StreamView] = {}
-        self._results: dict[str | None, ResultsProcess] = {}
-        self._failures: dict[str | None, tuple[float, TransientError]] = {}
+        self._stores: dict[str | None, _PageStore] = {}
         self._pool = ThreadPoolExecutor(READ_WORKERS, thread_name_prefix="tidegate-page")
 
     @contextmanager
-    def open_store(self, conn_id: str | None) -> Iterator[Store]:
+    def open_store(self, conn_id: str | None) -> Iterator[_PageStore]:
         """Yield a store, unless it did not answer a moment ago: then fail at once.
 
         Raises:
             TransientError: the store does not answer, or did not.
         """
-        store, now = self._find_store(conn_id), self._clock.monotonic()
-        failed_at, failure = self._failures.get(conn_id, (0.0, None))
-        if failure is not None and now - failed_at < _FAILURE_KEPT:
-            raise copy(failure)  # an exception that is raised twice would collect tracebacks
+        found, now = self._find_store(conn_id), self._clock.monotonic()
+        if found.failure is not None and now - found.failed_at < _FAILURE_KEPT:
+            raise copy(found.failure)  # an exception that is raised twice would collect tracebacks
         try:
-            yield store
+            yield found
         except TransientError as error:
             if error.code != PAGE_BUSY.code:
-                self._failures[conn_id] = self._clock.monotonic(), error
+                found.failure, found.failed_at = error, self._clock.monotonic()
             raise
 
     def find_dag(self, dag_id: str) -> JsonObject:
@@ -154,34 +170,24 @@ class _PageServices:
     @contextmanager
     def open_view(self, dag: JsonObject) -> Iterator[StreamView]:
         """Yield the view of a stream, as `open_store`."""
-        with self.open_store(dag["conn_id"]) as store:
-            yield self._find_view(dag, store)
+        with self.open_store(dag["conn_id"]) as found:
+            pipeline = parse_pipeline_name(dag["dag_id"])
+            yield found.views.setdefault(pipeline, StreamView(found.store, pipeline))
 
     def ask_results(
         self, dag_id: str, ask: ResultsQuestion, arguments: dict[str, str]
     ) -> JsonObject:
         """Ask the process that reads the tables of the stream's store."""
-        conn_id = self.find_dag(dag_id)["conn_id"]
-        with self._lock:
-            if conn_id not in self._results:
-                access = self.airflow.resolve_access(conn_id)
-                self._results[conn_id] = self._open_results(access)
-            process = self._results[conn_id]
-        return process.ask(parse_pipeline_name(dag_id), ask, arguments)
+        found = self._find_store(self.find_dag(dag_id)["conn_id"])
+        return found.results.ask(parse_pipeline_name(dag_id), ask, arguments)
 
-    def _find_store(self, conn_id: str | None) -> Store:
+    def _find_store(self, conn_id: str | None) -> _PageStore:
         with self._lock:
             if conn_id not in self._stores:
-                self._stores[conn_id] = _shorten_patience(self.airflow.open_store(conn_id))
+                results = self._open_results(self.airflow.resolve_access(conn_id))
+                store = _shorten_patience(self.airflow.open_store(conn_id))
+                self._stores[conn_id] = _PageStore(store, results)
             return self._stores[conn_id]
-
-    def _find_view(self, dag: JsonObject, store: Store) -> StreamView:
-        pipeline = parse_pipeline_name(dag["dag_id"])
-        with self._lock:
-            # The DAG may name another connection, and so another store, than at the last request.
-            if pipeline not in self._views or self._views[pipeline].store is not store:
-                self._views[pipeline] = StreamView(store, pipeline)
-            return self._views[pipeline]
 
     def summaries(self, dags: list[JsonObject]) -> list[JsonObject]:
         """A row per stream.
@@ -277,8 +283,8 @@ def serve_data_docs(dag_id: str, path: str, services: ServicesDep) -> Response:
     dag = services.find_dag(f"{pipeline}{STREAM_DAG_SUFFIX}")
     key = f"{BucketLayout(pipeline).quality_prefix}docs/{path or 'index.html'}"
     try:
-        with services.open_store(dag["conn_id"]) as store:
-            data = store.get(key).data
+        with services.open_store(dag["conn_id"]) as found:
+            data = found.store.get(key).data
     except (NotFoundError, ValueError):
         raise HTTPException(404, f"no such page: {key}") from None
     return Response(
