@@ -19,15 +19,12 @@ class Clock(Protocol):
 
     def monotonic(self) -> float:
         """Return seconds on a clock that never goes back and runs on while the host sleeps."""
-        ...
 
     def wall_ticks(self) -> int:
         """Return microseconds since 1970 UTC, for display and courtesies between hosts only."""
-        ...
 
     def sleep(self, seconds: float) -> None:
         """Wait; a manual clock moves forward instead."""
-        ...
 
 
 class SystemClock:

@@ -29,7 +29,6 @@ from .errors import OutcomeUnknownError as OutcomeUnknownError
 from .errors import PreconditionFailedError as PreconditionFailedError
 from .errors import StoreDeniedError as StoreDeniedError
 from .errors import StoreUnavailableError as StoreUnavailableError
-from .record_models import FrozenModel
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -90,7 +89,6 @@ class Store(Protocol):
 
     def get(self, key: str) -> StoredObject:
         """Read one object; raises NotFoundError if there is none."""
-        ...
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         """Read a part of one object, shorter if the object ends first.
@@ -100,11 +98,9 @@ class Store(Protocol):
         Raises:
             NotFoundError: there is no such object.
         """
-        ...
 
     def stat(self, key: str) -> ObjectInfo | None:
         """Describe one object, or return None if there is none."""
-        ...
 
     def create(self, key: str, data: bytes) -> str:
         """Write a new object and return its ETag.
@@ -114,7 +110,6 @@ class Store(Protocol):
                 earlier call with an unknown outcome may have written it: compare the content.
             OutcomeUnknownError: the object may have been written, or may be written later.
         """
-        ...
 
     def compare_and_swap(self, key: str, data: bytes, etag: str) -> str:
         """Replace exactly the version `etag` and return the new ETag.
@@ -123,11 +118,9 @@ class Store(Protocol):
             PreconditionFailedError: there is another version, or no object.
             OutcomeUnknownError: the object may have been replaced, or may be replaced later.
         """
-        ...
 
     def put(self, key: str, data: bytes) -> str:
         """Write without a condition and return the ETag; the last writer wins."""
-        ...
 
     def list_objects(
         self, prefix: str, *, start_after: str | None = None, limit: int | None = None
@@ -139,22 +132,18 @@ class Store(Protocol):
             start_after: a key; only later ones are listed.
             limit: list at most this many.
         """
-        ...
 
     def list_folders(self, prefix: str) -> FolderNames:
         """Return the sorted names of the folders directly under `prefix`, without slashes.
 
         `prefix` is empty or ends with a slash.
         """
-        ...
 
     def delete(self, key: str) -> None:
         """Remove an object if it exists, without a condition."""
-        ...
 
     def upload(self, path: Path, key: str) -> UploadedObject:
         """Store a file durably under a key that no other process writes."""
-        ...
 
     def download(self, key: str, path: Path) -> None:
         """Copy an object into a file, which is then complete or absent.
@@ -162,22 +151,18 @@ class Store(Protocol):
         Raises:
             NotFoundError: there is no such object.
         """
-        ...
 
     def local_path(self, key: str) -> Path | None:
         """Return the path of the object as a plain file, also if it does not exist.
 
         None where a copy is needed.
         """
-        ...
 
     def uri(self, key: str) -> str:
         """Return the address for table catalogs: `s3://bucket/key`, or an absolute path."""
-        ...
 
     def close(self) -> None:
         """Close the connections; the store must not be used afterwards."""
-        ...
 
 
 @runtime_checkable
@@ -199,14 +184,12 @@ class CopyingStore(Store, Protocol):
             NotFoundError: there is no such object.
             PreconditionFailedError: the object has another version.
         """
-        ...
 
     def delete_folder(self, prefix: str) -> None:
         """Remove all objects whose keys begin with `prefix`, which ends with a slash.
 
         Also those that other clients have put there as markers of folders, which are never listed.
         """
-        ...
 
 
 def check_key(key: str) -> str:
@@ -232,71 +215,45 @@ def check_key(key: str) -> str:
 _PROBES = 3  # until the store counts as one that breaks its promises
 
 
-class ProbeResult(FrozenModel):
-    """What the probe saw; every field has to be true."""
-
-    url: str
-    creates: bool
-    refuses_second_create: bool
-    swaps: bool
-    refuses_stale_swap: bool
-    refuses_swap_of_missing: bool
-    reads_own_writes: bool
-
-    @property
-    def broken_promises(self) -> list[str]:
-        """Return the names of the promises that this store does not keep."""
-        return [name for name, kept in self.model_dump(exclude={"url"}).items() if not kept]
-
-    @property
-    def is_honest(self) -> bool:
-        """Whether the store kept every promise."""
-        return not self.broken_promises
-
-
-def probe_store(store: Store) -> ProbeResult:
-    """Try each conditional write once, on a new key, and remove the object."""
+def probe_store(store: Store) -> list[str]:
+    """Try each conditional write once, on a new key; return the promises that the store broke."""
     key = f"tidegate-probe/{secrets.token_hex(8)}"
     first, second = b"first " + secrets.token_bytes(8).hex().encode(), b"second"
+    kept: dict[str, bool] = {}
     try:
         stale = store.create(key, first)
     except OutcomeUnknownError:
         store.delete(key)  # on other errors nothing was written
         raise
     try:
-        refuses_second = _is_write_refused(lambda: store.create(key, second))
-        swapped = not _is_write_refused(lambda: store.compare_and_swap(key, second, stale))
-        reads = store.get(key).data == second and [e.key for e in store.list_objects(key)] == [key]
-        refuses_stale = _is_write_refused(lambda: store.compare_and_swap(key, b"third", stale))
+        kept["refuses_second_create"] = _is_write_refused(lambda: store.create(key, second))
+        kept["swaps"] = not _is_write_refused(lambda: store.compare_and_swap(key, second, stale))
+        found = store.get(key).data, [entry.key for entry in store.list_objects(key)]
+        kept["reads_own_writes"] = found == (second, [key])
+        kept["refuses_stale_swap"] = _is_write_refused(
+            lambda: store.compare_and_swap(key, b"third", stale)
+        )
         store.delete(key)
-        refuses_missing = (
+        kept["refuses_swap_of_missing"] = (
             _is_write_refused(lambda: store.compare_and_swap(key, second, stale))
             and store.stat(key) is None
         )
     finally:
         store.delete(key)
-    return ProbeResult(
-        url=store.url,
-        creates=True,
-        refuses_second_create=refuses_second,
-        swaps=swapped,
-        refuses_stale_swap=refuses_stale,
-        refuses_swap_of_missing=refuses_missing,
-        reads_own_writes=reads,
-    )
+    return [promise for promise, is_kept in kept.items() if not is_kept]
 
 
-def require_honest_store(store: Store) -> ProbeResult:
+def require_honest_store(store: Store) -> None:
     """Probe the store, up to three times: a repeated or late request may have disturbed a probe.
 
     Raises:
         ConfigurationError: it does not keep every promise.
     """
     for _ in range(_PROBES):
-        result = probe_store(store)
-        if result.is_honest:
-            return result
-    raise STORE_DISHONEST(url=store.url, broken=", ".join(result.broken_promises))
+        broken = probe_store(store)
+        if not broken:
+            return
+    raise STORE_DISHONEST(url=store.url, broken=", ".join(broken))
 
 
 def _is_write_refused(write: Callable[[], str]) -> bool:
