@@ -13,14 +13,14 @@ from tidegate.json_types import JsonObject
 
 from .batch_notes import BatchNotes
 from .bucket_layout import BucketLayout, CheckpointId
-from .canonical_json import parse_json
 from .errors import CHECKPOINT_UNKNOWN, CHECKPOINTS_ILL
 from .manifest import Counters, FileRef, Manifest
 from .pins import Roots, RootsFile
 from .record_models import FrozenModel
+from .shared_documents import read_json_object
 from .slot_index import READ_WORKERS, SlotIndex, SlotSummary
 from .slot_log import LineageSegment, SlotLog
-from .store import NotFoundError, Store
+from .store import Store
 
 _MOST_SUGGESTIONS = 5  # checkpoints that the error about an ambiguous prefix names
 
@@ -275,10 +275,8 @@ def build_illness_finder(store: Store, pipeline: str) -> IllnessFinder:
 
 
 def _read_quality_runs(store: Store, pipeline: str) -> list[_QualityRun]:
+    history = read_json_object(store, f"{BucketLayout(pipeline).quality_prefix}history.json")
     try:
-        entries = parse_json(
-            store.get(f"{BucketLayout(pipeline).quality_prefix}history.json").data
-        )["runs"]
         return [
             _QualityRun(
                 CheckpointId.parse(entry["checkpoint"]),
@@ -286,10 +284,10 @@ def _read_quality_runs(store: Store, pipeline: str) -> list[_QualityRun]:
                 entry["recent_since"],
                 tuple((one["check"], *one["epochs"]) for one in entry["critical"]),
             )
-            for entry in entries
+            for entry in history.get("runs", ())
             if entry["checkpoint"]
         ]
-    except (NotFoundError, ValueError, KeyError):
+    except (ValueError, KeyError):
         return []
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import secrets
 from enum import StrEnum
-from typing import Final, Required, Self, TypedDict, TypeVar, Unpack
+from typing import Final, Required, Self, TypedDict, Unpack
 
 from pydantic import model_validator
 
@@ -22,15 +22,11 @@ from tidegate.errors import PoisonError
 from tidegate.jobs.spec.event_time_options import OmittedIfEmpty, OmittedIfNone
 
 from .bucket_layout import BucketLayout, CheckpointId
-from .canonical_json import parse_json
 from .errors import DESIRED_STATE_MOVED, REQUEST_MALFORMED, REQUEST_UNDECIDED
 from .host_clock import SYSTEM_CLOCK, Clock
 from .record_models import BucketRecord
 from .shared_documents import SharedDocument, change_document, create_record, read_document
-from .store import (
-    NotFoundError,
-    Store,
-)
+from .store import Store
 
 DAY = 24 * 3600.0  # seconds
 ANSWER_RETENTION: Final = 3600.0
@@ -182,7 +178,8 @@ def submit_request(
         expires_at=now + int(ttl * 1_000_000),
         **fields,
     )
-    return _put_message_once(store, BucketLayout(pipeline).request_key(request.id), request)
+    key = BucketLayout(pipeline).request_key(request.id)
+    return create_record(store, key, request, REQUEST_UNDECIDED, REQUEST_MALFORMED)
 
 
 def list_pending_requests(store: Store, pipeline: str) -> list[DriverRequest]:
@@ -286,7 +283,8 @@ class RequestQueue:
 
 def acknowledge_request(store: Store, pipeline: str, ack: Ack) -> Ack:
     """Write how a request ended; the first acknowledgement is final and is returned."""
-    return _put_message_once(store, BucketLayout(pipeline).ack_key(ack.id), ack)
+    key = BucketLayout(pipeline).ack_key(ack.id)
+    return create_record(store, key, ack, REQUEST_UNDECIDED, REQUEST_MALFORMED)
 
 
 def read_ack(store: Store, pipeline: str, request_id: str) -> Ack | None:
@@ -297,35 +295,16 @@ def read_ack(store: Store, pipeline: str, request_id: str) -> Ack | None:
     Raises:
         PoisonError: this version cannot read the acknowledgement.
     """
-    return _read_message(store, BucketLayout(pipeline).ack_key(request_id), Ack)
+    key = BucketLayout(pipeline).ack_key(request_id)
+    return read_document(store, key, Ack, REQUEST_MALFORMED)[0]
 
 
 def _read_request(store: Store, layout: BucketLayout, request_id: str) -> DriverRequest | None:
-    return _read_message(store, layout.request_key(request_id), DriverRequest)
+    return read_document(store, layout.request_key(request_id), DriverRequest, REQUEST_MALFORMED)[0]
 
 
 def _sort_requests(requests: list[DriverRequest]) -> list[DriverRequest]:
     return sorted(requests, key=lambda request: (request.at, request.id))
-
-
-M = TypeVar("M", DriverRequest, Ack)
-
-
-def _put_message_once(store: Store, key: str, message: M) -> M:
-    return create_record(
-        store, key, message, lambda: _read_message(store, key, type(message)), REQUEST_UNDECIDED
-    )
-
-
-def _read_message(store: Store, key: str, kind: type[M]) -> M | None:
-    try:
-        stored = store.get(key)
-    except NotFoundError:
-        return None
-    try:
-        return kind.model_validate(parse_json(stored.data))
-    except ValueError as error:
-        raise REQUEST_MALFORMED(uri=store.uri(key), kind=kind.__name__.lower()) from error
 
 
 # Ticks. Generous, because clocks of two hosts are compared: a restore takes a minute at most.

@@ -28,13 +28,11 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-
-from pydantic import ValidationError
+from functools import partial
 
 from tidegate.errors import FencedError, TidegateError
 
 from .bucket_layout import BucketLayout
-from .canonical_json import parse_json
 from .errors import (
     LEASE_HELD,
     LEASE_LOST,
@@ -48,12 +46,8 @@ from .errors import LeaseLostError as LeaseLostError
 from .host_clock import SYSTEM_CLOCK, Clock
 from .pipeline_identity import ProcessIdentity
 from .record_models import BucketRecord
-from .store import (
-    NotFoundError,
-    OutcomeUnknownError,
-    PreconditionFailedError,
-    Store,
-)
+from .shared_documents import read_document
+from .store import OutcomeUnknownError, PreconditionFailedError, Store
 
 # Seconds; `LeaseRenewer` says how often a lease is renewed in that time. A takeover takes well
 # under 15 s.
@@ -109,15 +103,9 @@ def read_lease(store: Store, pipeline: str) -> LeaseView | None:
     Raises:
         PoisonError: the object is not a lease.
     """
-    key = BucketLayout(pipeline).lease_key
-    try:
-        stored = store.get(key)
-    except NotFoundError:
-        return None
-    try:
-        return LeaseView(LeaseRecord.model_validate(parse_json(stored.data)), stored.etag)
-    except (ValueError, ValidationError) as error:
-        raise LEASE_MALFORMED(pipeline=pipeline, uri=store.uri(key)) from error
+    key, malformed = BucketLayout(pipeline).lease_key, partial(LEASE_MALFORMED, pipeline=pipeline)
+    record, etag = read_document(store, key, LeaseRecord, malformed)
+    return LeaseView(record, etag) if record else None
 
 
 class LeaseObserver:
@@ -159,6 +147,14 @@ class LeaseObserver:
         A lease whose holder is proven dead is free. `view` is what `observe` returned last.
         """
         return view is None or view.is_free or self.silent_seconds > view.record.ttl
+
+    def has_ended(self, token: int) -> bool:
+        """Look once; return whether the driver with this token no longer holds the lease.
+
+        A crashed driver never releases its lease, so an expired one counts too.
+        """
+        view = self.observe()
+        return view is None or view.token != token or self.is_expired(view)
 
 
 @dataclass(frozen=True, slots=True)

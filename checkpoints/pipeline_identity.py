@@ -20,8 +20,8 @@ from pydantic import ConfigDict
 from .bucket_layout import BucketLayout
 from .errors import IDENTITY_MALFORMED, OUTCOME_UNKNOWN, STORE_COPIED
 from .record_models import BucketRecord
-from .shared_documents import create_record
-from .store import NotFoundError, Store
+from .shared_documents import create_record, read_document
+from .store import Store
 
 
 def read_identity(store: Store, pipeline: str) -> str | None:
@@ -76,8 +76,8 @@ def ensure_identity(store: Store, pipeline: str) -> str:
         store,
         BucketLayout(pipeline).identity_key,
         _make_record(store, pipeline, secrets.token_hex(16)),
-        lambda: _read_identity_record(store, pipeline),
         partial(OUTCOME_UNKNOWN, cause="no answer several times in a row"),
+        partial(IDENTITY_MALFORMED, pipeline=pipeline),
     )
     return found.uid
 
@@ -92,16 +92,10 @@ class _IdentityRecord(BucketRecord):
 
 
 def _read_identity_record(store: Store, pipeline: str) -> _IdentityRecord | None:
-    try:
-        found = store.get(BucketLayout(pipeline).identity_key)
-    except NotFoundError:
-        return None
-    try:
-        return _IdentityRecord.model_validate_json(found.data)
-    except ValueError as error:
-        # Never guessed: with a wrong uid a driver would write into the tables of another
-        # pipeline.
-        raise IDENTITY_MALFORMED(pipeline=pipeline, uri=store.uri(found.key)) from error
+    key = BucketLayout(pipeline).identity_key
+    # Never guessed: with a wrong uid a driver would write into the tables of another pipeline.
+    malformed = partial(IDENTITY_MALFORMED, pipeline=pipeline)
+    return read_document(store, key, _IdentityRecord, malformed)[0]
 
 
 def _make_record(store: Store, pipeline: str, uid: str) -> _IdentityRecord:

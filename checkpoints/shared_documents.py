@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from tidegate.json_types import JsonObject
+
 from .canonical_json import parse_json
 from .errors import DOCUMENT_CONTENDED, DOCUMENT_MALFORMED
 from .record_models import BucketRecord
@@ -35,10 +37,24 @@ class SharedDocument(BucketRecord):
 D = TypeVar("D", bound=SharedDocument)
 R = TypeVar("R", bound=BucketRecord)
 T = TypeVar("T")
+MakeError = Callable[..., Exception]
 
 
-def parse_document(store: Store, stored: StoredObject, kind: str, build: Callable[[Any], T]) -> T:
-    """Return what `build` makes of the JSON in an object; the error calls the object a `kind`.
+def parse_document(
+    store: Store,
+    stored: StoredObject,
+    kind: str,
+    build: Callable[[Any], T],
+    malformed: MakeError = DOCUMENT_MALFORMED,
+) -> T:
+    """Return what `build` makes of the JSON in an object.
+
+    Args:
+        store: from which it was read.
+        stored: the object.
+        kind: what the error calls it.
+        build: makes the result of the JSON.
+        malformed: makes the error of an object that cannot be read from ``uri`` and ``kind``.
 
     Raises:
         PoisonError: it is damaged, or this version cannot read it.
@@ -46,44 +62,67 @@ def parse_document(store: Store, stored: StoredObject, kind: str, build: Callabl
     try:
         return build(parse_json(stored.data))
     except (ValueError, KeyError, TypeError) as error:
-        raise DOCUMENT_MALFORMED(uri=store.uri(stored.key), kind=kind) from error
+        raise malformed(uri=store.uri(stored.key), kind=kind) from error
 
 
-def read_document(store: Store, key: str, kind: type[D]) -> tuple[D | None, str]:
-    """Return a document and its ETag; (None, "") if there is none.
+def read_document(
+    store: Store,
+    key: str,
+    kind: type[R],
+    malformed: MakeError = DOCUMENT_MALFORMED,
+) -> tuple[R | None, str]:
+    """Return a record and its ETag; (None, "") if there is none.
+
+    Args:
+        store: where it lies.
+        key: of the record.
+        kind: model of the record.
+        malformed: as for `parse_document`.
 
     Raises:
-        PoisonError: this version cannot read the object.
+        PoisonError: this version cannot read it.
     """
     try:
         stored = store.get(key)
     except NotFoundError:
         return None, ""
-    return parse_document(store, stored, kind.__name__, kind.model_validate), stored.etag
+    return parse_document(store, stored, kind.__name__, kind.model_validate, malformed), stored.etag
+
+
+def read_json_object(store: Store, key: str) -> JsonObject:
+    """Return the JSON object under a key of a cache or a report; empty if missing or damaged."""
+    try:
+        found = parse_json(store.get(key).data)
+    except (NotFoundError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def create_record(
     store: Store,
     key: str,
     record: R,
-    read: Callable[[], R | None],
-    undecided: Callable[..., Exception],
+    undecided: MakeError,
+    malformed: MakeError = DOCUMENT_MALFORMED,
 ) -> R:
     """Write a record under a new key; if there is one already, return that.
 
+    A lost answer is tried again: the next try writes the record or finds it.
+
     Args:
-        store: the store.
-        key: where it goes.
-        record: what to write.
-        read: reads what is there; None if nothing is.
-        undecided: the error if the store never says what is there.
+        store: where to write it.
+        key: of the record.
+        record: the record.
+        undecided: makes the error from ``uri`` if the store never answers.
+        malformed: as for `parse_document`.
     """
     for _ in range(_CREATE_TRIES):
         try:
             store.create(key, record.to_bytes())
             return record
         except (PreconditionFailedError, OutcomeUnknownError):
-            if (there := read()) is not None:
+            there, _ = read_document(store, key, type(record), malformed)
+            if there is not None:
                 return there
     raise undecided(uri=store.uri(key))
 

@@ -95,9 +95,7 @@ def create_splice_request(store: Store, request: SpliceRequest) -> SpliceRequest
         TransientError: the store did not answer; call again with the same id.
     """
     key = BucketLayout(request.pipeline).splice_request_key(request.id)
-    return create_record(
-        store, key, request, lambda: read_document(store, key, SpliceRequest)[0], SPLICE_UNDECIDED
-    )
+    return create_record(store, key, request, SPLICE_UNDECIDED)
 
 
 def read_splice_request(store: Store, pipeline: str, request_id: str) -> SpliceRequest:

@@ -30,13 +30,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.checkpoints.bucket_layout import BucketLayout
-from tidegate.checkpoints.canonical_json import canonical_bytes, parse_json
+from tidegate.checkpoints.canonical_json import canonical_bytes
 from tidegate.checkpoints.driver_requests import DesiredState, read_desired_state
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
 from tidegate.checkpoints.lease import read_lease
 from tidegate.checkpoints.manifest import Manifest
+from tidegate.checkpoints.shared_documents import read_json_object
 from tidegate.checkpoints.slot_log import LogHead, SlotLog
-from tidegate.checkpoints.store import NotFoundError, Store, map_in_threads
+from tidegate.checkpoints.store import Store, map_in_threads
 from tidegate.checkpoints.verify import verify_checkpoint
 from tidegate.jobs.spec.job_spec import JobSpec
 from tidegate.jobs.spec.pipeline import (
@@ -167,7 +168,6 @@ class TableReader(Protocol):
 
         Without `whole`, columns that no built-in check needs may be left out.
         """
-        ...
 
 
 def gather_evidence(
@@ -359,11 +359,8 @@ def _add_run_to_history(
     Of two runs at once one may be missing there.
     """
     key = f"{quality}history.json"
-    try:
-        before = parse_json(store.get(key).data)["runs"]
-    except (NotFoundError, ValueError, KeyError, TypeError):
-        # The history is a cache, so a damaged one starts again without runs.
-        before = []
+    # The history is a cache, so a damaged one starts again without runs.
+    before = read_json_object(store, key).get("runs", ())
     entry = {k: result.get(k) for k in ("id", "at", "verdict", "checkpoint", "recent_since")}
     failed = result["failed"]
     critical = [c for c in run.failed_checks if c.severity == "critical" and c.epochs]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import secrets
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -71,8 +72,7 @@ class _DriverStop:
 
     def has_ended(self) -> bool:
         """Whether the driver with this token no longer holds the lease."""
-        lease = self._watch.observe()
-        return self._watch.is_expired(lease) or (lease is not None and lease.token != self.token)
+        return self._watch.has_ended(self.token)
 
     def wait_until_ended(self, seconds: float) -> bool:
         """Wait at most so long; return whether the driver has ended."""
@@ -163,10 +163,8 @@ def find_stop_request(store: Store, pipeline: str, token: int) -> DriverRequest 
     for entry in store.list_objects(layout.requests_prefix):
         if entry.key.removeprefix(layout.requests_prefix).startswith(_HOLD_PREFIX):
             continue
-        try:
+        with suppress(NotFoundError, ValueError):
             request = DriverRequest.model_validate(parse_json(store.get(entry.key).data))
-        except (NotFoundError, ValueError):
-            continue
-        if request.kind in (RequestKind.STOP, RequestKind.DRAIN) and request.token == token:
-            return request
+            if request.kind in (RequestKind.STOP, RequestKind.DRAIN) and request.token == token:
+                return request
     return None

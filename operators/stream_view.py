@@ -11,7 +11,6 @@ from itertools import islice
 from typing import Any, Final, TypeVar
 
 from tidegate.checkpoints.bucket_layout import BucketLayout, CheckpointId
-from tidegate.checkpoints.canonical_json import parse_json
 from tidegate.checkpoints.checkpoint_catalog import (
     CheckpointCatalog,
     build_illness_finder,
@@ -31,10 +30,11 @@ from tidegate.checkpoints.manifest import ForkRecord, Manifest
 from tidegate.checkpoints.pins import RootsFile
 from tidegate.checkpoints.pipeline_overview import PipelineState, read_overview
 from tidegate.checkpoints.restore import plan_restore, read_restore_audits
+from tidegate.checkpoints.shared_documents import read_json_object
 from tidegate.checkpoints.slot_index import SlotSummary
 from tidegate.checkpoints.slot_log import LineageSegment, LogHead, SlotContents, SlotLog
 from tidegate.checkpoints.splice_requests import OPEN_STATES, list_splice_requests
-from tidegate.checkpoints.store import NotFoundError, Store, map_in_threads
+from tidegate.checkpoints.store import Store, map_in_threads
 from tidegate.checkpoints.verify import verify_checkpoint
 from tidegate.errors import TidegateError, TransientError
 from tidegate.jobs.spec.pipeline import PipelineSpec
@@ -309,12 +309,7 @@ class StreamView:
 
     def _read_quality_file(self, name: str) -> JsonObject:
         """A document of the quality runs; empty before the first, and if it is damaged."""
-        try:
-            key = f"{BucketLayout(self.pipeline).quality_prefix}{name}"
-            found: JsonObject = parse_json(self.store.get(key).data)
-        except (NotFoundError, ValueError):
-            return {}
-        return found
+        return read_json_object(self.store, f"{BucketLayout(self.pipeline).quality_prefix}{name}")
 
     @contextmanager
     def _hold_lock(self) -> Iterator[None]:

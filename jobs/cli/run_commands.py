@@ -166,7 +166,7 @@ def stop_pipeline(
         set_desired_state,
         submit_request,
     )
-    from tidegate.checkpoints.lease import read_lease
+    from tidegate.checkpoints.lease import LeaseObserver, read_lease
 
     log, who = arguments.open_log(pipeline, store), arguments.get_user_name()
     desired = end_abandoned_recovery(log.store, log.pipeline, who=who)
@@ -180,7 +180,8 @@ def stop_pipeline(
         output.print_line(f"{log.pipeline} does not run; it stays stopped")
         return
     submit_request(log.store, log.pipeline, RequestKind.DRAIN, who=who, why=why, token=lease.token)
-    if not _wait_for_driver_end(log, lease.token, wait):
+    observer, token = LeaseObserver(log.store, log.pipeline), lease.token
+    if not poll_until(lambda: observer.has_ended(token), wait, _POLL_SECONDS):
         raise STILL_RUNNING(pipeline=log.pipeline, seconds=wait)
     output.print_line(f"{log.pipeline} has stopped")
 
@@ -210,20 +211,6 @@ def allow_start(pipeline: PipelineArgument, store: StoreOption = None, why: WhyO
     state = "runs" if has_driver else "should run: a standby driver or Airflow takes over"
     advice = "" if has_driver else f"; to run it here: tidegate run {log.pipeline}"
     output.print_line(f"{log.pipeline} {state}{advice}")
-
-
-def _wait_for_driver_end(log: SlotLog, token: int, timeout: float) -> bool:
-    """Return whether the holder of `token` released or lost the lease within `timeout` seconds."""
-    from tidegate.checkpoints.lease import LeaseObserver
-
-    observer = LeaseObserver(log.store, log.pipeline)
-
-    def has_ended() -> bool:
-        """Look once: a crashed driver never releases its lease, so an expired one counts too."""
-        view = observer.observe()
-        return view is None or view.token != token or observer.is_expired(view)
-
-    return poll_until(has_ended, timeout, _POLL_SECONDS)
 
 
 def abort_barrier(

@@ -50,13 +50,13 @@ import pyarrow.parquet as pq
 import structlog
 
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
-from tidegate.checkpoints.shared_documents import SharedDocument, change_document, read_document
-from tidegate.checkpoints.store import (
-    NotFoundError,
-    OutcomeUnknownError,
-    PreconditionFailedError,
-    Store,
+from tidegate.checkpoints.shared_documents import (
+    SharedDocument,
+    change_document,
+    read_document,
+    read_json_object,
 )
+from tidegate.checkpoints.store import OutcomeUnknownError, PreconditionFailedError, Store
 from tidegate.errors import TidegateError, TransientError, get_first_line
 from tidegate.jobs.engine.interfaces import read_faults_from_environment
 from tidegate.jobs.sources.input_view import locate_source
@@ -320,11 +320,7 @@ def read_landing_status(name: str, source: SourceSpec, store: Store) -> JsonObje
     It has the fields of `LandingLog.report_status`, with times in ticks.
     """
     home, folder = locate_source(name, source, store)
-    try:
-        status: JsonObject = json.loads(home.get(folder + _STATUS_KEY).data)
-    except (NotFoundError, ValueError):
-        return None
-    return status
+    return read_json_object(home, folder + _STATUS_KEY) or None
 
 
 def _make_empty_object(source: SourceSpec) -> bytes:
