@@ -9,45 +9,33 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 Found = TypeVar("Found")
 
 
-class Clock(Protocol):
-    """Time as this package reads it."""
-
-    def monotonic(self) -> float:
-        """Return seconds on a clock that never goes back and runs on while the host sleeps."""
-
-    def wall_ticks(self) -> int:
-        """Return microseconds since 1970 UTC, for display and courtesies between hosts only."""
-
-    def sleep(self, seconds: float) -> None:
-        """Wait; a manual clock moves forward instead."""
-
-
-class SystemClock:
+class Clock:
     """The clock of the host: CLOCK_BOOTTIME where the platform has it.
 
-    A laptop that was suspended must not believe that its lease is still young.
+    A laptop that was suspended must not believe that its lease is still young. Clocks of tests
+    inherit from this one.
     """
 
     def monotonic(self) -> float:
-        """Return seconds since boot, including suspended time."""
+        """Return seconds on a clock that never goes back and runs on while the host sleeps."""
         clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
         return time.clock_gettime(clock)
 
     def wall_ticks(self) -> int:
-        """Return microseconds since 1970 UTC."""
+        """Return microseconds since 1970 UTC, for display and courtesies between hosts only."""
         return time.time_ns() // 1000
 
     def sleep(self, seconds: float) -> None:
-        """Wait."""
+        """Wait; a manual clock moves forward instead."""
         time.sleep(seconds)
 
 
-SYSTEM_CLOCK = SystemClock()
+SYSTEM_CLOCK = Clock()
 
 
 def poll_until(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 
+from tidegate.checkpoints.host_clock import Clock
 
-class ManualClock:
+
+class ManualClock(Clock):
     """A clock that moves only by `advance` and `sleep`."""
 
     def __init__(self, start: float = 1_000.0, wall_ticks: int = 1_750_000_000_000_000) -> None:

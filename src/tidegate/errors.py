@@ -10,9 +10,9 @@ import copyreg
 import difflib
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, asdict, dataclass
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from tidegate.json_types import JsonObject, read_data_file
 
@@ -56,6 +56,7 @@ def suggest_name(name: object, known: Iterable[str]) -> str:
     return f", did you mean {close[0]!r}?" if close else ""
 
 
+@dataclass(eq=False, repr=False)
 class TidegateError(Exception):
     """Base of all errors shown to people.
 
@@ -69,25 +70,15 @@ class TidegateError(Exception):
         failure_class: who has to act, the same for all errors of a class.
     """
 
-    failure_class: FailureClass = FailureClass.POISON
+    failure_class: ClassVar[FailureClass] = FailureClass.POISON
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        code: str,
-        pipeline: str | None = None,
-        kept: str | None = None,
-        advice: str | None = None,
-        retry_after: float | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.message = message
-        self.code = code
-        self.pipeline = pipeline
-        self.kept = kept
-        self.advice = advice
-        self.retry_after = retry_after
+    message: str
+    _: KW_ONLY
+    code: str
+    pipeline: str | None = None
+    kept: str | None = None
+    advice: str | None = None
+    retry_after: float | None = None
 
     def __str__(self) -> str:
         parts = [self.message]
@@ -105,15 +96,7 @@ class TidegateError(Exception):
 
     def as_dict(self) -> JsonObject:
         """Return the JSON-ready form: ``error`` in status documents and in ``--json`` output."""
-        return {
-            "code": self.code,
-            "class": self.failure_class.value,
-            "message": self.message,
-            "pipeline": self.pipeline,
-            "kept": self.kept,
-            "advice": self.advice,
-            "retry_after": self.retry_after,
-        }
+        return {"class": self.failure_class.value, **asdict(self)}
 
 
 class TransientError(TidegateError):

@@ -11,7 +11,7 @@ from tidegate.checkpoints import restore
 from tidegate.checkpoints.batch_notes import SinkPlan, SinkRewind
 from tidegate.checkpoints.checkpoint_specs import write_spec
 from tidegate.checkpoints.driver_requests import DesiredState, read_desired_state, set_desired_state
-from tidegate.checkpoints.host_clock import SystemClock
+from tidegate.checkpoints.host_clock import Clock
 from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.checkpoints.slot_log import SlotLog
@@ -101,7 +101,7 @@ def test_restore_under_a_live_driver_is_refused(
     """Someone who renews the lease keeps it; the message says how to stop the stream."""
     lease = Lease.acquire(log.store, "flights", ProcessIdentity.this_process())
     # The observer's pause is when the holder renews; no one really waits.
-    monkeypatch.setattr(SystemClock, "sleep", lambda self, seconds: lease.renew())
+    monkeypatch.setattr(Clock, "sleep", lambda self, seconds: lease.renew())
     said = cli("checkpoints", "restore", "flights", "t0-000001", "--yes")
     assert (said.exit_code, "tidegate stop flights" in said.err) == (4, True)
     assert log.head().timeline == 0

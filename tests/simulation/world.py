@@ -23,6 +23,7 @@ from tests.simulation.coverage import CELLS, DISK, KINDS, POINT, STEPS, step_of
 from tests.simulation.protocol_trace import TraceJudge
 from tests.simulation.storage import SimBucket
 
+from tidegate.checkpoints.host_clock import Clock
 from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.errors import TidegateError
 
@@ -498,7 +499,7 @@ class World:
             self.endure(kind)
 
 
-class SimClock:
+class SimClock(Clock):
     """A host's clock: its own zero, its own idea of the date."""
 
     def __init__(self, world: World, host: int) -> None:
