@@ -57,11 +57,14 @@ class RunOutcome:
     why: str
 
 
-@dataclass(frozen=True)
-class LoopRuntime:
-    """What the loop uses besides the engine and the publisher.
+@dataclass
+class EpochLoop:
+    """Runs epochs until the pipeline is stopped or finished, or an error is not transient.
 
     Attributes:
+        engine: runs one epoch.
+        publisher: has the sinks follow the log.
+        until: what ends the run without a request.
         spec: the pipeline.
         steps: announces the current step, and knows whether the lease is lost.
         status: writes ``status.json``.
@@ -72,6 +75,9 @@ class LoopRuntime:
         monotonic: seconds on a clock that never goes back.
     """
 
+    engine: Engine
+    publisher: Publisher
+    until: EndConditions
     spec: PipelineSpec
     steps: DriverSteps
     status: StatusReporter
@@ -81,23 +87,9 @@ class LoopRuntime:
     on_epoch: Callable[[EpochReport, float], None]
     monotonic: Callable[[], float] = time.monotonic
 
-
-class EpochLoop:
-    """Runs epochs until the pipeline is stopped or finished, or an error is not transient."""
-
-    def __init__(
-        self,
-        engine: Engine,
-        publisher: Publisher,
-        runtime: LoopRuntime,
-        until: EndConditions,
-    ) -> None:
-        self._engine, self._publisher, self._until = engine, publisher, until
-        self._runtime, self._spec = runtime, runtime.spec
-        self._steps, self._status, self._stop = runtime.steps, runtime.status, runtime.stop
-        self._monotonic = runtime.monotonic
+    def __post_init__(self) -> None:
         self._sealed_epochs = 0
-        self._quiet_since = self._head_read_at = self._monotonic()
+        self._quiet_since = self._head_read_at = self.monotonic()
         self._backoff = _FIRST_BACKOFF
         self._denied_for = 0.0  # seconds that this process has waited for a store that refuses
 
@@ -109,20 +101,20 @@ class EpochLoop:
                 waited out without a limit, a store that refuses the credentials for ten minutes.
             Exception: any other, as it is.
         """
-        self._status.set_state("running")
+        self.status.set_state("running")
         # The engine may have read a later head than the one that the sinks began with.
         self._publish_to_head()
         while True:
             outcome = self._check_end_conditions()
             if outcome is not None:
                 return outcome
-            begun = self._monotonic()
+            begun = self.monotonic()
             try:
                 # The end conditions are checked again while the publisher catches up.
                 if not self._wait_for_publisher():
                     continue
                 report = self._run_epoch()
-                self._record_outcome(report, self._monotonic() - begun)
+                self._record_outcome(report, self.monotonic() - begun)
                 if report.ended and not report.pending and (outcome := self._finish()):
                     return outcome
             except Exception as error:
@@ -135,30 +127,30 @@ class EpochLoop:
             self._wait_and_reload(trouble)
 
     def _check_end_conditions(self) -> RunOutcome | None:
-        self._steps.require_not_lost()
-        if self._stop.is_set():
+        self.steps.require_not_lost()
+        if self.stop.is_set():
             return RunOutcome("stopped", "a signal or a request asked for it")
-        if self._until.epochs is not None and self._sealed_epochs >= self._until.epochs:
+        if self.until.epochs is not None and self._sealed_epochs >= self.until.epochs:
             return RunOutcome("stopped", f"{self._sealed_epochs} epochs were asked for")
-        quiet = self._monotonic() - self._quiet_since
-        if self._until.idle is not None and quiet >= self._until.idle:
-            return RunOutcome("stopped", f"no row for {self._until.idle:g} s")
+        quiet = self.monotonic() - self._quiet_since
+        if self.until.idle is not None and quiet >= self.until.idle:
+            return RunOutcome("stopped", f"no row for {self.until.idle:g} s")
         return None
 
     def _run_epoch(self) -> EpochReport:
-        self._steps.begin_epoch()
-        report = self._engine.run_epoch(self._collect_requests())
+        self.steps.begin_epoch()
+        report = self.engine.run_epoch(self._collect_requests())
         if report.lost:
             _log.warning(
                 "slot_lost", advice="another driver or a restore filled it; going on after it"
             )
         if report.sealed or report.lost:
             self._publish_to_head()
-        elif self._monotonic() - self._head_read_at >= _HEAD_POLL_INTERVAL:
+        elif self.monotonic() - self._head_read_at >= _HEAD_POLL_INTERVAL:
             self._follow_head()
         if report.sealed:
-            self._runtime.inbox.acknowledge_applied(report)
-        self._runtime.faults.reach("report")
+            self.inbox.acknowledge_applied(report)
+        self.faults.reach("report")
         return report
 
     def _follow_head(self) -> None:
@@ -167,62 +159,62 @@ class EpochLoop:
         An epoch may be sealed without an answer that this driver has seen, and merges fill slots
         as well. The sinks learn of them here.
         """
-        self._engine.reload()
+        self.engine.reload()
         self._publish_to_head()
 
     def _publish_to_head(self) -> None:
-        self._head_read_at = self._monotonic()
-        self._publisher.note_sealed(*self._head)
+        self._head_read_at = self.monotonic()
+        self.publisher.note_sealed(*self._head)
 
     def _collect_requests(self) -> EpochRequests:
         """Return the requests for the coming epoch.
 
         A merge that asked for the next slot gets it first: this waits until its hold is over.
         """
-        inbox = self._runtime.inbox
+        inbox = self.inbox
         requests = inbox.collect()
         if inbox.held is None:
             return requests
-        while inbox.held is not None and not self._stop.is_set():
-            self._steps.require_not_lost()
+        while inbox.held is not None and not self.stop.is_set():
+            self.steps.require_not_lost()
             merge = inbox.held
-            self._steps.enter("wait")
-            self._status.set_state(
+            self.steps.enter("wait")
+            self.status.set_state(
                 "waiting",
                 why=f"{merge.who} merges splice request {merge.name}, which has the next slot",
             )
-            self._stop.wait(_HOLD_POLL_INTERVAL)
+            self.stop.wait(_HOLD_POLL_INTERVAL)
             inbox.collect()
-        self._quiet_since = self._monotonic()
+        self._quiet_since = self.monotonic()
         # The merge has probably filled the slot, and its manifest names requests as well.
         self._follow_head()
         return inbox.collect()
 
     def _wait_for_publisher(self) -> bool:
         """Wait while too many epochs are unpublished; return False if the run should end."""
-        limit = self._spec.outputs.max_unpublished
-        while not self._publisher.wait_below(limit, timeout=_SINK_POLL_INTERVAL):
+        limit = self.spec.outputs.max_unpublished
+        while not self.publisher.wait_below(limit, timeout=_SINK_POLL_INTERVAL):
             self._announce_sink_wait()
-            if self._stop.is_set():
+            if self.stop.is_set():
                 return False
-        if self._status.state == "waiting":
-            self._status.set_state("running")
+        if self.status.state == "waiting":
+            self.status.set_state("running")
         return True
 
     def _announce_sink_wait(self) -> None:
         """Say which sinks the driver waits for, and look whether it should stop or has to."""
-        self._quiet_since = self._monotonic()
-        self._steps.enter("wait")
-        behind = ", ".join(f"{name} ({lag})" for name, lag in self._publisher.lags.items() if lag)
-        self._status.set_state(
+        self._quiet_since = self.monotonic()
+        self.steps.enter("wait")
+        behind = ", ".join(f"{name} ({lag})" for name, lag in self.publisher.lags.items() if lag)
+        self.status.set_state(
             "waiting",
-            error=self._publisher.trouble,
-            why=f"{self._publisher.unpublished_count} epochs are sealed but not in every sink yet:"
+            error=self.publisher.trouble,
+            why=f"{self.publisher.unpublished_count} epochs are sealed but not in every sink yet:"
             f" {behind}",
         )
-        self._steps.require_not_lost()
+        self.steps.require_not_lost()
         # A stop takes effect here. What needs an epoch is collected again before the next one.
-        self._runtime.inbox.collect()
+        self.inbox.collect()
         self._denied_for = 0.0  # the store has answered
 
     def _finish(self) -> RunOutcome | None:
@@ -234,18 +226,18 @@ class EpochLoop:
         """
         head = self._head
         while True:
-            is_drained = self._publisher.drain(_SINK_POLL_INTERVAL)
+            is_drained = self.publisher.drain(_SINK_POLL_INTERVAL)
             # A merge may have filled a slot since the last epoch, or have the next one.
             requests = self._collect_requests()
             self._follow_head()
             if self._head != head or requests.wants_epoch:
                 return None
-            merges = self._runtime.inbox.held is not None
+            merges = self.inbox.held is not None
             if is_drained and not merges:
                 return RunOutcome("finished", "every source is bounded and read to its end")
             if not is_drained:
                 self._announce_sink_wait()
-            if self._stop.is_set():
+            if self.stop.is_set():
                 what = "every sink had the last epochs of the sources"
                 what = "a merge had filled the next slot" if is_drained else what
                 return RunOutcome("stopped", f"asked to stop before {what}")
@@ -253,29 +245,29 @@ class EpochLoop:
     @property
     def _head(self) -> tuple[int, int]:
         """Timeline and slot of the newest record that this driver has read."""
-        head = self._engine.resume_state.head
+        head = self.engine.resume_state.head
         return head.timeline, head.slot
 
     def _record_outcome(self, report: EpochReport, seconds: float) -> None:
         self._backoff, self._denied_for = _FIRST_BACKOFF, 0.0
-        self._status.record_decision(report.decision, report.held_back)
+        self.status.record_decision(report.decision, report.held_back)
         if report.manifest is not None:
             self._sealed_epochs += 1
-            self._status.record_epoch(report.manifest, seconds)
+            self.status.record_epoch(report.manifest, seconds)
         if report.rows or report.pending:
-            self._quiet_since = self._monotonic()
-        if self._status.state != "running":
-            self._status.set_state("running")
-        self._runtime.on_epoch(report, seconds)
+            self._quiet_since = self.monotonic()
+        if self.status.state != "running":
+            self.status.set_state("running")
+        self.on_epoch(report, seconds)
 
     def _pause_between_epochs(self, report: EpochReport, begun: float) -> None:
-        checkpoint = self._spec.checkpoint
-        rest = checkpoint.min_interval / 1e6 - (self._monotonic() - begun)
+        checkpoint = self.spec.checkpoint
+        rest = checkpoint.min_interval / 1e6 - (self.monotonic() - begun)
         if not report.rows and not report.pending and not report.lost:
             rest = max(rest, checkpoint.idle_interval / 1e6)
-        self._steps.enter("wait")
+        self.steps.enter("wait")
         if rest > 0:
-            self._stop.wait(rest)
+            self.stop.wait(rest)
 
     def _require_passing(self, error: Exception) -> TidegateError:
         """Return the error if it may pass while this process waits; raise any other error again."""
@@ -285,7 +277,7 @@ class EpochLoop:
             return error
         if isinstance(error, TransientError):
             return error
-        full_disk = detect_full_disk(self._spec.name, error)
+        full_disk = detect_full_disk(self.spec.name, error)
         if full_disk is None:
             raise error
         return full_disk
@@ -293,23 +285,23 @@ class EpochLoop:
     def _wait_and_reload(self, error: TidegateError) -> None:
         """Report an error that may pass, wait, and read the head of the log again."""
         _log.warning("transient", code=error.code, error=error.message, again_in=self._backoff)
-        self._steps.enter("wait")
+        self.steps.enter("wait")
         why = (
             f"trying again by itself, for {_DENIED_PATIENCE / 60:g} minutes"
             if isinstance(error, StoreDeniedError)
             else "trying again by itself"
         )
-        self._status.set_state("waiting", error=error, why=why)
+        self.status.set_state("waiting", error=error, why=why)
         pause = max(self._backoff, error.retry_after or 0.0)
-        self._stop.wait(pause)
+        self.stop.wait(pause)
         if isinstance(error, StoreDeniedError):
             self._denied_for += pause
         self._backoff = min(_LONGEST_BACKOFF, 2 * self._backoff)
         # Silence is counted from 0 again, because no rows could be looked for.
-        self._quiet_since = self._monotonic()
+        self._quiet_since = self.monotonic()
         try:
             self._follow_head()
         except (TransientError, StoreDeniedError):
             return  # the next epoch meets the same store and comes back here
         # If the store was away, the document above was not written.
-        self._status.write()
+        self.status.write()

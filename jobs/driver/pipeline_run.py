@@ -58,7 +58,7 @@ from tidegate.jobs.sources.kafka_source import needs_jvm
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 from .epoch_listeners import EpochListeners
-from .epoch_loop import EndConditions, EpochLoop, LoopRuntime, RunOutcome
+from .epoch_loop import EndConditions, EpochLoop, RunOutcome
 from .error_classification import classify_error
 from .errors import STORE_WIPED
 from .memory_arenas import limit_memory_arenas
@@ -406,7 +406,10 @@ class DriverSession(LeasedSession):
             run.stop,
             lambda: engine.resume_state.head.record,
         )
-        runtime = LoopRuntime(
+        return EpochLoop(
+            engine,
+            self._publisher,
+            run.options.until,
             spec,
             self._steps,
             self._status,
@@ -415,7 +418,6 @@ class DriverSession(LeasedSession):
             self._faults,
             self._note_epoch,
         )
-        return EpochLoop(engine, self._publisher, runtime, run.options.until)
 
     def close(self) -> None:
         """Stop the threads and release the lease."""

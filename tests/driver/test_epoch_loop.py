@@ -19,7 +19,7 @@ from tidegate.checkpoints.slot_log import Sealed, SlotLog
 from tidegate.checkpoints.store import StoreDeniedError
 from tidegate.errors import FencedError, PoisonError, TransientError
 from tidegate.jobs.driver import epoch_loop
-from tidegate.jobs.driver.epoch_loop import EndConditions, EpochLoop, LoopRuntime
+from tidegate.jobs.driver.epoch_loop import EndConditions, EpochLoop
 from tidegate.jobs.driver.error_classification import classify_error
 from tidegate.jobs.driver.operator_requests import RequestInbox
 from tidegate.jobs.engine.epoch_engine import EpochReport, EpochRequests
@@ -126,7 +126,10 @@ class Shell:
             clock,
         )
         self.steps.require_lease = lambda: self.steps.token  # type: ignore[method-assign]
-        runtime = LoopRuntime(
+        self.loop = EpochLoop(
+            self.engine,
+            self.publisher,
+            until or EndConditions(),
             self.bench.spec,
             self.steps,  # type: ignore[arg-type]
             self.status,  # type: ignore[arg-type]
@@ -136,7 +139,6 @@ class Shell:
             lambda report, seconds: self.reports.append(report),
             clock.monotonic,
         )
-        self.loop = EpochLoop(self.engine, self.publisher, runtime, until or EndConditions())
 
     def feed(self, *seconds: float, end: bool = False) -> None:
         """Rows for both sources."""
@@ -317,7 +319,7 @@ def test_a_finished_run_that_waits_for_a_sink_does_what_it_is_asked() -> None:
     shell.feed(1, 2, end=True)
     store, clock = shell.bench.store, shell.bench.clock
     shell.sink.away = lambda: shell.bench.log.head().slot < 2
-    collect, looks = shell.loop._runtime.inbox.collect, []
+    collect, looks = shell.loop.inbox.collect, []
 
     def ask_on_third_look() -> EpochRequests:
         looks.append(1)
@@ -335,7 +337,7 @@ def test_a_finished_run_that_waits_for_a_sink_does_what_it_is_asked() -> None:
             shell.stop.set()
         return collect()
 
-    shell.loop._runtime.inbox.collect = ask_on_third_look  # type: ignore[method-assign]
+    shell.loop.inbox.collect = ask_on_third_look  # type: ignore[method-assign]
     assert shell.run().state == "finished"
     ack = read_ack(store, "p", "s")
     assert ack is not None
@@ -394,7 +396,7 @@ def test_a_stop_ends_the_wait_of_a_finished_run() -> None:
         request_id="late",
         clock=shell.bench.clock,
     )
-    inbox = shell.loop._runtime.inbox
+    inbox = shell.loop.inbox
     inbox.collect = _ignore_first(inbox.collect)  # type: ignore[method-assign]
     assert shell.run().state == "stopped"
 
@@ -422,7 +424,7 @@ def test_a_stop_is_heard_while_a_sink_is_away(kind: RequestKind) -> None:
 
     shell.between = world
     asked: list[int] = []
-    collect = shell.loop._runtime.inbox.collect
+    collect = shell.loop.inbox.collect
 
     def collect_in_wait() -> Any:
         if shell.status.state == "waiting" and not asked:
@@ -438,7 +440,7 @@ def test_a_stop_is_heard_while_a_sink_is_away(kind: RequestKind) -> None:
             )
         return collect()
 
-    shell.loop._runtime.inbox.collect = collect_in_wait  # type: ignore[method-assign]
+    shell.loop.inbox.collect = collect_in_wait  # type: ignore[method-assign]
     assert shell.run().state == "stopped"
     assert asked == [shell.bench.log.head().slot]
 

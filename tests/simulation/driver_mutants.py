@@ -118,7 +118,7 @@ DRIVER_MUTANTS = (
             reword(
                 EpochLoop,
                 "_require_passing",
-                "full_disk = detect_full_disk(self._spec.name, error)",
+                "full_disk = detect_full_disk(self.spec.name, error)",
                 "full_disk = None",
             )
         ],

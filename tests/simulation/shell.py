@@ -36,7 +36,7 @@ from tidegate.jobs.driver import (
     startup,
     status_reporter,
 )
-from tidegate.jobs.driver.epoch_loop import EndConditions, EpochLoop, LoopRuntime, RunOutcome
+from tidegate.jobs.driver.epoch_loop import EndConditions, EpochLoop, RunOutcome
 from tidegate.jobs.driver.housekeeping import Housekeeper
 from tidegate.jobs.driver.pipeline_run import RunOptions, run_until_end
 from tidegate.jobs.driver.status_reporter import DriverSteps
@@ -78,7 +78,7 @@ class SimLoop(EpochLoop):
         process.runs, process.calm_since = True, self._stage.world.now
         outcome = super().run()
         if outcome.state == "finished" and not _is_stale(self._stage.world, process):
-            self._stage.require_finished(self._engine.resume_state.head)
+            self._stage.require_finished(self.engine.resume_state.head)
         self._stage.world.current_process().step = "end"
         return outcome
 
@@ -100,20 +100,20 @@ class SimLoop(EpochLoop):
         return passing
 
     def _wait_for_publisher(self) -> bool:
-        threads = self._publisher._threads.values()
+        threads = self.publisher._threads.values()
         # Before the wait: it does not count a sink that catches up, and the driver may seal more.
         self._bounded = not any(thread.catches_up for thread in threads)
         return super()._wait_for_publisher()
 
     def _run_epoch(self) -> EpochReport:
-        limit = self._spec.outputs.max_unpublished
+        limit = self.spec.outputs.max_unpublished
         report = super()._run_epoch()
         if report.manifest is not None:
             self._stage.require_answers(report.manifest.requests)
         # After a restore a driver goes on until it sees that its lease was taken.
         stale = _is_stale(self._stage.world, self._stage.world.current_process())
         if report.sealed and self._bounded and not stale:
-            self._stage.require_published(self._engine.resume_state.head, limit)
+            self._stage.require_published(self.engine.resume_state.head, limit)
         return report
 
 
@@ -244,8 +244,8 @@ def real_shell(world: World) -> Iterator[None]:
     """What `pipeline_run` takes from its surroundings comes from the world."""
     threads, time = SimThreading(world), SimTime(world)
 
-    def loop(engine: Any, following: Any, runtime: LoopRuntime, until: EndConditions) -> SimLoop:
-        found = SimLoop(engine, following, runtime, until)
+    def loop(*parts: Any) -> SimLoop:
+        found = SimLoop(*parts, monotonic=time.monotonic)
         found._stage = world.stage
         return found
 
@@ -261,7 +261,6 @@ def real_shell(world: World) -> Iterator[None]:
         "read_faults_from_environment": lambda: world,
         "ManifestAuthor": partial(_author_of, world),
         "EpochLoop": loop,
-        "LoopRuntime": partial(LoopRuntime, monotonic=time.monotonic),
     }
     patches: list[tuple[object, str, object]] = [
         *((pipeline_run, name, what) for name, what in stand_ins.items()),
