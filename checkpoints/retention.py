@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from itertools import chain
 
 from .bucket_layout import CheckpointId
@@ -94,10 +94,11 @@ class _MarkedFiles:
     attempts: frozenset[CheckpointId] = frozenset()
 
 
+@dataclass
 class Retention:
     """Retention and garbage collection of one pipeline.
 
-    Args:
+    Attributes:
         log: the pipeline's log.
         policy: what to keep.
         external: returns the addresses (`Store.uri`) of files that snapshots of a table catalog
@@ -111,26 +112,19 @@ class Retention:
         workers: slots that are read at the same time.
     """
 
-    def __init__(
-        self,
-        log: SlotLog,
-        policy: RetentionPolicy,
-        *,
-        external: Callable[[], Iterable[str]],
-        published_upto: Callable[[], int] | None = None,
-        rewound: Callable[[], bool] | None = None,
-        clock: Clock = SYSTEM_CLOCK,
-        workers: int = 8,
-    ) -> None:
-        self._log, self._store = log, log.store
-        self._policy = policy
-        self._external = external
-        self._published_upto = published_upto
-        self._rewound = rewound
-        self._clock = clock
-        self._workers = workers
-        self._index = SlotIndex(log, workers=workers)
-        self._roots = RootsFile(log.store, log.pipeline, clock)
+    log: SlotLog
+    policy: RetentionPolicy
+    _: KW_ONLY
+    external: Callable[[], Iterable[str]]
+    published_upto: Callable[[], int] | None = None
+    rewound: Callable[[], bool] | None = None
+    clock: Clock = SYSTEM_CLOCK
+    workers: int = 8
+
+    def __post_init__(self) -> None:
+        self._store = self.log.store
+        self._index = SlotIndex(self.log, workers=self.workers)
+        self._roots = RootsFile(self._store, self.log.pipeline, self.clock)
 
     def run(self, *, dry_run: bool = False) -> SweepReport:
         """Run steps 1 to 5; with `dry_run`, only report what they would do.
@@ -162,7 +156,7 @@ class Retention:
     def storage_report(self) -> StorageReport:
         """Count all objects of the pipeline in the bucket; lists them all."""
         objects, size = Counter[str](), Counter[str]()
-        for entry in self._store.list_objects(self._log.layout.pipeline_prefix):
+        for entry in self._store.list_objects(self.log.layout.pipeline_prefix):
             kind = self._storage_kind(entry.key)
             objects[kind] += 1
             size[kind] += entry.size
@@ -176,13 +170,13 @@ class Retention:
         void = {
             request
             for request, claim in roots.claims.items()
-            if self._log.read_slot(claim.timeline, claim.slot) is not None
+            if self.log.read_slot(claim.timeline, claim.slot) is not None
         }
-        head = self._log.head()
+        head = self.log.head()
         # Without followers nothing waits for a slot.
-        published = head.slot if self._published_upto is None else self._published_upto()
-        rewound = self._rewound is None or self._rewound()
-        lineage = self._log.lineage(head.timeline)
+        published = head.slot if self.published_upto is None else self.published_upto()
+        rewound = self.rewound is None or self.rewound()
+        lineage = self.log.lineage(head.timeline)
         kept = self._newest_on_lineage(head, lineage)
         kept |= roots.without_claims(void).protected_checkpoints
         going: set[str] = set()
@@ -211,7 +205,7 @@ class Retention:
             and row.id is not None
             and any(part.covers(row.timeline, row.slot) for part in lineage)
         )
-        return {str(head.checkpoint), *deque(on_lineage, maxlen=self._policy.keep_last)}
+        return {str(head.checkpoint), *deque(on_lineage, maxlen=self.policy.keep_last)}
 
     def _find_newly_abandoned(self) -> dict[int, int]:
         """Return the last epoch of each timeline that a young restore has left.
@@ -220,7 +214,7 @@ class Retention:
         """
         return {
             fork.timeline: fork.slot - 1
-            for fork in self._log.list_forks()
+            for fork in self.log.list_forks()
             if self._is_young(fork.at)
         }
 
@@ -235,7 +229,7 @@ class Retention:
         ways = [
             LineageSegment(part.timeline, part.first, min(slot, part.last or slot))
             for timeline, slot in newest_kept.items()
-            for part in self._log.lineage(timeline)
+            for part in self.log.lineage(timeline)
         ]
         return {
             row.id
@@ -244,7 +238,7 @@ class Retention:
         }
 
     def _is_young(self, at: int) -> bool:
-        return at >= self._clock.wall_ticks() - int(self._policy.keep_for * 1_000_000)
+        return at >= self.clock.wall_ticks() - int(self.policy.keep_for * 1_000_000)
 
     def _retained_summaries(self, head: LogHead) -> Iterator[SlotSummary]:
         for timeline in range(head.timeline + 1):
@@ -252,7 +246,7 @@ class Retention:
 
     def _retire_slot(self, checkpoint: CheckpointId) -> None:
         """Step 2. Repeatable: a slot that holds the stub already stays as it is."""
-        filled = self._log.read_slot(checkpoint.timeline, checkpoint.slot)
+        filled = self.log.read_slot(checkpoint.timeline, checkpoint.slot)
         if (
             filled is None
             or not isinstance(filled.record, Manifest)
@@ -268,7 +262,7 @@ class Retention:
             parent_sha256=manifest.parent_sha256,
             original_sha256=filled.sha256,
             created_at=manifest.created_at,
-            retired_at=self._clock.wall_ticks(),
+            retired_at=self.clock.wall_ticks(),
         )
         try:
             self._store.compare_and_swap(filled.key, stub.to_bytes(), filled.etag)
@@ -277,18 +271,18 @@ class Retention:
 
     def _mark_needed_files(self, leaving: Iterable[str]) -> _MarkedFiles:
         """Step 3. Bounds first: what is sealed later is above them."""
-        head = self._log.head()
+        head = self.log.head()
         bounds: dict[int, int] = {}
         for timeline in range(head.timeline + 1):
             # A driver may seal while this runs: its files are above the bound and are not looked
             # at.
-            newest = self._log.newest_record(timeline)
+            newest = self.log.newest_record(timeline)
             if newest is not None:
                 bounds[timeline] = newest.record.slot
         staying, keys = self._collect_needed_keys(frozenset(leaving))
         attempts = frozenset(CheckpointId.parse(row.id) for row in staying if row.id)
         return _MarkedFiles(
-            bounds, frozenset(keys | set(self._catalog_keys(self._external()))), attempts
+            bounds, frozenset(keys | set(self._catalog_keys(self.external()))), attempts
         )
 
     def _collect_needed_keys(self, leaving: frozenset[str]) -> tuple[list[SlotSummary], set[str]]:
@@ -298,7 +292,7 @@ class Retention:
         needs from before it, its oldest epoch names already, and the others are not read.
         """
         while True:
-            head = self._log.head()
+            head = self.log.head()
             staying = [
                 row
                 for row in self._retained_summaries(head)
@@ -308,7 +302,7 @@ class Retention:
             if self._is_outdated(head, ids):
                 continue
             oldest = [row for row in staying if row.id is None or row.parent not in ids]
-            keys_of = map_in_threads(self._keys_needed_by, oldest, self._workers)
+            keys_of = map_in_threads(self._keys_needed_by, oldest, self.workers)
             named = [*zip(oldest, keys_of, strict=True)]
             retired = [CheckpointId.parse(row.id) for row, keys in named if keys is None and row.id]
             if not retired:
@@ -323,15 +317,15 @@ class Retention:
         A later epoch needs what the head needed when the list began, or what the target of a
         restore did. Another run may have retired either before its page was read.
         """
-        now = self._log.head()
+        now = self.log.head()
         moved = now.checkpoint != head.checkpoint
         return now.timeline != head.timeline or (moved and str(head.checkpoint) not in listed)
 
     def _keys_needed_by(self, row: SlotSummary) -> set[str] | None:
         """Return the files that the epoch of a slot names; None if it was retired meanwhile."""
-        filled = self._log.read_slot(row.timeline, row.slot)
+        filled = self.log.read_slot(row.timeline, row.slot)
         if filled is None:
-            raise SLOT_MISSING(pipeline=self._log.pipeline, slot=row.slot, timeline=row.timeline)
+            raise SLOT_MISSING(pipeline=self.log.pipeline, slot=row.slot, timeline=row.timeline)
         if not isinstance(filled.record, Manifest):
             return None
         return {file.key for file in filled.record.all_files()}
@@ -369,9 +363,9 @@ class Retention:
     def _unmarked_entries(self, marked: _MarkedFiles) -> Iterator[ObjectInfo]:
         for timeline, bound in marked.bounds.items():
             # Not the whole timeline: there is a slot, or its stub, for every epoch ever sealed.
-            prefixes = self._log.layout.attempt_prefixes(timeline)
+            prefixes = self.log.layout.attempt_prefixes(timeline)
             for entry in chain.from_iterable(map(self._store.list_objects, prefixes)):
-                attempt = self._log.layout.parse_attempt(entry.key)
+                attempt = self.log.layout.parse_attempt(entry.key)
                 if (
                     attempt is None
                     or attempt.slot > bound
@@ -384,7 +378,7 @@ class Retention:
     def _is_within_grace(self, entry: ObjectInfo) -> bool:
         return (
             entry.modified is not None
-            and self._clock.wall_ticks() / 1_000_000 - entry.modified < self._policy.grace
+            and self.clock.wall_ticks() / 1_000_000 - entry.modified < self.policy.grace
         )
 
     def _storage_kind(self, key: str) -> str:

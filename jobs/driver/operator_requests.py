@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 import structlog
@@ -35,6 +36,7 @@ _ATTACHING_KINDS = (RequestKind.ATTACH, RequestKind.DETACH, RequestKind.RESUME)
 _LONGEST_HOLD = 300.0
 
 
+@dataclass
 class RequestInbox:
     """Reads ``requests/`` once per `collect`: one LIST, and two GETs per open request.
 
@@ -42,35 +44,30 @@ class RequestInbox:
     driver that died after the seal. Only what follows from it (a pin, the acknowledgement) is then
     done. So no request is applied twice.
 
-    Args:
+    Attributes:
         store: the pipeline's store.
         spec: the pipeline; its pipes and reducers may be attached.
         token: returns the token of the lease.
         stop: set when a request asks the driver to end.
         newest: returns the manifest of the newest epoch or merge; None before the first.
         clock: for expiry and holds.
-
-    Attributes:
         held: the request of a merge that has the next slot; until it is None, the driver must not
             seal.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        spec: PipelineSpec,
-        token: Callable[[], int],
-        stop: threading.Event,
-        newest: Callable[[], Manifest | None],
-        clock: Clock = SYSTEM_CLOCK,
-    ) -> None:
-        self._store, self._pipeline, self._token, self._stop = store, spec.name, token, stop
-        self._newest, self._clock, self._spec = newest, clock, spec
-        self._attachments = spec.stream_graph.attachments
-        self._queue = RequestQueue(store, spec.name, clock)
+    store: Store
+    spec: PipelineSpec
+    token: Callable[[], int]
+    stop: threading.Event
+    newest: Callable[[], Manifest | None]
+    clock: Clock = SYSTEM_CLOCK
+    held: DriverRequest | None = None
+
+    def __post_init__(self) -> None:
+        self._attachments = self.spec.stream_graph.attachments
+        self._queue = RequestQueue(self.store, self.spec.name, self.clock)
         self._collected: list[DriverRequest] = []
         self._held_since: dict[str, float] = {}  # request id -> when it was first read
-        self.held: DriverRequest | None = None
 
     def collect(self) -> EpochRequests:
         """Return the requests for the coming epoch.
@@ -99,14 +96,14 @@ class RequestInbox:
 
     def _is_for_epoch(self, request: DriverRequest) -> bool:
         """Carry out or refuse what needs no epoch; return True for all other requests."""
-        refusal = request.refusal_outcome(self._token(), self._clock.wall_ticks())
+        refusal = request.refusal_outcome(self.token(), self.clock.wall_ticks())
         if refusal is not None:
             self._acknowledge_request(request, refusal, "meant for another driver, or too old")
         elif request.kind in ENDING_KINDS:
             _log.info("stop_requested", who=request.who, why=request.why)
             # Acknowledged first. If this process dies in between, nothing is lost: it has stopped.
             self._acknowledge_request(request, AckOutcome.APPLIED, "stopping")
-            self._stop.set()
+            self.stop.set()
         elif request.kind in _ATTACHING_KINDS and request.name not in self._attachments:
             self._acknowledge_request(
                 request, AckOutcome.REFUSED, f"no pipe or reducer named {request.name}"
@@ -130,9 +127,9 @@ class RequestInbox:
         """
         if request.kind is not RequestKind.CTI:
             return ""
-        source, newest = self._spec.sources.get(request.name or ""), self._newest()
+        source, newest = self.spec.sources.get(request.name or ""), self.newest()
         if source is None or source.punctuation is None:
-            known = [name for name, one in self._spec.sources.items() if one.punctuation]
+            known = [name for name, one in self.spec.sources.items() if one.punctuation]
             listed = f"sources with one: {', '.join(known) or 'none'}"
             return f"no source {request.name} with a 'punctuation' section; {listed}"
         states = newest.decider["members"] if newest else {}
@@ -162,8 +159,8 @@ class RequestInbox:
 
         The merge acknowledges its request when it has ended.
         """
-        since = self._held_since.setdefault(request.id, self._clock.monotonic())
-        if self._clock.monotonic() - since < _LONGEST_HOLD:
+        since = self._held_since.setdefault(request.id, self.clock.monotonic())
+        if self.clock.monotonic() - since < _LONGEST_HOLD:
             self.held = request
         else:
             self._acknowledge_request(
@@ -172,7 +169,7 @@ class RequestInbox:
 
     def _list_unfinished(self) -> list[DriverRequest]:
         """List the open requests; those that the newest epoch applied are finished on the way."""
-        newest, unfinished = self._newest(), []
+        newest, unfinished = self.newest(), []
         known = set(self._queue.unreadable)
         pending = self._queue.list_pending()
         for name in self._queue.unreadable.keys() - known:
@@ -188,7 +185,7 @@ class RequestInbox:
     def _finish_request(self, request: DriverRequest, checkpoint: CheckpointId | None) -> None:
         outcome, detail = AckOutcome.APPLIED, ""
         if request.kind in PINNING_KINDS and checkpoint is not None:
-            log = SlotLog(self._store, self._pipeline)
+            log = SlotLog(self.store, self.spec.name)
             outcome, detail = pin_for_request(log, request, checkpoint)
         self._acknowledge_request(request, outcome, detail, checkpoint)
 
@@ -199,7 +196,7 @@ class RequestInbox:
         detail: str,
         checkpoint: CheckpointId | None = None,
     ) -> None:
-        self._queue.acknowledge(request, outcome, detail, self._token(), checkpoint)
+        self._queue.acknowledge(request, outcome, detail, self.token(), checkpoint)
 
 
 def pin_for_request(

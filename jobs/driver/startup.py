@@ -20,7 +20,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -189,33 +189,26 @@ class LeasedSession(ABC):
         self._listeners.on_end(error)
 
 
+@dataclass
 class LeaderElection:
     """Waits until this process may drive, takes the lease, and runs a session while it is held.
 
-    Args:
+    Attributes:
         store: the store of the pipeline or job.
         pipeline: its name.
         stop: set when the process should end.
         retry: waits for a store that does not answer.
         options: whether this is a standby, and who started it.
         alive: the file to touch while waiting.
-
-    Attributes:
-        stop: as given.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        pipeline: str,
-        stop: threading.Event,
-        retry: Retrying,
-        options: LaunchOptions,
-        alive: Path,
-    ) -> None:
-        self._store, self._pipeline, self._options = store, pipeline, options
-        self.stop, self._retry, self._alive = stop, retry, alive
-        self._desired = DesiredDocument()
+    store: Store
+    pipeline: str
+    stop: threading.Event
+    retry: Retrying
+    options: LaunchOptions
+    alive: Path
+    _desired: DesiredDocument = field(default_factory=DesiredDocument, init=False)
 
     def run_session(
         self,
@@ -232,11 +225,11 @@ class LeaderElection:
             TidegateError: the store is not honest or was copied, or as in `acquire_lease`, or what
                 ended the session.
         """
-        self._retry(require_honest_store, self._store)
-        uid = self._retry(ensure_identity, self._store, self._pipeline)
+        self.retry(require_honest_store, self.store)
+        uid = self.retry(ensure_identity, self.store, self.pipeline)
         warm_up()
-        if self._options.standby:
-            _log.info("standing_by", pipeline=self._pipeline)
+        if self.options.standby:
+            _log.info("standing_by", pipeline=self.pipeline)
         lease = self.acquire_lease(uid)
         if lease is None:
             return ENDED_BEFORE_LEASE
@@ -251,12 +244,12 @@ class LeaderElection:
 
         Does nothing during a restore, or if no desired state was ever recorded.
         """
-        desired = self._retry(read_desired_state, self._store, self._pipeline)
+        desired = self.retry(read_desired_state, self.store, self.pipeline)
         if desired.keeps_drivers_away and desired.state is DesiredState.STOPPED:
-            self._retry(
+            self.retry(
                 set_desired_state,
-                self._store,
-                self._pipeline,
+                self.store,
+                self.pipeline,
                 DesiredState.RUN,
                 who=who,
                 why="tidegate run",
@@ -272,9 +265,9 @@ class LeaderElection:
                 that ends when the pipeline is stopped.
             TransientError: the store did not answer for ten minutes, or until `stop` was set.
         """
-        if self._options.asked_by is not None:
-            self.clear_stop(self._options.asked_by)
-        while not self._retry(self._is_wanted):
+        if self.options.asked_by is not None:
+            self.clear_stop(self.options.asked_by)
+        while not self.retry(self._is_wanted):
             if self.stop.wait(_LOOK_EVERY):
                 return False
         return True
@@ -292,14 +285,14 @@ class LeaderElection:
             try:
                 lease = self._acquire_with_retry(uid)
             except LeaseHeldError:
-                if self._options.standby and self.stop.is_set():
+                if self.options.standby and self.stop.is_set():
                     return None
                 raise
             # A person who stops the pipeline first writes the desired state and then looks for a
             # driver. So either they see this lease, or we see the new state here.
             with contextlib.ExitStack() as giving_back:
                 giving_back.callback(lease.release)
-                if self._retry(self._is_wanted):
+                if self.retry(self._is_wanted):
                     giving_back.pop_all()
                     return lease
 
@@ -309,56 +302,56 @@ class LeaderElection:
         Without the note the next standby takes the lease, finds nothing to do, and finishes too.
         Nothing is noted without the lease: the next driver, or a restore, may be wanted by then.
         """
-        store, name, stopped = self._store, self._pipeline, DesiredState.STOPPED
+        store, name, stopped = self.store, self.pipeline, DesiredState.STOPPED
 
         def note() -> None:
             """Note it with the lease."""
             lease.ensure_held()
             set_desired_state(store, name, stopped, who="driver", why=why)
 
-        if not self._options.standby:
+        if not self.options.standby:
             return
         try:
-            self._retry(note)
+            self.retry(note)
         except (TransientError, FencedError, StoreDeniedError) as error:
             _log.warning("still_wanted", pipeline=name, error=str(error))
 
     def _acquire_with_retry(self, uid: str) -> Lease:
         acquire = partial(
             Lease.acquire,
-            self._store,
-            self._pipeline,
+            self.store,
+            self.pipeline,
             ProcessIdentity.this_process(),
             uid=uid,
-            wait=LeaseWait(self._options.standby, self._touch_and_check_stop, self._is_wanted),
+            wait=LeaseWait(self.options.standby, self._touch_and_check_stop, self._is_wanted),
         )
         # A standby may wait for days. Its patience with the store begins with each trouble.
-        while self._options.standby:
+        while self.options.standby:
             try:
                 return acquire()
             except TransientError:
                 self.stop.wait(_LOOK_EVERY)
-                self._retry(read_lease, self._store, self._pipeline)
-        return self._retry(acquire)
+                self.retry(read_lease, self.store, self.pipeline)
+        return self.retry(acquire)
 
     def _touch_and_check_stop(self) -> bool:
-        touch_alive_file(self._alive)
+        touch_alive_file(self.alive)
         return self.stop.is_set()
 
     def _is_wanted(self) -> bool:
-        touch_alive_file(self._alive)
+        touch_alive_file(self.alive)
         # Where there is no Airflow, no sweep does this.
-        desired = end_abandoned_recovery(self._store, self._pipeline, who="driver")
+        desired = end_abandoned_recovery(self.store, self.pipeline, who="driver")
         before, self._desired = self._desired, desired
         if not self._desired.keeps_drivers_away:
             return True
-        error = _unwanted_error(self._pipeline, self._desired)
+        error = _unwanted_error(self.pipeline, self._desired)
         stopped = self._desired.state is DesiredState.STOPPED
-        if not self._options.standby or (self._options.ends_when_stopped and stopped):
+        if not self.options.standby or (self.options.ends_when_stopped and stopped):
             raise error
         if before != self._desired:
             _log.info(
-                "kept_waiting", pipeline=self._pipeline, why=error.message, advice=error.advice
+                "kept_waiting", pipeline=self.pipeline, why=error.message, advice=error.advice
             )
         return False
 

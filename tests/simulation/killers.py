@@ -108,7 +108,7 @@ def _unconditional() -> list[Any]:
 
 
 def _forget_applied(inbox: RequestInbox) -> list[DriverRequest]:
-    manifest = inbox._newest()
+    manifest = inbox.newest()
     return [
         r for r in inbox._queue.list_pending() if manifest is None or r.id not in manifest.requests
     ]
