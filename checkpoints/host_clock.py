@@ -7,9 +7,10 @@ retention by age.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Self, TypeVar
 
 Found = TypeVar("Found")
 
@@ -53,3 +54,39 @@ def poll_until(
     while not (found := look()) and clock.monotonic() < deadline:
         clock.sleep(every)
     return found
+
+
+class PeriodicThread:
+    """A thread that calls a function at intervals, from one interval after its start on.
+
+    Args:
+        name: of the thread.
+        call: must not raise, because that would end the thread.
+        every: seconds between two calls.
+    """
+
+    def __init__(self, name: str, call: Callable[[], object], every: float) -> None:
+        self._call, self._every = call, every
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run_calls, name=name, daemon=True)
+
+    def start(self) -> Self:
+        """Start the thread, and return this object."""
+        self._thread.start()
+        return self
+
+    def stop(self, patience: float | None = None) -> None:
+        """End the thread and wait for it, at most `patience` seconds if given."""
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join(patience)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _run_calls(self) -> None:
+        while not self._ended.wait(self._every):
+            self._call()

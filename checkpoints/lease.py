@@ -43,7 +43,7 @@ from .errors import (
 )
 from .errors import LeaseHeldError as LeaseHeldError
 from .errors import LeaseLostError as LeaseLostError
-from .host_clock import SYSTEM_CLOCK, Clock
+from .host_clock import SYSTEM_CLOCK, Clock, PeriodicThread
 from .pipeline_identity import ProcessIdentity
 from .record_models import BucketRecord
 from .shared_documents import read_document
@@ -429,7 +429,7 @@ def _make_nonce() -> str:
 LEASE_RENEW_INTERVAL = 2.0
 
 
-class LeaseRenewer:
+class LeaseRenewer(PeriodicThread):
     """Renews a lease every `every` seconds while the current step is within its deadline.
 
     The driver announces each step with a deadline. After the deadline the renewals stop and the
@@ -445,17 +445,14 @@ class LeaseRenewer:
     def __init__(
         self, lease: Lease, *, every: float = LEASE_RENEW_INTERVAL, clock: Clock = SYSTEM_CLOCK
     ) -> None:
+        super().__init__("tidegate-lease", self.renew_once, every)
         self.lease = lease
         self.lost = threading.Event()
         self.error: FencedError | None = None
         self.trouble: TidegateError | None = None
         self.step_name = "starting"
-        self._every, self._clock = every, clock
+        self._clock = clock
         self._deadline = clock.monotonic() + 60.0  # until the driver announces its first step
-        self._stop = threading.Event()
-        self._thread = threading.Thread(
-            target=self._renew_until_stopped, name="tidegate-lease", daemon=True
-        )
 
     def announce_step(self, name: str, deadline_seconds: float) -> None:
         """Announce a step and how long it may take."""
@@ -488,24 +485,3 @@ class LeaseRenewer:
             self.trouble = error  # the lease is still valid, and the next interval tries again
         else:
             self.trouble = None
-
-    def start(self) -> LeaseRenewer:
-        """Start the thread, and return this renewer. The first renewal comes after one interval."""
-        self._thread.start()
-        return self
-
-    def stop(self) -> None:
-        """End the thread and wait for it; the lease stays as it is."""
-        self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join()
-
-    def __enter__(self) -> LeaseRenewer:
-        return self.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def _renew_until_stopped(self) -> None:
-        while not self._stop.wait(self._every) and not self.lost.is_set():
-            self.renew_once()

@@ -6,14 +6,13 @@ failure is logged and shown in the status, and the next round tries again.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import structlog
 
-from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
+from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, PeriodicThread
 from tidegate.checkpoints.pipeline_identity import refuse_copied_store
 from tidegate.checkpoints.retention import Retention, RetentionPolicy, SweepReport
 from tidegate.checkpoints.slot_index import SlotIndex
@@ -132,7 +131,7 @@ def maintain_bucket(
     return MaintenanceReport(swept.model_copy(update=totals), compacted, obstacle)
 
 
-class Housekeeper:
+class Housekeeper(PeriodicThread):
     """Refreshes the index when many slots are new, and maintains and scrubs the bucket when due.
 
     The thread looks every minute. ``checkpoint.maintain_every`` says how often to maintain, first
@@ -148,26 +147,12 @@ class Housekeeper:
         log: SlotLog,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
+        super().__init__("tidegate-housekeeping", self.run_round, _LOOK_EVERY)
         self._spec, self._slot_log, self._monotonic = spec, log, monotonic
         self._indexed: tuple[int, int] = (0, 0)  # timeline and slot of the last refresh
         self._maintained_at = self._scrub_read_at = monotonic()
         self._scrub: Iterator[Verification] | None = None  # the scrub that is under way
         self.trouble: TidegateError | None = None
-        self._stop = threading.Event()
-        self._thread = threading.Thread(
-            target=self._run_rounds, name="tidegate-housekeeping", daemon=True
-        )
-
-    def start(self) -> Housekeeper:
-        """Start the thread, and return the housekeeper itself."""
-        self._thread.start()
-        return self
-
-    def stop(self) -> None:
-        """End the thread, and wait 5 s for it; the end of the process cuts off a longer round."""
-        self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join(timeout=5.0)
 
     def run_round(self) -> None:
         """Do what is due now; a failure is logged and noted as `trouble`."""
@@ -236,7 +221,3 @@ class Housekeeper:
                 return
         self._scrub = None
         note_scrub(self._slot_log, now)
-
-    def _run_rounds(self) -> None:
-        while not self._stop.wait(_LOOK_EVERY):
-            self.run_round()

@@ -147,7 +147,7 @@ class LeasedSession(ABC):
         Raises:
             TidegateError: what ended the run; it is in the status.
         """
-        self._status.start(self._collect_live_facts)
+        self._status.start_reporting(self._collect_live_facts)
         try:
             outcome = self._run()
         except Exception as error:
@@ -162,8 +162,9 @@ class LeasedSession(ABC):
 
         If the store does not answer or refuses, the lease expires by itself.
         """
-        self._housekeeper.stop()
-        self._status.stop()
+        # The end of the process cuts off what takes longer.
+        self._housekeeper.stop(5.0)
+        self._status.stop(10.0)
         self._steps.stop()
         with contextlib.suppress(TransientError, StoreDeniedError):
             self._steps.lease.release()

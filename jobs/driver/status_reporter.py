@@ -23,7 +23,7 @@ from typing import Final
 import structlog
 
 from tidegate.checkpoints.driver_reports import DriverStatus, read_status, write_status
-from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
+from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock, PeriodicThread
 from tidegate.checkpoints.lease import LEASE_TTL, Lease, LeaseRenewer
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.store import Store
@@ -154,7 +154,7 @@ class DriverSteps(LeaseRenewer):
         self._timings = {} if seal is None else {"seal_before": seal}
 
 
-class StatusReporter:
+class StatusReporter(PeriodicThread):
     """Writes ``status.json`` whenever the state changes, and every two seconds in between.
 
     Args:
@@ -177,21 +177,18 @@ class StatusReporter:
         *,
         silent_after: int | None = None,
     ) -> None:
+        super().__init__("tidegate-status", self.write, HEARTBEAT_INTERVAL)
         self._store, self._steps, self._clock = store, steps, clock
         self._silent_after = silent_after
         self._facts: JsonObject = {"started_at": clock.wall_ticks(), **facts}
         self._read_live_facts: Callable[[], JsonObject] = dict
         self._lock = threading.Lock()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(
-            target=self._write_periodically, name="tidegate-status", daemon=True
-        )
         self.state = "starting"
 
-    def start(self, read_live_facts: Callable[[], JsonObject]) -> None:
+    def start_reporting(self, read_live_facts: Callable[[], JsonObject]) -> None:
         """Begin to write; `read_live_facts` is called for each document."""
         self._read_live_facts = read_live_facts
-        self._thread.start()
+        self.start()
 
     def set_state(
         self, state: str, *, error: TidegateError | None = None, why: str | None = None
@@ -280,16 +277,6 @@ class StatusReporter:
             write_status(self._store, pipeline, status)
         except Exception as error:
             log_background_failure("status_not_written", "writing the status", error)
-
-    def stop(self) -> None:
-        """End the thread, and wait 10 s for it; it writes no last document."""
-        self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join(timeout=10.0)
-
-    def _write_periodically(self) -> None:
-        while not self._stop.wait(HEARTBEAT_INTERVAL):
-            self.write()
 
 
 def find_silent_sources(decision: Decision, after: int | None) -> dict[str, int]:

@@ -272,9 +272,9 @@ def real_shell(world: World) -> Iterator[None]:
             for module in (
                 pipeline_run,
                 publisher,
+                host_clock,
                 lease,
                 status_reporter,
-                housekeeping,
             )
         ),
         *((module, "time", time) for module in (publisher, status_reporter, tenacity)),
