@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from tidegate.json_types import JsonObject, JsonView, read_data_file
+from tidegate.json_types import JsonView, read_data_file
 
 from .pipeline import NON_DATA_SECTIONS, PipelineSpec, SourceSpec
 from .window_specs import WindowSpec
@@ -71,14 +71,8 @@ def compare_specs(old: PipelineSpec, new: PipelineSpec, live: LiveState) -> list
         *_compare_sources(old, new, live),
         *_compare_columns(old, new, live),
         *_compare_windows(old, new, live),
-        *_compare_release(old, new, live),
+        *_compare_rest(old, new, live),
         *_compare_orders(old, new),
-    ]
-    found += [
-        _make_kept_change(path)
-        for path in _list_differing_paths(
-            _select_remaining_fields(old), _select_remaining_fields(new)
-        )
     ]
     # What stops a restart comes first; the list may be long.
     order = [*reversed(ChangeEffect)]
@@ -235,27 +229,18 @@ def _compare_orders(old: PipelineSpec, new: PipelineSpec) -> Iterator[SpecChange
             yield _make_kept_change(f"{path} in another order")
 
 
-def _compare_release(old: PipelineSpec, new: PipelineSpec, live: LiveState) -> Iterator[SpecChange]:
-    for field in ("mode", "glom"):
-        if getattr(old.release, field) == getattr(new.release, field):
-            continue
-        if live.buffered:
-            yield _make_refused_change(
-                f"release.{field}",
-                f"{live.buffered:,} rows wait by the old rule: {_RESTART_ADVICE}",
-            )
-        else:
-            yield _make_kept_change(f"release.{field}")
-
-
-def _select_remaining_fields(spec: PipelineSpec) -> JsonObject:
-    """What has no rule of its own."""
+def _compare_rest(old: PipelineSpec, new: PipelineSpec, live: LiveState) -> Iterator[SpecChange]:
+    """What has no rule of its own, and the rules of the order buffer."""
     # `name` cannot differ: both specs were found under it.
     beside = {*NON_DATA_SECTIONS, "name", "sources", "windows"}
-    whole = spec.model_dump(mode="json", exclude=beside)
-    return whole | {
-        "release": {k: v for k, v in whole["release"].items() if k not in ("mode", "glom")}
-    }
+    left, right = (spec.model_dump(mode="json", exclude=beside) for spec in (old, new))
+    for path in _list_differing_paths(left, right):
+        if live.buffered and path.startswith(("release.mode", "release.glom")):
+            yield _make_refused_change(
+                path, f"{live.buffered:,} rows wait by the old rule: {_RESTART_ADVICE}"
+            )
+        else:
+            yield _make_kept_change(path)
 
 
 def _list_differing_paths(left: JsonView, right: JsonView, prefix: str = "") -> Iterator[str]:
