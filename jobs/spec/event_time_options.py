@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from itertools import pairwise
 from typing import Annotated, Any, Final, Literal, Self, TypeVar, cast
@@ -56,6 +57,16 @@ class SpecModel(BaseModel):
             if field.description is None:
                 properties[field.alias or name]["description"] = text
         return schema
+
+    @model_validator(mode="after")
+    def _refuse_problems(self) -> Self:
+        for problem in self._list_problems():
+            raise ValueError(problem)
+        return self
+
+    def _list_problems(self) -> Iterable[str]:
+        """Say which options do not fit together; the first problem counts."""
+        return ()
 
 
 def _read_field_docstrings(model: type[SpecModel]) -> dict[str, str]:
@@ -149,13 +160,11 @@ class CoalesceOptions(SpecModel):
     no_members: Literal["idle", "silent"] = "idle"
     """What is emitted before the first member: the status idle, or nothing."""
 
-    @model_validator(mode="after")
-    def _require_positive_timeout(self) -> Self:
+    def _list_problems(self) -> Iterator[str]:
         # With a timeout of 0 every member would be idle in every epoch, and the frontier would
         # ignore all of them.
         if self.idle_timeout is not None and self.idle_timeout <= 0:
-            raise ValueError("idle_timeout must be positive, or 'never'")
-        return self
+            yield "idle_timeout must be positive, or 'never'"
 
 
 class WallClockOptions(SpecModel):
@@ -293,12 +302,8 @@ class OrderOptions(SpecModel):
     have rows.
     """
 
-    @model_validator(mode="after")
-    def _require_order_for_glom(self) -> Self:
+    def _list_problems(self) -> Iterator[str]:
         # Rows that leave as they are read are in no order, so "the group's first row" has no
         # meaning.
         if self.glom is not None and self.mode is ReleaseMode.PASS_THROUGH:
-            raise ValueError(
-                "glom groups rows that leave in order: it needs mode 'ordered' or 'commit'"
-            )
-        return self
+            yield "glom groups rows that leave in order: it needs mode 'ordered' or 'commit'"

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from typing import Annotated, Literal, Self
+from collections.abc import Iterator
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 
 from .event_time_options import SpecModel
 from .operations import CheckpointSpec, QualitySpec, SupervisionSpec
@@ -75,22 +76,14 @@ class JobSpec(SpecModel):
     quality: QualitySpec = QualitySpec()
     """What the quality checks compare with; `recent` counts the newest batches of each query."""
 
-    @model_validator(mode="after")
-    def _require_unique_queries(self) -> Self:
+    def _list_problems(self) -> Iterator[str]:
         if len(set(self.queries)) < len(self.queries):
-            raise ValueError("queries: a name is given twice")
+            yield "queries: a name is given twice"
         strange = sorted(set(self.repeatable) - set(self.queries)) if self.queries else []
         if strange:
-            raise ValueError(f"repeatable: {', '.join(strange)} is not one of the queries")
-        return self
-
-    @model_validator(mode="after")
-    def _require_one_master(self) -> Self:
+            yield f"repeatable: {', '.join(strange)} is not one of the queries"
         if self.supervision.submit is not None and "spark.master" in self.conf:
-            raise ValueError(
-                "conf: spark.master is that of the connection which supervision.submit names"
-            )
-        return self
+            yield "conf: spark.master is that of the connection which supervision.submit names"
 
     def seals(self, query: str) -> bool:
         """Return whether the batches of this query are sealed."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal
 
 from pydantic import Field, model_validator
 
@@ -121,14 +121,7 @@ class PipelineSpec(SpecModel):
     def _apply_preset_defaults(cls, value: Any) -> Any:
         return apply_preset(value) if isinstance(value, dict) else value
 
-    @model_validator(mode="after")
-    def _require_consistent_sections(self) -> Self:
-        for problem in self._list_problems():
-            raise ValueError(problem)
-        return self
-
     def _list_problems(self) -> Iterator[str]:
-        """Say which sections do not fit together; the first problem counts."""
         yield from self._list_source_problems()
         yield from self._list_window_problems()
         # A misspelt table would otherwise be delivered never, without an error.

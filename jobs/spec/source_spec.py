@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 from zoneinfo import available_timezones
 
 from pydantic import AfterValidator, Field, PositiveInt, field_validator, model_validator
@@ -247,14 +247,7 @@ class SourceSpec(FrontierOptions):
             raise ValueError(f"{zone!r} is not the name of a time zone, such as Europe/Berlin")
         return zone
 
-    @model_validator(mode="after")
-    def _require_consistent_options(self) -> Self:
-        for problem in self._list_problems():
-            raise ValueError(problem)
-        return self
-
     def _list_problems(self) -> Iterator[str]:
-        """Say which options do not fit together; the first problem counts."""
         yield from self._list_name_problems()
         yield from self._list_type_problems()
         yield from self._list_column_problems()

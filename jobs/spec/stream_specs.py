@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from typing import Annotated, Any, Final, Literal
@@ -22,7 +22,6 @@ from pydantic import (
     NonNegativeInt,
     PositiveInt,
     field_validator,
-    model_validator,
 )
 
 from tidegate.time_units import Instant
@@ -107,11 +106,9 @@ class PipeSpec(AttachmentSpec):
     keys: dict[str, Annotated[tuple[Any, ...], Field(min_length=1)]] = {}
     """Column and the values that select a row."""
 
-    @model_validator(mode="after")
-    def _refuse_keyed_inherit(self) -> PipeSpec:
+    def _list_problems(self) -> Iterator[str]:
         if self.keys and self.inherit:
-            raise ValueError(_KEYED_INHERIT_MESSAGE)
-        return self
+            yield _KEYED_INHERIT_MESSAGE
 
     @property
     def destinations(self) -> tuple[str, ...]:
@@ -162,28 +159,24 @@ class ReducerSpec(AttachmentSpec):
             raise ValueError(f"write it as package.module:function; got {value!r}")
         return value
 
-    @model_validator(mode="after")
-    def _require_function_or_aggregates(self) -> ReducerSpec:
+    def _list_problems(self) -> Iterator[str]:
         # Both would be two folds over one state, none would dispatch nothing.
         if (self.function is None) == (not self.aggregates):
-            raise ValueError("a reducer has either a 'function' or 'aggregates'")
+            yield "a reducer has either a 'function' or 'aggregates'"
         strange = [
             str(one) for one in self.aggregates.values() if one.function not in RUNNING_AGGREGATES
         ]
         if strange:
-            raise ValueError(
-                f"{strange[0]} does not run along; choose from {', '.join(RUNNING_AGGREGATES)}"
-            )
+            yield f"{strange[0]} does not run along; choose from {', '.join(RUNNING_AGGREGATES)}"
         # A running aggregate dispatches one row per event, which has no rule to choose a
         # destination.
         if self.aggregates and len(self.to) > 1:
-            raise ValueError("aggregates go to one destination; 'to' names several")
+            yield "aggregates go to one destination; 'to' names several"
         if self.merge == "splice" and len(self.to) > 1:
-            raise ValueError(
+            yield (
                 "a splice collects one request, which the owner of one destination merges or"
                 " rejects; 'to' names several"
             )
-        return self
 
     @property
     def destinations(self) -> tuple[str, ...]:

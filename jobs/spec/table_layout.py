@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Literal
 
-from pydantic import field_validator, model_validator
+from pydantic import field_validator
 
 from tidegate.json_types import read_data_file
 
@@ -164,12 +164,10 @@ class TableLayout(SpecModel):
             raise ValueError("the same column twice")
         return value
 
-    @model_validator(mode="after")
-    def _refuse_empty_layout(self) -> TableLayout:
+    def _list_problems(self) -> Iterator[str]:
         # An empty layout is more likely a misspelt field than a wish.
         if not self.partition_by and not self.sort_by:
-            raise ValueError("says neither partition_by nor sort_by")
-        return self
+            yield "says neither partition_by nor sort_by"
 
     @property
     def partition_fields(self) -> tuple[PartitionBy, ...]:

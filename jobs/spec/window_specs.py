@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from enum import StrEnum
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -88,18 +89,14 @@ class Aggregate(SpecModel):
             }
         return {"function": function, "expression": expression}
 
-    @model_validator(mode="after")
-    def _require_valid_call(self) -> Self:
+    def _list_problems(self) -> Iterator[str]:
         # Only a count has a value for a row without a column.
         if self.expression == "*" and self.function is not AggregateFunction.COUNT:
-            raise ValueError(
-                f"{self.function.value}(*) makes no sense: name a column or an expression"
-            )
+            yield f"{self.function.value}(*) makes no sense: name a column or an expression"
         if self.function is AggregateFunction.APPROX_QUANTILE and not (
             self.argument and 0 < self.argument < 1
         ):
-            raise ValueError("approx_quantile(expression, q) needs 0 < q < 1")
-        return self
+            yield "approx_quantile(expression, q) needs 0 < q < 1"
 
     def __str__(self) -> str:
         inner = (
@@ -165,8 +162,7 @@ class WindowSpec(SpecModel):
     zero_rows: bool = False
     """Emit a row for empty windows between a key's first and last window."""
 
-    @model_validator(mode="after")
-    def _require_shape_options(self) -> Self:
+    def _list_problems(self) -> Iterator[str]:
         needs = {
             WindowKind.TUMBLING: ("size",),
             WindowKind.SLIDING: ("size", "slide"),
@@ -177,19 +173,16 @@ class WindowSpec(SpecModel):
             present = getattr(self, name) is not None
             if present != (name in needs):
                 verb = "needs" if name in needs else "has no"
-                raise ValueError(f"a {self.kind.value} window {verb} {name!r}")
+                yield f"a {self.kind.value} window {verb} {name!r}"
         if self.zero_rows and self.kind is WindowKind.SESSION:
-            raise ValueError(
-                "a session window has no 'zero_rows': between two sessions there is no window"
-            )
+            yield "a session window has no 'zero_rows': between two sessions there is no window"
         # The other modes emit open windows in every epoch, more often than any `fire_every` would.
         if self.fire_every is not None and (self.emit != "close" or self.zero_rows):
-            raise ValueError("'fire_every' goes with emit: close, and without 'zero_rows'")
+            yield "'fire_every' goes with emit: close, and without 'zero_rows'"
         period = self.period
         # A larger offset names the same windows as its remainder, and is usually a wrong unit.
         if period is not None and abs(self.offset) >= period:
-            raise ValueError("the offset must be smaller than the slide (tumbling: the size)")
-        return self
+            yield "the offset must be smaller than the slide (tumbling: the size)"
 
     @property
     def period(self) -> int | None:
