@@ -254,14 +254,10 @@ class Retention:
         ):
             return
         manifest = filled.record
+        kept = {"timeline", "slot", "attempt", "parent", "parent_sha256", "created_at"}
         stub = RetiredEpoch(
-            timeline=manifest.timeline,
-            slot=manifest.slot,
-            attempt=manifest.attempt,
-            parent=manifest.parent,
-            parent_sha256=manifest.parent_sha256,
+            **manifest.model_dump(include=kept),
             original_sha256=filled.sha256,
-            created_at=manifest.created_at,
             retired_at=self.clock.wall_ticks(),
         )
         try:

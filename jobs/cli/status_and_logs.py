@@ -74,7 +74,6 @@ def describe_pipeline(log: SlotLog) -> JsonObject:
     return {
         "pipeline": log.pipeline,
         "state": word if driver.lease or head.record is None else "stopped",
-        "why": facts.get("why"),
         "desired": (
             {"state": desired.state.value, "who": desired.who, "why": desired.why}
             if desired.at
@@ -91,13 +90,9 @@ def describe_pipeline(log: SlotLog) -> JsonObject:
         else _count_unpublished(log.store, log.pipeline, head.timeline, head.slot),
         **({"queries": notes.model_dump(mode="json")["queries"]} if notes else {}),
         "sinks": facts.get("sinks", {}),
-        "error": facts.get("error"),
-        "trouble": facts.get("trouble"),
+        **{name: facts.get(name) for name in ("why", "error", "trouble")},
         "silent": {name: ticks // 1_000_000 for name, ticks in (facts.get("silent") or {}).items()},
-        "freshness": facts.get("freshness") or {},
-        "stale": facts.get("stale") or {},
-        "lag": facts.get("lag") or {},
-        "late_uploads": facts.get("late_uploads") or {},
+        **{name: facts.get(name) or {} for name in ("freshness", "stale", "lag", "late_uploads")},
         "held_back": facts.get("held_back") or [],
         "warnings": overview.warnings,
         **_describe_progress(overview),

@@ -302,32 +302,27 @@ def apply_preset(raw: JsonObject) -> JsonObject:
     preset = PRESETS.get(name) if isinstance(name, str) else None
     if not preset:
         return raw
-    sources = dict(_list_mapping_items(raw.get("sources")))
+    sources, windows = (_select_mappings(raw.get(section)) for section in ("sources", "windows"))
     # In StreamInsight the two ways to advance time have different policies for late events, and the
     # release belongs to the whole pipeline.
-    if any(_has_declared_frontier(source) for source in sources.values()):
+    if any(map(_has_declared_frontier, sources.values())):
         preset = {**preset, "release": preset.get("declared_release", preset.get("release", {}))}
     merged = dict(raw)
     for section in ("coalesce", "release", "barriers"):
         if section in preset:
             merged[section] = _merge_defaults(preset[section], raw.get(section, {}))
     # An empty or misspelt section stays as it is: the models report it with its line.
-    merged["sources"] = {
-        name: _apply_to_source(preset, source) for name, source in sources.items()
-    } or raw.get("sources", {})
-    windows = {
-        name: _apply_to_window(preset, window)
-        for name, window in _list_mapping_items(raw.get("windows"))
-    }
+    if sources:
+        own = {name: _apply_to_source(preset, source) for name, source in sources.items()}
+        merged["sources"] = raw["sources"] | own
     if windows:
-        merged["windows"] = windows
+        own = {name: _apply_to_window(preset, window) for name, window in windows.items()}
+        merged["windows"] = raw["windows"] | own
     return merged
 
 
-def _has_declared_frontier(source: Any) -> bool:
+def _has_declared_frontier(source: JsonObject) -> bool:
     """Whether a source's frontier follows from settings, not from punctuation rows of its own."""
-    if not isinstance(source, dict):
-        return False
     punctuation = source.get("punctuation")
     generated = isinstance(punctuation, dict) and any(
         punctuation.get(k) is not None for k in ("every_events", "every_span")
@@ -335,9 +330,7 @@ def _has_declared_frontier(source: Any) -> bool:
     return generated or source.get("lag") is not None
 
 
-def _apply_to_source(preset: JsonObject, source: Any) -> Any:
-    if not isinstance(source, dict):
-        return source
+def _apply_to_source(preset: JsonObject, source: JsonObject) -> Any:
     defaults = dict(preset.get("source", {}))
     if _has_declared_frontier(source):
         defaults = dict(preset.get("declared", defaults))
@@ -352,17 +345,17 @@ def _apply_to_source(preset: JsonObject, source: Any) -> Any:
     return _merge_defaults(defaults, source)
 
 
-def _apply_to_window(preset: JsonObject, window: Any) -> Any:
-    if not isinstance(window, dict):
-        return window
+def _apply_to_window(preset: JsonObject, window: JsonObject) -> Any:
     defaults = dict(preset.get("window", {}))
     if window.get("kind") == "session":
         defaults |= preset.get("session", {})
     return _merge_defaults(defaults, window)
 
 
-def _list_mapping_items(value: Any) -> list[tuple[str, Any]]:
-    return list(value.items()) if isinstance(value, dict) else []
+def _select_mappings(section: Any) -> dict[str, JsonObject]:
+    """The entries of a section that are as they should be."""
+    entries = section.items() if isinstance(section, dict) else ()
+    return {name: own for name, own in entries if isinstance(own, dict)}
 
 
 def _merge_defaults(defaults: Any, own: Any) -> Any:
