@@ -199,15 +199,6 @@ class SlotIndex:
                 if page.rows and not page.missing:
                     return
 
-    def rebuild(self) -> None:
-        """Delete the pages of the index and read every manifest again."""
-        # Names of pages begin with the timeline; the note of the last scrub lies beside them.
-        for entry in [*self._store.list_objects(f"{self._log.layout.index_prefix}t")]:
-            self._store.delete(entry.key)
-        for timeline in range(self._log.head().timeline + 1):
-            for _ in self.iterate_summaries(timeline):
-                pass
-
     def note_retired(self, stubs: Iterable[CheckpointId]) -> None:
         """Correct the pages after a retirement: read the rows of these slots again.
 
