@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -11,7 +12,7 @@ from .local_store import LocalStore
 from .store import FolderNames, ObjectInfo, Store, StoredObject
 
 
-def open_store(url: str) -> Store:
+def open_store(url: str, environment: Mapping[str, str] = os.environ) -> Store:
     """Open `s3://bucket/prefix`, `file:///path` or a plain path, without a request to the server.
 
     A missing folder is made. Settings of S3 come from the environment.
@@ -26,7 +27,8 @@ def open_store(url: str) -> Store:
         # Late: a local store needs none of its imports.
         from .s3_store import S3Settings, S3Store
 
-        return S3Store(S3Settings.from_environment(parts.netloc, parts.path.strip("/")))
+        prefix = parts.path.strip("/")
+        return S3Store(S3Settings.from_environment(parts.netloc, prefix, environment))
     if parts.scheme == "file" and not parts.netloc and parts.path:
         return LocalStore(unquote(parts.path))
     raise BAD_STORE_URL(url=url)

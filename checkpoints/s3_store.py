@@ -110,13 +110,15 @@ class S3Settings(BaseModel):
     budget: float = 15.0
 
     @classmethod
-    def from_environment(cls, bucket: str, prefix: str = "") -> S3Settings:
+    def from_environment(
+        cls, bucket: str, prefix: str = "", environment: Mapping[str, str] = os.environ
+    ) -> S3Settings:
         """Read TIDEGATE_S3_ENDPOINT, _ACCESS_KEY, _SECRET_KEY and _REGION.
 
         Without an endpoint or region, AWS_ENDPOINT_URL_S3 and AWS_REGION count; then AWS itself and
         us-east-1.
         """
-        given = os.environ.get
+        given = environment.get
         secret = given("TIDEGATE_S3_SECRET_KEY")
         return cls(
             bucket=bucket,

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from tidegate.checkpoints.open_store import open_store
-from tidegate.checkpoints.s3_store import S3Settings, S3Store
 from tidegate.checkpoints.store import Store
 
 from .errors import BAD_CONNECTION, NO_STORE
@@ -72,14 +71,7 @@ class StoreAccess:
 
     def open(self) -> Store:
         """Open the store. No request is made yet; a local folder is made if it is missing."""
-        if not self.environment or not self.url.startswith("s3://"):
-            return open_store(self.url)
-        bucket, _, prefix = self.url.removeprefix("s3://").partition("/")
-        settings = {"bucket": bucket, "prefix": prefix.strip("/")}
-        for name in ("endpoint", "region", "access_key", "secret_key"):
-            if value := self.environment.get(f"TIDEGATE_S3_{name.upper()}"):
-                settings[name] = value
-        return S3Store(S3Settings.model_validate(settings))
+        return open_store(self.url, self.environment or os.environ)
 
     def open_shared(self) -> Store:
         """Open the store once per process, because each S3 client costs 10 MB.
