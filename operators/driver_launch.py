@@ -90,50 +90,50 @@ class LaunchedDriver:
         return {**asdict(self), "leader": self.leader.model_dump()}
 
 
-class LocalLauncher:
-    """Starts the driver on this host, in its own process group.
+def launch_driver(
+    pipeline: str,
+    spec: str,
+    access: StoreAccess,
+    recover_to: str,
+    *,
+    submit: SubmitSpec | None = None,
+    standby: bool = False,
+) -> LaunchedDriver:
+    """Start one driver in its own process group and return at once; a task calls this.
+
+    Its command is `$TIDEGATE_DRIVER`, else the driver of pipelines or that of jobs in this Python.
+    With `submit`, it is spark-submit through the Spark provider's hook. The hook waits for the end
+    of spark-submit, so it runs in a detached process of its own (`spark_submission`). In client
+    mode the driver runs below it; in cluster mode lease and report in the bucket show how the
+    driver is, as for any driver on another host.
 
     Args:
-        folder: of logs and exit codes; default `$TIDEGATE_HOME/drivers`.
-        command: what to run; default `$TIDEGATE_DRIVER`, else the driver of pipelines or that of
-            jobs in this Python.
+        pipeline: its name.
+        spec: path of its YAML file.
+        access: address of its store.
+        recover_to: `latest`, `latest_healthy` or a checkpoint id.
+        submit: `supervision.submit` of the spec; its connection also has queue and namespace.
+        standby: wait while another driver holds the lease; end if the pipeline is stopped.
     """
+    attempt, folder = make_attempt_name(), make_driver_folder(pipeline)
+    arguments = [str(Path(spec).absolute()), "--store", access.url, "--recover-to", recover_to]
+    arguments += ["--standby", "--ends-when-stopped"] if standby else []
+    # Secrets travel in the environment alone.
+    environment = build_child_environment(access)
+    if submit is None:
+        command = shlex.split(os.environ.get("TIDEGATE_DRIVER", ""))
+        command = command or [sys.executable, "-m", _find_driver_module(spec)]
+    else:
+        from airflow.sdk import Connection
 
-    def __init__(self, folder: Path | None = None, command: list[str] | None = None) -> None:
-        self._folder = folder
-        configured = shlex.split(os.environ.get("TIDEGATE_DRIVER", ""))
-        self._command = command or configured
-
-    def launch(
-        self,
-        pipeline: str,
-        spec: str,
-        access: StoreAccess,
-        recover_to: str,
-        *,
-        standby: bool = False,
-    ) -> LaunchedDriver:
-        """Start one driver and return at once; a task calls this on its worker.
-
-        Args:
-            pipeline: its name.
-            spec: path of its YAML file.
-            access: address of its store.
-            recover_to: `latest`, `latest_healthy` or a checkpoint id.
-            standby: wait while another driver holds the lease; end if the pipeline is stopped.
-        """
-        attempt, folder = make_attempt_name(), make_driver_folder(pipeline, self._folder)
-        arguments = [str(Path(spec).absolute()), "--store", access.url, "--recover-to", recover_to]
-        arguments += ["--standby", "--ends-when-stopped"] if standby else []
-        command, environment = self._prepare_start(folder / attempt, access, arguments)
-        return start_detached(folder, attempt, command, environment)
-
-    def _prepare_start(
-        self, stem: Path, access: StoreAccess, arguments: Sequence[str]
-    ) -> tuple[list[str], dict[str, str]]:
-        """The command and its environment, in which alone secrets travel."""
-        command = self._command or [sys.executable, "-m", _find_driver_module(arguments[0])]
-        return [*command, *arguments], build_child_environment(access)
+        options = [str(folder / attempt), submit.model_dump_json()]
+        command = [sys.executable, "-m", "tidegate.operators.spark_submission", *options]
+        # Only a task can read Airflow's connections, so the connection travels with it.
+        connection = Connection.get(submit.conn_id).as_json()
+        environment[f"AIRFLOW_CONN_{submit.conn_id.upper()}"] = connection
+        if "AIRFLOW_HOME" in os.environ:
+            environment["AIRFLOW_HOME"] = os.environ["AIRFLOW_HOME"]
+    return start_detached(folder, attempt, [*command, *arguments], environment)
 
 
 def _find_driver_module(path: str) -> str:
@@ -148,19 +148,14 @@ def choose_driver_module(spec: PipelineSpec | JobSpec | None) -> str:
     return f"tidegate.jobs.{'sealed_queries' if isinstance(spec, JobSpec) else 'driver'}"
 
 
-def make_launcher(submit: SubmitSpec | None) -> LocalLauncher:
-    """Return the launcher of a spec: spark-submit with `supervision.submit`, else a local one."""
-    return LocalLauncher() if submit is None else SubmitLauncher(submit)
-
-
-def make_driver_folder(pipeline: str, folder: Path | None = None) -> Path:
+def make_driver_folder(pipeline: str) -> Path:
     """Return the folder of the logs and exit codes of a pipeline's drivers; make it if needed.
 
-    It lies in `folder`, by default `$TIDEGATE_HOME/drivers`.
+    It lies in `$TIDEGATE_HOME/drivers`.
     """
-    drivers = (folder or get_tidegate_home() / "drivers") / pipeline
-    drivers.mkdir(parents=True, exist_ok=True)
-    return drivers
+    folder = get_tidegate_home() / "drivers" / pipeline
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def start_detached(
@@ -305,35 +300,3 @@ def tail_log_file(log: str, lines: int = 20, max_bytes: int = 16_384) -> list[st
             return file.read().decode(errors="replace").splitlines()[-lines:]
     except OSError:
         return []
-
-
-class SubmitLauncher(LocalLauncher):
-    """Starts a driver by spark-submit, through the Spark provider's hook and connection.
-
-    The hook waits for the end of spark-submit, so it runs in a detached process of its own
-    (`spark_submission`). In client mode the driver runs below it; in cluster mode lease and report
-    in the bucket show how the driver is, as for any driver on another host.
-
-    Args:
-        options: `supervision.submit` of the spec; its connection also has queue and namespace.
-        folder: of logs and exit codes; default `$TIDEGATE_HOME/drivers`.
-    """
-
-    def __init__(self, options: SubmitSpec, folder: Path | None = None) -> None:
-        super().__init__(folder, [sys.executable, "-m", "tidegate.operators.spark_submission"])
-        self._options = options
-
-    def _prepare_start(
-        self, stem: Path, access: StoreAccess, arguments: Sequence[str]
-    ) -> tuple[list[str], dict[str, str]]:
-        from airflow.sdk import Connection
-
-        conn_id = self._options.conn_id
-        # Only a task can read Airflow's connections, so the connection travels in the environment.
-        environment = {
-            **build_child_environment(access),
-            **{name: os.environ[name] for name in ("AIRFLOW_HOME",) if name in os.environ},
-            f"AIRFLOW_CONN_{conn_id.upper()}": Connection.get(conn_id).as_json(),
-        }
-        options = self._options.model_dump_json()
-        return [*self._command, str(stem), options, *arguments], environment

@@ -55,7 +55,7 @@ from tidegate.jobs.spec.operations import SupervisionSpec
 from tidegate.json_types import JsonObject, JsonView
 
 from .child_processes import rebuild_error
-from .driver_launch import make_launcher
+from .driver_launch import launch_driver
 from .driver_shutdown import StopOrder, stop_driver
 from .errors import (
     ABORT_REFUSED,
@@ -310,9 +310,14 @@ class RecoverOperator(ReportRestoreOperator):
         stream_dag = f"{self.pipeline}.stream"
         if context["ti"].get_dr_count(dag_id=stream_dag, states=ACTIVE_RUN_STATES) > 0:
             return False
-        launcher, access = make_launcher(self.supervision.submit), self.resolve_access()
         # `latest` is the restored checkpoint: the fork record is the head of the log.
-        launched = launcher.launch(self.pipeline, self.spec, access, "latest")
+        launched = launch_driver(
+            self.pipeline,
+            self.spec,
+            self.resolve_access(),
+            "latest",
+            submit=self.supervision.submit,
+        )
         self.log.info(
             "no run of %s is active: launched a driver here, log %s", stream_dag, launched.log
         )

@@ -49,8 +49,8 @@ from .child_processes import build_retry_policy, rebuild_error
 from .driver_launch import (
     LaunchedDriver,
     find_standby,
+    launch_driver,
     make_driver_folder,
-    make_launcher,
     send_signal,
     tail_log_file,
 )
@@ -278,11 +278,12 @@ class StreamOperator(PipelineOperator):
         start = budget.checkpoint or "the beginning"
         options = self.supervision
         self.log.info("launching a driver from %s (recover_to: %s)", start, options.recover_to)
-        launched = make_launcher(options.submit).launch(
+        launched = launch_driver(
             self.pipeline,
             self.spec,
             self.resolve_access(),
             options.recover_to,
+            submit=options.submit,
             standby=options.standby,
         )
         self.log.info("launched attempt %s, log %s", launched.attempt, launched.log)

@@ -21,7 +21,7 @@ from tests.e2e.feed import SPEC
 from tests.servers.spark import Cluster, ConnectServer, connect_server, standalone
 from tidegate.errors import FailureClass
 from tidegate.jobs.spec.operations import SubmitSpec
-from tidegate.operators.driver_launch import LaunchedDriver, SubmitLauncher
+from tidegate.operators.driver_launch import LaunchedDriver, launch_driver
 from tidegate.operators.store_access import StoreAccess
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -104,7 +104,7 @@ def _until(true: Callable[[], object], launched: LaunchedDriver, seconds: float 
 
 
 def test_two_pipelines_on_a_cluster_that_loses_a_worker(
-    cluster: Cluster, wheel: Path, tmp_path: Path
+    cluster: Cluster, wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both are submitted with our wheel, side by side, one with dynamic allocation, and the worker
     with most executors dies.
@@ -113,15 +113,11 @@ def test_two_pipelines_on_a_cluster_that_loses_a_worker(
     """
     pipelines = {name: Steady(tmp_path / name, 10, spec=spec) for name, spec in SPECS.items()}
     options = SubmitSpec(conn_id="cluster", py_files=(str(wheel),))
-    submit = {name: SubmitLauncher(options, tmp_path / f"{name}-drivers") for name in pipelines}
-    started = {
-        name: (
-            submit[name].launch(
-                "steady", str(steady.spec_file), StoreAccess(steady.store_url), "latest"
-            )
-        )
-        for name, steady in pipelines.items()
-    }
+    started = {}
+    for name, steady in pipelines.items():
+        monkeypatch.setenv("TIDEGATE_HOME", str(tmp_path / f"{name}-home"))
+        spec, access = str(steady.spec_file), StoreAccess(steady.store_url)
+        started[name] = launch_driver("steady", spec, access, "latest", submit=options)
     for name, steady in pipelines.items():
         _until(lambda steady=steady: steady.log().head().slot >= 2, started[name])  # type: ignore[misc]
     cluster.kill_worker(cluster.busiest())

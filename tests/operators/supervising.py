@@ -27,12 +27,13 @@ class NotingLauncher:
     started: ClassVar[list[str]] = []
     standby: ClassVar[list[bool]] = []
 
+    @classmethod
     def launch(
-        self, pipeline: str, spec: str, access: Any, recover_to: str, *, standby: bool = False
+        cls, pipeline: str, spec: str, access: Any, recover_to: str, *, submit: Any, standby: bool
     ) -> LaunchedDriver:
-        self.started.append(recover_to)
-        self.standby.append(standby)
-        return LaunchedDriver(f"attempt-{len(self.started)}", "/nowhere/log", HERE, "/nowhere/exit")
+        cls.started.append(recover_to)
+        cls.standby.append(standby)
+        return LaunchedDriver(f"attempt-{len(cls.started)}", "/nowhere/log", HERE, "/nowhere/exit")
 
 
 def make_operator() -> StreamOperator:

@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -15,8 +17,8 @@ from tidegate.errors import ConfigurationError
 from tidegate.operators.child_processes import run_child
 from tidegate.operators.driver_launch import (
     LaunchedDriver,
-    LocalLauncher,
     delete_old_attempts,
+    launch_driver,
     make_driver_folder,
     send_signal,
     start_detached,
@@ -28,9 +30,16 @@ from tidegate.operators.store_access import StoreAccess, build_child_environment
 Wait = Callable[..., None]
 
 
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launches leave their files below the test's folder."""
+    monkeypatch.setenv("TIDEGATE_HOME", str(tmp_path))
+
+
 def _launch(tmp_path: Path, script: str) -> LaunchedDriver:
-    launcher = LocalLauncher(tmp_path / "drivers", [sys.executable, "-c", script])
-    return launcher.launch("p", str(tmp_path / "p.yaml"), StoreAccess(str(tmp_path)), "latest")
+    command = shlex.join([sys.executable, "-c", script])
+    with patch.dict(os.environ, TIDEGATE_DRIVER=command):
+        return launch_driver("p", str(tmp_path / "p.yaml"), StoreAccess(str(tmp_path)), "latest")
 
 
 def test_a_launched_driver_leads_a_group_and_leaves_its_exit_code(
@@ -68,7 +77,7 @@ def test_a_killed_driver_differs_from_a_failed_one(tmp_path: Path, wait_until: W
 
 def test_the_file_with_the_keys_goes_with_its_driver(tmp_path: Path, wait_until: Wait) -> None:
     """spark-submit reads its properties once; nothing leaves the store's keys on the worker."""
-    folder = make_driver_folder("p", tmp_path)
+    folder = make_driver_folder("p")
     keys = folder / "a.conf"
     keys.write_text("spark.yarn.appMasterEnv.TIDEGATE_S3_SECRET_KEY hush")
     started = start_detached(folder, "a", [sys.executable, "-c", ""], {"PATH": os.defpath})
@@ -167,7 +176,6 @@ def test_a_job_has_a_driver_of_its_own(
     monkeypatch.setattr(sys, "executable", "/bin/echo")
     spec = tmp_path / "p.yaml"
     spec.write_text(text)
-    launcher = LocalLauncher(tmp_path / "drivers")
-    started = launcher.launch("p", str(spec), StoreAccess(str(tmp_path)), "latest")
+    started = launch_driver("p", str(spec), StoreAccess(str(tmp_path)), "latest")
     wait_until(lambda: started.read_exit_code() is not None)
     assert tail_log_file(started.log)[0].startswith(f"-m {module} {spec} --store")

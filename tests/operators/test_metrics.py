@@ -167,7 +167,7 @@ def test_launches_and_adoptions(
     store: Store, noted: Noted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A start, a replacement of what was lost, and a driver that ran already are three things."""
-    monkeypatch.setattr(stream_operator, "make_launcher", lambda submit: NotingLauncher())
+    monkeypatch.setattr(stream_operator, "launch_driver", NotingLauncher.launch)
     execute_stream()
     with pytest.raises(TaskDeferred):
         resume_stream("lost")

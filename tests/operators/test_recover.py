@@ -152,12 +152,11 @@ def test_a_restore_right_after_a_stop_launches_a_driver(
     """
     launched: list[str] = []
 
-    def launch(pipeline: str, *_: object) -> SimpleNamespace:
+    def launch(pipeline: str, *_: object, **_options: object) -> SimpleNamespace:
         launched.append(pipeline)
         return SimpleNamespace(log="log")
 
-    launcher = SimpleNamespace(launch=launch)
-    monkeypatch.setattr(recover_and_pin, "make_launcher", lambda _submit: launcher)
+    monkeypatch.setattr(recover_and_pin, "launch_driver", launch)
     waiting = _restore_until_deferred(empty_log, monkeypatch)
     assert launched == []
     assert waiting.begins_within == 10.0

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import patch
 
 from tidegate.operators.drain_on_exit import drain_drivers
-from tidegate.operators.driver_launch import LaunchedDriver, LocalLauncher
+from tidegate.operators.driver_launch import LaunchedDriver, launch_driver
 from tidegate.operators.store_access import StoreAccess
 
 Wait = Callable[..., None]
@@ -37,8 +39,9 @@ COMMAND = (
 
 
 def _launch(tmp_path: Path, script: str, wait_until: Wait) -> LaunchedDriver:
-    launcher = LocalLauncher(tmp_path / "drivers", [sys.executable, "-c", script])
-    started = launcher.launch("p", str(tmp_path / "p.yaml"), StoreAccess(str(tmp_path)), "latest")
+    home = {"TIDEGATE_HOME": str(tmp_path)}
+    with patch.dict(os.environ, home, TIDEGATE_DRIVER=shlex.join([sys.executable, "-c", script])):
+        started = launch_driver("p", str(tmp_path / "p.yaml"), StoreAccess(str(tmp_path)), "latest")
     wait_until(lambda: (tmp_path / "drivers" / "p" / "started").exists())
     return started
 

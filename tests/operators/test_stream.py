@@ -54,7 +54,7 @@ def store(empty_store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     monkeypatch.setenv("TIDEGATE_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(NotingLauncher, "started", [])
     monkeypatch.setattr(NotingLauncher, "standby", [])
-    monkeypatch.setattr(stream_operator, "make_launcher", lambda submit: NotingLauncher())
+    monkeypatch.setattr(stream_operator, "launch_driver", NotingLauncher.launch)
     return empty_store
 
 

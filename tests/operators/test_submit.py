@@ -25,7 +25,7 @@ from airflow.providers.apache.spark.hooks import spark_submit
 from tidegate.errors import ConfigurationError, FailureClass
 from tidegate.jobs.spec.operations import SubmitSpec
 from tidegate.operators import spark_submission
-from tidegate.operators.driver_launch import LocalLauncher, SubmitLauncher, make_launcher
+from tidegate.operators.driver_launch import launch_driver
 from tidegate.operators.factory import build_dags
 from tidegate.operators.recover_and_pin import RecoverOperator
 from tidegate.operators.spark_submission import submit_driver
@@ -276,8 +276,9 @@ def test_the_task_starts_it_and_goes(
     (spec.parent / "spark-submit").rename(spec.parent / "spark3-submit")
     monkeypatch.setenv("PATH", str(spec.parent), prepend=os.pathsep)
     monkeypatch.setenv("CODE", str(FailureClass.TRANSIENT.exit_code))
-    launcher = SubmitLauncher(SubmitSpec(conn_id="cluster"), tmp_path / "drivers")
-    launched = launcher.launch("p", str(spec), StoreAccess("s3://lake", KEYS), "latest")
+    monkeypatch.setenv("TIDEGATE_HOME", str(tmp_path))
+    access, submission = StoreAccess("s3://lake", KEYS), SubmitSpec(conn_id="cluster")
+    launched = launch_driver("p", str(spec), access, "latest", submit=submission)
     arguments = Path(f"/proc/{launched.leader.pid}/cmdline").read_text()
     assert "do-not-tell" not in arguments
     environment = Path(f"/proc/{launched.leader.pid}/environ").read_text()
@@ -297,16 +298,12 @@ def _wait(true: Callable[[], Any], seconds: float = 30.0) -> None:
         time.sleep(0.05)
 
 
-def test_the_spec_chooses_the_launcher(spec: Path) -> None:
-    """With `supervision.submit` by spark-submit, else a process on the worker's host.
-
-    Stream and recovery alike.
-    """
+def test_the_spec_says_how_a_driver_is_launched(spec: Path) -> None:
+    """Stream and recovery alike have its `supervision.submit`."""
     dags = build_dags(spec.parent)
     stream = dags["p.stream"].get_task("stream")
     assert isinstance(stream, StreamOperator)
-    assert isinstance(make_launcher(stream.supervision.submit), SubmitLauncher)
-    assert type(make_launcher(None)) is LocalLauncher
+    assert stream.supervision.submit is not None
     recover = dags["p.recover"].get_task("recover")
     assert isinstance(recover, RecoverOperator)
     assert recover.supervision.submit == stream.supervision.submit

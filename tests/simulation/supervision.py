@@ -77,24 +77,24 @@ class _Access:
     open_shared = open
 
 
-class _Launcher:
-    """Makes a driver's process on the host of the task."""
-
-    def __init__(self, stage: Stage) -> None:
-        self._stage = stage
-
-    def launch(
-        self, pipeline: str, spec: str, access: Any, recover_to: str, *, standby: bool = False
-    ) -> LaunchedDriver:
-        """Start one and return at once."""
-        world = self._stage.world
-        here = world.current_process().host
-        self._stage.airflow.launched_at = world.now
-        name = f"a{len(world.processes)}"
-        process = world.process(name, here)
-        options = options_of(None, standby=standby)
-        world.spawn(name, process, partial(drive, self._stage, process, options))
-        return LaunchedDriver(name, name, process.holder, name)
+def _launch(
+    world: World,
+    pipeline: str,
+    spec: str,
+    access: Any,
+    recover_to: str,
+    *,
+    submit: Any,
+    standby: bool = False,
+) -> LaunchedDriver:
+    """Make a driver's process on the host of the task."""
+    here = world.current_process().host
+    world.stage.airflow.launched_at = world.now
+    name = f"a{len(world.processes)}"
+    process = world.process(name, here)
+    options = options_of(None, standby=standby)
+    world.spawn(name, process, partial(drive, world.stage, process, options))
+    return LaunchedDriver(name, name, process.holder, name)
 
 
 class _Notes(dict[str, Any]):
@@ -371,7 +371,7 @@ def real_supervision(world: World) -> Iterator[None]:
         *((m, "StoreAccess", access) for m in (pipeline_operator, sweep_operator)),
         *((m, "SlotLog", log_of) for m in (pipeline_operator, stream_operator)),
         *(
-            (m, "make_launcher", lambda _: _Launcher(world.stage))
+            (m, "launch_driver", partial(_launch, world))
             for m in (stream_operator, recover_and_pin)
         ),
         *((m, "send_signal", partial(_signal, world)) for m in (stream_operator, driver_shutdown)),
