@@ -9,11 +9,7 @@ own quantile expectation cannot store its result.
 
 from __future__ import annotations
 
-import csv
-import io
-import json
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -27,6 +23,7 @@ from tidegate.checkpoints.row_counts import (
     ROW_NOTES,
     RowCounts,
 )
+from tidegate.jobs.rules.duck_frame import open_database
 from tidegate.jobs.spec.event_time_options import ReleaseMode
 from tidegate.jobs.spec.job_spec import JobSpec
 from tidegate.jobs.spec.pipeline import (
@@ -38,13 +35,33 @@ from tidegate.jobs.spec.pipeline import (
     PipelineSpec,
 )
 
-from .evidence import ORIGIN, Evidence, event_columns
+from .evidence import ORIGIN, Evidence
 from .job_batches import JOB_SUMMARIES, JobEvidence
 
 _TICKS_PER_SECOND = 1_000_000
-_DISPOSITIONS = [
-    *("rows_released", "rows_late", "rows_dropped", "rows_rejected", "rows_dead", "rows_retained"),
-]
+# A row that no tardy member wrote is a close of its own, also if it repeats another one.
+_CLOSES = """
+    with numbered as (
+        select *, row_number() over (partition by barrier_id, section order by _epoch) as nth
+        from barriers
+    ), closes as (
+        select * replace (
+                coalesce(types, []) as types, coalesce(missing, []) as missing,
+                coalesce(tardy, []) as tardy
+            ), first_epoch as epoch, first_epoch > $since as recent,
+            coalesce(waited_us, 0) / 1e6 as waited_s,
+            count(*) over (partition by barrier_id) as closings,
+            (barrier_id, section, opened) as close
+        from (
+            select *, min(_epoch) over same as first_epoch
+            from (select *, if(nth = 1 or len(tardy) > 0, 1, nth) as opened from numbered)
+            window same as (partition by barrier_id, section, opened)
+            qualify row_number() over (
+                partition by barrier_id, section, opened order by nth desc
+            ) = 1
+        )
+    )
+"""
 
 
 def summarize_late_by_source(evidence: Evidence) -> pd.DataFrame:
@@ -102,16 +119,16 @@ def summarize_late_by_reason(evidence: Evidence) -> pd.DataFrame:
 
     The lateness is null for reasons other than the frontier.
     """
-    late = evidence.select_recent(evidence.late).select(["output", "reason", "lateness_us"])
-    grouped = late.to_pandas().groupby(["output", "reason"], sort=True)["lateness_us"]
-    found = grouped.agg(["size", "min", "median", "max"]).reset_index()
-    # The others are late for another cause than the frontier.
-    judged = found["reason"].isin(["late_order", "late_window", "flagged"])
-    frame: pd.DataFrame = found[["reason", "output"]].assign(rows=found["size"])
-    for name in ("min", "median", "max"):
-        lateness = found[name].astype("float64") / _TICKS_PER_SECOND
-        frame[f"lateness_{name}_s"] = lateness.where(judged)
-    return frame
+    query = """
+        select reason, output, count(*) as rows, min(seconds) as lateness_min_s,
+            median(seconds) as lateness_median_s, max(seconds) as lateness_max_s
+        from (
+            select *, if(
+                reason in ('late_order', 'late_window', 'flagged'), lateness_us / 1e6, null
+            ) as seconds from late
+        ) group by all order by output, reason
+    """
+    return _query(query, late=evidence.select_recent(evidence.late))
 
 
 def summarize_dropped(evidence: Evidence) -> pd.DataFrame:
@@ -164,37 +181,47 @@ def summarize_rules(evidence: Evidence) -> pd.DataFrame:
 
 
 def summarize_barriers(evidence: Evidence) -> pd.DataFrame:
-    """One row per barrier that closed recently."""
-    frame = _join_tardy_reports(evidence.barriers)
-    return frame[frame["epoch"] > evidence.recent_since].reset_index(drop=True)
+    """One row per barrier that closed recently.
+
+    `closings` counts the closes of an id; more than one is a defect.
+    """
+    query = """
+        select barrier_id, epoch, outcome, if(homogeneous, 'yes', 'no') as homogeneous,
+            array_to_string([
+                if(contains(kind, ',') or contains(kind, '"'),
+                    '"' || replace(kind, '"', '""') || '"', kind)
+                for kind in list_sort(list_distinct(types))
+            ], ',') as types,
+            array_to_string(missing, ', ') as missing, len(missing) as missing_members,
+            array_to_string(tardy, ', ') as tardy, len(tardy) as tardy_members,
+            waited_s, closings, participants
+        from closes where recent order by epoch, barrier_id
+    """
+    return _query_closes(evidence, query)
 
 
 def summarize_barrier_health(evidence: Evidence) -> pd.DataFrame:
     """One row over all barriers; waits, in seconds, and missing ids are of the recent ones."""
-    closed, newest = _join_tardy_reports(evidence.barriers), summarize_barriers(evidence)
-    ids = set(newest["barrier_id"])
-    complete, outcomes = Counter(closed["outcome"])["complete"], Counter(newest["outcome"])
-    return pd.DataFrame(
-        [
-            {
-                "pipeline": evidence.spec.name,
-                "barriers": len(closed),
-                "complete": complete,
-                "complete_ratio": _compute_ratio(complete, len(closed)),
-                "recent_barriers": len(newest),
-                "recent_complete": outcomes["complete"],
-                "recent_incomplete": outcomes["incomplete"],
-                "recent_aborted": outcomes["aborted"],
-                "recent_complete_ratio": _compute_ratio(outcomes["complete"], len(newest)),
-                "waited_p50_s": _compute_quantile(newest["waited_s"], 0.50),
-                "waited_p99_s": _compute_quantile(newest["waited_s"], 0.99),
-                "complete_p99_s": _compute_quantile(
-                    newest.loc[newest["outcome"] == "complete", "waited_s"], 0.99
-                ),
-                "ids_missing": max(ids) - min(ids) + 1 - len(ids) if ids else 0,
-            }
-        ]
-    )
+    query = """
+        select count(*) as barriers, count(*) filter (whole) as complete,
+            complete / barriers as complete_ratio,
+            count(*) filter (recent) as recent_barriers,
+            count(*) filter (recent and whole) as recent_complete,
+            count(*) filter (recent and outcome = 'incomplete') as recent_incomplete,
+            count(*) filter (recent and outcome = 'aborted') as recent_aborted,
+            recent_complete / recent_barriers as recent_complete_ratio,
+            quantile_cont(waited_s, 0.5) filter (recent) as waited_p50_s,
+            quantile_cont(waited_s, 0.99) filter (recent) as waited_p99_s,
+            quantile_cont(waited_s, 0.99) filter (recent and whole) as complete_p99_s,
+            coalesce(
+                max(barrier_id) filter (recent) - min(barrier_id) filter (recent) + 1
+                - count(distinct barrier_id) filter (recent), 0
+            ) as ids_missing
+        from (select *, outcome = 'complete' as whole from closes)
+    """
+    frame = _query_closes(evidence, query)
+    frame.insert(0, "pipeline", evidence.spec.name)
+    return frame
 
 
 def summarize_barrier_types(evidence: Evidence) -> pd.DataFrame:
@@ -202,21 +229,14 @@ def summarize_barrier_types(evidence: Evidence) -> pd.DataFrame:
 
     A barrier to which the members brought several types counts for each of them.
     """
-    newest = summarize_barriers(evidence)
-    outcomes: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    for types, outcome in zip(newest["types"], newest["outcome"], strict=True):
-        for kind in next(csv.reader([types]), ()):  # an aborted one may have no type yet
-            outcomes[kind][outcome] += 1
-    return _make_frame(
-        "type barriers complete incomplete aborted complete_ratio",
-        [
-            (
-                *(kind, found.total(), found["complete"], found["incomplete"], found["aborted"]),
-                found["complete"] / found.total(),
-            )
-            for kind, found in sorted(outcomes.items())
-        ],
-    )
+    query = """
+        select type, count(*) as barriers, count(*) filter (outcome = 'complete') as complete,
+            count(*) filter (outcome = 'incomplete') as incomplete,
+            count(*) filter (outcome = 'aborted') as aborted, complete / barriers as complete_ratio
+        from (select outcome, unnest(list_distinct(types)) as type from closes where recent)
+        group by type order by type
+    """
+    return _query_closes(evidence, query)
 
 
 def summarize_barrier_members(evidence: Evidence) -> pd.DataFrame:
@@ -225,32 +245,28 @@ def summarize_barrier_members(evidence: Evidence) -> pd.DataFrame:
     `held_p99_s` is the time, in seconds, for which the member was the only one that the others
     waited for; null if it was never the last of several.
     """
-    newest = summarize_barriers(evidence)
-    arrived: Counter[str] = Counter()
-    held: defaultdict[str, list[float]] = defaultdict(list)
-    for text in newest["participants"]:
-        participants = json.loads(text or "{}")
-        arrived.update([*participants])
-        order = sorted((one["arrived"], member) for member, one in participants.items())
-        if len(order) > 1:
-            (before, _), (after, last) = order[-2:]
-            held[last].append((after - before) / _TICKS_PER_SECOND)
-    missing, tardy = (
-        Counter(m for names in newest[column] for m in names.split(", ") if m)
-        for column in ("missing", "tardy")
-    )
-    closed = max(len(newest), 1)
-    return _make_frame(
-        "member arrived last missing tardy missing_ratio tardy_ratio held_p99_s",
-        [
-            (
-                *(m, arrived[m], len(held[m]), missing[m], tardy[m]),
-                *(missing[m] / closed, tardy[m] / closed),
-                _compute_quantile(held[m], 0.99),
-            )
-            for m in sorted({*arrived, *missing, *tardy})
-        ],
-    )
+    query = """
+        select member, count(*) filter (part = 'arrived') as arrived, count(held) as last,
+            count(*) filter (part = 'missing') as missing,
+            count(*) filter (part = 'tardy') as tardy,
+            missing / any_value(number) as missing_ratio, tardy / any_value(number) as tardy_ratio,
+            quantile_cont(held, 0.99) as held_p99_s
+        from (
+            select member, 'arrived' as part, if(
+                lead(member) over in_order is null,
+                (arrival - lag(arrival) over in_order) / 1e6,
+                null
+            ) as held
+            from (
+                select close, key as member, (value ->> 'arrived')::bigint as arrival
+                from closes, json_each(participants) where recent
+            ) window in_order as (partition by close order by arrival, member)
+            union all select unnest(missing), 'missing', null from closes where recent
+            union all select unnest(tardy), 'tardy', null from closes where recent
+        ), (select count(*) as number from closes where recent)
+        group by member order by member
+    """
+    return _query_closes(evidence, query)
 
 
 def summarize_freshness(evidence: Evidence) -> pd.DataFrame:
@@ -278,25 +294,21 @@ def summarize_checkpoints(evidence: Evidence) -> pd.DataFrame:
     Of recent ones also how many attempts failed before it, and the bytes of the state that a
     restore reads.
     """
-    table = evidence.checkpoints.to_pandas().sort_values("_epoch", ignore_index=True)
     # Rows in the order buffer were read earlier and leave later: both ends belong to the balance.
-    retained_before = table["rows_retained"].shift(1, fill_value=0)
-    out = table[_DISPOSITIONS].sum(axis=1)
+    query = """
+        select checkpoint_id, _epoch as epoch, rows_read, rows_late,
+            rows_read + lag(rows_retained, 1, 0) over by_epoch - rows_released - rows_late
+                - rows_dropped - rows_rejected - rows_dead - rows_retained as rows_unaccounted,
+            _epoch - lag(_epoch, 1, 0) over by_epoch - 1 as epochs_skipped,
+            epoch_ms / 1e3 as epoch_s, seal_ms / 1e3 as seal_s
+        from checkpoints window by_epoch as (order by _epoch) order by _epoch
+    """
+    frame = _query(query, checkpoints=evidence.checkpoints)
     aborted = {m.slot: len(m.epoch_notes.aborted) for m in evidence.manifests}
     state = {m.slot: sum(file.bytes for file in m.segments) for m in evidence.manifests}
-    return pd.DataFrame(
-        {
-            "checkpoint_id": table["checkpoint_id"],
-            "epoch": table["_epoch"],
-            "rows_read": table["rows_read"],
-            "rows_late": table["rows_late"],
-            "rows_unaccounted": table["rows_read"] + retained_before - out,
-            "epochs_skipped": table["_epoch"].diff().fillna(table["_epoch"]) - 1,
-            "epoch_s": table["epoch_ms"].astype("float64") / 1000,
-            "seal_s": table["seal_ms"].astype("float64") / 1000,
-            "aborted_attempts": table["_epoch"].map(aborted).astype("float64"),
-            "state_bytes": table["_epoch"].map(state).astype("float64"),
-        }
+    return frame.assign(
+        aborted_attempts=frame["epoch"].map(aborted).astype("float64"),
+        state_bytes=frame["epoch"].map(state).astype("float64"),
     )
 
 
@@ -330,13 +342,12 @@ def summarize_checkpoint_health(evidence: Evidence) -> pd.DataFrame:
 
 def summarize_dead_letters(evidence: Evidence) -> pd.DataFrame:
     """One row per reason and source of recent dead letters: `rows`, and whole `objects`."""
-    recent = evidence.select_recent(evidence.dead_letters)
-    table = recent.select(["reason", "_source", "row"]).to_pandas()
     # A dead letter without a row is a whole object that could not be read.
-    whole = table["row"].isna()
-    counted = table.assign(source=table["_source"], rows=~whole, objects=whole)
-    frame: pd.DataFrame = counted.groupby(["reason", "source"])[["rows", "objects"]].sum()
-    return frame.reset_index()
+    query = """
+        select reason, _source as source, count("row") as rows, count(*) - rows as objects
+        from dead_letters group by all order by all
+    """
+    return _query(query, dead_letters=evidence.select_recent(evidence.dead_letters))
 
 
 def summarize_dead_letter_health(evidence: Evidence) -> pd.DataFrame:
@@ -366,28 +377,34 @@ def summarize_dead_letter_health(evidence: Evidence) -> pd.DataFrame:
 
 def summarize_release(evidence: Evidence) -> pd.DataFrame:
     """One row over the events table after `Evidence.events_since`: what is missing or doubled."""
-    event_time = event_columns(evidence.spec)[-1]
-    events = evidence.events.sort_by("position")
-    position = events["position"].to_numpy()
-    rows = len(position)
-    distinct = int((np.diff(position) != 0).sum()) + 1 if rows else 0
-    origin = events.group_by([*ORIGIN]).aggregate([])
-    return pd.DataFrame(
-        [
-            {
-                "pipeline": evidence.spec.name,
-                "events": rows,
-                "positions_missing": _count_expected_positions(evidence, position) - distinct,
-                "positions_doubled": rows - distinct,
-                "rows_doubled": rows - origin.num_rows,
-                "rows_out_of_order": (
-                    _count_out_of_order(events, event_time)
-                    if evidence.spec.release.mode is not ReleaseMode.PASS_THROUGH
-                    else np.nan
-                ),
-            }
-        ]
-    )
+    # Rows flagged late left out of turn by design.
+    query = """
+        select count(*) as events,
+            coalesce(greatest(max(position) + 1, $noted) - if($since > 0, min(position), 0), 0)
+                - count(distinct position) as positions_missing,
+            events - count(distinct position) as positions_doubled,
+            events - (
+                select count(*) from (select distinct _source, _partition, _seq from released)
+            ) as rows_doubled,
+            (
+                select count(*) filter (section < earlier.section or (
+                    section = earlier.section and _time < earlier.time
+                )) from (
+                    select section, _time, lag({section: section, time: _time})
+                        over (order by position) as earlier
+                    from released where _late is not true
+                )
+            ) as rows_out_of_order
+        from released
+    """
+    head = evidence.head
+    given = {"noted": head.next_position if head else 0, "since": evidence.events_since}
+    times = evidence.events[evidence.spec.event_time_column]
+    frame = _query(query, given, released=evidence.events.append_column("_time", times))
+    frame.insert(0, "pipeline", evidence.spec.name)
+    if evidence.spec.release.mode is ReleaseMode.PASS_THROUGH:
+        frame["rows_out_of_order"] = np.nan
+    return frame
 
 
 SUMMARIES: Final[Mapping[str, Callable[[Evidence], pd.DataFrame]]] = {
@@ -455,69 +472,23 @@ def name_rows(table: pa.Table) -> list[str]:
     return [f"{epoch}:{n}" for n, epoch in enumerate(table["_epoch"].to_pylist())]
 
 
-def _join_tardy_reports(table: pa.Table) -> pd.DataFrame:
-    """One row per barrier, in order of closing.
+def _query(
+    query: str, parameters: Mapping[str, Any] | None = None, **tables: pa.Table
+) -> pd.DataFrame:
+    """Run a query of DuckDB over some tables."""
+    with open_database() as session:
+        for name, table in tables.items():
+            session.register(name, table)
+        return session.execute(query, parameters).df()
+
+
+def _query_closes(evidence: Evidence, query: str) -> pd.DataFrame:
+    """Run a query over the closes of all barriers.
 
     A tardy member writes the row of its barrier again, with the same section (docs/semantics.md,
-    section 3.7). `closings` counts the closes of an id; more than one is a defect.
+    section 3.7): that is the same close, in the epoch of its first row.
     """
-    closes: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for row in table.sort_by("_epoch").to_pylist():
-        key: tuple[Any, ...] = (row["barrier_id"], row["section"])
-        first = closes.get(key)
-        if first is not None and not row["tardy"]:
-            key, first = (*key, len(closes)), None  # the same close twice, and no member was tardy
-        closes[key] = {**row, "epoch": row["_epoch"] if first is None else first["epoch"]}
-    counts = Counter(row["barrier_id"] for row in closes.values())
-    rows = [
-        (
-            *(row["barrier_id"], row["epoch"], row["outcome"]),
-            "yes" if row["homogeneous"] else "no",
-            _format_csv_line(sorted(set(row["types"] or ()))),
-            *(", ".join(row["missing"] or ()), len(row["missing"] or ())),
-            *(", ".join(row["tardy"] or ()), len(row["tardy"] or ())),
-            (row["waited_us"] or 0) / _TICKS_PER_SECOND,
-            counts[row["barrier_id"]],
-            row.get("participants"),
-        )
-        for row in closes.values()
-    ]
-    return _make_frame(
-        "barrier_id epoch outcome homogeneous types missing missing_members tardy tardy_members"
-        " waited_s closings participants",
-        rows,
-    )
-
-
-def _format_csv_line(values: Iterable[str]) -> str:
-    """The values, separated by commas; one that has a comma itself is quoted."""
-    line = io.StringIO()
-    csv.writer(line, lineterminator="").writerow(values)
-    return line.getvalue()
-
-
-def _count_expected_positions(evidence: Evidence, position: np.ndarray[Any, Any]) -> int:
-    """Positions that should be taken.
-
-    Up to what the manifest has given out, from 0 or from where the events begin.
-    """
-    noted = evidence.head.next_position if evidence.head else 0
-    if not len(position):
-        return 0 if evidence.events_since else noted
-    first = int(position[0]) if evidence.events_since else 0
-    return max(int(position[-1]) + 1, noted) - first
-
-
-def _count_out_of_order(events: pa.Table, event_time: str) -> int:
-    """Rows that left after a later one of their section.
-
-    Rows flagged late left out of turn by design.
-    """
-    flagged = events["_late"].fill_null(False).to_numpy()
-    section = events["section"].to_numpy()[~flagged]
-    time = events[event_time].cast(pa.timestamp("us", "UTC")).cast(pa.int64()).to_numpy()[~flagged]
-    before = (section[1:] < section[:-1]) | ((section[1:] == section[:-1]) & (time[1:] < time[:-1]))
-    return int(before.sum())
+    return _query(_CLOSES + query, {"since": evidence.recent_since}, barriers=evidence.barriers)
 
 
 def _make_frame(columns: str, rows: Sequence[tuple[Any, ...]]) -> pd.DataFrame:
