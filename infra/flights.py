@@ -41,12 +41,12 @@ from tidegate.checkpoints.store import (
     StoreUnavailableError,
 )
 from tidegate.errors import TidegateError
+from tidegate.jobs.rules.duck_frame import open_database
 
 from .errors import FEED_EMPTY, FEED_NOT_INSTALLED
 from .stack_state import Progress
 
 AIRPORTS = ("EWR", "JFK", "LGA")
-BARRIER_TYPE = "day_close"
 # Five minutes: longer than any restart, short enough not to outlive a stack that is gone.
 _TRIES, _WAIT = 100, 3.0
 
@@ -71,6 +71,24 @@ _SOURCE_COLUMNS = (
     "year month day dep_time dep_delay arr_delay carrier flight tailnum origin dest distance minute"
     " time_hour"
 )
+# An airport and service day has one barrier, at the moment of the day's last departure. It comes
+# after the other rows that arrive in that minute.
+_ARRIVAL_ROWS = """
+    with chosen as (
+        select *, if(dep_time is null, 'cancelled', 'data') as kind,
+            time_hour::timestamptz + to_minutes(minute) as event_time,
+            event_time + to_minutes(dep_delay) as arrival,
+            year * 10000 + month * 100 + day as service_day
+        from flights where make_date(year, month, day) between $start and $start + $days - 1
+    ), barriers as (
+        select origin, max(arrival) as event_time, max(arrival) as arrival,
+            'day_close' as kind, 'day_close' as barrier_type, service_day as barrier_id
+        from chosen where kind = 'data' group by origin, service_day
+    )
+    select *, date_trunc('hour', arrival) as arrival_hour
+    from (from chosen union all by name from barriers)
+    order by arrival nulls last, barrier_id is not null, index
+"""
 
 
 class HourObject(NamedTuple):
@@ -137,45 +155,24 @@ class FlightsFeed:
     def counts(self) -> FeedCounts:
         """Count rows, barriers and objects without writing any."""
         rows = self._arrival_rows
-        data = rows["kind"] == "data"
+        objects = rows.dropna(subset="arrival").drop_duplicates(["arrival_hour", "origin"])
         return FeedCounts(
-            rows=_count_per_airport(rows[data]["origin"]),
-            barriers=_count_per_airport(rows[~data]["origin"]),
-            objects=_count_per_airport(
-                rows[["arrival_hour", "origin"]].drop_duplicates()["origin"]
-            ),
-            cancelled=int(self._chosen_flights["dep_time"].isna().sum()),
+            rows=_count_per_airport(rows.query("kind == 'data'")),
+            barriers=_count_per_airport(rows.query("kind == 'day_close'")),
+            objects=_count_per_airport(objects),
+            cancelled=int((rows["kind"] == "cancelled").sum()),
         )
-
-    @cached_property
-    def _chosen_flights(self) -> pd.DataFrame:
-        flights = read_flights()
-        service_day = pd.to_datetime(flights[["year", "month", "day"]])
-        first = pd.Timestamp(self.start)
-        chosen = flights[(service_day >= first) & (service_day < first + timedelta(days=self.days))]
-        if chosen.empty:
-            raise FEED_EMPTY(days=self.days, start=self.start)
-        return chosen
 
     @cached_property
     def _arrival_rows(self) -> pd.DataFrame:
-        """Departures and barriers in order of arrival."""
-        departed = self._chosen_flights[self._chosen_flights["dep_time"].notna()]
-        scheduled = pd.to_datetime(departed["time_hour"], utc=True) + pd.to_timedelta(
-            departed["minute"], unit="min"
-        )
-        rows = departed.assign(
-            kind="data",
-            is_barrier=False,
-            event_time=scheduled,
-            arrival=scheduled + pd.to_timedelta(departed["dep_delay"], unit="min"),
-            service_day=departed["year"] * 10_000 + departed["month"] * 100 + departed["day"],
-        )
-        both = pd.concat([rows, _make_barrier_rows(rows)])
-        both["arrival_hour"] = both["arrival"].dt.floor("h")
-        # A stable sort on a fixed file: the same order every time. Of one minute the barrier comes
-        # last.
-        return both.sort_values(by=["arrival", "is_barrier"], kind="stable")
+        """Departures and barriers in order of arrival, then the flights that never left."""
+        with open_database() as session:
+            session.register("flights", read_flights().reset_index())
+            given = {"start": self.start, "days": self.days}
+            rows: pd.DataFrame = session.execute(_ARRIVAL_ROWS, given).df()
+        if rows.empty:
+            raise FEED_EMPTY(days=self.days, start=self.start)
+        return rows
 
 
 @lru_cache(maxsize=1)
@@ -321,21 +318,8 @@ def _find_archive() -> Path:
     return Path(str(found[0].locate()))
 
 
-def _make_barrier_rows(rows: pd.DataFrame) -> pd.DataFrame:
-    """One row per airport and service day, at the moment of the day's last departure."""
-    last = rows.groupby(["origin", "service_day"], as_index=False)["arrival"].max()
-    barriers: pd.DataFrame = last.assign(
-        kind=BARRIER_TYPE,
-        event_time=last["arrival"],
-        barrier_type=BARRIER_TYPE,
-        barrier_id=last["service_day"],
-        is_barrier=True,
-    )
-    return barriers
-
-
-def _count_per_airport(origins: pd.Series[str]) -> dict[str, int]:
-    counted = origins.value_counts()
+def _count_per_airport(rows: pd.DataFrame) -> dict[str, int]:
+    counted = rows["origin"].value_counts()
     return {airport: int(counted.get(airport, 0)) for airport in AIRPORTS}
 
 
