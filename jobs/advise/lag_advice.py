@@ -75,39 +75,32 @@ class LatenessCurve:
     """
 
     def __init__(self, rows: Mapping[int, int]) -> None:
-        self._rows = dict(sorted(rows.items()))
-        self.rows = sum(self._rows.values())
+        self.rows = late = sum(rows.values())
+        # For lag 0 and for each bucket.
+        self._late_rows: dict[int, int] = {}
+        for disorder, count in sorted({0: 0, **rows}.items()):
+            late -= count
+            self._late_rows[disorder] = late
 
     def late_rows_at(self, lag: int) -> int:
         """Return how many of the sketches' rows are late at this lag (ticks), at most."""
-        return sum(count for disorder, count in self._rows.items() if disorder > lag)
+        return min(late for bound, late in self._late_rows.items() if bound <= lag)
 
     def lag_for(self, share: Fraction) -> int | None:
         """Return the least lag, in ticks, that leaves at most this share of the rows late.
 
         It is 0 or the bound of a bucket. None without rows.
         """
-        allowed, late, lag = share * self.rows, 0, None
-        for disorder, count in reversed(self._rows.items()):
-            lag = disorder
-            if late + count > allowed:
-                return lag
-            late += count
-        return 0 if lag is not None else None
+        enough = (lag for lag, late in self._late_rows.items() if late <= share * self.rows)
+        return next(enough) if self.rows else None
 
     def points(self) -> list[tuple[int, float]]:
         """Return (lag in ticks, share of late rows) for each bucket with rows in it, and for lag 0.
 
         Lags ascend; empty without rows.
         """
-        found: list[tuple[int, float]] = []
-        late = self.rows
-        for disorder, count in self._rows.items():
-            if disorder > 0 and not found:
-                found.append((0, late / self.rows))
-            late -= count
-            found.append((disorder, late / self.rows))
-        return found
+        rows = self.rows
+        return [(lag, late / rows) for lag, late in self._late_rows.items()] if rows else []
 
 
 @dataclass(frozen=True)
