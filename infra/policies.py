@@ -20,24 +20,16 @@ What exactly a role may do is in ``policies.toml``.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated
 
 import typer
 
-from tidegate.errors import ConfigurationError
+from tidegate.errors import exit_on_error
 from tidegate.json_types import JsonObject, read_data_file
 
 from .errors import LANDER_WITHOUT_INPUT
-
-# The last two show rules that would break the log (`list_bucket_hazards`).
-_BUCKET_FACTS = [
-    "s3:GetBucketLocation",
-    "s3:GetLifecycleConfiguration",
-    "s3:GetReplicationConfiguration",
-]
 
 
 class Role(StrEnum):
@@ -79,13 +71,13 @@ def build_policy(
         split = [pattern.split("/", 1) for pattern in patterns]
         return [place + rest for name, rest in split for place in places[name]]
 
-    rights = read_data_file("tidegate.infra", "policies.toml")
+    rights = read_data_file(__package__, "policies.toml")
     allowed = rights[role]
     arn = f"arn:aws:s3:::{bucket}"
     # A LIST of the whole bucket would tell the names of everyone's objects.
     listed = {"StringLike": {"s3:prefix": expand_patterns(allowed["listed"])}}
     statements = [
-        _allow_actions(_BUCKET_FACTS, arn),
+        _allow_actions(rights["facts"], arn),
         {**_allow_actions(["s3:ListBucket"], arn), "Condition": listed},
     ]
     if "bucket" in allowed:
@@ -96,6 +88,19 @@ def build_policy(
         if (keys := expand_patterns(right["keys"]))
     ]
     return {"Version": "2012-10-17", "Statement": statements}
+
+
+def build_bucket_policy(bucket: str) -> JsonObject:
+    """Return the policy to read, write, list and delete all objects of a bucket.
+
+    It is for those who run the bucket's pipelines.
+    """
+    whole, arn = read_data_file(__package__, "policies.toml")["whole"], f"arn:aws:s3:::{bucket}"
+    on_bucket, on_objects = (
+        _allow_actions(whole["bucket"], arn),
+        _allow_actions(whole["objects"], f"{arn}/*"),
+    )
+    return {"Version": "2012-10-17", "Statement": [on_bucket, on_objects]}
 
 
 def _allow_actions(actions: Sequence[str], *resources: str) -> JsonObject:
@@ -116,11 +121,8 @@ def main(
     ] = None,
 ) -> None:
     """Print the policy as JSON."""
-    try:
+    with exit_on_error():
         found = build_policy(role, bucket, pipeline, prefix=prefix, inputs=inputs or ())
-    except ConfigurationError as error:
-        typer.echo(error, err=True)
-        sys.exit(error.failure_class.exit_code)
     typer.echo(json.dumps(found, indent=2))
 
 

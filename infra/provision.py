@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import secrets
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,8 +20,8 @@ from urllib.parse import urlsplit
 
 import typer
 
-from tidegate.errors import TidegateError
-from tidegate.json_types import JsonObject, JsonView
+from tidegate.errors import exit_on_error
+from tidegate.json_types import JsonView
 
 from .errors import (
     MINIO_AWAY,
@@ -31,6 +30,7 @@ from .errors import (
     STORE_NOT_A_BUCKET,
     VARIABLES_MISSING,
 )
+from .policies import build_bucket_policy
 
 REGION = "us-east-1"
 _REQUIRED_VARIABLES = (
@@ -132,35 +132,6 @@ def grant_policy(
         raise MINIO_REFUSED(endpoint=endpoint, error=error) from error
 
 
-def build_bucket_policy(bucket: str) -> JsonObject:
-    """Return the policy to read, write, list and delete all objects of a bucket.
-
-    It is for those who run the bucket's pipelines.
-    """
-    on_bucket = [
-        "s3:GetBucketLocation",
-        "s3:GetLifecycleConfiguration",
-        "s3:GetReplicationConfiguration",
-        "s3:ListBucket",
-        "s3:ListBucketMultipartUploads",
-        "s3:ListenBucketNotification",
-    ]
-    on_objects = [
-        "s3:GetObject",
-        "s3:PutObject",
-        "s3:DeleteObject",
-        "s3:ListMultipartUploadParts",
-        "s3:AbortMultipartUpload",
-    ]
-    return {
-        "Version": "2012-10-17",
-        "Statement": [
-            {"Effect": "Allow", "Action": on_bucket, "Resource": [f"arn:aws:s3:::{bucket}"]},
-            {"Effect": "Allow", "Action": on_objects, "Resource": [f"arn:aws:s3:::{bucket}/*"]},
-        ],
-    }
-
-
 def main(
     policy: Annotated[
         Path | None,
@@ -171,11 +142,8 @@ def main(
     ] = False,
 ) -> None:
     """Make the bucket and the user that the environment names, and give the user rights."""
-    try:
+    with exit_on_error():
         bucket, access_key, kept = _provision_from_environment(os.environ, policy, only)
-    except TidegateError as error:
-        typer.echo(error, err=True)
-        sys.exit(error.failure_class.exit_code)
     more = f", and keeps {kept} other policies (--only takes them away)" if kept else ""
     typer.echo(
         f"bucket {bucket}: {access_key} has "

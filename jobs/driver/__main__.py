@@ -6,14 +6,12 @@ read, it ends with the exit code of that error.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from tidegate.errors import TidegateError
+from tidegate.errors import exit_on_error
 from tidegate.jobs.spec.loader import load_spec
 
 from .epoch_loop import EndConditions
@@ -33,17 +31,6 @@ EndsWhenStoppedOption = Annotated[
 RecoverOption = Annotated[str, typer.Option(help="latest, latest_healthy or a checkpoint id")]
 
 
-@contextmanager
-def report_bad_spec() -> Iterator[None]:
-    """Log JSON lines; let an error of the block end the process with the exit code of its class."""
-    configure_logs(json=True)
-    try:
-        yield
-    except TidegateError as error:
-        typer.echo(error, err=True)
-        raise typer.Exit(error.failure_class.exit_code) from None
-
-
 def drive_pipeline(
     spec: SpecArgument,
     store: StoreOption,
@@ -59,7 +46,8 @@ def drive_pipeline(
     ends_when_stopped: EndsWhenStoppedOption = False,
 ) -> None:
     """Drive one pipeline until it is stopped or finished."""
-    with report_bad_spec():
+    configure_logs(json=True)
+    with exit_on_error():
         pipeline = load_spec(spec)
     options = RunOptions(
         store_url=store,

@@ -30,15 +30,16 @@ from tidegate.checkpoints.canonical_json import canonical_bytes
 from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
+from tidegate.errors import exit_on_error
 from tidegate.jobs.engine.replay import values_differ
 from tidegate.jobs.spec.loader import load_spec
 from tidegate.jobs.spec.pipeline import PipelineSpec, ReadLimits
 from tidegate.jobs.spec.window_specs import WindowSpec
 from tidegate.json_types import JsonObject, JsonView
 
-from .__main__ import report_bad_spec
 from .epoch_loop import EndConditions
 from .errors import BAD_BACKFILL_RANGE
+from .log_output import configure_logs
 from .pipeline_run import RunOptions, run_pipeline
 
 _log = structlog.get_logger("tidegate.backfill")
@@ -64,7 +65,8 @@ def run_backfill(
     ] = False,
 ) -> None:
     """Run and compare. Exit code 0 means that both were done, not that all windows are equal."""
-    with report_bad_spec():
+    configure_logs(json=True)
+    with exit_on_error():
         pipeline = load_spec(spec)
         bounds = _parse_range_instant("start", start), _parse_range_instant("end", end)
         with TemporaryDirectory(prefix="tidegate-backfill-") as folder:

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import typer
 
+from tidegate.errors import exit_on_error
 from tidegate.jobs.driver.__main__ import (
     EndsWhenStoppedOption,
     RecoverOption,
     SpecArgument,
     StandbyOption,
     StoreOption,
-    report_bad_spec,
 )
 from tidegate.jobs.driver.errors import OTHER_KIND
-from tidegate.jobs.driver.log_output import ship_log
+from tidegate.jobs.driver.log_output import configure_logs, ship_log
 from tidegate.jobs.driver.pipeline_run import run_to_exit_code
 from tidegate.jobs.spec.job_spec import JobSpec
 from tidegate.jobs.spec.loader import load_any_spec
@@ -32,7 +32,8 @@ def drive_job(
     ends_when_stopped: EndsWhenStoppedOption = False,
 ) -> None:
     """Drive one job until it is stopped or finished."""
-    with report_bad_spec():
+    configure_logs(json=True)
+    with exit_on_error():
         job = load_any_spec(spec)
         if not isinstance(job, JobSpec):
             raise OTHER_KIND(pipeline=job.name, found="job", given="pipeline")

@@ -9,7 +9,8 @@ from __future__ import annotations
 import copyreg
 import difflib
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, asdict, dataclass
 from enum import StrEnum
 from typing import Any, ClassVar, TypeVar
@@ -33,6 +34,16 @@ class FailureClass(StrEnum):
     def exit_code(self) -> int:
         """The process exit code of a command that ends with this class."""
         return {"poison": 1, "configuration": 2, "transient": 3, "fenced": 4}[self.value]
+
+
+@contextmanager
+def exit_on_error() -> Iterator[None]:
+    """Print an error of the block to stderr, and end the process with its class's exit code."""
+    try:
+        yield
+    except TidegateError as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(error.failure_class.exit_code)
 
 
 def get_first_line(error: BaseException) -> str:

@@ -16,7 +16,10 @@ from zoneinfo import ZoneInfo
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import typer
+from click.testing import Result
 from tests.servers.memory_store import MemoryBucket, MemoryStore
+from typer.testing import CliRunner
 
 from tidegate.checkpoints.errors import OUTCOME_UNKNOWN, STORE_UNAVAILABLE
 from tidegate.errors import ConfigurationError
@@ -201,20 +204,36 @@ def test_waits_for_a_store_that_is_away() -> None:
     assert sum("waiting for the store" in line for line in lines) == 2
 
 
-def test_days_outside_the_year_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def _run(*arguments: str) -> Result:
+    app = typer.Typer()
+    app.command()(main)
+    return CliRunner().invoke(app, arguments)
+
+
+def test_days_outside_the_year_are_refused() -> None:
     """A start without flights is a configuration error that names the year that has some."""
     with pytest.raises(ConfigurationError, match="choose days of the year 2013"):
         FlightsFeed("2014-01-01").counts()
-    assert main(["--describe", "--start", "2014-01-01"]) == 2
-    assert "Traceback" not in capsys.readouterr().err
+    asked = _run("--describe", "--start", "2014-01-01")
+    assert (asked.exit_code, "choose days" in asked.stderr) == (2, True)
+    assert _run().exit_code == 2
+    assert "--store" in _run().stderr  # one of the two is needed
 
 
-def test_command_line_writes_into_a_folder(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_description_counts_rows_objects_and_barriers() -> None:
+    """One line per airport, their sums, and the flights that never left."""
+    lines = _run("--describe", "--days", "1").stdout.splitlines()
+    assert [line.split()[0] for line in lines[1:5]] == [*AIRPORTS, "together"]
+    counts = FlightsFeed(days=1).counts()
+    assert int(lines[4].split()[1].replace(",", "")) == sum(counts.rows.values())
+    assert lines[5].startswith(f"{counts.cancelled} cancelled")
+
+
+def test_command_line_writes_into_a_folder(tmp_path: Path) -> None:
     """`--store FOLDER --pace 0` writes the whole feed at once and says how far it is."""
-    assert main(["--store", str(tmp_path / "bucket"), "--days", "1", "--pace", "0"]) == 0
+    fed = _run("--store", str(tmp_path / "bucket"), "--days", "1", "--pace", "0")
+    assert fed.exit_code == 0
     assert len(list((tmp_path / "bucket" / "inbox").rglob("*.parquet"))) == len(
         list(FlightsFeed(days=1).objects())
     )
-    assert "everything is fed" in capsys.readouterr().out
+    assert "everything is fed" in fed.stdout
