@@ -139,6 +139,7 @@ def print_rendered(text: str) -> None:
 @cache
 def _load_templates() -> Environment:
     from jinja2 import Environment, PackageLoader, StrictUndefined
+    from rich.filesize import decimal
 
     templates = Environment(  # noqa: S701 - the texts are not HTML
         loader=PackageLoader(__package__),
@@ -162,7 +163,7 @@ def _load_templates() -> Environment:
         "row_equation": format_row_counts,
         "seconds": lambda ticks: "" if ticks is None else f"{ticks / _TICKS_PER_SECOND:,.0f} s",
         "share": format_share,
-        "size": format_size,
+        "size": decimal,
         "table": _format_cells,
     }
     templates.globals |= {"column_notes": COLUMN_NOTES, "row_notes": _ROW_NOTES}
@@ -295,16 +296,6 @@ def format_age(ticks: int | None, now: int | None = None) -> str:
     else:
         unit = 60 * _TICKS_PER_SECOND
     return format_duration(age // unit * unit) if age >= unit else "0s"
-
-
-def format_size(count: int) -> str:
-    """Format a number of bytes with its decimal unit, for example ``1.5 MB``."""
-    amount = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if amount < 1000:
-            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
-        amount /= 1000
-    return f"{amount:.1f} TB"
 
 
 def format_share(share: Fraction | float) -> str:

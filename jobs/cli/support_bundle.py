@@ -181,6 +181,8 @@ def write_support_bundle(
 
     A file of that name is replaced. Look into it before you send it.
     """
+    from rich.filesize import decimal
+
     spec, log = arguments.open_spec_and_log(pipeline, store)
     masker = SecretMasker(os.environ, _ENVIRONMENT_REFERENCE.findall(spec.canonical_json()))
     target = out or Path(f"{spec.name}-support.zip")
@@ -191,7 +193,7 @@ def write_support_bundle(
             bundle.writestr(name, text)
     target.write_bytes(buffer.getvalue())
     output.console().print(
-        f"{target}: {output.format_size(len(buffer.getvalue()))}. No rows and no known secrets;"
+        f"{target}: {decimal(len(buffer.getvalue()))}. No rows and no known secrets;"
         " look into it first."
     )
 

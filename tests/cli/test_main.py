@@ -233,12 +233,11 @@ def test_the_ends_of_time_have_words() -> None:
     assert found == ["none yet", "1970-01-01T00:00:01Z", "end of time"]
 
 
-def test_ages_and_sizes_for_people() -> None:
+def test_ages_for_people() -> None:
     """Two units are enough."""
     assert output.format_age(0, 3_723_000_000) == "1h2m"
     assert output.format_age(0, 61_500_000) == "1m1s"
     assert output.format_age(5, 5) == "0s"
-    assert (output.format_size(999), output.format_size(1_500_000)) == ("999 B", "1.5 MB")
 
 
 def test_store_of_the_stack_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

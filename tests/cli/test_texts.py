@@ -127,8 +127,8 @@ def test_the_status_of_a_job_describes_its_queries(log: SlotLog, text: Text) -> 
         found := " ".join(lines)
     )
     assert ", a 2,000 messages behind, at least 3 dropped, watermark 1970-01-01T00:00:00Z" in found
-    assert "held by a, state 0 rows, 0 B, to file" in found
-    assert "query r: batch 0, rows 0, watermark none, state 0 rows, 0 B, to" in found
+    assert "held by a, state 0 rows, 0 bytes, to file" in found
+    assert "query r: batch 0, rows 0, watermark none, state 0 rows, 0 bytes, to" in found
 
 
 def test_a_status_says_how_fresh_the_tables_are_and_what_lands(log: SlotLog, text: Text) -> None:
