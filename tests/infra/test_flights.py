@@ -17,9 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import typer
-from click.testing import Result
 from tests.servers.memory_store import MemoryBucket, MemoryStore
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from tidegate.checkpoints.errors import OUTCOME_UNKNOWN, STORE_UNAVAILABLE
 from tidegate.errors import ConfigurationError

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.operators.history import History
@@ -20,7 +22,7 @@ from tidegate.operators.stream_view import StreamView
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=8), st.integers(0, 60))
 def test_every_driver_is_found_with_few_reads(lives: list[int], retired: int) -> None:
     """Each driver's first epoch that is kept is an event; a driver costs a logarithm of reads."""
-    epochs = [
+    epochs: list[dict[str, Any]] = [
         {"id": f"t0-{slot:06}-a", "slot": slot, "at": slot * 2_000, "token": token}
         | {"spec": "s" if token < 3 else "changed"}
         for slot, token in enumerate(

@@ -79,7 +79,7 @@ def standalone(
         cores: of each.
         hidden: a folder that the workers see empty, as hosts with another disk would.
     """
-    port = choose_free_port(None)
+    port = choose_free_port()
     url = f"spark://127.0.0.1:{port}"
     own = "org.apache.spark.deploy"
     log = folder / "master.log"
@@ -137,7 +137,7 @@ class ConnectServer:
 @contextmanager
 def connect_server(folder: Path) -> Iterator[ConnectServer]:
     """A Spark Connect server on this machine."""
-    port, log = choose_free_port(None), folder / "connect.log"
+    port, log = choose_free_port(), folder / "connect.log"
     address = {
         "spark.connect.grpc.binding.address": "127.0.0.1",
         "spark.connect.grpc.binding.port": str(port),

@@ -245,7 +245,7 @@ def real_shell(world: World) -> Iterator[None]:
     threads, time = SimThreading(world), SimTime(world)
 
     def loop(*parts: Any) -> SimLoop:
-        found = SimLoop(*parts, monotonic=time.monotonic)
+        found = partial(SimLoop, monotonic=time.monotonic)(*parts)
         found._stage = world.stage
         return found
 
