@@ -128,7 +128,7 @@ def summarize_late_by_reason(evidence: Evidence) -> pd.DataFrame:
             ) as seconds from late
         ) group by all order by output, reason
     """
-    return _query(query, late=evidence.select_recent(evidence.late))
+    return _run_query(query, late=evidence.select_recent(evidence.late))
 
 
 def summarize_dropped(evidence: Evidence) -> pd.DataFrame:
@@ -303,7 +303,7 @@ def summarize_checkpoints(evidence: Evidence) -> pd.DataFrame:
             epoch_ms / 1e3 as epoch_s, seal_ms / 1e3 as seal_s
         from checkpoints window by_epoch as (order by _epoch) order by _epoch
     """
-    frame = _query(query, checkpoints=evidence.checkpoints)
+    frame = _run_query(query, checkpoints=evidence.checkpoints)
     aborted = {m.slot: len(m.epoch_notes.aborted) for m in evidence.manifests}
     state = {m.slot: sum(file.bytes for file in m.segments) for m in evidence.manifests}
     return frame.assign(
@@ -347,7 +347,7 @@ def summarize_dead_letters(evidence: Evidence) -> pd.DataFrame:
         select reason, _source as source, count("row") as rows, count(*) - rows as objects
         from dead_letters group by all order by all
     """
-    return _query(query, dead_letters=evidence.select_recent(evidence.dead_letters))
+    return _run_query(query, dead_letters=evidence.select_recent(evidence.dead_letters))
 
 
 def summarize_dead_letter_health(evidence: Evidence) -> pd.DataFrame:
@@ -400,7 +400,7 @@ def summarize_release(evidence: Evidence) -> pd.DataFrame:
     head = evidence.head
     given = {"noted": head.next_position if head else 0, "since": evidence.events_since}
     times = evidence.events[evidence.spec.event_time_column]
-    frame = _query(query, given, released=evidence.events.append_column("_time", times))
+    frame = _run_query(query, given, released=evidence.events.append_column("_time", times))
     frame.insert(0, "pipeline", evidence.spec.name)
     if evidence.spec.release.mode is ReleaseMode.PASS_THROUGH:
         frame["rows_out_of_order"] = np.nan
@@ -472,7 +472,7 @@ def name_rows(table: pa.Table) -> list[str]:
     return [f"{epoch}:{n}" for n, epoch in enumerate(table["_epoch"].to_pylist())]
 
 
-def _query(
+def _run_query(
     query: str, parameters: Mapping[str, Any] | None = None, **tables: pa.Table
 ) -> pd.DataFrame:
     """Run a query of DuckDB over some tables."""
@@ -488,7 +488,7 @@ def _query_closes(evidence: Evidence, query: str) -> pd.DataFrame:
     A tardy member writes the row of its barrier again, with the same section (docs/semantics.md,
     section 3.7): that is the same close, in the epoch of its first row.
     """
-    return _query(_CLOSES + query, {"since": evidence.recent_since}, barriers=evidence.barriers)
+    return _run_query(_CLOSES + query, {"since": evidence.recent_since}, barriers=evidence.barriers)
 
 
 def _make_frame(columns: str, rows: Sequence[tuple[Any, ...]]) -> pd.DataFrame:

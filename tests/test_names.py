@@ -31,7 +31,7 @@ _VERB_LIST = """
     draw drive drop dump emit encode end ensure escape estimate evict expand expire explain export
     extend extract feed fetch fill finalize find flatten fold follow forget format forward fsync
     gather generate get grant group grow has hash have holds identify import index infer inherits
-    insert install interpret is iter iterate join judge keep kill lacks land limit link list
+    insert install interpret is iter iterate join judge keep kill lacks land launch limit link list
     listen load locate lock log maintain make map mask match matches may measure merge name narrow
     needs new normalize note on open opens order pair parse passes pick pin plan poll prepare
     print probe process propose provision publish put query quote rank read reap rebuild recompute

@@ -338,7 +338,7 @@ def test_the_stack_says_where_everything_is(text: Text) -> None:
 
 
 def test_the_demo_shows_every_row_and_what_it_measured(text: Text) -> None:
-    """Counts of the tables win over those of the manifest; a mistake stands in the table."""
+    """Counts of the tables win over those of the manifest; a mistake has a line of its own."""
     stack = SimpleNamespace(
         airflow_url="http://a", credentials_file="c.json", store_url="s3://b", home="h"
     )
