@@ -354,10 +354,7 @@ _SHORTCUTS: tuple[tuple[object, str, object], ...] = (
     (tables_at_head, "build_checkpoint_rows", _build_checkpoint_table),
     (slot_log, "parse_record", _RECORD),
     (slot_log, "sha256_of_bytes", _SHA),
-    *(
-        (module, "parse_json", _JSON)
-        for module in (shared_documents, lease, manifest, lineage_position)
-    ),
+    *((module, "parse_json", _JSON) for module in (shared_documents, manifest, lineage_position)),
     (manifest.Manifest, "to_bytes", _BYTES),
     (
         manifest.Manifest,
