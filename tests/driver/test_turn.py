@@ -160,7 +160,7 @@ def test_a_standby_of_airflow_ends_with_the_stream(
     """Airflow starts another one when it is needed; a restore is waited for nevertheless."""
     waiting = turn_of(True)
     options = LaunchOptions("memory://", standby=True, ends_when_stopped=True)
-    monkeypatch.setattr(waiting, "_options", options)
+    monkeypatch.setattr(waiting, "options", options)
     want(store, DesiredState.RECOVERING)
     waiting.stop.set()
     assert not waiting.wait_until_wanted()

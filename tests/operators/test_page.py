@@ -174,7 +174,7 @@ def test_a_row_says_what_speaks_for_and_against_a_checkpoint(store: MemoryStore)
     roots.condemn_damaged(epochs[2].id, "checksum of one file")
     history.checked("fail", epochs[4].id)
     rows = {row["slot"]: row for row in StreamView(store, "p").checkpoint_page()["rows"]}
-    assert rows[2]["pins"] == ["good"]
+    assert rows[2]["pins"] == ("good",)
     assert (rows[3]["restorable"], rows[3]["verified"], rows[3]["condemned"]) == (
         False,
         {"verdict": "damaged"},
