@@ -214,7 +214,7 @@ def summarize_barrier_health(evidence: Evidence) -> pd.DataFrame:
             quantile_cont(waited_s, 0.99) filter (recent) as waited_p99_s,
             quantile_cont(waited_s, 0.99) filter (recent and whole) as complete_p99_s,
             coalesce(
-                max(barrier_id) filter (recent) - min(barrier_id) filter (recent) + 1
+                max(barrier_id::hugeint) filter (recent) - min(barrier_id) filter (recent) + 1
                 - count(distinct barrier_id) filter (recent), 0
             ) as ids_missing
         from (select *, outcome = 'complete' as whole from closes)

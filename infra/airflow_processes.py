@@ -40,7 +40,8 @@ from .local_processes import (
 )
 from .stack_state import AIRFLOW_USERS, StackSecrets, StackState, TimedProgress
 
-_http = PoolManager(timeout=120.0)  # seconds; a busy machine takes its time
+# Seconds; a busy machine takes its time. Callers repeat what may be repeated.
+_http = PoolManager(timeout=120.0, retries=False)
 _ENDED_RUN_STATES = frozenset({"success", "failed"})
 _MAX_ATTEMPTS = 6  # of a call that Airflow answered with 500 and above
 

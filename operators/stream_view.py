@@ -475,9 +475,10 @@ class StreamView:
             lambda position: _summarize_epoch(self.log.read_slot(*position)), missing, READ_WORKERS
         )
         seen |= zip(missing, epochs, strict=True)
-        if len(seen) > _EPOCHS_REMEMBERED:
-            self._seen = {position: seen[position] for position in positions}
-        return [epoch for position in positions if (epoch := seen[position]) is not None]
+        asked = [epoch for position in positions if (epoch := seen[position]) is not None]
+        for position in [*seen][: max(0, len(seen) - _EPOCHS_REMEMBERED)]:
+            del seen[position]
+        return asked
 
     def _barrier_history(self, head: LogHead, recent: list[_SeenEpoch]) -> list[JsonObject]:
         """The newest closed barriers, newest first.

@@ -83,8 +83,12 @@ class LatenessCurve:
             self._late_rows[disorder] = late
 
     def late_rows_at(self, lag: int) -> int:
-        """Return how many of the sketches' rows are late at this lag (ticks), at most."""
-        return min(late for bound, late in self._late_rows.items() if bound <= lag)
+        """Return how many of the sketches' rows are late at this lag (ticks), at most.
+
+        With a negative lag all may be.
+        """
+        enough = (late for bound, late in self._late_rows.items() if bound <= lag)
+        return min(enough, default=self.rows)
 
     def lag_for(self, share: Fraction) -> int | None:
         """Return the least lag, in ticks, that leaves at most this share of the rows late.

@@ -134,6 +134,8 @@ def test_lag_is_the_least_that_suffices(disorder: list[int], share: Fraction) ->
     assert lag is not None
     assert curve.late_rows_at(lag) <= share * len(disorder)
     assert lag == 0 or curve.late_rows_at(lag - 1) > share * len(disorder)
+    # `lag: -1tick` is a valid setting, with which every row may be late.
+    assert curve.late_rows_at(-1) == len(disorder)
 
 
 def test_sketches_of_other_gammas_still_count() -> None:
