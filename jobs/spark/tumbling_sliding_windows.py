@@ -20,7 +20,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.jobs.rules.aggregates import Aggregation
-from tidegate.jobs.rules.duck_frame import Frame
+from tidegate.jobs.rules.duck_frame import Frame, group_rows
 from tidegate.jobs.rules.native_support import explain_spark_window
 from tidegate.jobs.rules.row_conditions import (
     add_window_span,
@@ -34,7 +34,7 @@ from tidegate.jobs.rules.row_conditions import (
 )
 from tidegate.jobs.spec.event_time_options import LatePolicy
 from tidegate.jobs.spec.window_specs import WindowSpec
-from tidegate.time_units import TICK_MAX, TICK_MIN
+from tidegate.time_units import TICK_MAX, saturate_ticks
 
 from .edge_events import EpochEdges, assign_intervals, drop_edges
 from .epoch_context import EpochContext, OutputFiles, WrittenFiles, combine_written_files
@@ -256,11 +256,9 @@ def _is_any_due(window: WindowSpec, ends: list[int], after: int) -> bool:
 
 # Opt-in results for empty windows between the first and the last window of a key (`zero_rows`).
 #
-# One segment holds a row per key: its first and last window and the gaps between them that F has
-# not passed, as ranges of window starts, so that waiting costs O(1) whatever a gap's length. What F
-# passes becomes partial aggregates of no rows, which live, are emitted and purged as all others.
-
-_RANGES_TYPE = "array<struct<a:bigint,b:bigint>>"
+# One segment holds a row per key: its first and last window, and in `_due` the windows between them
+# that F passes now, as ranges of window starts. So waiting costs O(1) whatever a gap's length. What
+# F passes becomes partial aggregates of no rows, which live, are emitted and purged as all others.
 
 
 def holds_gaps(ref: FileRef) -> bool:
@@ -275,7 +273,7 @@ def fill_gaps(
     gaps: list[FileRef],
     fresh: WrittenFiles,
 ) -> tuple[WrittenFiles, tuple[FileRef, ...]]:
-    """Return partial aggregates of the empty windows that F passes now, and the remaining gaps.
+    """Return partial aggregates of the empty windows that F passes now, and the segment of gaps.
 
     Args:
         epoch: the epoch.
@@ -293,135 +291,83 @@ def fill_gaps(
     left = epoch.writer.write_segment(
         kind, epoch.collect_if_small(state, rows), None, {"gaps": True}
     )
-    counts = left.read_columns(["_passed"])
-    passed = 0 if counts is None else pc.sum(counts["_passed"]).as_py() or 0
-    if not passed:
+    due = left.read_columns(["_due"])
+    if due is None or not len(pc.list_flatten(due["_due"])):
         return nothing, left.refs
-    zero = _drop_windows_with_rows(
-        epoch, aggregation, _build_zero_partials(epoch, aggregation, left), live, fresh
-    )
-    written = epoch.writer.write_segment(
-        kind, epoch.collect_if_small(zero, passed), "_we", aggregation.segment_extra
-    )
-    return written, left.refs
+    zero = _build_zero_partials(epoch, aggregation, left, live, fresh)
+    return epoch.writer.write_segment(kind, zero, "_we", aggregation.segment_extra), left.refs
 
 
 def _update_gaps(
     epoch: EpochContext, aggregation: Aggregation, gaps: list[FileRef], fresh: WrittenFiles
 ) -> Frame:
-    """Per key what is known after this epoch's windows.
+    """Per key its first and last window after this epoch, and the ranges of windows to look at.
 
-    First and last window, gaps left, and gaps that F passes now.
+    Those are the windows that F passes now, and of those by which the key has grown also the ones
+    that F has passed before.
     """
-    keys, frames = aggregation.keys, []
-    touched = epoch.load_segments([], list(fresh.paths))
-    if touched is not None:
-        starts = touched.groupBy(*keys).agg(F.expr("sort_array(collect_set(_ws))").alias("_starts"))
-        nothing = [
-            "CAST(NULL AS bigint) AS _first",
-            "CAST(NULL AS bigint) AS _last",
-            f"CAST(NULL AS {_RANGES_TYPE}) AS _ranges",
-        ]
-        frames.append(starts.selectExpr(*keys, "_starts", *nothing))
-    known = epoch.load_segments(gaps)
-    if known is not None:
-        frames.append(
-            known.selectExpr(
-                *keys, "CAST(NULL AS array<bigint>) AS _starts", "_first", "_last", "_ranges"
-            )
-        )
-    both = frames[0] if len(frames) == 1 else frames[0].unionByName(frames[1])
-    marks = ("_starts", "_first", "_last", "_ranges")
-    joined = both.groupBy(*keys).agg(*(F.expr(f"first({c}, true)").alias(c) for c in marks))
-    reach = joined.selectExpr(*keys, f"{_grow_reach_sql(aggregation.window.period or 1)} AS _r")
-    return _split_passed_gaps(
-        reach.selectExpr(*keys, "_r.f AS _first", "_r.l AS _last", "_r.r AS _all"),
-        epoch,
-        aggregation,
+    keys, decision = aggregation.keys, epoch.order.decision
+    known, touched = epoch.load_segments(gaps), epoch.load_segments([], list(fresh.paths))
+    bounds = [(known, "_first", "_last", "true"), (touched, "_ws", "_ws", "false")]
+    frames = [
+        frame.selectExpr(*keys, f"{first} AS _first", f"{last} AS _last", f"{old} AS _old")
+        for frame, first, last, old in bounds
+        if frame is not None
+    ]
+    ends = {
+        "_first": "min(_first)",
+        "_last": "max(_last)",
+        "_from": "min(IF(_old, _first, NULL))",
+        "_to": "max(IF(_old, _last, NULL))",
+    }
+    reach = group_rows(reduce(lambda a, b: a.unionAll(b), frames), keys, ends)
+    period, size = aggregation.window.period or 1, aggregation.window.size or 0
+    before, after = (
+        opaque_literal(TICK_MAX if f == TICK_MAX else saturate_ticks(f - size), "_first")
+        for f in (decision.frontier_before, decision.frontier_after)
     )
-
-
-def _grow_reach_sql(period: int) -> str:
-    """Let first and last window grow by the starts touched, in order.
-
-    What is skipped is a new gap.
-    """
+    # The first window that F has not passed before, or the first one behind the known ones.
     begin = (
-        "named_struct('f', coalesce(_first, _starts[0]), 'l', coalesce(_last, _starts[0]), 'r',"
-        f" coalesce(_ranges, CAST(array() AS {_RANGES_TYPE})))"
+        f"CASE WHEN {before} >= _to THEN _to + {period}L WHEN {before} < _from THEN _from"
+        f" ELSE _from + (({before} - _from) div {period}L + 1L) * {period}L END"
     )
-    before = f"concat(acc.r, array(named_struct('a', s + {period}L, 'b', acc.f)))"
-    behind = f"concat(acc.r, array(named_struct('a', acc.l + {period}L, 'b', s)))"
-    step = (
-        f"CASE WHEN s < acc.f THEN named_struct('f', s, 'l', acc.l, 'r', {before}) "
-        f"WHEN s > acc.l THEN named_struct('f', acc.f, 'l', s, 'r', {behind}) ELSE acc END"
-    )
-    return (
-        f"aggregate(coalesce(_starts, CAST(array() AS array<bigint>)), {begin}, (acc, s) -> {step})"
-    )
-
-
-def _split_passed_gaps(frame: Frame, epoch: EpochContext, aggregation: Aggregation) -> Frame:
-    """Divide the gaps at the last window that is closed."""
-    period, size, after = (
-        aggregation.window.period or 1,
-        aggregation.window.size or 0,
-        epoch.order.decision.frontier_after,
-    )
-    # F may be at either end of int64, where the subtraction would overflow.
-    bound = TICK_MAX if after == TICK_MAX else TICK_MIN if after < TICK_MIN + size else after - size
-    until = (
-        f"least(x.b, x.a + (least({bound}L, x.b - 1L) - x.a) div {period}L * {period}L + {period}L)"
-    )
-    passed = (
-        f"transform(filter(_all, x -> x.a < x.b AND x.a <= {bound}L), x -> named_struct('a', x.a,"
-        f" 'b', {until}))"
-    )
-    left = f"transform(_all, x -> named_struct('a', IF(x.a <= {bound}L, {until}, x.a), 'b', x.b))"
-    own = [f"filter({left}, x -> x.a < x.b) AS _ranges", f"{passed} AS _due"]
-    frame = frame.selectExpr(*aggregation.keys, "_first", "_last", *own)
-    count = (
-        f"aggregate(_due, 0L, (n, x) -> n + (x.b - x.a + {period - 1}L) div {period}L) AS _passed"
-    )
-    return frame.selectExpr("*", count)
+    ranges = [
+        ("_first", f"coalesce(_from, _first) - {period}L"),
+        (f"coalesce({begin}, _first)", "_last"),
+    ]
+    spans = ", ".join(f"named_struct('a', {a}, 'b', least({b}, {after}))" for a, b in ranges)
+    due = f"filter(array({spans}), x -> x.a <= x.b) AS _due"
+    return reach.selectExpr(*keys, "_first", "_last", due)
 
 
 def _build_zero_partials(
-    epoch: EpochContext, aggregation: Aggregation, left: WrittenFiles
-) -> Frame:
-    """Partial aggregates of no rows, one for each window passed."""
-    window, frame = aggregation.window, epoch.load_segments([], list(left.paths))
-    assert frame is not None  # noqa: S101 - it was just written
-    due = frame.where("_passed > 0").selectExpr(*aggregation.keys, "explode(_due) AS _d")
-    starts = due.selectExpr(
-        *aggregation.keys, f"explode(sequence(_d.a, _d.b - 1L, {window.period}L)) AS _ws"
-    )
-    before = epoch.order.decision.frontier_before
-    marks = aggregation.select_marks(before, epoch.order.epoch, epochs=0)
-    return starts.selectExpr("*", f"_ws + {window.size}L AS _we").selectExpr(
-        *aggregation.group_columns, *marks
-    )
-
-
-def _drop_windows_with_rows(
     epoch: EpochContext,
     aggregation: Aggregation,
-    zero: Frame,
+    gaps: WrittenFiles,
     live: list[FileRef],
     fresh: WrittenFiles,
 ) -> Frame:
-    """Only windows that have no rows, with the columns of the others."""
+    """Partial aggregates of no rows, one for each window that is due and that has no rows.
+
+    They have the columns of the others, which are in `live` and `fresh`.
+    """
+    window, frame = aggregation.window, epoch.load_segments([], list(gaps.paths))
     standing = epoch.load_partials(aggregation, live, list(fresh.paths))
+    assert frame is not None  # noqa: S101 - it was just written
     assert standing is not None  # noqa: S101 - the last window of a key outlives the gaps before it
+    before = epoch.order.decision.frontier_before
+    marks = aggregation.select_marks(before, epoch.order.epoch, epochs=0)
+    zero = (
+        frame.selectExpr(*aggregation.keys, "explode(_due) AS _d")
+        .selectExpr(*aggregation.keys, f"explode(sequence(_d.a, _d.b, {window.period}L)) AS _ws")
+        .selectExpr("*", f"_ws + {window.size}L AS _we")
+        .selectExpr(*aggregation.group_columns, *marks)
+    )
     columns = standing.where("false").selectExpr(
         *aggregation.group_columns, "_on", "_up", "_n", "_epoch", *aggregation.partials
     )
-    frontier_before = epoch.order.decision.frontier_before
-    standing = standing.where(
-        f"NOT ({window_purged_sql(aggregation.window, '_we', frontier_before)})"
-    )
-    # A row may have come into a window inside a gap after the gap was noted. `<=>` joins null keys
-    # as well.
+    standing = standing.where(f"NOT ({window_purged_sql(window, '_we', before)})")
+    # `<=>` joins null keys as well.
     names = ("_ws", *aggregation.keys)
     other = standing.selectExpr(*(f"{c} AS _j{c}" for c in names)).distinct()
     empty = zero.join(other, F.expr(" AND ".join(f"{c} <=> _j{c}" for c in names)), "left_anti")
