@@ -1,16 +1,15 @@
 """What the parts of a move have written, joined into the result and the counters of the epoch.
 
 Built events (glom, docs/semantics.md, section 3.8) are made here too, from the events that the
-epoch has written in order. Their times alone, read back, give the groups: where a group that starts
-at a row ends is one binary search for all rows at once, and then one step per group. The group that
-still grows is one row of state.
+epoch has written in order. Their times alone, read back, give the groups: where a group ends is a
+binary search. The group that still grows is one row of state.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -264,45 +263,19 @@ def _split_into_groups(
 ) -> Iterator[_EventGroup]:
     """Every group in order, the one that grows last."""
     place = 0
-    if group.rows and times.size:
-        room = options.max_rows - group.rows
-        # None, if the section has ended.
-        own = times[: np.searchsorted(sections, group.section, "right")]
-        place = min(room, int(np.searchsorted(own, group.first_time + options.dt, "right")))
-        group = _extend_group(group, times[:place])
-        if place == times.size:
-            yield group
-            return
-    if group.rows:
-        if not times.size:
-            yield group
-            return
-        yield group
-        group = _EventGroup(group.number + 1)
-    number, ends = group.number, _find_group_ends(sections, times, options)
-    while place < times.size:
-        end = int(ends[place])
-        start = _EventGroup(number, int(sections[place]), position + place, 0, int(times[place]))
-        yield _extend_group(start, times[place:end])
-        number, place = number + 1, end
-    if not times.size:
-        yield group
-
-
-def _find_group_ends(sections: Ints, times: Ints, options: GlomOptions) -> Ints:
-    """Per row, where a group that starts with it ends."""
-    ends = np.minimum(np.arange(times.size, dtype=np.int64) + options.max_rows, times.size)
-    for section in np.unique(sections):
-        low, high = (
-            np.searchsorted(sections, section, "left"),
-            np.searchsorted(sections, section, "right"),
-        )
+    while True:
+        if not group.rows and place < times.size:
+            start = int(sections[place]), position + place, 0, int(times[place])
+            group = _EventGroup(group.number, *start)
         # Within a section times ascend, so a group's end is a search.
-        own = times[low:high]
-        ends[low:high] = np.minimum(
-            np.minimum(ends[low:high], high), low + np.searchsorted(own, own + options.dt, "right")
-        )
-    return ends
+        own = times[place : np.searchsorted(sections, group.section, "right")]
+        fitting = int(np.searchsorted(own, group.first_time + options.dt, "right"))
+        end = place + min(options.max_rows - group.rows, fitting)
+        yield (group := _extend_group(group, times[place:end]))
+        place = end
+        if place >= times.size:
+            return
+        group = _EventGroup(group.number + 1)
 
 
 def _extend_group(group: _EventGroup, times: Ints) -> _EventGroup:
@@ -310,10 +283,8 @@ def _extend_group(group: _EventGroup, times: Ints) -> _EventGroup:
         return group
     # Distances from the first time: a sum of times themselves would overflow.
     offsets = group.offsets + int((times - group.first_time).sum())
-    rows, last = group.rows + times.size, int(times[-1])
-    return _EventGroup(
-        group.number, group.section, group.first_position, rows, group.first_time, last, offsets
-    )
+    rows = group.rows + times.size
+    return replace(group, rows=rows, last_time=int(times[-1]), offsets=offsets)
 
 
 def _build_group_table(epoch: EpochContext, groups: list[_EventGroup], options: GlomOptions) -> Any:
