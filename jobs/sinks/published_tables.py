@@ -7,7 +7,6 @@ pointer's, so an older cut consists of the rows whose `_epoch` is not above it.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -245,19 +244,9 @@ def to_json_line(row: dict[str, Any]) -> str:
     """Return one row as in `to_json_lines`, without the end of the line."""
     try:
         return json.dumps(row, default=_to_json_text, allow_nan=False)
-    except ValueError:  # JSON has no NaN and no infinity
-        return json.dumps(_stringify_non_finite(row), default=_to_json_text)
-
-
-def _stringify_non_finite(value: Any) -> Any:
-    """Replace floats that are not finite by texts."""
-    if isinstance(value, dict):
-        return {name: _stringify_non_finite(one) for name, one in value.items()}
-    if isinstance(value, list):
-        return [_stringify_non_finite(one) for one in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    return value
+    except ValueError:  # JSON has no NaN and no infinity, which Python writes and reads by default
+        written = json.dumps(row, default=_to_json_text)
+        return json.dumps(json.loads(written, parse_constant=str))
 
 
 def scan_table(spec: PipelineSpec, store: Store, name: str, selection: RowSelection) -> Any:
