@@ -2,11 +2,10 @@
 
 The rows of a batch by groups of keys, each group folded by a task with the states of its keys.
 
-1. The driver gives every key a group, and puts rows and states of each group into an Arrow file on
-  the disk that driver and executors share.
-2. One Spark job, a task per group: the task runs the same fold as the driver would, writes what it
-    dispatched and the states it changed into files of its own, and returns their names and the row
-    at which it stopped, if it did.
+1. The driver gives every key a group, and puts rows and states of each group into a file on the
+  disk that driver and executors share.
+2. One Spark job, a task per group: the task runs the same fold as the driver would, and writes its
+    result into another file.
 3. The least row at which any group stopped is where the whole batch stops. If there is one, the
   rows before it are folded again: nothing of that row or behind it may be in the result, whatever
   its key.
@@ -17,6 +16,7 @@ of the driver's fold.
 
 from __future__ import annotations
 
+import pickle
 import shutil
 import sys
 import zlib
@@ -30,19 +30,15 @@ from uuid import uuid4
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyarrow.feather import read_table, write_feather
 from pyspark.sql import SparkSession
 
 from tidegate.jobs.streams.reducers import (
     FoldedBatch,
-    FoldFailure,
     Reducer,
     ReducerStates,
-    build_states_table,
     encode_row_key,
     fold_batch,
     fold_prepared_rows,
-    parse_states_table,
     prepare_arguments,
 )
 
@@ -54,9 +50,6 @@ MIN_JOB_ROWS: Final = 50_000
 
 Starting tasks with Python in them costs about what one core folds in half a second.
 """
-_RESULT_SCHEMA = pa.schema(
-    {"file": pa.string(), "position": pa.int64(), "id": pa.string(), "error": pa.string()}
-)
 
 
 @dataclass
@@ -92,20 +85,16 @@ class SparkReducerRunner:
         ready = prepare_arguments(reducer, rows)
         if isinstance(ready, FoldedBatch):
             return ready
-        folded = self._run_fold_job(reducer, ready, states)
-        stopped = folded.failure
-        # Groups do not know of each other's failures, so the rows before the first one are folded
-        # again. Fewer rows may fail earlier only if a reducer is not deterministic; then the loop
-        # goes on.
-        while folded.failure is not None:
-            ready = ready.filter(pc.less(ready["position"], folded.failure.position))
+        stopped = None
+        while True:
+            fold = self._run_fold_job if ready.num_rows else fold_prepared_rows
+            folded = fold(reducer, ready, states)
+            if folded.failure is None:
+                return FoldedBatch(folded.sent, folded.states, stopped)
+            # Groups do not know of each other's failures, so the rows before the first one are
+            # folded again. Fewer rows may fail earlier only if a reducer is not deterministic.
             stopped = folded.failure
-            folded = (
-                self._run_fold_job(reducer, ready, states)
-                if ready.num_rows
-                else fold_prepared_rows(reducer, ready, states)
-            )
-        return FoldedBatch(folded.sent, folded.states, stopped)
+            ready = ready.filter(pc.less(ready["position"], stopped.position))
 
     def _run_fold_job(self, reducer: Reducer, rows: Any, states: ReducerStates) -> FoldedBatch:
         folder = Path(mkdtemp(prefix="fold-", dir=self.workdir))
@@ -113,10 +102,8 @@ class SparkReducerRunner:
             _write_group_files(folder, reducer, rows, states, self.groups)
             work = _make_fold_task(str(folder), reducer)
             tasks = self.sessions.full.range(0, self.groups, 1, self.groups)
-            done = tasks.mapInArrow(
-                work, "file string, position long, id string, error string"
-            ).collect()
-            return _merge_group_results(reducer, folder, done)
+            tasks.mapInArrow(work, "id long").collect()
+            return _merge_group_results(reducer, folder)
         except SPARK_ERRORS as error:
             cause = str(error).strip().splitlines()[-1][:500]
             lost = detect_lost_executors("a reducer", error)
@@ -150,8 +137,7 @@ def _write_group_files(
                 for text, g in zip(texts, group_of, strict=True)
                 if g == group and text in states
             }
-            write_feather(mine, folder / f"rows-{group}", "uncompressed")
-            write_feather(build_states_table(known), folder / f"states-{group}", "uncompressed")
+            (folder / f"rows-{group}").write_bytes(pickle.dumps((mine, known)))
 
 
 def _encode_keys(rows: Any, keys: tuple[str, ...]) -> tuple[list[str], Any]:
@@ -185,64 +171,45 @@ def _make_fold_task(folder: str, reducer: Reducer) -> Any:
     places = list(sys.path)
 
     def fold_groups(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Fold the groups whose numbers arrive, and yield where their results are."""
+        """Fold the groups whose numbers arrive."""
         # A worker does not inherit the driver's path, on which the reducer's module is.
         sys.path.extend(place for place in places if place not in sys.path)
         for batch in batches:
-            done = [_fold_group(Path(folder), group, reducer) for group in batch["id"].to_pylist()]
-            yield pa.RecordBatch.from_pylist(done, schema=_RESULT_SCHEMA)
+            for group in batch["id"].to_pylist():
+                _fold_group(Path(folder), group, reducer)
+            yield batch
 
     return fold_groups
 
 
-def _fold_group(folder: Path, group: int, reducer: Reducer) -> dict[str, Any]:
-    """Fold one group.
-
-    A task that is run twice writes twice; what counts is the name that comes back.
-    """
-    name, failure = "", None
-    if (folder / f"rows-{group}").exists():
-        folded = fold_prepared_rows(
-            reducer,
-            read_table(folder / f"rows-{group}"),
-            parse_states_table(read_table(folder / f"states-{group}")),
-        )
-        # Spark may run a task twice at the same time; neither may write into the other's files.
-        name, failure = f"out-{group}-{uuid4().hex}", folded.failure
-        for number, table in enumerate(folded.sent.values()):
-            write_feather(table, folder / f"{name}-{number}", "uncompressed")
-        write_feather(build_states_table(folded.states), folder / f"{name}-states", "uncompressed")
-    return {
-        "file": name,
-        "position": failure.position if failure else None,
-        "id": failure.row_id if failure else None,
-        "error": failure.error if failure else None,
-    }
+def _fold_group(folder: Path, group: int, reducer: Reducer) -> None:
+    source = folder / f"rows-{group}"
+    if source.exists():
+        rows, states = pickle.loads(source.read_bytes())  # noqa: S301 - of this driver
+        # Spark may run a task twice at the same time; neither may write into the other's file.
+        written = folder / uuid4().hex
+        written.write_bytes(pickle.dumps(fold_prepared_rows(reducer, rows, states)))
+        written.replace(folder / f"folded-{group}")
 
 
-def _merge_group_results(reducer: Reducer, folder: Path, done: list[Any]) -> FoldedBatch:
+def _merge_group_results(reducer: Reducer, folder: Path) -> FoldedBatch:
     """What the groups gave, as one batch.
 
     With a failure it is not of use, because others went on behind it.
     """
-    stopped = [
-        FoldFailure(row["position"], row["id"], row["error"])
-        for row in done
-        if row["error"] is not None
+    done: list[FoldedBatch] = [
+        pickle.loads(file.read_bytes())  # noqa: S301 - of this driver's tasks
+        for file in folder.glob("folded-*")
     ]
-    names = [row["file"] for row in done if row["file"]]
+    stopped = [batch.failure for batch in done if batch.failure is not None]
     if stopped:
         return FoldedBatch(failure=min(stopped, key=lambda failure: failure.position))
     order = [("_position", "ascending"), ("_nth", "ascending")]
     sent = {
-        to: (
-            pa.concat_tables([read_table(folder / f"{name}-{number}") for name in names]).sort_by(
-                order
-            )
-        )
-        for number, to in enumerate(reducer.columns)
+        to: pa.concat_tables([batch.sent[to] for batch in done]).sort_by(order)
+        for to in reducer.columns
     }
     states: ReducerStates = {}
-    for name in names:
-        states |= parse_states_table(read_table(folder / f"{name}-states"))
+    for batch in done:
+        states |= batch.states
     return FoldedBatch(sent, states)
