@@ -182,11 +182,10 @@ def cast_to_declared(raw: Frame, source: SourceSpec, physical: dict[str, str]) -
         known = f"CASE WHEN {BAD_REASON} IS NOT NULL AND {BAD_TEXT} IS NOT NULL THEN"
         json = f"{known} CAST(to_json(named_struct({own})) AS string) END"
         json = json if BAD_TEXT in physical else "CAST(NULL AS string)"
+    unfit, detail = _judge_values_sql(source, physical, casts)
     cast = raw.selectExpr(
         *(f"{sql} AS {quote_name(name)}" for name, sql in casts.items()),
-        f"{_first_reason_sql(_list_unfit_values(source, physical, casts))} AS _unfit",
-        f"{_dead_detail_sql(source, physical, casts)} AS _detail",
-        f"{json} AS _json",
+        *(f"{unfit} AS _unfit", f"{detail} AS _detail", f"{json} AS _json"),
         *_PLACES,
     )
     rows = _select_columns(cast, source).selectExpr(
@@ -328,24 +327,32 @@ def _row_kind_sql(barriers: BarrierColumns | None, columns: dict[str, str]) -> s
     return f"CASE {' '.join(cases)} END"
 
 
-def _list_bad_columns(
+def _judge_values_sql(
     source: SourceSpec, physical: dict[str, str], casts: dict[str, str]
-) -> list[tuple[str, str]]:
-    """(column, condition under which its value is bad)."""
-    bad = []
+) -> tuple[str, str]:
+    """Why the values of a row do not fit, and the column to blame, as far as one is to blame.
+
+    These reasons come before those of the time, which they may explain.
+    """
+    bad: dict[str, str] = {}
+    naive: _Cases = []
     for name, declared in source.columns.items():
-        arrow = physical.get(name)
-        naive = declared == "timestamp" and arrow is not None and is_naive_timestamp(arrow)
-        if arrow is None or naive:
+        arrow, column = physical.get(name), quote_name(name)
+        if arrow is None:
             continue
-        condition = (
-            "true"
-            if arrow_to_spark_type(arrow) is None
-            else _unfit_value_sql(quote_name(name), casts[name], arrow, declared)
-        )
-        if condition is not None:
-            bad.append((name, condition))
-    return bad
+        if arrow_to_spark_type(arrow) is None:
+            bad[name] = "true"
+        elif declared == "timestamp" and source.timezone is None and is_naive_timestamp(arrow):
+            naive.append(("naive_time", f"{column} IS NOT NULL"))
+        elif (condition := _unfit_value_sql(column, casts[name], arrow, declared)) is not None:
+            bad[name] = condition
+    cases: _Cases = [("bad_value", condition) for condition in bad.values()]
+    names = [(f"{n} is {physical[n]}, declared {source.columns[n]}", c) for n, c in bad.items()]
+    details = [_first_reason_sql(names), quote_text(source.event_time)]
+    if BAD_REASON in physical:  # a decoded object: what it says of a row comes first
+        cases.append(("bad_value", f"{BAD_REASON} IS NOT NULL"))
+        details.insert(0, BAD_REASON)
+    return _first_reason_sql([*cases, *naive]), f"coalesce({', '.join(details)})"
 
 
 def _unfit_value_sql(column: str, cast: str, arrow: str, declared: str) -> str | None:
@@ -386,28 +393,6 @@ def _lossy_cast_sql(column: str, cast: str, arrow: str, declared: str) -> str:
     return ""
 
 
-def _list_unfit_values(
-    source: SourceSpec, physical: dict[str, str], casts: dict[str, str]
-) -> _Cases:
-    """Faults of values; they come before those of the time, which they may explain."""
-    naive = [
-        f"{quote_name(name)} IS NOT NULL"
-        for name, declared in source.columns.items()
-        if declared == "timestamp"
-        and source.timezone is None
-        and name in physical
-        and is_naive_timestamp(physical[name])
-    ]
-    bad = [condition for _, condition in _list_bad_columns(source, physical, casts)]
-    if BAD_REASON in physical:  # a decoded object: what it says of a row comes first
-        bad.append(f"{BAD_REASON} IS NOT NULL")
-    cases: _Cases = [
-        ("bad_value", " OR ".join(bad)),
-        ("naive_time", " OR ".join(naive)),
-    ]
-    return [(reason, condition) for reason, condition in cases if condition]
-
-
 def _list_time_faults(source: SourceSpec) -> _Cases:
     """Faults of the event time; a barrier row needs none."""
     time, data = quote_name(source.event_time), "_kind = 'data'"
@@ -421,13 +406,3 @@ def _list_time_faults(source: SourceSpec) -> _Cases:
     if source.end_time is not None:
         cases.append(("bad_value", f"{data} AND {quote_name(source.end_time)} <= {time}"))
     return cases
-
-
-def _dead_detail_sql(source: SourceSpec, physical: dict[str, str], casts: dict[str, str]) -> str:
-    """Names the column to blame, as far as one is to blame."""
-    cases = [
-        (f"{name} is {physical[name]}, declared {source.columns[name]}", condition)
-        for name, condition in _list_bad_columns(source, physical, casts)
-    ]
-    known = f"{BAD_REASON}, " if BAD_REASON in physical else ""
-    return f"coalesce({known}{_first_reason_sql(cases)}, {quote_text(source.event_time)})"
