@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, reduce
 from itertools import count
 from threading import Lock
 from typing import Any, Final, Self
@@ -242,6 +242,17 @@ def group_rows(frame: Frame, keys: list[str], values: Mapping[str, str]) -> Fram
     from pyspark.sql import functions as F  # noqa: N812
 
     return frame.groupBy(*keys).agg(*(F.expr(sql).alias(name) for name, sql in values.items()))
+
+
+def combine_frames(*found: Frame | None) -> Frame | None:
+    """Return the rows of the frames that are there, columns by name; None without a frame.
+
+    A column that one of them lacks is null.
+    """
+    frames = [frame for frame in found if frame is not None]
+    if not frames:
+        return None
+    return reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), frames)
 
 
 def get_column_types(frame: Frame) -> dict[str, str]:

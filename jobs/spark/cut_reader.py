@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ from tidegate.errors import TransientError
 from tidegate.jobs.engine.arrow_tables import to_arrow_type
 from tidegate.jobs.engine.errors import CorruptObjectsError
 from tidegate.jobs.engine.interfaces import Cut
-from tidegate.jobs.rules.duck_frame import DuckFrame, Frame
+from tidegate.jobs.rules.duck_frame import DuckFrame, Frame, combine_frames
 from tidegate.jobs.rules.row_conditions import quote_name, quote_text
 from tidegate.jobs.sources.input_view import STAGED_PREFIX
 from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN
@@ -227,11 +227,12 @@ def _read_similar_parts(
         # What decides about casts and verdicts. Parts that agree in it share one plan.
         traits = source.model_dump_json(include=_TRAITS)
         groups.setdefault((columns, traits), []).append((index, part))
-    frames = []
+    rows = None
     for (columns, _), chosen in groups.items():
         source = spec.sources[cut.slices[chosen[0][1].member].member.source]
-        frames.append(cast_to_declared(read(columns, chosen), source, dict(columns)))
-    return _add_positions(reduce(lambda a, b: a.unionAll(b), frames), spec, cut) if frames else None
+        cast = cast_to_declared(read(columns, chosen), source, dict(columns))
+        rows = combine_frames(rows, cast)
+    return None if rows is None else _add_positions(rows, spec, cut)
 
 
 def ensure_local_file(store: Store, key: str, folder: Path) -> Path:

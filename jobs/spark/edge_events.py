@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
 from pathlib import Path
 from typing import Final
 
@@ -25,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tidegate.jobs.rules.duck_frame import Frame
+from tidegate.jobs.rules.duck_frame import Frame, combine_frames
 from tidegate.jobs.rules.row_conditions import (
     add_window_span,
     end_reached_sql,
@@ -164,7 +163,7 @@ def _load_edges(epoch: EpochContext, files: Sequence[Path], mark: str) -> Frame:
 
     A column it did not have is null, a source that is gone has no edges.
     """
-    frame = epoch.load_segments([], list(files))
+    frame = epoch.load_segments([], files)
     assert frame is not None  # noqa: S101 - called with files only
     sources = ", ".join(quote_text(name) for name in _collect_edge_columns(epoch.spec))
     return frame.where(f"_source IN ({sources})").selectExpr(
@@ -183,27 +182,23 @@ def assign_intervals(
     None if no interval has ended and no window closes over an open one.
     """
     before, after = epoch.order.decision.frontier_before, epoch.order.decision.frontier_after
-    frames, rows, until = [], 0, epoch.order.decision.open_edges_until
+    pairs, rows, until = None, 0, epoch.order.decision.open_edges_until
     # What is open is counted when a window closes, and not before: its end may still come.
     if edges.open and _closes_any_window(window, before, after):
         starts = _load_edges(epoch, edges.open, f"{opaque_literal(until, '_et')} AS _end")
-        frames.append(
-            _expand_to_windows(window, starts, before).where(end_reached_sql("_we", after))
-        )
+        pairs = _expand_to_windows(window, starts, before).where(end_reached_sql("_we", after))
         rows += sum(pq.read_metadata(path).num_rows for path in edges.open)
     if edges.ended:
         ended = _load_edges(epoch, edges.ended, "_until AS _end").where("_end IS NOT NULL")
-        frames.append(_expand_to_windows(window, ended, before))
+        pairs = combine_frames(pairs, _expand_to_windows(window, ended, before))
         rows += sum(pq.read_metadata(path).num_rows for path in edges.ended)
-    if not frames:
+    if pairs is None:
         return None
     places = {name: place for place, name in enumerate(epoch.spec.sources)}
     order = " ".join(
         f"WHEN {quote_text(name)} THEN {places[name]}" for name in _collect_edge_columns(epoch.spec)
     )
-    pairs = reduce(lambda a, b: a.unionAll(b), frames).selectExpr(
-        "*", f"CASE _source {order} END AS _so"
-    )
+    pairs = pairs.selectExpr("*", f"CASE _source {order} END AS _so")
     return pairs, rows * _bound_windows_per_edge(epoch, window, edges, before, until)
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import reduce
 from itertools import count
 from pathlib import Path
 from typing import Any, Final
@@ -29,7 +28,7 @@ from tidegate.jobs.engine.interfaces import MoveOrder
 from tidegate.jobs.engine.manifest_writer import ORDER_KIND
 from tidegate.jobs.eventtime.decision_types import ReleaseMark
 from tidegate.jobs.rules.aggregates import Aggregation
-from tidegate.jobs.rules.duck_frame import DuckFrame, Frame
+from tidegate.jobs.rules.duck_frame import DuckFrame, Frame, combine_frames
 from tidegate.jobs.rules.native_support import can_name_columns
 from tidegate.jobs.rules.row_conditions import opaque_literal, quote_name
 from tidegate.jobs.spec.pipeline import PipelineSpec
@@ -311,11 +310,11 @@ class EpochContext:
         """
         return collect_to_driver(frame) if self.native or rows <= FETCH_ROWS else frame
 
-    def load_segments(self, refs: list[FileRef], fresh: list[Path] | None = None) -> Frame | None:
+    def load_segments(self, refs: list[FileRef], fresh: Iterable[Path] = ()) -> Frame | None:
         """State segments (and `fresh`, local files just written) as one frame; None without any."""
         files = dict(
             zip(self.locate_segments(refs), (ref.key for ref in refs), strict=True)
-        ) | dict.fromkeys(fresh or [])
+        ) | dict.fromkeys(fresh)
         paths = list(files)
         if not paths:
             return None
@@ -334,7 +333,7 @@ class EpochContext:
         )
 
     def load_partials(
-        self, aggregation: Aggregation, refs: list[FileRef], fresh: list[Path] | None = None
+        self, aggregation: Aggregation, refs: list[FileRef], fresh: Iterable[Path] = ()
     ) -> Frame | None:
         """As `load_segments`, for partial aggregates: state columns as the present spec names them.
 
@@ -344,16 +343,12 @@ class EpochContext:
         groups: dict[tuple[str, ...], list[FileRef]] = {own: []}
         for ref in refs:
             groups.setdefault(tuple(ref.extra["aggregates"]), []).append(ref)
-        frames = [
-            aggregation.rename_states(frame, list(names))
-            for names, group in groups.items()
-            if (frame := self.load_segments(group, fresh if names == own else None)) is not None
-        ]
-        return (
-            reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), frames)
-            if frames
-            else None
-        )
+        rows = None
+        for names, group in groups.items():
+            frame = self.load_segments(group, fresh if names == own else ())
+            if frame is not None:
+                rows = combine_frames(rows, aggregation.rename_states(frame, list(names)))
+        return rows
 
     def columns_of_segment(self, frame: Frame) -> list[str]:
         """The declared columns of rows in segments, as Spark SQL.

@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
 from itertools import accumulate, groupby
 from typing import Any, Final
 
@@ -32,7 +31,7 @@ from tidegate.checkpoints.manifest import FileRef
 from tidegate.jobs.engine.manifest_writer import ORDER_KIND
 from tidegate.jobs.engine.replay import count_waiting_rows
 from tidegate.jobs.eventtime.decision_types import Decision, ReleaseMark
-from tidegate.jobs.rules.duck_frame import DuckFrame, Frame
+from tidegate.jobs.rules.duck_frame import DuckFrame, Frame, combine_frames
 from tidegate.jobs.rules.row_conditions import (
     ROW_ORDER,
     below_mark_sql,
@@ -145,8 +144,7 @@ def release_rows(epoch: EpochContext) -> ReleasedRows:
     kept = tuple(ref for ref in live if has_rows_from_mark(ref, after))
     if epoch.data is None and not epoch.releasable_segments():
         return ReleasedRows(segments=kept)
-    frames = [f for f in (_select_cut_rows(epoch), _select_buffered_rows(epoch)) if f is not None]
-    rows = reduce(lambda a, b: a.unionAll(b), frames)
+    rows = combine_frames(_select_cut_rows(epoch), _select_buffered_rows(epoch))
     release = _release_in_driver if epoch.fits_in_driver else _release_in_tasks
     events, waiting, flagged = release(epoch, rows)
     written = events.read_columns(["section", "position", epoch.spec.event_time_column, "_source"])

@@ -9,11 +9,9 @@ them. ``_due`` marks those with a result in the epoch that wrote the segment.
 
 from __future__ import annotations
 
-from functools import reduce
-
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.jobs.rules.aggregates import Aggregation
-from tidegate.jobs.rules.duck_frame import Frame, get_column_types, group_rows
+from tidegate.jobs.rules.duck_frame import Frame, combine_frames, get_column_types, group_rows
 from tidegate.jobs.rules.row_conditions import (
     end_reached_sql,
     is_window_closed,
@@ -58,7 +56,7 @@ def process_sessions(epoch: EpochContext, name: str) -> OutputFiles:
     written = epoch.writer.write_segment(
         kind, epoch.collect_if_small(merged, size), "_we", aggregation.segment_extra
     )
-    due = epoch.load_segments([], list(written.paths))
+    due = epoch.load_segments([], written.paths)
     results = WrittenFiles()
     if due is not None:
         rows = aggregation.build_results(
@@ -179,8 +177,7 @@ def _select_live_sessions(
 
 def _assign_islands(aggregation: Aggregation, window: WindowSpec, *found: Frame | None) -> Frame:
     """Number the session that each item ends up in (`_island`, its end `_until`)."""
-    frames = [frame for frame in found if frame is not None]
-    items = reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), frames)
+    items = combine_frames(*found)
     by_key = f"PARTITION BY {', '.join(aggregation.keys)}" if aggregation.keys else "PARTITION BY 1"
     order = f"{by_key} ORDER BY _ws, _we ROWS BETWEEN UNBOUNDED PRECEDING AND"
     if window.kind is not WindowKind.SESSION:

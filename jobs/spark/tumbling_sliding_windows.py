@@ -12,7 +12,6 @@ every window in it is purged.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import reduce
 from typing import Final
 
 import pyarrow.compute as pc
@@ -20,7 +19,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.jobs.rules.aggregates import Aggregation
-from tidegate.jobs.rules.duck_frame import Frame, group_rows
+from tidegate.jobs.rules.duck_frame import Frame, combine_frames, group_rows
 from tidegate.jobs.rules.native_support import explain_spark_window
 from tidegate.jobs.rules.row_conditions import (
     add_window_span,
@@ -189,15 +188,13 @@ def _emit_results(
 def _load_window_state(
     epoch: EpochContext, aggregation: Aggregation, needed: list[FileRef], fresh: WrittenFiles
 ) -> Frame | None:
-    frames = []
+    # Only windows that got partials in this epoch, or that close in it, have a result.
     old = epoch.load_partials(aggregation, needed)
-    if old is not None:
-        # Only windows that got partials in this epoch, or that close in it, have a result.
-        frames.append(old.selectExpr("*", "false AS _new"))
-    new = epoch.load_segments([], list(fresh.paths))
-    if new is not None:
-        frames.append(new.selectExpr("*", "true AS _new"))
-    return reduce(lambda a, b: a.unionByName(b), frames) if frames else None
+    new = epoch.load_segments([], fresh.paths)
+    parts = [(old, "false"), (new, "true")]
+    return combine_frames(
+        *(frame and frame.selectExpr("*", f"{mark} AS _new") for frame, mark in parts)
+    )
 
 
 def _due_and_revision_sql(
@@ -307,20 +304,21 @@ def _update_gaps(
     that F has passed before.
     """
     keys, decision = aggregation.keys, epoch.order.decision
-    known, touched = epoch.load_segments(gaps), epoch.load_segments([], list(fresh.paths))
+    known, touched = epoch.load_segments(gaps), epoch.load_segments([], fresh.paths)
     bounds = [(known, "_first", "_last", "true"), (touched, "_ws", "_ws", "false")]
-    frames = [
-        frame.selectExpr(*keys, f"{first} AS _first", f"{last} AS _last", f"{old} AS _old")
-        for frame, first, last, old in bounds
-        if frame is not None
-    ]
+    rows = combine_frames(
+        *(
+            frame and frame.selectExpr(*keys, f"{a} AS _first", f"{b} AS _last", f"{old} AS _old")
+            for frame, a, b, old in bounds
+        )
+    )
     ends = {
         "_first": "min(_first)",
         "_last": "max(_last)",
         "_from": "min(IF(_old, _first, NULL))",
         "_to": "max(IF(_old, _last, NULL))",
     }
-    reach = group_rows(reduce(lambda a, b: a.unionAll(b), frames), keys, ends)
+    reach = group_rows(rows, keys, ends)
     period, size = aggregation.window.period or 1, aggregation.window.size or 0
     before, after = (
         opaque_literal(TICK_MAX if f == TICK_MAX else saturate_ticks(f - size), "_first")
@@ -351,8 +349,8 @@ def _build_zero_partials(
 
     They have the columns of the others, which are in `live` and `fresh`.
     """
-    window, frame = aggregation.window, epoch.load_segments([], list(gaps.paths))
-    standing = epoch.load_partials(aggregation, live, list(fresh.paths))
+    window, frame = aggregation.window, epoch.load_segments([], gaps.paths)
+    standing = epoch.load_partials(aggregation, live, fresh.paths)
     assert frame is not None  # noqa: S101 - it was just written
     assert standing is not None  # noqa: S101 - the last window of a key outlives the gaps before it
     before = epoch.order.decision.frontier_before
