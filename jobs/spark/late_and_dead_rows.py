@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import reduce
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql import DataFrame
 
-from tidegate.jobs.rules.duck_frame import DuckFrame, Frame, group_rows
+from tidegate.jobs.rules.duck_frame import DuckFrame, Frame, combine_frames, group_rows
 from tidegate.jobs.rules.row_conditions import (
     expired_pairs_sql,
     late_for_window_sql,
@@ -93,17 +93,24 @@ def write_late_rows(epoch: EpochContext, context_for: Callable[[str], EpochConte
         _select_late_events(epoch),
         *(_select_late_for_window(context_for(name), name) for name in epoch.spec.windows),
     ]
-    present = [frame for frame in frames if frame is not None]
-    if not present:
+    here = combine_frames(*(frame for frame in frames if isinstance(frame, DuckFrame)))
+    there = combine_frames(*(frame for frame in frames if not isinstance(frame, DuckFrame)))
+    if here is None and there is None:
         return LateRows(WrittenFiles())
-    here = [frame for frame in present if isinstance(frame, DuckFrame)]
-    there = [frame for frame in present if not isinstance(frame, DuckFrame)]
-    rows = [reduce(lambda a, b: a.unionAll(b), frames) for frames in (here, there) if frames]
-    if here or epoch.staged.rows <= FETCH_ROWS:
-        tables = [collect_to_driver(frame) for frame in rows]
-        late = _write_late_in_driver(epoch, pa.concat_tables(tables, promote_options="permissive"))
+    if here is not None or epoch.staged.rows <= FETCH_ROWS:
+        tables = [collect_to_driver(frame) for frame in (here, there) if frame is not None]
+        table = pa.concat_tables(tables, promote_options="permissive")
+        kept = table.filter(pc.invert(table["_dropped"])).drop_columns(["_dropped"])
+        written = epoch.writer.write_table(LATE, kept, epoch.spec.event_time_column)
     else:
-        late = _write_late_in_tasks(epoch, rows[0])
+        kept = there.where("NOT _dropped").drop("_dropped")
+        written = epoch.writer.write_table(LATE, kept, epoch.spec.event_time_column)
+        table = _read_late_identities(written, there)
+    groups = _count_groups(table, _COUNTED_COLUMNS)
+    counts = {tuple(one[c] for c in _COUNTED_COLUMNS): one["count_all"] for one in groups}
+    # A row that misses several outputs counts once.
+    late_rows = table.select(_ROW_IDENTITY).group_by(_ROW_IDENTITY).aggregate([])
+    late = LateRows(written, Counter(counts), Counter(late_rows["_source"].to_pylist()))
     return _count_expired_pairs(epoch, late)
 
 
@@ -227,57 +234,21 @@ def _refuse_late_rows(epoch: EpochContext, rows: Frame, output: str) -> None:
         )
 
 
-def _count_late_rows(table: pa.Table) -> LateCounts:
-    return _sum_late_groups(_count_groups(table, _COUNTED_COLUMNS))
-
-
-def _sum_late_groups(groups: list[dict[str, Any]]) -> LateCounts:
-    return Counter({tuple(one[c] for c in _COUNTED_COLUMNS): one["count_all"] for one in groups})
-
-
 def _count_groups(table: pa.Table, columns: list[str]) -> list[dict[str, Any]]:
     grouped = table.select(columns).group_by(columns).aggregate([([], "count_all")])
     rows: list[dict[str, Any]] = grouped.to_pylist()
     return rows
 
 
-def _count_distinct_rows(table: pa.Table) -> Counter[str]:
-    """Count rows by source; a row that misses several outputs counts once."""
-    rows = table.select(_ROW_IDENTITY).group_by(_ROW_IDENTITY).aggregate([])
-    return Counter(rows["_source"].to_pylist())
-
-
-def _write_late_in_driver(epoch: EpochContext, table: pa.Table) -> LateRows:
-    kept = table.filter(pc.invert(table["_dropped"])).drop_columns(["_dropped"])
-    return LateRows(
-        epoch.writer.write_table(LATE, kept, epoch.spec.event_time_column),
-        _count_late_rows(table),
-        _count_distinct_rows(table),
-    )
-
-
-def _write_late_in_tasks(epoch: EpochContext, rows: Frame) -> LateRows:
-    written = epoch.writer.write_table(
-        LATE, rows.where("NOT _dropped").drop("_dropped"), epoch.spec.event_time_column
-    )
-    table = written.read_columns(["output", "reason", *_ROW_IDENTITY])
-    counts: LateCounts = Counter()
-    distinct: Counter[str] = Counter()
-    if table is not None:
-        counts = _count_late_rows(table.append_column("_dropped", pa.repeat(False, table.num_rows)))
-        distinct = _count_distinct_rows(table)
-    policies = [
-        epoch.spec.release.on_late,
-        *(window.on_late for window in epoch.spec.windows.values()),
-    ]
-    if LatePolicy.DROP in policies:
-        groups = group_rows(rows.where("_dropped"), _COUNTED_COLUMNS, {"count_all": "count(*)"})
-        counts += _sum_late_groups(collect_to_driver(groups).to_pylist())
-        # Dropped rows are in no file, and the same row may be in the late table for another
-        # output, so Spark looks at both.
-        late = rows.select(*_ROW_IDENTITY).distinct().groupBy("_source").count()
-        distinct = Counter({r["_source"]: r["count"] for r in collect_to_driver(late).to_pylist()})
-    return LateRows(written, counts, distinct)
+def _read_late_identities(written: WrittenFiles, rows: DataFrame) -> pa.Table:
+    """What is counted of late rows that tasks have written, and of dropped ones, in no file."""
+    names = list(dict.fromkeys([*_COUNTED_COLUMNS, *_ROW_IDENTITY]))
+    dropped = rows.where("_dropped").select(*names).toArrow()
+    kept = written.read_columns([name for name in names if name != "_dropped"])
+    if kept is None:
+        return dropped
+    kept = kept.append_column("_dropped", pa.repeat(False, kept.num_rows))
+    return pa.concat_tables([dropped, kept.select(names)], promote_options="permissive")
 
 
 # Dead letters: rows that cannot be taken as the schema declares them, kept as JSON text with their
