@@ -146,13 +146,24 @@ class FileWriter:
     ) -> WrittenFiles:
         files = self._write_local_files(rows)
         named = [(path, f"{stem}-{next(self._numbers):05d}.parquet") for path in files]
-        refs = [_describe_file(path, key, kind, time, extra) for path, key in named]
-        sums = map_in_threads(lambda item: self._store.upload(*item), named, 4)
-        refs = [
-            ref.model_copy(update={"sha256": put.sha256, "bytes": put.size})
-            for ref, put in zip(refs, sums, strict=True)
-        ]
-        return WrittenFiles(tuple(refs), tuple(files))
+
+        def upload_file(named: tuple[Path, str]) -> FileRef:
+            """Upload a file and describe it."""
+            path, key = named
+            footer, stored = pq.read_metadata(path), self._store.upload(path, key)
+            low, high = _read_time_bounds(path, footer, time) if time else (None, None)
+            return FileRef(
+                key=key,
+                rows=footer.num_rows,
+                bytes=stored.size,
+                sha256=stored.sha256,
+                min_time=low,
+                max_time=high,
+                kind=kind,
+                extra=extra,
+            )
+
+        return WrittenFiles(tuple(map_in_threads(upload_file, named, 4)), tuple(files))
 
     def _write_local_files(self, rows: pa.Table | DataFrame | Iterator[pa.Table]) -> list[Path]:
         if isinstance(rows, pa.Table):
@@ -212,22 +223,6 @@ def _make_type_nullable(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_struct(kind):
         return pa.struct([pa.field(own.name, _make_type_nullable(own.type)) for own in kind])
     return kind
-
-
-def _describe_file(path: Path, key: str, kind: str, time: str | None, extra: JsonObject) -> FileRef:
-    footer = pq.read_metadata(path)
-    low, high = _read_time_bounds(path, footer, time) if time else (None, None)
-    return FileRef(
-        key=key,
-        rows=footer.num_rows,
-        # The upload reads the file anyway, and fills these in.
-        bytes=0,
-        sha256="",
-        min_time=low,
-        max_time=high,
-        kind=kind,
-        extra=extra,
-    )
 
 
 def _read_time_bounds(path: Path, footer: Any, time: str) -> tuple[int | None, int | None]:
