@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -120,18 +119,18 @@ def _parse_ahead(
 def _write_tables(found: Iterable[tuple[pa.Table, pa.Table]], folder: Path) -> None:
     """Write pairs of plain rows and other messages."""
     writers: dict[tuple[str, int], _RowsWriter] = {}
-    with ExitStack() as stack:
-        for rows, others in found:
-            for kind, table, column in (("plain", rows, PARTITION), ("other", others, "partition")):
-                for partition, own in _split_by_partition(table, column):
-                    writer = writers.get((kind, partition))
-                    if writer is None:
-                        path = folder / f"{kind}-{uuid4().hex}.parquet"
-                        writer = writers[kind, partition] = stack.enter_context(_RowsWriter(path))
-                    writer.add(own)
-            if sum(writer.held_bytes for writer in writers.values()) > _MOST_HELD_BYTES:
-                for writer in writers.values():
-                    writer.flush()
+    for rows, others in found:
+        for kind, table, column in (("plain", rows, PARTITION), ("other", others, "partition")):
+            for partition, own in _split_by_partition(table, column):
+                if (kind, partition) not in writers:
+                    path = folder / f"{kind}-{uuid4().hex}.part"
+                    writers[kind, partition] = _RowsWriter(path, own.schema)
+                writers[kind, partition].add(own)
+        if sum(writer.held_bytes for writer in writers.values()) > _MOST_HELD_BYTES:
+            for writer in writers.values():
+                writer.flush()
+    for writer in writers.values():
+        writer.finish()
 
 
 def _split_by_partition(table: pa.Table, column: str) -> Iterator[tuple[int, pa.Table]]:
@@ -142,23 +141,11 @@ def _split_by_partition(table: pa.Table, column: str) -> Iterator[tuple[int, pa.
 
 
 class _RowsWriter:
-    """Writes one file, many rows at a time; none without rows."""
+    """Writes one file, many rows at a time."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._pieces: list[pa.Table] = []
-        self._writer: pq.ParquetWriter | None = None
-
-    def __enter__(self) -> _RowsWriter:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if error[0] is None:
-            self.flush()
-        if self._writer is not None:
-            self._writer.close()
-        if error[0] is not None:
-            self._path.unlink(missing_ok=True)  # Spark may run the task again
+    def __init__(self, path: Path, schema: pa.Schema) -> None:
+        self._path, self._pieces = path, list[pa.Table]()
+        self._writer = pq.ParquetWriter(path, schema, use_dictionary=False, compression="lz4")
 
     @property
     def held_bytes(self) -> int:
@@ -167,20 +154,21 @@ class _RowsWriter:
 
     def add(self, rows: pa.Table) -> None:
         """Take rows behind the others."""
-        if rows.num_rows:
-            self._pieces.append(rows)
+        self._pieces.append(rows)
         if sum(piece.num_rows for piece in self._pieces) >= _ROW_GROUP:
             self.flush()
 
     def flush(self) -> None:
         """Write what is held."""
         if self._pieces:
-            rows = pa.concat_tables(self._pieces)
+            self._writer.write_table(pa.concat_tables(self._pieces))
             self._pieces.clear()
-            self._writer = self._writer or pq.ParquetWriter(
-                self._path, rows.schema, use_dictionary=False, compression="lz4"
-            )
-            self._writer.write_table(rows)
+
+    def finish(self) -> None:
+        """Write the rest. Only now the file has its name: Spark may run a task that fails again."""
+        self.flush()
+        self._writer.close()
+        self._path.rename(self._path.with_suffix(".parquet"))
 
 
 def split_messages(batch: pa.RecordBatch, plan: PlainMessages) -> tuple[pa.Table, pa.Table]:
@@ -193,19 +181,16 @@ def split_messages(batch: pa.RecordBatch, plan: PlainMessages) -> tuple[pa.Table
     plain = found.is_valid()
     fields = dict(zip(plan.fields.names, found.filter(plain).flatten(), strict=True))
     messages = batch.filter(plain)
-    columns: dict[str, Any] = {
-        column: messages[own].cast(plan.columns.field(column).type)
-        for column, own in plan.envelope.items()
-    }
-    for name in plan.columns.names:
-        if name in fields and name not in plan.envelope:
-            before = plan.former.get(name)
-            columns[name] = (
-                fields[name] if before is None else pc.coalesce(fields[name], fields[before])
-            )
+    own: list[Any] = [
+        messages[plan.envelope[column.name]].cast(column.type)
+        if column.name in plan.envelope
+        else pc.coalesce(fields[column.name], fields[plan.former[column.name]])
+        if column.name in plan.former
+        else fields[column.name]
+        for column in list(plan.columns)[:-4]
+    ]
     good = pa.nulls(messages.num_rows, pa.string())
     offsets = pc.bit_wise_and(messages["offset"], _LOWER_HALF)
-    own = [columns[name] for name in plan.columns.names[:-4]]
     rows = pa.table([*own, good, good, offsets, messages["partition"]], plan.columns)
     return rows, pa.Table.from_batches([batch.filter(pc.invert(plain))])
 
