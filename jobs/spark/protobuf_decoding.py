@@ -13,6 +13,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import cache
@@ -25,15 +26,7 @@ from pyspark.sql.pandas.functions import pandas_udf
 from .errors import NO_SUCH_MESSAGE, NOT_A_DESCRIPTOR_SET, PROTOBUF_UNUSABLE
 
 _WELL_KNOWN = "google.protobuf."
-_WELL_KNOWN_FILES = (
-    "any",
-    "duration",
-    "empty",
-    "field_mask",
-    "struct",
-    "timestamp",
-    "wrappers",
-)
+_WELL_KNOWN_FILES = "any|duration|empty|field_mask|struct|timestamp|wrappers"
 _FAULT_COLUMN = "_bad"
 _FIRST_MESSAGE_INDEX = b"\x00"  # short for the list [0]
 
@@ -124,30 +117,24 @@ def decode_to_texts(
 
     made = _load_message_class(schema, message)
     readers = [_make_field_reader(made.DESCRIPTOR, name) for name in names]
-    found: list[list[str | None]] = []
-    nothing: list[str | None] = [None] * len(names)
-    for value in values:
+
+    def decode(value: bytes | None) -> tuple[Sequence[str | None], str | None]:
+        """Return the texts of a message, none if it is bad, and what is wrong with it."""
         if value is None:
-            found.append([*nothing, None])
-            continue
+            return (), None
         if index is not None and not value.startswith(index):
-            found.append(
-                [*nothing, f"the message is not a {message}, but another one of its schema"]
-            )
-            continue
+            return (), f"the message is not a {message}, but another one of its schema"
         try:
             one = made.FromString(value[len(index or b"") :])
+            return [reader(one) for reader in readers], None
         except DecodeError:
-            found.append([*nothing, f"the message is no {message}"])
-            continue
-        try:
-            found.append([*(reader(one) for reader in readers), None])
+            return (), f"the message is no {message}"
         # Of the well-known types: a time out of range, an Any of a type no one knows.
         except (TypeError, ValueError) as error:
-            found.append(
-                [*nothing, f"the message has a value that cannot be written as text: {error}"]
-            )
-    return found
+            return (), f"the message has a value that cannot be written as text: {error}"
+
+    found = map(decode, values)
+    return [[*(texts or [None] * len(names)), fault] for texts, fault in found]
 
 
 @cache
@@ -192,12 +179,11 @@ def _find_well_known_file(name: str) -> Any:
     """A file of Google's well-known types; None when it is not one."""
     from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
-    known = name.removeprefix("google/protobuf/").removesuffix(".proto")
-    if name != f"google/protobuf/{known}.proto" or known not in _WELL_KNOWN_FILES:
+    known = re.fullmatch(rf"google/protobuf/({_WELL_KNOWN_FILES})\.proto", name)
+    if known is None:
         return None
-    return FileDescriptorProto.FromString(
-        import_module(f"google.protobuf.{known}_pb2").DESCRIPTOR.serialized_pb
-    )
+    module = import_module(f"google.protobuf.{known[1]}_pb2")
+    return FileDescriptorProto.FromString(module.DESCRIPTOR.serialized_pb)
 
 
 def _make_field_reader(descriptor: Any, name: str) -> Callable[[Any], str | None]:
@@ -205,13 +191,11 @@ def _make_field_reader(descriptor: Any, name: str) -> Callable[[Any], str | None
     if field is None:
         return lambda _: None
     # A field without presence cannot be null; it has its default.
-    if field.has_presence:
-        return lambda one: (
-            _value_to_text(_field_to_json(field, getattr(one, name)))
-            if one.HasField(name)
-            else None
-        )
-    return lambda one: _value_to_text(_field_to_json(field, getattr(one, name)))
+    return lambda one: (
+        None
+        if field.has_presence and not one.HasField(name)
+        else _value_to_text(_field_to_json(field, getattr(one, name)))
+    )
 
 
 def _value_to_text(value: Any) -> str:
