@@ -191,22 +191,19 @@ def select_current_revisions(table: Any, window: WindowSpec) -> Any:
     """
     if window.revisions == "delta" or table.num_rows == 0:
         return table
-    newest: dict[tuple[Any, ...], tuple[int, int, int]] = {}
-    order = zip(table["_epoch"].to_pylist(), table["revision"].to_pylist(), strict=True)
+    order = table.select(["_epoch", "revision"]).to_pylist()
     results = list(_list_result_keys(table, window))
-    for row, (result, (epoch, revision)) in enumerate(zip(results, order, strict=True)):
-        newest[result] = max(newest.get(result, (-1, -1, -1)), (epoch, revision, row))
+    # Of rows that are equally new the last one stays.
+    ascending = sorted(range(len(order)), key=lambda row: tuple(order[row].values()))
+    newest = {results[row]: row for row in ascending}
     # A session that grew names the sessions that it replaces by their bounds.
     gone = {
         (*result[:-1], name)
         for result, names in zip(results, table["replaces"].to_pylist(), strict=True)
         for name in names or ()
     }
-    return table.take(
-        pa.array(
-            sorted(row for result, (_, _, row) in newest.items() if result not in gone), pa.int64()
-        )
-    )
+    current = sorted(row for result, row in newest.items() if result not in gone)
+    return table.take(pa.array(current, pa.int64()))
 
 
 def export_table(table: Any, path: Path) -> None:
