@@ -373,18 +373,11 @@ def _insert_broken_rows(texts: pa.Table, broken: dict[int, str]) -> pa.Table:
     if not broken:
         return texts
     why = "the line has more or fewer values than there are columns"
-    dead = {name: pa.nulls(len(broken), pa.string()) for name in texts.column_names}
-    dead |= {
-        BAD_REASON: pa.array([why] * len(broken)),
-        BAD_TEXT: pa.array([broken[number] for number in sorted(broken)]),
-    }
-    total = texts.num_rows + len(broken)
-    dead_numbers = np.array(sorted(broken), dtype=np.int64)
-    good_numbers = np.setdiff1d(np.arange(total), dead_numbers)
-    order = np.empty(total, dtype=np.int64)
-    order[good_numbers] = np.arange(texts.num_rows)
-    order[dead_numbers] = np.arange(texts.num_rows, total)
-    return pa.concat_tables([texts, pa.table(dead)]).take(pa.array(order))
+    dead: dict[str, Any] = dict.fromkeys(texts.column_names, pa.nulls(len(broken), pa.string()))
+    dead |= {BAD_REASON: [why] * len(broken), BAD_TEXT: [*broken.values()], "_n": [*broken]}
+    good = np.setdiff1d(np.arange(texts.num_rows + len(broken)), [*broken])
+    both = pa.concat_tables([texts.append_column("_n", pa.array(good)), pa.table(dead)])
+    return both.sort_by("_n").drop_columns(["_n"])
 
 
 def _cast_texts(texts: pa.Table, spec: SourceSpec) -> pa.Table:
