@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import io
 import struct
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
@@ -78,9 +77,10 @@ class ObjectInspector:
     _spec: SourceSpec
     _store: Store
     _prefix: str
-    _cache: OrderedDict[tuple[str, str, int, float | None], InspectedObject] = field(
-        default_factory=OrderedDict
-    )
+
+    def __post_init__(self) -> None:
+        # By ETag and time, too: an object of the same name may have been replaced.
+        self._read_once = lru_cache(_MAX_CACHED_OBJECTS)(self._read_object)
 
     def inspect_entries(self, entries: Sequence[ObjectInfo]) -> Iterator[InspectedObject]:
         """Yield the inspected objects in order.
@@ -117,14 +117,7 @@ class ObjectInspector:
                 detail = "the object is gone; it was there when it was found"
                 return InspectedObject(entry.key, "", 0, BadObject("changed_object", detail))
             entry = head
-        # Not the key alone: an object of the same name may have been replaced.
-        identity = (entry.key, entry.etag, entry.size, entry.modified)
-        inspected = self._cache.get(identity)
-        if inspected is None:
-            inspected = self._cache[identity] = self._read_object(entry)
-            while len(self._cache) > _MAX_CACHED_OBJECTS:
-                self._cache.popitem(last=False)
-        return inspected
+        return self._read_once(entry)
 
     def _read_object(self, entry: ObjectInfo) -> InspectedObject:
         try:
