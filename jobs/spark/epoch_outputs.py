@@ -111,46 +111,49 @@ class EpochOutputs:
         tally = _Tally()
         self._count_surveyed(tally, flagged)
         for source, rows in self.released.per_source.items():
-            tally.add(source, "released", rows)
+            tally.rows[source, "released"] += rows
         self._count_dead(tally)
         for (source, output), pairs in self.late.expired.items():
-            tally.add(source, f"expired:{output}", pairs)
+            tally.rows[source, f"expired:{output}"] += pairs
         self._count_late(tally)
-        results = {name: window.results.rows for name, window in self.windows.items()}
-        totals: Any = {name: tally.total(name) for name in _TOTALS}
+        # Zeros stay out of the manifest.
+        per_source: dict[str, Counter[str]] = {}
+        for (source, name), rows in sorted((+tally.rows).items()):
+            per_source.setdefault(source, Counter())[name] = rows
+        totals: Any = sum(per_source.values(), Counter[str]())
+        results = Counter({name: window.results.rows for name, window in self.windows.items()})
         return EpochCounters(
-            **totals,
+            **{name: totals[name] for name in _TOTALS},
             retained_before=buffered_before,
             retained=buffered_after,
-            dropped=dict(tally.dropped),
-            late_by_output=dict(tally.late_by_output),
-            windows={name: rows for name, rows in results.items() if rows},
-            per_source={name: dict(rows) for name, rows in sorted(tally.per_source.items())},
+            dropped=dict(+tally.dropped),
+            late_by_output=dict(+tally.late_by_output),
+            windows=dict(+results),
+            per_source={name: dict(rows) for name, rows in per_source.items()},
         )
 
     def _count_surveyed(self, tally: _Tally, flagged: Collection[str]) -> None:
         for index, member in enumerate(self.scans.survey.members):
             source = member.member.source
-            tally.add(source, "read", member.rows + member.quarantined + member.dead)
+            tally.rows[source, "read"] += member.rows + member.quarantined + member.dead
             verdicts = Counter(verdict.what for verdict in self.scans.verdicts.get(index, ()))
             tally.add_late(source, EVENTS, "cti_violation", True, verdicts["dropped"])
-            tally.add(source, LATE_ROWS, verdicts["dropped"])
+            tally.rows[source, LATE_ROWS] += verdicts["dropped"]
             if str(member.member) in flagged:
                 aside = verdicts["dropped"] + verdicts["cti_violation"]
-                tally.add(source, TARDY, member.rows - aside)
+                tally.rows[source, TARDY] += member.rows - aside
 
     def _count_dead(self, tally: _Tally) -> None:
         for source, counts in self.dead.counts.items():
             for name, rows in counts.items():
-                tally.add(source, name, rows)
+                tally.rows[source, name] += rows
         for (source, rule), rows in self.dead.broken.items():
-            tally.add(source, name_broken_rule(rule), rows)
+            tally.rows[source, name_broken_rule(rule)] += rows
             if self.spec.sources[source].rules[rule].severity == "drop":
                 tally.add_late(source, EVENTS, RULE, True, rows)
         for (source, rules), rows in self.dead.warned.items():
-            tally.add(source, RULE_WARNED, rows)
-            for rule in rules:
-                tally.add(source, name_broken_rule(rule), rows)
+            for name in (RULE_WARNED, *map(name_broken_rule, rules)):
+                tally.rows[source, name] += rows
 
     def _count_late(self, tally: _Tally) -> None:
         for (source, output, reason, dropped), rows in self.late.counts.items():
@@ -158,30 +161,22 @@ class EpochOutputs:
             if not (dropped and output == EVENTS):
                 tally.late_by_output[output] += rows
         for source, rows in self.late.rows.items():
-            tally.add(source, LATE_ROWS, rows)
+            tally.rows[source, LATE_ROWS] += rows
 
 
 @dataclass(slots=True)
 class _Tally:
     """Rows by source and disposition."""
 
-    per_source: dict[str, Counter[str]] = field(default_factory=dict)
+    rows: Counter[tuple[str, str]] = field(default_factory=Counter)
     dropped: Counter[str] = field(default_factory=Counter)
     late_by_output: Counter[str] = field(default_factory=Counter)
 
-    def add(self, source: str, disposition: str, rows: int) -> None:
-        # Zeros stay out of the manifest.
-        if rows:
-            self.per_source.setdefault(source, Counter())[disposition] += rows
-
     def add_late(self, source: str, output: str, reason: str, dropped: bool, rows: int) -> None:
         for name in name_late_counts(output, reason, dropped=dropped):
-            self.add(source, name, rows)
-        if dropped and output == EVENTS and rows:
+            self.rows[source, name] += rows
+        if dropped and output == EVENTS:
             self.dropped[reason] += rows
-
-    def total(self, disposition: str) -> int:
-        return sum(counts[disposition] for counts in self.per_source.values())
 
 
 GLOM_KIND: Final = "glom"
