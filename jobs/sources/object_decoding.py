@@ -32,6 +32,7 @@ import pyarrow.parquet as pq
 
 from tidegate.errors import get_first_line
 from tidegate.jobs.engine.arrow_tables import replace_column
+from tidegate.jobs.rules.duck_frame import open_database
 from tidegate.jobs.spec.pipeline import SourceSpec
 from tidegate.jobs.spec.row_rules import EXACT_BITS, build_text_pattern
 from tidegate.jobs.spec.table_layout import DeadLetterReason
@@ -232,7 +233,7 @@ def _read_json_lines(data: bytes, spec: SourceSpec) -> pa.Table:
     )
     # Fields that the spec does not declare are not a fault then; malformed lines still are.
     ignored = spec.evolution.added == "ignore"
-    with _connect_duckdb() as db:
+    with open_database(for_frames=True) as db:
         db.register("lines", pa.table({"line": pa.array(texts, pa.string())}))
         rows: Any = db.sql(
             f"""WITH judged AS (
@@ -399,7 +400,7 @@ def _cast_texts(texts: pa.Table, spec: SourceSpec) -> pa.Table:
     undeclared = [n for n in texts.column_names if n not in (*present, BAD_REASON, BAD_TEXT)]
     # The names of undeclared columns come from the data: they may contain quotes.
     extra = "".join(', "' + name.replace('"', '""') + '"' for name in undeclared)
-    with _connect_duckdb() as db:
+    with open_database(for_frames=True) as db:
         db.register("texts", texts.append_column("_n", pa.array(np.arange(texts.num_rows))))
         return db.sql(
             f"""WITH typed AS (SELECT {typed}{extra}, {why} AS why, {BAD_TEXT}, _n FROM texts)
@@ -407,14 +408,6 @@ def _cast_texts(texts: pa.Table, spec: SourceSpec) -> pa.Table:
                 CASE WHEN why IS NOT NULL THEN {BAD_TEXT} END AS {BAD_TEXT}
             FROM typed ORDER BY _n"""
         ).to_arrow_table()
-
-
-def _connect_duckdb() -> duckdb.DuckDBPyConnection:
-    database = duckdb.connect()
-    database.execute(
-        "SET TimeZone = 'UTC'; SET threads = 1; SET autoinstall_known_extensions = false"
-    )
-    return database
 
 
 # DuckDB expressions that cast text to a declared type, or give null if it does not fit exactly.

@@ -27,6 +27,7 @@ import pyarrow as pa
 
 from tidegate.errors import get_first_line
 from tidegate.jobs.engine.arrow_tables import RowView, to_arrow_types
+from tidegate.jobs.rules.duck_frame import open_database
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 from .errors import REDUCER_NOT_CALLABLE, REDUCER_NOT_FOUND
@@ -269,9 +270,8 @@ def compute_columns(rows: Any, expressions: str) -> Any:
     Raises:
         duckdb.Error: an expression fails over the rows.
     """
-    # Without external access the user's SQL cannot read files of the driver's machine.
-    with duckdb.connect(config={"enable_external_access": "false"}) as session:
-        session.execute("SET TimeZone = 'UTC'")
+    # Of those that cannot read files: the SQL is the user's, the machine is the driver's.
+    with open_database(for_frames=True) as session:
         session.register("origin", rows)
         return session.sql(f"SELECT {expressions} FROM origin").to_arrow_table()  # noqa: S608
 
