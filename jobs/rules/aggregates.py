@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial, reduce
-from typing import Any, Final
+from typing import Any
 
 import pyarrow as pa
 
@@ -152,7 +152,7 @@ def _keep_type(kind: Any) -> Any:
 
 
 _ORDERED = "({x} order by _et, _so, _partition, _seq) filter (where _seq is not null)"
-_RULES: Final[dict[AggregateFunction, AggregateRule]] = {
+_RULES: dict[AggregateFunction, AggregateRule] = {
     # `_seq` is null only where a recomputation finds no row.
     AggregateFunction.COUNT: AggregateRule(_plan_sum, lambda _: pa.int64(), "count({x})", _ANY),
     AggregateFunction.SUM: AggregateRule(

@@ -87,7 +87,7 @@ def _start_engine(*, for_frames: bool) -> duckdb.DuckDBPyConnection:
 
 # DuckDB 2.0.0 keeps up to 0.9 kB for each session until its engine ends, so an engine ends after
 # about 1 MB.
-_SESSIONS_PER_ENGINE: Final = 1_000
+_SESSIONS_PER_ENGINE = 1_000
 
 
 class _RenewedEngine:
@@ -110,7 +110,7 @@ class _RenewedEngine:
             return self._engine.cursor()
 
 
-_ENGINES: Final = {which: _RenewedEngine(for_frames=which) for which in (False, True)}
+_ENGINES = {which: _RenewedEngine(for_frames=which) for which in (False, True)}
 
 
 @contextmanager

@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 from urllib.parse import urlsplit
 
 import structlog
@@ -48,8 +48,8 @@ _OWNERS_FILE = "owners.json"
 _OWNERS = TypeAdapter(list[ProcessIdentity])
 _OWNER_ENDS_WITHIN = 30.0  # seconds; a JVM ends itself when its Python is gone
 _KEPT_FOLDERS = 3  # of one job on one host, and in the bucket
-_STREAMING: Final = "spark.sql.streaming"
-_BUCKET_SETTINGS: Final = {
+_STREAMING = "spark.sql.streaming"
+_BUCKET_SETTINGS = {
     # A checksum file per file doubles the requests; S3 and its clients check the bytes themselves.
     f"{_STREAMING}.checkpoint.fileChecksum.enabled": "false",
     # Each batch is listed and sealed at once, and Spark's default of 100 makes long lists.

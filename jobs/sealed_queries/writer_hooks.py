@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 _LOCATION = "checkpointlocation"
 _WRITER = "_tidegate_facts"  # attribute of a `DataStreamWriter`
@@ -175,7 +175,7 @@ def _note_option(facts: WriterFacts, key: str, value: Any) -> None:
     facts.note_options(**{key: value})
 
 
-_NOTES: Final[dict[str, Callable[..., None]]] = {
+_NOTES: dict[str, Callable[..., None]] = {
     "queryName": _note_name,
     "format": _note_format,
     "foreach": _note_foreach,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.interfaces import Sink
 from tidegate.jobs.spec.operations import KafkaSinkSpec, SinkSpec
@@ -15,7 +13,7 @@ from .iceberg_sink import IcebergSink
 from .kafka_sink import ExactlyOnceKafkaSink, KafkaSink
 from .postgres_sink import PostgresSink
 
-_SINKS: Final[dict[str, type[SlotFollower]]] = {
+_SINKS: dict[str, type[SlotFollower]] = {
     "postgres": PostgresSink,
     "files": FilesSink,
     "kafka": KafkaSink,

@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Callable
 from decimal import Decimal
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import fastavro
 import pyarrow as pa
@@ -29,7 +29,7 @@ _MAGIC = b"Obj\x01"
 # A default that does not fit its type must not make a file unreadable: it is never used here.
 _IGNORED_ATTRIBUTES = frozenset({"aliases", "default", "doc", "order"})
 
-_PRIMITIVES: Final[dict[str, pa.DataType]] = {
+_PRIMITIVES: dict[str, pa.DataType] = {
     "null": pa.string(),
     "boolean": pa.bool_(),
     "int": pa.int32(),
@@ -39,7 +39,7 @@ _PRIMITIVES: Final[dict[str, pa.DataType]] = {
     "bytes": pa.binary(),
     "string": pa.string(),
 }
-_TIME_TYPES: Final[dict[str, pa.DataType]] = {
+_TIME_TYPES: dict[str, pa.DataType] = {
     "timestamp-millis": pa.timestamp("ms", "UTC"),
     "timestamp-micros": pa.timestamp("us", "UTC"),
     "timestamp-nanos": pa.timestamp("ns", "UTC"),

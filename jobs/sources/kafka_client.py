@@ -41,7 +41,7 @@ MESSAGE_SCHEMA: Final = pa.schema(
 )
 """Columns of the batches that `RangeReader.read_ranges` yields."""
 
-_SAME_NAMES: Final = frozenset(
+_SAME_NAMES = frozenset(
     {
         "bootstrap.servers",
         "client.id",
@@ -51,17 +51,17 @@ _SAME_NAMES: Final = frozenset(
         "security.protocol",
     }
 )
-_LOGIN: Final = re.compile(
+_LOGIN = re.compile(
     r"\s*org\.apache\.kafka\.common\.security\.(?:plain\.Plain|scram\.Scram)LoginModule"
     r'\s+required\s+username="([^"\\]*)"\s+password="([^"\\]*)"\s*;\s*'
 )
-_CONNECTION_SETTINGS: Final[dict[str, Any]] = {
+_CONNECTION_SETTINGS: dict[str, Any] = {
     "log_level": 0,
     # A firewall may forget a silent connection, and the next question on it would get no answer.
     "connections.max.idle.ms": 180_000,
     "socket.keepalive.enable": True,
 }
-_READER_SETTINGS: Final[dict[str, Any]] = {
+_READER_SETTINGS: dict[str, Any] = {
     **_CONNECTION_SETTINGS,
     "check.crcs": True,
     "group.id": "tidegate",  # the client wants a name; nothing is ever committed to the group
@@ -75,12 +75,12 @@ _READER_SETTINGS: Final[dict[str, Any]] = {
     "queued.max.messages.kbytes": 32_768,
     "fetch.message.max.bytes": 4 << 20,
 }
-_MOST_MESSAGES: Final = 20_000
+_MOST_MESSAGES = 20_000
 """Messages of one batch."""
-_CALL_SECONDS: Final = 0.1
-_SILENCE_SECONDS: Final = 30.0
+_CALL_SECONDS = 0.1
+_SILENCE_SECONDS = 30.0
 """So long a broker may send nothing of a range that it has."""
-_QUESTION_SECONDS: Final = 15.0
+_QUESTION_SECONDS = 15.0
 
 
 def translate_settings(settings: Mapping[str, str]) -> dict[str, Any] | None:

@@ -165,7 +165,7 @@ def decompress_object(key: str, data: bytes) -> bytes:
     return data
 
 
-_DECOMPRESS_BY_ENDING: Final[dict[str, Callable[[bytes], bytes]]] = {
+_DECOMPRESS_BY_ENDING: dict[str, Callable[[bytes], bytes]] = {
     ".gz": gzip.decompress,
     ".bz2": bz2.decompress,
     ".xz": lzma.decompress,

@@ -49,7 +49,7 @@ FETCH_ROWS: Final = 100_000
 Below a second of Arrow, and one file instead of several.
 """
 
-_SAMPLE_ROWS: Final = 10_000
+_SAMPLE_ROWS = 10_000
 
 
 def collect_to_driver(frame: Frame) -> pa.Table:

@@ -22,29 +22,29 @@ import pyarrow.json as pj
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 
-_SMALLEST_BATCH: Final = 64
+_SMALLEST_BATCH = 64
 """So many messages go to Spark for one odd message among them; a larger batch is halved."""
-_LOWER_HALF: Final = (1 << 32) - 1
-_ROW_GROUP: Final = 65_536
+_LOWER_HALF = (1 << 32) - 1
+_ROW_GROUP = 65_536
 """Rows of a partition that are held before they are written."""
-_MOST_HELD_BYTES: Final = 64 << 20
+_MOST_HELD_BYTES = 64 << 20
 """So much is held for all partitions together."""
-_PARSERS: Final = 2
+_PARSERS = 2
 """Threads that parse batches in the driver."""
 PARTITION: Final = "_partition"
 """Column of a staged range: the partition of the topic."""
-_NO_ROWS: Final = pa.table({PARTITION: pa.array([], pa.int32())})
-_MOST: Final = 1_000
+_NO_ROWS = pa.table({PARTITION: pa.array([], pa.int32())})
+_MOST = 1_000
 """Spark refuses longer numbers and deeper values. A text of this length has neither."""
-_MOST_BYTES: Final = 50_000
+_MOST_BYTES = 50_000
 """Spark refuses names of more characters. Longer messages gain little from Arrow."""
-_ODD_NUMBER: Final = r"[0-9]{300}|[:,\[]\s*-?(NaN|Inf)"
-_MOST_DIGITS: Final = 15
+_ODD_NUMBER = r"[0-9]{300}|[:,\[]\s*-?(NaN|Inf)"
+_MOST_DIGITS = 15
 """A double gives so many decimal digits back, and holds ten to the power of up to 22 exactly."""
-_MOST_SCALE: Final = 22
-_DATE: Final = "[1-9][0-9]{3}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
-_TIME: Final = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?"
-_ZONE: Final = "(Z|[+-](0[0-9]|1[0-7]):[0-5][0-9])"
+_MOST_SCALE = 22
+_DATE = "[1-9][0-9]{3}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
+_TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?"
+_ZONE = "(Z|[+-](0[0-9]|1[0-7]):[0-5][0-9])"
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from tidegate.json_types import read_data_file
 
 from .errors import EXECUTORS_LOST
 
-_SETTINGS: Final[dict[str, dict[str, str]]] = read_data_file(__package__, "spark_settings.toml")
+_SETTINGS: dict[str, dict[str, str]] = read_data_file(__package__, "spark_settings.toml")
 _JVM_OPTIONS = "spark.driver.extraJavaOptions"
 _CONNECT_RETRIES = 6
 """Of a request to a Connect server, about 20 s: then it is gone, and what it held is gone with it.

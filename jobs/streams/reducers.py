@@ -20,7 +20,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import duckdb
 import pyarrow as pa
@@ -234,7 +234,7 @@ def _group_by_row(
 # Running aggregates: the fold of a reducer without a function. Nulls are ignored, as in SQL.
 
 # Over two values that are not null; `_apply_aggregate` deals with nulls.
-_AGGREGATE_STEPS: Final[dict[str, Callable[[Any, Any], Any]]] = {
+_AGGREGATE_STEPS: dict[str, Callable[[Any, Any], Any]] = {
     "sum": lambda before, value: before + value,
     "min": min,
     "max": max,
