@@ -30,6 +30,7 @@ from tidegate.checkpoints.s3_store import S3Settings
 from tidegate.checkpoints.slot_log import LogHead
 from tidegate.checkpoints.store import CopyingStore, Store, map_in_threads
 from tidegate.errors import TidegateError
+from tidegate.jobs.spark.spark_session import is_submitted
 from tidegate.jobs.spark.staging import build_s3a_settings
 
 from .batch_objects import QueryObjects, restore_files
@@ -223,11 +224,6 @@ def find_jobs_home() -> Path:
     """
     home = os.environ.get("TIDEGATE_HOME") or Path.home() / ".tidegate"
     return Path(home).absolute() / "jobs"
-
-
-def is_submitted() -> bool:
-    """Return whether spark-submit has started this process, as a child of its JVM."""
-    return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 def get_jvm_pid(session: Any) -> int | None:

@@ -44,7 +44,11 @@ from tidegate.jobs.driver.startup import (
     select_head,
 )
 from tidegate.jobs.sinks.lineage_position import FollowerPosition, describe_restore
-from tidegate.jobs.spark.spark_session import build_archive_options, extract_cause
+from tidegate.jobs.spark.spark_session import (
+    build_archive_options,
+    extract_cause,
+    is_submitted,
+)
 from tidegate.jobs.spec.job_spec import JobSpec, is_query_name
 from tidegate.jobs.spec.operations import add_bucket_jars
 from tidegate.json_types import JsonObject
@@ -71,7 +75,6 @@ from .job_location import (
     describe_location,
     find_jobs_home,
     get_jvm_pid,
-    is_submitted,
     open_location,
     set_bucket_access,
 )

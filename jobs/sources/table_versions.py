@@ -143,7 +143,7 @@ class DeltaVersions(TableVersions):
                 yield from self.list_versions_after(previous)
                 return
             previous = number
-            yield number, self._list_commit_files(number, self.store.get(key).data)
+            yield number, self._list_commit_files(number, key)
         if previous < 0:
             raise self._absent_table_error("its log is empty")
 
@@ -169,17 +169,17 @@ class DeltaVersions(TableVersions):
         for number, key in self._list_commits(version):
             if number != version + 1:
                 raise self._version_gap_error(version, f"the next commit is {number}")
-            version, actions = number, self._parse_actions(self.store.get(key).data)
+            version, actions = number, self._read_actions(key)
             files -= {unquote(str(body["path"])) for body in actions.get("remove", ())}
             files |= {self._check_file_name(body) for body in actions.get("add", ())}
         if version < 0:
             raise self._absent_table_error("its log is empty")
         return version, sorted(files)
 
-    def _parse_actions(self, data: bytes) -> dict[str, list[JsonObject]]:
+    def _read_actions(self, key: str) -> dict[str, list[JsonObject]]:
         """Return a commit's actions by kind."""
         actions: dict[str, list[JsonObject]] = {}
-        for line in data.splitlines():
+        for line in self.store.get(key).data.splitlines():
             for kind, body in (json.loads(line) if line.strip() else {}).items():
                 actions.setdefault(kind, []).append(body)
         for body in actions.get("metaData", ()):
@@ -192,8 +192,8 @@ class DeltaVersions(TableVersions):
                 "maps column names, so its files do not bear the table's names"
             )
 
-    def _list_commit_files(self, number: int, data: bytes) -> list[str]:
-        actions = self._parse_actions(data)
+    def _list_commit_files(self, number: int, key: str) -> list[str]:
+        actions = self._read_actions(key)
         # A compaction removes and adds files with dataChange = false.
         if any(body.get("dataChange", True) for body in actions.get("remove", ())):
             infos = actions.get("commitInfo", [{}])

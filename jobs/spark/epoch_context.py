@@ -77,6 +77,9 @@ class WrittenFiles:
         """Bytes in all files."""
         return sum(ref.bytes for ref in self.refs)
 
+    def __add__(self, other: WrittenFiles) -> WrittenFiles:
+        return WrittenFiles(self.refs + other.refs, self.paths + other.paths)
+
     def read_columns(self, columns: list[str]) -> pa.Table | None:
         """Some columns of what was written; None when nothing was."""
         if not self.paths:
@@ -84,15 +87,6 @@ class WrittenFiles:
         return pa.concat_tables(
             pq.read_table(path, columns=columns, partitioning=None) for path in self.paths
         )
-
-
-def combine_written_files(pieces: Iterable[WrittenFiles]) -> WrittenFiles:
-    """Several writings as one."""
-    found = list(pieces)
-    return WrittenFiles(
-        tuple(ref for piece in found for ref in piece.refs),
-        tuple(path for piece in found for path in piece.paths),
-    )
 
 
 @dataclass

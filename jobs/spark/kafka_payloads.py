@@ -89,7 +89,7 @@ class _DecodedPayload(NamedTuple):
 
 def plan_plain_messages(source: SourceSpec) -> PlainMessages | None:
     """Return how workers read a topic; None if one of its columns needs Spark SQL."""
-    kafka = _get_kafka_options(source)
+    kafka = get_kafka_options(source)
     named = {kafka.key: "key", kafka.timestamp: "timestamp"}
     envelope = {column: own for column, own in named.items() if column is not None}
     payload = _list_payload_columns(source)
@@ -126,7 +126,7 @@ def decode_messages(
     Raises:
         ConfigurationError: the schema file of the spec cannot be read or used.
     """
-    kafka = _get_kafka_options(source)
+    kafka = get_kafka_options(source)
     taken, beside = _select_envelope_columns(source)
     decode = _DECODERS[kafka.payload]
     fit, unfit = _split_usable_schemas(kafka, known or {})
@@ -203,7 +203,7 @@ def _require_usable_schema(payload: str, message: str | None, schema: bytes) -> 
 
 def _list_payload_columns(source: SourceSpec) -> dict[str, str]:
     """Column -> declared kind, of those that do not come from beside the payload."""
-    kafka = _get_kafka_options(source)
+    kafka = get_kafka_options(source)
     beside = (kafka.key, kafka.timestamp, *kafka.headers)
     return {name: kind for name, kind in source.columns.items() if name not in beside}
 
@@ -213,14 +213,15 @@ def _list_former_names(source: SourceSpec) -> dict[str, str]:
     return {new: before for before, new in source.evolution.renamed.items()}
 
 
-def _get_kafka_options(source: SourceSpec) -> KafkaOptions:
+def get_kafka_options(source: SourceSpec) -> KafkaOptions:
+    """The options of a source that is a topic."""
     assert source.kafka is not None  # noqa: S101
     return source.kafka
 
 
 def _select_envelope_columns(source: SourceSpec) -> tuple[dict[str, str], list[tuple[str, str]]]:
     """Columns that come from beside the payload, and the faults of their values."""
-    kafka = _get_kafka_options(source)
+    kafka = get_kafka_options(source)
     found = {kafka.key: "key"} if kafka.key else {}
     for column, header in kafka.headers.items():
         found[column] = (
@@ -393,8 +394,8 @@ def _decode_avro(
 ) -> _DecodedPayload:
     from pyspark.sql.avro.functions import from_avro
 
-    schemas = _load_schemas(_get_kafka_options(source), known)
-    frame, why = _split_wire_header(messages, _get_kafka_options(source), known)
+    schemas = _load_schemas(get_kafka_options(source), known)
+    frame, why = _split_wire_header(messages, get_kafka_options(source), known)
     held: dict[int, dict[str, DataType]] = {}
     for number, schema in schemas.items():
         _require_usable_schema("avro", None, schema)
@@ -488,7 +489,7 @@ def _convert_field_sql(
 def _decode_protobuf(
     messages: DataFrame, source: SourceSpec, known: Mapping[int, bytes]
 ) -> _DecodedPayload:
-    kafka = _get_kafka_options(source)
+    kafka = get_kafka_options(source)
     assert kafka.message is not None  # noqa: S101 - the spec says so
     schemas = _load_schemas(kafka, known)
     names = tuple(dict.fromkeys(_list_field_kinds(source)))

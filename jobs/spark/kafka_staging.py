@@ -46,7 +46,12 @@ from .errors import (
     WORKER_LOST,
 )
 from .json_decoding import MESSAGE_DDL, PARTITION, write_batches, write_messages
-from .kafka_payloads import UNKNOWN_SCHEMA, decode_messages, plan_plain_messages
+from .kafka_payloads import (
+    UNKNOWN_SCHEMA,
+    decode_messages,
+    get_kafka_options,
+    plan_plain_messages,
+)
 from .spark_session import (
     SPARK_ERRORS,
     SparkSessions,
@@ -149,8 +154,7 @@ class KafkaStager:
         if schemas.fetch_missing(set(strangers)):
             found = decode("again")
             strangers = _find_unknown_schemas(found)
-        assert source.kafka is not None  # noqa: S101
-        if strangers and source.kafka.on_unknown_schema == "wait":
+        if strangers and get_kafka_options(source).on_unknown_schema == "wait":
             raise _unknown_schema_error(name, source, strangers, schemas)
         return found
 
@@ -187,8 +191,7 @@ class KafkaStager:
 
     def _open_reader(self, name: str) -> RangeReader | None:
         """The driver's own client of a source; None where only the connector can read it."""
-        kafka = self._spec.sources[name].kafka
-        assert kafka is not None  # noqa: S101
+        kafka = get_kafka_options(self._spec.sources[name])
         settings = None if kafka.headers else translate_settings(build_consumer_settings(kafka))
         if settings is not None and name not in self._readers:
             self._readers[name] = RangeReader(name, kafka, settings)
@@ -214,23 +217,22 @@ def _translate_job_error(name: str, source: SourceSpec, error: Exception) -> Tid
     A full disk is found behind it by who tells errors to people
     (jobs/driver/error_classification.py).
     """
-    assert source.kafka is not None  # noqa: S101
-    found = lines(error)
+    kafka, found = get_kafka_options(source), lines(error)
     # Retention removed what was planned; the next plan begins at what the topic still has.
     if any(mark in line for line in found for mark in _DATA_LOSS_SIGNS):
-        what = f"messages of {source.kafka.topic} were removed"
+        what = f"messages of {kafka.topic} were removed"
         return CHANGED_WHILE_READ(source=name, what=what)
     brokers = [line for line in found if any(mark in line for mark in _BROKER_ERROR_SIGNS)]
     if brokers:
-        return KAFKA_UNAVAILABLE(servers=source.kafka.servers, detail=brokers[-1][:300])
+        return KAFKA_UNAVAILABLE(servers=kafka.servers, detail=brokers[-1][:300])
     return detect_lost_executors(f"source {name}", error, WORKER_LOST) or MESSAGES_UNREADABLE(
         source=name, cause=extract_cause(error)
     )
 
 
 def _open_schema_registry(source: SourceSpec) -> SchemaCache | None:
-    kafka = source.kafka
-    if kafka is None or kafka.registry is None:
+    kafka = get_kafka_options(source)
+    if kafka.registry is None:
         return None
     # The cache belongs to the process: a number always names the same schema.
     login = kafka.registry_login
@@ -275,15 +277,14 @@ def _find_unknown_schemas(fetched: list[Path]) -> dict[int, str]:
 def _unknown_schema_error(
     name: str, source: SourceSpec, strangers: dict[int, str], schemas: SchemaCache
 ) -> TidegateError:
-    assert source.kafka is not None  # noqa: S101
-    number, place = next(iter(strangers.items()))
+    kafka, (number, place) = get_kafka_options(source), next(iter(strangers.items()))
     # A number that the registry knows will never name another schema: waiting does not help.
     error = REGISTERED_SCHEMA_UNUSABLE if number in schemas.known else SCHEMA_NOT_REGISTERED
     return error(
         source=name,
         number=number,
-        registry=source.kafka.registry,
-        place=f"{source.kafka.topic} {place}",
+        registry=kafka.registry,
+        place=f"{kafka.topic} {place}",
     )
 
 
@@ -297,18 +298,18 @@ def _read_messages(
     connector asks it for offsets; on one connection the second answer waits for the first, so at
     the end of each partition for `fetch.max.wait.ms`, half a second by default.
     """
-    assert source.kafka is not None  # noqa: S101
-    topic = source.kafka.topic
+    kafka = get_kafka_options(source)
+    topic = kafka.topic
     offsets = [
         {str(p["kafka"]["partition"]): p["kafka"][end] for p in parts} for end in ("from", "to")
     ]
     consumer = {"group.id": group, "fetch.max.wait.ms": "1"}
-    consumer |= build_consumer_settings(source.kafka)
+    consumer |= build_consumer_settings(kafka)
     options = {
         "assign": json.dumps({topic: [p["kafka"]["partition"] for p in parts]}),
         "startingOffsets": json.dumps({topic: offsets[0]}),
         "endingOffsets": json.dumps({topic: offsets[1]}),
-        "includeHeaders": "true" if source.kafka.headers else "false",
+        "includeHeaders": "true" if kafka.headers else "false",
         "failOnDataLoss": "true",
         **{f"kafka.{name}": value for name, value in consumer.items()},
     }

@@ -61,7 +61,7 @@ def open_session(spec: PipelineSpec) -> SparkSession:
 def start_classic_session(spark: SparkSpec, name: str) -> SparkSession:
     """Start (or join) a session in this process; the master of spark-submit wins."""
     builder = SparkSession.builder.appName(f"tidegate {name}")
-    if not _is_spark_submit():  # else it knows its master
+    if not is_submitted():  # else it knows its master
         builder = builder.master(spark.master)
     # No table is ever in the warehouse. A folder that exists keeps Spark from making
     # `spark-warehouse` in the working folder.
@@ -87,11 +87,11 @@ def _open_connect_session(spark: SparkSpec) -> SparkSession:
 
 def runs_on_one_host(spark: SparkSpec) -> bool:
     """Whether the master is a local one, and spark-submit has not started this process."""
-    return spark.master.startswith("local") and not _is_spark_submit()
+    return spark.master.startswith("local") and not is_submitted()
 
 
-def _is_spark_submit() -> bool:
-    """spark-submit has started this process."""
+def is_submitted() -> bool:
+    """Whether spark-submit has started this process, as a child of its JVM."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 

@@ -36,7 +36,7 @@ from tidegate.jobs.spec.window_specs import WindowSpec
 from tidegate.time_units import TICK_MAX, saturate_ticks
 
 from .edge_events import EpochEdges, assign_intervals, drop_edges
-from .epoch_context import EpochContext, OutputFiles, WrittenFiles, combine_written_files
+from .epoch_context import EpochContext, OutputFiles, WrittenFiles
 from .ordered_release import adjust_start_times
 
 MERGE_ROWS: Final = 500_000
@@ -109,7 +109,7 @@ def process_window(epoch: EpochContext, name: str, edges: EpochEdges) -> OutputF
     epoch = _choose_state_engine(epoch, name, live, written)
     if window.zero_rows:
         zero, gaps = fill_gaps(epoch, aggregation, live, list(gaps), written)
-        written = combine_written_files((written, zero))
+        written += zero
     results = _emit_results(epoch, name, aggregation, live, written)
     segments = [
         ref
