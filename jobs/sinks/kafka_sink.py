@@ -20,8 +20,10 @@ import pyarrow as pa
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.errors import TidegateError, get_first_line
+from tidegate.jobs.engine.arrow_tables import Row
 from tidegate.jobs.spec.operations import KafkaSinkSpec
 from tidegate.jobs.spec.source_options import resolve_environment_values
+from tidegate.json_types import JsonObject
 
 from .base_follower import SlotFollower, import_client_library
 from .errors import (
@@ -58,7 +60,7 @@ class KafkaSink(AtLeastOnceSink):
     def _deliver_epoch(self, epoch: Manifest) -> None:
         self._send_by_topic(build_row_messages(self, epoch))
 
-    def _announce_restore(self, notice: dict[str, Any]) -> None:
+    def _announce_restore(self, notice: JsonObject) -> None:
         self._send_by_topic(build_restore_messages(self, notice))
 
     def _send_by_topic(self, messages: Iterable[KafkaMessage]) -> None:
@@ -157,13 +159,13 @@ def build_row_messages(sink: SlotFollower, epoch: Manifest) -> Iterator[KafkaMes
                 yield KafkaMessage(topic, key, to_json_line(row), headers)
 
 
-def build_restore_messages(sink: SlotFollower, notice: dict[str, Any]) -> Iterator[KafkaMessage]:
+def build_restore_messages(sink: SlotFollower, notice: JsonObject) -> Iterator[KafkaMessage]:
     """Yield a message for each table that announces a restore in the table's topic."""
     for table in sink.tables:
         yield build_restore_message(resolve_topic(sink.given, table), notice)
 
 
-def build_restore_message(topic: str, notice: dict[str, Any]) -> KafkaMessage:
+def build_restore_message(topic: str, notice: JsonObject) -> KafkaMessage:
     """Return the message that announces a restore; `notice` is of `describe_restore`."""
     headers = _build_headers(notice["uid"], {"tidegate-restore": json.dumps(notice)})
     return KafkaMessage(topic, None, None, headers)
@@ -173,7 +175,7 @@ def _build_headers(uid: str, headers: dict[str, str]) -> list[tuple[str, bytes]]
     return [(name, value.encode()) for name, value in {"tidegate-uid": uid, **headers}.items()]
 
 
-def _build_message_key(row: dict[str, Any]) -> str | None:
+def _build_message_key(row: Row) -> str | None:
     return (
         f"{row['_source']}/{row['_partition']}/{row['_seq']}"
         if row.get("_seq") is not None

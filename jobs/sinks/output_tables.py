@@ -221,7 +221,7 @@ def write_parquet_once(
     return describe_parquet_object(key, data, kind or f"table:{key.split('/')[-3]}", bounds)
 
 
-def _barrier_to_row(barrier: BarrierHealth, behind: int) -> dict[str, Any]:
+def _barrier_to_row(barrier: BarrierHealth, behind: int) -> Row:
     # People compare these times with others, so they are moved to the wall clock by as much as the
     # pipeline clock is behind. The time waited stays as it was counted.
     participants = {

@@ -28,6 +28,8 @@ from tidegate.checkpoints.s3_store import S3Store
 from tidegate.checkpoints.store import Store, map_in_threads
 from tidegate.jobs.engine.arrow_tables import (
     TIMESTAMP_UTC,
+    Row,
+    RowView,
     conform_to_schema,
     convert_to_ticks,
     to_arrow_type,
@@ -45,7 +47,7 @@ _ENTRY_FIELDS = {
     *("status", "data_file", "manifest_path", "content", "file_path"),
     *("record_count", "null_value_counts", "lower_bounds", "upper_bounds", "key", "value"),
 }
-_DataFile = Mapping[str, Any]  # a record of a manifest, with these fields
+_DataFile = RowView  # a record of a manifest, with these fields
 _FIELD_ID = b"PARQUET:field_id"
 _DELETED = 2  # the status of an entry whose file has left the table
 # Types that only other engines give a column; tidegate's own have the names of a spec.
@@ -146,7 +148,7 @@ class TableScan:
         return next((one for one in known if one["snapshot-id"] == current), None)
 
     @cached_property
-    def _manifests(self) -> list[dict[str, Any]]:
+    def _manifests(self) -> list[Row]:
         snapshot = self._snapshot
         return list(self._opener.read_records(snapshot["manifest-list"])) if snapshot else []
 
@@ -275,7 +277,7 @@ class _StoreFiles:
             files, path = FileSystem.from_uri(address)
         return files.open_input_file(path)
 
-    def read_records(self, address: str) -> Iterator[dict[str, Any]]:
+    def read_records(self, address: str) -> Iterator[Row]:
         """Yield the records of an Avro file of Iceberg, with the fields that a scan needs."""
         with self.open(address) as opened:
             data = io.BytesIO(opened.read())

@@ -55,13 +55,14 @@ _LOGIN = re.compile(
     r"\s*org\.apache\.kafka\.common\.security\.(?:plain\.Plain|scram\.Scram)LoginModule"
     r'\s+required\s+username="([^"\\]*)"\s+password="([^"\\]*)"\s*;\s*'
 )
-_CONNECTION_SETTINGS: dict[str, Any] = {
+_Settings = dict[str, Any]
+_CONNECTION_SETTINGS: _Settings = {
     "log_level": 0,
     # A firewall may forget a silent connection, and the next question on it would get no answer.
     "connections.max.idle.ms": 180_000,
     "socket.keepalive.enable": True,
 }
-_READER_SETTINGS: dict[str, Any] = {
+_READER_SETTINGS: _Settings = {
     **_CONNECTION_SETTINGS,
     "check.crcs": True,
     "group.id": "tidegate",  # the client wants a name; nothing is ever committed to the group
@@ -83,7 +84,7 @@ _SILENCE_SECONDS = 30.0
 _QUESTION_SECONDS = 15.0
 
 
-def translate_settings(settings: Mapping[str, str]) -> dict[str, Any] | None:
+def translate_settings(settings: Mapping[str, str]) -> _Settings | None:
     """Return the settings of a Java client as settings of librdkafka.
 
     None if one of them has no counterpart here, or if the library is not installed. TLS needs a
@@ -94,7 +95,7 @@ def translate_settings(settings: Mapping[str, str]) -> dict[str, Any] | None:
     >>> translate_settings({"bootstrap.servers": "b:9092", "security.protocol": "SSL"}) is None
     True
     """
-    found: dict[str, Any] = {k: v for k, v in settings.items() if k in _SAME_NAMES}
+    found: _Settings = {k: v for k, v in settings.items() if k in _SAME_NAMES}
     protocol = settings.get("security.protocol", "PLAINTEXT").upper()
     is_known_level = found.get("isolation.level") in (None, "read_committed", "read_uncommitted")
     rest = {k: v for k, v in settings.items() if k not in _SAME_NAMES}
@@ -118,7 +119,7 @@ class ClientTopicOffsets:
         settings: what `translate_settings` returned for them.
     """
 
-    def __init__(self, kafka: KafkaOptions, settings: Mapping[str, Any]) -> None:
+    def __init__(self, kafka: KafkaOptions, settings: _Settings) -> None:
         self._kafka, self._settings = kafka, settings
         self._refusal = _Refusal()
         self._admin: Any = None
@@ -197,7 +198,7 @@ class RangeReader:
         ConfigurationError: the library refuses the settings.
     """
 
-    def __init__(self, source: str, kafka: KafkaOptions, settings: Mapping[str, Any]) -> None:
+    def __init__(self, source: str, kafka: KafkaOptions, settings: _Settings) -> None:
         from confluent_kafka import Consumer, KafkaException
 
         self._source, self._kafka, self._refusal = source, kafka, _Refusal()

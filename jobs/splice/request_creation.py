@@ -31,9 +31,7 @@ from tidegate.checkpoints.splice_requests import (
     reject_splice_request,
 )
 from tidegate.errors import ConfigurationError, get_first_line
-from tidegate.jobs.engine.arrow_tables import (
-    replace_column,
-)
+from tidegate.jobs.engine.arrow_tables import Row, RowView, replace_column
 from tidegate.jobs.rules.duck_frame import DuckFrame, open_database, query_rows
 from tidegate.jobs.rules.recomputation import SET_ASIDE_REASONS, build_time_expression
 from tidegate.jobs.sinks.output_tables import (
@@ -44,7 +42,7 @@ from tidegate.jobs.sinks.output_tables import (
     write_parquet_once,
 )
 from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENT_TIME, EVENTS, LATE, PipelineSpec
-from tidegate.json_types import JsonObject
+from tidegate.json_types import JsonObject, JsonView
 from tidegate.time_units import format_instant
 
 from .errors import (
@@ -341,7 +339,7 @@ def _find_taken_pairs(
 
 
 def _put_request(
-    tables: TablesAtHead, rows: Any, origin: str, detail: Mapping[str, Any], options: RequestOptions
+    tables: TablesAtHead, rows: Any, origin: str, detail: JsonView, options: RequestOptions
 ) -> SpliceRequest:
     """Write the rows of a request, then its document, and return it.
 
@@ -504,7 +502,7 @@ def _choose_outputs(spec: PipelineSpec, rows: Any, which: LateFilter) -> list[li
 # Rows from outside the pipeline: they are cast to its types, and may come from a file.
 
 
-def cast_rows(spec: PipelineSpec, raw: Sequence[Mapping[str, Any]]) -> Any:
+def cast_rows(spec: PipelineSpec, raw: Sequence[RowView]) -> Any:
     """Return rows with the columns of a request, meant for all outputs.
 
     Texts are cast value by value; integers in a timestamp column are ticks.
@@ -569,7 +567,7 @@ def read_file_bytes(path: Path) -> bytes:
         raise NO_FILE(path=path, text=error.strerror) from error
 
 
-def parse_file_rows(path: Path, data: bytes) -> list[dict[str, Any]]:
+def parse_file_rows(path: Path, data: bytes) -> list[Row]:
     """Return the rows of a Parquet, CSV or JSON-lines file; the extension of `path` says which.
 
     Raises:

@@ -19,7 +19,7 @@ from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.splice_requests import list_splice_requests
 from tidegate.errors import get_first_line
-from tidegate.jobs.engine.arrow_tables import read_columns
+from tidegate.jobs.engine.arrow_tables import Row, RowView, read_columns
 from tidegate.jobs.engine.manifest_writer import ORDER_KIND
 from tidegate.jobs.rules.duck_frame import DuckFrame, open_database
 from tidegate.jobs.rules.recomputation import SET_ASIDE_REASONS, build_time_expression
@@ -190,13 +190,13 @@ class _RowTracer:
             db.register("rows", table)
             return db.sql(query, params=[*self._fields.values()]).to_arrow_table()
 
-    def _match_dead_letters(self, wanted: Ranges) -> dict[RowIdentity, dict[str, Any]]:
+    def _match_dead_letters(self, wanted: Ranges) -> dict[RowIdentity, Row]:
         """Return dead letters whose text contains every value; their columns could not be read."""
         columns = ["reason", "detail", "object", "row", *IDENTITY_COLUMNS, "_epoch"]
         table = self._tables.read_rows(DEAD_LETTERS, columns, ranges=wanted)
         table = table.filter(pc.is_valid(table["row"]))
 
-        def matches(row: Mapping[str, Any]) -> bool:
+        def matches(row: RowView) -> bool:
             """Return whether the text of a dead letter has the value of every field."""
             return all(
                 str(row[name]) == value if name in IDENTITY_COLUMNS else value in row["row"]
@@ -342,7 +342,7 @@ class _RowTracer:
         waited = (released.created_at - read.created_at) / 1_000_000
         return {"waited_s": waited, **self._describe_holder(slot - 1)}
 
-    def _find_position(self, who: RowIdentity, event: Mapping[str, Any]) -> int | None:
+    def _find_position(self, who: RowIdentity, event: RowView) -> int | None:
         """Return the current position of an event; None if its epoch is not published yet."""
         epoch, tables = event["_epoch"], self._tables
         if epoch > tables.published:
@@ -434,7 +434,7 @@ def _select_exact_ranges(names: Iterable[str], values: Iterable[Any]) -> dict[st
     }
 
 
-def _find_rows(table: Any, who: RowIdentity) -> Iterator[dict[str, Any]]:
+def _find_rows(table: Any, who: RowIdentity) -> Iterator[Row]:
     """Yield the rows with this identity."""
     for number, other in enumerate(iterate_identities(table)):
         if other == who:

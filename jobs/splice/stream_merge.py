@@ -29,7 +29,12 @@ import pyarrow.compute as pc
 from tidegate.jobs.engine.arrow_tables import conform_to_schema
 from tidegate.jobs.spec.stream_specs import EVENTS_STREAM, REJECTIONS, PipeSpec
 from tidegate.jobs.streams.dispatcher import run_pipe
-from tidegate.jobs.streams.reducers import build_reducer, build_states_table, fold_batch
+from tidegate.jobs.streams.reducers import (
+    SentRows,
+    build_reducer,
+    build_states_table,
+    fold_batch,
+)
 from tidegate.jobs.streams.stream_rows import (
     address_rows,
     append_rows,
@@ -99,7 +104,7 @@ class _DispatchedRows:
         collected: rows of the attachment's splice request.
     """
 
-    arrivals: dict[str, Any] = field(default_factory=dict)
+    arrivals: SentRows = field(default_factory=dict)
     collected: Any = None
 
 
@@ -238,7 +243,7 @@ class StreamMerge:
         self._dispatched[name] = dispatched
         return dispatched
 
-    def _fold_rows(self, name: str, rows: Any) -> dict[str, Any]:
+    def _fold_rows(self, name: str, rows: Any) -> SentRows:
         """Run a pipe or reducer over rows; return destination -> dispatched rows."""
         spec = self._graph.attachments[name]
         if rows.num_rows == 0:

@@ -41,6 +41,7 @@ from .reducers import (
     FoldedBatch,
     FoldFailure,
     ReducerRunner,
+    SentRows,
     add_argument_columns,
     build_reducer,
     compute_columns,
@@ -73,7 +74,7 @@ from .stream_state import (
 
 def run_pipe(
     pipe: PipeSpec, columns: ColumnTypes, rows: Any
-) -> tuple[dict[str, Any], FoldFailure | None]:
+) -> tuple[SentRows, FoldFailure | None]:
     """Return destination -> selected rows, with ``_position`` and ``_nth``.
 
     If the predicate fails on the data, no row is selected, and the failure names the first row of
@@ -381,7 +382,7 @@ class StreamDispatcher:
 
     def _run_pipe_or_reducer(
         self, epoch: _DispatchEpoch, name: str, attachment: PipeSpec | ReducerSpec, rows: Any
-    ) -> tuple[dict[str, Any], FoldFailure | None]:
+    ) -> tuple[SentRows, FoldFailure | None]:
         """Return destination -> rows to dispatch, and the failure that stopped the batch.
 
         The rows have the ``_position`` of the row they were made of, and their ``_nth``.

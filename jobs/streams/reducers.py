@@ -38,6 +38,9 @@ RunningAggregates = Mapping[str, tuple[str, str]]
 ReducerStates = dict[str, tuple[Any, int]]
 """Key (as JSON text) -> state, events seen."""
 
+SentRows = dict[str, Any]
+"""Destination -> table of dispatched rows."""
+
 _STATE_SCHEMA = pa.schema({"key": pa.string(), "state": pa.string(), "seen": pa.int64()})
 
 _NOT_DETERMINISTIC = "not deterministic: a second run over the same rows came out differently"
@@ -319,7 +322,7 @@ class FoldedBatch:
         failure: the row at which it stopped; nothing of that row or later ones is included.
     """
 
-    sent: dict[str, Any] = field(default_factory=dict)
+    sent: SentRows = field(default_factory=dict)
     states: ReducerStates = field(default_factory=dict)
     failure: FoldFailure | None = None
 
@@ -422,7 +425,7 @@ def fold_prepared_rows(reducer: Reducer, rows: Any, states: ReducerStates) -> Fo
 _MISFIT_ERRORS = (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError)
 
 
-def _build_dispatch_tables(reducer: Reducer, dispatches: Sequence[DispatchedRow]) -> dict[str, Any]:
+def _build_dispatch_tables(reducer: Reducer, dispatches: Sequence[DispatchedRow]) -> SentRows:
     """Return destination -> the rows sent to it, with ``_position`` and ``_nth``."""
     tables = {}
     for to, columns in reducer.columns.items():
