@@ -8,16 +8,14 @@ release is cut into ranges of about equal size, which Spark's tasks sort.
 
 One task sorts each range, and the range's first position is known beforehand. One pass over the
 times alone counts the rows per narrow bucket, and neighbouring buckets are joined to ranges. A
-second pass sends each row to the task of its range. Both passes run the same code in every epoch
-(see `opaque_literal`). Spark would compile a job per range again, because its bounds are code.
+second pass sends each row to the task of its range.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import accumulate, groupby
 from typing import Any, Final
 
 import numpy as np
@@ -28,6 +26,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from tidegate.checkpoints.manifest import FileRef
+from tidegate.jobs.engine.arrow_tables import Row
 from tidegate.jobs.engine.manifest_writer import ORDER_KIND
 from tidegate.jobs.engine.replay import count_waiting_rows
 from tidegate.jobs.eventtime.decision_types import Decision, ReleaseMark
@@ -42,7 +41,6 @@ from tidegate.jobs.rules.row_conditions import (
 )
 from tidegate.jobs.spec.event_time_options import LatePolicy, ReleaseMode
 from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec
-from tidegate.time_units import TICK_MAX, TICK_MIN
 
 from .cut_survey import MemberScans
 from .epoch_context import (
@@ -293,32 +291,65 @@ def _release_in_tasks(
     """Sorted by ranges, one task each."""
     waiting, leaving = WrittenFiles(), rows.where("_leaves")
     if epoch.spec.release.mode is ReleaseMode.PASS_THROUGH:
-        ranges = plan_ranges_by_arrival(leaving)
+        # All late rows are one range, and so are the rows of one object, whatever their number.
+        places = ["IF(_late, 0, _so)", "IF(_late, '', _partition)", "IF(_late, 0, _p)"]
     else:
         stays = rows.where("NOT _leaves").selectExpr(*_list_waiting_columns(epoch))
         waiting = _write_order_segment(epoch, stays)
-        ranges = plan_ranges_by_time(leaving, *_find_time_extent(epoch))
-    if not ranges:
+        places = ["_section", _time_bucket_sql(epoch)]
+    names = [f"_c{i}" for i in range(len(places) + 1)]
+    named = zip(["_late", *places], names, strict=True)
+    keyed = leaving.selectExpr("*", *(f"{sql} AS {name}" for sql, name in named))
+    counts = collect_to_driver(keyed.groupBy(*names).count()).to_pylist()
+    if not counts:
         return WrittenFiles(), waiting, 0
-    starts = accumulate((piece.rows for piece in ranges[:-1]), initial=epoch.order.next_position)
-    apart = leaving.selectExpr("*", f"{range_number_sql(ranges)} AS _range").repartitionById(
-        len(ranges), F.col("_range")
-    )
-    in_range = f"(monotonically_increasing_id() & {_ROW_NUMBER_BITS}L)"
-    position = f"array({', '.join(f'{start}L' for start in starts)})[_range] + {in_range}"
+    ranges = _join_neighbours(counts, epoch.order.next_position)
+    bounds = pa.Table.from_pylist(counts).drop_columns(["count"])
+    # As in `opaque_literal`: what changes from epoch to epoch is not part of the code.
+    beside = F.broadcast(rows.sparkSession.createDataFrame(bounds).coalesce(1))
+    apart = keyed.join(beside, names).repartitionById(ranges, F.col("_range"))
+    position = f"_start + (monotonically_increasing_id() & {_ROW_NUMBER_BITS}L)"
     events = apart.sortWithinPartitions(*map(F.expr, _build_sort_keys(epoch))).selectExpr(
         *_list_event_columns(epoch, position)
     )
     written = epoch.writer.write_table(EVENTS, events, epoch.spec.event_time_column)
-    return written, waiting, sum(piece.rows for piece in ranges if piece.late)
+    return written, waiting, sum(row["count"] for row in counts if row["_c0"])
 
 
-def _find_time_extent(epoch: EpochContext) -> tuple[int, int]:
-    """Bounds of the event times that may leave; adjusted rows are at F."""
+def _time_bucket_sql(epoch: EpochContext) -> str:
+    """Which of 4096 parts of the times that may leave a row is in; adjusted rows are at F."""
     live = epoch.live_segments(ORDER_KIND)
     ends = [time for ref in live for time in (ref.min_time, ref.max_time) if time is not None]
     ends += [time for time in (epoch.low, epoch.high) if time is not None]
-    return (min(ends), max(ends)) if ends else (0, 0)
+    low, high = min(ends, default=0), max(ends, default=0)
+    width = (high - low) // _TIME_BUCKETS + 1
+    place = f"(_et - {opaque_literal(low, '_et')}) div {opaque_literal(width, '_et')}"
+    return f"CAST(least(greatest({place}, 0L), {_TIME_BUCKETS - 1}L) AS int)"
+
+
+def _join_neighbours(counts: list[Row], position: int) -> int:
+    """Sort counts of rows, late ones first, and put neighbours into ranges while they stay small.
+
+    Rows of one range agree in all columns but the last. A count alone may have more than
+    `RANGE_ROWS`. Each count gets the number of its range and the position of the range's first row.
+
+    Args:
+        counts: rows with `_c0` (whether the counted rows are late), further columns, and `count`.
+        position: of the first row of all.
+
+    Returns:
+        The number of ranges.
+    """
+    counts.sort(key=lambda row: (not row["_c0"], *row.values()))
+    size, start, ranges = 0, position, 0
+    group: list[Any] = []
+    for row in counts:
+        here = [*row.values()][:-2]
+        if here != group or size + row["count"] > RANGE_ROWS:
+            size, start, group, ranges = 0, position, here, ranges + 1
+        size, position = size + row["count"], position + row["count"]
+        row |= {"_range": ranges - 1, "_start": start}
+    return ranges
 
 
 def _find_released_max(
@@ -354,118 +385,9 @@ RANGE_ROWS: Final = 400_000
 A few hundred megabytes at most, and several ranges for the cores of an epoch of millions.
 """
 _TIME_BUCKETS = 4096
-_RANGE_COUNT_STEP = 8
-
-
-@dataclass(frozen=True)
-class SortRange:
-    """Rows that follow each other in the output.
-
-    A condition that selects them, how many they are, and if they are late ones.
-    """
-
-    condition: str
-    rows: int
-    late: bool = False
-
-
-def range_number_sql(ranges: Sequence[SortRange]) -> str:
-    """The number of a row's range, from 0, as Spark SQL; null for a row in none."""
-    spare = [_MATCHES_NOTHING] * (
-        -len(ranges) % _RANGE_COUNT_STEP
-    )  # a few ranges more or less are the same code
-    cases = " ".join(
-        f"WHEN {condition} THEN {i}"
-        for i, condition in enumerate([*(piece.condition for piece in ranges), *spare])
-    )
-    return f"CASE {cases} END"
 
 
 def split_evenly(rows: int) -> list[tuple[int, int]]:
     """Return (first, end) of the fewest pieces of about equal size, none above `RANGE_ROWS`."""
     pieces = -(-rows // RANGE_ROWS)
     return [(rows * piece // pieces, rows * (piece + 1) // pieces) for piece in range(pieces)]
-
-
-def plan_ranges_by_time(leaving: DataFrame, low: int, high: int) -> list[SortRange]:
-    """Ranges by (flagged late first, section, event time); a Spark job counts their rows.
-
-    A range has more than `RANGE_ROWS` if a single bucket, one of 4096 between the times, has more.
-
-    Args:
-        leaving: the rows, with `_late`, `_section` and `_et`.
-        low: event time in ticks from which the rows are divided; earlier ones are in the first
-            bucket.
-        high: event time in ticks up to which; later ones are in the last bucket.
-    """
-    width = (high - low) // _TIME_BUCKETS + 1
-    bucket = (
-        f"CAST(least(greatest((_et - {opaque_literal(low, '_et')}) div"
-        f" {opaque_literal(width, '_et')}, 0L), {_TIME_BUCKETS - 1}L) AS int)"
-    )
-
-    def select_range(late: bool, section: int, first: int, last: int) -> str:
-        """The rows of these buckets."""
-        begin = low + first * width if first else TICK_MIN
-        end = low + (last + 1) * width if last < _TIME_BUCKETS - 1 else TICK_MAX
-        return _within_range_sql(late, section, begin, end)
-
-    return _plan_ranges(leaving, ["_late", "_section", bucket], select_range)
-
-
-def plan_ranges_by_arrival(leaving: DataFrame) -> list[SortRange]:
-    """Ranges by (flagged late first, source order, partition, object); a Spark job counts rows.
-
-    Late rows are one range, whatever their number, and so are the rows of one object: a range may
-    have more than `RANGE_ROWS`.
-    """
-
-    def select_range(late: bool, source: int, partition: str, first: int, last: int) -> str:
-        """All late rows, or the rows of these objects."""
-        own = f"_so = {source} AND _partition = {quote_text(partition)}"
-        return "_late" if late else f"NOT _late AND {own} AND _p >= {first} AND _p <= {last}"
-
-    places = ["IF(_late, 0, _so)", "IF(_late, '', _partition)", "IF(_late, 0, _p)"]
-    return _plan_ranges(leaving, ["_late", *places], select_range)
-
-
-def _plan_ranges(
-    leaving: DataFrame, order: Sequence[str], select_range: Callable[..., str]
-) -> list[SortRange]:
-    """Ranges of neighbours by the last column of an order; rows of one range agree in the others.
-
-    `select_range` gives the condition of a range, of what its rows agree in, and of the least and
-    greatest value of the last column. The first column is `_late`.
-    """
-    names = [f"_c{i}" for i in range(len(order))]
-    columns = [f"{sql} AS {name}" for name, sql in zip(names, order, strict=True)]
-    counts = collect_to_driver(leaving.selectExpr(*columns).groupBy(*names).count()).to_pylist()
-    # Late rows are first.
-    ordered = sorted((not late, late, *others) for late, *others in map(dict.values, counts))
-    return [
-        SortRange(select_range(*group, first, last), size, group[0])
-        for group, rows in groupby(ordered, key=lambda row: row[1:-2])
-        for first, last, size in _join_neighbours(row[-2:] for row in rows)
-    ]
-
-
-def _join_neighbours(counts: Iterable[tuple[int, int]]) -> Sequence[tuple[int, int, int]]:
-    """Neighbours joined while they stay small: (first, last, rows)."""
-    found: list[tuple[int, int, int]] = []
-    for place, rows in counts:
-        if found and found[-1][2] + rows <= RANGE_ROWS:
-            first, _, size = found[-1]
-            found[-1] = (first, place, size + rows)
-        else:
-            found.append((place, place, rows))
-    return found
-
-
-def _within_range_sql(late: bool, section: int, begin: int, end: int) -> str:
-    """``begin <= _et < end``; a time of TICK_MAX itself is in the range that ends there."""
-    place = f"_late = {str(late).lower()} AND _section = {opaque_literal(section, '_et')}"
-    above = f"(_et < {opaque_literal(end, '_et')} OR {opaque_literal(end, '_et')} = {TICK_MAX}L)"
-    return f"({place} AND _et >= {opaque_literal(begin, '_et')} AND {above})"
-
-
-_MATCHES_NOTHING = _within_range_sql(False, -1, TICK_MAX, TICK_MIN)
