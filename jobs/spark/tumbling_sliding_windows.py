@@ -11,6 +11,7 @@ every window in it is purged.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from typing import Final
 
@@ -79,15 +80,12 @@ def _combine_joining_pairs(
     And a number of results that they do not exceed.
     """
     rows = None if epoch.data is None else assign_rows_to_windows(epoch, window)
-    found = assign_intervals(epoch, window, edges)
-    if found is None:
+    pairs = assign_intervals(epoch, window, edges)
+    if pairs is None:
         return rows, epoch.staged.rows
-    pairs, most = found
-    return (
-        pairs
-        if rows is None
-        else pairs.unionByName(rows.selectExpr(*map(quote_name, pairs.columns)))
-    ), epoch.staged.rows + most
+    if rows is not None:
+        pairs = pairs.unionByName(rows.selectExpr(*map(quote_name, pairs.columns)))
+    return pairs, sys.maxsize  # one edge may be in any number of windows
 
 
 # One epoch of one window output
