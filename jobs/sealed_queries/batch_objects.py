@@ -47,7 +47,7 @@ class QueryObjects:
         known: path in the checkpoint -> the object that holds the file.
     """
 
-    _store: Store
+    _bucket: Store
     _query: str
     _known: dict[str, FileRef] = field(default_factory=dict)
 
@@ -82,55 +82,44 @@ class QueryObjects:
         """
         self._forget_oldest_packs(files)
         new = {path: file for path, file in files.items() if path not in self._known}
-        self._copy_objects(
-            {path: file for path, file in new.items() if isinstance(file, BucketFile)}, prefix
-        )
-        small: dict[str, Path] = {}
-        for path, file in new.items():
-            if isinstance(file, BucketFile):
-                continue
-            if file.stat().st_size < LARGE_FILE:
-                small[path] = file
-            else:
-                self._known[path] = self._upload(file, f"{prefix}{self._query}/{path}", 1, path)
+        small = {
+            path: file
+            for path, file in new.items()
+            if isinstance(file, Path) and file.stat().st_size < LARGE_FILE
+        }
+        own = f"{prefix}{self._query}/"
+        single = [path for path in new if path not in small]
+        refs = map_in_threads(lambda path: self._store(new[path], f"{own}{path}", path), single)
+        self._known |= zip(single, refs, strict=True)
         if small:
             with tempfile.TemporaryDirectory(prefix="tidegate-pack-") as folder:
                 pack = Path(folder) / "pack.tar"
                 with tarfile.open(pack, "w") as archive:
                     for path, file in sorted(small.items()):
                         archive.add(file, arcname=path, recursive=False)
-                ref = self._upload(pack, f"{prefix}{self._query}/pack.tar", len(small))
+                ref = self._store(pack, f"{own}pack.tar", files=len(small))
             self._known |= dict.fromkeys(small, ref)
         self._known = {path: self._known[path] for path in files}
         return [*{ref.key: ref for ref in self._known.values()}.values()]
 
-    def _copy_objects(self, files: Mapping[str, BucketFile], prefix: str) -> None:
-        store = self._store
-
-        def copy_object(path: str) -> FileRef:
-            assert isinstance(store, CopyingStore)  # noqa: S101 - the checkpoint is in it
-            file, key = files[path], f"{prefix}{self._query}/{path}"
-            etag = file.copy_to(store, key)
-            return FileRef(
-                key=key,
-                rows=1,
-                bytes=file.info.size,
-                sha256="",  # no process has read the bytes: the ETag stands for them
-                kind=get_object_kind(self._query),
-                extra={_ETAG: etag, _PATH: path},
-            )
-
-        self._known |= zip(files, map_in_threads(copy_object, files), strict=True)
-
-    def _upload(self, file: Path, key: str, files: int, path: str | None = None) -> FileRef:
-        stored = self._store.upload(file, key)
+    def _store(
+        self, file: CheckpointFile, key: str, path: str | None = None, files: int = 1
+    ) -> FileRef:
+        """Store an object; `path` is that of the file which it is, None for a pack of `files`."""
+        if isinstance(file, Path):
+            stored = self._bucket.upload(file, key)
+            size, digest, etag = stored.size, stored.sha256, stored.etag
+        else:
+            assert isinstance(self._bucket, CopyingStore)  # noqa: S101 - the checkpoint is in it
+            # No process has read the bytes: the ETag stands for them.
+            size, digest, etag = file.info.size, "", file.copy_to(self._bucket, key)
         return FileRef(
             key=key,
             rows=files,
-            bytes=stored.size,
-            sha256=stored.sha256,
+            bytes=size,
+            sha256=digest,
             kind=get_object_kind(self._query),
-            extra={_ETAG: stored.etag, **({_PATH: path} if path else {})},
+            extra={_ETAG: etag, **({_PATH: path} if path else {})},
         )
 
     def _forget_oldest_packs(self, files: Mapping[str, CheckpointFile]) -> None:
@@ -180,32 +169,24 @@ def restore_files(
         if _PATH not in ref.extra:
             with _open_pack(store, ref) as pack:
                 pack.extractall(folder, filter="data")
-    here = single
-    if bucket is not None:
-        here = {path: ref for path, ref in single.items() if is_for_host(path)}
-        copied = {path: ref for path, ref in single.items() if path not in here}
-        _copy_to_bucket(bucket, copied)
-        for path in copied:
-            (folder / path).unlink(missing_ok=True)
-    for path in here:
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+
+    def restore_object(path: str) -> None:
+        """Bring one object to where it belongs."""
+        ref, target = single[path], folder / path
+        if bucket is None or is_for_host(path):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            _restore_file(store, ref, target)
+        else:
+            info = ObjectInfo(ref.key, ref.bytes, ref.extra[_ETAG], None)
+            try:
+                bucket.copy_file(path, BucketFile(bucket.store, info))
+            except FileNotFoundError as error:
+                raise OBJECT_DAMAGED(uri=error) from error
+            target.unlink(missing_ok=True)  # an older one of a pack
+
     # Several at once: one connection does not fill the network, and checksums take about as long as
     # the transfer.
-    map_in_threads(lambda path: _restore_file(store, here[path], folder / path), here)
-
-
-def _copy_to_bucket(bucket: BucketFolder, refs: Mapping[str, FileRef]) -> None:
-    try:
-        bucket.copy_files(
-            {
-                path: BucketFile(
-                    bucket.store, ObjectInfo(ref.key, ref.bytes, ref.extra[_ETAG], None)
-                )
-                for path, ref in refs.items()
-            }
-        )
-    except FileNotFoundError as error:
-        raise OBJECT_DAMAGED(uri=error) from error
+    map_in_threads(restore_object, single)
 
 
 def _restore_file(store: Store, ref: FileRef, target: Path) -> None:

@@ -152,19 +152,13 @@ class BucketFolder:
             self.store.create(f"{self.prefix}{path}", owner.encode())
         return self.read(path).decode()
 
-    def copy_files(self, files: Mapping[str, CheckpointFile]) -> None:
-        """Let the server copy files of the bucket here; files of this host are left out.
+    def copy_file(self, path: str, file: BucketFile) -> None:
+        """Let the server copy a file of the bucket here.
 
         Raises:
-            FileNotFoundError: one of them is gone, or was written again.
+            FileNotFoundError: it is gone, or was written again.
         """
-
-        def copy_file(path: str) -> None:
-            file = files[path]
-            if isinstance(file, BucketFile):
-                file.copy_to(self.store, f"{self.prefix}{path}")
-
-        map_in_threads(copy_file, files)
+        file.copy_to(self.store, f"{self.prefix}{path}")
 
     def upload(self, files: Mapping[str, Path]) -> None:
         """Upload files of this host; `metadata`, which makes the checkpoint whole, comes last."""

@@ -40,7 +40,7 @@ from .checkpoint_files import (
     list_uncommitted_state,
     replace_schema_paths,
 )
-from .checkpoint_folder import BucketFolder, CheckpointFolder, HostFolder
+from .checkpoint_folder import BucketFile, BucketFolder, CheckpointFolder, HostFolder
 from .errors import CHECKPOINT_TAKEN, REMOTE_CHECKPOINT
 from .sink_restore import find_local_folder
 
@@ -344,17 +344,20 @@ def adopt_checkpoint(
     # Not whole until it is published: a crash must not leave a part of a checkpoint.
     part = location.clear_part(query)
     part.mkdir(parents=True)
-    for path, file in files.items():
+
+    def adopt_file(path: str) -> None:
+        """Copy one file within the bucket, or into the part on this host."""
+        file, target = files[path], part / path
+        if location.bucket is not None and isinstance(file, BucketFile) and not is_for_host(path):
+            location.bucket.enter(query).copy_file(path, file)
+            return
+        target.parent.mkdir(parents=True, exist_ok=True)
         if isinstance(file, Path):
-            (part / path).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, part / path)
-    if location.bucket is not None and isinstance(old, BucketFolder):
-        here = [path for path in files if is_for_host(path)]
-        for path in here:
-            (part / path).parent.mkdir(parents=True, exist_ok=True)
-            (part / path).write_bytes(old.read(path))
-            del files[path]
-        location.bucket.enter(query).copy_files(files)
+            shutil.copyfile(file, target)
+        else:
+            target.write_bytes(old.read(path))
+
+    map_in_threads(adopt_file, files)
     location.publish_query(query, part)
     _log.info("checkpoint_adopted", query=query, given=old.address)
 
