@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import structlog
@@ -36,6 +35,8 @@ from .checkpoint_files import (
 )
 from .checkpoint_folder import CheckpointFolder
 from .errors import SLOT_TAKEN
+from .sink_restore import find_sink_log
+from .writer_hooks import WriterFacts
 
 _log = structlog.get_logger("tidegate.job")
 
@@ -48,13 +49,9 @@ class SealedQuery:
         folder: its checkpoint.
         objects: what the bucket holds of it.
         rewind: how its sink follows a restore.
-        sink: the script's words for the sink, until Spark describes it.
-        sink_log: log folder of its file sink; None for other sinks.
-        interval: of its trigger, in seconds; None if that has none.
-        topic: address of the topic that it writes, which Spark's description does not name.
+        facts: what the script has said about it.
         sealed: newest batch that is sealed, or was given up because Spark has deleted its files;
             -1: none.
-        handle: PySpark's query; None until it has started.
         id: Spark's; None until the first batch is sealed here.
     """
 
@@ -62,12 +59,8 @@ class SealedQuery:
     folder: CheckpointFolder
     objects: QueryObjects
     rewind: SinkRewind
-    sink: str
-    sink_log: Path | None
-    interval: float | None = None
-    topic: str | None = None
+    facts: WriterFacts
     sealed: int = -1
-    handle: Any = None
     id: str | None = None
 
 
@@ -134,7 +127,7 @@ class BatchSealer:
         checkpoint = CheckpointId(self.head.timeline, self.head.next_slot, self._attempt)
         prefix = self.log.layout.state_prefix(checkpoint)
         try:
-            files = select_restoring_files(query.folder, batch, query.sink_log)
+            files = select_restoring_files(query.folder, batch, find_sink_log(query.facts))
             segments = query.objects.store_files(files, prefix)
             offsets = read_offsets(query.folder, batch)
         except FileNotFoundError as error:
@@ -167,14 +160,16 @@ class BatchSealer:
         segments: list[FileRef],
         offsets: list[Any],
     ) -> Manifest:
-        now, head = SYSTEM_CLOCK.wall_ticks(), self.head
+        now, head, facts = SYSTEM_CLOCK.wall_ticks(), self.head, query.facts
+        # Spark's description of a sink does not name the topic.
+        sink = facts.find_topic() or report.sink or facts.get_format()
         query.id = query.id or read_query_id(query.folder)
         position = QueryPosition(
-            **dict(report) | {"sink": query.topic or report.sink or query.sink},
+            **dict(report) | {"sink": sink},
             batch=batch,
             rewind=query.rewind,
             seconds=report.phases.get("triggerExecution"),
-            interval=query.interval,
+            interval=facts.interval,
             id=query.id,
             sealed_at=now,
         )

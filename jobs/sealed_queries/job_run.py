@@ -82,7 +82,6 @@ from .seal_loop import SealLoop, SparkListener, SparkReports, is_bucket_away
 from .sink_restore import (
     SealedPoint,
     choose_rewind,
-    find_sink_log,
     restore_sink,
 )
 from .writer_hooks import (
@@ -227,9 +226,7 @@ class JobSession(LeasedSession):
         watching = threading.Thread(target=self._watch, name="tidegate-watch", daemon=True)
         watching.start()
         try:
-            with install_hooks(
-                self._prepare_builder, self._adopt_session, self._start_query, self._note_query
-            ):
+            with install_hooks(self._prepare_builder, self._adopt_session, self._start_query):
                 self._run_script()
                 self._wait_for_queries()
         except KeyboardInterrupt:  # PySpark has its own handler of Ctrl-C
@@ -405,17 +402,8 @@ class JobSession(LeasedSession):
         if (begun := find_running_batch(folder)) is not None:
             _log.info("batch_repeated", query=name, batch=begun)
             choose_older_kafka_reader(facts.session)
-        self._loop.queries[name] = SealedQuery(
-            name,
-            folder,
-            objects,
-            rewind,
-            facts.format or "parquet",
-            find_sink_log(facts),
-            facts.interval,
-            facts.find_topic(),
-            sealed=-1 if batch is None else batch,
-        )
+        done = -1 if batch is None else batch
+        self._loop.queries[name] = SealedQuery(name, folder, objects, rewind, facts, done)
         return folder.address
 
     def _describe_restore(self) -> JsonObject:
@@ -424,11 +412,6 @@ class JobSession(LeasedSession):
         lineage = self._slot_log.lineage(head.timeline)
         at = FollowerPosition(head.timeline, head.slot)
         return describe_restore(self._spec.name, self._uid, at, lineage)
-
-    def _note_query(self, facts: WriterFacts, query: Any) -> None:
-        """Keep PySpark's query, which knows more than the reports of the listener."""
-        if sealed := self._loop.queries.get(facts.name or ""):
-            sealed.handle = query
 
     def _refuse_bad_query(self, name: str, facts: WriterFacts) -> None:
         spec = self._spec

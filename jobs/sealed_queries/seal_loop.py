@@ -217,7 +217,7 @@ class SealLoop:
                 if report is None and time.monotonic() - seen_at < patience:
                     break
                 self._steps.enter("seal")
-                holder = find_watermark_holder(query.handle)
+                holder = find_watermark_holder(query.facts.query)
                 report = (report or BatchReport()).model_copy(update={"holder": holder})
                 sealed += self._sealer.seal(query, batch, report)
                 self._reports.forget(query.name, batch)

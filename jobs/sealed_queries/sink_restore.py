@@ -76,7 +76,7 @@ def find_local_folder(address: str) -> Path | None:
 
 def find_sink_log(facts: WriterFacts) -> Path | None:
     """Return the log folder of a local file sink, which need not exist; None for another sink."""
-    if facts.path is None or (facts.format or "parquet").lower() not in _FILE_FORMATS:
+    if facts.path is None or facts.get_format().lower() not in _FILE_FORMATS:
         return None
     folder = find_local_folder(facts.path)
     return None if folder is None else folder / "_spark_metadata"

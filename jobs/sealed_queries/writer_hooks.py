@@ -11,10 +11,11 @@ import inspect
 import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 _LOCATION = "checkpointlocation"
+_OPTIONS = {_LOCATION: "location", "path": "path", "topic": "topic"}  # of a writer -> fact
 _WRITER = "_tidegate_facts"  # attribute of a `DataStreamWriter`
 _NOT_BY_V2 = "spark.sql.streaming.disabledV2MicroBatchReaders"
 # Spark reads no unit above a week in a trigger, as months differ in length.
@@ -47,6 +48,7 @@ class WriterFacts:
         location: of the script's own checkpoint.
         trigger: the kind of the trigger, such as "availableNow"; None for the default.
         interval: of a trigger by processing time, in seconds; None if it has none.
+        query: PySpark's; None until it has started.
     """
 
     name: str | None = None
@@ -57,20 +59,21 @@ class WriterFacts:
     interval: float | None = None
     table: str | None = None
     session: Any = None
+    query: Any = None
     topic: str | None = None
     kafka: dict[str, Any] = field(default_factory=dict)
 
     def note_options(self, /, **options: Any) -> None:
         """Note the options that matter here; Spark ignores the case of their names."""
         for key, value in options.items():
-            if key.lower() == _LOCATION:
-                self.location = str(value)
-            elif key.lower() == "path":
-                self.path = str(value)
-            elif key.lower() == "topic":
-                self.topic = str(value)
+            if key.lower() in _OPTIONS:
+                setattr(self, _OPTIONS[key.lower()], str(value))
             elif key.lower().startswith("kafka."):
-                self.kafka[key.lower()] = value
+                self.kafka = {**self.kafka, key.lower(): value}
+
+    def get_format(self) -> str:
+        """Return the format of the sink; Spark's default if the script has named none."""
+        return self.format or "parquet"
 
     def find_topic(self) -> str | None:
         """Return the address of the one topic that a Kafka sink writes; None for other sinks."""
@@ -85,7 +88,6 @@ def install_hooks(
     prepare: Callable[[Any], None],
     on_session: Callable[[Any], None],
     on_start: Callable[[WriterFacts], str | None],
-    on_started: Callable[[WriterFacts, Any], None],
 ) -> Iterator[None]:
     """Replace methods of PySpark, in the whole process, until the block ends.
 
@@ -96,12 +98,11 @@ def install_hooks(
         on_session: called with each session that a builder gives, and that a query starts in.
         on_start: called before a query starts; returns the checkpoint location that the query
             gets, or None to leave it alone.
-        on_started: called with each query that has started.
     """
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-    build = SparkSession.Builder.getOrCreate
+    build, patches = SparkSession.Builder.getOrCreate, ExitStack()
 
     def get_or_create(builder: Any) -> Any:
         """Make or find the session."""
@@ -110,16 +111,20 @@ def install_hooks(
         on_session(session)
         return session
 
-    with ExitStack() as patches:
-        patches.enter_context(_replace_method(SparkSession.Builder, "getOrCreate", get_or_create))
+    def replace_method(owner: type, name: str, value: Any) -> None:
+        """Replace a method until the block ends."""
+        patches.callback(setattr, owner, name, getattr(owner, name))
+        setattr(owner, name, value)
+
+    with patches:
+        replace_method(SparkSession.Builder, "getOrCreate", get_or_create)
         for name, note in _NOTES.items():
             hooked = _note_call(getattr(DataStreamWriter, name), note)
-            patches.enter_context(_replace_method(DataStreamWriter, name, hooked))
+            replace_method(DataStreamWriter, name, hooked)
         for name in ("start", "toTable"):
-            hooked = _make_start_hook(
-                getattr(DataStreamWriter, name), name, on_session, on_start, on_started
-            )
-            patches.enter_context(_replace_method(DataStreamWriter, name, hooked))
+            method = getattr(DataStreamWriter, name)
+            hooked = _make_start_hook(method, name, on_session, on_start)
+            replace_method(DataStreamWriter, name, hooked)
         yield
 
 
@@ -131,16 +136,6 @@ def choose_older_kafka_reader(session: Any) -> None:
     """
     before = session.conf.get(_NOT_BY_V2, "")
     session.conf.set(_NOT_BY_V2, f"{before},{_KAFKA}".strip(","))
-
-
-@contextmanager
-def _replace_method(owner: type, name: str, value: Any) -> Iterator[None]:
-    before = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
 
 
 def _get_facts(writer: Any) -> WriterFacts:
@@ -202,7 +197,6 @@ def _make_start_hook(
     kind: str,
     on_session: Callable[[Any], None],
     on_start: Callable[[WriterFacts], str | None],
-    on_started: Callable[[WriterFacts, Any], None],
 ) -> Callable[..., Any]:
     signature = inspect.signature(method)
 
@@ -211,7 +205,7 @@ def _make_start_hook(
         """Start the query with its checkpoint where `on_start` says."""
         call = signature.bind(writer, *args, **kwargs)
         given, options = call.arguments, call.arguments.get("options", {})
-        facts = _get_facts(writer)
+        facts = replace(_get_facts(writer))  # a writer may start several queries
         facts.note_options(**options)
         facts.name = given.get("queryName") or facts.name
         facts.format = given.get("format") or facts.format
@@ -226,8 +220,7 @@ def _make_start_hook(
             kept = {key: one for key, one in options.items() if key.lower() != _LOCATION}
             given["options"] = kept
             writer.option("checkpointLocation", location)
-        query = method(*call.args, **call.kwargs)
-        on_started(facts, query)
-        return query
+        facts.query = method(*call.args, **call.kwargs)
+        return facts.query
 
     return start

@@ -15,6 +15,7 @@ from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.jobs.sealed_queries.batch_objects import QueryObjects
 from tidegate.jobs.sealed_queries.batch_sealer import BatchSealer, JobAuthor, SealedQuery
+from tidegate.jobs.sealed_queries.writer_hooks import WriterFacts
 
 
 class JobBench:
@@ -38,7 +39,7 @@ class JobBench:
         """A query, and the checkpoint that its Spark writes."""
         made = FakeCheckpoint(self.folder / name, partitions)
         objects = QueryObjects(self.store, name)
-        return SealedQuery(name, made.host, objects, rewind, "ForeachBatchSink", None), made
+        return SealedQuery(name, made.host, objects, rewind, WriterFacts()), made
 
 
 @pytest.fixture

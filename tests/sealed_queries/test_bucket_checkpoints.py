@@ -29,6 +29,7 @@ from tidegate.jobs.sealed_queries.job_location import (
     open_location,
     set_bucket_access,
 )
+from tidegate.jobs.sealed_queries.writer_hooks import WriterFacts
 from tidegate.jobs.spec.operations import S3A, add_bucket_jars
 
 _LAUNCHES = "clicks/launches/"
@@ -42,7 +43,7 @@ class BucketQuery:
         self.made = FakeCheckpoint(bench.folder / "spark", partitions, store)
         self.folder = BucketFolder(bench.store, f"{_LAUNCHES}1/q/")
         objects = QueryObjects(bench.store, "q")
-        self.sealed = SealedQuery("q", self.folder, objects, SinkRewind.REPEAT, "sink", None)
+        self.sealed = SealedQuery("q", self.folder, objects, SinkRewind.REPEAT, WriterFacts())
 
     def commit(self, batch: int, *, snapshot: bool = False) -> None:
         """Let Spark commit a batch."""
@@ -196,7 +197,7 @@ def test_the_log_of_a_file_sink_is_restored_on_the_host(
     query, log = BucketQuery(bench), bench.folder / "out" / "_spark_metadata"
     log.mkdir(parents=True)
     (log / "0.compact").write_text("v1\n" + "x" * 2000)
-    query.sealed.sink_log = log
+    query.sealed.facts.path = str(log.parent)
     (manifest,) = query.seal(range(1))
     location, part = _restore(bench, manifest, 2)
     assert (part / "_sink/0.compact").read_bytes() == (log / "0.compact").read_bytes()

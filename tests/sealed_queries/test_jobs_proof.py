@@ -22,6 +22,7 @@ from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.jobs.sealed_queries.batch_objects import QueryObjects
 from tidegate.jobs.sealed_queries.batch_sealer import BatchSealer, JobAuthor, SealedQuery
+from tidegate.jobs.sealed_queries.writer_hooks import WriterFacts
 
 _IN_CI = ("clicks", "rocksdb-2")
 
@@ -35,7 +36,7 @@ def test_the_proof_waits_for_no_batch_without_rows(tmp_path: Path) -> None:
     for name in Clicks.queries:
         made = FakeCheckpoint(tmp_path / name)
         objects = QueryObjects(store, name)
-        query = SealedQuery(name, made.host, objects, SinkRewind.REPEAT, "a sink", None)
+        query = SealedQuery(name, made.host, objects, SinkRewind.REPEAT, WriterFacts())
         for batch in range(2):
             assert not job.is_complete()
             made.commit(batch)

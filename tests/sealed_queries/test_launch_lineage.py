@@ -23,7 +23,8 @@ def test_a_launch_is_a_run(bench: JobBench, monkeypatch: pytest.MonkeyPatch) -> 
     )
     monkeypatch.setattr(epoch_listeners, "create_lineage_sender", lambda _: sender)
     query, made = bench.query("q")
-    query.topic = "kafka://broker:9092/out"
+    query.facts.note_options(**{"topic": "out", "kafka.bootstrap.servers": "broker:9092"})
+    query.facts.format = "kafka"
     sources = (SourceProgress(name="FileStreamSource[file:/in]", rows=3),)
     made.commit(0)
     bench.sealer.seal(query, 0, BatchReport(rows=3, sources=sources, sink="KafkaTable@1f"))

@@ -31,7 +31,7 @@ class Script:
 
     def run(self, script: Any) -> list[tuple[str, str]]:
         """The options that Spark got, in their order."""
-        with install_hooks(lambda _: None, lambda _: None, self.on_start, lambda *_: None):
+        with install_hooks(lambda _: None, lambda _: None, self.on_start):
             writer = self.writer()
             script(writer)
         return [call.args for call in writer._jwrite.option.call_args_list]

@@ -19,6 +19,7 @@ from tidegate.jobs.sealed_queries.batch_objects import QueryObjects
 from tidegate.jobs.sealed_queries.batch_sealer import SealedQuery
 from tidegate.jobs.sealed_queries.checkpoint_folder import HostFolder
 from tidegate.jobs.sealed_queries.state_diff import OperatorDifference, compare_states
+from tidegate.jobs.sealed_queries.writer_hooks import WriterFacts
 
 pytestmark = pytest.mark.spark
 
@@ -71,7 +72,7 @@ def _run(session: SparkSession, folder: Path, name: str, kind: str) -> Path:
 
 def _seal(bench: JobBench, name: str, checkpoint: Path) -> None:
     objects = QueryObjects(bench.store, name)
-    query = SealedQuery(name, HostFolder(checkpoint), objects, SinkRewind.REPEAT, "noop", None)
+    query = SealedQuery(name, HostFolder(checkpoint), objects, SinkRewind.REPEAT, WriterFacts())
     for batch in range(2):
         assert bench.sealer.seal(query, batch, BatchReport())
 
