@@ -138,7 +138,8 @@ class ObjectInspector:
         if entry.size <= _WHOLE_READ_BYTES:
             stored = self._store.get(entry.key)
             size = len(stored.data)
-            return stored.etag, size, parse_footer(stored.data, size)
+            content = read_footer(size, lambda start, length: stored.data[start : start + length])
+            return stored.etag, size, content
         head = self._store.stat(entry.key)
         if head is None:
             raise OBJECT_NOT_FOUND(uri=self._store.uri(entry.key))
@@ -180,24 +181,15 @@ def read_footer(size: int, read_range: ReadRange) -> Footer | BadObject:
     """Read the footer of an object by ranges: one request, or two if the footer is long."""
     if size == 0:
         return BadObject("empty_object", "the object has no bytes")
-    if size <= _FIRST_READ_BYTES:
-        return parse_footer(read_range(0, size), size)
-    tail = read_range(size - _FIRST_READ_BYTES, _FIRST_READ_BYTES)
-    if tail[-4:] == _MAGIC:
+    length = min(size, _FIRST_READ_BYTES)
+    tail = read_range(size - length, length)
+    start = tail[:4] if length == size else None
+    if size >= _MIN_FILE_BYTES and tail[-4:] == _MAGIC and start in (None, _MAGIC):
         wanted = struct.unpack("<I", tail[-_TAIL_BYTES:-4])[0] + _TAIL_BYTES
         if len(tail) < wanted <= size:
             tail = read_range(size - wanted, wanted)
         return _parse_metadata(tail, size)
-    return _describe_missing_footer(read_range(0, 4), size)
-
-
-def parse_footer(data: bytes, size: int) -> Footer | BadObject:
-    """Return the footer of an object whose bytes are all here, `size` in number."""
-    if not data:
-        return BadObject("empty_object", "the object has no bytes")
-    if data[:4] != _MAGIC or len(data) < _MIN_FILE_BYTES or data[-4:] != _MAGIC:
-        return _describe_missing_footer(data[:4], size)
-    return _parse_metadata(data, size)
+    return _describe_missing_footer(start or read_range(0, 4), size)
 
 
 def _describe_missing_footer(start: bytes, size: int) -> BadObject:

@@ -26,7 +26,7 @@ from tidegate.jobs.driver.landing_log import LandingLog
 from tidegate.jobs.engine.interfaces import Slice, join_seq
 from tidegate.jobs.eventtime.decision_types import Member
 from tidegate.jobs.sources import object_inspection
-from tidegate.jobs.sources.object_inspection import Footer
+from tidegate.jobs.sources.object_inspection import Footer, ReadRange
 from tidegate.jobs.sources.object_source import DONE_MARKER, ObjectSource
 from tidegate.jobs.spec.pipeline import SourceSpec
 
@@ -107,11 +107,11 @@ class ObjectFeed:
         return [key for page in pages for key in parsed(objects[page])["keys"]]
 
 
-def _read_footer(data: bytes, _: int) -> Footer:
-    return Footer(len(rows_of(data)), _COLUMNS)
+def _read_footer(size: int, read_range: ReadRange) -> Footer:
+    return Footer(len(rows_of(read_range(0, size))), _COLUMNS)
 
 
-FOOTERS = (object_inspection, "parse_footer", _read_footer)
+FOOTERS = (object_inspection, "read_footer", _read_footer)
 """What reads an object's number of rows: module, name, replacement."""
 
 

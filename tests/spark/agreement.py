@@ -21,7 +21,7 @@ from tidegate.checkpoints.manifest import FileRef
 from tidegate.jobs.engine.interfaces import Cut, MoveOrder, MoveResult, Slice, SurveyedCut, join_seq
 from tidegate.jobs.eventtime.decider import create_initial_state, decide
 from tidegate.jobs.eventtime.decision_types import Decision, Member, MemberSurvey
-from tidegate.jobs.sources.object_inspection import Footer, parse_footer
+from tidegate.jobs.sources.object_inspection import Footer, read_footer
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 if TYPE_CHECKING:
@@ -105,7 +105,8 @@ class Pair:
         pq.write_table(table, path, **options)
         found = self.store.stat(key)
         assert found is not None
-        footer = parse_footer(path.read_bytes(), path.stat().st_size)
+        data = path.read_bytes()
+        footer = read_footer(len(data), lambda start, length: data[start : start + length])
         assert isinstance(footer, Footer)
         columns = footer.columns
         part = {
