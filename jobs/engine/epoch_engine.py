@@ -50,6 +50,7 @@ from .interfaces import (
     Source,
     SurveyedCut,
     TableFiles,
+    join_table_files,
     split_seq,
 )
 from .manifest_writer import (
@@ -441,10 +442,7 @@ class Engine:
             # Behind the mover: the dispatcher sends on what the mover has released.
             driver_files = self._ports.driver_tables(order)
             dispatched = self._dispatch_moved(order, moved, attempt.requests)
-        files: TableFiles = {}
-        for written in (moved.files, driver_files, dispatched.files):
-            for table, refs in written.items():
-                files[table] = (*files.get(table, ()), *refs)
+        files = join_table_files(moved.files, driver_files, dispatched.files)
         # All files are durable from here on, and no reader sees them: no slot names them yet.
         attempt.lifecycle.move_to(CheckpointState.PERSISTED)
         self._faults.reach("move.done")

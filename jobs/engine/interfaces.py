@@ -300,6 +300,15 @@ TableFiles = dict[str, tuple[FileRef, ...]]
 """Table -> files written."""
 
 
+def join_table_files(*parts: TableFiles) -> TableFiles:
+    """Return the files of each table in all parts."""
+    files: TableFiles = {}
+    for part in parts:
+        for table, refs in part.items():
+            files[table] = (*files.get(table, ()), *refs)
+    return files
+
+
 @dataclass(frozen=True)
 class MoveResult:
     """What a mover did.

@@ -34,7 +34,7 @@ from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENTS, LATE, PipelineSpec
 from .arrow_tables import read_parquet_object
 from .epoch_engine import EpochPorts
 from .errors import FileUnreadableError
-from .interfaces import MoveOrder, MoveResult, RowDispatcher, TableFiles
+from .interfaces import MoveOrder, MoveResult, RowDispatcher, TableFiles, join_table_files
 from .manifest_writer import SPLICE_KIND
 from .recorded_epochs import RecordedEpoch
 
@@ -94,10 +94,7 @@ def replay_epoch(
     written = [moved.files, ports.driver_tables(order)]
     if ports.dispatcher is not None:
         written.append(_replay_dispatch(ports.dispatcher, order, moved, epoch, parent))
-    files: dict[str, list[FileRef]] = {}
-    for found in written:
-        for table, refs in found.items():
-            files.setdefault(table, []).extend(refs)
+    files = join_table_files(*written)
     tables = {}
     for table in sorted({*epoch.files, *files}):
         before = _read_rows_as_text(sealed, epoch.files.get(table, ()))
