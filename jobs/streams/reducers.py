@@ -20,13 +20,14 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any, Protocol, runtime_checkable
 
 import duckdb
 import pyarrow as pa
 
 from tidegate.errors import get_first_line
-from tidegate.jobs.engine.arrow_tables import RowView, to_arrow_types
+from tidegate.jobs.engine.arrow_tables import Row, RowView, to_arrow_types
 from tidegate.jobs.rules.duck_frame import open_database
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
@@ -38,6 +39,7 @@ RunningAggregates = Mapping[str, tuple[str, str]]
 ReducerStates = dict[str, tuple[Any, int]]
 """Key (as JSON text) -> state, events seen."""
 
+_DispatchedRow = tuple[str, Row]  # a destination, and a row for it with ``_position`` and ``_nth``
 SentRows = dict[str, Any]
 """Destination -> table of dispatched rows."""
 
@@ -80,16 +82,6 @@ class Reducer:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class DispatchedRow:
-    """A dispatched row: the `nth` row emitted for the input row at `position`."""
-
-    position: int
-    nth: int
-    to: str
-    value: RowView
-
-
 @dataclass(frozen=True)
 class FoldFailure:
     """The row at which a reducer stopped, and why."""
@@ -103,7 +95,7 @@ class FoldFailure:
 class FoldResult:
     """The result of a batch; after a failure, the result of the rows before the failing one."""
 
-    dispatches: list[DispatchedRow] = field(default_factory=list)
+    dispatches: list[_DispatchedRow] = field(default_factory=list)
     states: ReducerStates = field(default_factory=dict)
     failure: FoldFailure | None = None
 
@@ -171,7 +163,8 @@ def _list_user_columns(rows: Sequence[RowView]) -> list[str]:
     return [n for n in names if n not in ("position", "stream_time") and not n.startswith("_")]
 
 
-def _parse_dispatch(reducer: Reducer, position: int, nth: int, item: Any) -> DispatchedRow:
+def _parse_dispatch(reducer: Reducer, position: int, nth: int, item: Any) -> _DispatchedRow:
+    """Return the `nth` row that the fold has emitted for the row at a position."""
     to, value = item if isinstance(item, tuple) else (next(iter(reducer.columns)), item)
     if to not in reducer.columns:
         raise ValueError(
@@ -184,7 +177,7 @@ def _parse_dispatch(reducer: Reducer, position: int, nth: int, item: Any) -> Dis
             f"dispatches a column {unknown[0]!r} that {to} has not"
             f" ({', '.join(reducer.columns[to])})"
         )
-    return DispatchedRow(position, nth, to, dict(value))
+    return to, {**value, "_position": position, "_nth": nth}
 
 
 def _copy_through_json(state: Any) -> Any:
@@ -225,12 +218,10 @@ def _find_first_difference(
     return first.failure
 
 
-def _group_by_row(
-    dispatches: Iterable[DispatchedRow],
-) -> dict[int, list[tuple[str, RowView]]]:
-    groups: dict[int, list[tuple[str, RowView]]] = {}
-    for row in dispatches:
-        groups.setdefault(row.position, []).append((row.to, row.value))
+def _group_by_row(dispatches: Iterable[_DispatchedRow]) -> dict[int, list[_DispatchedRow]]:
+    groups: dict[int, list[_DispatchedRow]] = {}
+    for dispatch in dispatches:
+        groups.setdefault(dispatch[1]["_position"], []).append(dispatch)
     return groups
 
 
@@ -425,29 +416,28 @@ def fold_prepared_rows(reducer: Reducer, rows: Any, states: ReducerStates) -> Fo
 _MISFIT_ERRORS = (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError)
 
 
-def _build_dispatch_tables(reducer: Reducer, dispatches: Sequence[DispatchedRow]) -> SentRows:
+def _build_dispatch_tables(reducer: Reducer, dispatches: Sequence[_DispatchedRow]) -> SentRows:
     """Return destination -> the rows sent to it, with ``_position`` and ``_nth``."""
     tables = {}
     for to, columns in reducer.columns.items():
         own = {"_position": pa.int64(), "_nth": pa.int64()}
         schema = pa.schema(to_arrow_types(columns) | own)
-        rows = [
-            {**d.value, "_position": d.position, "_nth": d.nth} for d in dispatches if d.to == to
-        ]
+        rows = [row for its, row in dispatches if its == to]
         tables[to] = pa.Table.from_pylist(rows, schema=schema)
     return tables
 
 
 def _find_misfit(
-    reducer: Reducer, dispatches: Iterable[DispatchedRow], ids: Mapping[int, str]
+    reducer: Reducer, dispatches: Iterable[_DispatchedRow], ids: Mapping[int, str]
 ) -> FoldFailure | None:
     """Return the first dispatch whose values do not fit the columns of its destination."""
     for dispatch in dispatches:
         try:
             _build_dispatch_tables(reducer, [dispatch])
         except _MISFIT_ERRORS as error:
-            cause = f"a row for {dispatch.to} does not fit its columns: {error}"
-            return FoldFailure(dispatch.position, ids[dispatch.position], cause)
+            to, row = dispatch
+            cause = f"a row for {to} does not fit its columns: {error}"
+            return FoldFailure(row["_position"], ids[row["_position"]], cause)
     return None
 
 
@@ -487,8 +477,6 @@ _REFUSED_EVENTS = frozenset(
     }
 )
 _thread_state = threading.local()
-_install_lock = threading.Lock()
-_installed: list[bool] = []
 
 
 class SideEffectError(Exception):
@@ -523,12 +511,10 @@ def refuse_side_effects() -> Iterator[Callable[[], None]]:
         _thread_state.on, _thread_state.refused = before
 
 
+@cache
 def _install_audit_hook() -> None:
-    with _install_lock:
-        if not _installed:
-            # A hook can never be removed again, so it checks the thread's flag first.
-            sys.addaudithook(_refuse_audit_event)
-            _installed.append(True)
+    # A hook can never be removed again, so it checks the thread's flag first.
+    sys.addaudithook(_refuse_audit_event)
 
 
 def _refuse_audit_event(event: str, arguments: tuple[Any, ...]) -> None:
