@@ -35,6 +35,7 @@ from tidegate.jobs.streams.stream_rows import (
     list_stream_merges,
     read_arrivals,
     select_request_segments,
+    sort_stably,
     to_event_rows,
 )
 from tidegate.jobs.streams.stream_state import DispatchState
@@ -103,7 +104,7 @@ def order_stream_rows(parts: Sequence[Any], position: int) -> Any:
     On ties the rows of earlier parts come first.
     """
     rows = pa.concat_tables(parts)
-    rows = rows.take(pa.array(np.argsort(rows["stream_time"].to_numpy(), kind="stable")))
+    rows = sort_stably(rows, rows["stream_time"])
     positions = pa.array(range(position, position + rows.num_rows), pa.int64())
     rows = replace_column(rows, "position", positions)
     return replace_column(rows, ARRIVAL_SLOT, fill_arrival_slots(rows[ARRIVAL_SLOT]))
@@ -403,7 +404,7 @@ class StreamHistory:
     def convert_collected_rows(self, stream: str, rows: Any, slot: int) -> Any:
         """Return collected rows as rows of the stream that were merged in `slot`, by stamp."""
         schema = pa.schema(make_stream_columns(self._graph.columns[stream]))
-        rows = rows.take(pa.array(np.argsort(rows["_stamp"].to_numpy(), kind="stable")))
+        rows = sort_stably(rows, rows["_stamp"])
         rows = rows.append_column("stream_time", rows["_stamp"])
         # They have no positions yet: those are given to all rows of the stream together.
         return conform_to_schema(add_arrival_slot(rows, -slot), schema)

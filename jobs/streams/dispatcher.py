@@ -389,10 +389,9 @@ class StreamDispatcher:
         """
         if isinstance(attachment, PipeSpec):
             return run_pipe(attachment, self._graph.columns[attachment.origin], rows)
-        segments = epoch.files.live_segments(f"reducer:{name}")
-        states = self._states.load(name, segments)
+        states = self._states.load(epoch.files, name)
         batch: FoldedBatch = self._run(build_reducer(self._spec, name), rows, states)
-        self._states.save(epoch.files, name, segments, states, batch.states)
+        self._states.save(epoch.files, name, states, batch.states)
         return batch.sent, batch.failure
 
     def _require_valid_predicate(self, name: str, pipe: PipeSpec) -> None:

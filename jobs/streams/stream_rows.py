@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -36,6 +37,7 @@ from tidegate.jobs.sinks.output_tables import (
     build_table_schema,
     compute_current_positions,
 )
+from tidegate.jobs.sinks.table_scan import Ranges, select_in_ranges
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.stream_specs import EVENTS_STREAM, REJECTIONS, PipeSpec, ReducerSpec
 from tidegate.jobs.spec.table_layout import ColumnTypes
@@ -185,7 +187,8 @@ class LogHistory:
             files = newer.files.get(stream, []) if first < limit else []
             table = read_parquet_files(self._log.store, files)
             if table is not None:
-                parts.append(_slice_positions(to_stream_rows(table, columns), first, limit))
+                within: Ranges = {"position": [(first, limit - 1)]}
+                parts.append(select_in_ranges(to_stream_rows(table, columns), within))
             limit = min(limit, first)
             if limit <= start:
                 break
@@ -271,11 +274,6 @@ def to_stream_rows(table: Any, columns: ColumnTypes) -> Any:
     return conform_to_schema(rows, build_row_schema(columns))
 
 
-def _slice_positions(rows: Any, start: int, end: int) -> Any:
-    position = rows["position"]
-    return rows.filter(pc.and_(pc.greater_equal(position, start), pc.less(position, end)))
-
-
 def build_row_schema(columns: ColumnTypes) -> Any:
     """Return the schema of rows of a stream with these columns, as attachments read them."""
     own = {"position": pa.int64(), "stream_time": pa.int64(), "_id": pa.string()}
@@ -320,13 +318,12 @@ def merge_by_stamp(writers: Sequence[Any], now: int) -> Any:
     # Sorting by the running maximum keeps each writer's order. Rows are concatenated by writer, so
     # ties go to the earlier writer.
     high = [compute_running_max(_resolve_stamps(table, now), None) for table in filled]
-    return _sort_stably(merged, pa.concat_arrays(high))
+    return sort_stably(merged, pa.concat_arrays(high))
 
 
-def _sort_stably(rows: Any, keys: Any) -> Any:
+def sort_stably(rows: Any, keys: Any) -> Any:
     """Return the rows in order of their keys; rows with equal keys keep their order."""
-    order = pa.table({"key": keys, "n": pa.array(range(rows.num_rows), pa.int64())})
-    return rows.take(pc.sort_indices(order, sort_keys=[("key", "ascending"), ("n", "ascending")]))
+    return rows.take(pa.array(np.argsort(keys, kind="stable")))
 
 
 def _resolve_stamps(rows: Any, now: int) -> Any:
@@ -367,7 +364,7 @@ def release_below(held: Any, batch: Any, now: int, mark: int, last: int | None) 
         The rows below the mark, in order, and the rows that keep waiting; both with their stamps.
     """
     rows = pa.concat_tables([held, replace_column(batch, "_stamp", _resolve_stamps(batch, now))])
-    rows = _sort_stably(rows, combine_chunks(rows["_stamp"]))
+    rows = sort_stably(rows, rows["_stamp"])
     below = pc.less(combine_chunks(rows["_stamp"]), mark)
     leaving, waiting = rows.filter(below), rows.filter(pc.invert(below))
     if last is not None:

@@ -227,11 +227,12 @@ class ReducerStateStore:
     _store: Store
     _known: dict[str, tuple[tuple[str, ...], ReducerStates]] = field(default_factory=dict)
 
-    def load(self, name: str, segments: list[FileRef]) -> ReducerStates:
-        """Return all states of a reducer; those of later segments win.
+    def load(self, files: DispatchFiles, name: str) -> ReducerStates:
+        """Return all states of a reducer from its live segments; those of later ones win.
 
         The dictionary is the cache itself: callers must not change it.
         """
+        segments = files.live_segments(f"reducer:{name}")
         keys = tuple(ref.key for ref in segments)
         known = self._known.get(name)
         if known is None or known[0] != keys:
@@ -239,12 +240,7 @@ class ReducerStateStore:
         return known[1]
 
     def save(
-        self,
-        files: DispatchFiles,
-        name: str,
-        segments: list[FileRef],
-        before: ReducerStates,
-        changed: ReducerStates,
+        self, files: DispatchFiles, name: str, before: ReducerStates, changed: ReducerStates
     ) -> None:
         """Write the states that a batch changed; nothing if it changed none.
 
@@ -256,7 +252,7 @@ class ReducerStateStore:
         kind, after = f"reducer:{name}", {**before, **changed}
         # Each epoch adds a small segment; rewriting all states every time would cost more than
         # reading a few files at a restart.
-        gather = len(segments) >= _MAX_SEGMENTS
+        gather = len(files.live_segments(kind)) >= _MAX_SEGMENTS
         if gather:
             files.drop_segments(kind)
         files.write_segment(kind, build_states_table(after if gather else changed))
