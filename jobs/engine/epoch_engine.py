@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 from tidegate.checkpoints.bucket_layout import AttemptFolders, CheckpointId, generate_attempt_id
@@ -204,20 +204,6 @@ class EpochAttempt:
         return self.lifecycle.state in (CheckpointState.SNAPSHOT, CheckpointState.PERSISTED)
 
 
-@dataclass(slots=True)
-class _FailedAttempts:
-    """What the next attempt has to know of those that failed in this process.
-
-    Attributes:
-        aborted: checkpoint ids since the last sealed epoch; the next manifest names them.
-        corrupt: (key, ETag) of objects that turned out to be corrupt only when they were read. The
-            next plan makes dead letters of them.
-    """
-
-    aborted: list[str] = field(default_factory=list)
-    corrupt: set[tuple[str, str]] = field(default_factory=set)
-
-
 class Engine:
     """Runs epochs of one pipeline, one at a time. Not safe for several threads.
 
@@ -237,7 +223,11 @@ class Engine:
         self._clock = runtime.clock
         self._faults = runtime.faults
         self._run = runtime.run
-        self._failed = _FailedAttempts()
+        # Ids of attempts that failed since the last sealed epoch; the next manifest names them.
+        self._aborted: list[str] = []
+        # (key, ETag) of objects that turned out to be corrupt only when they were read. The next
+        # plan makes dead letters of them.
+        self._corrupt: set[tuple[str, str]] = set()
         self._worked = WorkedTime(spec.checkpoint.max_clock_step)
         self._recorded_clock_only = False  # the last attempt did, and was sealed
         self.resume_state = ResumeState.from_head(log.head(), spec)
@@ -309,7 +299,7 @@ class Engine:
             # An attempt whose PUT was sent is never aborted by an error: the slot decides.
             if attempt.was_not_sent:
                 attempt.lifecycle.move_to(CheckpointState.ABORTED)
-                self._failed.aborted.append(attempt.lifecycle.checkpoint)
+                self._aborted.append(attempt.lifecycle.checkpoint)
 
     def _plan_cut(self, ahead: set[Member], *, clock_only: bool) -> Cut:
         """Step 1: choose the next slice of every member.
@@ -332,7 +322,7 @@ class Engine:
                         limits,
                         blocked=clock_only or member in unread,
                     )
-                    slices.append(part.replace_corrupt_objects(self._failed.corrupt))
+                    slices.append(part.replace_corrupt_objects(self._corrupt))
             return Cut(tuple(slices))
 
     def _must_record_clock(self) -> bool:
@@ -479,7 +469,7 @@ class Engine:
         except CorruptObjectsError as error:
             # First the harmless explanation: the object is being written again.
             self._refuse_changed_objects(cut, error)
-            self._failed.corrupt |= {
+            self._corrupt |= {
                 (p["key"], p["etag"]) for s in cut.slices for p in s.parts if p["key"] in error.keys
             }
             raise EPOCH_HAS_CORRUPT_OBJECTS(**self._epoch_name, detail=error.message) from error
@@ -535,14 +525,14 @@ class Engine:
             outcome = self._log.seal(manifest)
         if isinstance(outcome, SlotTaken):
             attempt.lifecycle.move_to(CheckpointState.ABORTED, slot_holds_other=True)
-            self._failed.aborted.append(attempt.lifecycle.checkpoint)
+            self._aborted.append(attempt.lifecycle.checkpoint)
             self.reload()
             # Nothing of this cut was sealed: all of it has to be read again behind the new head,
             # also if it was the end of every source.
             return replace(report, lost=True, ended=False, pending=True)
         self._faults.reach("seal.sent")
         attempt.lifecycle.move_to(CheckpointState.COMPLETE)
-        self._failed.aborted.clear()
+        self._aborted.clear()
         # What the next epoch starts from is in memory: reading it back would cost two requests.
         head = replace(
             self.resume_state.head,
@@ -583,7 +573,7 @@ class Engine:
                 bytes_written=moved.bytes_written,
                 streams=moved.streams,
                 savepoints=asked.savepoints,
-                aborted=tuple(self._failed.aborted),
+                aborted=tuple(self._aborted),
                 splice=None,
                 run=max(self._run, state.run),
             ),

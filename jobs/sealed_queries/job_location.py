@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import structlog
@@ -47,6 +47,7 @@ from .sink_restore import find_local_folder
 _LAUNCH_FILE = "launch.json"
 _OWNERS_FILE = "owners.json"
 _OWNERS = TypeAdapter(list[ProcessIdentity])
+_T = TypeVar("_T")
 _OWNER_ENDS_WITHIN = 30.0  # seconds; a JVM ends itself when its Python is gone
 _KEPT_FOLDERS = 3  # of one job on one host, and in the bucket
 _STREAMING = "spark.sql.streaming"
@@ -173,7 +174,7 @@ def open_location(
         token: of the lease, which this launch holds. It grows by one with every holder.
         launches: where the checkpoints of all launches are in the bucket; None: on this host.
     """
-    last = _read_launch(home)
+    last = _read_file(home / _LAUNCH_FILE, TypeAdapter(_Launch))
     goes_on = (
         last is not None
         and (last.token, last.timeline) == (token - 1, head.timeline)
@@ -268,15 +269,13 @@ def _have_owners_ended(folder: Path) -> bool:
 
 
 def _read_owners(folder: Path) -> list[ProcessIdentity]:
-    try:
-        return _OWNERS.validate_json((folder / _OWNERS_FILE).read_bytes())
-    except (OSError, ValidationError):
-        return []
+    return _read_file(folder / _OWNERS_FILE, _OWNERS) or []
 
 
-def _read_launch(home: Path) -> _Launch | None:
+def _read_file(path: Path, kind: TypeAdapter[_T]) -> _T | None:
+    """Return what a file of a launch says; None if it is not there, or not whole."""
     try:
-        return _Launch.model_validate_json((home / _LAUNCH_FILE).read_bytes())
+        return kind.validate_json(path.read_bytes())
     except (OSError, ValidationError):
         return None
 

@@ -28,7 +28,7 @@ from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table, TableProperties, Transaction
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
-from pyiceberg.table.snapshots import Operation, Snapshot
+from pyiceberg.table.snapshots import Operation, Snapshot, ancestors_of
 from pyiceberg.table.update.snapshot import ExpireSnapshots, ManageSnapshots
 from pyiceberg.transforms import IdentityTransform, parse_transform
 from pyiceberg.utils.concurrent import ExecutorFactory
@@ -300,11 +300,9 @@ class TableFollower:
         return True
 
     def _newest_published_snapshot(self) -> Snapshot | None:
-        snapshot = self.table.metadata.current_snapshot()
-        while snapshot is not None and _parse_position(snapshot) is None:
-            parent = snapshot.parent_snapshot_id
-            snapshot = self.table.metadata.snapshot_by_id(parent) if parent is not None else None
-        return snapshot
+        metadata = self.table.metadata
+        line = ancestors_of(metadata.current_snapshot(), metadata)
+        return next((snapshot for snapshot in line if _parse_position(snapshot)), None)
 
     def _position_properties(self, timeline: int, first: int, upto: int) -> dict[str, str]:
         return {UID: self.uid, TIMELINE: str(timeline), FROM: str(first), UPTO: str(upto)}
