@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -86,21 +85,6 @@ class RowTrace(BaseModel):
     places: list[RowLocation]
 
 
-@dataclass(frozen=True, slots=True)
-class _TracedRow:
-    """A row to trace.
-
-    Attributes:
-        identity: source, partition and seq.
-        values: its user columns; of a dead letter its text.
-        time: its event time in ticks; None for a dead letter.
-    """
-
-    identity: RowIdentity
-    values: JsonObject
-    time: int | None
-
-
 def trace_rows(spec: PipelineSpec, log: SlotLog, fields: Mapping[str, str]) -> list[RowTrace]:
     """Trace the rows whose columns have these values, sorted by identity; none if no row matches.
 
@@ -157,18 +141,19 @@ class _RowTracer:
 
     def trace_matching_rows(self) -> list[RowTrace]:
         """Return every row that matches, with its places."""
-        rows: dict[RowIdentity, _TracedRow] = {}
+        # Row -> its user columns, of a dead letter its text; and its event time in ticks, if any.
+        rows: dict[RowIdentity, tuple[JsonObject, int | None]] = {}
         requested = [self._select_matching(table) for _, table in self._requested]
         for table in (self._events, self._late, *requested, self._buffered):
             for who, row in zip(iterate_identities(table), table.to_pylist(), strict=True):
                 values = {name: row[name] for name in self._spec.columns}
-                rows.setdefault(who, _TracedRow(who, values, row["_time"]))
+                rows.setdefault(who, (values, row["_time"]))
         for who, row in self._dead.items():
-            rows.setdefault(who, _TracedRow(who, {"row": row["row"]}, None))
+            rows.setdefault(who, ({"row": row["row"]}, None))
         # Each row costs several scans below.
         if len(rows) > _MAX_ROWS:
             raise TOO_MANY_ROWS(pipeline=self._spec.name, count=len(rows), limit=_MAX_ROWS)
-        return [self._trace_row(row) for _, row in sorted(rows.items())]
+        return [self._trace_row(who, *rows[who]) for who in sorted(rows)]
 
     def _build_ranges(self) -> dict[str, list[Range]]:
         """Return the values of the fields for which files keep statistics."""
@@ -206,19 +191,19 @@ class _RowTracer:
         rows = zip(iterate_identities(table), table.to_pylist(), strict=True)
         return {who: row for who, row in rows if matches(row)}
 
-    def _trace_row(self, row: _TracedRow) -> RowTrace:
+    def _trace_row(self, who: RowIdentity, values: JsonObject, time: int | None) -> RowTrace:
         places = [
-            *self._locate_in_dead_letters(row.identity),
-            *self._locate_in_late(row.identity),
-            *self._locate_in_requests(row.identity),
-            *self._locate_in_events(row.identity),
-            *self._locate_in_order_buffer(row),
+            *self._locate_in_dead_letters(who),
+            *self._locate_in_late(who),
+            *self._locate_in_requests(who),
+            *self._locate_in_events(who),
+            *self._locate_in_order_buffer(who, time or 0),
         ]
-        if row.time is not None:
+        if time is not None:
             for name in self._spec.windows:
-                places += self._locate_in_window(name, row, row.time)
-        source, partition, seq = row.identity
-        epoch, read = self._find_read_epoch(row.identity), {}
+                places += self._locate_in_window(name, who, values, time)
+        source, partition, seq = who
+        epoch, read = self._find_read_epoch(who), {}
         if epoch is not None:
             arrived = epoch.cut[f"{source}/{partition}"].get("arrived")
             read = {"read": str(epoch.id), "sealed": format_instant(epoch.created_at)}
@@ -227,11 +212,11 @@ class _RowTracer:
             source=source,
             partition=partition,
             seq=seq,
-            event_time=None if row.time is None else format_instant(row.time),
+            event_time=None if time is None else format_instant(time),
             **read,
             values={
                 name: value.isoformat() if hasattr(value, "isoformat") else value
-                for name, value in row.values.items()
+                for name, value in values.items()
             },
             places=places,
         )
@@ -294,11 +279,11 @@ class _RowTracer:
         times = {"sealed": sealed.created_at if sealed else None, "visible": visible}
         return {name: format_instant(time) for name, time in times.items() if time is not None}
 
-    def _locate_in_order_buffer(self, row: _TracedRow) -> Iterator[RowLocation]:
+    def _locate_in_order_buffer(self, who: RowIdentity, time: int) -> Iterator[RowLocation]:
         newest = self._tables.head.record
-        for waiting in _find_rows(self._buffered, row.identity):
+        for waiting in _find_rows(self._buffered, who):
             # A segment keeps rows that have left until its last row leaves.
-            if newest is not None and (waiting["_section"], row.time or 0) >= newest.release_after:
+            if newest is not None and (waiting["_section"], time) >= newest.release_after:
                 detail = {"frontier": format_instant(newest.frontier_after)}
                 yield _make_location(EVENTS, "waits", **detail | (newest.frontier_holder or {}))
 
@@ -355,19 +340,20 @@ class _RowTracer:
         table = scan_table(self._spec, tables.log.store, EVENTS, selection)
         return next((row["position"] for row in _find_rows(table, who)), None)
 
-    def _locate_in_window(self, name: str, row: _TracedRow, time: int) -> Iterator[RowLocation]:
+    def _locate_in_window(
+        self, name: str, who: RowIdentity, values: JsonObject, time: int
+    ) -> Iterator[RowLocation]:
         """Yield the results that contain the row, in every revision since it was counted."""
-        who = row.identity
         merge_slot = self._tables.merged.slots.get((who, name))
         # Such a row was never offered to the window, or was refused by it.
         if merge_slot is None and (who in self._dead or self._is_late_for(name, who)):
             yield _make_location(name, "missing", why="late or never read; not merged")
             return
-        edge = self._describe_edge(row)
+        edge = self._describe_edge(who[0], values)
         if edge is not None:
             yield _make_location(name, "edge", why=edge)
             return
-        results = self._find_window_results(name, row, time)
+        results = self._find_window_results(name, who, values, time)
         if merge_slot is not None:
             # Results before the merge have the same bounds, but not this row.
             results = [detail for detail in results if detail["epoch"] >= merge_slot]
@@ -379,21 +365,23 @@ class _RowTracer:
         for detail in results:
             yield _make_location(name, "counted" if merge_slot is None else "merged", **detail)
 
-    def _describe_edge(self, row: _TracedRow) -> str | None:
-        """Return what an edge row does to windows; None if the row is not an edge."""
-        source = self._spec.sources.get(row.identity[0])
+    def _describe_edge(self, name: str, values: JsonObject) -> str | None:
+        """Return what an edge row of a source does to windows; None if it is not an edge."""
+        source = self._spec.sources.get(name)
         if source is None or source.edges is None:
             return None
         return {
             source.edges.start: "counts in each window that closes until its end",
             source.edges.end: "ends what is open under its keys",
-        }.get(str(row.values.get(source.edges.kind)))
+        }.get(str(values.get(source.edges.kind)))
 
-    def _find_window_results(self, name: str, row: _TracedRow, time: int) -> list[JsonObject]:
+    def _find_window_results(
+        self, name: str, who: RowIdentity, values: JsonObject, time: int
+    ) -> list[JsonObject]:
         window = self._spec.windows[name]
         is_session = window.kind is WindowKind.SESSION
-        identity = dict(zip(IDENTITY_COLUMNS, row.identity, strict=True))
-        one = pa.Table.from_pylist([row.values | identity])
+        identity = dict(zip(IDENTITY_COLUMNS, who, strict=True))
+        one = pa.Table.from_pylist([values | identity])
         touching = list_touching_rows(self._spec, name, one)[0]
         key, spans = touching.key, touching.spans
         wanted = _select_exact_ranges(window.keys, key)
