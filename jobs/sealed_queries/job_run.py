@@ -78,7 +78,7 @@ from .job_location import (
     open_location,
     set_bucket_access,
 )
-from .seal_loop import SealLoop, SparkListener, SparkReports, is_bucket_away
+from .seal_loop import SealLoop, SparkReports, is_bucket_away
 from .sink_restore import (
     SealedPoint,
     choose_rewind,
@@ -362,7 +362,7 @@ class JobSession(LeasedSession):
         is_local = self._refuse_other_master(session.sparkContext.master)
         # Nothing here proves the end of executors elsewhere: the next launch gets a new folder.
         self._location.note_jvm(get_jvm_pid(session) if is_local else None)
-        session.streams.addListener(SparkListener(self._reports))
+        session.streams.addListener(self._reports)
         self._sessions.append(session)
         self._status.set_state("running")
 

@@ -52,7 +52,12 @@ _log = structlog.get_logger("tidegate.job")
 
 
 class SparkReports:
-    """What Spark's listener has reported, by run and batch; written by Spark's threads.
+    """What Spark reports, by run and batch; a listener for `StreamingQueryManager.addListener`.
+
+    It implements Spark's Java interface. PySpark's own class reads every field of a report by calls
+    into the JVM, with RocksDB some hundreds per batch, before a listener sees it; this one reads
+    the JSON. Written for PySpark 4.1.3, which asks a listener for `_jlistener`, and calls it in
+    threads of Spark.
 
     Attributes:
         latest: query -> its newest report, as JSON.
@@ -69,29 +74,9 @@ class SparkReports:
         self.ended = 0
         self.arrived = threading.Event()
 
-    def note_start(self, run: str, name: str | None) -> None:
-        """Record that a query has started."""
-        self._names[run] = name or ""
-
     def list_started(self) -> list[str]:
         """Return the names of the queries that have started; empty for a query without a name."""
         return list(self._names.values())
-
-    def note_progress(self, text: str) -> None:
-        """Record a report of Spark about a batch; `text` is its JSON."""
-        report = json.loads(text)
-        name = report.get("name") or ""
-        self._batches[name, int(report["batchId"])] = self.latest[name] = report
-        while len(self._batches) > _MOST_REPORTS:  # of queries that are not sealed
-            self._batches.pop(next(iter(self._batches)))
-        self.ended += 1
-        self.arrived.set()
-
-    def note_end(self, run: str, error: str | None) -> None:
-        """Record that a query has ended, with or without an error."""
-        if error:
-            self.failures[self._names.get(run, run)] = error
-        self.arrived.set()
 
     def find(self, query: str, batch: int) -> BatchReport | None:
         """Return the report of a batch; None if it has not come, or was forgotten."""
@@ -102,18 +87,6 @@ class SparkReports:
         """Forget the report of a batch, once it is sealed."""
         self._batches.pop((query, batch), None)
 
-
-class SparkListener:
-    """Passes Spark's events to `SparkReports`; for `StreamingQueryManager.addListener`.
-
-    It implements Spark's Java interface. PySpark's own class reads every field of a report by calls
-    into the JVM, with RocksDB some hundreds per batch, before a listener sees it; this one reads
-    the JSON. Written for PySpark 4.1.3, which asks a listener for `_jlistener`.
-    """
-
-    def __init__(self, reports: SparkReports) -> None:
-        self._reports = reports
-
     @property
     def _jlistener(self) -> Any:
         from pyspark import SparkContext
@@ -123,20 +96,27 @@ class SparkListener:
 
     def onQueryStarted(self, event: Any) -> None:  # noqa: N802 - Spark's names
         """Note the start."""
-        self._reports.note_start(event.runId().toString(), event.name())
+        self._names[event.runId().toString()] = event.name() or ""
 
     def onQueryProgress(self, event: Any) -> None:  # noqa: N802
         """Note the report of a batch."""
-        self._reports.note_progress(event.progress().json())
+        report = json.loads(event.progress().json())
+        name = report.get("name") or ""
+        self._batches[name, int(report["batchId"])] = self.latest[name] = report
+        while len(self._batches) > _MOST_REPORTS:  # of queries that are not sealed
+            self._batches.pop(next(iter(self._batches)))
+        self.ended += 1
+        self.arrived.set()
 
     def onQueryIdle(self, event: Any) -> None:  # noqa: N802
         """Note nothing."""
 
     def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
-        """Note the end."""
-        error = event.exception()
-        text = error.get() if error.isDefined() else None
-        self._reports.note_end(event.runId().toString(), text)
+        """Note the end, with or without an error."""
+        run, error = event.runId().toString(), event.exception()
+        if error.isDefined():
+            self.failures[self._names.get(run, run)] = error.get()
+        self.arrived.set()
 
     class Java:
         """Read by Py4J."""

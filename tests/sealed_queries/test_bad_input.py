@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 from structlog.testing import capture_logs
 
 from tests.sealed_queries.fake_checkpoint import FakeCheckpoint
+from tests.sealed_queries.fake_events import end_query, start_query
 from tests.servers.memory_store import Fault, MemoryStore
 from tidegate import job
 from tidegate.checkpoints.batch_notes import SinkRewind
@@ -317,11 +318,11 @@ def test_a_query_that_scala_code_starts(tmp_path: Path) -> None:
     for made in _open(tmp_path, {**SPEC, "queries": ["q"]}):
         made._start_query(WriterFacts(name="q"))
         for run, name in (("a", "q"), ("b", "other"), ("c", None)):
-            made._reports.note_start(run, name)
+            start_query(made._reports, run, name)
         made._refuse_unseen_queries()
         assert not made._stop.is_set()
     for made in _open(tmp_path, SPEC):
-        made._reports.note_start("a", "scala")
+        start_query(made._reports, "a", "scala")
         made._refuse_unseen_queries()
         assert made._loop.error is not None
         assert made._loop.error.code == "job.unseen_query"
@@ -331,8 +332,8 @@ def test_a_query_that_scala_code_starts(tmp_path: Path) -> None:
 def test_a_query_that_fails_ends_the_job(session: JobSession) -> None:
     """Also if the script waits for another query and never looks."""
     session._start_query(WriterFacts(name="q"))
-    session._reports.note_start("run", "q")
-    session._reports.note_end("run", "org.x: bad\n at y\nCaused by: java.io.IOException: gone")
+    start_query(session._reports, "run", "q")
+    end_query(session._reports, "run", "org.x: bad\n at y\nCaused by: java.io.IOException: gone")
     session._loop.check_queries()
     assert session._stop.is_set()
     assert session._loop.error is not None
@@ -358,8 +359,8 @@ _SDK = "put on b/1.delta: software.amazon.awssdk.core.exception"
 def test_a_bucket_that_does_not_answer_spark_is_waited_for(session: JobSession, gone: str) -> None:
     """Another launch can help, as when the store does not answer the driver; also at a start."""
     session._start_query(WriterFacts(name="q"))
-    session._reports.note_start("run", "q")
-    session._reports.note_end("run", f"org.x: bad\n at y\nCaused by: {gone}")
+    start_query(session._reports, "run", "q")
+    end_query(session._reports, "run", f"org.x: bad\n at y\nCaused by: {gone}")
     started = session._classify(
         RuntimeError(f"An error occurred while calling o1.start.\n: {gone}")
     )
@@ -374,8 +375,8 @@ def test_a_bucket_that_does_not_answer_spark_is_waited_for(session: JobSession, 
 def test_a_script_that_waits_for_its_query_leaves_the_error_to_spark(session: JobSession) -> None:
     """Spark's report comes after the script's exception, and tells a lost race from a bad script."""
     session._start_query(WriterFacts(name="q"))
-    session._reports.note_start("run", "q")
-    session._reports.note_end("run", "x: Race while writing batch 2")
+    start_query(session._reports, "run", "q")
+    end_query(session._reports, "run", "x: Race while writing batch 2")
     session._options.script.write_text(
         "from pyspark.errors import StreamingQueryException as E; raise E('STREAM_FAILED')"
     )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from unittest.mock import MagicMock
 
 import pytest
 
 from tests.sealed_queries.conftest import JobBench
+from tests.sealed_queries.fake_events import report_batch
 from tests.servers.memory_store import Fault
 from tidegate.checkpoints.batch_notes import BatchNotes
 from tidegate.errors import TransientError
@@ -22,7 +22,7 @@ def _make_loop(bench: JobBench, reports: SparkReports) -> SealLoop:
 
 def _report(reports: SparkReports, query: str, batch: int) -> None:
     source = {"description": "FileStreamSource[in]", "numInputRows": 5}
-    reports.note_progress(json.dumps({"name": query, "batchId": batch, "sources": [source]}))
+    report_batch(reports, name=query, batchId=batch, sources=[source])
 
 
 def _list_sealed(bench: JobBench) -> list[tuple[str, int, int]]:

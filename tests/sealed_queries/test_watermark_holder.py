@@ -9,7 +9,6 @@ import pytest
 
 from tidegate.checkpoints.batch_notes import BatchReport
 from tidegate.jobs.sealed_queries.seal_loop import (
-    SparkListener,
     SparkReports,
     find_watermark_holder,
 )
@@ -80,19 +79,18 @@ def test_a_spark_that_keeps_it_elsewhere() -> None:
 def test_a_report_costs_two_calls_into_the_jvm() -> None:
     """PySpark's own listener makes some hundreds before it calls one in Python."""
     reports = SparkReports()
-    listener = SparkListener(reports)
     started, progress, ended = MagicMock(), MagicMock(), MagicMock()
     started.runId().toString.return_value = ended.runId().toString.return_value = "run"
     started.name.return_value = "q"
     progress.progress().json.return_value = '{"name": "q", "batchId": 3, "sources": []}'
     progress.reset_mock()
     ended.exception().get.return_value = "it failed"
-    listener.onQueryStarted(started)
-    listener.onQueryProgress(progress)
+    reports.onQueryStarted(started)
+    reports.onQueryProgress(progress)
     assert len(progress.mock_calls) == 2
     assert reports.find("q", 3) == BatchReport()
-    listener.onQueryTerminated(ended)
+    reports.onQueryTerminated(ended)
     assert reports.failures == {"q": "it failed"}
     ended.exception().isDefined.return_value = False
-    listener.onQueryTerminated(ended)
+    reports.onQueryTerminated(ended)
     assert reports.failures == {"q": "it failed"}
