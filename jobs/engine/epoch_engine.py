@@ -271,7 +271,7 @@ class Engine:
         clock_only = self._must_record_clock()
         self._recorded_clock_only = False
         state = self.resume_state
-        ahead = select_members_ahead(self._spec, state.decider, state.buffered_rows)
+        ahead = select_members_ahead(self._spec, state.decider, state.counters.retained)
         surveyed = self._survey_cut(self._plan_cut(ahead, clock_only=clock_only), asked)
         decision = self._decide_epoch(surveyed.survey)
         cut, members = surveyed.cut, surveyed.survey.members
@@ -358,7 +358,7 @@ class Engine:
             worked=self._worked.count(
                 self._steps.read_worked_ticks(), now - time.wall if time else 0
             ),
-            buffered_rows=state.buffered_rows,
+            buffered_rows=state.counters.retained,
             released_max=state.released_max,
             aborts=asked.aborts,
             cancels=asked.cancels,

@@ -322,7 +322,6 @@ class MoveResult:
         counters: rows by disposition, in total and per source; they conserve.
         released_max: greatest (section, event_time) released in this epoch; None if nothing left.
         next_position: position after the last released event.
-        buffered_rows: rows in the order buffer after the epoch.
         sketches: source -> lateness sketch of this epoch's rows (JSON-ready).
         bytes_written: data bytes put into the store.
         streams: state of the streams after the epoch; filled in by the engine from
@@ -334,7 +333,6 @@ class MoveResult:
     counters: EpochCounters
     released_max: ReleaseMark | None
     next_position: int
-    buffered_rows: int
     sketches: JsonObject = field(default_factory=dict)
     bytes_written: int = 0
     streams: JsonObject = field(default_factory=dict)

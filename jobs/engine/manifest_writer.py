@@ -173,7 +173,6 @@ class ResumeState:
         counters: rows by disposition, cumulative.
         next_position: position of the next released event.
         released_max: greatest (section, event_time) released so far.
-        buffered_rows: rows in the order buffer.
         streams: state of streams and attachments; only the dispatcher reads it.
         run: the newest run that an epoch belongs to; 0 before the first.
     """
@@ -185,7 +184,6 @@ class ResumeState:
     counters: Counters
     next_position: int = 0
     released_max: ReleaseMark | None = None
-    buffered_rows: int = 0
     streams: JsonObject = field(default_factory=dict)
     spliced: tuple[FileRef, ...] = ()
     run: int = 0
@@ -212,7 +210,6 @@ class ResumeState:
             counters=manifest.counters,
             next_position=notes.next_position,
             released_max=ReleaseMark(*notes.released_max) if notes.released_max else None,
-            buffered_rows=manifest.counters.retained,
             streams=notes.streams,
             run=notes.run,
         )

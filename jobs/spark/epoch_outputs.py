@@ -83,17 +83,14 @@ class EpochOutputs:
         # Counted from the segments and not from the rows moved: the balance of the counters checks
         # one against the other.
         decision = epoch.order.decision
-        buffered = (
-            count_buffered_rows(epoch, epoch.order.segments, decision.release_before),
-            count_buffered_rows(epoch, segments, decision.release_after),
-        )
+        before = count_buffered_rows(epoch, epoch.order.segments, decision.release_before)
+        after = count_buffered_rows(epoch, segments, decision.release_after)
         return MoveResult(
             files={name: written.refs for name, written in tables.items() if written.refs},
             segments=segments,
-            counters=self.counters(*buffered, decision.flagged),
+            counters=self.counters(before, after, decision.flagged),
             released_max=released.maximum,
             next_position=epoch.order.next_position + released.rows,
-            buffered_rows=buffered[1],
             sketches=self.scans.sketches,
             bytes_written=sum(written.bytes for written in (*tables.values(), *states)),
         )

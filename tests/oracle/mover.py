@@ -102,7 +102,6 @@ class OracleMover:
             counters=_count_rows(moves, slices, buffered_before),
             released_max=max(marks, default=None),
             next_position=state.position,
-            buffered_rows=len(state.buffer),
             bytes_written=sum(ref.bytes for ref in written.new),
         )
 

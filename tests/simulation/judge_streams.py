@@ -90,7 +90,7 @@ class _Recomputation:
         folders = AttemptFolders(BucketLayout(PIPELINE), epoch.id)
         order = MoveOrder(Cut(()), decision, self.segments, folders, self._position)
         files = {EVENTS_STREAM: events}
-        moved = MoveResult(files, (), EpochCounters(), None, epoch.next_position, 0)
+        moved = MoveResult(files, (), EpochCounters(), None, epoch.next_position)
         asked = [(verb, name) for verb, name in epoch.stream_state["asked"]]
         done = self._dispatcher.dispatch_rows(order, moved, self.record, asked)
         for table in (*self._spec.streams, REJECTIONS):
