@@ -30,7 +30,8 @@ from tidegate.checkpoints.driver_requests import RequestKind, submit_request
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.slot_log import SlotLog
-from tidegate.jobs.sinks.exactness_audit import audit_exactness, list_sealed_epochs
+from tidegate.jobs.engine.recorded_epochs import read_kept_manifests
+from tidegate.jobs.sinks.exactness_audit import audit_exactness
 from tidegate.jobs.sinks.published_tables import read_table
 from tidegate.jobs.spec.loader import load_spec
 from tidegate.json_types import JsonObject
@@ -214,7 +215,7 @@ class Demo:
 
     def _recover_by_hand(self) -> None:
         """Back to an older checkpoint of choice, through Airflow, and forward again."""
-        epochs = list_sealed_epochs(self.log)
+        epochs = list(read_kept_manifests(self.log))
         # Far enough back that a part of the rows is read again.
         chosen = epochs[int(len(epochs) * 0.7)]
         conf = {"checkpoint": str(chosen.id), "reason": "the demo goes back by hand"}
@@ -273,7 +274,7 @@ class Demo:
             self.log,
             lambda name: read_table(self.spec, self.store, name, current_only=True),
         )
-        self.epochs = list_sealed_epochs(self.log)
+        self.epochs = list(read_kept_manifests(self.log))
         for problem in self.exactness.problems:
             self.print_progress(f"NOT EXACT: {problem}")
 

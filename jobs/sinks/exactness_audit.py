@@ -79,16 +79,6 @@ class ExactnessReport:
         return not self.problems
 
 
-def list_sealed_epochs(log: SlotLog) -> list[Manifest]:
-    """Return all epochs on the current lineage, oldest first.
-
-    Raises:
-        PoisonError: one of them was retired.
-    """
-    head = log.head()
-    return [filled.epoch for filled in log.epochs_between(head.timeline, 1, head.slot)]
-
-
 def audit_exactness(
     spec: PipelineSpec, store: Store, log: SlotLog, table: Callable[[str], pa.Table]
 ) -> ExactnessReport:

@@ -16,7 +16,7 @@ import io
 import json
 import lzma
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial
@@ -202,17 +202,17 @@ def open_parquet_file(source: Path | io.BytesIO) -> pq.ParquetFile:
     return pq.ParquetFile(source, coerce_int96_timestamp_unit="us")
 
 
-def read_parquet_table(source: Path | io.BytesIO, columns: Sequence[str] | None = None) -> pa.Table:
+def read_parquet_table(source: Path | io.BytesIO) -> pa.Table:
     """Return the rows of an object in the types that a `Footer` names.
 
     INT96 does not say whether it is an instant. Its writers (older Spark, Hive, Impala) mean one,
-    in UTC. `columns` are those to read; by default all.
+    in UTC.
     """
     file = open_parquet_file(source)
-    rows = file.read(columns=None if columns is None else list(columns))
+    rows = file.read()
     instants, instant = find_int96_columns(file.metadata), pa.timestamp("us", "UTC")
     fields = [pa.field(f.name, instant if f.name in instants else f.type) for f in rows.schema]
-    return rows.cast(pa.schema(fields)) if instants & set(rows.column_names) else rows
+    return rows.cast(pa.schema(fields)) if instants else rows
 
 
 def find_int96_columns(metadata: Any) -> set[str]:

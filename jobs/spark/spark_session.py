@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from threading import Lock
 from typing import Any, Final, cast
@@ -166,12 +166,12 @@ _ARCHIVE_LOG_OPTIONS = (  # an archive that does not fit is worth no line in eve
 )
 
 
-def locate_class_archive(environment: Mapping[str, str] = os.environ) -> Path | None:
+def locate_class_archive() -> Path | None:
     """Where the archive of this machine's Java and Spark belongs, whether or not it is there.
 
     None without a Java.
     """
-    java = _find_java(environment)
+    java, environment = _find_java(), os.environ
     if java is None:
         return None
     known = java.stat()
@@ -183,12 +183,12 @@ def locate_class_archive(environment: Mapping[str, str] = os.environ) -> Path | 
     )
 
 
-def build_archive_options(environment: Mapping[str, str] = os.environ) -> str:
+def build_archive_options() -> str:
     """Options of the driver's JVM that use the archive, or write it; empty when there is none."""
-    target = environment.get(ARCHIVE_DUMP_VARIABLE)
+    target = os.environ.get(ARCHIVE_DUMP_VARIABLE)
     if target:
         return f'"-XX:ArchiveClassesAtExit={target}" {_ARCHIVE_LOG_OPTIONS}'
-    archive = locate_class_archive(environment)
+    archive = locate_class_archive()
     return (
         f'"-XX:SharedArchiveFile={archive}" -Xshare:auto {_ARCHIVE_LOG_OPTIONS}'
         if archive is not None and archive.is_file()
@@ -196,13 +196,9 @@ def build_archive_options(environment: Mapping[str, str] = os.environ) -> str:
     )
 
 
-def _find_java(environment: Mapping[str, str]) -> Path | None:
-    home = environment.get("JAVA_HOME")
-    found = (
-        str(Path(home, "bin", "java"))
-        if home
-        else shutil.which("java", path=environment.get("PATH"))
-    )
+def _find_java() -> Path | None:
+    home = os.environ.get("JAVA_HOME")
+    found = str(Path(home, "bin", "java")) if home else shutil.which("java")
     return Path(found).resolve() if found and Path(found).exists() else None
 
 

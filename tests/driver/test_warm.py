@@ -34,30 +34,34 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     return found
 
 
-def test_an_archive_fits_one_java_and_one_spark(machine: dict[str, str], tmp_path: Path) -> None:
+def test_an_archive_fits_one_java_and_one_spark(
+    machine: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Another Java or another Spark means another file; without a Java there is none."""
-    mine = locate_class_archive(machine)
+    mine = locate_class_archive()
     assert mine is not None
-    assert mine == locate_class_archive(machine)
-    assert mine != locate_class_archive({**machine, "SPARK_HOME": "/opt/spark"})
+    assert mine == locate_class_archive()
+    with monkeypatch.context() as other:
+        other.setenv("SPARK_HOME", "/opt/spark")
+        assert mine != locate_class_archive()
     Path(machine["JAVA_HOME"], "bin", "java").write_text("#!/bin/sh\n# updated\n")
-    assert mine != locate_class_archive(machine)
-    assert locate_class_archive({**machine, "JAVA_HOME": str(tmp_path / "nowhere")}) is None
+    assert mine != locate_class_archive()
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nowhere"))
+    assert locate_class_archive() is None
 
 
-def test_the_jvm_gets_an_archive_only_if_it_exists(machine: dict[str, str]) -> None:
+def test_the_jvm_gets_an_archive_only_if_it_exists(
+    machine: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No archive, no option; with one it is shared, quietly; while one is made it is written."""
-    archive = locate_class_archive(machine)
+    archive = locate_class_archive()
     assert archive is not None
-    assert build_archive_options(machine) == ""
+    assert build_archive_options() == ""
     archive.parent.mkdir(parents=True)
     archive.touch()
-    assert build_archive_options(machine).startswith(
-        f'"-XX:SharedArchiveFile={archive}" -Xshare:auto '
-    )
-    assert build_archive_options({**machine, ARCHIVE_DUMP_VARIABLE: "/some/where.jsa"}).startswith(
-        '"-XX:ArchiveClassesAtExit=/some/where.jsa" '
-    )
+    assert build_archive_options().startswith(f'"-XX:SharedArchiveFile={archive}" -Xshare:auto ')
+    monkeypatch.setenv(ARCHIVE_DUMP_VARIABLE, "/some/where.jsa")
+    assert build_archive_options().startswith('"-XX:ArchiveClassesAtExit=/some/where.jsa" ')
 
 
 def test_it_is_made_once(machine: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,8 @@ from tests.e2e.feed import SPEC, write_feed
 from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.infra.local_stack import Stack, StackSettings
-from tidegate.jobs.sinks.exactness_audit import audit_exactness, list_sealed_epochs
+from tidegate.jobs.engine.recorded_epochs import read_kept_manifests
+from tidegate.jobs.sinks.exactness_audit import audit_exactness
 from tidegate.jobs.sinks.published_tables import read_table
 from tidegate.jobs.spec.loader import load_spec
 
@@ -97,7 +98,7 @@ def _one_driver_at_a_time(stack: Stack, launches: int) -> None:
     """As many launches and leases as drivers that were killed, and every slot sealed by the lease
     that was on.
     """
-    epochs = list_sealed_epochs(SlotLog(open_store(stack.store_url), PIPELINE))
+    epochs = list(read_kept_manifests(SlotLog(open_store(stack.store_url), PIPELINE)))
     tokens = [epoch.lease_token for epoch in epochs]
     assert len(list((stack.home / "drivers" / PIPELINE).glob("*.json"))) == launches
     assert tokens == sorted(tokens)

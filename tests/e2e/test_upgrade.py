@@ -14,7 +14,7 @@ import pytest
 
 from tests.e2e.drivers import Steady
 from tidegate import __version__
-from tidegate.jobs.sinks.exactness_audit import list_sealed_epochs
+from tidegate.jobs.engine.recorded_epochs import read_kept_manifests
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -33,7 +33,7 @@ def test_upgraded_and_taken_back(tmp_path: Path) -> None:
     for code, epochs in ((old, 3), (new, 3), (old, None)):
         limit = () if epochs is None else ("--epochs", str(epochs))
         assert steady.run("", *limit, environment={"PYTHONPATH": str(code)}) == 0, steady.log_text()
-    versions = [epoch.code_version for epoch in list_sealed_epochs(steady.log())]
+    versions = [epoch.code_version for epoch in read_kept_manifests(steady.log())]
     assert versions[:6] == [__version__] * 3 + [NEXT] * 3
     assert set(versions[6:]) == {__version__}
     assert steady.exact().problems == []
