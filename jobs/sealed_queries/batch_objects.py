@@ -191,15 +191,13 @@ def restore_files(
 
 def _restore_file(store: Store, ref: FileRef, target: Path) -> None:
     store.download(ref.key, target)
-    found = sha256_of_file(target) if ref.sha256 else ""
-    if found != ref.sha256 or not (found or _has_etag(store, ref)):
+    if ref.sha256:
+        is_sealed = sha256_of_file(target) == ref.sha256
+    else:  # no process had read it: the ETag tells whether it is the version that was sealed
+        info = store.stat(ref.key)
+        is_sealed = info is not None and info.etag == ref.extra[_ETAG]
+    if not is_sealed:
         raise OBJECT_DAMAGED(uri=store.uri(ref.key))
-
-
-def _has_etag(store: Store, ref: FileRef) -> bool:
-    """Return whether an object is the version that was sealed; for those that nothing has read."""
-    info = store.stat(ref.key)
-    return info is not None and info.etag == ref.extra[_ETAG]
 
 
 def _open_pack(store: Store, ref: FileRef) -> tarfile.TarFile:

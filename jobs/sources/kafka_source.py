@@ -141,7 +141,9 @@ class KafkaSource:
         self._refuse_other_topic(member, position, end_of_topic)
         start, dead = self._skip_gap(member, int(position["offset"]), first)
         end_of_topic = max(end_of_topic, start)
-        end = start if blocked else _end_of_range(start, end_of_topic, limits.rows)
+        end_of_ordinal = join_seq(split_seq(start)[0] + 1, 0)
+        most = start + (limits.rows or _MAX_MESSAGES_PER_SLICE)
+        end = start if blocked else min(end_of_topic, most, end_of_ordinal)
         self.lag[str(member)] = end_of_topic - end
         return Slice(
             member,
@@ -244,11 +246,6 @@ class KafkaSource:
             "columns": {field.name: str(field.type) for field in build_range_schema(self.spec)},
             "kafka": {"topic": topic, "partition": partition, "from": start, "to": end},
         }
-
-
-def _end_of_range(start: int, end_of_topic: int, row_limit: int | None) -> int:
-    end_of_ordinal = join_seq(split_seq(start)[0] + 1, 0)
-    return min(end_of_topic, start + (row_limit or _MAX_MESSAGES_PER_SLICE), end_of_ordinal)
 
 
 # `kafka.options` has the Java client's names for settings; kafka_client.py understands some.

@@ -336,12 +336,7 @@ def arrow_to_frame(session: SparkSession, table: pa.Table, schema: str | None = 
 
     Spark takes an empty record batch for the end and loses what follows.
     """
-    whole = table.combine_chunks()
-    return (
-        session.createDataFrame(whole)
-        if schema is None
-        else session.createDataFrame(whole, schema=schema)
-    )
+    return session.createDataFrame(table.combine_chunks(), schema)
 
 
 def _choose_arrow_type(own: str, arrow: str) -> pa.DataType:
