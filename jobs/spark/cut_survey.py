@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +21,7 @@ from tidegate.errors import PoisonError, get_first_line
 from tidegate.jobs.advise.lag_advice import GAMMA
 from tidegate.jobs.engine.arrow_tables import to_arrow_type
 from tidegate.jobs.engine.errors import RULE_FAILED as BROKEN_RULE
-from tidegate.jobs.engine.interfaces import split_seq
+from tidegate.jobs.engine.interfaces import Slice, split_seq
 from tidegate.jobs.eventtime.decision_types import MemberSurvey, Survey
 from tidegate.jobs.rules.duck_frame import ENGINE_ERRORS, Frame
 from tidegate.jobs.rules.row_conditions import quote_name
@@ -96,17 +96,18 @@ def survey_cut(
     """
     native = native and has_room_in_driver(staged.rows, spec)
     scans, tables = _scan_members(staged, spec, state, native=native)
-    members = tuple(
-        replace(
-            scans[i].survey if i in scans else _survey_empty_member(spec, piece.member, state),
-            pending=piece.pending,
-            done=piece.done,
-        )
-        for i, piece in enumerate(staged.cut.slices)
-    )
+    none = _make_no_rows(spec)
+
+    def survey_slice(index: int, piece: Slice) -> MemberSurvey:
+        """Return what a slice holds; one without rows may still carry punctuation."""
+        member, columns = piece.member, _build_member_columns(none)
+        scan = scans.get(index) or scan_member(spec.sources[member.source], member, columns, state)
+        return replace(scan.survey, pending=piece.pending, done=piece.done)
+
+    members = tuple(survey_slice(*numbered) for numbered in enumerate(staged.cut.slices))
     rows = None
     if tables is not None:
-        rows = pa.concat_tables(tables or [_make_no_rows(spec)], promote_options="default")
+        rows = pa.concat_tables(tables or [none], promote_options="default")
     judged = None if rows is None else _select_judged(rows)
     for found in members:
         if found.dead and has_dead_letters(judged):
@@ -158,16 +159,6 @@ def select_dead_letters(judged: pa.Table) -> pa.Table:
 def has_dead_letters(judged: pa.Table | None) -> bool:
     """Whether some of the rows may be dead letters, or stop the epoch; None: it is not known."""
     return judged is None or select_dead_letters(judged).num_rows > 0
-
-
-def _survey_empty_member(spec: PipelineSpec, member: Any, state: JsonView) -> MemberSurvey:
-    none = np.zeros(0, dtype=np.int64)
-    return scan_member(
-        spec.sources[member.source],
-        member,
-        MemberColumns(none, none, none, none.astype(np.int8)),
-        state,
-    ).survey
 
 
 def _merge_sketches(scans: dict[int, MemberScan]) -> JsonObject:

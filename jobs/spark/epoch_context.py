@@ -172,7 +172,8 @@ class FileWriter:
             return []
         path = self._scratch / f"{uuid4().hex}.parquet"
         repeating: Any = _select_repeating_columns(rows)
-        rows = rows.cast(_make_columns_nullable(rows.schema))
+        # As Spark writes them: what a query happens to know about nulls is not part of a table.
+        rows = rows.cast(pa.schema(list(_make_type_nullable(pa.struct(list(rows.schema))))))
         pq.write_table(rows, path, compression="snappy", use_dictionary=repeating)
         return [path]
 
@@ -201,14 +202,6 @@ def _select_repeating_columns(rows: pa.Table) -> list[str] | bool:
         for name in rows.column_names
         if pc.count_distinct(sample[name]).as_py() <= _SAMPLE_ROWS // 2
     ]
-
-
-def _make_columns_nullable(schema: pa.Schema) -> pa.Schema:
-    """Every column optional, as Spark writes them.
-
-    What a query happens to know about nulls is not part of a table.
-    """
-    return pa.schema(list(_make_type_nullable(pa.struct(list(schema)))))
 
 
 def _make_type_nullable(kind: pa.DataType) -> pa.DataType:

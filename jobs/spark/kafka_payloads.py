@@ -14,7 +14,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -402,7 +402,8 @@ def _decode_avro(
         frame = frame.withColumn(
             f"_j{number}", from_avro(_select_body(number), schema.decode(), {"mode": "PERMISSIVE"})
         )
-        held[number] = _get_field_types(frame.schema[f"_j{number}"].dataType)
+        record: Any = frame.schema[f"_j{number}"].dataType
+        held[number] = {field.name: field.dataType for field in record}
     old = _list_former_names(source)
     values, faults = {}, []
     for name, kind in _list_payload_columns(source).items():
@@ -458,11 +459,6 @@ def _require_record_schema(schema: bytes) -> None:
         )
     except SPARK_ERRORS as error:
         raise AVRO_REFUSED(cause=extract_cause(error)[:300]) from error
-
-
-def _get_field_types(record: DataType) -> dict[str, DataType]:
-    assert isinstance(record, StructType)  # noqa: S101 - its schema was looked at
-    return {field.name: field.dataType for field in record}
 
 
 def _convert_field_sql(

@@ -155,7 +155,8 @@ def _emit_results(
     ends = [ref.min_time for ref in fresh.refs if ref.min_time is not None]
     needed = [ref for ref in live if _may_be_due(window, ref, ends, before, after)]
     # Most epochs close no window; they must not cost a job.
-    if not needed and not _is_any_due(window, ends, after):
+    any_due = any(window.emit != "close" or is_window_closed(window, end, after) for end in ends)
+    if not needed and not any_due:
         return WrittenFiles()
     size = sum(ref.rows for ref in (*needed, *fresh.refs))
     rows = _load_window_state(epoch, aggregation, needed, fresh)
@@ -243,10 +244,6 @@ def _may_be_due(window: WindowSpec, ref: FileRef, ends: list[int], before: int, 
     return is_window_closed(window, ref.min_time, after) and (
         touched or not is_window_closed(window, ref.max_time, before)
     )
-
-
-def _is_any_due(window: WindowSpec, ends: list[int], after: int) -> bool:
-    return any(window.emit != "close" or is_window_closed(window, end, after) for end in ends)
 
 
 # Opt-in results for empty windows between the first and the last window of a key (`zero_rows`).
