@@ -154,8 +154,6 @@ _NUMBERS = count()
 class DuckFrame:
     """Rows of Arrow tables; see the module. Not changed by any method.
 
-    Unlike Spark's, `unionAll` takes columns by name.
-
     Args:
         query: DuckDB SQL.
         tables: name in the query -> Arrow table or dataset.
@@ -199,8 +197,6 @@ class DuckFrame:
         """Return the rows of both; a column that one lacks is null."""
         both = f"({self._query}) UNION ALL BY NAME ({other._query})"
         return type(self)(both, {**self._tables, **other._tables})
-
-    unionAll = unionByName  # noqa: N815 - Spark's name
 
     def toArrow(self) -> Any:  # noqa: N802 - Spark's name
         """Compute the rows, and return them as an Arrow table.

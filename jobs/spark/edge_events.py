@@ -151,7 +151,7 @@ def _match_starts_to_ends(
     )
     frame = _load_edges(epoch, came, "_ends")
     if live:
-        frame = _load_edges(epoch, live, "false AS _ends").unionAll(frame)
+        frame = _load_edges(epoch, live, "false AS _ends").unionByName(frame)
     if rows <= FETCH_ROWS:
         frame = frame.coalesce(1)  # no shuffle for few
     frame = frame.selectExpr("*", f"last(IF(_ends, _et, NULL), true) OVER ({behind}) AS _until")
