@@ -32,11 +32,11 @@ def quote_text(value: str) -> str:
     return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
-def time_below_sql(column: str, bound: int) -> str:
-    """``column < bound`` on ticks, at the ends a constant that Spark folds away."""
+def time_below_sql(bound: int) -> str:
+    """``_et < bound`` on ticks, at the ends a constant that Spark folds away."""
     if bound <= TICK_MIN:
         return "false"
-    return "true" if bound >= TICK_MAX else f"{column} < {opaque_literal(bound, column)}"
+    return "true" if bound >= TICK_MAX else f"_et < {opaque_literal(bound, '_et')}"
 
 
 def opaque_literal(number: int, beside: str) -> str:
@@ -83,9 +83,7 @@ def end_reached_sql(
 def below_mark_sql(mark: ReleaseMark) -> str:
     """Whether a buffered row, with `_section` and `_et`, is below a mark."""
     section = opaque_literal(mark.section, "_et")
-    return (
-        f"(_section < {section} OR (_section = {section} AND {time_below_sql('_et', mark.time)}))"
-    )
+    return f"(_section < {section} OR (_section = {section} AND {time_below_sql(mark.time)}))"
 
 
 # Which tumbling and sliding windows a row belongs to, and whether it is late for them.
@@ -143,7 +141,7 @@ def late_for_window_sql(window: WindowSpec, frontier: int) -> str:
     A row without windows never is.
     """
     if window.late_unit == "event":
-        late = "true" if frontier >= TICK_MAX else f"_et < {opaque_literal(frontier, '_et')}"
+        late = time_below_sql(frontier)
     else:
         start = (
             first_window_start_sql(window)
@@ -154,7 +152,7 @@ def late_for_window_sql(window: WindowSpec, frontier: int) -> str:
         if late not in ("true", "false"):
             # A window that a row is in ends after its time. Few rows are before the frontier, and
             # the engines divide only for these.
-            late = f"IF(_et < {opaque_literal(frontier, '_et')}, {late}, false)"
+            late = f"IF({time_below_sql(frontier)}, {late}, false)"
     if late == "false" or _covers_every_time(window):
         return late
     return f"({late} AND {first_window_start_sql(window)} <= {last_window_start_sql(window)})"

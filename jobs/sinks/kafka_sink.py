@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 # The driver holds the messages of one Spark job as Python objects.
 _MESSAGES_PER_JOB = 50_000
+_TOO_LARGE_ERROR = "RecordTooLargeException"  # of the Java client
 _MESSAGE_SCHEMA = pa.schema(
     {
         "topic": pa.string(),
@@ -76,9 +77,10 @@ class KafkaSink(AtLeastOnceSink):
             self._send(tabulate_messages(messages), settings)
         # Spark wraps the client's exceptions in types of its own, which differ between versions.
         except Exception as error:
-            if "RecordTooLargeException" in str(error):
-                cause = _find_exception_line(error, "RecordTooLargeException")
-                raise self.make_error(MESSAGE_TOO_LARGE, cause=cause[:300]) from error
+            lines = [line for line in str(error).splitlines() if _TOO_LARGE_ERROR in line]
+            if lines:
+                cause = lines[0].strip()[:300]
+                raise self.make_error(MESSAGE_TOO_LARGE, cause=cause) from error
             raise self.make_error(
                 SINK_UNAVAILABLE,
                 cause=f"Kafka does not take {topic}: {get_first_line(error)[:300]}",
@@ -92,11 +94,6 @@ class KafkaSink(AtLeastOnceSink):
 
         session = SparkSession.builder.getOrCreate()  # the driver's own
         write_messages(session, messages, {f"kafka.{key}": one for key, one in settings.items()})
-
-
-def _find_exception_line(error: Exception, name: str) -> str:
-    """Return the line of the message that names an exception of the Kafka client."""
-    return next(line.strip() for line in str(error).splitlines() if name in line)
 
 
 # Messages, shared with the exactly-once sink and with jobs.

@@ -121,7 +121,7 @@ def pair_edges(epoch: EpochContext) -> EpochEdges:
 
 
 def _select_punctual_edges(epoch: EpochContext, data: Frame) -> Frame:
-    late = time_below_sql("_et", epoch.order.decision.frontier_before)
+    late = time_below_sql(epoch.order.decision.frontier_before)
     edges = data.where(f"{_is_edge_sql(epoch.spec, 'start', 'end')} AND NOT ({late})")
     return edges.selectExpr(
         *(quote_name(c) for c in epoch.spec.columns),

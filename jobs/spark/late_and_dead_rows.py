@@ -142,7 +142,7 @@ def _select_late_events(epoch: EpochContext) -> Frame | None:
     bound, policy = epoch.order.decision.late_bound, epoch.spec.release.on_late
     if epoch.data is None or epoch.low is None or epoch.low >= bound:
         return None
-    late = time_below_sql("_et", bound)
+    late = time_below_sql(bound)
     if policy is LatePolicy.ADJUST:
         late = f"{late} AND _end <= {max(epoch.order.decision.frontier_before, bound)}L"
     return _add_late_columns(epoch, epoch.data.where(late), EVENTS)

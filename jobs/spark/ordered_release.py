@@ -81,7 +81,7 @@ def _select_accepted_rows(epoch: EpochContext, frame: Frame) -> Frame:
     """
     decision, policy = epoch.order.decision, epoch.spec.release.on_late
     bound = decision.late_bound
-    late = time_below_sql("_et", bound)
+    late = time_below_sql(bound)
     if policy is LatePolicy.ADJUST and late != "false":
         # The frontier has passed their start, so they begin at the frontier. A row that ended
         # before it cannot be moved and stays late.
@@ -214,7 +214,7 @@ def _select_cut_rows(epoch: EpochContext) -> Frame | None:
     frame = _select_accepted_rows(epoch, epoch.data)
     at_once = epoch.spec.release.mode is ReleaseMode.PASS_THROUGH
     bound = epoch.order.decision.release_bound
-    leaves = "true" if at_once else f"_late OR {time_below_sql('_et', bound)}"
+    leaves = "true" if at_once else f"_late OR {time_below_sql(bound)}"
     return frame.selectExpr("*", f"{leaves} AS _leaves").selectExpr(*_list_release_columns(epoch))
 
 

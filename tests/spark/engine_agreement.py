@@ -136,7 +136,7 @@ def prove_aggregates(session: SparkSession) -> tuple[set[str], set[str], list[st
 
 def list_conditions() -> dict[str, str]:
     """Name -> Spark SQL over a row."""
-    found = {"below the frontier": row_conditions.time_below_sql("_et", 5)}
+    found = {"below the frontier": row_conditions.time_below_sql(5)}
     shapes: dict[str, dict[str, Any]] = {
         "tumbling": {"kind": "tumbling", "size": 4},
         "sliding": {"kind": "sliding", "size": 5, "slide": 2, "offset": -1},
