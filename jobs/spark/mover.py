@@ -41,7 +41,7 @@ from .epoch_outputs import EpochOutputs
 from .errors import SPARK_FAILED
 from .late_and_dead_rows import DeadRows, write_dead_letters, write_late_rows
 from .ordered_release import (
-    adjust_start_times,
+    adjust_late_rows,
     count_released_rows,
     release_rows,
 )
@@ -310,9 +310,8 @@ def _apply_verdicts(frame: Frame | None, spec: PipelineSpec) -> tuple[Frame | No
     if frame is None or "_verdict" not in frame.columns:
         return frame, None
     going = frame.where("_verdict IS NULL OR _verdict = 'adjust'")
-    going = adjust_start_times(going, spec, "_verdict IS NOT NULL", "_mark").drop(
-        "_moved", "_verdict", "_mark"
-    )
+    going = adjust_late_rows(going, spec, "_verdict IS NOT NULL", "_mark")
+    going = going.drop("_verdict", "_mark")
     return going, frame.where("_verdict IS NOT NULL AND _verdict <> 'adjust'")
 
 

@@ -86,8 +86,7 @@ def _select_accepted_rows(epoch: EpochContext, frame: Frame) -> Frame:
         # The frontier has passed their start, so they begin at the frontier. A row that ended
         # before it cannot be moved and stays late.
         start = max(decision.frontier_before, bound)
-        frame = adjust_start_times(frame, epoch.spec, f"({late}) AND _end > {start}L", f"{start}L")
-        frame = frame.where(f"_moved OR NOT ({late})").drop("_moved")
+        frame = adjust_late_rows(frame, epoch.spec, late, f"{start}L")
     flagged = policy is LatePolicy.EMIT_FLAGGED
     if policy not in (LatePolicy.EMIT_FLAGGED, LatePolicy.ADJUST) and late != "false":
         frame = frame.where(f"NOT ({late})")
@@ -104,18 +103,19 @@ def _tardy_sql(decision: Decision) -> str:
     return f"concat(_source, '/', _partition) IN ({names})" if names else "false"
 
 
-def adjust_start_times(frame: Frame, spec: PipelineSpec, condition: str, start: str) -> Frame:
-    """Move the start of rows that meet the condition; `_moved` tells which.
+def adjust_late_rows(frame: Frame, spec: PipelineSpec, late: str, start: str) -> Frame:
+    """Move the start of late rows; those that end before the new start are left out.
 
-    It changes `_et`, `_time` and the event-time column of the row's source. `condition` and `start`
-    (ticks) are Spark SQL.
+    It changes `_et`, `_time` and the event-time column of the row's source. `late`, the condition,
+    and `start` (ticks) are Spark SQL.
     """
     columns = list(spec.columns)
     times: dict[str, list[str]] = {}
     for name, source in spec.sources.items():
         # Sources may name their event-time columns differently; a row moves in its own source's.
         times.setdefault(source.event_time, []).append(quote_text(name))
-    moved = frame.selectExpr("*", f"({condition}) AS _moved")
+    judged = frame.selectExpr("*", f"({late}) AS _was")
+    moved = judged.selectExpr("*", f"_was AND _end > {start} AS _moved").where("_moved OR NOT _was")
     others = [c for c in frame.columns if c not in columns and c not in ("_et", "_time")]
     own = [
         (
@@ -131,7 +131,6 @@ def adjust_start_times(frame: Frame, spec: PipelineSpec, condition: str, start: 
         *others,
         f"IF(_moved, {start}, _et) AS _et",
         f"IF(_moved, timestamp_micros({start}), _time) AS _time",
-        "_moved",
     )
 
 

@@ -23,7 +23,7 @@ from tidegate.jobs.spec.window_specs import WindowKind, WindowSpec
 from tidegate.time_units import TICK_MIN
 
 from .epoch_context import EpochContext, OutputFiles, WrittenFiles
-from .ordered_release import adjust_start_times
+from .ordered_release import adjust_late_rows
 from .tumbling_sliding_windows import (
     assign_rows_to_windows,
     is_window_segment_purged,
@@ -122,13 +122,7 @@ def _select_rows(epoch: EpochContext, aggregation: Aggregation, window: WindowSp
     before, frame = epoch.order.decision.frontier_before, epoch.data
     alone = _late_alone_sql(window, before)
     if alone != "false" and window.on_late is LatePolicy.ADJUST:
-        moved = adjust_start_times(
-            frame.selectExpr("*", f"{alone} AS _was"),
-            epoch.spec,
-            f"_was AND _end > {before}L",
-            f"{before}L",
-        )
-        frame = moved.where("_moved OR NOT _was").drop("_moved", "_was")
+        frame = adjust_late_rows(frame, epoch.spec, alone, f"{before}L")
     elif alone != "false":
         frame = frame.where(f"NOT ({alone})")
     if window.kind is not WindowKind.SESSION:

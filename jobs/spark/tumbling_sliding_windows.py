@@ -38,7 +38,7 @@ from tidegate.time_units import TICK_MAX, saturate_ticks
 
 from .edge_events import EpochEdges, assign_intervals, drop_edges
 from .epoch_context import EpochContext, OutputFiles, WrittenFiles
-from .ordered_release import adjust_start_times
+from .ordered_release import adjust_late_rows
 
 MERGE_ROWS: Final = 500_000
 """Partial rows of a window that the driver merges, in a few tenths of a second."""
@@ -58,11 +58,7 @@ def assign_rows_to_windows(epoch: EpochContext, window: WindowSpec) -> Frame:
         # Also where no row is late: the code is the same in every epoch.
         frame = frame.where(f"NOT ({late})")
     elif epoch.low is not None and epoch.low < frontier:
-        start = opaque_literal(frontier, "_et")
-        moved = adjust_start_times(
-            frame.selectExpr("*", f"{late} AS _was"), epoch.spec, f"_was AND _end > {start}", start
-        )
-        frame = moved.where("_moved OR NOT _was").drop("_moved", "_was")
+        frame = adjust_late_rows(frame, epoch.spec, late, opaque_literal(frontier, "_et"))
     frame = add_window_span(window, drop_edges(epoch.spec, frame))
     has_edges = any(source.end_time is not None for source in epoch.spec.sources.values())
     if window.size == window.period and not has_edges:
