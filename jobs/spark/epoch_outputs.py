@@ -21,9 +21,7 @@ from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.row_counts import (
     LATE_ROWS,
     RULE,
-    RULE_WARNED,
     TARDY,
-    name_broken_rule,
     name_late_counts,
 )
 from tidegate.jobs.engine.interfaces import MoveResult
@@ -109,9 +107,10 @@ class EpochOutputs:
         self._count_surveyed(tally, flagged)
         for source, rows in self.released.per_source.items():
             tally.rows[source, "released"] += rows
-        self._count_dead(tally)
-        for (source, output), pairs in self.late.expired.items():
-            tally.rows[source, f"expired:{output}"] += pairs
+        tally.rows.update(self.dead.counts)
+        for source, rows in self.dead.dropped.items():
+            tally.add_late(source, EVENTS, RULE, True, rows)
+        tally.rows.update(self.late.rows)
         self._count_late(tally)
         # Zeros stay out of the manifest.
         per_source: dict[str, Counter[str]] = {}
@@ -140,25 +139,11 @@ class EpochOutputs:
                 aside = verdicts["dropped"] + verdicts["cti_violation"]
                 tally.rows[source, TARDY] += member.rows - aside
 
-    def _count_dead(self, tally: _Tally) -> None:
-        for source, counts in self.dead.counts.items():
-            for name, rows in counts.items():
-                tally.rows[source, name] += rows
-        for (source, rule), rows in self.dead.broken.items():
-            tally.rows[source, name_broken_rule(rule)] += rows
-            if self.spec.sources[source].rules[rule].severity == "drop":
-                tally.add_late(source, EVENTS, RULE, True, rows)
-        for (source, rules), rows in self.dead.warned.items():
-            for name in (RULE_WARNED, *map(name_broken_rule, rules)):
-                tally.rows[source, name] += rows
-
     def _count_late(self, tally: _Tally) -> None:
         for (source, output, reason, dropped), rows in self.late.counts.items():
             tally.add_late(source, output, reason, dropped, rows)
             if not (dropped and output == EVENTS):
                 tally.late_by_output[output] += rows
-        for source, rows in self.late.rows.items():
-            tally.rows[source, LATE_ROWS] += rows
 
 
 @dataclass(slots=True)

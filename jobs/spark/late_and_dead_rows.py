@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
+from tidegate.checkpoints.row_counts import LATE_ROWS, RULE_WARNED, name_broken_rule
 from tidegate.jobs.rules.duck_frame import DuckFrame, Frame, combine_frames, group_rows
 from tidegate.jobs.rules.row_conditions import (
     expired_pairs_sql,
@@ -54,16 +55,14 @@ class LateRows:
     Attributes:
         written: files of the late table; dropped rows are in none.
         counts: (source, output, reason, dropped) -> rows.
-        rows: source -> rows that are late for at least one output or set aside; each counts once,
-            dropped ones too.
-        expired: (source, window output) -> pairs of a row and a window that was purged before the
-            row came; sessions are not counted.
+        rows: (source, `late_rows`) -> rows that are late for at least one output or set aside; each
+            counts once, dropped ones too. (source, `expired:` and a window) -> pairs of a row and
+            a window that was purged before the row came; sessions are not counted.
     """
 
     written: WrittenFiles
     counts: LateCounts = field(default_factory=Counter)
-    rows: Counter[str] = field(default_factory=Counter)
-    expired: Counter[tuple[str, str]] = field(default_factory=Counter)
+    rows: Counter[tuple[str, str]] = field(default_factory=Counter)
 
 
 def _get_late_policy(epoch: EpochContext, output: str) -> LatePolicy:
@@ -110,8 +109,10 @@ def write_late_rows(epoch: EpochContext, context_for: Callable[[str], EpochConte
     counts = {tuple(one[c] for c in _COUNTED_COLUMNS): one["count_all"] for one in groups}
     # A row that misses several outputs counts once.
     late_rows = table.select(_ROW_IDENTITY).group_by(_ROW_IDENTITY).aggregate([])
-    late = LateRows(written, Counter(counts), Counter(late_rows["_source"].to_pylist()))
-    return _count_expired_pairs(epoch, late)
+    rows = Counter((source, LATE_ROWS) for source in late_rows["_source"].to_pylist())
+    late = LateRows(written, Counter(counts), rows)
+    _count_expired_pairs(epoch, late)
+    return late
 
 
 def _select_set_aside(epoch: EpochContext) -> Frame | None:
@@ -160,7 +161,7 @@ def _select_late_for_window(epoch: EpochContext, name: str) -> Frame | None:
     return _add_late_columns(epoch, epoch.data.where(late), name)
 
 
-def _count_expired_pairs(epoch: EpochContext, late: LateRows) -> LateRows:
+def _count_expired_pairs(epoch: EpochContext, late: LateRows) -> None:
     """Count the pairs that came too late.
 
     A point row's one tumbling window is purged iff the row is late, the rest is asked.
@@ -170,14 +171,12 @@ def _count_expired_pairs(epoch: EpochContext, late: LateRows) -> LateRows:
         all(s.end_time is None for s in epoch.spec.sources.values()),
     )
     if epoch.data is None or epoch.low is None or epoch.low >= before:
-        return late
-    found: Counter[tuple[str, str]] = Counter()
+        return
     asked: dict[str, str] = {}
     for name, window in epoch.spec.windows.items():
         if window.kind is WindowKind.TUMBLING and window.late_unit == "window" and points:
-            found += Counter(
-                {(s, o): rows for (s, o, _, _), rows in late.counts.items() if o == name}
-            )
+            for (source, output, _, _), rows in late.counts.items():
+                late.rows[source, f"expired:{output}"] += rows if output == name else 0
         elif window.kind is not WindowKind.SESSION:
             asked[name] = expired_pairs_sql(window, before)
     if any(pairs != "0L" for pairs in asked.values()):
@@ -185,8 +184,8 @@ def _count_expired_pairs(epoch: EpochContext, late: LateRows) -> LateRows:
         grouped = group_rows(epoch.data, ["_source"], sums)
         for row in collect_to_driver(grouped).to_pylist():
             counts = zip(asked, sums, strict=True)
-            found += Counter({(row["_source"], name): row[pairs] or 0 for name, pairs in counts})
-    return replace(late, expired=found)
+            for name, pairs in counts:
+                late.rows[row["_source"], f"expired:{name}"] += row[pairs] or 0
 
 
 def _add_late_columns(epoch: EpochContext, rows: Frame, output: str) -> Frame:
@@ -261,16 +260,14 @@ class DeadRows:
 
     Attributes:
         written: files of the dead-letter table.
-        counts: source -> `dead_lettered` or `rule_quarantined` -> rows in these files; and
-            `filtered` -> rows that `where` leaves out.
-        broken: (source, name of a rule) -> rows that it removed.
-        warned: (source, names of rules) -> rows that no rule removed and that broke these.
+        counts: (source, what became of them) -> rows: the rows in these files, those that `where`
+            leaves out, and rows by the rules that they break.
+        dropped: source -> rows that rules dropped.
     """
 
     written: WrittenFiles = field(default_factory=WrittenFiles)
-    counts: dict[str, Counter[str]] = field(default_factory=dict)
-    broken: Counter[tuple[str, str]] = field(default_factory=Counter)
-    warned: Counter[tuple[str, tuple[str, ...]]] = field(default_factory=Counter)
+    counts: Counter[tuple[str, str]] = field(default_factory=Counter)
+    dropped: Counter[str] = field(default_factory=Counter)
 
 
 def write_dead_letters(epoch: EpochContext, judged: pa.Table | None) -> DeadRows:
@@ -323,7 +320,7 @@ def _write_dead_letters(epoch: EpochContext, judged: pa.Table | None) -> DeadRow
     for row in [] if table is None else _count_groups(table, ["_source", "reason"]):
         quarantined = row["reason"] == RULE_QUARANTINED
         name = RULE_QUARANTINED if quarantined else "dead_lettered"
-        dead.counts.setdefault(row["_source"], Counter())[name] += row["count_all"]
+        dead.counts[row["_source"], name] += row["count_all"]
     return dead
 
 
@@ -331,10 +328,12 @@ def _count_judged_rows(epoch: EpochContext, frame: Frame, dead: DeadRows) -> Non
     found = frame.where(f"_rule IS NOT NULL OR _warned <> '' OR _dead = '{FILTERED}'")
     counted = group_rows(found, ["_m", "_rule", "_warned"], {"_rows": "count(*)"})
     for row in collect_to_driver(counted).to_pylist():
-        source = epoch.staged.cut.slices[row["_m"]].member.source
+        source, names = epoch.staged.cut.slices[row["_m"]].member.source, [FILTERED]
         if row["_rule"] is not None:
-            dead.broken[source, row["_rule"]] += row["_rows"]
+            names = [name_broken_rule(row["_rule"])]
+            if epoch.spec.sources[source].rules[row["_rule"]].severity == "drop":
+                dead.dropped[source] += row["_rows"]
         elif row["_warned"] is not None:
-            dead.warned[source, tuple(row["_warned"].split(","))] += row["_rows"]
-        else:
-            dead.counts.setdefault(source, Counter())[FILTERED] += row["_rows"]
+            names = [RULE_WARNED, *map(name_broken_rule, row["_warned"].split(","))]
+        for name in names:
+            dead.counts[source, name] += row["_rows"]
