@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -20,7 +20,6 @@ from tidegate.checkpoints.epoch_notes import EpochCounters
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.row_counts import (
     LATE_ROWS,
-    RULE,
     TARDY,
     name_late_counts,
 )
@@ -35,7 +34,7 @@ from tidegate.time_units import saturate_ticks
 from .cut_survey import MemberScans
 from .edge_events import EpochEdges
 from .epoch_context import EpochContext, OutputFiles
-from .late_and_dead_rows import DeadRows, LateRows
+from .late_and_dead_rows import DeadRows, LateCounts, LateRows
 from .ordered_release import ReleasedRows, count_buffered_rows
 
 # Counts of an epoch that are sums over its sources.
@@ -103,62 +102,46 @@ class EpochOutputs:
             buffered_after: rows in it after the epoch.
             flagged: members whose rows of this epoch stood in front of a tardy barrier.
         """
-        tally = _Tally()
-        self._count_surveyed(tally, flagged)
-        for source, rows in self.released.per_source.items():
-            tally.rows[source, "released"] += rows
-        tally.rows.update(self.dead.counts)
-        for source, rows in self.dead.dropped.items():
-            tally.add_late(source, EVENTS, RULE, True, rows)
-        tally.rows.update(self.late.rows)
-        self._count_late(tally)
+        rows, late = Counter[tuple[str, str]](), self.late.counts + self.dead.dropped
+        self._count_surveyed(rows, late, flagged)
+        for counted in (self.released.counts, self.dead.counts, self.late.rows):
+            rows.update(counted)
+        dropped, late_by_output = Counter[str](), Counter[str]()
+        for (source, output, reason, is_dropped), missed in late.items():
+            for name in name_late_counts(output, reason, dropped=is_dropped):
+                rows[source, name] += missed
+            if is_dropped and output == EVENTS:
+                dropped[reason] += missed
+            else:
+                late_by_output[output] += missed
         # Zeros stay out of the manifest.
         per_source: dict[str, Counter[str]] = {}
-        for (source, name), rows in sorted((+tally.rows).items()):
-            per_source.setdefault(source, Counter())[name] = rows
+        for (source, name), number in sorted((+rows).items()):
+            per_source.setdefault(source, Counter())[name] = number
         totals: Any = sum(per_source.values(), Counter[str]())
         results = Counter({name: window.results.rows for name, window in self.windows.items()})
         return EpochCounters(
             **{name: totals[name] for name in _TOTALS},
             retained_before=buffered_before,
             retained=buffered_after,
-            dropped=dict(+tally.dropped),
-            late_by_output=dict(+tally.late_by_output),
+            dropped=dict(+dropped),
+            late_by_output=dict(+late_by_output),
             windows=dict(+results),
-            per_source={name: dict(rows) for name, rows in per_source.items()},
+            per_source={name: dict(counts) for name, counts in per_source.items()},
         )
 
-    def _count_surveyed(self, tally: _Tally, flagged: Collection[str]) -> None:
+    def _count_surveyed(
+        self, rows: Counter[tuple[str, str]], late: LateCounts, flagged: Collection[str]
+    ) -> None:
         for index, member in enumerate(self.scans.survey.members):
             source = member.member.source
-            tally.rows[source, "read"] += member.rows + member.quarantined + member.dead
+            rows[source, "read"] += member.rows + member.quarantined + member.dead
             verdicts = Counter(verdict.what for verdict in self.scans.verdicts.get(index, ()))
-            tally.add_late(source, EVENTS, "cti_violation", True, verdicts["dropped"])
-            tally.rows[source, LATE_ROWS] += verdicts["dropped"]
+            late[source, EVENTS, "cti_violation", True] += verdicts["dropped"]
+            rows[source, LATE_ROWS] += verdicts["dropped"]
             if str(member.member) in flagged:
                 aside = verdicts["dropped"] + verdicts["cti_violation"]
-                tally.rows[source, TARDY] += member.rows - aside
-
-    def _count_late(self, tally: _Tally) -> None:
-        for (source, output, reason, dropped), rows in self.late.counts.items():
-            tally.add_late(source, output, reason, dropped, rows)
-            if not (dropped and output == EVENTS):
-                tally.late_by_output[output] += rows
-
-
-@dataclass(slots=True)
-class _Tally:
-    """Rows by source and disposition."""
-
-    rows: Counter[tuple[str, str]] = field(default_factory=Counter)
-    dropped: Counter[str] = field(default_factory=Counter)
-    late_by_output: Counter[str] = field(default_factory=Counter)
-
-    def add_late(self, source: str, output: str, reason: str, dropped: bool, rows: int) -> None:
-        for name in name_late_counts(output, reason, dropped=dropped):
-            self.rows[source, name] += rows
-        if dropped and output == EVENTS:
-            self.dropped[reason] += rows
+                rows[source, TARDY] += member.rows - aside
 
 
 GLOM_KIND: Final = "glom"

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
-from tidegate.checkpoints.row_counts import LATE_ROWS, RULE_WARNED, name_broken_rule
+from tidegate.checkpoints.row_counts import LATE_ROWS, RULE, RULE_WARNED, name_broken_rule
 from tidegate.jobs.rules.duck_frame import DuckFrame, Frame, combine_frames, group_rows
 from tidegate.jobs.rules.row_conditions import (
     expired_pairs_sql,
@@ -262,12 +262,12 @@ class DeadRows:
         written: files of the dead-letter table.
         counts: (source, what became of them) -> rows: the rows in these files, those that `where`
             leaves out, and rows by the rules that they break.
-        dropped: source -> rows that rules dropped.
+        dropped: rows that rules dropped, as `LateRows.counts`.
     """
 
     written: WrittenFiles = field(default_factory=WrittenFiles)
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)
-    dropped: Counter[str] = field(default_factory=Counter)
+    dropped: LateCounts = field(default_factory=Counter)
 
 
 def write_dead_letters(epoch: EpochContext, judged: pa.Table | None) -> DeadRows:
@@ -332,7 +332,7 @@ def _count_judged_rows(epoch: EpochContext, frame: Frame, dead: DeadRows) -> Non
         if row["_rule"] is not None:
             names = [name_broken_rule(row["_rule"])]
             if epoch.spec.sources[source].rules[row["_rule"]].severity == "drop":
-                dead.dropped[source] += row["_rows"]
+                dead.dropped[source, EVENTS, RULE, True] += row["_rows"]
         elif row["_warned"] is not None:
             names = [RULE_WARNED, *map(name_broken_rule, row["_warned"].split(","))]
         for name in names:

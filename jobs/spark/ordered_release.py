@@ -62,16 +62,19 @@ class ReleasedRows(OutputFiles):
     """What left, in the events table if one is kept, and what waits.
 
     Attributes:
-        rows: how many left.
+        counts: (source, `released`) -> rows that left.
         maximum: greatest (section, event time) that left in order; None if none did.
-        per_source: source -> rows that left.
-        flagged: how many of them, the first ones, are late rows that left at once.
+        flagged: how many rows, the first ones, are late rows that left at once.
     """
 
-    rows: int = 0
+    counts: Counter[tuple[str, str]] = field(default_factory=Counter)
     maximum: ReleaseMark | None = None
-    per_source: dict[str, int] = field(default_factory=dict)
     flagged: int = 0
+
+    @property
+    def rows(self) -> int:
+        """How many left."""
+        return self.counts.total()
 
 
 def _select_accepted_rows(epoch: EpochContext, frame: Frame) -> Frame:
@@ -155,9 +158,8 @@ def release_rows(epoch: EpochContext) -> ReleasedRows:
         events,
         segments,
         waiting,
-        events.rows,
-        _find_released_max(epoch, written, flagged),
         _count_per_source(written),
+        _find_released_max(epoch, written, flagged),
         flagged,
     )
 
@@ -167,14 +169,14 @@ def count_released_rows(surveyed: MemberScans) -> ReleasedRows:
 
     These are all data rows that were not set aside, as the spec then has ``pass_through``.
     """
-    leaving: Counter[str] = Counter()
+    leaving: Counter[tuple[str, str]] = Counter()
     for index, member in enumerate(surveyed.survey.members):
         aside = sum(
             verdict.what in ("dropped", "cti_violation")
             for verdict in surveyed.verdicts.get(index, ())
         )
-        leaving[member.member.source] += member.rows - aside
-    return ReleasedRows(rows=leaving.total(), per_source=dict(leaving))
+        leaving[member.member.source, "released"] += member.rows - aside
+    return ReleasedRows(counts=leaving)
 
 
 def count_buffered_rows(
@@ -370,12 +372,9 @@ def _find_released_max(
     return ReleaseMark(section.as_py(), pc.max(times).as_py())
 
 
-def _count_per_source(table: pa.Table | None) -> dict[str, int]:
-    if table is None:
-        return {}
-    return {
-        item["values"]: item["counts"] for item in pc.value_counts(table["_source"]).to_pylist()
-    }
+def _count_per_source(table: pa.Table | None) -> Counter[tuple[str, str]]:
+    found = [] if table is None else pc.value_counts(table["_source"]).to_pylist()
+    return Counter({(one["values"], "released"): one["counts"] for one in found})
 
 
 RANGE_ROWS: Final = 400_000
