@@ -60,7 +60,7 @@ class EpochEdges(OutputFiles):
     """
 
     open: tuple[Path, ...] = ()
-    ended: tuple[Path, ...] = ()
+    ended: Sequence[Path] = ()
 
 
 # Which rows are edges
@@ -97,7 +97,7 @@ def pair_edges(epoch: EpochContext) -> EpochEdges:
     A late edge changes nothing.
     """
     live = epoch.live_segments(EDGES_KIND) if _collect_edge_columns(epoch.spec) else []
-    standing = EpochEdges(segments=tuple(live), open=tuple(epoch.locate_segments(live)))
+    standing = EpochEdges(segments=tuple(live), open=tuple(map(epoch.locate_segment, live)))
     if epoch.data is None or not _collect_edge_columns(epoch.spec):
         return standing
     came = epoch.writer.write_scratch_files(

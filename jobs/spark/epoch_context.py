@@ -128,17 +128,10 @@ class FileWriter:
             self._folders.segment_stem(kind), kind, rows, time, extra or {}
         )
 
-    def write_scratch_files(self, rows: pa.Table | DataFrame) -> tuple[Path, ...]:
-        """Write rows for this epoch only.
-
-        Files on the scratch disk, none of them when there are no rows.
-        """
-        return tuple(self._write_local_files(rows))
-
     def _write_and_upload(
         self, stem: str, kind: str, rows: Any, time: str | None, extra: JsonObject
     ) -> WrittenFiles:
-        files = self._write_local_files(rows)
+        files = self.write_scratch_files(rows)
         named = [(path, f"{stem}-{next(self._numbers):05d}.parquet") for path in files]
 
         def upload_file(named: tuple[Path, str]) -> FileRef:
@@ -159,7 +152,8 @@ class FileWriter:
 
         return WrittenFiles(tuple(map_in_threads(upload_file, named, 4)), tuple(files))
 
-    def _write_local_files(self, rows: pa.Table | DataFrame | Iterator[pa.Table]) -> list[Path]:
+    def write_scratch_files(self, rows: pa.Table | DataFrame | Iterator[pa.Table]) -> list[Path]:
+        """Write files on the scratch disk, for this epoch only; none when there are no rows."""
         if isinstance(rows, pa.Table):
             return self._write_by_driver(rows)
         if isinstance(rows, Iterator):
@@ -294,9 +288,7 @@ class EpochContext:
 
     def load_segments(self, refs: list[FileRef], fresh: Iterable[Path] = ()) -> Frame | None:
         """State segments (and `fresh`, local files just written) as one frame; None without any."""
-        files = dict(
-            zip(self.locate_segments(refs), (ref.key for ref in refs), strict=True)
-        ) | dict.fromkeys(fresh)
+        files = {self.locate_segment(ref): ref.key for ref in refs} | dict.fromkeys(fresh)
         paths = list(files)
         if not paths:
             return None
@@ -390,16 +382,12 @@ class EpochContext:
         large = [ref for ref in live if ref.rows > _SMALL_SEGMENT_ROWS]
         return (*large, *self.writer.write_segment(kind, rows, column, extra).refs)
 
-    def locate_segments(self, refs: list[FileRef]) -> list[Path]:
-        """Local files of state segments, in the order of `refs`; fetched if the store has none.
+    def locate_segment(self, ref: FileRef) -> Path:
+        """The local file of a state segment; fetched if the store has none.
 
         Raises:
-            FileUnreadableError: one is damaged.
+            FileUnreadableError: it is damaged.
         """
-        return [self.locate_segment(ref) for ref in refs]
-
-    def locate_segment(self, ref: FileRef) -> Path:
-        """As `locate_segments`, for one of them."""
         path = ensure_local_file(self.store, ref.key, self.segment_folder)
         # Parquet has no checksum: a wrong byte may be another row, which no later check would find.
         require_written_bytes(self.store, ref, path)

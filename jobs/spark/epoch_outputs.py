@@ -198,7 +198,7 @@ def build_events(epoch: EpochContext, released: ReleasedRows) -> OutputFiles:
 def _load_open_group(epoch: EpochContext, segments: list[FileRef]) -> _EventGroup:
     if not segments:
         return _EventGroup()
-    rows = epoch.read_segments(epoch.locate_segments(segments))
+    rows = epoch.read_segments(map(epoch.locate_segment, segments))
     return _EventGroup(**rows.to_pylist()[0])
 
 
