@@ -35,7 +35,7 @@ from tidegate.jobs.spec.window_specs import WindowKind
 from tidegate.time_units import TICK_MAX, TICK_MIN
 
 from .cut_reader import select_provenance
-from .cut_survey import has_dead_letters, select_dead_letters
+from .cut_survey import MemberScans, has_dead_letters, select_dead_letters
 from .epoch_context import FETCH_ROWS, EpochContext, WrittenFiles, collect_to_driver
 from .errors import LATE_ROW
 from .session_windows import select_late_for_sessions
@@ -270,17 +270,17 @@ class DeadRows:
     dropped: LateCounts = field(default_factory=Counter)
 
 
-def write_dead_letters(epoch: EpochContext, judged: pa.Table | None) -> DeadRows:
+def write_dead_letters(epoch: EpochContext, scans: MemberScans) -> DeadRows:
     """Write the dead rows of an epoch to their table, and count what conditions say of its rows.
 
     Rows that are filtered, or that a rule drops, are counted only.
-
-    Args:
-        epoch: the epoch.
-        judged: see `MemberScans`; None where only Spark knows.
     """
+    has_conditions = any(source.has_conditions for source in epoch.spec.sources.values())
+    if not has_conditions and not any(member.dead for member in scans.survey.members):
+        return DeadRows()
+    judged = scans.judged if epoch.native else None  # else only Spark knows
     dead = _write_dead_letters(epoch, judged) if has_dead_letters(judged) else DeadRows()
-    if any(source.has_conditions for source in epoch.spec.sources.values()):
+    if has_conditions:
         frame = epoch.staged.frame if judged is None else DuckFrame.from_table(judged)
         if frame is not None:
             _count_judged_rows(epoch, frame, dead)

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import structlog
@@ -39,7 +40,7 @@ from .edge_events import EpochEdges, pair_edges
 from .epoch_context import EpochContext, FileWriter, OutputFiles
 from .epoch_outputs import EpochOutputs
 from .errors import SPARK_FAILED
-from .late_and_dead_rows import DeadRows, write_dead_letters, write_late_rows
+from .late_and_dead_rows import write_dead_letters, write_late_rows
 from .ordered_release import (
     adjust_late_rows,
     count_released_rows,
@@ -61,7 +62,6 @@ from .tumbling_sliding_windows import process_window
 if TYPE_CHECKING:
     from .kafka_staging import KafkaStager
 
-_T = TypeVar("_T")
 _VERDICT_SCHEMA = pa.schema(
     {"_vm": pa.int32(), "_vseq": pa.int64(), "_verdict": pa.string(), "_mark": pa.int64()}
 )
@@ -134,9 +134,8 @@ class SparkMover:
         if self._kafka is not None:
             self._kafka.stage_ranges(cut, folder / "objects")
         frame = open_cut(self._sessions, self._spec, self._store, cut, folder, self._staging)
-        scans = self._run_reporting_errors(
-            frame, lambda: survey_cut(frame, self._spec, state, native=self._native)
-        )
+        with self._report_errors(frame):
+            scans = survey_cut(frame, self._spec, state, native=self._native)
         return SurveyedCut(cut, scans.survey, _StagedCut(frame, scans, folder))
 
     def move(self, order: MoveOrder, surveyed: SurveyedCut) -> MoveResult:
@@ -146,9 +145,8 @@ class SparkMover:
         """
         staged: _StagedCut = surveyed.staged
         try:
-            return self._run_reporting_errors(
-                staged.frame, lambda: self._move_staged(order, staged)
-            )
+            with self._report_errors(staged.frame):
+                return self._move_staged(order, staged)
         finally:
             self._discard_cut_folder()
 
@@ -177,10 +175,11 @@ class SparkMover:
             shutil.rmtree(self._cut_folder, ignore_errors=True)
             self._cut_folder = None
 
-    def _run_reporting_errors(self, frame: CutFrame, work: Callable[[], _T]) -> _T:
+    @contextmanager
+    def _report_errors(self, frame: CutFrame) -> Iterator[None]:
         """Turn Spark's errors into errors that name the corrupt object and hide Java stacks."""
         try:
-            return work()
+            yield
         except SPARK_ERRORS as error:
             raise (
                 frame.find_corruption()
@@ -199,10 +198,6 @@ class SparkMover:
         return self._move_outputs(order, staged, native=False)
 
     def _move_outputs(self, order: MoveOrder, staged: _StagedCut, *, native: bool) -> MoveResult:
-        any_dead = any(member.dead for member in staged.scans.survey.members) or any(
-            source.has_conditions for source in self._spec.sources.values()
-        )
-        judged = staged.scans.judged if native else None
         epoch = on_spark = self._make_context(order, staged, native=native)
         left_out = self._list_spark_outputs(order) if native else set()
         if left_out or (native and any(s.edges is not None for s in self._spec.sources.values())):
@@ -219,7 +214,7 @@ class SparkMover:
                 else pool.submit(count_released_rows, staged.scans)
             )
             late = pool.submit(write_late_rows, epoch, choose_context)
-            dead = pool.submit(write_dead_letters, epoch, judged) if any_dead else None
+            dead = pool.submit(write_dead_letters, epoch, staged.scans)
             # In this thread, because every window needs it, while the pool already works on the
             # rest.
             edges = pair_edges(on_spark)
@@ -232,7 +227,7 @@ class SparkMover:
             staged.scans,
             released.result(),
             late.result(),
-            DeadRows() if dead is None else dead.result(),
+            dead.result(),
             edges,
             {name: work.result() for name, work in windows.items()},
         ).to_result(epoch)
