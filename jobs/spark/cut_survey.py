@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -44,9 +44,9 @@ from .member_scan import (
     DATA,
     DEAD,
     PUNCTUATION,
+    VERDICT_SCHEMA,
     MemberColumns,
     MemberScan,
-    RowVerdict,
     scan_member,
 )
 
@@ -64,7 +64,8 @@ class MemberScans:
     """A survey, and what scanning the members found for the move.
 
     Attributes:
-        verdicts: index of the slice -> its rows that are not plain data.
+        verdicts: the rows that are not plain data (`VERDICT_SCHEMA`), with `_vm`, the index of
+            their slice.
         sketches: source -> lateness sketch of these rows.
         rows: the data rows with the columns of the spec, `_m`, `_seq`, `_et`, `_end`, and, if any
             has one, `_verdict` and `_mark`; None where Spark has to read them.
@@ -74,10 +75,15 @@ class MemberScans:
     """
 
     survey: Survey
-    verdicts: dict[int, list[RowVerdict]] = field(default_factory=dict)
-    sketches: JsonObject = field(default_factory=dict)
-    rows: pa.Table | None = None
-    judged: pa.Table | None = None
+    verdicts: pa.Table
+    sketches: JsonObject
+    rows: pa.Table | None
+    judged: pa.Table | None
+
+    def count_verdicts(self) -> Counter[tuple[int, str]]:
+        """Return (index of a slice, verdict) -> rows."""
+        columns = (self.verdicts[name].to_pylist() for name in ("_vm", "_verdict"))
+        return Counter(zip(*columns, strict=True))
 
 
 def survey_cut(
@@ -112,7 +118,10 @@ def survey_cut(
     for found in members:
         if found.dead and has_dead_letters(judged):
             _refuse_bad_rows(staged, spec, found)
-    verdicts = {i: scan.verdicts for i, scan in scans.items() if scan.verdicts}
+    verdicts = [VERDICT_SCHEMA.append(pa.field("_vm", pa.int32())).empty_table()]
+    for index, scan in scans.items():
+        places = pa.array([index] * scan.verdicts.num_rows, pa.int32())
+        verdicts.append(scan.verdicts.append_column("_vm", places))
     low, high = _NATIVE_TIMES
     times = [t for m in members for t in (m.min_time, m.max_time) if t is not None]
     if rows is not None and all(low <= time < high for time in times):
@@ -121,7 +130,7 @@ def survey_cut(
     else:
         rows = judged = None
     survey = Survey(now=0, members=members)
-    return MemberScans(survey, verdicts, _merge_sketches(scans), rows, judged)
+    return MemberScans(survey, pa.concat_tables(verdicts), _merge_sketches(scans), rows, judged)
 
 
 def has_room_in_driver(rows: int, spec: PipelineSpec) -> bool:
@@ -203,7 +212,7 @@ def _scan_members(
             rows = rows.append_column(name, tables[0][name].cast(to_arrow_type(kind)))
         rows = _sort_rows(rows)
         found = scan(index, rows)
-        return found, _add_verdicts(rows, found)
+        return found, _add_verdicts(rows, found.verdicts)
 
     def scan(index: int, rows: pa.Table) -> MemberScan:
         """Scan one slice."""
@@ -272,13 +281,12 @@ def _sort_rows(rows: pa.Table) -> pa.Table:
     return rows if (seqs[1:] > seqs[:-1]).all() else rows.sort_by("_seq")
 
 
-def _add_verdicts(rows: pa.Table, scan: MemberScan) -> pa.Table:
-    if not scan.verdicts:
-        return rows
-    known = {verdict.seq: verdict for verdict in scan.verdicts}
-    found = [known.get(seq) for seq in rows["_seq"].to_pylist()]
-    rows = rows.append_column("_verdict", pa.array([v and v.what for v in found], pa.string()))
-    return rows.append_column("_mark", pa.array([v and v.mark for v in found], pa.int64()))
+def _add_verdicts(rows: pa.Table, verdicts: pa.Table) -> pa.Table:
+    if verdicts.num_rows:
+        places = pc.index_in(rows["_seq"], value_set=verdicts["_vseq"])
+        for name in ("_verdict", "_mark"):
+            rows = rows.append_column(name, verdicts[name].take(places))
+    return rows
 
 
 def _select_surveyed(frame: Frame, sources: dict[int, SourceSpec], more: list[str]) -> Frame:

@@ -133,14 +133,15 @@ class EpochOutputs:
     def _count_surveyed(
         self, rows: Counter[tuple[str, str]], late: LateCounts, flagged: Collection[str]
     ) -> None:
+        verdicts = self.scans.count_verdicts()
         for index, member in enumerate(self.scans.survey.members):
             source = member.member.source
             rows[source, "read"] += member.rows + member.quarantined + member.dead
-            verdicts = Counter(verdict.what for verdict in self.scans.verdicts.get(index, ()))
-            late[source, EVENTS, "cti_violation", True] += verdicts["dropped"]
-            rows[source, LATE_ROWS] += verdicts["dropped"]
+            dropped = verdicts[index, "dropped"]
+            late[source, EVENTS, "cti_violation", True] += dropped
+            rows[source, LATE_ROWS] += dropped
             if str(member.member) in flagged:
-                aside = verdicts["dropped"] + verdicts["cti_violation"]
+                aside = dropped + verdicts[index, "cti_violation"]
                 rows[source, TARDY] += member.rows - aside
 
 

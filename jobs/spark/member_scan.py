@@ -9,11 +9,12 @@ moves them, as all others.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import log
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from tidegate.jobs.advise.lag_advice import GAMMA
@@ -47,17 +48,13 @@ class MemberColumns:
     barrier: tuple[str, int | None] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RowVerdict:
-    """A row that is not plain data.
+VERDICT_SCHEMA: Final = pa.schema(
+    {"_vseq": pa.int64(), "_verdict": pa.string(), "_mark": pa.int64()}
+)
+"""Of rows that are not plain data.
 
-    `what` is max_jump, cti_violation, dropped or adjust; `mark` the punctuation that it missed, in
-    ticks, None for max_jump.
-    """
-
-    seq: int
-    what: str
-    mark: int | None
+The verdict is max_jump, cti_violation, dropped or adjust. `_mark` is the punctuation that the row
+missed, in ticks; null for max_jump."""
 
 
 @dataclass(slots=True)
@@ -65,13 +62,14 @@ class MemberScan:
     """What a slice holds.
 
     Attributes:
+        verdicts: the rows that are not plain data (`VERDICT_SCHEMA`).
         sketch: lateness bucket -> rows: how far rows are behind the newest before them (see
             `jobs.advise.lateness_sketch`).
     """
 
     survey: MemberSurvey
-    verdicts: list[RowVerdict] = field(default_factory=list)
-    sketch: dict[str, int] = field(default_factory=dict)
+    verdicts: pa.Table
+    sketch: dict[str, int]
 
 
 def scan_member(
@@ -136,9 +134,7 @@ class _MemberScanner:
             violations=int(np.count_nonzero(violated)),
             regressions=regressions,
         )
-        return MemberScan(
-            survey, list(self._iterate_verdicts(violated, held)), _sketch_lateness(behind)
-        )
+        return MemberScan(survey, self._judge_rows(violated, held), _sketch_lateness(behind))
 
     def _find_jumps(self, data: Any) -> NDArray[np.bool_]:
         """Rows far ahead of the clock and of their partition's newest.
@@ -264,18 +260,22 @@ class _MemberScanner:
         )
         return np.maximum.accumulate(known) if known.size else known
 
-    def _iterate_verdicts(self, violated: NDArray[np.bool_], held: Ints) -> Iterator[RowVerdict]:
-        for place in self.jumped:
-            yield RowVerdict(int(self.rows.seqs[place]), "max_jump", None)
+    def _judge_rows(self, violated: NDArray[np.bool_], held: Ints) -> pa.Table:
+        places, marks = self.places[violated], np.broadcast_to(held, violated.shape)[violated]
         policy = self.source.punctuation.on_violation if self.source.punctuation else "error"
-        for row in np.flatnonzero(violated):
-            place, mark = self.places[row], int(held[row])
-            what = "dropped"
-            if policy == "error":
-                what = "cti_violation"
-            elif policy == "adjust" and self.rows.ends[place] > mark:
-                what = "adjust"
-            yield RowVerdict(int(self.rows.seqs[place]), what, mark)
+        verdicts = ["cti_violation" if policy == "error" else "dropped"] * places.size
+        if policy == "adjust":
+            moves = self.rows.ends[places] > marks
+            verdicts = np.where(moves, "adjust", "dropped").tolist()
+        jumps = self.jumped.size
+        return pa.table(
+            [
+                self.rows.seqs[np.concatenate((self.jumped, places))],
+                ["max_jump"] * jumps + verdicts,
+                [None] * jumps + marks.tolist(),
+            ],
+            schema=VERDICT_SCHEMA,
+        )
 
     def _find_barrier(self) -> BarrierRow | None:
         if self.rows.barrier is None or not self.end or self.kinds[-1] != BARRIER:

@@ -19,7 +19,6 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 import structlog
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
@@ -34,7 +33,7 @@ from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec
 from tidegate.jobs.spec.window_specs import WindowKind
 from tidegate.jobs.streams.reducers import ReducerRunner, fold_batch
 
-from .cut_reader import CutFrame, open_cut, select_provenance
+from .cut_reader import CutFrame, arrow_to_frame, open_cut, select_provenance
 from .cut_survey import NATIVE_CELLS, MemberScans, survey_cut
 from .edge_events import EpochEdges, pair_edges
 from .epoch_context import EpochContext, FileWriter, OutputFiles
@@ -62,9 +61,6 @@ from .tumbling_sliding_windows import process_window
 if TYPE_CHECKING:
     from .kafka_staging import KafkaStager
 
-_VERDICT_SCHEMA = pa.schema(
-    {"_vm": pa.int32(), "_vseq": pa.int64(), "_verdict": pa.string(), "_mark": pa.int64()}
-)
 _log = structlog.get_logger("tidegate.driver")
 
 
@@ -285,16 +281,10 @@ def _read_judged_rows(staged: _StagedCut, spec: PipelineSpec, *, native: bool) -
         for member in scans.survey.members
     ):
         found = found.where("_dead IS NULL AND _kind = 'data'")
-    rows = [
-        {"_vm": i, "_vseq": v.seq, "_verdict": v.what, "_mark": v.mark}
-        for i, verdicts in scans.verdicts.items()
-        for v in verdicts
-    ]
-    if not rows:
+    if not scans.verdicts.num_rows:
         return found
-    table = pa.Table.from_pylist(rows, schema=_VERDICT_SCHEMA)
     # One partition: a broadcast collects it anyway, and each further one would cost a task.
-    verdicts = found.sparkSession.createDataFrame(table).coalesce(1)
+    verdicts = arrow_to_frame(found.sparkSession, scans.verdicts).coalesce(1)
     return found.join(F.broadcast(verdicts), F.expr("_m = _vm AND _seq = _vseq"), "left").drop(
         "_vm", "_vseq"
     )

@@ -169,12 +169,9 @@ def count_released_rows(surveyed: MemberScans) -> ReleasedRows:
 
     These are all data rows that were not set aside, as the spec then has ``pass_through``.
     """
-    leaving: Counter[tuple[str, str]] = Counter()
+    leaving, verdicts = Counter[tuple[str, str]](), surveyed.count_verdicts()
     for index, member in enumerate(surveyed.survey.members):
-        aside = sum(
-            verdict.what in ("dropped", "cti_violation")
-            for verdict in surveyed.verdicts.get(index, ())
-        )
+        aside = verdicts[index, "dropped"] + verdicts[index, "cti_violation"]
         leaving[member.member.source, "released"] += member.rows - aside
     return ReleasedRows(counts=leaving)
 
