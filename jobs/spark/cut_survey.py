@@ -21,7 +21,7 @@ from tidegate.errors import PoisonError, get_first_line
 from tidegate.jobs.advise.lag_advice import GAMMA
 from tidegate.jobs.engine.arrow_tables import to_arrow_type
 from tidegate.jobs.engine.errors import RULE_FAILED as BROKEN_RULE
-from tidegate.jobs.engine.interfaces import Slice, split_seq
+from tidegate.jobs.engine.interfaces import split_seq
 from tidegate.jobs.eventtime.decision_types import MemberSurvey, Survey
 from tidegate.jobs.rules.duck_frame import ENGINE_ERRORS, Frame
 from tidegate.jobs.rules.row_conditions import quote_name
@@ -102,18 +102,13 @@ def survey_cut(
     """
     native = native and has_room_in_driver(staged.rows, spec)
     scans, tables = _scan_members(staged, spec, state, native=native)
-    none = _make_no_rows(spec)
-
-    def survey_slice(index: int, piece: Slice) -> MemberSurvey:
-        """Return what a slice holds; one without rows may still carry punctuation."""
-        member, columns = piece.member, _build_member_columns(none)
-        scan = scans.get(index) or scan_member(spec.sources[member.source], member, columns, state)
-        return replace(scan.survey, pending=piece.pending, done=piece.done)
-
-    members = tuple(survey_slice(*numbered) for numbered in enumerate(staged.cut.slices))
+    members = tuple(
+        replace(scans[i].survey, pending=piece.pending, done=piece.done)
+        for i, piece in enumerate(staged.cut.slices)
+    )
     rows = None
     if tables is not None:
-        rows = pa.concat_tables(tables or [none], promote_options="default")
+        rows = pa.concat_tables(tables or [_make_no_rows(spec)], promote_options="default")
     judged = None if rows is None else _select_judged(rows)
     for found in members:
         if found.dead and has_dead_letters(judged):
@@ -184,7 +179,7 @@ def _merge_sketches(scans: dict[int, MemberScan]) -> JsonObject:
 def _scan_members(
     staged: CutFrame, spec: PipelineSpec, state: JsonView, *, native: bool
 ) -> tuple[dict[int, MemberScan], list[pa.Table] | None]:
-    """Index of each slice with rows -> what it holds; and the rows, None if Spark reads them.
+    """Index of each slice -> what it holds; and the rows, None if Spark reads them.
 
     The rows are all that is in the slices; dead rows among them have the reason in `_dead`.
     """
@@ -219,17 +214,19 @@ def _scan_members(
         columns = _build_member_columns(rows)
         return scan_member(sources[index], staged.cut.slices[index].member, columns, state)
 
+    # Also these may carry punctuation.
+    empty = {i: scan(i, _make_no_rows(spec)) for i in sources if i not in indexes}
     if all(_is_plain(part, sources[part.member], native=native) for part in staged.parts):
         try:
             with ThreadPoolExecutor(4) as pool:  # Arrow and DuckDB leave the other cores to others
                 found = dict(zip(indexes, pool.map(read, indexes), strict=True))
             scans = {i: own for i, (own, _) in found.items()}
-            return scans, [table for _, table in found.values()] if native else None
+            return empty | scans, [table for _, table in found.values()] if native else None
         except (*ENGINE_ERRORS, pa.ArrowInvalid) as error:
             # Spark SQL reads them, or says what is wrong with the rows.
             _log.info("survey_left_to_spark", cause=get_first_line(error))
     rows = _sort_rows(collect_to_driver(_select_surveyed(staged.frame, sources, [])))
-    return {i: scan(i, rows.filter(pc.equal(rows["_m"], i))) for i in indexes}, None
+    return empty | {i: scan(i, rows.filter(pc.equal(rows["_m"], i))) for i in indexes}, None
 
 
 def _is_plain(part: CutPart, source: SourceSpec, *, native: bool) -> bool:
