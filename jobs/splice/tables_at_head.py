@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property, lru_cache, partial
 from typing import Any
 
 import pyarrow as pa
@@ -52,6 +52,8 @@ class TablesAtHead:
 
     Attributes:
         head: that head.
+        find_epoch: returns the epoch of a slot on the head's lineage; None if it is retired or a
+            restore.
         rows_read: rows that were returned so far; an impact report names them as cost.
         published: the slot of the head's lineage up to which the tables are published; 0: none.
     """
@@ -62,8 +64,9 @@ class TablesAtHead:
 
     def __post_init__(self) -> None:
         self.head = self.log.head()
-        self._scans: dict[str, TableScan] = {}
-        self._epochs: dict[int, Manifest | None] = {}
+        self._open_scan = cache(partial(TableScan, self.log.store))
+        # A request may have rows of thousands of epochs.
+        self.find_epoch = lru_cache(_MAX_EPOCHS)(self._find_epoch)
         self._cut = read_published_cut(self.log.store, self.spec.name) or PublishedCut()
         # After a restore the tables may show a timeline that was left; only the slots that it
         # shares with the current lineage count.
@@ -108,16 +111,10 @@ class TablesAtHead:
         assert self.head.record is not None  # noqa: S101 - there is something to merge into
         return self.head.record
 
-    def find_epoch(self, slot: int) -> Manifest | None:
-        """Return the epoch of a slot on the head's lineage; None if it is retired or a restore."""
-        if slot not in self._epochs:
-            filled = next(self.log.epochs_between(self.head.timeline, slot, slot), None)
-            record = filled.record if filled else None
-            self._epochs[slot] = record if isinstance(record, Manifest) else None
-            # A request may have rows of thousands of epochs.
-            if len(self._epochs) > _MAX_EPOCHS:
-                self._epochs.pop(next(iter(self._epochs)))
-        return self._epochs[slot]
+    def _find_epoch(self, slot: int) -> Manifest | None:
+        filled = next(self.log.epochs_between(self.head.timeline, slot, slot), None)
+        record = filled.record if filled else None
+        return record if isinstance(record, Manifest) else None
 
     @cached_property
     def merged(self) -> MergedRows:
@@ -145,9 +142,7 @@ class TablesAtHead:
         location = self._cut.tables.get(table)
         if location is None or self.published == 0:
             return None
-        if table not in self._scans:
-            self._scans[table] = TableScan(self.log.store, location)
-        return self._scans[table]
+        return self._open_scan(location)
 
     def _read_published(self, table: str, columns: list[str] | None, wanted: Ranges) -> list[Any]:
         """Read the published part of a table; rows of abandoned timelines are not in it."""
