@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -194,6 +195,7 @@ class StreamHistory:
         base: slot of the base checkpoint; 0: the computation begins with the first row.
         base_state: streams and attachments at the base.
         base_segments: segments of the base.
+        stream_rows: returns the rows of a stream before the merge, from the base on.
     """
 
     def __init__(self, tables: TablesAtHead) -> None:
@@ -204,9 +206,7 @@ class StreamHistory:
         self._state = DispatchState.from_record(tables.newest.stream_state)
         self.base, self.base_state = 0, DispatchState()
         self.base_segments: Sequence[FileRef] = ()
-        self._rows: dict[str, Any] = {}
-        # Read on first use: `select_base` decides how far back they are needed.
-        self._clocks: dict[int, tuple[int, int]] = {}
+        self.stream_rows = cache(self._read_stream_rows)
 
     def select_base(self, since: int) -> None:
         """Use the newest fitting checkpoint before slot `since` as the base.
@@ -281,12 +281,14 @@ class StreamHistory:
 
     def clock_at(self, slot: int) -> tuple[int, int]:
         """Return the recorded time of a slot after the base and the frontier after it, in ticks."""
-        if not self._clocks:
-            self._clocks = self._read_clocks()
         return self._clocks[slot]
 
-    def _read_clocks(self) -> dict[int, tuple[int, int]]:
-        """Read the clocks of all slots after the base; their table outlives retired manifests."""
+    @cached_property
+    def _clocks(self) -> dict[int, tuple[int, int]]:
+        """The clocks of all slots after the base; their table outlives retired manifests.
+
+        Read on first use: `select_base` decides how far back they are needed.
+        """
         rows = self._tables.read_rows(
             CHECKPOINTS,
             ["slot", "recorded_now", "frontier", "final"],
@@ -298,15 +300,10 @@ class StreamHistory:
             for slot, now, frontier, is_final in zip(*columns, strict=True)
         }
 
-    def stream_rows(self, stream: str) -> Any:
-        """Return the rows of a stream before the merge, from the base on."""
-        if stream not in self._rows:
-            self._rows[stream] = (
-                self._convert_events(self._read_stream_events())
-                if stream == EVENTS_STREAM
-                else self._read_stream(stream, self.base)
-            )
-        return self._rows[stream]
+    def _read_stream_rows(self, stream: str) -> Any:
+        if stream == EVENTS_STREAM:
+            return self._convert_events(self._read_stream_events())
+        return self._read_stream(stream, self.base)
 
     def insert_events(self, inserted: Any) -> Any:
         """Return the events stream with rows that a merge in the next slot inserts."""
