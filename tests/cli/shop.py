@@ -21,7 +21,7 @@ from tidegate.jobs.engine.manifest_writer import ManifestAuthor
 from tidegate.jobs.sinks.exactness_audit import audit_exactness
 from tidegate.jobs.sinks.iceberg_sink import IcebergSink
 from tidegate.jobs.sinks.output_tables import DriverTables
-from tidegate.jobs.sinks.published_tables import read_table
+from tidegate.jobs.sinks.published_tables import RowSelection, read_table, scan_table
 from tidegate.jobs.sources.object_source import ObjectSource
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
@@ -87,6 +87,12 @@ class Shop:
     def table(self, name: str, **options: Any) -> list[dict[str, Any]]:
         """Rows as readers see them."""
         rows: list[dict[str, Any]] = read_table(self.spec, self.store, name, **options).to_pylist()
+        return rows
+
+    def scan(self, name: str, **options: Any) -> list[dict[str, Any]]:
+        """Rows with their merges or without."""
+        selection = RowSelection(**options)
+        rows: list[dict[str, Any]] = scan_table(self.spec, self.store, name, selection).to_pylist()
         return rows
 
     def results(self, **options: Any) -> dict[tuple[str, str], tuple[int, int, int]]:

@@ -52,6 +52,7 @@ def test_late_rows_come_back(cli: Cli, shop: Shop) -> None:
         (0, "10:05"), (1, "10:20"), (2, "10:40"), (3, "11:15"),
     ]  # fmt: skip
     assert [r["position"] for r in shop.table("events", at=slot)] == list(range(5))
+    assert [r["position"] for r in shop.scan("events", spliced=False)] == list(range(5))
     assert "<svg" in Path("report.html").read_text()
 
 

@@ -141,7 +141,7 @@ def compare_verdicts(
     store, moved = pipeline.store(), {EVENTS, LATE, DEAD_LETTERS, *spec.windows}
 
     def read_published(name: str, *, since: int = 0, whole: bool = False) -> pa.Table:
-        return scan_table(spec, store, name, RowSelection(since=since))
+        return scan_table(spec, store, name, RowSelection(since=since, spliced=False))
 
     def read_of_oracle(name: str, *, since: int = 0, whole: bool = False) -> pa.Table:
         if name not in moved:  # the driver and the dispatcher write these

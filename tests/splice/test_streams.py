@@ -26,7 +26,7 @@ from tidegate.jobs.sinks.iceberg_sink import IcebergSink
 from tidegate.jobs.sinks.output_tables import (
     DriverTables,
 )
-from tidegate.jobs.sinks.published_tables import read_table
+from tidegate.jobs.sinks.published_tables import RowSelection, read_table, scan_table
 from tidegate.jobs.splice.merge import CRASH_POINTS, MergeDecision, estimate_impact, merge_request
 from tidegate.jobs.splice.request_creation import (
     LateFilter,
@@ -306,6 +306,11 @@ def test_readers_of_the_published_tables_see_one_version(tmp_path: Path) -> None
     sink.follow(log)
     assert shown() == [1, 4, 9, 18]
     assert shown(at=slot) == [1, 6, 15]
+    assert scan_table(spec, store, "sums", RowSelection(spliced=False))["v"].to_pylist() == [
+        1,
+        6,
+        15,
+    ]
     world.driver()
     world.epoch((10, 1))
     sink.follow(log)
