@@ -279,11 +279,10 @@ def _scan_merged_events(spec: PipelineSpec, table: TableScan, selection: RowSele
     """Return rows of an events table into which rows were merged."""
     time = spec.event_time_column
     order = {"position", SPLICE_COLUMN, "_source", "_partition", "_seq", "_epoch", time}
+    rows = selection.scan(table, order)
     if not selection.spliced:
-        rows = selection.scan(table, order)
         rows = rows.filter(pc.is_null(rows[SPLICE_COLUMN]))
         return rows.drop_columns([SPLICE_COLUMN]).sort_by("position")
-    rows = selection.scan(table, order)
     if spec.release.mode is ReleaseMode.PASS_THROUGH:
         return rows.sort_by("position")  # merged rows were appended: stored positions are current
     return compute_current_positions(rows, selection.scan_inserted(table, order), time)
@@ -291,13 +290,11 @@ def _scan_merged_events(spec: PipelineSpec, table: TableScan, selection: RowSele
 
 def _scan_merged_stream(table: TableScan, selection: RowSelection) -> Any:
     """Return rows of a stream that merges rewrote in part."""
-    needed = ("position", "_id", "_epoch", SPLICE_COLUMN)
+    rows = selection.scan(table, ("position", "_id", "_epoch", SPLICE_COLUMN))
     if not selection.spliced:
-        rows = selection.scan(table, needed)
         return rows.filter(pc.is_null(rows[SPLICE_COLUMN])).sort_by("position")
     # All rewrites, also older ones: a rewrite hides every older row behind its start.
     rewritten = selection.scan_inserted(table, ("position", "_epoch"))
-    rows = selection.scan(table, needed)
     return select_current_rows(rows, find_rewrite_starts(rewritten))
 
 

@@ -223,7 +223,7 @@ class DeciderBench:
         self.segments, self.position, self.buffered = (
             moved.segments,
             moved.next_position,
-            moved.buffered_rows,
+            moved.counters.retained,
         )
         if moved.released_max is not None:
             self.released = (

@@ -57,7 +57,7 @@ def _report(**facts: Any) -> BatchReport:
 
 def _seal(job: JobBench, *reports: BatchReport, name: str = "q", interval: float = 1.0) -> None:
     query, made = job.query(name)
-    query.interval = interval
+    query.facts.interval = interval
     for batch, report in enumerate(reports):
         made.commit(batch)
         assert job.sealer.seal(query, batch, report)

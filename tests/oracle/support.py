@@ -169,7 +169,7 @@ class Pair:
                 for n, s in decision.statuses.items()
                 if n in {str(m) for m in self.world.members}
             },
-            "buffered": moved.buffered_rows,
+            "buffered": moved.counters.retained,
         }
 
     def _built(self, group: Group) -> tuple[Any, ...]:

@@ -157,7 +157,6 @@ class Pair:
         assert spark.counters == reference.counters
         assert spark.counters.is_conserved()
         assert spark.next_position == reference.next_position
-        assert spark.buffered_rows == reference.buffered_rows
         assert spark.released_max == reference.released_max
 
     def rows(self, refs: tuple[FileRef, ...]) -> list[Row]:
