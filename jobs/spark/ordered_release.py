@@ -305,7 +305,7 @@ def _release_in_tasks(
     bounds = pa.Table.from_pylist(counts).drop_columns(["count"])
     # As in `opaque_literal`: what changes from epoch to epoch is not part of the code.
     beside = F.broadcast(rows.sparkSession.createDataFrame(bounds).coalesce(1))
-    apart = keyed.join(beside, names).repartitionById(ranges, F.col("_range"))
+    apart = keyed.join(beside, names).repartitionById(ranges, F.expr("CAST(_range AS int)"))
     position = f"_start + (monotonically_increasing_id() & {_ROW_NUMBER_BITS}L)"
     events = apart.sortWithinPartitions(*map(F.expr, _build_sort_keys(epoch))).selectExpr(
         *_list_event_columns(epoch, position)
