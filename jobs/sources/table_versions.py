@@ -269,19 +269,18 @@ class IcebergVersions(TableVersions):
             yield from self._walk_snapshots(version)
 
     def _walk_snapshots(self, version: int | None) -> Iterator[_Version]:
-        from pyiceberg.table.snapshots import ancestors_of
-
         # pyiceberg's incremental scan skips snapshots that are not appends; here they are refused.
         table = self._load_iceberg_table()
-        newest_first = list(ancestors_of(table.metadata.current_snapshot(), table.metadata))
-        if version is not None:
-            numbers = [snapshot.snapshot_id for snapshot in newest_first]
-            if version not in numbers:
-                detail = "its snapshot is expired, or was rolled back"
-                raise self._version_gap_error(version, detail)
-            del newest_first[numbers.index(version) :]
-        elif self.options.start == "current":
-            del newest_first[1:]
+        metadata, newest_first = table.metadata, []
+        snapshot = metadata.current_snapshot()
+        while snapshot is not None and snapshot.snapshot_id != version:
+            newest_first.append(snapshot)
+            if version is None and self.options.start == "current":
+                break
+            parent = snapshot.parent_snapshot_id
+            snapshot = None if parent is None else metadata.snapshot_by_id(parent)
+        if snapshot is None and version is not None:
+            raise self._version_gap_error(version, "its snapshot is expired, or was rolled back")
         for snapshot in reversed(newest_first):
             # What came before the first snapshot of a new source is only in its whole content.
             whole = version is None and snapshot is newest_first[-1]

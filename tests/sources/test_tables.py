@@ -12,6 +12,7 @@ from typing import Any
 
 import deltalake
 import pytest
+from pyiceberg.table.metadata import TableMetadataV2
 from tests.sources.lakes import Lake, rows
 
 from tidegate.errors import ConfigurationError, PoisonError, TransientError
@@ -206,6 +207,26 @@ def test_iceberg_by_snapshots(iceberg: tuple[Lake, Any]) -> None:
     assert lake.read(resume)[0] == [[0]]
     table.maintenance.expire_snapshots().by_id(table.snapshots()[0].snapshot_id).commit()
     assert lake.read()[0] == [[1, 2], [3], [0]]
+
+
+def test_iceberg_history_is_walked_only_to_the_last_snapshot_read(
+    iceberg: tuple[Lake, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pyiceberg searches all snapshots for each number, and a table may have ten thousands."""
+    lake, table = iceberg
+    for number in range(3):
+        table.append(rows(number))
+    resume = lake.read()[2]
+    found, search = list[int](), TableMetadataV2.snapshot_by_id
+
+    def search_once(metadata: TableMetadataV2, number: int) -> Any:
+        """Note what is searched."""
+        found.append(number)
+        return search(metadata, number)
+
+    monkeypatch.setattr(TableMetadataV2, "snapshot_by_id", search_once)
+    assert lake.read(resume)[0] == []
+    assert set(found) <= {table.current_snapshot().snapshot_id}
 
 
 def test_iceberg_rewrite_is_refused(iceberg: tuple[Lake, Any]) -> None:
