@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -195,7 +195,6 @@ class StreamHistory:
         base: slot of the base checkpoint; 0: the computation begins with the first row.
         base_state: streams and attachments at the base.
         base_segments: segments of the base.
-        stream_rows: returns the rows of a stream before the merge, from the base on.
     """
 
     def __init__(self, tables: TablesAtHead) -> None:
@@ -206,7 +205,7 @@ class StreamHistory:
         self._state = DispatchState.from_record(tables.newest.stream_state)
         self.base, self.base_state = 0, DispatchState()
         self.base_segments: Sequence[FileRef] = ()
-        self.stream_rows = cache(self._read_stream_rows)
+        self._rows: dict[str, Any] = {}
 
     def select_base(self, since: int) -> None:
         """Use the newest fitting checkpoint before slot `since` as the base.
@@ -300,10 +299,15 @@ class StreamHistory:
             for slot, now, frontier, is_final in zip(*columns, strict=True)
         }
 
-    def _read_stream_rows(self, stream: str) -> Any:
-        if stream == EVENTS_STREAM:
-            return self._convert_events(self._read_stream_events())
-        return self._read_stream(stream, self.base)
+    def stream_rows(self, stream: str) -> Any:
+        """Return the rows of a stream before the merge, from the base on."""
+        if stream not in self._rows:
+            self._rows[stream] = (
+                self._convert_events(self._read_stream_events())
+                if stream == EVENTS_STREAM
+                else self._read_stream(stream, self.base)
+            )
+        return self._rows[stream]
 
     def insert_events(self, inserted: Any) -> Any:
         """Return the events stream with rows that a merge in the next slot inserts."""

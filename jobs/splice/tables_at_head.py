@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property, lru_cache, partial
+from functools import cache, cached_property, partial
 from typing import Any
 
 import pyarrow as pa
@@ -52,8 +52,6 @@ class TablesAtHead:
 
     Attributes:
         head: that head.
-        find_epoch: returns the epoch of a slot on the head's lineage; None if it is retired or a
-            restore.
         rows_read: rows that were returned so far; an impact report names them as cost.
         published: the slot of the head's lineage up to which the tables are published; 0: none.
     """
@@ -65,8 +63,7 @@ class TablesAtHead:
     def __post_init__(self) -> None:
         self.head = self.log.head()
         self._open_scan = cache(partial(TableScan, self.log.store))
-        # A request may have rows of thousands of epochs.
-        self.find_epoch = lru_cache(_MAX_EPOCHS)(self._find_epoch)
+        self._epochs: dict[int, Manifest | None] = {}
         self._cut = read_published_cut(self.log.store, self.spec.name) or PublishedCut()
         # After a restore the tables may show a timeline that was left; only the slots that it
         # shares with the current lineage count.
@@ -111,10 +108,16 @@ class TablesAtHead:
         assert self.head.record is not None  # noqa: S101 - there is something to merge into
         return self.head.record
 
-    def _find_epoch(self, slot: int) -> Manifest | None:
-        filled = next(self.log.epochs_between(self.head.timeline, slot, slot), None)
-        record = filled.record if filled else None
-        return record if isinstance(record, Manifest) else None
+    def find_epoch(self, slot: int) -> Manifest | None:
+        """Return the epoch of a slot on the head's lineage; None if it is retired or a restore."""
+        if slot not in self._epochs:
+            filled = next(self.log.epochs_between(self.head.timeline, slot, slot), None)
+            record = filled.record if filled else None
+            self._epochs[slot] = record if isinstance(record, Manifest) else None
+            # A request may have rows of thousands of epochs.
+            if len(self._epochs) > _MAX_EPOCHS:
+                self._epochs.pop(next(iter(self._epochs)))
+        return self._epochs[slot]
 
     @cached_property
     def merged(self) -> MergedRows:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +17,9 @@ from tidegate.jobs.splice.request_creation import (
     create_from_dead_letters,
 )
 from tidegate.jobs.splice.row_trace import _RowTracer, trace_rows
+from tidegate.jobs.splice.stream_history import StreamHistory
+from tidegate.jobs.splice.tables_at_head import TablesAtHead
+from tidegate.jobs.spec.pipeline import EVENTS
 
 
 @pytest.mark.parametrize(("seq", "read"), [(15, None), (25, None), (35, 4), (45, 5), (50, None)])
@@ -41,3 +46,20 @@ def test_the_request_of_a_corrected_dead_letter_is_found_by_its_old_values() -> 
     (found,) = trace_rows(bench.spec, bench.log, {"v": "77"})
     assert [place.output for place in found.places] == ["dead_letters", "request"]
     assert found.places[1].detail["request"] == request.id
+
+
+def test_what_was_read_is_freed_at_once() -> None:
+    """A cycle of references waits for a collection, which the bytes of Arrow do not start."""
+    bench = world(["fixed"])
+    play(bench, [{"a": [row(1)], "b": [row(1)]}])
+    tables = TablesAtHead(bench.spec, bench.log)
+    tables.find_epoch(1)
+    tables.read_rows(EVENTS)
+    history = StreamHistory(tables)
+    freed = [weakref.ref(tables), weakref.ref(history)]
+    gc.disable()
+    try:
+        del tables, history
+        assert [one() for one in freed] == [None, None]
+    finally:
+        gc.enable()
