@@ -28,7 +28,6 @@ import pyarrow as pa
 
 from tidegate.errors import get_first_line
 from tidegate.jobs.engine.arrow_tables import Row, RowView, to_arrow_types
-from tidegate.jobs.rules.duck_frame import open_database
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 from .errors import REDUCER_NOT_CALLABLE, REDUCER_NOT_FOUND
@@ -264,8 +263,10 @@ def compute_columns(rows: Any, expressions: str) -> Any:
     Raises:
         duckdb.Error: an expression fails over the rows.
     """
-    # Of those that cannot read files: the SQL is the user's, the machine is the driver's.
-    with open_database(for_frames=True) as session:
+    # The SQL is the user's: it must not read files of the driver's machine, and the macros of the
+    # row rules would give it functions that DuckDB does not have.
+    with duckdb.connect(config={"enable_external_access": "false"}) as session:
+        session.execute("SET TimeZone = 'UTC'")
         session.register("origin", rows)
         return session.sql(f"SELECT {expressions} FROM origin").to_arrow_table()  # noqa: S608
 
@@ -477,6 +478,7 @@ _REFUSED_EVENTS = frozenset(
     }
 )
 _thread_state = threading.local()
+_install_lock = threading.Lock()
 
 
 class SideEffectError(Exception):
@@ -501,7 +503,8 @@ def refuse_side_effects() -> Iterator[Callable[[], None]]:
     raises what was refused since its last call, even if the fold swallowed the error. Blocks can be
     nested: the end of the inner one restores what the outer one had.
     """
-    _install_audit_hook()
+    with _install_lock:
+        _install_audit_hook()
     before = getattr(_thread_state, "on", False), getattr(_thread_state, "refused", None)
     _thread_state.refused = None
     _thread_state.on = True

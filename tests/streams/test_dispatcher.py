@@ -402,6 +402,8 @@ def test_bad_predicates_and_functions_are_refused_at_the_start() -> None:
     """Before an epoch runs, with the field named."""
     with pytest.raises(ConfigurationError, match=r"pipes\.p: .*nowhere"):
         world_of("pipes", "p", {"from": "events", "to": "d", "where": "nowhere = 1"})
+    with pytest.raises(ConfigurationError, match="pmod"):  # only the row rules have it
+        world_of("pipes", "p", {"from": "events", "to": "d", "where": "pmod(v, 2) = 1"})
     with pytest.raises(ConfigurationError, match=r"no reducer at tests\.streams\.folds:nothing"):
         world_of("reducers", "r", reducer("nothing"))
     with pytest.raises(ConfigurationError, match=r"reducers\.r\.aggregates: .*nowhere"):

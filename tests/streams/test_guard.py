@@ -7,11 +7,16 @@ import importlib
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tidegate.jobs.streams import reducers
 from tidegate.jobs.streams.reducers import SideEffectError, refuse_side_effects
 
 
@@ -75,3 +80,25 @@ def test_reading_and_importing_are_fine(tmp_path: Path, monkeypatch: pytest.Monk
         raise_refused()
     (tmp_path / "after").write_text("x")
     sys.modules.pop("fresh_module")
+
+
+def test_threads_that_begin_together_install_one_hook(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hook stays until the process ends."""
+    hooks: list[Any] = []
+
+    def add_slowly(hook: Any) -> None:
+        """Leave the other threads time to begin."""
+        time.sleep(0.05)
+        hooks.append(hook)
+
+    def run_fold(_: int) -> None:
+        """Do nothing under the guard."""
+        with refuse_side_effects():
+            pass
+
+    install = cache(reducers._install_audit_hook.__wrapped__)
+    monkeypatch.setattr(reducers, "_install_audit_hook", install)
+    monkeypatch.setattr(sys, "addaudithook", add_slowly)
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(run_fold, range(3)))
+    assert len(hooks) == 1
