@@ -198,8 +198,9 @@ def _merge_group_results(reducer: Reducer, folder: Path) -> FoldedBatch:
     With a failure it is not of use, because others went on behind it.
     """
     done: list[FoldedBatch] = [
-        pickle.loads(file.read_bytes())  # noqa: S301 - of this driver's tasks
-        for file in folder.glob("folded-*")
+        # Not those that the disk lists, which may lag: no group must be left out.
+        pickle.loads((folder / f"folded-{group}").read_bytes())  # noqa: S301 - of our tasks
+        for group in sorted(file.name.removeprefix("rows-") for file in folder.glob("rows-*"))
     ]
     stopped = [batch.failure for batch in done if batch.failure is not None]
     if stopped:

@@ -5,6 +5,7 @@ Whatever the rows, the keys and the states, the result is that of the driver's f
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -156,6 +157,19 @@ def test_a_reducer_in_tasks_stops_at_the_least_row_and_goes_on_there(
     model.epoch((1, 1), (2, 1), (3, 13), (4, 2), (5, 13), (6, 1))
     assert [r["_id"] for r in world.rows("d")] == [r["_id"] for r in model.rows("d")]
     assert world.state().attachments["r"].cursor == 6
+
+
+def test_a_group_without_a_result_is_missed(tmp_path: Path) -> None:
+    """A disk that several hosts share may list a file late."""
+    from tidegate.jobs.spark.reducer_tasks import _merge_group_results
+
+    for group in range(2):
+        (tmp_path / f"rows-{group}").touch()
+    totals = keyed("totals", "k")
+    folded = fold_batch(totals, table([("a", 1.5, 1)]), {})
+    (tmp_path / "folded-0").write_bytes(pickle.dumps(folded))
+    with pytest.raises(FileNotFoundError, match="folded-1"):
+        _merge_group_results(totals, tmp_path)
 
 
 def test_tasks_refuse_side_effects_and_chance(spark_folds: SparkReducerRunner) -> None:
