@@ -53,6 +53,7 @@ class SealedQuery:
         sealed: newest batch that is sealed, or was given up because Spark has deleted its files;
             -1: none.
         id: Spark's; None until the first batch is sealed here.
+        sink_log: log folder of its file sink; None for other sinks.
     """
 
     name: str
@@ -62,6 +63,10 @@ class SealedQuery:
     facts: WriterFacts
     sealed: int = -1
     id: str | None = None
+
+    def __post_init__(self) -> None:
+        # Now, as Spark does it: the script may go to another folder later.
+        self.sink_log = find_sink_log(self.facts)
 
 
 @dataclass(frozen=True)
@@ -127,7 +132,7 @@ class BatchSealer:
         checkpoint = CheckpointId(self.head.timeline, self.head.next_slot, self._attempt)
         prefix = self.log.layout.state_prefix(checkpoint)
         try:
-            files = select_restoring_files(query.folder, batch, find_sink_log(query.facts))
+            files = select_restoring_files(query.folder, batch, query.sink_log)
             segments = query.objects.store_files(files, prefix)
             offsets = read_offsets(query.folder, batch)
         except FileNotFoundError as error:

@@ -197,7 +197,7 @@ def test_the_log_of_a_file_sink_is_restored_on_the_host(
     query, log = BucketQuery(bench), bench.folder / "out" / "_spark_metadata"
     log.mkdir(parents=True)
     (log / "0.compact").write_text("v1\n" + "x" * 2000)
-    query.sealed.facts.path = str(log.parent)
+    query.sealed.sink_log = log
     (manifest,) = query.seal(range(1))
     location, part = _restore(bench, manifest, 2)
     assert (part / "_sink/0.compact").read_bytes() == (log / "0.compact").read_bytes()
