@@ -88,9 +88,16 @@ class QueryObjects:
             if isinstance(file, Path) and file.stat().st_size < LARGE_FILE
         }
         own = f"{prefix}{self._query}/"
-        single = [path for path in new if path not in small]
-        refs = map_in_threads(lambda path: self._store(new[path], f"{own}{path}", path), single)
-        self._known |= zip(single, refs, strict=True)
+
+        def store_alone(path: str) -> None:
+            """Store a file as an object. It is known at once: a retry does not send it again."""
+            self._known[path] = self._store(new[path], f"{own}{path}", path)
+
+        map_in_threads(store_alone, [path for path in new if isinstance(new[path], BucketFile)])
+        # One after the other, so that an outage cuts off one only.
+        for path, file in new.items():
+            if isinstance(file, Path) and path not in small:
+                store_alone(path)
         if small:
             with tempfile.TemporaryDirectory(prefix="tidegate-pack-") as folder:
                 pack = Path(folder) / "pack.tar"

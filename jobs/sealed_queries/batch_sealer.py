@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -63,6 +64,7 @@ class SealedQuery:
     facts: WriterFacts
     sealed: int = -1
     id: str | None = None
+    sink_log: Path | None = field(init=False)
 
     def __post_init__(self) -> None:
         # Now, as Spark does it: the script may go to another folder later.

@@ -24,6 +24,7 @@ from tidegate.jobs.sealed_queries import batch_objects
 from tidegate.jobs.sealed_queries.batch_objects import QueryObjects, restore_files, select_objects
 from tidegate.jobs.sealed_queries.batch_sealer import read_progress
 from tidegate.jobs.sealed_queries.checkpoint_files import select_restoring_files
+from tidegate.jobs.sealed_queries.writer_hooks import WriterFacts
 
 _REPORT = BatchReport(
     rows=3, sources=(SourceProgress(name="FileStreamSource[in]", rows=3),), sink="ForeachBatchSink"
@@ -53,6 +54,20 @@ def test_a_slot_restores_its_batch_byte_for_byte(bench: JobBench) -> None:
         assert {name: found[name] for name in wanted} == wanted
         offsets = {name for name in found if name.startswith("offsets")}
         assert max(int(name.removeprefix("offsets/")) for name in offsets) == batch
+
+
+def test_a_script_may_go_to_another_folder(bench: JobBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark writes a relative path where the script was when the query started."""
+    monkeypatch.chdir(bench.folder)
+    query, made = bench.query("q")
+    query = replace(query, facts=WriterFacts(path="out"))
+    log = bench.folder / "out" / "_spark_metadata" / "0"
+    log.parent.mkdir(parents=True)
+    log.write_text("v1")
+    monkeypatch.chdir("/")
+    made.commit(0)
+    assert bench.sealer.seal(query, 0, _REPORT)
+    assert _restore(bench, bench.sealed[0])["_sink/0"] == b"v1"
 
 
 def test_a_slot_restores_all_queries_of_the_job(bench: JobBench) -> None:
@@ -105,6 +120,27 @@ def test_a_large_file_is_stored_once_as_itself(
     assert keys[0].endswith("q/state/0/0/1.delta")
     assert keys[0] in {ref.key for ref in bench.sealed[0].segments}
     assert _restore(bench, bench.sealed[1])["state/0/0/1.delta"] == b"x" * 2000
+
+
+def test_what_went_up_before_an_outage_is_not_sent_again(
+    bench: JobBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A launch with a large state might never get all of it through."""
+    monkeypatch.setattr(batch_objects, "LARGE_FILE", 1)
+    query, made = bench.query("q")
+    made.commit(0)
+    sent: list[str] = []
+
+    def refuse_fourth(request: StoreRequest) -> Fault | None:
+        """Break off once."""
+        sent.extend([request.key] if "/q/" in request.key else [])
+        return Fault.REFUSED if len(sent) == 4 else None
+
+    bench.store.hook = refuse_fourth
+    with pytest.raises(TransientError):
+        bench.sealer.seal(query, 0, _REPORT)
+    assert bench.sealer.seal(query, 0, _REPORT)
+    assert len(sent) == len({*sent}) + 1
 
 
 def test_a_lost_store_ends_a_restore_at_once(
