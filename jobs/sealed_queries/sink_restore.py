@@ -13,7 +13,7 @@ Iceberg is called in the script's own JVM, with the catalog that the script has 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -252,22 +252,30 @@ def _refuse_others(
 
 
 def _roll_back_iceberg(facts: WriterFacts, point: SealedPoint, pipeline: str) -> object:
-    iceberg, table = facts.session._jvm.org.apache.iceberg, _load_iceberg(facts)
-    util, commits = iceberg.util.SnapshotUtil, [_read_snapshot(one) for one in table.snapshots()]
-    known, line = {one.id: one for one in commits}, list(util.currentAncestorIds(table))
-    present = [known[number] for number in reversed(line)]
-    target = choose_commit(present, commits, point)
-    removed = [
-        one for one in present if target is None or not util.isAncestorOf(table, target.id, one.id)
-    ]
+    jvm = facts.session._jvm
+    table = _load_iceberg(facts)
+    known = {one.snapshotId(): one for one in table.snapshots()}
+    commits = {number: _read_snapshot(one) for number, one in known.items()}
+    line = [one.snapshotId() for one in _list_ancestors(table.currentSnapshot(), known)]
+    present = [commits[number] for number in reversed(line)]
+    target = choose_commit(present, commits.values(), point)
+    kept = {one.snapshotId() for one in _list_ancestors(target and known[target.id], known)}
+    removed = [one for one in present if one.id not in kept]
     _refuse_others(removed, facts, point, pipeline)
     if target is not None and (not line or target.id != line[0]):
         table.manageSnapshots().setCurrentSnapshot(target.id).commit()
     elif target is None and line:
-        every = iceberg.expressions.Expressions.alwaysTrue()
+        every = jvm.org.apache.iceberg.expressions.Expressions.alwaysTrue()
         delete = table.newDelete().deleteFromRowFilter(every)
         delete.set(_OURS, facts.name or "").commit()
     return target and target.id
+
+
+def _list_ancestors(snapshot: Any, known: Mapping[int, Any]) -> Iterator[Any]:
+    """Yield a snapshot and those that led to it, newest first; none for None."""
+    while snapshot is not None:
+        yield snapshot
+        snapshot = known.get(snapshot.parentId())
 
 
 def _read_snapshot(snapshot: Any) -> TableCommit:
