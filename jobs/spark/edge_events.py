@@ -174,27 +174,32 @@ def _load_edges(epoch: EpochContext, files: Sequence[Path], mark: str) -> Frame:
 # What they are in
 
 
-def assign_intervals(epoch: EpochContext, window: WindowSpec, edges: EpochEdges) -> Frame | None:
-    """Return the (edge, window) pairs of the epoch with `_ws` and `_we`.
+def assign_intervals(
+    epoch: EpochContext, window: WindowSpec, edges: EpochEdges
+) -> tuple[Frame, int] | None:
+    """Return the (edge, window) pairs of the epoch with `_ws`, `_we`, and a bound on the count.
 
     None if no interval has ended and no window closes over an open one.
     """
     before, after = epoch.order.decision.frontier_before, epoch.order.decision.frontier_after
-    pairs, until = None, epoch.order.decision.open_edges_until
+    pairs, rows, until = None, 0, epoch.order.decision.open_edges_until
     # What is open is counted when a window closes, and not before: its end may still come.
     if edges.open and _closes_any_window(window, before, after):
         starts = _load_edges(epoch, edges.open, f"{opaque_literal(until, '_et')} AS _end")
         pairs = _expand_to_windows(window, starts, before).where(end_reached_sql("_we", after))
+        rows += sum(pq.read_metadata(path).num_rows for path in edges.open)
     if edges.ended:
         ended = _load_edges(epoch, edges.ended, "_until AS _end").where("_end IS NOT NULL")
         pairs = combine_frames(pairs, _expand_to_windows(window, ended, before))
+        rows += sum(pq.read_metadata(path).num_rows for path in edges.ended)
     if pairs is None:
         return None
     places = {name: place for place, name in enumerate(epoch.spec.sources)}
     order = " ".join(
         f"WHEN {quote_text(name)} THEN {places[name]}" for name in _collect_edge_columns(epoch.spec)
     )
-    return pairs.selectExpr("*", f"CASE _source {order} END AS _so")
+    pairs = pairs.selectExpr("*", f"CASE _source {order} END AS _so")
+    return pairs, rows * _bound_windows_per_edge(epoch, window, edges, before, until)
 
 
 def _expand_to_windows(window: WindowSpec, frame: Frame, before: int) -> Frame:
@@ -229,3 +234,19 @@ def _closes_any_window(window: WindowSpec, before: int, after: int) -> bool:
         return True
     size, period = window.size or 0, window.period or 1
     return (after - size - window.offset) // period > (before - size - window.offset) // period
+
+
+def _bound_windows_per_edge(
+    epoch: EpochContext, window: WindowSpec, edges: EpochEdges, before: int, until: int
+) -> int:
+    """Windows that no edge is in more than."""
+    size, period = window.size or 0, window.period or 1
+    starts = [
+        ref.min_time
+        for ref in (*epoch.live_segments(EDGES_KIND), *edges.segments)
+        if ref.min_time is not None
+    ]
+    starts += [] if epoch.low is None else [epoch.low]
+    first = max(min(starts, default=until), before - size)
+    last = max(until, TICK_MIN if epoch.high is None else epoch.high)
+    return max(last - first, 0) // period + size // period + 2

@@ -11,7 +11,6 @@ every window in it is purged.
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from typing import Final
 
@@ -76,12 +75,15 @@ def _combine_joining_pairs(
     And a number of results that they do not exceed.
     """
     rows = None if epoch.data is None else assign_rows_to_windows(epoch, window)
-    pairs = assign_intervals(epoch, window, edges)
-    if pairs is None:
+    found = assign_intervals(epoch, window, edges)
+    if found is None:
         return rows, epoch.staged.rows
-    if rows is not None:
-        pairs = pairs.unionByName(rows.selectExpr(*map(quote_name, pairs.columns)))
-    return pairs, sys.maxsize  # one edge may be in any number of windows
+    pairs, most = found
+    return (
+        pairs
+        if rows is None
+        else pairs.unionByName(rows.selectExpr(*map(quote_name, pairs.columns)))
+    ), epoch.staged.rows + most
 
 
 # One epoch of one window output
