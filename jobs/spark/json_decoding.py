@@ -124,7 +124,7 @@ def _write_tables(found: Iterable[tuple[pa.Table, pa.Table]], folder: Path) -> N
             for partition, own in _split_by_partition(table, column):
                 if (kind, partition) not in writers:
                     path = folder / f"{kind}-{uuid4().hex}.part"
-                    writers[kind, partition] = _RowsWriter(path, own.schema)
+                    writers[kind, partition] = _RowsWriter(path)
                 writers[kind, partition].add(own)
         if sum(writer.held_bytes for writer in writers.values()) > _MOST_HELD_BYTES:
             for writer in writers.values():
@@ -143,9 +143,9 @@ def _split_by_partition(table: pa.Table, column: str) -> Iterator[tuple[int, pa.
 class _RowsWriter:
     """Writes one file, many rows at a time."""
 
-    def __init__(self, path: Path, schema: pa.Schema) -> None:
+    def __init__(self, path: Path) -> None:
         self._path, self._pieces = path, list[pa.Table]()
-        self._writer = pq.ParquetWriter(path, schema, use_dictionary=False, compression="lz4")
+        self._writer: Any = None
 
     @property
     def held_bytes(self) -> int:
@@ -161,8 +161,13 @@ class _RowsWriter:
     def flush(self) -> None:
         """Write what is held."""
         if self._pieces:
-            self._writer.write_table(pa.concat_tables(self._pieces))
+            rows = pa.concat_tables(self._pieces)
             self._pieces.clear()
+            # Not before: a topic may have more partitions than a process may have files open.
+            self._writer = self._writer or pq.ParquetWriter(
+                self._path, rows.schema, use_dictionary=False, compression="lz4"
+            )
+            self._writer.write_table(rows)
 
     def finish(self) -> None:
         """Write the rest. Only now the file has its name: Spark may run a task that fails again."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import resource
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -239,6 +241,21 @@ def test_rows_of_many_partitions_are_written_before_they_fill_the_memory(
     write_batches([batch] * 4, None, tmp_path)
     found = [pq.read_metadata(file) for file in tmp_path.iterdir()]
     assert [(one.num_rows, one.num_row_groups) for one in found] == [(8, 4)] * 3
+
+
+def test_a_topic_may_have_more_partitions_than_files_may_be_open(tmp_path: Path) -> None:
+    """Each partition has a file of its own."""
+    numbers = pa.array(range(60), pa.int32())
+    batch = pa.record_batch({"value": [b"{}"] * 60, "partition": numbers})
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + 30, hard))
+    try:
+        write_batches([batch], None, tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert len([*tmp_path.glob("other-*.parquet")]) == 60
 
 
 def test_without_a_plan_all_messages_are_left_to_spark(tmp_path: Path) -> None:
