@@ -211,11 +211,13 @@ def _scan_members(
 
     def scan(index: int, rows: pa.Table) -> MemberScan:
         """Scan one slice."""
-        columns = _build_member_columns(rows)
+        columns = _build_member_columns(rows) if rows.num_rows else none
         return scan_member(sources[index], staged.cut.slices[index].member, columns, state)
 
-    # Also these may carry punctuation.
-    empty = {i: scan(i, _make_no_rows(spec)) for i in sources if i not in indexes}
+    # Most members of a large topic may be idle, but also those may carry punctuation.
+    no_rows, filled = _make_no_rows(spec), set(indexes)
+    none = _build_member_columns(no_rows)
+    empty = {i: scan(i, no_rows) for i in sources if i not in filled}
     if all(_is_plain(part, sources[part.member], native=native) for part in staged.parts):
         try:
             with ThreadPoolExecutor(4) as pool:  # Arrow and DuckDB leave the other cores to others
