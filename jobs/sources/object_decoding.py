@@ -375,10 +375,10 @@ def _insert_broken_rows(texts: pa.Table, broken: dict[int, str]) -> pa.Table:
         return texts
     why = "the line has more or fewer values than there are columns"
     dead: dict[str, Any] = dict.fromkeys(texts.column_names, pa.nulls(len(broken), pa.string()))
-    dead |= {BAD_REASON: [why] * len(broken), BAD_TEXT: [*broken.values()], "_n": [*broken]}
+    dead |= {BAD_REASON: [why] * len(broken), BAD_TEXT: [*broken.values()]}
     good = np.setdiff1d(np.arange(texts.num_rows + len(broken)), [*broken])
-    both = pa.concat_tables([texts.append_column("_n", pa.array(good)), pa.table(dead)])
-    return both.sort_by("_n").drop_columns(["_n"])
+    both = pa.concat_tables([texts, pa.table(dead)])
+    return both.take(pa.array(np.argsort([*good, *broken])))
 
 
 def _cast_texts(texts: pa.Table, spec: SourceSpec) -> pa.Table:
@@ -401,12 +401,13 @@ def _cast_texts(texts: pa.Table, spec: SourceSpec) -> pa.Table:
     # The names of undeclared columns come from the data: they may contain quotes.
     extra = "".join(', "' + name.replace('"', '""') + '"' for name in undeclared)
     with open_database(for_frames=True) as db:
-        db.register("texts", texts.append_column("_n", pa.array(np.arange(texts.num_rows))))
+        db.register("texts", texts)
+        # DuckDB keeps the order of the rows.
         return db.sql(
-            f"""WITH typed AS (SELECT {typed}{extra}, {why} AS why, {BAD_TEXT}, _n FROM texts)
+            f"""WITH typed AS (SELECT {typed}{extra}, {why} AS why, {BAD_TEXT} FROM texts)
             SELECT {columns}{extra}, why AS {BAD_REASON},
                 CASE WHEN why IS NOT NULL THEN {BAD_TEXT} END AS {BAD_TEXT}
-            FROM typed ORDER BY _n"""
+            FROM typed"""
         ).to_arrow_table()
 
 

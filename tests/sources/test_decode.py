@@ -68,6 +68,14 @@ def test_csv(tmp_path: Path) -> None:
     assert plain(rows) == [(0, "a\nx", 0), (1_000_000, "b", None)]
 
 
+def test_a_column_of_csv_may_have_any_name(tmp_path: Path) -> None:
+    """A name that tidegate uses itself does not change which lines are rows, nor their order."""
+    text = b"at,item,_n\n2026-03-01T00:00:00Z,a,9\nbroken\n2026-03-01T00:00:01Z,b,1\n"
+    rows, _ = read({"1.csv": text}, tmp_path, format="csv", evolution={"added": "ignore"})
+    found = [row.bad[0] if row.bad else row.values["item"] for row in rows]
+    assert found == ["a", "bad_value", "b"]
+
+
 def test_csv_without_header(tmp_path: Path) -> None:
     """Without a header the columns are in the order of the schema."""
     rows, _ = read(
