@@ -138,7 +138,8 @@ class ObjectInspector:
         if entry.size <= _WHOLE_READ_BYTES:
             stored = self._store.get(entry.key)
             size = len(stored.data)
-            content = read_footer(size, lambda start, length: stored.data[start : start + length])
+            data = stored.data
+            content = read_footer(size, lambda start, length: data[start : start + length], size)
             return stored.etag, size, content
         head = self._store.stat(entry.key)
         if head is None:
@@ -177,11 +178,16 @@ def describe_change(pinned: JsonView, head: ObjectInfo | None) -> str:
 # Parquet footers: the rows and columns of an object, or why it cannot be read.
 
 
-def read_footer(size: int, read_range: ReadRange) -> Footer | BadObject:
-    """Read the footer of an object by ranges: one request, or two if the footer is long."""
+def read_footer(
+    size: int, read_range: ReadRange, first: int = _FIRST_READ_BYTES
+) -> Footer | BadObject:
+    """Read the footer of an object by ranges: one request, or two if the footer is long.
+
+    The first request is for the last `first` bytes; if that is all, the start is checked too.
+    """
     if size == 0:
         return BadObject("empty_object", "the object has no bytes")
-    length = min(size, _FIRST_READ_BYTES)
+    length = min(size, first)
     tail = read_range(size - length, length)
     start = tail[:4] if length == size else None
     if size >= _MIN_FILE_BYTES and tail[-4:] == _MAGIC and start in (None, _MAGIC):

@@ -107,7 +107,7 @@ class ObjectFeed:
         return [key for page in pages for key in parsed(objects[page])["keys"]]
 
 
-def _read_footer(size: int, read_range: ReadRange) -> Footer:
+def _read_footer(size: int, read_range: ReadRange, _: int = 0) -> Footer:
     return Footer(len(rows_of(read_range(0, size))), _COLUMNS)
 
 

@@ -189,6 +189,7 @@ def bad_objects() -> dict[str, tuple[bytes, str]]:
         "text": (b"a,b\n1,2\n", "not_parquet"),
         "tiny": (b"x", "not_parquet"),
         "only magic": (b"PAR1", "truncated"),
+        "no start": (bytes(4) + parquet(9_000)[4:], "not_parquet"),
         "half": (good[: len(good) // 2], "truncated"),
         "no tail": (good[:-1], "truncated"),
         "bad footer": (good[:-200] + b"\xff" * 192 + good[-8:], "truncated"),
