@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -96,23 +96,12 @@ def write_late_rows(epoch: EpochContext, context_for: Callable[[str], EpochConte
     there = combine_frames(*(frame for frame in frames if not isinstance(frame, DuckFrame)))
     if here is None and there is None:
         return LateRows(WrittenFiles())
-    if here is not None or epoch.staged.rows <= FETCH_ROWS:
+    if here is not None or there is None or epoch.staged.rows <= FETCH_ROWS:
         tables = [collect_to_driver(frame) for frame in (here, there) if frame is not None]
-        table = pa.concat_tables(tables, promote_options="permissive")
-        kept = table.filter(pc.invert(table["_dropped"])).drop_columns(["_dropped"])
-        written = epoch.writer.write_table(LATE, kept, epoch.spec.event_time_column)
+        late = _write_late_in_driver(epoch, pa.concat_tables(tables, promote_options="permissive"))
     else:
-        kept = there.where("NOT _dropped").drop("_dropped")
-        written = epoch.writer.write_table(LATE, kept, epoch.spec.event_time_column)
-        table = _read_late_identities(written, there)
-    groups = _count_groups(table, _COUNTED_COLUMNS)
-    counts = {tuple(one[c] for c in _COUNTED_COLUMNS): one["count_all"] for one in groups}
-    # A row that misses several outputs counts once.
-    late_rows = table.select(_ROW_IDENTITY).group_by(_ROW_IDENTITY).aggregate([])
-    rows = Counter((source, LATE_ROWS) for source in late_rows["_source"].to_pylist())
-    late = LateRows(written, Counter(counts), rows)
-    _count_expired_pairs(epoch, late)
-    return late
+        late = _write_late_in_tasks(epoch, there)
+    return replace(late, rows=late.rows + _count_expired_pairs(epoch, late.counts))
 
 
 def _select_set_aside(epoch: EpochContext) -> Frame | None:
@@ -161,8 +150,8 @@ def _select_late_for_window(epoch: EpochContext, name: str) -> Frame | None:
     return _add_late_columns(epoch, epoch.data.where(late), name)
 
 
-def _count_expired_pairs(epoch: EpochContext, late: LateRows) -> None:
-    """Count the pairs that came too late.
+def _count_expired_pairs(epoch: EpochContext, counts: LateCounts) -> Counter[tuple[str, str]]:
+    """Count the pairs that came too late, as `LateRows.rows` has them.
 
     A point row's one tumbling window is purged iff the row is late, the rest is asked.
     """
@@ -170,22 +159,24 @@ def _count_expired_pairs(epoch: EpochContext, late: LateRows) -> None:
         epoch.order.decision.frontier_before,
         all(s.end_time is None for s in epoch.spec.sources.values()),
     )
+    found: Counter[tuple[str, str]] = Counter()
     if epoch.data is None or epoch.low is None or epoch.low >= before:
-        return
+        return found
     asked: dict[str, str] = {}
     for name, window in epoch.spec.windows.items():
         if window.kind is WindowKind.TUMBLING and window.late_unit == "window" and points:
-            for (source, output, _, _), rows in late.counts.items():
-                late.rows[source, f"expired:{output}"] += rows if output == name else 0
+            for (source, output, _, _), rows in counts.items():
+                if output == name:
+                    found[source, f"expired:{name}"] += rows
         elif window.kind is not WindowKind.SESSION:
             asked[name] = expired_pairs_sql(window, before)
     if any(pairs != "0L" for pairs in asked.values()):
         sums = {f"_p{i}": f"CAST(sum({sql}) AS bigint)" for i, sql in enumerate(asked.values())}
         grouped = group_rows(epoch.data, ["_source"], sums)
         for row in collect_to_driver(grouped).to_pylist():
-            counts = zip(asked, sums, strict=True)
-            for name, pairs in counts:
-                late.rows[row["_source"], f"expired:{name}"] += row[pairs] or 0
+            for name, pairs in zip(asked, sums, strict=True):
+                found[row["_source"], f"expired:{name}"] += row[pairs] or 0
+    return found
 
 
 def _add_late_columns(epoch: EpochContext, rows: Frame, output: str) -> Frame:
@@ -239,15 +230,42 @@ def _count_groups(table: pa.Table, columns: list[str]) -> list[dict[str, Any]]:
     return rows
 
 
-def _read_late_identities(written: WrittenFiles, rows: DataFrame) -> pa.Table:
-    """What is counted of late rows that tasks have written, and of dropped ones, in no file."""
-    names = list(dict.fromkeys([*_COUNTED_COLUMNS, *_ROW_IDENTITY]))
-    dropped = rows.where("_dropped").select(*names).toArrow()
-    kept = written.read_columns([name for name in names if name != "_dropped"])
-    if kept is None:
-        return dropped
-    kept = kept.append_column("_dropped", pa.repeat(False, kept.num_rows))
-    return pa.concat_tables([dropped, kept.select(names)], promote_options="permissive")
+def _sum_late_groups(groups: list[dict[str, Any]]) -> LateCounts:
+    return Counter({tuple(one[c] for c in _COUNTED_COLUMNS): one["count_all"] for one in groups})
+
+
+def _count_late_rows(written: WrittenFiles, table: pa.Table) -> LateRows:
+    # A row that misses several outputs counts once.
+    rows = table.select(_ROW_IDENTITY).group_by(_ROW_IDENTITY).aggregate([])
+    distinct = Counter((source, LATE_ROWS) for source in rows["_source"].to_pylist())
+    return LateRows(written, _sum_late_groups(_count_groups(table, _COUNTED_COLUMNS)), distinct)
+
+
+def _write_late_in_driver(epoch: EpochContext, table: pa.Table) -> LateRows:
+    kept = table.filter(pc.invert(table["_dropped"])).drop_columns(["_dropped"])
+    written = epoch.writer.write_table(LATE, kept, epoch.spec.event_time_column)
+    return _count_late_rows(written, table)
+
+
+def _write_late_in_tasks(epoch: EpochContext, rows: DataFrame) -> LateRows:
+    kept = rows.where("NOT _dropped").drop("_dropped")
+    written = epoch.writer.write_table(LATE, kept, epoch.spec.event_time_column)
+    late, table = LateRows(written), written.read_columns(["output", "reason", *_ROW_IDENTITY])
+    if table is not None:
+        is_dropped = pa.repeat(False, table.num_rows)
+        late = _count_late_rows(written, table.append_column("_dropped", is_dropped))
+    policies = {epoch.spec.release.on_late, *(w.on_late for w in epoch.spec.windows.values())}
+    if LatePolicy.DROP not in policies:
+        return late
+    # Dropped rows are in no file, and may be more than the driver holds. The same row may be in the
+    # late table for another output, so Spark looks at both.
+    dropped = group_rows(rows.where("_dropped"), _COUNTED_COLUMNS, {"count_all": "count(*)"})
+    distinct = collect_to_driver(rows.select(*_ROW_IDENTITY).distinct().groupBy("_source").count())
+    return LateRows(
+        written,
+        late.counts + _sum_late_groups(collect_to_driver(dropped).to_pylist()),
+        Counter({(r["_source"], LATE_ROWS): r["count"] for r in distinct.to_pylist()}),
+    )
 
 
 # Dead letters: rows that cannot be taken as the schema declares them, kept as JSON text with their
