@@ -27,7 +27,7 @@ from tidegate.jobs.engine.interfaces import MoveResult
 from tidegate.jobs.eventtime.decision_types import ReleaseMark
 from tidegate.jobs.sinks.output_tables import build_system_schema
 from tidegate.jobs.spec.event_time_options import GlomOptions
-from tidegate.jobs.spec.pipeline import BUILT, DEAD_LETTERS, EVENTS, LATE, PipelineSpec
+from tidegate.jobs.spec.pipeline import BUILT, DEAD_LETTERS, EVENTS, LATE
 from tidegate.jobs.spec.row_rules import FILTERED, RULE_QUARANTINED
 from tidegate.time_units import saturate_ticks
 
@@ -46,7 +46,6 @@ class EpochOutputs:
     """The outputs of one epoch.
 
     Attributes:
-        spec: the pipeline.
         scans: what the survey found.
         released: the events that left, and the order buffer.
         late: rows of the late table.
@@ -55,7 +54,6 @@ class EpochOutputs:
         windows: window -> its results and state.
     """
 
-    spec: PipelineSpec
     scans: MemberScans
     released: ReleasedRows
     late: LateRows
@@ -114,11 +112,11 @@ class EpochOutputs:
                 dropped[reason] += missed
             else:
                 late_by_output[output] += missed
-        # Zeros stay out of the manifest.
-        per_source: dict[str, Counter[str]] = {}
-        for (source, name), number in sorted((+rows).items()):
-            per_source.setdefault(source, Counter())[name] = number
-        totals: Any = sum(per_source.values(), Counter[str]())
+        per_source, totals = dict[str, dict[str, int]](), Counter[str]()
+        for (source, name), number in sorted(rows.items()):
+            if number:  # zeros stay out of the manifest; a count below zero is shown as it is
+                per_source.setdefault(source, {})[name] = number
+                totals[name] += number
         results = Counter({name: window.results.rows for name, window in self.windows.items()})
         return EpochCounters(
             **{name: totals[name] for name in _TOTALS},
@@ -127,7 +125,7 @@ class EpochOutputs:
             dropped=dict(+dropped),
             late_by_output=dict(+late_by_output),
             windows=dict(+results),
-            per_source={name: dict(counts) for name, counts in per_source.items()},
+            per_source=per_source,
         )
 
     def _count_surveyed(

@@ -219,7 +219,6 @@ class SparkMover:
                 for name in self._spec.windows
             }
         return EpochOutputs(
-            self._spec,
             staged.scans,
             released.result(),
             late.result(),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import random
+from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -12,6 +14,7 @@ import pyarrow.compute as pc
 import pytest
 
 from tests.spark.agreement import SECOND, Pair, rows_of, spec_of
+from tidegate.checkpoints.row_counts import TARDY
 from tidegate.jobs.engine.arrow_tables import _has_checksum
 from tidegate.jobs.engine.errors import FileUnreadableError
 from tidegate.jobs.engine.interfaces import Cut, Slice
@@ -20,6 +23,11 @@ from tidegate.jobs.rules.duck_frame import DuckFrame
 from tidegate.jobs.spark import cut_survey, mover
 from tidegate.jobs.spark.column_casts import cast_to_declared
 from tidegate.jobs.spark.cut_reader import _add_positions
+from tidegate.jobs.spark.edge_events import EpochEdges
+from tidegate.jobs.spark.epoch_context import WrittenFiles
+from tidegate.jobs.spark.epoch_outputs import EpochOutputs
+from tidegate.jobs.spark.late_and_dead_rows import DeadRows, LateRows
+from tidegate.jobs.spark.ordered_release import ReleasedRows
 from tidegate.jobs.spark.session_windows import number_parts_sql
 from tidegate.time_units import TICK_MAX, TICK_MIN
 
@@ -218,3 +226,16 @@ def test_parts_of_sessions_are_numbered_over_all_ticks() -> None:
     rows = DuckFrame.from_table(pa.table({"_et": pa.array(times, pa.int64())}))
     found = rows.selectExpr(f"{number_parts_sql(gap)} AS part").toArrow()["part"].to_pylist()
     assert found == [time // gap for time in times]
+
+
+def test_a_count_below_zero_reaches_the_manifest() -> None:
+    """It is a defect, which the balance of the counters then shows."""
+    member = SimpleNamespace(member=Member("a"), rows=1, quarantined=0, dead=0)
+    scans: Any = SimpleNamespace(
+        survey=SimpleNamespace(members=[member]),
+        count_verdicts=lambda: Counter({(0, "cti_violation"): 3}),
+    )
+    late, dead = LateRows(WrittenFiles()), DeadRows()
+    outputs = EpochOutputs(scans, ReleasedRows(), late, dead, EpochEdges(), {})
+    counts = outputs.counters(0, 0, [str(member.member)]).per_source
+    assert counts == {"a": {"read": 1, TARDY: -2}}
