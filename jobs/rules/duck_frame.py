@@ -240,7 +240,7 @@ def group_rows(frame: Frame, keys: list[str], values: Mapping[str, str]) -> Fram
     return frame.groupBy(*keys).agg(*(F.expr(sql).alias(name) for name, sql in values.items()))
 
 
-def combine_frames(*found: Frame | None) -> Any:
+def combine_frames(*found: Frame | None) -> Frame | None:
     """Return the rows of the frames that are there, columns by name; None without a frame.
 
     A column that one of them lacks is null.

@@ -145,6 +145,7 @@ def release_rows(epoch: EpochContext) -> ReleasedRows:
     if epoch.data is None and not epoch.releasable_segments():
         return ReleasedRows(segments=kept)
     rows = combine_frames(_select_cut_rows(epoch), _select_buffered_rows(epoch))
+    assert rows is not None  # noqa: S101 - one of them has a frame
     release = _release_in_driver if epoch.fits_in_driver else _release_in_tasks
     events, waiting, flagged = release(epoch, rows)
     written = events.read_columns(["section", "position", epoch.spec.event_time_column, "_source"])

@@ -172,6 +172,7 @@ def _select_live_sessions(
 def _assign_islands(aggregation: Aggregation, window: WindowSpec, *found: Frame | None) -> Frame:
     """Number the session that each item ends up in (`_island`, its end `_until`)."""
     items = combine_frames(*found)
+    assert items is not None  # noqa: S101 - the callers have rows or sessions
     by_key = f"PARTITION BY {', '.join(aggregation.keys)}" if aggregation.keys else "PARTITION BY 1"
     order = f"{by_key} ORDER BY _ws, _we ROWS BETWEEN UNBOUNDED PRECEDING AND"
     if window.kind is not WindowKind.SESSION:

@@ -190,7 +190,7 @@ def _load_window_state(
     new = epoch.load_segments([], fresh.paths)
     parts = [(old, "false"), (new, "true")]
     return combine_frames(
-        *(frame and frame.selectExpr("*", f"{mark} AS _new") for frame, mark in parts)
+        *(f.selectExpr("*", f"{mark} AS _new") for f, mark in parts if f is not None)
     )
 
 
@@ -282,9 +282,14 @@ def fill_gaps(
         kind, epoch.collect_if_small(state, rows), None, {"gaps": True}
     )
     due = left.read_columns(["_due"])
-    if due is None or not len(pc.list_flatten(due["_due"])):
+    spans = None if due is None else pc.list_flatten(due["_due"])
+    if not spans:
         return nothing, left.refs
-    zero = _build_zero_partials(epoch, aggregation, left, live, fresh)
+    a, b = pc.struct_field(spans, "a"), pc.struct_field(spans, "b")
+    steps = pc.sum(pc.divide(pc.subtract(b, a), aggregation.window.period)).as_py()
+    zero = epoch.collect_if_small(
+        _build_zero_partials(epoch, aggregation, left, live, fresh), steps + len(spans)
+    )
     return epoch.writer.write_segment(kind, zero, "_we", aggregation.segment_extra), left.refs
 
 
@@ -301,8 +306,9 @@ def _update_gaps(
     bounds = [(known, "_first", "_last", "true"), (touched, "_ws", "_ws", "false")]
     rows = combine_frames(
         *(
-            frame and frame.selectExpr(*keys, f"{a} AS _first", f"{b} AS _last", f"{old} AS _old")
+            frame.selectExpr(*keys, f"{a} AS _first", f"{b} AS _last", f"{old} AS _old")
             for frame, a, b, old in bounds
+            if frame is not None
         )
     )
     ends = {

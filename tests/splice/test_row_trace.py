@@ -56,7 +56,7 @@ def test_what_was_read_is_freed_at_once() -> None:
     tables.find_epoch(1)
     tables.read_rows(EVENTS)
     history = StreamHistory(tables)
-    freed = [weakref.ref(tables), weakref.ref(history)]
+    freed: list[Any] = [weakref.ref(tables), weakref.ref(history)]
     gc.disable()
     try:
         del tables, history
