@@ -56,7 +56,9 @@ def test_a_slot_restores_its_batch_byte_for_byte(bench: JobBench) -> None:
         assert max(int(name.removeprefix("offsets/")) for name in offsets) == batch
 
 
-def test_a_script_may_go_to_another_folder(bench: JobBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_may_go_to_another_folder(
+    bench: JobBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Spark writes a relative path where the script was when the query started."""
     monkeypatch.chdir(bench.folder)
     query, made = bench.query("q")

@@ -11,6 +11,7 @@ import pytest
 from tests.engine.harness import row
 from tests.splice.worlds import play, world
 
+from tidegate.jobs.spec.pipeline import EVENTS
 from tidegate.jobs.splice.request_creation import (
     RequestOptions,
     RowRepair,
@@ -19,7 +20,6 @@ from tidegate.jobs.splice.request_creation import (
 from tidegate.jobs.splice.row_trace import _RowTracer, trace_rows
 from tidegate.jobs.splice.stream_history import StreamHistory
 from tidegate.jobs.splice.tables_at_head import TablesAtHead
-from tidegate.jobs.spec.pipeline import EVENTS
 
 
 @pytest.mark.parametrize(("seq", "read"), [(15, None), (25, None), (35, 4), (45, 5), (50, None)])
