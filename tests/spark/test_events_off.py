@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -96,3 +96,32 @@ def test_a_warm_epoch_compiles_no_code(
         pair.run(epoch * SECOND)
         compiled.append(metrics.METRIC_COMPILATION_TIME().getCount())
     assert pair.table("late")
+
+
+def test_dropped_rows_are_counted_by_spark(
+    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may be more than the driver holds."""
+    for module in TASKS:
+        monkeypatch.setattr(f"tidegate.jobs.spark.{module}.FETCH_ROWS", 0)
+    windows = {"w": WINDOWS["w"] | {"on_late": "drop"}}
+    spec = spec_of(release={"mode": "pass_through"}, outputs={"events": False}, windows=windows)
+    pair = Pair(spec, session, tmp_path, native=False)
+    collected: list[list[str]] = []
+    frames = type(session.range(1))
+    collect = frames.toArrow
+
+    def note_columns(frame: Any) -> Any:
+        """Collect, and note of what."""
+        table = collect(frame)
+        collected.append(table.column_names)
+        return table
+
+    monkeypatch.setattr(frames, "toArrow", note_columns)
+    for epoch, times in enumerate(([1, 14], [31, 3])):
+        for source in ("a", "b"):
+            pair.put(source, [{"t": t * SECOND, "kind": "data", "k": "x"} for t in times])
+        pair.run(epoch * SECOND)
+    pair.run(2 * SECOND, done=True)
+    assert ["_source", "output", "reason", "_dropped", "count_all"] in collected
+    assert not [names for names in collected if {"output", "_seq"} <= {*names}]
