@@ -213,11 +213,11 @@ def summarize_barrier_health(evidence: Evidence) -> pd.DataFrame:
             quantile_cont(waited_s, 0.5) filter (recent) as waited_p50_s,
             quantile_cont(waited_s, 0.99) filter (recent) as waited_p99_s,
             quantile_cont(waited_s, 0.99) filter (recent and whole) as complete_p99_s,
-            coalesce(  -- ids may be hashes
-                least(
+            least(  -- ids may be hashes
+                coalesce(
                     max(barrier_id::hugeint) filter (recent) - min(barrier_id) filter (recent) + 1
-                    - count(distinct barrier_id) filter (recent), 9223372036854775807
-                ), 0
+                    - count(distinct barrier_id) filter (recent), 0
+                ), 9223372036854775807
             )::bigint as ids_missing
         from (select *, outcome = 'complete' as whole from closes)
     """
