@@ -34,7 +34,7 @@ from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENTS, LATE, PipelineSpec
 from .arrow_tables import read_parquet_object
 from .epoch_engine import EpochPorts
 from .errors import FileUnreadableError
-from .interfaces import MoveOrder, MoveResult, RowDispatcher, TableFiles, join_table_files
+from .interfaces import MoveOrder, join_table_files
 from .manifest_writer import SPLICE_KIND
 from .recorded_epochs import RecordedEpoch
 
@@ -93,30 +93,16 @@ def replay_epoch(
     moved = ports.mover.move(order, surveyed)
     written = [moved.files, ports.driver_tables(order)]
     if ports.dispatcher is not None:
-        written.append(_replay_dispatch(ports.dispatcher, order, moved, epoch, parent))
+        before = parent.stream_state if parent else {}
+        asked = [(verb, name) for verb, name in epoch.stream_state.get("asked", [])]
+        written.append(ports.dispatcher.dispatch_rows(order, moved, before, asked).files)
     files = join_table_files(*written)
     tables = {}
     for table in sorted({*epoch.files, *files}):
-        before = _read_rows_as_text(sealed, epoch.files.get(table, ()))
-        after = _read_rows_as_text(scratch, files.get(table, ()))
-        tables[table] = (
-            before.total(),
-            after.total(),
-            ((before - after) + (after - before)).total(),
-        )
+        was = _read_rows_as_text(sealed, epoch.files.get(table, ()))
+        now = _read_rows_as_text(scratch, files.get(table, ()))
+        tables[table] = (was.total(), now.total(), ((was - now) + (now - was)).total())
     return ReplayResult(str(epoch.id), tables, differences)
-
-
-def _replay_dispatch(
-    dispatch: RowDispatcher,
-    order: MoveOrder,
-    moved: MoveResult,
-    epoch: Manifest,
-    parent: Manifest | None,
-) -> TableFiles:
-    before = parent.stream_state if parent else {}
-    asked = [(verb, name) for verb, name in epoch.stream_state.get("asked", [])]
-    return dispatch.dispatch_rows(order, moved, before, asked).files
 
 
 def rebuild_move_order(epoch: RecordedEpoch) -> MoveOrder:
