@@ -192,16 +192,10 @@ class EpochReport:
 class EpochAttempt:
     """One attempt at an epoch, from its first file to the answer of the slot."""
 
-    checkpoint: CheckpointId
     lifecycle: AttemptLifecycle
     order: MoveOrder
     surveyed: SurveyedCut
     requests: EpochRequests
-
-    @property
-    def was_not_sent(self) -> bool:
-        """Whether the PUT of the manifest was not sent; the attempt cannot fill the slot then."""
-        return self.lifecycle.state in (CheckpointState.SNAPSHOT, CheckpointState.PERSISTED)
 
 
 class Engine:
@@ -297,9 +291,10 @@ class Engine:
             return report
         finally:
             # An attempt whose PUT was sent is never aborted by an error: the slot decides.
-            if attempt.was_not_sent:
-                attempt.lifecycle.move_to(CheckpointState.ABORTED)
-                self._aborted.append(attempt.lifecycle.checkpoint)
+            lifecycle = attempt.lifecycle
+            if lifecycle.state in (CheckpointState.SNAPSHOT, CheckpointState.PERSISTED):
+                lifecycle.move_to(CheckpointState.ABORTED)
+                self._aborted.append(lifecycle.checkpoint)
 
     def _plan_cut(self, ahead: set[Member], *, clock_only: bool) -> Cut:
         """Step 1: choose the next slice of every member.
@@ -418,7 +413,7 @@ class Engine:
         )
         lifecycle = AttemptLifecycle(str(checkpoint))
         lifecycle.move_to(CheckpointState.SNAPSHOT)
-        return EpochAttempt(checkpoint, lifecycle, order, surveyed, asked)
+        return EpochAttempt(lifecycle, order, surveyed, asked)
 
     def _move_cut(self, attempt: EpochAttempt) -> MoveResult:
         """Step 4: write all files of the attempt."""
@@ -557,7 +552,7 @@ class Engine:
             spec_digest=self._spec.digest(),
             lease_token=token,
             head=state.head,
-            attempt=attempt.checkpoint,
+            attempt=order.folders.attempt,
             cut={**state.list_gone_members(), **order.cut.to_record()},
             survey=attempt.surveyed.survey.to_record(),
             decision=order.decision,
@@ -568,7 +563,9 @@ class Engine:
             notes=EpochNotes(
                 epoch=moved.counters,
                 next_position=moved.next_position,
-                released_max=state.raise_released(moved.released_max),
+                released_max=max(
+                    filter(None, (state.released_max, moved.released_max)), default=None
+                ),
                 sketches=moved.sketches,
                 bytes_written=moved.bytes_written,
                 streams=moved.streams,

@@ -226,7 +226,3 @@ class ResumeState:
             member: {**skip_slice_record(part), "pending": False}
             for member, part in manifest.cut.items()
         }
-
-    def raise_released(self, released: ReleaseMark | None) -> ReleaseMark | None:
-        """Return the greatest mark released, `released` by the epoch included."""
-        return max((m for m in (self.released_max, released) if m is not None), default=None)
