@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 import duckdb
 import pyarrow as pa
@@ -42,7 +42,7 @@ _DispatchedRow = tuple[str, Row]  # a destination, and a row for it with ``_posi
 SentRows = dict[str, Any]
 """Destination -> table of dispatched rows."""
 
-_STATE_SCHEMA = pa.schema({"key": pa.string(), "state": pa.string(), "seen": pa.int64()})
+STATE_SCHEMA: Final = pa.schema({"key": pa.string(), "state": pa.string(), "seen": pa.int64()})
 
 _NOT_DETERMINISTIC = "not deterministic: a second run over the same rows came out differently"
 
@@ -448,7 +448,7 @@ def build_states_table(states: ReducerStates) -> Any:
         {"key": key, "state": json.dumps(state), "seen": seen}
         for key, (state, seen) in states.items()
     ]
-    return pa.Table.from_pylist(rows, schema=_STATE_SCHEMA)
+    return pa.Table.from_pylist(rows, schema=STATE_SCHEMA)
 
 
 def parse_states_table(table: Any) -> ReducerStates:

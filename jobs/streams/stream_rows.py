@@ -27,6 +27,7 @@ from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.arrow_tables import (
     conform_to_schema,
     convert_to_ticks,
+    read_columns,
     read_parquet_object,
     replace_column,
     to_arrow_types,
@@ -398,9 +399,7 @@ def build_arrival_schema(columns: ColumnTypes) -> Any:
 
 def read_arrivals(store: Store, files: Iterable[FileRef], columns: ColumnTypes) -> Any:
     """Return stored arrivals at a stream with these columns; none without files."""
-    schema = build_arrival_schema(columns)
-    rows = read_parquet_files(store, list(files))
-    return schema.empty_table() if rows is None else conform_to_schema(rows, schema)
+    return read_columns(store, files, build_arrival_schema(columns))
 
 
 def select_request_segments(

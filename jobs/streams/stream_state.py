@@ -24,13 +24,19 @@ from tidegate.checkpoints.manifest import FileRef, Manifest
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.splice_requests import SpliceRequest, create_splice_request
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.engine.arrow_tables import write_parquet_object
+from tidegate.jobs.engine.arrow_tables import read_columns, write_parquet_object
 from tidegate.jobs.engine.interfaces import TableFiles
 from tidegate.jobs.spec.stream_specs import StreamGraph
 from tidegate.json_types import JsonObject, JsonView
 
-from .reducers import FoldFailure, ReducerStates, build_states_table, parse_states_table
-from .stream_rows import compute_time_bounds, read_parquet_files, select_request_segments
+from .reducers import (
+    STATE_SCHEMA,
+    FoldFailure,
+    ReducerStates,
+    build_states_table,
+    parse_states_table,
+)
+from .stream_rows import compute_time_bounds, select_request_segments
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,8 +267,7 @@ class ReducerStateStore:
 
 def read_reducer_states(store: Store, segments: list[FileRef]) -> ReducerStates:
     """Return the states in some segments; those of later segments win."""
-    rows = read_parquet_files(store, segments)
-    return {} if rows is None else parse_states_table(rows)
+    return parse_states_table(read_columns(store, segments, STATE_SCHEMA))
 
 
 @dataclass
