@@ -146,10 +146,9 @@ class _WindowMerge:
             }
             for change in changes
         ]
-        fields = [f for f in self._schema if f.name not in ("_timeline", "_epoch")]
-        return pa.table(
-            {f.name: _make_array([r.get(f.name) for r in rows], f.type) for f in fields}
-        )
+        # Arrow takes ticks for times.
+        types = [(f.name, f.type) for f in self._schema if f.name not in ("_timeline", "_epoch")]
+        return pa.Table.from_pylist(rows, pa.schema(types))
 
     # Which results are affected
 
@@ -323,12 +322,6 @@ class _WindowMerge:
         raise NOT_REPRODUCIBLE(
             pipeline=self._spec.name, window=self.name, key=key, start=start, text=text
         )
-
-
-def _make_array(values: list[Any], kind: Any) -> Any:
-    if pa.types.is_timestamp(kind) and all(v is None or isinstance(v, int) for v in values):
-        return pa.array(values, pa.int64()).cast(kind)
-    return pa.array(values, kind)
 
 
 # Which results change. Of tumbling and sliding windows, those that contain a row; of sessions,

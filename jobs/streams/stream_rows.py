@@ -467,27 +467,21 @@ def find_root_source(identity: str) -> str:
 
 def build_rejection_rows(spec: PipelineSpec, stream: str, refused: Any) -> Any:
     """Return rows of the table `rejections`, without provenance, for rejected arrivals."""
-    rows = []
-    for row in refused.to_pylist():
-        value = {name: row[name] for name in spec.stream_graph.columns[stream]}
-        rows.append(
-            {
-                "stream": row["_origin"],
-                "row_id": row["_origin_id"],
-                "destination": stream,
-                "via": row["_via"],
-                "stamp": row["_stamp"],
-                "last": row["_last"],
-                "reason": f"stamp is below the last of {stream}",
-                "row": json.dumps(value, default=str, sort_keys=True),
-            }
-        )
-    # Times are ticks here, so the table is made with integers and then cast.
+    columns = spec.stream_graph.columns[stream]
+    rows = [
+        {
+            "stream": row["_origin"],
+            "row_id": row["_origin_id"],
+            "destination": stream,
+            "via": row["_via"],
+            "stamp": row["_stamp"],
+            "last": row["_last"],
+            "reason": f"stamp is below the last of {stream}",
+            "row": json.dumps({c: row[c] for c in columns}, default=str, sort_keys=True),
+        }
+        for row in refused.to_pylist()
+    ]
     provenance = ("_timeline", "_epoch")
-    schema = pa.schema(
-        [f for f in build_table_schema(spec, REJECTIONS) if f.name not in provenance]
-    )
-    plain = pa.schema(
-        [pa.field(f.name, pa.int64()) if pa.types.is_timestamp(f.type) else f for f in schema]
-    )
-    return pa.Table.from_pylist(rows, schema=plain).cast(schema)
+    own = [f for f in build_table_schema(spec, REJECTIONS) if f.name not in provenance]
+    # Arrow takes ticks for times.
+    return pa.Table.from_pylist(rows, pa.schema(own))
