@@ -278,15 +278,12 @@ class StreamHistory:
         index = int(np.searchsorted(rows["stream_time"].to_numpy(), stamp, side="right"))
         return int(rows[ARRIVAL_SLOT][index - 1].as_py()) if index else 1
 
-    def clock_at(self, slot: int) -> tuple[int, int]:
-        """Return the recorded time of a slot after the base and the frontier after it, in ticks."""
-        return self._clocks[slot]
-
     @cached_property
-    def _clocks(self) -> dict[int, tuple[int, int]]:
-        """The clocks of all slots after the base; their table outlives retired manifests.
+    def clocks(self) -> dict[int, tuple[int, int]]:
+        """The recorded time of each slot after the base and the frontier after it, in ticks.
 
-        Read on first use: `select_base` decides how far back they are needed.
+        Their table outlives retired manifests. Read on first use: `select_base` decides how far
+        back they are needed.
         """
         rows = self._tables.read_rows(
             CHECKPOINTS,

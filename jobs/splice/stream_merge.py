@@ -356,7 +356,7 @@ class StreamMerge:
         buffered = read_arrivals(self._store, segments, self._graph.columns[stream])
         for slot in self._list_active_slots(stream, writers, merged):
             rows, buffered = self._compute_appends(stream, slot, writers, buffered, last)
-            accepted, refused = append_rows(rows, self.history.clock_at(slot)[0], last, 0)
+            accepted, refused = append_rows(rows, self.history.clocks[slot][0], last, 0)
             self._add_new_rejections(stream, refused)
             if accepted.num_rows:
                 last = accepted["stream_time"][-1].as_py()
@@ -412,7 +412,7 @@ class StreamMerge:
         self, stream: str, slot: int, writers: Sequence[Any], buffered: Any, last: int | None
     ) -> tuple[Any, Any]:
         """Return the rows to append in a slot, and the rows that a buffer still holds after it."""
-        now, frontier = self.history.clock_at(slot)
+        now, frontier = self.history.clocks[slot]
         empty = build_arrival_schema(self._graph.columns[stream]).empty_table()
         rows = merge_by_stamp([empty, *(slice_slot(table, slot) for table in writers)], now)
         if not self._spec.streams[stream].buffer:
