@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -45,7 +46,8 @@ from .window_merge import list_touching_rows
 _MAX_ROWS = 20  # rows traced at a time; a question about more rows is one for a query
 
 
-class RowLocation(BaseModel):
+@dataclass(frozen=True)
+class RowLocation:
     """One place where the row is or was.
 
     Attributes:
@@ -58,7 +60,7 @@ class RowLocation(BaseModel):
 
     output: str
     state: str
-    detail: JsonObject = {}
+    detail: JsonObject
 
 
 class RowTrace(BaseModel):
@@ -225,7 +227,8 @@ class _RowTracer:
         if who in self._dead:
             dead = self._dead[who]
             detail = {name: dead[name] for name in ("reason", "detail", "object")}
-            yield _make_location(DEAD_LETTERS, "dead letter", **detail, epoch=dead["_epoch"])
+            detail["epoch"] = dead["_epoch"]
+            yield RowLocation(DEAD_LETTERS, "dead letter", detail)
 
     def _locate_in_late(self, who: RowIdentity) -> Iterator[RowLocation]:
         for late in _find_rows(self._late, who):
@@ -241,7 +244,7 @@ class _RowTracer:
                 **self._describe_result(LATE, late["_epoch"]),
             }
             state = "late, merged since" if is_merged else "late"
-            yield _make_location(LATE, state, **detail)
+            yield RowLocation(LATE, state, detail)
 
     def _find_read_epoch(self, who: RowIdentity) -> Manifest | None:
         """Return the epoch that read a row: the first whose slice ends behind it.
@@ -285,7 +288,7 @@ class _RowTracer:
             # A segment keeps rows that have left until its last row leaves.
             if newest is not None and (waiting["_section"], time) >= newest.release_after:
                 detail = {"frontier": format_instant(newest.frontier_after)}
-                yield _make_location(EVENTS, "waits", **detail | (newest.frontier_holder or {}))
+                yield RowLocation(EVENTS, "waits", detail | (newest.frontier_holder or {}))
 
     def _locate_in_requests(self, who: RowIdentity) -> Iterator[RowLocation]:
         head = self._tables.head
@@ -301,7 +304,7 @@ class _RowTracer:
                 if request.id in segments:
                     detail["checkpoint"] = segments[request.id].extra["checkpoint"]
                 state = resolve_request_state(self._tables.log, request, head)
-                yield _make_location("request", state, **detail)
+                yield RowLocation("request", state, detail)
 
     def _locate_in_events(self, who: RowIdentity) -> Iterator[RowLocation]:
         for event in _find_rows(self._events, who):
@@ -315,9 +318,7 @@ class _RowTracer:
                 **self._describe_result(EVENTS, event["_epoch"]),
             }
             detail = {name: value for name, value in detail.items() if value is not None}
-            yield _make_location(
-                EVENTS, "inserted" if event[SPLICE_COLUMN] else "released", **detail
-            )
+            yield RowLocation(EVENTS, "inserted" if event[SPLICE_COLUMN] else "released", detail)
 
     def _describe_wait(self, who: RowIdentity, slot: int) -> JsonObject:
         """Return how long a released row waited, and for whom; empty if it left at once."""
@@ -347,11 +348,11 @@ class _RowTracer:
         merge_slot = self._tables.merged.slots.get((who, name))
         # Such a row was never offered to the window, or was refused by it.
         if merge_slot is None and (who in self._dead or self._is_late_for(name, who)):
-            yield _make_location(name, "missing", why="late or never read; not merged")
+            yield RowLocation(name, "missing", {"why": "late or never read; not merged"})
             return
         edge = self._describe_edge(who[0], values)
         if edge is not None:
-            yield _make_location(name, "edge", why=edge)
+            yield RowLocation(name, "edge", {"why": edge})
             return
         results = self._find_window_results(name, who, values, time)
         if merge_slot is not None:
@@ -361,9 +362,9 @@ class _RowTracer:
             first = min(results, key=lambda result: result["epoch"])
             first |= self._describe_result(name, first["epoch"])
         else:
-            yield _make_location(name, "waits", why="the window has no result yet")
+            yield RowLocation(name, "waits", {"why": "the window has no result yet"})
         for detail in results:
-            yield _make_location(name, "counted" if merge_slot is None else "merged", **detail)
+            yield RowLocation(name, "counted" if merge_slot is None else "merged", detail)
 
     def _describe_edge(self, name: str, values: JsonObject) -> str | None:
         """Return what an edge row of a source does to windows; None if it is not an edge."""
@@ -407,10 +408,6 @@ class _RowTracer:
             late["output"] == name or late["reason"] in SET_ASIDE_REASONS
             for late in _find_rows(self._late, who)
         )
-
-
-def _make_location(place: str, state: str, /, **detail: Any) -> RowLocation:
-    return RowLocation(output=place, state=state, detail=detail)
 
 
 def _select_exact_ranges(names: Iterable[str], values: Iterable[Any]) -> dict[str, list[Range]]:
