@@ -8,6 +8,7 @@ it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
@@ -48,6 +49,9 @@ FETCH_ROWS: Final = 100_000
 
 Below a second of Arrow, and one file instead of several.
 """
+
+SourceCounts = Counter[tuple[str, str]]
+"""(source, name of a count) -> rows."""
 
 _SAMPLE_ROWS = 10_000
 

@@ -33,8 +33,8 @@ from tidegate.time_units import saturate_ticks
 
 from .cut_survey import MemberScans
 from .edge_events import EpochEdges
-from .epoch_context import EpochContext, OutputFiles
-from .late_and_dead_rows import DeadRows, LateCounts, LateRows
+from .epoch_context import EpochContext, OutputFiles, SourceCounts
+from .late_and_dead_rows import CountedRows, LateCounts
 from .ordered_release import ReleasedRows, count_buffered_rows
 
 # Counts of an epoch that are sums over its sources.
@@ -56,8 +56,8 @@ class EpochOutputs:
 
     scans: MemberScans
     released: ReleasedRows
-    late: LateRows
-    dead: DeadRows
+    late: CountedRows
+    dead: CountedRows
     edges: EpochEdges
     windows: dict[str, OutputFiles]
 
@@ -100,9 +100,9 @@ class EpochOutputs:
             buffered_after: rows in it after the epoch.
             flagged: members whose rows of this epoch stood in front of a tardy barrier.
         """
-        rows, late = Counter[tuple[str, str]](), self.late.counts + self.dead.dropped
+        rows, late = SourceCounts(), self.late.late + self.dead.late
         self._count_surveyed(rows, late, flagged)
-        for counted in (self.released.counts, self.dead.counts, self.late.rows):
+        for counted in (self.released.counts, self.dead.counts, self.late.counts):
             rows.update(counted)
         dropped, late_by_output = Counter[str](), Counter[str]()
         for (source, output, reason, is_dropped), missed in late.items():
@@ -129,7 +129,7 @@ class EpochOutputs:
         )
 
     def _count_surveyed(
-        self, rows: Counter[tuple[str, str]], late: LateCounts, flagged: Collection[str]
+        self, rows: SourceCounts, late: LateCounts, flagged: Collection[str]
     ) -> None:
         verdicts = self.scans.count_verdicts()
         for index, member in enumerate(self.scans.survey.members):

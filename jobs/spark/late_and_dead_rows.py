@@ -36,7 +36,13 @@ from tidegate.time_units import TICK_MAX, TICK_MIN
 
 from .cut_reader import select_provenance
 from .cut_survey import MemberScans, has_dead_letters, select_dead_letters
-from .epoch_context import FETCH_ROWS, EpochContext, WrittenFiles, collect_to_driver
+from .epoch_context import (
+    FETCH_ROWS,
+    EpochContext,
+    SourceCounts,
+    WrittenFiles,
+    collect_to_driver,
+)
 from .errors import LATE_ROW
 from .session_windows import select_late_for_sessions
 
@@ -49,20 +55,22 @@ LateCounts = Counter[tuple[str, str, str, bool]]
 
 
 @dataclass(frozen=True)
-class LateRows:
-    """What was late.
+class CountedRows:
+    """Rows that were late; or that the schema, their time or a rule stops, or rules warn about.
 
     Attributes:
-        written: files of the late table; dropped rows are in none.
-        counts: (source, output, reason, dropped) -> rows.
-        rows: (source, `late_rows`) -> rows that are late for at least one output or set aside; each
-            counts once, dropped ones too. (source, `expired:` and a window) -> pairs of a row and
-            a window that was purged before the row came; sessions are not counted.
+        written: files of the late or the dead-letter table; dropped rows are in none.
+        late: what was late, or what rules dropped.
+        counts: rows of each source. Late ones: (source, `late_rows`) -> rows that are late for at
+            least one output or set aside; each counts once, dropped ones too. (source, `expired:`
+            and a window) -> pairs of a row and a window that was purged before the row came;
+            sessions are not counted. Others: what became of them, in the files, left out by
+            `where`, or by the rules that they break.
     """
 
-    written: WrittenFiles
-    counts: LateCounts = field(default_factory=Counter)
-    rows: Counter[tuple[str, str]] = field(default_factory=Counter)
+    written: WrittenFiles = field(default_factory=WrittenFiles)
+    late: LateCounts = field(default_factory=Counter)
+    counts: SourceCounts = field(default_factory=Counter)
 
 
 def _get_late_policy(epoch: EpochContext, output: str) -> LatePolicy:
@@ -78,7 +86,7 @@ def _get_late_reason(epoch: EpochContext, output: str) -> LateReason:
     return "flagged" if policy is LatePolicy.EMIT_FLAGGED else "late_order"
 
 
-def write_late_rows(epoch: EpochContext, context_for: Callable[[str], EpochContext]) -> LateRows:
+def write_late_rows(epoch: EpochContext, context_for: Callable[[str], EpochContext]) -> CountedRows:
     """Write the late table of an epoch: late rows, and those of ``max_jump`` and ``cti_violation``.
 
     `context_for` gives the context in which an output's rows are judged.
@@ -95,13 +103,13 @@ def write_late_rows(epoch: EpochContext, context_for: Callable[[str], EpochConte
     here = combine_frames(*(frame for frame in frames if isinstance(frame, DuckFrame)))
     there = combine_frames(*(frame for frame in frames if not isinstance(frame, DuckFrame)))
     if here is None and there is None:
-        return LateRows(WrittenFiles())
+        return CountedRows()
     if here is not None or there is None or epoch.staged.rows <= FETCH_ROWS:
         tables = [collect_to_driver(frame) for frame in (here, there) if frame is not None]
         late = _write_late_in_driver(epoch, pa.concat_tables(tables, promote_options="permissive"))
     else:
         late = _write_late_in_tasks(epoch, there)
-    return replace(late, rows=late.rows + _count_expired_pairs(epoch, late.counts))
+    return replace(late, counts=late.counts + _count_expired_pairs(epoch, late.late))
 
 
 def _select_set_aside(epoch: EpochContext) -> Frame | None:
@@ -150,16 +158,14 @@ def _select_late_for_window(epoch: EpochContext, name: str) -> Frame | None:
     return _add_late_columns(epoch, epoch.data.where(late), name)
 
 
-def _count_expired_pairs(epoch: EpochContext, counts: LateCounts) -> Counter[tuple[str, str]]:
-    """Count the pairs that came too late, as `LateRows.rows` has them.
+def _count_expired_pairs(epoch: EpochContext, counts: LateCounts) -> SourceCounts:
+    """Count the pairs that came too late, as `CountedRows.counts` has them.
 
     A point row's one tumbling window is purged iff the row is late, the rest is asked.
     """
-    before, points = (
-        epoch.order.decision.frontier_before,
-        all(s.end_time is None for s in epoch.spec.sources.values()),
-    )
-    found: Counter[tuple[str, str]] = Counter()
+    before = epoch.order.decision.frontier_before
+    points = all(s.end_time is None for s in epoch.spec.sources.values())
+    found = SourceCounts()
     if epoch.data is None or epoch.low is None or epoch.low >= before:
         return found
     asked: dict[str, str] = {}
@@ -234,23 +240,23 @@ def _sum_late_groups(groups: list[dict[str, Any]]) -> LateCounts:
     return Counter({tuple(one[c] for c in _COUNTED_COLUMNS): one["count_all"] for one in groups})
 
 
-def _count_late_rows(written: WrittenFiles, table: pa.Table) -> LateRows:
+def _count_late_rows(written: WrittenFiles, table: pa.Table) -> CountedRows:
     # A row that misses several outputs counts once.
     rows = table.select(_ROW_IDENTITY).group_by(_ROW_IDENTITY).aggregate([])
     distinct = Counter((source, LATE_ROWS) for source in rows["_source"].to_pylist())
-    return LateRows(written, _sum_late_groups(_count_groups(table, _COUNTED_COLUMNS)), distinct)
+    return CountedRows(written, _sum_late_groups(_count_groups(table, _COUNTED_COLUMNS)), distinct)
 
 
-def _write_late_in_driver(epoch: EpochContext, table: pa.Table) -> LateRows:
+def _write_late_in_driver(epoch: EpochContext, table: pa.Table) -> CountedRows:
     kept = table.filter(pc.invert(table["_dropped"])).drop_columns(["_dropped"])
     written = epoch.writer.write_table(LATE, kept, epoch.spec.event_time_column)
     return _count_late_rows(written, table)
 
 
-def _write_late_in_tasks(epoch: EpochContext, rows: DataFrame) -> LateRows:
+def _write_late_in_tasks(epoch: EpochContext, rows: DataFrame) -> CountedRows:
     kept = rows.where("NOT _dropped").drop("_dropped")
     written = epoch.writer.write_table(LATE, kept, epoch.spec.event_time_column)
-    late, table = LateRows(written), written.read_columns(["output", "reason", *_ROW_IDENTITY])
+    late, table = CountedRows(written), written.read_columns(["output", "reason", *_ROW_IDENTITY])
     if table is not None:
         is_dropped = pa.repeat(False, table.num_rows)
         late = _count_late_rows(written, table.append_column("_dropped", is_dropped))
@@ -261,9 +267,9 @@ def _write_late_in_tasks(epoch: EpochContext, rows: DataFrame) -> LateRows:
     # late table for another output, so Spark looks at both.
     dropped = group_rows(rows.where("_dropped"), _COUNTED_COLUMNS, {"count_all": "count(*)"})
     distinct = collect_to_driver(rows.select(*_ROW_IDENTITY).distinct().groupBy("_source").count())
-    return LateRows(
+    return CountedRows(
         written,
-        late.counts + _sum_late_groups(collect_to_driver(dropped).to_pylist()),
+        late.late + _sum_late_groups(collect_to_driver(dropped).to_pylist()),
         Counter({(r["_source"], LATE_ROWS): r["count"] for r in distinct.to_pylist()}),
     )
 
@@ -272,32 +278,16 @@ def _write_late_in_tasks(epoch: EpochContext, rows: DataFrame) -> LateRows:
 # origin.
 
 
-@dataclass(frozen=True)
-class DeadRows:
-    """Rows that the schema, their time or a rule stops, and rows that rules warn about.
-
-    Attributes:
-        written: files of the dead-letter table.
-        counts: (source, what became of them) -> rows: the rows in these files, those that `where`
-            leaves out, and rows by the rules that they break.
-        dropped: rows that rules dropped, as `LateRows.counts`.
-    """
-
-    written: WrittenFiles = field(default_factory=WrittenFiles)
-    counts: Counter[tuple[str, str]] = field(default_factory=Counter)
-    dropped: LateCounts = field(default_factory=Counter)
-
-
-def write_dead_letters(epoch: EpochContext, scans: MemberScans) -> DeadRows:
+def write_dead_letters(epoch: EpochContext, scans: MemberScans) -> CountedRows:
     """Write the dead rows of an epoch to their table, and count what conditions say of its rows.
 
     Rows that are filtered, or that a rule drops, are counted only.
     """
     has_conditions = any(source.has_conditions for source in epoch.spec.sources.values())
     if not has_conditions and not any(member.dead for member in scans.survey.members):
-        return DeadRows()
+        return CountedRows()
     judged = scans.judged if epoch.native else None  # else only Spark knows
-    dead = _write_dead_letters(epoch, judged) if has_dead_letters(judged) else DeadRows()
+    dead = _write_dead_letters(epoch, judged) if has_dead_letters(judged) else CountedRows()
     if has_conditions:
         frame = epoch.staged.frame if judged is None else DuckFrame.from_table(judged)
         if frame is not None:
@@ -315,10 +305,10 @@ def _find_dead_rows(epoch: EpochContext, judged: pa.Table | None) -> Frame | Non
     return epoch.staged.frame
 
 
-def _write_dead_letters(epoch: EpochContext, judged: pa.Table | None) -> DeadRows:
+def _write_dead_letters(epoch: EpochContext, judged: pa.Table | None) -> CountedRows:
     frame = _find_dead_rows(epoch, judged)
     if frame is None:
-        return DeadRows()
+        return CountedRows()
     parts = epoch.staged.parts
     objects = ", ".join(quote_text(part.key) for part in parts)
     etags = ", ".join(quote_text(part.etag) for part in parts)
@@ -333,7 +323,7 @@ def _write_dead_letters(epoch: EpochContext, judged: pa.Table | None) -> DeadRow
     written = epoch.writer.write_table(
         DEAD_LETTERS, epoch.collect_if_small(rows, epoch.staged.rows), None
     )
-    dead = DeadRows(written)
+    dead = CountedRows(written)
     table = written.read_columns(["_source", "reason"])
     for row in [] if table is None else _count_groups(table, ["_source", "reason"]):
         quarantined = row["reason"] == RULE_QUARANTINED
@@ -342,7 +332,7 @@ def _write_dead_letters(epoch: EpochContext, judged: pa.Table | None) -> DeadRow
     return dead
 
 
-def _count_judged_rows(epoch: EpochContext, frame: Frame, dead: DeadRows) -> None:
+def _count_judged_rows(epoch: EpochContext, frame: Frame, dead: CountedRows) -> None:
     found = frame.where(f"_rule IS NOT NULL OR _warned <> '' OR _dead = '{FILTERED}'")
     counted = group_rows(found, ["_m", "_rule", "_warned"], {"_rows": "count(*)"})
     for row in collect_to_driver(counted).to_pylist():
@@ -350,7 +340,7 @@ def _count_judged_rows(epoch: EpochContext, frame: Frame, dead: DeadRows) -> Non
         if row["_rule"] is not None:
             names = [name_broken_rule(row["_rule"])]
             if epoch.spec.sources[source].rules[row["_rule"]].severity == "drop":
-                dead.dropped[source, EVENTS, RULE, True] += row["_rows"]
+                dead.late[source, EVENTS, RULE, True] += row["_rows"]
         elif row["_warned"] is not None:
             names = [RULE_WARNED, *map(name_broken_rule, row["_warned"].split(","))]
         for name in names:

@@ -46,6 +46,7 @@ from .cut_survey import MemberScans
 from .epoch_context import (
     EpochContext,
     OutputFiles,
+    SourceCounts,
     WrittenFiles,
     collect_to_driver,
     has_rows_from_mark,
@@ -67,7 +68,7 @@ class ReleasedRows(OutputFiles):
         flagged: how many rows, the first ones, are late rows that left at once.
     """
 
-    counts: Counter[tuple[str, str]] = field(default_factory=Counter)
+    counts: SourceCounts = field(default_factory=Counter)
     maximum: ReleaseMark | None = None
     flagged: int = 0
 
@@ -155,11 +156,12 @@ def release_rows(epoch: EpochContext) -> ReleasedRows:
         "_et",
         lambda rows: rows.where(f"NOT {below_mark_sql(after)}"),
     )
+    found = [] if written is None else pc.value_counts(written["_source"]).to_pylist()
     return ReleasedRows(
         events,
         segments,
         waiting,
-        _count_per_source(written),
+        Counter({(one["values"], "released"): one["counts"] for one in found}),
         _find_released_max(epoch, written, flagged),
         flagged,
     )
@@ -170,7 +172,7 @@ def count_released_rows(surveyed: MemberScans) -> ReleasedRows:
 
     These are all data rows that were not set aside, as the spec then has ``pass_through``.
     """
-    leaving, verdicts = Counter[tuple[str, str]](), surveyed.count_verdicts()
+    leaving, verdicts = SourceCounts(), surveyed.count_verdicts()
     for index, member in enumerate(surveyed.survey.members):
         aside = verdicts[index, "dropped"] + verdicts[index, "cti_violation"]
         leaving[member.member.source, "released"] += member.rows - aside
@@ -368,11 +370,6 @@ def _find_released_max(
     newest = table.filter(pc.equal(table["section"], section))
     times = newest[epoch.spec.event_time_column].cast(pa.int64())
     return ReleaseMark(section.as_py(), pc.max(times).as_py())
-
-
-def _count_per_source(table: pa.Table | None) -> Counter[tuple[str, str]]:
-    found = [] if table is None else pc.value_counts(table["_source"]).to_pylist()
-    return Counter({(one["values"], "released"): one["counts"] for one in found})
 
 
 RANGE_ROWS: Final = 400_000

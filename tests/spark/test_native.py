@@ -24,9 +24,8 @@ from tidegate.jobs.spark import cut_survey, mover
 from tidegate.jobs.spark.column_casts import cast_to_declared
 from tidegate.jobs.spark.cut_reader import _add_positions
 from tidegate.jobs.spark.edge_events import EpochEdges
-from tidegate.jobs.spark.epoch_context import WrittenFiles
 from tidegate.jobs.spark.epoch_outputs import EpochOutputs
-from tidegate.jobs.spark.late_and_dead_rows import DeadRows, LateRows
+from tidegate.jobs.spark.late_and_dead_rows import CountedRows
 from tidegate.jobs.spark.ordered_release import ReleasedRows
 from tidegate.jobs.spark.session_windows import number_parts_sql
 from tidegate.time_units import TICK_MAX, TICK_MIN
@@ -235,7 +234,7 @@ def test_a_count_below_zero_reaches_the_manifest() -> None:
         survey=SimpleNamespace(members=[member]),
         count_verdicts=lambda: Counter({(0, "cti_violation"): 3}),
     )
-    late, dead = LateRows(WrittenFiles()), DeadRows()
-    outputs = EpochOutputs(scans, ReleasedRows(), late, dead, EpochEdges(), {})
+    none = CountedRows()
+    outputs = EpochOutputs(scans, ReleasedRows(), none, none, EpochEdges(), {})
     counts = outputs.counters(0, 0, [str(member.member)]).per_source
     assert counts == {"a": {"read": 1, TARDY: -2}}
