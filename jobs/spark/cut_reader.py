@@ -106,16 +106,6 @@ class CutPart:
         """Whether every row of the object is in the cut."""
         return self.has_row_numbers or (self.row_start == 0 and self.row_end == self.rows)
 
-    def slice_rows(self, rows: pa.Table) -> pa.Table:
-        """The rows that are in the cut, of all rows of the object."""
-        return rows if self.is_whole else rows.slice(self.row_start, self.row_end - self.row_start)
-
-    def row_numbers(self, rows: pa.Table) -> Any:
-        """The places in the object, from 0, of the rows that `slice_rows` gave."""
-        if self.has_row_numbers:
-            return rows[OFFSET_COLUMN].combine_chunks()
-        return pa.array(np.arange(self.row_start, self.row_start + rows.num_rows, dtype=np.int64))
-
 
 _NumberedPart = tuple[int, CutPart]  # its index in the cut
 _PartReader = Callable[[Any, list[_NumberedPart]], Frame]
@@ -128,12 +118,14 @@ class CutFrame:
     Attributes:
         build: describes its rows to Spark; None when it has no parts.
         rows: rows of all kinds in it, as planned; ranges of Kafka may hold fewer.
+        scratch: the folder with its files.
     """
 
     cut: Cut
     parts: tuple[CutPart, ...]
     build: Callable[[], DataFrame | None]
     rows: int
+    scratch: Path
 
     @cached_property
     def frame(self) -> DataFrame | None:
@@ -188,7 +180,7 @@ def open_cut(
         # One task, and no shuffle anywhere behind it.
         return frame.coalesce(1) if frame is not None and small else frame
 
-    return CutFrame(cut, parts, build_frame, rows)
+    return CutFrame(cut, parts, build_frame, rows, scratch)
 
 
 def read_in_driver(
@@ -358,10 +350,18 @@ def _choose_arrow_type(own: str, arrow: str) -> pa.DataType:
 def _read_part(index: int, part: CutPart, schema: pa.Schema) -> pa.Table:
     names = schema.names[: -len(_POSITION_COLUMNS)]
     try:
-        rows = part.slice_rows(open_parquet_file(part.path).read(columns=names))
+        rows = open_parquet_file(part.path).read(columns=names)
     except (pa.ArrowException, OSError) as error:
         raise unreadable_objects_error([part.key]) from error
-    size, numbers = rows.num_rows, part.row_numbers(rows)
+    if not part.is_whole:
+        rows = rows.slice(part.row_start, part.row_end - part.row_start)
+    size = rows.num_rows
+    # The places in the object, from 0.
+    numbers = (
+        rows[OFFSET_COLUMN].combine_chunks()
+        if part.has_row_numbers
+        else pa.array(np.arange(part.row_start, part.row_start + size, dtype=np.int64))
+    )
     # The columns that a scan by tasks takes from the folders' names.
     place = [
         pa.array(np.full(size, value, kind.to_pandas_dtype()))  # faster than `pa.repeat`

@@ -64,6 +64,7 @@ class MemberScans:
     """A survey, and what scanning the members found for the move.
 
     Attributes:
+        staged: the cut.
         verdicts: the rows that are not plain data (`VERDICT_SCHEMA`), with `_vm`, the index of
             their slice.
         sketches: source -> lateness sketch of these rows.
@@ -74,6 +75,7 @@ class MemberScans:
             Spark knows it.
     """
 
+    staged: CutFrame
     survey: Survey
     verdicts: pa.Table
     sketches: JsonObject
@@ -125,7 +127,8 @@ def survey_cut(
     else:
         rows = judged = None
     survey = Survey(now=0, members=members)
-    return MemberScans(survey, pa.concat_tables(verdicts), _merge_sketches(scans), rows, judged)
+    sketches = _merge_sketches(scans)
+    return MemberScans(staged, survey, pa.concat_tables(verdicts), sketches, rows, judged)
 
 
 def has_room_in_driver(rows: int, spec: PipelineSpec) -> bool:

@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
@@ -62,15 +61,6 @@ if TYPE_CHECKING:
     from .kafka_staging import KafkaStager
 
 _log = structlog.get_logger("tidegate.driver")
-
-
-@dataclass(frozen=True)
-class _StagedCut:
-    """What `survey` keeps for `move`: the rows, their scans and the folder with their files."""
-
-    frame: CutFrame
-    scans: MemberScans
-    folder: Path
 
 
 class SparkMover:
@@ -132,17 +122,17 @@ class SparkMover:
         frame = open_cut(self._sessions, self._spec, self._store, cut, folder, self._staging)
         with self._report_errors(frame):
             scans = survey_cut(frame, self._spec, state, native=self._native)
-        return SurveyedCut(cut, scans.survey, _StagedCut(frame, scans, folder))
+        return SurveyedCut(cut, scans.survey, scans)
 
     def move(self, order: MoveOrder, surveyed: SurveyedCut) -> MoveResult:
         """Write released rows, late rows, window results, dead letters and new state segments.
 
         It removes the rows of the survey, also if it fails: each survey can be moved once.
         """
-        staged: _StagedCut = surveyed.staged
+        scans: MemberScans = surveyed.staged
         try:
-            with self._report_errors(staged.frame):
-                return self._move_staged(order, staged)
+            with self._report_errors(scans.staged):
+                return self._move_scanned(order, scans)
         finally:
             self._discard_cut_folder()
 
@@ -184,20 +174,20 @@ class SparkMover:
                 or SPARK_FAILED(pipeline=self._spec.name, cause=extract_cause(error))
             ) from error
 
-    def _move_staged(self, order: MoveOrder, staged: _StagedCut) -> MoveResult:
-        if staged.scans.rows is not None:
+    def _move_scanned(self, order: MoveOrder, scans: MemberScans) -> MoveResult:
+        if scans.rows is not None:
             try:
-                return self._move_outputs(order, staged, native=True)
+                return self._move_outputs(order, scans, native=True)
             except ENGINE_ERRORS as error:
                 # Spark SQL computes it, or says what is wrong with the rows.
                 _log.info("native_epoch_left_to_spark", cause=get_first_line(error))
-        return self._move_outputs(order, staged, native=False)
+        return self._move_outputs(order, scans, native=False)
 
-    def _move_outputs(self, order: MoveOrder, staged: _StagedCut, *, native: bool) -> MoveResult:
-        epoch = on_spark = self._make_context(order, staged, native=native)
+    def _move_outputs(self, order: MoveOrder, scans: MemberScans, *, native: bool) -> MoveResult:
+        epoch = on_spark = self._make_context(order, scans, native=native)
         left_out = self._list_spark_outputs(order) if native else set()
         if left_out or (native and any(s.edges is not None for s in self._spec.sources.values())):
-            on_spark = self._make_context(order, staged, native=False)
+            on_spark = self._make_context(order, scans, native=False)
 
         def choose_context(output: str) -> EpochContext:
             """Return the context in which an output is computed."""
@@ -207,10 +197,10 @@ class SparkMover:
             released = (
                 pool.submit(release_rows, choose_context(EVENTS))
                 if self._spec.outputs.events
-                else pool.submit(count_released_rows, staged.scans)
+                else pool.submit(count_released_rows, scans)
             )
             late = pool.submit(write_late_rows, epoch, choose_context)
-            dead = pool.submit(write_dead_letters, epoch, staged.scans)
+            dead = pool.submit(write_dead_letters, epoch, scans)
             # In this thread, because every window needs it, while the pool already works on the
             # rest.
             edges = pair_edges(on_spark)
@@ -219,7 +209,7 @@ class SparkMover:
                 for name in self._spec.windows
             }
         return EpochOutputs(
-            staged.scans,
+            scans,
             released.result(),
             late.result(),
             dead.result(),
@@ -240,11 +230,11 @@ class SparkMover:
         waiting = {EVENTS} if ORDER_KIND in large else set()
         return waiting | set(self._list_spark_windows()) | (large & self._spec.windows.keys())
 
-    def _make_context(self, order: MoveOrder, staged: _StagedCut, *, native: bool) -> EpochContext:
-        members = staged.scans.survey.members
+    def _make_context(self, order: MoveOrder, scans: MemberScans, *, native: bool) -> EpochContext:
+        members, staged = scans.survey.members, scans.staged
         frame = None
         if any(member.rows + member.quarantined for member in members):
-            frame = _read_judged_rows(staged, self._spec, native=native)
+            frame = _read_judged_rows(scans, self._spec, native=native)
         data, aside = _apply_verdicts(frame, self._spec)
         times = [(m.min_time, m.max_time) for m in members]
         return EpochContext(
@@ -252,8 +242,8 @@ class SparkMover:
             self._spec,
             self._store,
             order,
-            FileWriter(self._store, order.folders, staged.folder, self._staging),
-            staged.frame,
+            FileWriter(self._store, order.folders, staged.scratch, self._staging),
+            staged,
             data,
             aside,
             min((low for low, _ in times if low is not None), default=None),
@@ -263,16 +253,15 @@ class SparkMover:
         )
 
 
-def _read_judged_rows(staged: _StagedCut, spec: PipelineSpec, *, native: bool) -> Frame | None:
+def _read_judged_rows(scans: MemberScans, spec: PipelineSpec, *, native: bool) -> Frame | None:
     """The data rows of a cut, with `_verdict` and `_mark` if the survey judged any of them."""
-    frame, scans = staged.frame, staged.scans
     if native:
         assert scans.rows is not None  # noqa: S101 - asked for by the caller
         places = ["_seq", "_et", "timestamp_micros(_et) AS _time", "_end", "-1 AS _p"]
         own = [name for name in ("_verdict", "_mark") if name in scans.rows.column_names]
         held = DuckFrame.from_table(scans.rows)
-        return held.selectExpr(*select_provenance(spec, frame.cut), *places, *own)
-    found = frame.frame
+        return held.selectExpr(*select_provenance(spec, scans.staged.cut), *places, *own)
+    found = scans.staged.frame
     if found is None:
         return None
     if any(

@@ -79,7 +79,7 @@ def test_rows_of_a_range_that_begins_anywhere(tmp_path: Path) -> None:
         columns=tuple(planned["columns"].items()),
         **{name: planned[name] for name in fields},
     )
-    staged = CutFrame(cut, (part,), lambda: None, 100)
+    staged = CutFrame(cut, (part,), lambda: None, 100, file.parent)
     found = survey_cut(staged, spec, create_initial_state(spec), native=True).rows
     assert found is not None
     assert found["_seq"].to_pylist() == offsets.to_pylist()
@@ -124,7 +124,7 @@ def survey_object(folder: Path, table: pa.Table, **source: Any) -> MemberScans:
     columns = tuple((field.name, str(field.type)) for field in table.schema)
     rows = table.num_rows
     part = CutPart(0, "inbox/object", "etag", 0, rows, 0, rows, folder / "object", columns)
-    staged = CutFrame(Cut((Slice(Member("a"), 0, rows),)), (part,), lambda: None, rows)
+    staged = CutFrame(Cut((Slice(Member("a"), 0, rows),)), (part,), lambda: None, rows, folder)
     return survey_cut(staged, spec, create_initial_state(spec), native=True)
 
 
