@@ -148,7 +148,7 @@ def decode_messages(
         )
     for condition, complaint in [*faults, *beside]:
         why = f"coalesce({why}, CASE WHEN {condition} THEN {complaint} END)"
-    frame = frame.withColumn("_w", F.expr(why))
+    frame = frame.selectExpr("*", f"{why} AS _w")
     columns = [
         f"CASE WHEN _w IS NULL THEN {values[name]} END AS {quote_name(name)}"
         for name in source.columns
@@ -257,27 +257,22 @@ def _decode_json(
     old = _list_former_names(source)
     kinds = _list_field_kinds(source)
     read = {name: own for name, kind in kinds.items() if (own := _NATIVE_JSON_TYPES.get(kind))}
-    frame = messages.withColumn("_s", F.expr("CAST(value AS string)"))
+    frame = messages.selectExpr("*", "CAST(value AS string) AS _s")
     types = {name: _NATIVE_JSON_TYPES.get(kind, "string") for name, kind in kinds.items()}
-    frame = frame.withColumn("_f", F.expr(_from_json_sql(types)))
+    frame = frame.selectExpr("*", f"{_from_json_sql(types)} AS _f")
     # 1e999 is an infinity as a number and nothing as a text.
     finite = [
         f"coalesce(abs(_f.{quote_name(n)}) < double('Infinity'), true)"
         for n, own in read.items()
         if own == "double"
     ]
-    frame = frame.withColumn(
-        "_fits",
-        F.expr(f"coalesce({' AND '.join([f'_f.{_CORRUPT_COLUMN} IS NULL', *finite])}, false)"),
-    )
-    frame = frame.withColumn(
-        "_plain",
-        F.expr(f"coalesce(_fits AND {_no_other_key_sql(kinds, source)}, false)"),
-    )
-    frame = frame.withColumn("_k", F.expr("CASE WHEN NOT _plain THEN json_object_keys(_s) END"))
-    frame = frame.withColumn(
-        "_j",
-        F.expr(f"CASE WHEN NOT _fits THEN {_from_json_sql(dict.fromkeys(read, 'string'))} END"),
+    fits = " AND ".join([f"_f.{_CORRUPT_COLUMN} IS NULL", *finite])
+    frame = frame.selectExpr("*", f"coalesce({fits}, false) AS _fits")
+    plain = f"coalesce(_fits AND {_no_other_key_sql(kinds, source)}, false)"
+    frame = frame.selectExpr("*", f"{plain} AS _plain").selectExpr(
+        "*",
+        "CASE WHEN NOT _plain THEN json_object_keys(_s) END AS _k",
+        f"CASE WHEN NOT _fits THEN {_from_json_sql(dict.fromkeys(read, 'string'))} END AS _j",
     )
     no_object = f"NOT _plain AND (_k IS NULL OR _j.{_CORRUPT_COLUMN} IS NOT NULL)"
     why = f"CASE WHEN value IS NOT NULL AND {no_object} THEN 'the message is not a JSON object' END"
@@ -531,20 +526,13 @@ def _split_wire_header(
     if not _has_schema_prefix(kafka):
         frame = messages.selectExpr("*", "0 AS _id", "true AS _known", "value AS _b")
         return frame, "CAST(NULL AS string)"
-    numbers = (
-        ", ".join(str(n) for n in ([kafka.schema_id] if kafka.schema_id is not None else known))
-        or "NULL"
-    )
+    ids = list(known) if kafka.schema_id is None else [kafka.schema_id]
+    numbers = ", ".join(map(str, ids)) or "NULL"
     marked = f"length(value) > {_WIRE_HEADER_BYTES} AND hex(substring(value, 1, 1)) = '00'"
-    frame = messages.withColumn(
-        "_id",
-        F.expr(
-            f"CASE WHEN {marked} THEN CAST(conv(hex(substring(value, 2, 4)), 16, 10) AS bigint) END"
-        ),
-    )
-    frame = frame.withColumn(
-        "_known", F.expr(f"CASE WHEN _id IS NOT NULL THEN coalesce(_id IN ({numbers}), false) END")
-    )
+    number = "CAST(conv(hex(substring(value, 2, 4)), 16, 10) AS bigint)"
+    frame = messages.selectExpr("*", f"CASE WHEN {marked} THEN {number} END AS _id")
+    known_sql = f"CASE WHEN _id IS NOT NULL THEN coalesce(_id IN ({numbers}), false) END"
+    frame = frame.selectExpr("*", f"{known_sql} AS _known")
     # A single schema of the spec may still have a number, which its messages carry.
     where = "the registry" if kafka.registry is not None else "the spec"
     why = f"""CASE WHEN value IS NULL THEN NULL
@@ -553,7 +541,7 @@ def _split_wire_header(
         THEN concat('the message was written with schema ', _id, ', which {where} does not know')
         END"""
     body = f"CASE WHEN _known THEN substring(value, {_WIRE_HEADER_BYTES + 1}) END"
-    return frame.withColumn("_b", F.expr(body)), why
+    return frame.selectExpr("*", f"{body} AS _b"), why
 
 
 def _select_body(number: int) -> Column:
