@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -415,5 +415,5 @@ class Aggregation:
         # `<=>` joins null keys as well.
         from pyspark.sql import functions as F  # noqa: N812
 
-        same = reduce(lambda a, b: a & b, (F.expr(f"{c} <=> _j{c}") for c in self.group_columns))
-        return merged.join(renamed, same, "left")
+        same = " AND ".join(f"{c} <=> _j{c}" for c in self.group_columns)
+        return merged.join(renamed, F.expr(same), "left")
