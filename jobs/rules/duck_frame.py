@@ -134,6 +134,16 @@ def query_rows(rows: Any, query: str) -> list[tuple[Any, ...]]:
         return session.execute(query).fetchall()
 
 
+def query_table(rows: Any, query: str, values: Any = None, *, for_frames: bool = False) -> Any:
+    """Return the result as an Arrow table; `values` are for the parameters of the query.
+
+    `for_frames` as in `open_database`.
+    """
+    with open_database(for_frames=for_frames) as session:
+        session.register("rows", rows)
+        return session.sql(query, params=values).to_arrow_table()
+
+
 def select_rows(table: Any, where: str) -> Any:
     """Return the rows of an Arrow table that meet a condition in DuckDB SQL, in their order.
 

@@ -28,7 +28,7 @@ from tidegate.jobs.engine.arrow_tables import read_columns, read_parquet_object
 from tidegate.jobs.engine.interfaces import join_seq
 from tidegate.jobs.engine.manifest_writer import SPLICE_KIND
 from tidegate.jobs.engine.replay import FLOAT_TOLERANCE
-from tidegate.jobs.rules.duck_frame import open_database
+from tidegate.jobs.rules.duck_frame import open_database, query_table
 from tidegate.jobs.rules.recomputation import (
     NEVER_READ_REASONS,
     SET_ASIDE_REASONS,
@@ -200,9 +200,7 @@ def _cast_to_declared_types(spec: SourceSpec, chunk: pa.Table) -> pa.Table:
         f'try_cast("{n}" as {DUCKDB_TYPES.get(spec.columns[n], spec.columns[n])}) as "{n}"'
         for n in texts
     )
-    with open_database() as db:
-        db.register("chunk", chunk)
-        return db.sql(f"select * replace ({casts}) from chunk").to_arrow_table()
+    return query_table(chunk, f"select * replace ({casts}) from rows")
 
 
 def _add_provenance_columns(

@@ -32,7 +32,7 @@ import pyarrow.parquet as pq
 
 from tidegate.errors import get_first_line
 from tidegate.jobs.engine.arrow_tables import replace_column
-from tidegate.jobs.rules.duck_frame import open_database
+from tidegate.jobs.rules.duck_frame import query_table
 from tidegate.jobs.spec.pipeline import SourceSpec
 from tidegate.jobs.spec.row_rules import EXACT_BITS, build_text_pattern
 from tidegate.jobs.spec.table_layout import DeadLetterReason
@@ -233,24 +233,24 @@ def _read_json_lines(data: bytes, spec: SourceSpec) -> pa.Table:
     )
     # Fields that the spec does not declare are not a fault then; malformed lines still are.
     ignored = spec.evolution.added == "ignore"
-    with open_database(for_frames=True) as db:
-        db.register("lines", pa.table({"line": pa.array(texts, pa.string())}))
-        rows: Any = db.sql(
-            f"""WITH judged AS (
-                SELECT line,
-                    CASE WHEN json_valid(line) THEN json_type(line) = 'OBJECT' ELSE false END AS ok
-                FROM lines),
-            named AS (
-                SELECT *, list_filter(CASE WHEN ok THEN json_keys(line) END,
-                    lambda k: NOT list_contains($names, k)) AS _unknown
-                FROM judged)
-            SELECT line AS {BAD_TEXT}, {columns}, _unknown,
-                CASE WHEN NOT ok THEN 'the line is not a JSON object'
-                WHEN len(_unknown) > 0 AND NOT {ignored}
-                THEN 'not in the schema: ' || array_to_string(_unknown, ', ') END AS {BAD_REASON}
-            FROM named""",
-            params={"names": [*spec.columns, *spec.evolution.renamed]},
-        ).to_arrow_table()
+    rows = query_table(
+        pa.table({"line": pa.array(texts, pa.string())}),
+        f"""WITH judged AS (
+            SELECT line,
+                CASE WHEN json_valid(line) THEN json_type(line) = 'OBJECT' ELSE false END AS ok
+            FROM rows),
+        named AS (
+            SELECT *, list_filter(CASE WHEN ok THEN json_keys(line) END,
+                lambda k: NOT list_contains($names, k)) AS _unknown
+            FROM judged)
+        SELECT line AS {BAD_TEXT}, {columns}, _unknown,
+            CASE WHEN NOT ok THEN 'the line is not a JSON object'
+            WHEN len(_unknown) > 0 AND NOT {ignored}
+            THEN 'not in the schema: ' || array_to_string(_unknown, ', ') END AS {BAD_REASON}
+        FROM named""",
+        {"names": [*spec.columns, *spec.evolution.renamed]},
+        for_frames=True,
+    )
     unknown = pa.compute.list_flatten(rows["_unknown"]).unique().to_pylist() if ignored else []
     rows = rows.drop_columns(["_unknown"])
     # A column of nulls for each name that the schema lacks, so that its rows are counted.
@@ -400,15 +400,15 @@ def _cast_texts(texts: pa.Table, spec: SourceSpec) -> pa.Table:
     undeclared = [n for n in texts.column_names if n not in (*present, BAD_REASON, BAD_TEXT)]
     # The names of undeclared columns come from the data: they may contain quotes.
     extra = "".join(', "' + name.replace('"', '""') + '"' for name in undeclared)
-    with open_database(for_frames=True) as db:
-        db.register("texts", texts)
-        # DuckDB keeps the order of the rows.
-        return db.sql(
-            f"""WITH typed AS (SELECT {typed}{extra}, {why} AS why, {BAD_TEXT} FROM texts)
-            SELECT {columns}{extra}, why AS {BAD_REASON},
-                CASE WHEN why IS NOT NULL THEN {BAD_TEXT} END AS {BAD_TEXT}
-            FROM typed"""
-        ).to_arrow_table()
+    # DuckDB keeps the order of the rows.
+    return query_table(
+        texts,
+        f"""WITH typed AS (SELECT {typed}{extra}, {why} AS why, {BAD_TEXT} FROM rows)
+        SELECT {columns}{extra}, why AS {BAD_REASON},
+            CASE WHEN why IS NOT NULL THEN {BAD_TEXT} END AS {BAD_TEXT}
+        FROM typed""",
+        for_frames=True,
+    )
 
 
 # DuckDB expressions that cast text to a declared type, or give null if it does not fit exactly.

@@ -32,7 +32,7 @@ from tidegate.checkpoints.splice_requests import (
 )
 from tidegate.errors import ConfigurationError, get_first_line
 from tidegate.jobs.engine.arrow_tables import Row, RowView, replace_column
-from tidegate.jobs.rules.duck_frame import DuckFrame, open_database, query_rows
+from tidegate.jobs.rules.duck_frame import DuckFrame, query_rows, query_table
 from tidegate.jobs.rules.recomputation import SET_ASIDE_REASONS, build_time_expression
 from tidegate.jobs.sinks.output_tables import (
     IDENTITY_COLUMNS,
@@ -540,11 +540,10 @@ def _cast_column(values: list[Any], field: Any, sql_type: str) -> Any:
         format_instant(v) if is_time and isinstance(v, int) else _format_value(v) for v in values
     ]
     try:
-        with open_database() as db:
-            db.register("texts", pa.table({"v": pa.array(texts, pa.string())}))
-            # DuckDB casts from text as strictly for a file as for a correction on the command line.
-            table = db.sql(f"select cast(v as {sql_type}) as v from texts").to_arrow_table()
-            return table["v"].cast(field.type).combine_chunks()
+        # DuckDB casts from text as strictly for a file as for a correction on the command line.
+        query = f"select cast(v as {sql_type}) as v from rows"
+        found = query_table(pa.table({"v": pa.array(texts, pa.string())}), query)
+        return found["v"].cast(field.type).combine_chunks()
     except Exception as error:
         raise BAD_VALUE(column=field.name, text=get_first_line(error)) from error
 

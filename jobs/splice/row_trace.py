@@ -21,7 +21,7 @@ from tidegate.checkpoints.splice_requests import list_splice_requests
 from tidegate.errors import get_first_line
 from tidegate.jobs.engine.arrow_tables import Row, RowView, read_columns
 from tidegate.jobs.engine.manifest_writer import ORDER_KIND
-from tidegate.jobs.rules.duck_frame import DuckFrame, open_database
+from tidegate.jobs.rules.duck_frame import DuckFrame, open_database, query_table
 from tidegate.jobs.rules.recomputation import SET_ASIDE_REASONS, build_time_expression
 from tidegate.jobs.sinks.output_tables import (
     IDENTITY_COLUMNS,
@@ -173,9 +173,7 @@ class _RowTracer:
         """Return the rows of a table that have the values of all fields, with `_time` in ticks."""
         equal = " and ".join(f'"{name}" = {cast}' for name, cast in self._casts.items())
         query = f"select *, {build_time_expression(self._spec)} as _time from rows where {equal}"
-        with open_database() as db:
-            db.register("rows", table)
-            return db.sql(query, params=[*self._fields.values()]).to_arrow_table()
+        return query_table(table, query, [*self._fields.values()])
 
     def _match_dead_letters(self, wanted: Ranges) -> dict[RowIdentity, Row]:
         """Return dead letters whose text contains every value; their columns could not be read."""
