@@ -165,7 +165,11 @@ class ArrivalLog:
             # Also if a listing is under way: it may have passed keys that came since.
             self._cursor = _BEFORE_FIRST_KEY
         while self._cursor is not None:
-            self._enter_new_keys(self._list_safety_page(self._cursor))
+            keys = self._list_after(self._cursor)
+            self._cursor = keys[-1] if len(keys) == _KEYS_PER_LISTING else None
+            if self._cursor is None:
+                self._listed_at = self._clock()
+            self._enter_new_keys(keys)
             if not everything:
                 break
 
@@ -192,29 +196,19 @@ class ArrivalLog:
         )
         return [entry.key for entry in entries]
 
-    def _list_safety_page(self, cursor: str) -> list[str]:
-        keys = self._list_after(cursor)
-        self._cursor = keys[-1] if len(keys) == _KEYS_PER_LISTING else None
-        if self._cursor is None:
-            self._listed_at = self._clock()
-        return keys
-
     def _enter_new_keys(self, keys: Iterable[str]) -> None:
         while fresh := [key for key in keys if self._is_new_object(key)]:
             greatest, page_keys = self._greatest, fresh[: self._room_in_page()]
-            if self._append_or_reload(page_keys):
-                self._report_late_keys([key for key in page_keys if key < greatest], greatest)
-
-    def _report_late_keys(self, keys: list[str], greatest: str) -> None:
-        if keys:
-            self.late += len(keys)
-            _log.info(
-                "late_upload",
-                folder=self._folder,
-                objects=len(keys),
-                first=keys[0],
-                behind=greatest,
-            )
+            late = [key for key in page_keys if key < greatest]
+            if self._append_or_reload(page_keys) and late:
+                self.late += len(late)
+                _log.info(
+                    "late_upload",
+                    folder=self._folder,
+                    objects=len(late),
+                    first=late[0],
+                    behind=greatest,
+                )
 
     def _is_new_object(self, key: str) -> bool:
         return (
@@ -229,26 +223,23 @@ class ArrivalLog:
 
     def _append_or_reload(self, keys: list[str], version: int | None = None) -> bool:
         """Append to the last page; if another driver changed it, read all pages instead."""
+        last = self._last
         try:
-            self._append_to_page(keys, version)
+            if last is None or len(last.keys) >= _KEYS_PER_PAGE:
+                page = _LogPage(len(self), "", keys, version)
+                page.etag = self._store.create(self._page_key(page.first), _encode_page(page))
+                self._first_indexes.append(page.first)
+            else:
+                page = _LogPage(last.first, last.etag, [*last.keys, *keys], version)
+                page.etag = self._store.compare_and_swap(
+                    self._page_key(page.first), _encode_page(page), last.etag
+                )
         except PreconditionFailedError:
             self._read_all_pages()
             return False
-        return True
-
-    def _append_to_page(self, keys: list[str], version: int | None) -> None:
-        last = self._last
-        if last is None or len(last.keys) >= _KEYS_PER_PAGE:
-            page = _LogPage(len(self), "", keys, version)
-            page.etag = self._store.create(self._page_key(page.first), _encode_page(page))
-            self._first_indexes.append(page.first)
-        else:
-            page = _LogPage(last.first, last.etag, [*last.keys, *keys], version)
-            page.etag = self._store.compare_and_swap(
-                self._page_key(page.first), _encode_page(page), last.etag
-            )
         self._last = page
         self._remember_keys(keys)
+        return True
 
     def _remember_keys(self, keys: Iterable[str]) -> None:
         for key in keys:
