@@ -9,7 +9,7 @@ import io
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import pyarrow as pa
@@ -106,7 +106,6 @@ class IcebergSink:
     def __init__(self, spec: PipelineSpec, store: Store, uid: str) -> None:
         self.spec, self.store, self.uid = spec, store, uid
         self._layout = BucketLayout(spec.name)
-        self._catalog: Catalog | None = None
         self._tables: dict[str, TableFollower] = {}
         self._published_cut: PublishedCut | None = None
         self._searched = FollowerPosition(0, 0)  # no barrier completes up to there, unpublished
@@ -169,7 +168,7 @@ class IcebergSink:
             NoSuchTableError: nothing was published yet, no result of this window was, or it is not
                 a table of this pipeline.
         """
-        return self._get_catalog().load_table(self._table_identifier(table))
+        return self._catalog.load_table(self._table_identifier(table))
 
     def _follow_once(self, log: SlotLog, flush: bool) -> int:
         """Follow in four steps.
@@ -221,15 +220,15 @@ class IcebergSink:
 
     def _register_lost_table(self, table: str, read_cut: Callable[[], PublishedCut | None]) -> bool:
         """Return whether the table exists, after registering it if only the pointer names it."""
-        catalog, identifier = self._get_catalog(), self._table_identifier(table)
-        if catalog.table_exists(identifier):
+        identifier = self._table_identifier(table)
+        if self._catalog.table_exists(identifier):
             return True
         cut = read_cut()
         # The pointer of a copied store names tables of the original pipeline.
         if cut is None or cut.uid != self.uid or table not in cut.tables:
             return False
         # The tables are where the pointer says; only the catalog has to be filled again.
-        catalog.register_table(identifier, cut.tables[table])
+        self._catalog.register_table(identifier, cut.tables[table])
         return True
 
     def _refuse_rolled_back_checkpoints(self) -> None:
@@ -476,15 +475,12 @@ class IcebergSink:
         self, table: str, files: list[str], timeline: int, upto: int
     ) -> TableFollower:
         """Create a table whose position says that it is empty up to slot `upto`."""
-        identifier, catalog = self._table_identifier(table), self._get_catalog()
         schema = self._wanted_schema(table, files)
         location = build_table_location(self.spec, self.store, table)
-        created = self.follower(
-            catalog.create_table(
-                identifier, schema, location=location, properties=TABLE_PROPERTIES
-            ),
-            self.uid,
+        empty = self._catalog.create_table(
+            self._table_identifier(table), schema, location=location, properties=TABLE_PROPERTIES
         )
+        created = self.follower(empty, self.uid)
         self._refuse_begun_table(created)
         self._tables[table] = created
         created.initialize(timeline, upto)
@@ -533,10 +529,9 @@ class IcebergSink:
     def _table_identifier(self, table: str) -> tuple[str, str]:
         return resolve_namespace(self.spec), table
 
-    def _get_catalog(self) -> Catalog:
-        if self._catalog is None:
-            self._catalog = open_catalog(self.spec, self.store)
-        return self._catalog
+    @cached_property
+    def _catalog(self) -> Catalog:
+        return open_catalog(self.spec, self.store)
 
     @contextmanager
     def _translate_sink_errors(self) -> Iterator[None]:

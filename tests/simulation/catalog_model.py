@@ -485,7 +485,8 @@ class SimSink(IcebergSink):
             raise Violation(f"the tables follow timeline {timeline}, and readers see {seen}")
         return applied
 
-    def _get_catalog(self) -> Any:
+    @property
+    def _catalog(self) -> Any:
         return self._model
 
     def _wanted_schema(

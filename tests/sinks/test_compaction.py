@@ -132,7 +132,7 @@ def test_files_of_the_size_wanted_are_left_alone(tmp_path: Path) -> None:
         target = table_maintenance._TableCompactor(
             world.spec,
             world.store,
-            world.sink()._get_catalog(),
+            world.sink()._catalog,
             PublishedCut("0" * 32, 0, 0),
             "events",
         )
@@ -336,7 +336,7 @@ def test_tables_that_it_must_not_touch(tmp_path: Path, monkeypatch: pytest.Monke
     world = filled(tmp_path, 5)
     current = read_published_cut(world.store, "p")
     assert current is not None
-    catalog = world.sink()._get_catalog()
+    catalog = world.sink()._catalog
     other = table_maintenance._TableCompactor(
         world.spec, world.store, catalog, PublishedCut("1" * 32, 0, 5), "events"
     )

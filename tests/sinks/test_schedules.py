@@ -127,7 +127,7 @@ class Schedule:
         of a rewind.
         """
         sink, name = self.world.sink(), self.dice.choice((*TABLES, "checkpoints"))
-        if sink._get_catalog().table_exists(("p", name)):
+        if sink._catalog.table_exists(("p", name)):
             table = sink.open_table(name)
             known = [snapshot.snapshot_id for snapshot in table.metadata.snapshots]
             if known:  # none: a publisher died while making the table
