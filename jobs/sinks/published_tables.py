@@ -192,7 +192,12 @@ def select_current_revisions(table: Any, window: WindowSpec) -> Any:
     if window.revisions == "delta" or table.num_rows == 0:
         return table
     order = table.select(["_epoch", "revision"]).to_pylist()
-    results = list(_list_result_keys(table, window))
+    # The identity of a result: keys and bounds, written as in `replaces`.
+    spans = [
+        f"{format_instant(start)}/{format_instant(end)}"
+        for start, end in iterate_window_bounds(table)
+    ]
+    results = list(zip(*(table[c].to_pylist() for c in window.keys), spans, strict=True))
     # Of rows that are equally new the last one stays.
     ascending = sorted(range(len(order)), key=lambda row: tuple(order[row].values()))
     newest = {results[row]: row for row in ascending}
@@ -328,17 +333,6 @@ def _to_plain_type(kind: Any) -> Any:
     if pa.types.is_large_list(kind) or pa.types.is_list(kind):
         return pa.list_(_to_plain_type(kind.value_type))
     return {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}.get(kind, kind)
-
-
-def _list_result_keys(table: Any, window: WindowSpec) -> Iterator[tuple[Any, ...]]:
-    """Yield the identity of each row's result: keys and bounds, written as in `replaces`."""
-    keys = (
-        zip(*(table[c].to_pylist() for c in window.keys), strict=True)
-        if window.keys
-        else [()] * table.num_rows
-    )
-    for key, (start, end) in zip(keys, iterate_window_bounds(table), strict=True):
-        yield (*key, f"{format_instant(start)}/{format_instant(end)}")
 
 
 def iterate_window_bounds(table: Any) -> Iterator[tuple[int, int]]:
