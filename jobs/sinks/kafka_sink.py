@@ -20,7 +20,6 @@ import pyarrow as pa
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.errors import TidegateError, get_first_line
-from tidegate.jobs.engine.arrow_tables import Row
 from tidegate.jobs.spec.operations import KafkaSinkSpec
 from tidegate.jobs.spec.source_options import resolve_environment_values
 from tidegate.json_types import JsonObject
@@ -35,6 +34,7 @@ from .errors import (
 )
 from .files_webhook import AtLeastOnceSink
 from .lineage_position import CurrentLineage, FollowerPosition
+from .output_tables import IDENTITY_COLUMNS
 from .published_tables import to_json_line
 
 if TYPE_CHECKING:
@@ -68,24 +68,22 @@ class KafkaSink(AtLeastOnceSink):
         settings = build_sink_client_settings(self.given, self.name)
         for topic, of_topic in groupby(messages, lambda message: message.topic):
             while chunk := list(islice(of_topic, _MESSAGES_PER_JOB)):
-                self._send_chunk(topic, chunk, settings)
+                try:
+                    self._send(tabulate_messages(chunk), settings)
+                # Spark wraps the client's exceptions in types of its own, which differ between
+                # versions.
+                except Exception as error:
+                    raise self._translate_spark_error(topic, error) from error
 
-    def _send_chunk(
-        self, topic: str, messages: list[KafkaMessage], settings: dict[str, str]
-    ) -> None:
-        try:
-            self._send(tabulate_messages(messages), settings)
-        # Spark wraps the client's exceptions in types of its own, which differ between versions.
-        except Exception as error:
-            lines = [line for line in str(error).splitlines() if _TOO_LARGE_ERROR in line]
-            if lines:
-                cause = lines[0].strip()[:300]
-                raise self.make_error(MESSAGE_TOO_LARGE, cause=cause) from error
-            raise self.make_error(
-                SINK_UNAVAILABLE,
-                cause=f"Kafka does not take {topic}: {get_first_line(error)[:300]}",
-                remedy="bring the brokers back, or correct the sink's options",
-            ) from error
+    def _translate_spark_error(self, topic: str, error: Exception) -> TidegateError:
+        lines = [line for line in str(error).splitlines() if _TOO_LARGE_ERROR in line]
+        if lines:
+            return self.make_error(MESSAGE_TOO_LARGE, cause=lines[0].strip()[:300])
+        return self.make_error(
+            SINK_UNAVAILABLE,
+            cause=f"Kafka does not take {topic}: {get_first_line(error)[:300]}",
+            remedy="bring the brokers back, or correct the sink's options",
+        )
 
     @staticmethod
     def _send(messages: pa.Table, settings: dict[str, str]) -> None:
@@ -97,8 +95,6 @@ class KafkaSink(AtLeastOnceSink):
 
 
 # Messages, shared with the exactly-once sink and with jobs.
-
-_TABLE_PLACEHOLDER = "{table}"
 
 
 class KafkaMessage(NamedTuple):
@@ -132,7 +128,7 @@ def write_messages(session: SparkSession, messages: pa.Table, options: Mapping[s
 
 def resolve_topic(given: KafkaSinkSpec, table: str) -> str:
     """Return the topic of a table's rows."""
-    return given.topic.replace(_TABLE_PLACEHOLDER, table)
+    return given.topic.replace("{table}", table)
 
 
 def build_sink_client_settings(given: KafkaSinkSpec, sink: str) -> dict[str, str]:
@@ -149,10 +145,11 @@ def build_row_messages(sink: SlotFollower, epoch: Manifest) -> Iterator[KafkaMes
     """Yield a message for each row of an epoch, table by table."""
     for table in sink.tables:
         about = {"tidegate-epoch": str(epoch.id), "tidegate-table": table}
-        headers = _build_headers(sink.uid, about)
+        headers, topic = _build_headers(sink.uid, about), resolve_topic(sink.given, table)
         for rows in sink.read_epoch_rows(epoch, table):
             for row in rows.to_pylist():
-                key, topic = _build_message_key(row), resolve_topic(sink.given, table)
+                who = [row.get(name) for name in IDENTITY_COLUMNS]
+                key = None if who[-1] is None else "/".join(map(str, who))
                 yield KafkaMessage(topic, key, to_json_line(row), headers)
 
 
@@ -170,14 +167,6 @@ def build_restore_message(topic: str, notice: JsonObject) -> KafkaMessage:
 
 def _build_headers(uid: str, headers: dict[str, str]) -> list[tuple[str, bytes]]:
     return [(name, value.encode()) for name, value in {"tidegate-uid": uid, **headers}.items()]
-
-
-def _build_message_key(row: Row) -> str | None:
-    return (
-        f"{row['_source']}/{row['_partition']}/{row['_seq']}"
-        if row.get("_seq") is not None
-        else None
-    )
 
 
 # Exactly once. The messages of an epoch and the ledger are one transaction. The ledger is the

@@ -257,9 +257,14 @@ class PostgresSink(SlotFollower):
 
         As PostgreSQL expects it, null is empty and unquoted, and texts are quoted.
         """
+        # What CSV cannot hold becomes texts that PostgreSQL reads back.
+        rows = flatten_for_csv(rows, hex_prefix="\\x")
+        types = [
+            f.with_type(pa.string()) if pa.types.is_decimal(f.type) else f for f in rows.schema
+        ]
         buffer = io.BytesIO()
         options = pyarrow.csv.WriteOptions(include_header=False)
-        pyarrow.csv.write_csv(_to_csv_values(rows), buffer, options)
+        pyarrow.csv.write_csv(rows.cast(pa.schema(types)), buffer, options)
         columns = _quote_names(rows.schema.names)
         with cursor.copy(f"copy {target} ({columns}) from stdin (format csv)") as copy:
             copy.write(buffer.getbuffer())
@@ -345,12 +350,3 @@ def _to_postgres_type(kind: Any) -> str:
     if pa.types.is_decimal(kind):
         return f"numeric({kind.precision}, {kind.scale})"
     return str(ARROW_TYPES.get(str(kind), {}).get("postgres", "jsonb"))
-
-
-def _to_csv_values(rows: Any) -> Any:
-    """Convert columns that CSV cannot hold to texts that PostgreSQL reads back."""
-    rows = flatten_for_csv(rows, hex_prefix="\\x")
-    for i, field in enumerate(rows.schema):
-        if pa.types.is_decimal(field.type):
-            rows = rows.set_column(i, field.name, rows.column(i).cast(pa.string()))
-    return rows
