@@ -83,6 +83,7 @@ class TagChange:
     kept: frozenset[str]
 
 
+@dataclass
 class TableFollower:
     """A table whose snapshots carry positions in the log.
 
@@ -90,9 +91,8 @@ class TableFollower:
     then nothing was changed, and the table must be loaded again.
     """
 
-    def __init__(self, table: Table, uid: str) -> None:
-        self.table = table
-        self.uid = uid
+    table: Table
+    uid: str
 
     @property
     def metadata_location(self) -> str:

@@ -135,21 +135,24 @@ def compact_tables(spec: PipelineSpec, store: Store) -> dict[str, CompactionResu
 _FileGroup = list[LiveDataFile]  # files that become one file per partition
 
 
+@dataclass
 class _TableCompactor:
     """One table in one run."""
 
-    def __init__(
-        self, spec: PipelineSpec, store: Store, catalog: Catalog, current: PublishedCut, table: str
-    ) -> None:
-        self._spec, self._store, self._catalog = spec, store, catalog
-        self._uid, self._name = current.uid, table
-        self._target = spec.outputs.file_mb * 1_000_000
+    _spec: PipelineSpec
+    _store: Store
+    _catalog: Catalog
+    _current: PublishedCut
+    _name: str
+
+    def __post_init__(self) -> None:
+        self._target = self._spec.outputs.file_mb * 1_000_000
 
     def compact(self) -> CompactionResult:
         """Plan, write, commit and point."""
         try:
             follower = self._load_follower()
-            if follower.owner_uid() != self._uid:
+            if follower.owner_uid() != self._current.uid:
                 return CompactionResult(0, 0, "another pipeline publishes into it")
             files, arrangement = follower.live_files(), follower.current_layout()
         except NoSuchTableError:
@@ -167,7 +170,8 @@ class _TableCompactor:
 
     def _load_follower(self) -> TableFollower:
         return TableFollower(
-            self._catalog.load_table((resolve_namespace(self._spec), self._name)), self._uid
+            self._catalog.load_table((resolve_namespace(self._spec), self._name)),
+            self._current.uid,
         )
 
     def _plan_groups(
