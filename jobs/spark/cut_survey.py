@@ -47,7 +47,7 @@ from .member_scan import (
     VERDICT_SCHEMA,
     MemberColumns,
     MemberScan,
-    scan_member,
+    MemberScanner,
 )
 
 NATIVE_CELLS: Final = 64_000_000
@@ -215,7 +215,8 @@ def _scan_members(
     def scan(index: int, rows: pa.Table) -> MemberScan:
         """Scan one slice."""
         columns = _build_member_columns(rows) if rows.num_rows else none
-        return scan_member(sources[index], staged.cut.slices[index].member, columns, state)
+        member = staged.cut.slices[index].member
+        return MemberScanner(sources[index], member, columns, state).scan()
 
     # Most members of a large topic may be idle, but also those may carry punctuation.
     no_rows, filled = _make_no_rows(spec), set(indexes)

@@ -14,6 +14,7 @@ import json
 import os
 import shutil
 from contextlib import closing
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import mkdtemp
 
@@ -71,6 +72,7 @@ Stack frames do not count.
 _DATA_LOSS_SIGNS = ("KAFKA_DATA_LOSS", "OffsetOutOfRangeException")
 
 
+@dataclass
 class KafkaStager:
     """Fetches the offset ranges of cuts and decodes the messages into typed Parquet files.
 
@@ -78,9 +80,10 @@ class KafkaStager:
     are for this host; Spark's connector does otherwise. Keeps the client's connections.
     """
 
-    def __init__(self, sessions: SparkSessions, spec: PipelineSpec, staging: Staging) -> None:
-        self._sessions, self._spec, self._staging = sessions, spec, staging
-        self._readers: dict[str, RangeReader] = {}
+    _sessions: SparkSessions
+    _spec: PipelineSpec
+    _staging: Staging
+    _readers: dict[str, RangeReader] = field(default_factory=dict)
 
     def stage_ranges(self, cut: Cut, folder: Path) -> None:
         """Write each part of a slice, which is a range of one partition, as a file in `folder`.
@@ -183,8 +186,8 @@ class KafkaStager:
         if plain is None:
             return messages
         if in_driver:
-            names = [field.name for field in MESSAGE_SCHEMA]
-            write_batches(messages.select(*names).toArrow().to_batches(), plain, folder)
+            fetched = messages.select(*MESSAGE_SCHEMA.names).toArrow()
+            write_batches(fetched.to_batches(), plain, folder)
         else:
             write_messages(messages, plain, folder)
         return None

@@ -72,23 +72,9 @@ class MemberScan:
     sketch: dict[str, int]
 
 
-def scan_member(
-    source: SourceSpec, member: Member, rows: MemberColumns, state: JsonView
-) -> MemberScan:
-    """Summarise a slice up to and including its first barrier row.
+class MemberScanner:
+    """Summarises a slice up to and including its first barrier row."""
 
-    Raises:
-        PoisonError: punctuation going back under ``regress: error``.
-    """
-    return _MemberScanner(source, member, rows, state).scan()
-
-
-def get_carried_state(state: JsonView, member: Member) -> dict[str, int]:
-    """A copy of what the rows of earlier cuts left behind for this member; empty for a new one."""
-    return dict((state.get("members", {}).get(str(member)) or {}).get("generator") or {})
-
-
-class _MemberScanner:
     def __init__(
         self, source: SourceSpec, member: Member, rows: MemberColumns, state: JsonView
     ) -> None:
@@ -96,7 +82,10 @@ class _MemberScanner:
         stop = np.flatnonzero(rows.kinds == BARRIER)
         self.end = int(stop[0]) + 1 if stop.size else rows.kinds.size
         self.source, self.member, self.rows = source, member, rows
-        self.memory, time = get_carried_state(state, member), read_pipeline_time(state)
+        # What the rows of earlier cuts left behind for this member; nothing for a new one.
+        known = state.get("members", {}).get(str(member)) or {}
+        self.memory: dict[str, int] = dict(known.get("generator") or {})
+        time = read_pipeline_time(state)
         self.wall_before = None if time is None else time.wall
         self.kinds = rows.kinds[: self.end]
         self.shift = 1 if source.frontier == "inclusive" else 0
@@ -113,7 +102,11 @@ class _MemberScanner:
         self.before = np.concatenate(([first], self.newest[:-1])) if self.times.size else self.times
 
     def scan(self) -> MemberScan:
-        """Return the member's survey, its rows that are not plain data, and their lateness."""
+        """Return the member's survey, its rows that are not plain data, and their lateness.
+
+        Raises:
+            PoisonError: punctuation going back under ``regress: error``.
+        """
         held, current, regressions = self._resolve_punctuation()
         violated = self.times < held
         behind = (

@@ -25,7 +25,7 @@ from tidegate.jobs.advise.lag_advice import (
     merge_sketches,
 )
 from tidegate.jobs.eventtime.decision_types import Member
-from tidegate.jobs.spark.member_scan import MemberColumns, scan_member
+from tidegate.jobs.spark.member_scan import MemberColumns, MemberScanner
 from tidegate.jobs.spec.pipeline import SourceSpec
 
 SOURCE = SourceSpec.model_validate(
@@ -78,7 +78,7 @@ def advised() -> dict[str, LagAdvice]:
                 part + 1,
                 np.zeros(part.size, dtype=np.int8),
             )
-            found = scan_member(SOURCE, Member(airport), rows, memory)
+            found = MemberScanner(SOURCE, Member(airport), rows, memory).scan()
             memory["members"][f"{airport}/0"] = {"generator": found.survey.punctuation_state}
             epochs.append({airport: {"gamma": GAMMA, "buckets": found.sketch}})
     return {
