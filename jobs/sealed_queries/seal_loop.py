@@ -8,6 +8,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, ClassVar
 
@@ -124,6 +125,7 @@ class SparkReports:
         implements: ClassVar = ["org.apache.spark.sql.streaming.PythonStreamingQueryListener"]
 
 
+@dataclass
 class SealLoop:
     """Seals what Spark has committed, batch by batch, until `close`.
 
@@ -142,19 +144,16 @@ class SealLoop:
         queries: the queries that the script has started.
     """
 
-    def __init__(
-        self,
-        sealer: BatchSealer,
-        reports: SparkReports,
-        steps: DriverSteps,
-        status: StatusReporter,
-        stop: threading.Event,
-        on_idle: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._on_idle = on_idle
-        self._sealer, self._reports, self._slot_log = sealer, reports, sealer.log
-        self._steps, self._status, self._stop = steps, status, stop
-        self._requests = RequestQueue(sealer.log.store, sealer.log.pipeline)
+    _sealer: BatchSealer
+    _reports: SparkReports
+    _steps: DriverSteps
+    _status: StatusReporter
+    _stop: threading.Event
+    _on_idle: Callable[[], None] = lambda: None
+
+    def __post_init__(self) -> None:
+        self._slot_log = self._sealer.log
+        self._requests = RequestQueue(self._slot_log.store, self._slot_log.pipeline)
         self._requests_read_at = 0.0
         # query -> the batch that runs, and since when this loop has seen it
         self._running: dict[str, tuple[int | None, float]] = {}
