@@ -140,7 +140,7 @@ class _RecordSchema:
         for name, arrow_type in self._types.items():
             values = [row[name] for row in rows]
             if arrow_type is None:
-                values = [None if value is None else _to_json_text(value) for value in values]
+                values = [one if one is None else _encode_as_json(one) for one in values]
             columns[name] = pa.array(values, arrow_type or pa.string())
         return pa.table(columns)
 
@@ -233,12 +233,12 @@ fastavro.read.LOGICAL_READERS |= {
 }
 
 
-def _to_json_text(value: Any) -> str:
-    return json.dumps(value, default=_encode_as_text, separators=(",", ":"))
-
-
 def _encode_as_text(value: Any) -> str:
     return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
+
+
+# Of nested values.
+_encode_as_json = json.JSONEncoder(default=_encode_as_text, separators=(",", ":")).encode
 
 
 def _select_codec(name: str) -> Callable[[bytes], bytes]:

@@ -121,15 +121,12 @@ class InputView:
             size = 1 if bad is not None else copy.stat().st_size
             self._cached_bytes += size - self._cache.get((key, original.etag), (content, 0))[1]
             self._cache[key, original.etag] = content, size
-            self._evict_oldest()
+            while len(self._cache) > 1 and self._cached_bytes > _MAX_CACHE_BYTES:
+                _, (oldest, size) = self._cache.popitem(last=False)
+                self._cached_bytes -= size
+                if isinstance(oldest, Path):
+                    oldest.unlink(missing_ok=True)
         return content
-
-    def _evict_oldest(self) -> None:
-        while len(self._cache) > 1 and self._cached_bytes > _MAX_CACHE_BYTES:
-            _, (content, size) = self._cache.popitem(last=False)
-            self._cached_bytes -= size
-            if isinstance(content, Path):
-                content.unlink(missing_ok=True)
 
     def _find_decoded_source(self, key: str) -> SourceSpec | None:
         for folder, source in self._decoded_sources.items():

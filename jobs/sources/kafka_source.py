@@ -333,7 +333,10 @@ class JvmTopicOffsets:
             jvm = self._jvm()
             yield jvm, self._get_admin_client(jvm)
         except Py4JJavaError as error:
-            self._close_admin_client()
+            # The next question opens a new client: this one may hold addresses of dead brokers.
+            if self._admin is not None:
+                self._admin.close(self._jvm().java.time.Duration.ofMillis(0))
+                self._admin = None
             raise self._translate_jvm_error(error.java_exception) from None
 
     def _describe_topic(self, jvm: Any, admin: Any) -> Any:
@@ -371,12 +374,6 @@ class JvmTopicOffsets:
             except TypeError as error:  # py4j takes the name of an absent class for a package
                 raise KAFKA_NO_CLIENT() from error
         return self._admin
-
-    def _close_admin_client(self) -> None:
-        """Let the next question open a new client: this one may hold addresses of dead brokers."""
-        if self._admin is not None:
-            self._admin.close(self._jvm().java.time.Duration.ofMillis(0))
-            self._admin = None
 
     def _translate_jvm_error(self, cause: Any) -> TransientError | ConfigurationError:
         while cause.getCause() is not None:

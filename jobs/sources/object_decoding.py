@@ -102,7 +102,10 @@ def decode_to_parquet(key: str, data: bytes, spec: SourceSpec, out: Path) -> Bad
         return BadObject("empty_object", "the object has no bytes")
     try:
         table = _read_object(decompress_object(key, data), spec)
-        table = _add_folder_columns(key, table, spec)
+        # The values of some columns of a lakehouse table are only in the names of folders.
+        for name, value in parse_folder_values(key).items() if spec.table is not None else ():
+            if name not in table.column_names:
+                table = table.append_column(name, pa.array([value] * table.num_rows, pa.string()))
     except _DECODE_ERRORS as error:
         return _describe_unreadable(spec, error)
     renamed = spec.evolution.renamed
@@ -123,16 +126,6 @@ def decode_to_parquet(key: str, data: bytes, spec: SourceSpec, out: Path) -> Bad
         out.unlink(missing_ok=True)
         return _describe_unreadable(spec, error)
     return None
-
-
-def _add_folder_columns(key: str, table: pa.Table, spec: SourceSpec) -> pa.Table:
-    """Add the columns of a lakehouse table whose values are only in the names of folders."""
-    if spec.table is None:
-        return table
-    for name, value in parse_folder_values(key).items():
-        if name not in table.column_names:
-            table = table.append_column(name, pa.array([value] * table.num_rows, pa.string()))
-    return table
 
 
 def _describe_unreadable(spec: SourceSpec, error: Exception) -> BadObject:

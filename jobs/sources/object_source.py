@@ -377,22 +377,18 @@ class _SliceBuilder:
         if inspected.modified is not None:
             arrived = int(inspected.modified * 1e6)
             self._arrived = min(arrived, self._arrived or arrived)
-        if isinstance(inspected.content, BadObject):
-            self._add_dead_object(inspected, inspected.content)
+        found = inspected.content
+        if isinstance(found, BadObject):
+            place = self._member, self.at.seq, inspected.key, inspected.etag, inspected.size
+            rows = None if found.rows is None else found.rows - self.at.row
+            self._dead.append(DeadObject(*place, found.reason, found.detail, rows))
         else:
-            part = self._add_rows(inspected, inspected.content)
+            part = self._add_rows(inspected, found)
             if part["row_end"] < part["rows"]:
                 self.at = _ResumePoint(self.at.ordinal, part["row_end"], None, _pin_object(part))
                 return False
         self.at = _ResumePoint(self.at.ordinal + 1, 0, inspected.key, None)
         return True
-
-    def _add_dead_object(self, inspected: InspectedObject, bad: BadObject) -> None:
-        key, etag, size = inspected.key, inspected.etag, inspected.size
-        rows = None if bad.rows is None else bad.rows - self.at.row
-        self._dead.append(
-            DeadObject(self._member, self.at.seq, key, etag, size, bad.reason, bad.detail, rows)
-        )
 
     def _add_rows(self, inspected: InspectedObject, footer: Footer) -> JsonObject:
         start, end = self.at.row, footer.rows
