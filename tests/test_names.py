@@ -50,7 +50,7 @@ NAMED_AFTER_RESULT = ("_sql", "_error", "_asset")
 ENTRY_POINTS = frozenset({"main", "get_provider_info"})
 # Older than the rule. This list only gets shorter.
 _OLDER_LIST = """
-    argument_column_name bucket_upper_bound canonical_bytes console decide event_columns
+    bucket_upper_bound canonical_bytes console decide event_columns
     fence_text lines max_frontier opaque_literal sha256_of_bytes sha256_of_file values_differ
     _larger_id _matches _names_who_must_act _record
     _removed_rows _restore

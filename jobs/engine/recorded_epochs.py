@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from tidegate.checkpoints.canonical_json import canonical_bytes, parse_json
@@ -65,7 +64,15 @@ class RecordedEpoch:
         """
         live = self.manifest.decider["members"]
         cut = Cut.from_record({name: p for name, p in self.manifest.cut.items() if name in live})
-        return Cut(tuple(sorted(cut.slices, key=partial(_rank_slice, list(self.spec.sources)))))
+        sources = list(self.spec.sources)
+
+        def rank_slice(part: Slice) -> tuple[int, int, str]:
+            """By source as in the spec, then by partition; numbers by value."""
+            partition = part.member.partition
+            number = int(partition) if partition.isdigit() else -1
+            return sources.index(part.member.source), number, partition
+
+        return Cut(tuple(sorted(cut.slices, key=rank_slice)))
 
     def read_survey(self) -> Survey | None:
         """Return the survey as the decider reads it; None if the manifest does not hold it."""
@@ -143,13 +150,6 @@ def _normalize_decision(decision: JsonObject) -> Any:
     # Members are judged one after the other; their order says nothing.
     recorded = sorted(decision["recorded"], key=canonical_bytes)
     return parse_json(canonical_bytes({**decision, "recorded": recorded}))
-
-
-def _rank_slice(sources: list[str], part: Slice) -> tuple[int, int, str]:
-    """Sort by source as in the spec, then by partition; numbers by value."""
-    partition = part.member.partition
-    number = int(partition) if partition.isdigit() else -1
-    return sources.index(part.member.source), number, partition
 
 
 def read_kept_manifests(log: SlotLog, first: int = 1) -> Iterator[Manifest]:

@@ -68,7 +68,12 @@ class QueryObjects:
                 with _open_pack(store, ref) as pack:
                     known |= dict.fromkeys(pack.getnames(), ref)
         # These have no version in their names, and a new start of the query may rewrite them.
-        return cls(store, query, {path: ref for path, ref in known.items() if _is_final(path)})
+        final = {
+            path: ref
+            for path, ref in known.items()
+            if any(part[:1].isdigit() or part == "SSTs" for part in path.split("/")[-2:])
+        }
+        return cls(store, query, final)
 
     def store_files(self, files: Mapping[str, CheckpointFile], prefix: str) -> list[FileRef]:
         """Store the files that the bucket lacks, and return the objects that hold all of them.
@@ -212,7 +217,3 @@ def _open_pack(store: Store, ref: FileRef) -> tarfile.TarFile:
     if sha256_of_bytes(data) != ref.sha256:
         raise OBJECT_DAMAGED(uri=store.uri(ref.key))
     return tarfile.open(fileobj=io.BytesIO(data))
-
-
-def _is_final(path: str) -> bool:
-    return any(part[:1].isdigit() or part == "SSTs" for part in path.split("/")[-2:])

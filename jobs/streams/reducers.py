@@ -127,7 +127,11 @@ def _fold_once(
     states: ReducerStates,
 ) -> FoldResult:
     folded, copies, keys = FoldResult(), dict[str, Any](), dict[tuple[Any, ...], str]()
-    names = _list_user_columns(rows)
+    names = [
+        name
+        for name in (rows[0] if rows else ())
+        if name not in ("position", "stream_time") and not name.startswith("_")
+    ]
     with refuse_side_effects() as raise_refused:
         for row in rows:
             values = tuple(row[name] for name in reducer.keys)
@@ -155,11 +159,6 @@ def _fold_once(
             folded.dispatches += sent
             folded.states[key] = (after, seen + 1)
     return folded
-
-
-def _list_user_columns(rows: Sequence[RowView]) -> list[str]:
-    names = rows[0] if rows else ()
-    return [n for n in names if n not in ("position", "stream_time") and not n.startswith("_")]
 
 
 def _parse_dispatch(reducer: Reducer, position: int, nth: int, item: Any) -> _DispatchedRow:
@@ -236,19 +235,16 @@ _AGGREGATE_STEPS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def argument_column_name(name: str) -> str:
-    """Return the column that holds an aggregate's argument; streams have no such column names."""
-    return f"{name}()"
-
-
 def add_argument_columns(rows: Any, aggregates: RunningAggregates) -> Any:
     """Add a column for the argument of each aggregate (function, SQL expression).
+
+    Its name is that of the aggregate with brackets, as no column of a stream has it.
 
     Raises:
         duckdb.Error: an expression fails over the rows.
     """
     chosen = ", ".join(
-        f'({"1" if expression == "*" else expression}) AS "{argument_column_name(name)}"'
+        f'({"1" if expression == "*" else expression}) AS "{name}()"'
         for name, (_, expression) in aggregates.items()
     )
     arguments = compute_columns(rows, chosen)
@@ -283,7 +279,7 @@ def make_running_fold(
         """Return the aggregates after one event, as the state and as the row to dispatch."""
         before = state or {}
         after = {
-            name: _apply_aggregate(kind, before.get(name), event[argument_column_name(name)])
+            name: _apply_aggregate(kind, before.get(name), event[f"{name}()"])
             for name, (kind, _) in aggregates.items()
         }
         return after, [{**{key: event[key] for key in keys}, **after}]
