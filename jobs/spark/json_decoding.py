@@ -178,9 +178,7 @@ class _RowsWriter:
 
 def split_messages(batch: pa.RecordBatch, plan: PlainMessages) -> tuple[pa.Table, pa.Table]:
     """Return the rows of plain messages, and the messages that Spark has to read."""
-    found = parse_objects(
-        batch["value"], plan.fields, ignore_others=plan.ignore_others, tick=plan.tick
-    )
+    found = parse_objects(batch["value"], plan)
     if "key" in plan.envelope.values() and _has_odd_keys(batch):
         found = pa.nulls(len(found), found.type)
     plain = found.is_valid()
@@ -209,31 +207,18 @@ def _has_odd_keys(batch: pa.RecordBatch) -> bool:
     return False
 
 
-def parse_objects(
-    values: pa.Array, schema: pa.Schema, *, ignore_others: bool, tick: int | None = None
-) -> pa.Array:
-    """Return messages as structs of these fields; null where Spark has to read the message.
-
-    Args:
-        values: the messages.
-        schema: the fields of an object, and the types that they become.
-        ignore_others: whether an object may have more fields.
-        tick: microseconds in the unit of times that are numbers; None: they are ISO texts.
-    """
-    fit = _find_objects(values, ignore_others=ignore_others)
+def parse_objects(values: pa.Array, plan: PlainMessages) -> pa.Array:
+    """Return messages as structs of the fields; null where Spark has to read the message."""
+    fit = _find_objects(values, ignore_others=plan.ignore_others)
     texts = values.filter(pa.array(fit))
     try:
-        rows = _parse_texts(texts, schema, ignore_others=ignore_others, tick=tick)
+        rows = _parse_texts(texts, plan)
     except pa.ArrowException:
         if len(values) <= _SMALLEST_BATCH:
-            return pa.nulls(len(values), pa.struct(schema))
+            return pa.nulls(len(values), pa.struct(plan.fields))
         middle = len(values) // 2
-        return pa.concat_arrays(
-            [
-                parse_objects(half, schema, ignore_others=ignore_others, tick=tick)
-                for half in (values[:middle], values[middle:])
-            ]
-        )
+        halves = (values[:middle], values[middle:])
+        return pa.concat_arrays([parse_objects(half, plan) for half in halves])
     return rows.take(pa.array(np.cumsum(fit) - 1, mask=~fit))
 
 
@@ -248,26 +233,25 @@ def _find_objects(values: pa.Array, *, ignore_others: bool) -> Any:
     return pc.fill_null(fit, False).to_numpy(zero_copy_only=False)
 
 
-def _parse_texts(
-    texts: pa.Array, schema: pa.Schema, *, ignore_others: bool, tick: int | None
-) -> pa.Array:
+def _parse_texts(texts: pa.Array, plan: PlainMessages) -> pa.Array:
     """Objects, one for each text; null where a value is read in another way by Spark.
 
     Raises:
         pa.ArrowException: one of the texts is odd.
     """
+    schema = plan.fields
     if not len(texts):
         return pa.nulls(0, pa.struct(schema))
     # The cast refuses what is not UTF-8. A zero byte would end the input.
     words = texts.cast(pa.string())
     lines = pc.binary_join(pa.ListArray.from_arrays([0, len(words)], words), "\n")[0].as_buffer()
-    parsed = [field.with_type(_choose_parsed_type(field.type, tick)) for field in schema]
+    parsed = [field.with_type(_choose_parsed_type(field.type, plan.tick)) for field in schema]
     found = pj.read_json(
         pa.BufferReader(lines),
         pj.ReadOptions(use_threads=False, block_size=lines.size + 1),
         pj.ParseOptions(
             explicit_schema=pa.schema(parsed),
-            unexpected_field_behavior="ignore" if ignore_others else "error",
+            unexpected_field_behavior="ignore" if plan.ignore_others else "error",
         ),
     )
     # Each text begins and ends with a brace, so as many objects as texts are one in each: between
@@ -277,7 +261,9 @@ def _parse_texts(
     found.validate(full=True)  # an escape of half a character is no UTF-8
     columns, odd = [], np.zeros(len(words), dtype=bool)
     for field in schema:
-        column, strange = _convert_column(found[field.name].combine_chunks(), field.type, tick)
+        column, strange = _convert_column(
+            found[field.name].combine_chunks(), field.type, plan.tick
+        )
         columns.append(column)
         if strange is not None:
             odd |= strange

@@ -18,6 +18,7 @@ from tests.spark.kafka_topics import SENT, spec_of
 from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN
 from tidegate.jobs.spark import json_decoding
 from tidegate.jobs.spark.json_decoding import (
+    PlainMessages,
     PARTITION,
     parse_objects,
     split_messages,
@@ -39,7 +40,8 @@ _SCHEMA: Final = pa.schema(
 
 def _parse(messages: list[Any], *, ignore_others: bool = False) -> list[Any]:
     values = pa.array([m.encode() if isinstance(m, str) else m for m in messages], pa.binary())
-    found: list[Any] = parse_objects(values, _SCHEMA, ignore_others=ignore_others).to_pylist()
+    plan = PlainMessages(_SCHEMA, _SCHEMA, {}, {}, ignore_others, None)
+    found: list[Any] = parse_objects(values, plan).to_pylist()
     return found
 
 
