@@ -25,7 +25,6 @@ _ARROW_OF_SPARK = {
 _Cases = list[tuple[DeadLetterReason, str]]
 """Reasons, and the condition of each as SQL."""
 _PLACES = ("_m", "_p", "_o", "_row")
-_TIMESTAMP = re.compile(r"timestamp\[(s|ms|us|ns)(?:, tz=([^\]]+))?\]\Z")
 _DECIMAL = re.compile(r"decimal(?:32|64|128|256)\((\d+), ?(-?\d+)\)\Z")
 _NESTED = re.compile(r"(struct|list|large_list)<(.*)>\Z")
 _DICTIONARY = re.compile(r"dictionary<values=(.+), indices=\w+, ordered=\d>\Z")
@@ -39,8 +38,8 @@ def unwrap_dictionary(arrow: str) -> str:
 
 def is_naive_timestamp(arrow: str) -> bool:
     """Whether the type is a timestamp without a time zone."""
-    match = _TIMESTAMP.match(unwrap_dictionary(arrow))
-    return match is not None and match[2] is None
+    own = unwrap_dictionary(arrow)
+    return own.startswith("timestamp") and "tz=" not in own
 
 
 def arrow_to_spark_type(arrow: str) -> str | None:
@@ -55,8 +54,8 @@ def arrow_to_spark_type(arrow: str) -> str | None:
     'struct<at:timestamp,tags:array<string>>'
     """
     arrow = unwrap_dictionary(arrow)
-    if match := _TIMESTAMP.match(arrow):
-        return "timestamp" if match[2] else "timestamp_ntz"
+    if arrow.startswith("timestamp"):
+        return "timestamp_ntz" if is_naive_timestamp(arrow) else "timestamp"
     if (match := _DECIMAL.match(arrow)) and int(match[1]) <= 38 and int(match[2]) >= 0:
         return f"decimal({match[1]},{match[2]})"
     if match := _NESTED.match(arrow):
@@ -109,8 +108,7 @@ def classify_arrow_type(arrow: str) -> str:
 
 def is_nanosecond_timestamp(arrow: str) -> bool:
     """Whether the column is a timestamp of nanoseconds, which Spark reads as plain integers."""
-    match = _TIMESTAMP.match(unwrap_dictionary(arrow))
-    return match is not None and match[1] == "ns"
+    return unwrap_dictionary(arrow).startswith("timestamp[ns")
 
 
 def declared_to_spark_type(declared: str) -> str:
@@ -125,8 +123,9 @@ def cast_never_fails(arrow: str, declared: str) -> bool:
     """
     arrow = unwrap_dictionary(arrow)
     if declared == "timestamp":
-        match = _TIMESTAMP.match(arrow)
-        return match is not None and match[2] is not None and match[1] != "ns"
+        return arrow.startswith("timestamp") and not (
+            is_naive_timestamp(arrow) or is_nanosecond_timestamp(arrow)
+        )
     own = arrow_to_spark_type(arrow)
     return own is not None and (
         own == declared_to_spark_type(declared)
