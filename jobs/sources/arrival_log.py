@@ -32,7 +32,7 @@ import threading
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from urllib.parse import unquote_plus, urlsplit
 
 import numpy as np
@@ -64,8 +64,8 @@ _SILENCE_SECONDS = 300.0
 class _LogPage:
     first: int
     etag: str
-    keys: list[str] = field(default_factory=list)
-    version: int | None = None
+    keys: list[str]
+    version: int | None
 
 
 class _SeenKeys:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import islice
 from pathlib import Path
@@ -45,7 +45,7 @@ class Footer:
     """The number of rows, and physical column -> Arrow type as text."""
 
     rows: int
-    columns: dict[str, str] = field(default_factory=dict)
+    columns: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -434,6 +434,6 @@ class OutputFiles:
         written: files of state from this epoch's rows.
     """
 
-    results: WrittenFiles = field(default_factory=WrittenFiles)
+    results: WrittenFiles = WrittenFiles()
     segments: tuple[FileRef, ...] = ()
-    written: WrittenFiles = field(default_factory=WrittenFiles)
+    written: WrittenFiles = WrittenFiles()

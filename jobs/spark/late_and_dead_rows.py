@@ -68,7 +68,7 @@ class CountedRows:
             `where`, or by the rules that they break.
     """
 
-    written: WrittenFiles = field(default_factory=WrittenFiles)
+    written: WrittenFiles = WrittenFiles()
     late: LateCounts = field(default_factory=Counter)
     counts: SourceCounts = field(default_factory=Counter)
 

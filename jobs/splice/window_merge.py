@@ -8,7 +8,7 @@ with the request's rows (`docs/decisions/0042-a-merge-recomputes-windows-from-ro
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import duckdb
@@ -376,7 +376,7 @@ class AffectedWindow:
     """
 
     bounds: WindowBounds
-    published_results: list[Row] = field(default_factory=list)
+    published_results: list[Row]
     has_new_rows: bool = True
 
     def has_overlapping_sessions(self, *, merge_touching: bool) -> bool:
