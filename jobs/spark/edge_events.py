@@ -121,7 +121,7 @@ def pair_edges(epoch: EpochContext) -> EpochEdges:
 
 
 def _select_punctual_edges(epoch: EpochContext, data: Frame) -> Frame:
-    late = time_below_sql(epoch.order.decision.frontier_before)
+    late = time_below_sql(epoch.decision.frontier_before)
     edges = data.where(f"{_is_edge_sql(epoch.spec, 'start', 'end')} AND NOT ({late})")
     return edges.selectExpr(
         *(quote_name(c) for c in epoch.spec.columns),
@@ -181,8 +181,8 @@ def assign_intervals(
 
     None if no interval has ended and no window closes over an open one.
     """
-    before, after = epoch.order.decision.frontier_before, epoch.order.decision.frontier_after
-    pairs, rows, until = None, 0, epoch.order.decision.open_edges_until
+    before, after = epoch.decision.frontier_before, epoch.decision.frontier_after
+    pairs, rows, until = None, 0, epoch.decision.open_edges_until
     # What is open is counted when a window closes, and not before: its end may still come.
     if edges.open and _closes_any_window(window, before, after):
         starts = _load_edges(epoch, edges.open, f"{opaque_literal(until, '_et')} AS _end")

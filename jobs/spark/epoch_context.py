@@ -27,7 +27,7 @@ from tidegate.checkpoints.store import Store, map_in_threads
 from tidegate.jobs.engine.arrow_tables import require_written_bytes
 from tidegate.jobs.engine.interfaces import MoveOrder
 from tidegate.jobs.engine.manifest_writer import ORDER_KIND
-from tidegate.jobs.eventtime.decision_types import ReleaseMark
+from tidegate.jobs.eventtime.decision_types import Decision, ReleaseMark
 from tidegate.jobs.rules.aggregates import Aggregation
 from tidegate.jobs.rules.duck_frame import DuckFrame, Frame, combine_frames
 from tidegate.jobs.rules.native_support import can_name_columns
@@ -255,6 +255,11 @@ class EpochContext:
     native: bool = False
 
     @property
+    def decision(self) -> Decision:
+        """What was decided about it."""
+        return self.order.decision
+
+    @property
     def fits_in_driver(self) -> bool:
         """Whether results as large as the cut, and the order buffer, may come to the driver.
 
@@ -274,7 +279,7 @@ class EpochContext:
 
     def releasable_segments(self) -> list[FileRef]:
         """Order segments some of whose rows may leave now."""
-        before, after = self.order.decision.release_before, self.order.decision.release_after
+        before, after = self.decision.release_before, self.decision.release_after
         live = self.live_segments(ORDER_KIND) if before < after else []
         return [
             ref

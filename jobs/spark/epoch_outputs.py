@@ -76,7 +76,7 @@ class EpochOutputs:
         segments = tuple(ref for output in stateful for ref in output.segments)
         # Counted from the segments and not from the rows moved: the balance of the counters checks
         # one against the other.
-        decision = epoch.order.decision
+        decision = epoch.decision
         before = count_buffered_rows(epoch, epoch.order.segments, decision.release_before)
         after = count_buffered_rows(epoch, segments, decision.release_after)
         return MoveResult(
@@ -184,7 +184,7 @@ def build_events(epoch: EpochContext, released: ReleasedRows) -> OutputFiles:
     groups = list(_split_into_groups(group, sections, times, position, options))
     # The last group still grows, unless the mark has passed all that could join it.
     last = groups.pop()
-    if last.rows and last.is_closed(options, epoch.order.decision.release_after):
+    if last.rows and last.is_closed(options, epoch.decision.release_after):
         groups.append(last)
         last = _EventGroup(last.number + 1)
     if last == group and before:

@@ -122,7 +122,7 @@ def _select_set_aside(epoch: EpochContext) -> Frame | None:
     violations = epoch.aside.where("_verdict = 'cti_violation'")
     if epoch.spec.release.on_late is LatePolicy.ERROR:
         _refuse_late_rows(epoch, violations, EVENTS)
-    frontier = epoch.order.decision.frontier_before
+    frontier = epoch.decision.frontier_before
     missed = "_mark" if frontier == TICK_MIN else f"coalesce(_mark, {frontier}L)"
     rows = epoch.aside.where("_verdict IN ('cti_violation', 'max_jump')")
     own = [
@@ -140,17 +140,17 @@ def _select_set_aside(epoch: EpochContext) -> Frame | None:
 
 
 def _select_late_events(epoch: EpochContext) -> Frame | None:
-    bound, policy = epoch.order.decision.late_bound, epoch.spec.release.on_late
+    bound, policy = epoch.decision.late_bound, epoch.spec.release.on_late
     if epoch.data is None or epoch.low is None or epoch.low >= bound:
         return None
     late = time_below_sql(bound)
     if policy is LatePolicy.ADJUST:
-        late = f"{late} AND _end <= {max(epoch.order.decision.frontier_before, bound)}L"
+        late = f"{late} AND _end <= {max(epoch.decision.frontier_before, bound)}L"
     return _add_late_columns(epoch, epoch.data.where(late), EVENTS)
 
 
 def _select_late_for_window(epoch: EpochContext, name: str) -> Frame | None:
-    frontier, window = epoch.order.decision.frontier_before, epoch.spec.windows[name]
+    frontier, window = epoch.decision.frontier_before, epoch.spec.windows[name]
     if epoch.data is None or epoch.low is None or epoch.low >= frontier:
         return None
     if window.kind is WindowKind.SESSION:
@@ -166,7 +166,7 @@ def _count_expired_pairs(epoch: EpochContext, counts: LateCounts) -> SourceCount
 
     A point row's one tumbling window is purged iff the row is late, the rest is asked.
     """
-    before = epoch.order.decision.frontier_before
+    before = epoch.decision.frontier_before
     points = all(s.end_time is None for s in epoch.spec.sources.values())
     found = SourceCounts()
     if epoch.data is None or epoch.low is None or epoch.low >= before:
@@ -204,7 +204,7 @@ def _add_late_columns(epoch: EpochContext, rows: Frame, output: str) -> Frame:
 
 def _get_missed_frontier(epoch: EpochContext, output: str) -> int:
     """What a late row of an output missed."""
-    decision = epoch.order.decision
+    decision = epoch.decision
     return decision.events_frontier if output == EVENTS else decision.frontier_before
 
 

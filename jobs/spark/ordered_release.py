@@ -83,7 +83,7 @@ def _select_accepted_rows(epoch: EpochContext, frame: Frame) -> Frame:
 
     Rows are adjusted where the late policy says so.
     """
-    decision, policy = epoch.order.decision, epoch.spec.release.on_late
+    decision, policy = epoch.decision, epoch.spec.release.on_late
     bound = decision.late_bound
     late = time_below_sql(bound)
     if policy is LatePolicy.ADJUST and late != "false":
@@ -135,7 +135,7 @@ def adjust_late_rows(frame: Frame, spec: PipelineSpec, late: str, start: str) ->
 
 def release_rows(epoch: EpochContext) -> ReleasedRows:
     """Write the rows that leave, and the new segment of those that wait."""
-    live, after = epoch.live_segments(ORDER_KIND), epoch.order.decision.release_after
+    live, after = epoch.live_segments(ORDER_KIND), epoch.decision.release_after
     # Segments of which every row has left are dropped; the others stay as they are.
     kept = tuple(ref for ref in live if has_rows_from_mark(ref, after))
     if epoch.data is None and not epoch.releasable_segments():
@@ -209,14 +209,14 @@ def _select_cut_rows(epoch: EpochContext) -> Frame | None:
         return None
     frame = _select_accepted_rows(epoch, epoch.data)
     at_once = epoch.spec.release.mode is ReleaseMode.PASS_THROUGH
-    bound = epoch.order.decision.release_bound
+    bound = epoch.decision.release_bound
     leaves = "true" if at_once else f"_late OR {time_below_sql(bound)}"
     return frame.selectExpr("*", f"{leaves} AS _leaves").selectExpr(*_list_release_columns(epoch))
 
 
 def _select_buffered_rows(epoch: EpochContext) -> Frame | None:
     """Rows that waited and leave now."""
-    before, after = epoch.order.decision.release_before, epoch.order.decision.release_after
+    before, after = epoch.decision.release_before, epoch.decision.release_after
     frame = epoch.load_segments(epoch.releasable_segments())
     if frame is None:
         return None
@@ -275,7 +275,7 @@ def _take_pieces(leaving: pa.Table, order: pa.Array, position: int) -> Iterator[
 
 
 def _write_order_segment(epoch: EpochContext, waiting: Any) -> WrittenFiles:
-    section = epoch.order.decision.section  # rows of one epoch have one section
+    section = epoch.decision.section  # rows of one epoch have one section
     return epoch.writer.write_segment(
         ORDER_KIND, waiting, "_et", {"section_min": section, "section_max": section}
     )

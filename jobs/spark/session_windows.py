@@ -38,7 +38,7 @@ def process_sessions(epoch: EpochContext, name: str) -> OutputFiles:
     kind, window, after = (
         f"window:{name}",
         epoch.spec.windows[name],
-        epoch.order.decision.frontier_after,
+        epoch.decision.frontier_after,
     )
     live = epoch.live_segments(kind)
     closing = any(
@@ -77,7 +77,7 @@ def select_late_for_sessions(epoch: EpochContext, name: str) -> Frame:
 
     Without those of the first kind that ``on_late: adjust`` moves. The epoch must have rows.
     """
-    window, before = epoch.spec.windows[name], epoch.order.decision.frontier_before
+    window, before = epoch.spec.windows[name], epoch.decision.frontier_before
     aggregation = Aggregation(epoch.spec, name)
     place = [*(quote_name(c) for c in epoch.spec.columns), "_source", "_partition", "_seq", "_et"]
     rows = _select_rows(epoch, aggregation, window)
@@ -119,7 +119,7 @@ def _select_rows(epoch: EpochContext, aggregation: Aggregation, window: WindowSp
     Rows of a key and a part are in the same session for certain.
     """
     assert epoch.data is not None  # noqa: S101 - called with rows only
-    before, frame = epoch.order.decision.frontier_before, epoch.data
+    before, frame = epoch.decision.frontier_before, epoch.data
     alone = _late_alone_sql(window, before)
     if alone != "false" and window.on_late is LatePolicy.ADJUST:
         frame = adjust_late_rows(frame, epoch.spec, alone, f"{before}L")
@@ -158,7 +158,7 @@ def _select_live_sessions(
     if frame is None:
         return None
     frame = frame.where(
-        f"NOT ({window_purged_sql(window, '_we', epoch.order.decision.frontier_before)})"
+        f"NOT ({window_purged_sql(window, '_we', epoch.decision.frontier_before)})"
     )
     fresh = [
         f"IF(_due, NULL, {c}) AS {c}" if window.revisions == "delta" else c
@@ -189,7 +189,7 @@ def _merge_sessions(
     epoch: EpochContext, aggregation: Aggregation, window: WindowSpec, live: list[FileRef]
 ) -> Frame | None:
     """All live sessions after the epoch's rows joined them, with what is due."""
-    before, after = epoch.order.decision.frontier_before, epoch.order.decision.frontier_after
+    before, after = epoch.decision.frontier_before, epoch.decision.frontier_after
     fresh = None
     if epoch.data is not None:
         rows = _select_rows(epoch, aggregation, window)
@@ -257,7 +257,7 @@ def _closing_due_sql(window: WindowSpec, before: int, after: int) -> str:
 
 def _passes_early_firing(epoch: EpochContext, window: WindowSpec) -> bool:
     """Whether F passes a multiple of `fire_every` in this epoch."""
-    before, after = epoch.order.decision.frontier_before, epoch.order.decision.frontier_after
+    before, after = epoch.decision.frontier_before, epoch.decision.frontier_after
     every = window.fire_every
     return every is not None and before < after and (after - 1) // every * every >= before
 

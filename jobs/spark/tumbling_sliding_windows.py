@@ -51,7 +51,7 @@ def assign_rows_to_windows(epoch: EpochContext, window: WindowSpec) -> Frame:
     Late rows and edges are left out; ``on_late: adjust`` moves late rows that it can.
     """
     assert epoch.data is not None  # noqa: S101 - called with rows only
-    frontier, frame = epoch.order.decision.frontier_before, epoch.data
+    frontier, frame = epoch.decision.frontier_before, epoch.data
     late = late_for_window_sql(window, frontier)
     if window.on_late is not LatePolicy.ADJUST:
         # Also where no row is late: the code is the same in every epoch.
@@ -91,7 +91,7 @@ def _combine_joining_pairs(
 
 def process_window(epoch: EpochContext, name: str, edges: EpochEdges) -> OutputFiles:
     """Fold the rows and edges of the epoch into the state and write the results that are due."""
-    decision, window = epoch.order.decision, epoch.spec.windows[name]
+    decision, window = epoch.decision, epoch.spec.windows[name]
     kind, aggregation = f"window:{name}", Aggregation(epoch.spec, name)
     live = [ref for ref in epoch.live_segments(kind) if not holds_gaps(ref)]
     gaps: tuple[FileRef, ...] = tuple(ref for ref in epoch.live_segments(kind) if holds_gaps(ref))
@@ -147,8 +147,8 @@ def _emit_results(
     """Merge what is due, at most one result per window."""
     window, before, after = (
         aggregation.window,
-        epoch.order.decision.frontier_before,
-        epoch.order.decision.frontier_after,
+        epoch.decision.frontier_before,
+        epoch.decision.frontier_after,
     )
     ends = [ref.min_time for ref in fresh.refs if ref.min_time is not None]
     needed = [ref for ref in live if _may_be_due(window, ref, ends, before, after)]
@@ -272,7 +272,7 @@ def fill_gaps(
         gaps: the segment of gaps before the epoch, if there is one.
         fresh: partial aggregates of the epoch's rows.
     """
-    decision, nothing = epoch.order.decision, WrittenFiles()
+    decision, nothing = epoch.decision, WrittenFiles()
     kind = next((ref.kind for ref in (*fresh.refs, *gaps, *live)), "")
     if not fresh.refs and (not gaps or decision.frontier_before == decision.frontier_after):
         return nothing, tuple(gaps)
@@ -301,7 +301,7 @@ def _update_gaps(
     Those are the windows that F passes now, and of those by which the key has grown also the ones
     that F has passed before.
     """
-    keys, decision = aggregation.keys, epoch.order.decision
+    keys, decision = aggregation.keys, epoch.decision
     known, touched = epoch.load_segments(gaps), epoch.load_segments([], fresh.paths)
     bounds = [(known, "_first", "_last", "true"), (touched, "_ws", "_ws", "false")]
     rows = combine_frames(
@@ -352,7 +352,7 @@ def _build_zero_partials(
     standing = epoch.load_partials(aggregation, live, fresh.paths)
     assert frame is not None  # noqa: S101 - it was just written
     assert standing is not None  # noqa: S101 - the last window of a key outlives the gaps before it
-    before = epoch.order.decision.frontier_before
+    before = epoch.decision.frontier_before
     marks = aggregation.select_marks(before, epoch.order.epoch, epochs=0)
     zero = (
         frame.selectExpr(*aggregation.keys, "explode(_due) AS _d")
