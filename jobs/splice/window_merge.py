@@ -119,6 +119,7 @@ class _WindowMerge:
     def __init__(self, tables: TablesAtHead, request_id: str, name: str, rows: Any) -> None:
         self._spec, self._tables, self._request_id = tables.spec, tables, request_id
         self.name, self._window = name, tables.spec.windows[name]
+        self._names = {"pipeline": self._spec.name, "window": name}  # in errors
         self._is_session = self._window.kind is WindowKind.SESSION
         self._chosen = select_rows_for_output(rows, name)
         self._schema: Any = None
@@ -163,7 +164,7 @@ class _WindowMerge:
         # Over edge events a row changes every window since its start edge.
         for source, source_spec in self._spec.sources.items():
             if source_spec.edges is not None:
-                raise EDGE_WINDOW(pipeline=self._spec.name, window=self.name, source=source)
+                raise EDGE_WINDOW(**self._names, source=source)
         touching = list_touching_rows(self._spec, self.name, self._chosen)
         counted = list_touching_rows(self._spec, self.name, rows) if self._is_session else []
         spans = [span for row in (*touching, *counted) for span in row.spans]
@@ -192,9 +193,7 @@ class _WindowMerge:
         """Refuse a window whose results cannot be computed exactly here, naming the aggregate."""
         for column, aggregate in self._window.aggregates.items():
             if build_recompute_sql(aggregate) is None:
-                raise INEXACT_AGGREGATE(
-                    pipeline=self._spec.name, window=self.name, column=column, aggregate=aggregate
-                )
+                raise INEXACT_AGGREGATE(**self._names, column=column, aggregate=aggregate)
 
     def _read_published_results(self, spans: Sequence[Span]) -> list[Row]:
         """Return the current results around these spans, with their bounds in ticks."""
@@ -268,7 +267,7 @@ class _WindowMerge:
                 continue
             new = {
                 **values,
-                "revision": target.next_revision,
+                "revision": 1 + max((r["revision"] for r in target.published_results), default=-1),
                 # As the sessions name themselves (`select_current_revisions`).
                 "replaces": [f"{format_instant(s)}/{format_instant(e)}" for s, e in replaced]
                 if self._is_session
@@ -312,16 +311,12 @@ class _WindowMerge:
             return recompute_results(db, self._window, rows, targets, self._schema)
         # The expressions are the user's, written for Spark SQL; DuckDB knows most of them.
         except duckdb.Error as error:
-            raise FOREIGN_EXPRESSION(
-                pipeline=self._spec.name, window=self.name, text=get_first_line(error)
-            ) from error
+            raise FOREIGN_EXPRESSION(**self._names, text=get_first_line(error)) from error
 
     def _refuse(self, bounds: WindowBounds, text: str) -> NoReturn:
         key = dict(zip(self._window.keys, bounds.key, strict=True))
         start = format_instant(bounds.start)
-        raise NOT_REPRODUCIBLE(
-            pipeline=self._spec.name, window=self.name, key=key, start=start, text=text
-        )
+        raise NOT_REPRODUCIBLE(**self._names, key=key, start=start, text=text)
 
 
 # Which results change. Of tumbling and sliding windows, those that contain a row; of sessions,
@@ -387,11 +382,6 @@ class AffectedWindow:
         sessions = [(row["_ws"], row["_we"], row) for row in self.published_results]
         groups = _group_touching_parts(sessions, merge_touching=merge_touching)
         return len(groups) < len(sessions)
-
-    @property
-    def next_revision(self) -> int:
-        """Revision of the result that the merge writes; 0 if it is the first."""
-        return 1 + max((row["revision"] for row in self.published_results), default=-1)
 
     def split_by_bounds(self) -> tuple[Row | None, list[Span]]:
         """Return the published result with the same bounds, if any, and the spans of the others."""
