@@ -259,7 +259,7 @@ class Aggregation:
     """The expressions of one window's aggregates, and what they make of rows.
 
     Attributes:
-        window: the window's spec.
+        name, window: of the window: its name and its spec.
         keys: names of the key columns in state, in the order of the spec.
         plans: output column -> its plan.
         partials: state column -> expression over rows.
@@ -267,7 +267,7 @@ class Aggregation:
     """
 
     def __init__(self, spec: PipelineSpec, name: str) -> None:
-        self.window = spec.windows[name]
+        self.name, self.window = name, spec.windows[name]
         self.keys = [f"_k{i}" for i in range(len(self.window.keys))]
         self.plans: dict[str, AggregatePlan] = {
             output: plan_aggregate(what, i, spec.columns)

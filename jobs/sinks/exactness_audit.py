@@ -151,19 +151,15 @@ def _read_input_rows(spec: PipelineSpec, store: Store, epochs: Iterable[Manifest
     rows = []
     for epoch in epochs:
         for member, cut in epoch.cut.items():
-            source, _, partition = member.partition("/")
-            for part in cut["parts"] if _is_read_again(spec.sources[source]) else ():
-                if part["key"] not in tables:
-                    tables[part["key"]] = read_parquet_object(store, part["key"])
-                begin, end = part["row_start"], part["row_end"]
-                chunk = _cast_to_declared_types(
-                    spec.sources[source], tables[part["key"]].slice(begin, end - begin)
-                )
-                rows.append(
-                    _add_provenance_columns(
-                        spec.sources[source], source, partition, part["ordinal"], begin, chunk
-                    )
-                )
+            name, _, partition = member.partition("/")
+            source = spec.sources[name]
+            for part in cut["parts"] if _is_read_again(source) else ():
+                key, begin, end = part["key"], part["row_start"], part["row_end"]
+                if key not in tables:
+                    tables[key] = read_parquet_object(store, key)
+                chunk = _cast_to_declared_types(source, tables[key].slice(begin, end - begin))
+                place = name, partition, part["ordinal"], begin
+                rows.append(_add_provenance_columns(source, *place, chunk))
     return pa.concat_tables(rows or [_build_empty_input(spec)], promote_options="permissive")
 
 

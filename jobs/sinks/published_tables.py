@@ -346,14 +346,13 @@ def flatten_for_csv(table: Any, *, hex_prefix: str = "") -> Any:
     for i, field in enumerate(table.schema):
         is_binary = pa.types.is_binary(field.type) or pa.types.is_large_binary(field.type)
         if is_binary or pa.types.is_list(field.type) or pa.types.is_large_list(field.type):
-            values = (value for value in table.column(i).to_pylist())
             texts = [
                 None
                 if value is None
                 else hex_prefix + value.hex()
                 if is_binary
                 else json.dumps(value, default=_to_json_text)
-                for value in values
+                for value in table.column(i).to_pylist()
             ]
             table = table.set_column(i, field.name, pa.array(texts, pa.string()))
     return table

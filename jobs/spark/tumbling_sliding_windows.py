@@ -106,7 +106,7 @@ def process_window(epoch: EpochContext, name: str, edges: EpochEdges) -> OutputF
     if window.zero_rows:
         zero, gaps = fill_gaps(epoch, aggregation, live, list(gaps), written)
         written += zero
-    results = _emit_results(epoch, name, aggregation, live, written)
+    results = _emit_results(epoch, aggregation, live, written)
     segments = [
         ref
         for ref in (*live, *written.refs)
@@ -138,11 +138,7 @@ def is_window_segment_purged(window: WindowSpec, ref: FileRef, frontier: int) ->
 
 
 def _emit_results(
-    epoch: EpochContext,
-    name: str,
-    aggregation: Aggregation,
-    live: list[FileRef],
-    fresh: WrittenFiles,
+    epoch: EpochContext, aggregation: Aggregation, live: list[FileRef], fresh: WrittenFiles
 ) -> WrittenFiles:
     """Merge what is due, at most one result per window."""
     window, before, after = (
@@ -168,18 +164,15 @@ def _emit_results(
     due, revision = _due_and_revision_sql(window, before, after, epoch.order.epoch)
     # With `delta` a result covers what came since the last one. What came while the window was open
     # has been in no result yet.
-    use = (
-        f"_new OR NOT ({end_reached_sql('_we', before)})"
-        if window.revisions == "delta" and window.emit == "close"
-        else None
-    )
-    if window.revisions == "delta" and window.emit != "close":
-        use = "_new"
+    use = "_new" if window.revisions == "delta" else None
+    if use and window.emit == "close":
+        use = f"_new OR NOT ({end_reached_sql('_we', before)})"
     merged = aggregation.merge_partials(rows, flags={"_new": "max(_new)"}, use=use).where(due)
     results = aggregation.build_results(
         merged, revision, epoch.provenance_columns(beside="_we")[3:]
     )
-    return epoch.writer.write_table(name, epoch.collect_if_small(results, size), "window_end")
+    rows = epoch.collect_if_small(results, size)
+    return epoch.writer.write_table(aggregation.name, rows, "window_end")
 
 
 def _load_window_state(
@@ -273,7 +266,7 @@ def fill_gaps(
         fresh: partial aggregates of the epoch's rows.
     """
     decision, nothing = epoch.decision, WrittenFiles()
-    kind = next((ref.kind for ref in (*fresh.refs, *gaps, *live)), "")
+    kind = f"window:{aggregation.name}"
     if not fresh.refs and (not gaps or decision.frontier_before == decision.frontier_after):
         return nothing, tuple(gaps)
     state = _update_gaps(epoch, aggregation, gaps, fresh)
