@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.interfaces import Sink
-from tidegate.jobs.spec.operations import KafkaSinkSpec, SinkSpec
+from tidegate.jobs.spec.operations import KafkaSinkSpec
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 from .base_follower import SlotFollower
@@ -30,14 +30,10 @@ def make_sinks(spec: PipelineSpec, store: Store, uid: str) -> list[Sink]:
         ConfigurationError: the path of a files sink names a variable that is not set, or cannot be
             used.
     """
-    return [
-        IcebergSink(spec, store, uid),
-        *(_make_sink(n, given, spec, store, uid) for n, given in spec.sinks.items()),
-    ]
-
-
-def _make_sink(name: str, given: SinkSpec, spec: PipelineSpec, store: Store, uid: str) -> Sink:
-    kind = _SINKS[given.kind]
-    if isinstance(given, KafkaSinkSpec) and given.delivery == "exactly_once":
-        kind = ExactlyOnceKafkaSink
-    return kind(name, given, spec, store, uid)
+    sinks: list[Sink] = [IcebergSink(spec, store, uid)]
+    for name, given in spec.sinks.items():
+        kind = _SINKS[given.kind]
+        if isinstance(given, KafkaSinkSpec) and given.delivery == "exactly_once":
+            kind = ExactlyOnceKafkaSink
+        sinks.append(kind(name, given, spec, store, uid))
+    return sinks
