@@ -38,7 +38,6 @@ from tidegate.time_units import TICK_MIN
 
 from .errors import BAD_EXPRESSION, BAD_PREDICATE, ROWS_INCOMPLETE, RowsRetiredError
 from .reducers import (
-    FoldedBatch,
     FoldFailure,
     ReducerRunner,
     SentRows,
@@ -343,7 +342,13 @@ class StreamDispatcher:
             text = f"{error.message}; next: {error.advice}"
             epoch.state.pause(name, FoldFailure(state.cursor, "not read", text))
             return
-        sent, failure = self._run_pipe_or_reducer(epoch, name, attachment, rows)
+        if isinstance(attachment, PipeSpec):
+            sent, failure = run_pipe(attachment, self._graph.columns[origin], rows)
+        else:
+            states = self._states.load(epoch.files, name)
+            batch = self._run(build_reducer(self._spec, name), rows, states)
+            self._states.save(epoch.files, name, states, batch.states)
+            sent, failure = batch.sent, batch.failure
         for to, table in sent.items():
             if table.num_rows:
                 columns = self._graph.columns[to]
@@ -379,20 +384,6 @@ class StreamDispatcher:
                 name=self._spec.name, stream=stream, start=start, end=end, rows=rows.num_rows
             )
         return rows
-
-    def _run_pipe_or_reducer(
-        self, epoch: _DispatchEpoch, name: str, attachment: PipeSpec | ReducerSpec, rows: Any
-    ) -> tuple[SentRows, FoldFailure | None]:
-        """Return destination -> rows to dispatch, and the failure that stopped the batch.
-
-        The rows have the ``_position`` of the row they were made of, and their ``_nth``.
-        """
-        if isinstance(attachment, PipeSpec):
-            return run_pipe(attachment, self._graph.columns[attachment.origin], rows)
-        states = self._states.load(epoch.files, name)
-        batch: FoldedBatch = self._run(build_reducer(self._spec, name), rows, states)
-        self._states.save(epoch.files, name, states, batch.states)
-        return batch.sent, batch.failure
 
     def _require_valid_predicate(self, name: str, pipe: PipeSpec) -> None:
         """Raise if the predicate cannot be read: that must end the start, not an epoch."""
