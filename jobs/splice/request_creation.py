@@ -231,7 +231,11 @@ def create_from_file(
         raise NO_SOURCE(pipeline=spec.name, path=path, sources=", ".join(spec.sources))
     if source is not None and source not in spec.sources:
         raise WRONG_SOURCE(pipeline=spec.name, source=source, sources=", ".join(spec.sources))
-    data, tables = read_file_bytes(path), TablesAtHead(spec, log)
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise NO_FILE(path=path, text=error.strerror) from error
+    tables = TablesAtHead(spec, log)
     identity = (source or next(iter(spec.sources)), f"file:{sha256_of_bytes(data)[:12]}")
     taken = {who for who, _ in _find_taken_pairs(tables)}
     rows = [
@@ -468,24 +472,9 @@ def _divide_rows(
 ) -> tuple[Any, Any]:
     """Return the chosen rows and the rest; a row can be in both, with different outputs."""
     rows = pa.concat_tables([read_data_file(log, file) for file in request.row_files()])
-    chosen = _choose_outputs(spec, rows, which)
-    rest = [
-        [name for name in names if name not in chosen_names]
-        for names, chosen_names in zip(rows["_outputs"].to_pylist(), chosen, strict=True)
-    ]
-    part, remainder = set_outputs(rows, chosen), set_outputs(rows, rest)
-    if not part.num_rows or not remainder.num_rows:
-        # One of the two requests would be empty, and an empty request cannot be decided.
-        share = "all" if part.num_rows else "nothing"
-        raise NO_PART(pipeline=spec.name, request=request.id, share=share)
-    return part, remainder
-
-
-def _choose_outputs(spec: PipelineSpec, rows: Any, which: LateFilter) -> list[list[str]]:
-    """Return, for each row, the outputs that the filter selects."""
     time = build_time_expression(spec)
     facts = query_rows(rows, f"select _outputs, _source, _reason, {time} from rows")
-    return [
+    chosen = [
         [
             output
             for output in outputs
@@ -497,6 +486,16 @@ def _choose_outputs(spec: PipelineSpec, rows: Any, which: LateFilter) -> list[li
         ]
         for outputs, source, reason, instant in facts
     ]
+    rest = [
+        [name for name in names if name not in chosen_names]
+        for names, chosen_names in zip(rows["_outputs"].to_pylist(), chosen, strict=True)
+    ]
+    part, remainder = set_outputs(rows, chosen), set_outputs(rows, rest)
+    if not part.num_rows or not remainder.num_rows:
+        # One of the two requests would be empty, and an empty request cannot be decided.
+        share = "all" if part.num_rows else "nothing"
+        raise NO_PART(pipeline=spec.name, request=request.id, share=share)
+    return part, remainder
 
 
 # Rows from outside the pipeline: they are cast to its types, and may come from a file.
@@ -552,18 +551,6 @@ def _format_value(value: Any) -> str | None:
     if value is None:
         return None
     return value.isoformat() if hasattr(value, "isoformat") else str(value)
-
-
-def read_file_bytes(path: Path) -> bytes:
-    """Return the contents of a file.
-
-    Raises:
-        ConfigurationError: the file cannot be read.
-    """
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise NO_FILE(path=path, text=error.strerror) from error
 
 
 def parse_file_rows(path: Path, data: bytes) -> list[Row]:

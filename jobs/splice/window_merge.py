@@ -135,9 +135,6 @@ class _WindowMerge:
         with open_database() as db:
             self._register_relations(db, known, late)
             changes = self._compute_results(db)
-        return changes, self._make_result_table(changes)
-
-    def _make_result_table(self, changes: Sequence[WindowChange]) -> Any:
         rows = [
             {
                 **dict(zip(self._window.keys, change.at.key, strict=True)),
@@ -149,7 +146,7 @@ class _WindowMerge:
         ]
         # Arrow takes ticks for times.
         types = [(f.name, f.type) for f in self._schema if f.name not in ("_timeline", "_epoch")]
-        return pa.Table.from_pylist(rows, pa.schema(types))
+        return changes, pa.Table.from_pylist(rows, pa.schema(types))
 
     # Which results are affected
 
