@@ -277,12 +277,10 @@ class _SinkThread:
     def _note_trouble(self, state: RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None
         self.trouble = error if isinstance(error, TidegateError) else None
-        if self.catches_up:
-            self._note_progress()
-
-    def _note_progress(self) -> None:
-        """End the patience with a sink that fails twice without having applied an epoch."""
-        # Not the lag, which a driver that goes on sealing keeps from getting smaller.
+        if not self.catches_up:
+            return
+        # The patience ends with a sink that fails twice without having applied an epoch. Not by the
+        # lag, which a driver that goes on sealing keeps from getting smaller.
         is_known, before = self._ask_lag() < math.inf, self._shown_at_failure
         self._shown_at_failure = self._shown
         if not is_known or self._shown <= before:

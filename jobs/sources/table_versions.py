@@ -217,22 +217,18 @@ class DeltaVersions(TableVersions):
         ]
         files: list[str] = []
         for name in names or [f"{version:020d}.checkpoint.parquet"]:
-            table = self._read_checkpoint_part(log + name)
+            try:
+                data = self.store.get(log + name).data
+            except NotFoundError as error:
+                what = "has checkpoints of a kind that is not supported"
+                raise self._unsupported_table_error(what) from error
+            table = pq.read_table(io.BytesIO(data), columns=["add", "metaData"])
             # With column mapping, files have other column names than the table; that is not
             # supported.
             for body in filter(None, table["metaData"].to_pylist()):
                 self._require_plain_names(dict(body.get("configuration") or ()))
             files += map(self._check_file_name, filter(None, table["add"].to_pylist()))
         return version, sorted(files)
-
-    def _read_checkpoint_part(self, key: str) -> Any:
-        try:
-            data = self.store.get(key).data
-        except NotFoundError as error:
-            raise self._unsupported_table_error(
-                "has checkpoints of a kind that is not supported"
-            ) from error
-        return pq.read_table(io.BytesIO(data), columns=["add", "metaData"])
 
     def _check_file_name(self, add: JsonObject) -> str:
         """Return the name below the folder of an added file.

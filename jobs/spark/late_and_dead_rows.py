@@ -235,8 +235,7 @@ def _refuse_late_rows(epoch: EpochContext, rows: Frame, output: str) -> None:
 
 def _count_groups(table: pa.Table, columns: list[str]) -> list[dict[str, Any]]:
     grouped = table.select(columns).group_by(columns).aggregate([([], "count_all")])
-    rows: list[dict[str, Any]] = grouped.to_pylist()
-    return rows
+    return list(grouped.to_pylist())
 
 
 def _sum_late_groups(groups: list[dict[str, Any]]) -> LateCounts:
