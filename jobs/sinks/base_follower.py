@@ -14,7 +14,7 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from importlib import import_module
 from typing import Any
 
@@ -25,7 +25,6 @@ from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
 from tidegate.errors import ErrorDefinition, TidegateError
 from tidegate.jobs.engine.arrow_tables import read_parquet_object
-from tidegate.jobs.spec.operations import SinkSpec
 from tidegate.jobs.spec.pipeline import CHECKPOINTS, PipelineSpec
 from tidegate.json_types import JsonObject
 
@@ -85,6 +84,7 @@ def expand_variables(text: str, sink: str) -> str:
     return re.sub(r"\$\{(\w+)\}", read_variable, text)
 
 
+@dataclass(eq=False)
 class SlotFollower(ABC):
     """A sink that applies the log slot by slot; implements `Sink`.
 
@@ -94,13 +94,14 @@ class SlotFollower(ABC):
         given: the sink's options; each subclass names their type.
     """
 
+    name: str
     given: Any
+    spec: PipelineSpec
+    store: Store
+    uid: str
 
-    def __init__(
-        self, name: str, given: SinkSpec, spec: PipelineSpec, store: Store, uid: str
-    ) -> None:
-        self.name, self.given, self.spec, self.store, self.uid = name, given, spec, store, uid
-        self.tables = given.tables or spec.table_names
+    def __post_init__(self) -> None:
+        self.tables = self.given.tables or self.spec.table_names
         self._set_up()
 
     def _set_up(self) -> None:  # noqa: B027 - a sink without state needs none
