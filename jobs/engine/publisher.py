@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 
 from tenacity import (
@@ -133,6 +134,7 @@ class Publisher:
             thread.stop()
 
 
+@dataclass(eq=False)
 class _SinkThread:
     """Follows the log with one sink.
 
@@ -144,11 +146,12 @@ class _SinkThread:
             failures so far came after new epochs had been applied.
     """
 
-    def __init__(self, sink: Sink, log: SlotLog, faults: Faults, group: int) -> None:
-        self._sink = sink
-        self._log = log
-        self._faults = faults
-        self._group = group
+    _sink: Sink
+    _log: SlotLog
+    _faults: Faults
+    _group: int
+
+    def __post_init__(self) -> None:
         # Timeline and slot: after a restore slot numbers are smaller than those published before.
         self._sealed = (0, 0)
         self._published = (0, -1)  # below every slot: the head is applied first
@@ -162,7 +165,7 @@ class _SinkThread:
         self.catches_up = True
         self._shown_at_failure = (-1, -1)
         self._thread = threading.Thread(
-            target=self._follow_log, name=f"tidegate-publish-{sink.name}", daemon=True
+            target=self._follow_log, name=f"tidegate-publish-{self._sink.name}", daemon=True
         )
 
     @property

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from functools import cached_property, lru_cache, reduce
 from itertools import count
 from threading import Lock
@@ -159,6 +160,7 @@ def select_rows(table: Any, where: str) -> Any:
 _NUMBERS = count()
 
 
+@dataclass(eq=False)
 class DuckFrame:
     """Rows of Arrow tables; see the module. Not changed by any method.
 
@@ -167,8 +169,8 @@ class DuckFrame:
         tables: name in the query -> Arrow table or dataset.
     """
 
-    def __init__(self, query: str, tables: Mapping[str, Any]) -> None:
-        self._query, self._tables = query, dict(tables)
+    _query: str
+    _tables: Mapping[str, Any]
 
     @classmethod
     def from_table(cls, table: Any) -> Self:
