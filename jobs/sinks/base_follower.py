@@ -84,7 +84,7 @@ def expand_variables(text: str, sink: str) -> str:
     return re.sub(r"\$\{(\w+)\}", read_variable, text)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)  # options may have passwords
 class SlotFollower(ABC):
     """A sink that applies the log slot by slot; implements `Sink`.
 
