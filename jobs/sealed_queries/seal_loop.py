@@ -292,13 +292,12 @@ class SealLoop:
     def check_queries(self) -> None:
         """End the job if a sealed query has failed, also if the script does not look."""
         for name, text in list(self._reports.failures.items()):
-            cause, pipeline = extract_cause(RuntimeError(text)), self._slot_log.pipeline
-            if name in self.queries and _LOST_RACE in text:
-                self.fail(SINK_RACED(pipeline=pipeline, query=name, text=cause))
-            elif name in self.queries and is_bucket_away(text):
-                self.fail(BUCKET_AWAY(pipeline=pipeline, what=f"query {name}", text=cause))
-            elif name in self.queries:
-                self.fail(SCRIPT_FAILED(pipeline=pipeline, what=f"query {name}", text=cause))
+            entry = BUCKET_AWAY if is_bucket_away(text) else SCRIPT_FAILED
+            if name in self.queries:
+                entry = SINK_RACED if _LOST_RACE in text else entry
+                fields = {"query": name, "what": f"query {name}"}
+                fields["text"] = extract_cause(RuntimeError(text))
+                self.fail(entry(pipeline=self._slot_log.pipeline, **fields))
 
     def _answer(self, request: DriverRequest) -> None:
         refusal = request.refusal_outcome(self._steps.lease.token, SYSTEM_CLOCK.wall_ticks())

@@ -321,9 +321,11 @@ def translate_client_error(error: Any, kafka: KafkaOptions) -> TidegateError:
     """Return an error of librdkafka in tidegate's words."""
     name, detail = error.name(), error.str()
     if name in ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC"):
-        return KAFKA_NO_TOPIC(topic=kafka.topic, servers=kafka.servers)
-    if name.endswith("AUTHORIZATION_FAILED") or name in ("_AUTHENTICATION", "_INVALID_ARG"):
-        return KAFKA_DENIED(servers=kafka.servers, detail=detail)
-    if name == "_SSL":
-        return KAFKA_CERTIFICATE(servers=kafka.servers, detail=detail)
-    return KAFKA_UNAVAILABLE(servers=kafka.servers, detail=f"{name}: {detail}")
+        entry = KAFKA_NO_TOPIC
+    elif name.endswith("AUTHORIZATION_FAILED") or name in ("_AUTHENTICATION", "_INVALID_ARG"):
+        entry = KAFKA_DENIED
+    elif name == "_SSL":
+        entry = KAFKA_CERTIFICATE
+    else:
+        entry, detail = KAFKA_UNAVAILABLE, f"{name}: {detail}"
+    return entry(topic=kafka.topic, servers=kafka.servers, detail=detail)

@@ -379,17 +379,18 @@ class JvmTopicOffsets:
         while cause.getCause() is not None:
             cause = cause.getCause()
         kind, detail = cause.getClass().getSimpleName(), str(cause.getMessage())
-        topic, servers = self._kafka.topic, self._kafka.servers
         # "No resolvable bootstrap urls": DNS does not know the names, perhaps only now.
         if kind == "ConfigException" and "resolvable" in detail:
-            return KAFKA_UNAVAILABLE(servers=servers, detail=detail)
-        if kind == "UnknownTopicOrPartitionException":
-            return KAFKA_NO_TOPIC(topic=topic, servers=servers)
-        if kind.endswith(_REFUSALS) and "Ssl" not in kind:
-            return KAFKA_DENIED(servers=servers, detail=detail)
-        if kind.startswith(_CERTIFICATE_FAULTS):
-            return KAFKA_CERTIFICATE(servers=servers, detail=detail)
-        return KAFKA_UNAVAILABLE(servers=servers, detail=f"{kind}: {detail}")
+            entry = KAFKA_UNAVAILABLE
+        elif kind == "UnknownTopicOrPartitionException":
+            entry = KAFKA_NO_TOPIC
+        elif kind.endswith(_REFUSALS) and "Ssl" not in kind:
+            entry = KAFKA_DENIED
+        elif kind.startswith(_CERTIFICATE_FAULTS):
+            entry = KAFKA_CERTIFICATE
+        else:
+            entry, detail = KAFKA_UNAVAILABLE, f"{kind}: {detail}"
+        return entry(topic=self._kafka.topic, servers=self._kafka.servers, detail=detail)
 
 
 def _get_spark_jvm() -> Any:
