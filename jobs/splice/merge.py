@@ -195,9 +195,10 @@ class _Merger:
         self.step("merge.planned")
         with ExitStack() as hold:
             for lost in range(_MAX_ATTEMPTS):
-                outcome = self._try_slot(plan, impact, lost)
+                outcome = self._try_slot(plan, impact)
                 if outcome is not None:
-                    return outcome
+                    seconds = time.monotonic() - self.begun
+                    return replace(outcome, lost=lost, seconds=seconds)
                 head = self.log.head()
                 # Epochs change neither purged windows nor released events: the plan still fits.
                 if plan.streams is None and _has_only_epochs_between(plan.head, head):
@@ -231,12 +232,12 @@ class _Merger:
         ack = Ack(id=asked, outcome=AckOutcome.APPLIED, detail="over", token=0, at=now)
         acknowledge_request(self.log.store, self.log.pipeline, ack)
 
-    def _try_slot(self, plan: MergePlan, impact: Impact, lost: int) -> MergeOutcome | None:
+    def _try_slot(self, plan: MergePlan, impact: Impact) -> MergeOutcome | None:
         """Seal the plan in the slot after its head; return None if a driver filled that slot."""
         # Everything was merged by other requests: nothing to seal, but the request is over.
         if plan.is_empty:
             self._note_merge(None, impact.digest)
-            return self._make_outcome(None, impact, None, lost)
+            return MergeOutcome(None, impact, None)
         attempt = _MergeAttempt(self.spec, self.log, plan, impact, self.decision)
         sealed = attempt.seal(self.step)
         if sealed is None:
@@ -249,13 +250,7 @@ class _Merger:
         # was approved.
         if actual != impact.digest:
             raise UNEQUAL(pipeline=self.spec.name, request=self.request_id)
-        return self._make_outcome(str(sealed.id), impact, actual, lost)
-
-    def _make_outcome(
-        self, checkpoint: str | None, impact: Impact, actual: str | None, lost: int
-    ) -> MergeOutcome:
-        seconds = time.monotonic() - self.begun
-        return MergeOutcome(checkpoint, impact, actual, lost=lost, seconds=seconds)
+        return MergeOutcome(str(sealed.id), impact, actual)
 
     def _read_open_request(self) -> SpliceRequest:
         """Return the request if it may be merged; one that a restore took back is open again."""
