@@ -294,13 +294,12 @@ class SlotFollower(ABC):
         return error
 
 
-def import_client_library(module: str, *, of: str, package: str, extra: str) -> Any:
+def import_client_library(module: str, *, of: str, extra: str) -> Any:
     """Import a client library that only some sinks use, at the time when a sink first needs it.
 
     Args:
         module: its import name.
         of: what needs it, for the error.
-        package: its name in the package index.
         extra: the extra of tidegate that installs it.
 
     Raises:
@@ -309,4 +308,6 @@ def import_client_library(module: str, *, of: str, package: str, extra: str) -> 
     try:
         return import_module(module)
     except ImportError as error:
+        # Its name in the package index.
+        package = module.replace("_", "-")
         raise NO_CLIENT_LIBRARY(what=of, package=package, extra=extra) from error

@@ -382,9 +382,7 @@ class ConfluentProducer:
 
     def _import_confluent(self) -> Any:
         need = f"sinks.{self._sink}: delivery exactly_once"
-        return import_client_library(
-            "confluent_kafka", of=need, package="confluent-kafka", extra="kafka"
-        )
+        return import_client_library("confluent_kafka", of=need, extra="kafka")
 
     def close(self) -> None:
         """Drop the producer without waiting for open requests.

@@ -299,9 +299,7 @@ class PostgresSink(SlotFollower):
         return f"{_quote_name(self._namespace)}.{_quote_name(table)}"
 
     def _import_psycopg(self) -> Any:
-        return import_client_library(
-            "psycopg", of=f"sinks.{self.name}", package="psycopg", extra="postgres"
-        )
+        return import_client_library("psycopg", of=f"sinks.{self.name}", extra="postgres")
 
     @contextmanager
     def _transaction_cursor(self) -> Iterator[Cursor]:
