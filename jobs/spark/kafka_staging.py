@@ -98,13 +98,11 @@ class KafkaStager:
                 used, and such messages are not dead letters.
             PoisonError: Spark could not read the messages for another reason.
         """
-        ranges: dict[str, list[JsonObject]] = {}
-        for piece in cut.slices:
-            parts = [part for part in piece.parts if "kafka" in part]
-            ranges.setdefault(piece.member.source, []).extend(parts)
-        for source, parts in ranges.items():
+        for name in self._spec.sources:
+            slices = (piece for piece in cut.slices if piece.member.source == name)
+            parts = [part for piece in slices for part in piece.parts if "kafka" in part]
             if parts:
-                self._stage_source(source, parts, folder)
+                self._stage_source(name, parts, folder)
 
     def close(self) -> None:
         """Close the client's connections."""
@@ -135,7 +133,8 @@ class KafkaStager:
 
     def _decode_ranges(self, name: str, parts: list[JsonObject], folder: Path) -> list[Path]:
         """Fetch ranges and decode them; return the files, of which some may have no row."""
-        source, schemas = self._spec.sources[name], _open_schema_registry(self._spec.sources[name])
+        source = self._spec.sources[name]
+        schemas = _open_schema_registry(source)
         rows = sum(part["kafka"]["to"] - part["kafka"]["from"] for part in parts)
         messages = self._fetch_messages(name, parts, folder, rows)
 
