@@ -261,25 +261,29 @@ class Aggregation:
     Attributes:
         name, window: of the window: its name and its spec.
         keys: names of the key columns in state, in the order of the spec.
+        key_columns: the key columns of a row under these names, as SQL.
+        group_columns: names of the state columns that identify a window's result.
         plans: output column -> its plan.
         partials: state column -> expression over rows.
         merges: state column -> expression over state columns.
+        segment_extra: what a segment of partial aggregates says about its state columns: whose
+            they are.
     """
 
     def __init__(self, spec: PipelineSpec, name: str) -> None:
         self.name, self.window = name, spec.windows[name]
         self.keys = [f"_k{i}" for i in range(len(self.window.keys))]
+        self.key_columns = [
+            f"{quote_name(key)} AS _k{i}" for i, key in enumerate(self.window.keys)
+        ]
+        self.group_columns = ["_ws", "_we", *self.keys]
         self.plans: dict[str, AggregatePlan] = {
             output: plan_aggregate(what, i, spec.columns)
             for i, (output, what) in enumerate(self.window.aggregates.items())
         }
         self.partials = {k: v for plan in self.plans.values() for k, v in plan.partial.items()}
         self.merges = {k: v for plan in self.plans.values() for k, v in plan.merge.items()}
-
-    @property
-    def segment_extra(self) -> dict[str, Any]:
-        """What a segment of partial aggregates says about its state columns: whose they are."""
-        return {"aggregates": list(self.plans)}
+        self.segment_extra = {"aggregates": list(self.plans)}
 
     def rename_states(self, rows: Frame, names: list[str]) -> Frame:
         """Give state columns that a spec with another order of the aggregates wrote their places.
@@ -297,19 +301,6 @@ class Aggregation:
         ]
         others = [column for column in rows.columns if not re.match(r"_s[0-9]|_rows$", column)]
         return rows.selectExpr(*others, *dict.fromkeys(states))
-
-    @property
-    def group_columns(self) -> list[str]:
-        """Names of the state columns that identify a window's result."""
-        return ["_ws", "_we", *self.keys]
-
-    @property
-    def key_columns(self) -> list[str]:
-        """The key columns of a row under the names they have in state."""
-        return [
-            f"{quote_name(key)} AS {name}"
-            for name, key in zip(self.keys, self.window.keys, strict=True)
-        ]
 
     def cast_states(self, types: dict[str, str]) -> list[str]:
         """Return the SQL of the state columns after a merge.
@@ -393,10 +384,7 @@ class Aggregation:
             "timestamp_micros(_we) AS window_end",
             f"CAST({revision} AS int) AS revision",
         ]
-        keys = [
-            f"{name} AS {quote_name(key)}"
-            for name, key in zip(self.keys, self.window.keys, strict=True)
-        ]
+        keys = [f"_k{i} AS {quote_name(key)}" for i, key in enumerate(self.window.keys)]
         replaces = (
             "_replaces AS replaces"
             if "_replaces" in merged.columns

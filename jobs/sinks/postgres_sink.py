@@ -76,11 +76,8 @@ class PostgresSink(SlotFollower):
 
     def _set_up(self) -> None:
         self._namespace = self.given.namespace or self.spec.name
+        self._ledger = self._qualify_name(_LEDGER_TABLE)
         self._ready = False
-
-    @property
-    def _ledger(self) -> str:
-        return self._qualify_name(_LEDGER_TABLE)
 
     def follow(self, log: SlotLog, *, flush: bool = True) -> int:
         """Follow as `SlotFollower` does, then update the copy of the position in the store."""
