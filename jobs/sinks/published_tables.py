@@ -189,7 +189,7 @@ def select_current_revisions(table: Any, window: WindowSpec) -> Any:
 
     With `revisions: delta` every revision is a part of the result, so all of them are current.
     """
-    if window.revisions == "delta" or table.num_rows == 0:
+    if window.revisions == "delta":
         return table
     order = table.select(["_epoch", "revision"]).to_pylist()
     # The identity of a result: keys and bounds, written as in `replaces`.

@@ -134,7 +134,7 @@ def _write_tables(found: Iterable[tuple[pa.Table, pa.Table]], folder: Path) -> N
 
 
 def _split_by_partition(table: pa.Table, column: str) -> Iterator[tuple[int, pa.Table]]:
-    partitions = pc.unique(table[column]).to_pylist() if table.num_rows else []
+    partitions = pc.unique(table[column]).to_pylist()
     for partition in partitions:
         is_own = pc.equal(table[column], partition)
         yield partition, table if len(partitions) == 1 else table.filter(is_own)

@@ -88,8 +88,6 @@ def add_arrival_slot(rows: Any, slot: int) -> Any:
 def fill_arrival_slots(slots: Any) -> Any:
     """Replace the negative slots of merged rows; the result never decreases."""
     given = np.asarray(slots)
-    if len(given) == 0:
-        return pa.array([], pa.int64())
     arrived = given > 0
     front = int(np.argmax(arrived)) if arrived.any() else len(given)
     filled = np.where(arrived, given, TICK_MIN)
