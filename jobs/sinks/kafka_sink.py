@@ -328,7 +328,8 @@ class ConfluentProducer:
         Returns:
             The ledger; None before the first transaction.
         """
-        kafka = self._import_confluent()
+        need = f"sinks.{self._sink}: delivery exactly_once"
+        kafka = import_client_library("confluent_kafka", of=need, extra="kafka")
         settings = {"log_level": 0, **build_sink_client_settings(self._given, self._sink)}
         try:
             limit = {"transaction.timeout.ms": int(_TRANSACTION_SECONDS * 1000)}
@@ -356,15 +357,16 @@ class ConfluentProducer:
 
         `number` becomes the offset of the ledger; it never decreases on one timeline.
         """
-        kafka = self._import_confluent()
+        from confluent_kafka import KafkaException, TopicPartition
+
         try:
             self._producer.begin_transaction()
             for message in messages:
                 self._produce_message(message)
-            offset = kafka.TopicPartition(self._topic, 0, number, ledger)
+            offset = TopicPartition(self._topic, 0, number, ledger)
             self._producer.send_offsets_to_transaction([offset], self._group, _ANSWER_SECONDS)
             self._producer.commit_transaction(_TRANSACTION_SECONDS)
-        except kafka.KafkaException as error:
+        except KafkaException as error:
             raise _to_client_error(error) from error
 
     def _produce_message(self, message: KafkaMessage) -> None:
@@ -379,10 +381,6 @@ class ConfluentProducer:
                 self._producer.poll(0.1)
             else:
                 return
-
-    def _import_confluent(self) -> Any:
-        need = f"sinks.{self._sink}: delivery exactly_once"
-        return import_client_library("confluent_kafka", of=need, extra="kafka")
 
     def close(self) -> None:
         """Drop the producer without waiting for open requests.

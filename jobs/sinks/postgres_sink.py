@@ -295,13 +295,10 @@ class PostgresSink(SlotFollower):
     def _qualify_name(self, table: str) -> str:
         return f"{_quote_name(self._namespace)}.{_quote_name(table)}"
 
-    def _import_psycopg(self) -> Any:
-        return import_client_library("psycopg", of=f"sinks.{self.name}", extra="postgres")
-
     @contextmanager
     def _transaction_cursor(self) -> Iterator[Cursor]:
         """Open a connection for one transaction."""
-        psycopg = self._import_psycopg()
+        psycopg = import_client_library("psycopg", of=f"sinks.{self.name}", extra="postgres")
         try:
             with (
                 psycopg.connect(
@@ -315,7 +312,8 @@ class PostgresSink(SlotFollower):
             raise self._translate_database_error(error) from error
 
     def _translate_database_error(self, error: psycopg.Error) -> TidegateError:
-        psycopg = self._import_psycopg()
+        import psycopg
+
         cause = get_first_line(error)
         # PostgreSQL reports refused logins without an error class, only in the text.
         refused = isinstance(error, psycopg.errors.InsufficientPrivilege) or any(
