@@ -49,7 +49,7 @@ def process_sessions(epoch: EpochContext, name: str) -> OutputFiles:
         kept = tuple(ref for ref in live if not is_window_segment_purged(window, ref, after))
         return OutputFiles(segments=kept)
     aggregation = Aggregation(epoch.spec, name)
-    merged = _merge_sessions(epoch, aggregation, window, live)
+    merged = _merge_sessions(epoch, aggregation, live)
     if merged is None:
         return OutputFiles()
     size = epoch.staged.rows + sum(ref.rows for ref in live)
@@ -80,10 +80,10 @@ def select_late_for_sessions(epoch: EpochContext, name: str) -> Frame:
     window, before = epoch.spec.windows[name], epoch.decision.frontier_before
     aggregation = Aggregation(epoch.spec, name)
     place = [*(quote_name(c) for c in epoch.spec.columns), "_source", "_partition", "_seq", "_et"]
-    rows = _select_rows(epoch, aggregation, window)
+    rows = _select_rows(epoch, aggregation)
     part = [*aggregation.keys, "_part"]
-    live = _select_live_sessions(epoch, aggregation, window, epoch.live_segments(f"window:{name}"))
-    items = _assign_islands(aggregation, window, _group_parts(rows, aggregation, {}), live)
+    live = _select_live_sessions(epoch, aggregation, epoch.live_segments(f"window:{name}"))
+    items = _assign_islands(aggregation, _group_parts(rows, aggregation, {}), live)
     gone = items.where(f"_row AND {window_purged_sql(window, '_until', before)}")
     # The session of a row ends no earlier than the row's own gap, so few rows are looked at.
     own = rows.where(window_purged_sql(window, "_we", before))
@@ -113,13 +113,13 @@ def _late_alone_sql(window: WindowSpec, before: int) -> str:
     )
 
 
-def _select_rows(epoch: EpochContext, aggregation: Aggregation, window: WindowSpec) -> Frame:
+def _select_rows(epoch: EpochContext, aggregation: Aggregation) -> Frame:
     """The epoch's rows with the bounds of a session of their own, and `_part`.
 
     Rows of a key and a part are in the same session for certain.
     """
     assert epoch.data is not None  # noqa: S101 - called with rows only
-    before, frame = epoch.decision.frontier_before, epoch.data
+    window, before, frame = aggregation.window, epoch.decision.frontier_before, epoch.data
     alone = _late_alone_sql(window, before)
     if alone != "false" and window.on_late is LatePolicy.ADJUST:
         frame = adjust_late_rows(frame, epoch.spec, alone, f"{before}L")
@@ -152,9 +152,9 @@ def _group_parts(rows: Frame, aggregation: Aggregation, states: dict[str, str]) 
 
 
 def _select_live_sessions(
-    epoch: EpochContext, aggregation: Aggregation, window: WindowSpec, live: list[FileRef]
+    epoch: EpochContext, aggregation: Aggregation, live: list[FileRef]
 ) -> Frame | None:
-    frame = epoch.load_partials(aggregation, live)
+    frame, window = epoch.load_partials(aggregation, live), aggregation.window
     if frame is None:
         return None
     frame = frame.where(
@@ -169,9 +169,9 @@ def _select_live_sessions(
     )
 
 
-def _assign_islands(aggregation: Aggregation, window: WindowSpec, *found: Frame | None) -> Frame:
+def _assign_islands(aggregation: Aggregation, *found: Frame | None) -> Frame:
     """Number the session that each item ends up in (`_island`, its end `_until`)."""
-    items = combine_frames(*found)
+    items, window = combine_frames(*found), aggregation.window
     assert items is not None  # noqa: S101 - the callers have rows or sessions
     by_key = f"PARTITION BY {', '.join(aggregation.keys)}" if aggregation.keys else "PARTITION BY 1"
     order = f"{by_key} ORDER BY _ws, _we ROWS BETWEEN UNBOUNDED PRECEDING AND"
@@ -186,21 +186,22 @@ def _assign_islands(aggregation: Aggregation, window: WindowSpec, *found: Frame 
 
 
 def _merge_sessions(
-    epoch: EpochContext, aggregation: Aggregation, window: WindowSpec, live: list[FileRef]
+    epoch: EpochContext, aggregation: Aggregation, live: list[FileRef]
 ) -> Frame | None:
     """All live sessions after the epoch's rows joined them, with what is due."""
     before, after = epoch.decision.frontier_before, epoch.decision.frontier_after
+    window = aggregation.window
     fresh = None
     if epoch.data is not None:
-        rows = _select_rows(epoch, aggregation, window)
+        rows = _select_rows(epoch, aggregation)
         fresh = _group_parts(rows, aggregation, aggregation.partials)
-    kept = _select_live_sessions(epoch, aggregation, window, live)
+    kept = _select_live_sessions(epoch, aggregation, live)
     first = kept if fresh is None else fresh
     if first is None:
         return None
     # Spark widens a decimal with every sum; the state keeps the type of the first partial.
     types = get_column_types(first)
-    items = _assign_islands(aggregation, window, fresh, kept).where(
+    items = _assign_islands(aggregation, fresh, kept).where(
         f"NOT ({window_purged_sql(window, '_until', before)})"
     )
     marks = {

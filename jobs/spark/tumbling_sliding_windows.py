@@ -153,71 +153,44 @@ def _emit_results(
     if not needed and not any_due:
         return WrittenFiles()
     size = sum(ref.rows for ref in (*needed, *fresh.refs))
-    rows = _load_window_state(epoch, aggregation, needed, fresh)
+    # Only windows that got partials in this epoch, or that close in it, have a result.
+    parts = {
+        "false": epoch.load_partials(aggregation, needed),
+        "true": epoch.load_segments([], fresh.paths),
+    }
+    rows = combine_frames(
+        *(f.selectExpr("*", f"{new} AS _new") for new, f in parts.items() if f is not None)
+    )
     if rows is None:
         return WrittenFiles()
+    over, was_over = end_reached_sql("_we", after), end_reached_sql("_we", before)
+    touched = f"_we >= {opaque_literal(min(ends), '_we')}" if ends else "false"
+    # In which range of windows some may have a result now, which merged ones have one, and the
+    # number of their earlier results.
+    may_be_due, due, revision = {
+        # No row ever came into a window that only fills a gap.
+        "each_epoch": (touched, "_new AND _n > 0", "_n - 1"),
+        "complete": ("true", "true", f"{opaque_literal(epoch.order.epoch, '_we')} - _epoch"),
+        "close": (
+            f"({over}) AND ({touched} OR NOT ({was_over}))",
+            f"({over}) AND (_new OR NOT ({was_over}))",
+            "_on + _up - 1",
+        ),
+    }[window.emit]
     # A gap may be found when its windows are purged already.
     fills = " OR (_new AND _n = 0)" if window.zero_rows else ""
-    rows = rows.where(f"NOT ({window_purged_sql(window, '_we', before)}){fills}").where(
-        _due_range_sql(window, ends, before, after)
-    )
-    due, revision = _due_and_revision_sql(window, before, after, epoch.order.epoch)
+    rows = rows.where(f"NOT ({window_purged_sql(window, '_we', before)}){fills}").where(may_be_due)
     # With `delta` a result covers what came since the last one. What came while the window was open
     # has been in no result yet.
     use = "_new" if window.revisions == "delta" else None
     if use and window.emit == "close":
-        use = f"_new OR NOT ({end_reached_sql('_we', before)})"
+        use = f"_new OR NOT ({was_over})"
     merged = aggregation.merge_partials(rows, flags={"_new": "max(_new)"}, use=use).where(due)
     results = aggregation.build_results(
         merged, revision, epoch.provenance_columns(beside="_we")[3:]
     )
     rows = epoch.collect_if_small(results, size)
     return epoch.writer.write_table(aggregation.name, rows, "window_end")
-
-
-def _load_window_state(
-    epoch: EpochContext, aggregation: Aggregation, needed: list[FileRef], fresh: WrittenFiles
-) -> Frame | None:
-    # Only windows that got partials in this epoch, or that close in it, have a result.
-    old = epoch.load_partials(aggregation, needed)
-    new = epoch.load_segments([], fresh.paths)
-    parts = [(old, "false"), (new, "true")]
-    return combine_frames(
-        *(f.selectExpr("*", f"{mark} AS _new") for f, mark in parts if f is not None)
-    )
-
-
-def _due_and_revision_sql(
-    window: WindowSpec, before: int, after: int, slot: int
-) -> tuple[str, str]:
-    """(which merged windows have a result now, the number of their earlier results)."""
-    match window.emit:
-        case "each_epoch":
-            # No row ever came into a window that only fills a gap.
-            return "_new AND _n > 0", "_n - 1"
-        case "complete":
-            return "true", f"{opaque_literal(slot, '_we')} - _epoch"
-        case _:
-            return (
-                (
-                    f"({end_reached_sql('_we', after)}) AND (_new OR NOT"
-                    f" ({end_reached_sql('_we', before)}))"
-                ),
-                "_on + _up - 1",
-            )
-
-
-def _due_range_sql(window: WindowSpec, ends: list[int], before: int, after: int) -> str:
-    """Windows outside this range have no result now."""
-    if window.emit == "complete":
-        return "true"
-    touched = f"_we >= {opaque_literal(min(ends), '_we')}" if ends else "false"
-    if window.emit == "each_epoch":
-        return touched
-    return (
-        f"({end_reached_sql('_we', after)}) AND ({touched} OR NOT"
-        f" ({end_reached_sql('_we', before)}))"
-    )
 
 
 def _may_be_due(window: WindowSpec, ref: FileRef, ends: list[int], before: int, after: int) -> bool:
