@@ -73,19 +73,6 @@ class CountedRows:
     counts: SourceCounts = field(default_factory=Counter)
 
 
-def _get_late_policy(epoch: EpochContext, output: str) -> LatePolicy:
-    return epoch.spec.release.on_late if output == EVENTS else epoch.spec.windows[output].on_late
-
-
-def _get_late_reason(epoch: EpochContext, output: str) -> LateReason:
-    policy = _get_late_policy(epoch, output)
-    if policy is LatePolicy.REJECT_TO_ORIGIN:
-        return "rejected"
-    if output != EVENTS:
-        return "late_window"
-    return "flagged" if policy is LatePolicy.EMIT_FLAGGED else "late_order"
-
-
 def write_late_rows(epoch: EpochContext, context_for: Callable[[str], EpochContext]) -> CountedRows:
     """Write the late table of an epoch: late rows, and those of ``max_jump`` and ``cti_violation``.
 
@@ -97,8 +84,8 @@ def write_late_rows(epoch: EpochContext, context_for: Callable[[str], EpochConte
     """
     frames = [
         _select_set_aside(epoch),
-        _select_late_events(epoch),
-        *(_select_late_for_window(context_for(name), name) for name in epoch.spec.windows),
+        _select_late_rows(epoch, EVENTS),
+        *(_select_late_rows(context_for(name), name) for name in epoch.spec.windows),
     ]
     here = combine_frames(*(frame for frame in frames if isinstance(frame, DuckFrame)))
     there = combine_frames(*(frame for frame in frames if not isinstance(frame, DuckFrame)))
@@ -139,26 +126,35 @@ def _select_set_aside(epoch: EpochContext) -> Frame | None:
     )
 
 
-def _select_late_events(epoch: EpochContext) -> Frame | None:
-    bound, policy = epoch.decision.late_bound, epoch.spec.release.on_late
+def _select_late_rows(epoch: EpochContext, output: str) -> Frame | None:
+    """Rows that are late for an output, events or a window, with the columns of the late table."""
+    decision, window = epoch.decision, epoch.spec.windows.get(output)
+    bound = decision.late_bound if window is None else decision.frontier_before
     if epoch.data is None or epoch.low is None or epoch.low >= bound:
         return None
-    late = time_below_sql(bound)
-    if policy is LatePolicy.ADJUST:
-        late = f"{late} AND _end <= {max(epoch.decision.frontier_before, bound)}L"
-    return _add_late_columns(epoch, epoch.data.where(late), EVENTS)
-
-
-def _select_late_for_window(epoch: EpochContext, name: str) -> Frame | None:
-    frontier, window = epoch.decision.frontier_before, epoch.spec.windows[name]
-    if epoch.data is None or epoch.low is None or epoch.low >= frontier:
-        return None
-    if window.kind is WindowKind.SESSION:
-        return _add_late_columns(epoch, select_late_for_sessions(epoch, name), name)
-    late = late_for_window_sql(window, frontier)
-    if window.on_late is LatePolicy.ADJUST:
-        late = f"{late} AND _end <= {frontier}L"
-    return _add_late_columns(epoch, epoch.data.where(late), name)
+    policy = epoch.spec.release.on_late if window is None else window.on_late
+    if window is not None and window.kind is WindowKind.SESSION:
+        rows = select_late_for_sessions(epoch, output)
+    else:
+        late = time_below_sql(bound) if window is None else late_for_window_sql(window, bound)
+        if policy is LatePolicy.ADJUST:
+            late = f"{late} AND _end <= {max(decision.frontier_before, bound)}L"
+        rows = epoch.data.where(late)
+    if policy is LatePolicy.ERROR:
+        _refuse_late_rows(epoch, rows, output)
+    reason: LateReason = "late_order" if window is None else "late_window"
+    if policy is LatePolicy.REJECT_TO_ORIGIN:
+        reason = "rejected"
+    elif window is None and policy is LatePolicy.EMIT_FLAGGED:
+        reason = "flagged"
+    return rows.selectExpr(
+        *epoch.row_columns,
+        f"'{output}' AS output",
+        f"'{reason}' AS reason",
+        *_missed_frontier_sql(_get_missed_frontier(epoch, output)),
+        *epoch.provenance_columns(),
+        f"{str(policy is LatePolicy.DROP).lower()} AS _dropped",
+    )
 
 
 def _count_expired_pairs(epoch: EpochContext, counts: LateCounts) -> SourceCounts:
@@ -186,20 +182,6 @@ def _count_expired_pairs(epoch: EpochContext, counts: LateCounts) -> SourceCount
             for name, pairs in zip(asked, sums, strict=True):
                 found[row["_source"], f"expired:{name}"] += row[pairs] or 0
     return found
-
-
-def _add_late_columns(epoch: EpochContext, rows: Frame, output: str) -> Frame:
-    policy = _get_late_policy(epoch, output)
-    if policy is LatePolicy.ERROR:
-        _refuse_late_rows(epoch, rows, output)
-    return rows.selectExpr(
-        *epoch.row_columns,
-        f"'{output}' AS output",
-        f"'{_get_late_reason(epoch, output)}' AS reason",
-        *_missed_frontier_sql(_get_missed_frontier(epoch, output)),
-        *epoch.provenance_columns(),
-        f"{str(policy is LatePolicy.DROP).lower()} AS _dropped",
-    )
 
 
 def _get_missed_frontier(epoch: EpochContext, output: str) -> int:
