@@ -109,11 +109,7 @@ class MemberScanner:
         """
         held, current, regressions = self._resolve_punctuation()
         violated = self.times < held
-        behind = (
-            self.before - self.times
-            if "newest" in self.memory
-            else np.where(self.before == TICK_MIN, 0, self.before - self.times)
-        )
+        behind = np.where(self.before == TICK_MIN, 0, self.before - self.times)
         survey = MemberSurvey(
             member=self.member,
             rows=self.times.size,
@@ -267,7 +263,7 @@ class MemberScanner:
         )
 
     def _find_barrier(self) -> BarrierRow | None:
-        if self.rows.barrier is None or not self.end or self.kinds[-1] != BARRIER:
+        if self.rows.barrier is None:
             return None
         own, place = int(self.rows.times[self.end - 1]), self.end - 1
         if own == TICK_MIN:  # a barrier row without a time has that of its member
