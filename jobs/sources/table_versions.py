@@ -261,26 +261,25 @@ class IcebergVersions(TableVersions):
         A new source begins with all files of the oldest snapshot that the table still has, or of
         the current one if `start` is ``current``.
         """
-        with self._translate_catalog_errors():
-            yield from self._walk_snapshots(version)
-
-    def _walk_snapshots(self, version: int | None) -> Iterator[_Version]:
         # pyiceberg's incremental scan skips snapshots that are not appends; here they are refused.
-        table = self._load_iceberg_table()
-        metadata, newest_first = table.metadata, []
-        snapshot = metadata.current_snapshot()
-        while snapshot is not None and snapshot.snapshot_id != version:
-            newest_first.append(snapshot)
-            if version is None and self.options.start == "current":
-                break
-            parent = snapshot.parent_snapshot_id
-            snapshot = None if parent is None else metadata.snapshot_by_id(parent)
-        if snapshot is None and version is not None:
-            raise self._version_gap_error(version, "its snapshot is expired, or was rolled back")
-        for snapshot in reversed(newest_first):
-            # What came before the first snapshot of a new source is only in its whole content.
-            whole = version is None and snapshot is newest_first[-1]
-            yield snapshot.snapshot_id, self._list_snapshot_files(table, snapshot, whole=whole)
+        with self._translate_catalog_errors():
+            table = self._load_iceberg_table()
+            metadata, newest_first = table.metadata, []
+            snapshot = metadata.current_snapshot()
+            while snapshot is not None and snapshot.snapshot_id != version:
+                newest_first.append(snapshot)
+                if version is None and self.options.start == "current":
+                    break
+                parent = snapshot.parent_snapshot_id
+                snapshot = None if parent is None else metadata.snapshot_by_id(parent)
+            if snapshot is None and version is not None:
+                raise self._version_gap_error(
+                    version, "its snapshot is expired, or was rolled back"
+                )
+            for snapshot in reversed(newest_first):
+                # What came before the first snapshot of a new source is only in its whole content.
+                whole = version is None and snapshot is newest_first[-1]
+                yield snapshot.snapshot_id, self._list_snapshot_files(table, snapshot, whole=whole)
 
     def _list_snapshot_files(self, table: Any, snapshot: Any, *, whole: bool) -> list[str]:
         """Return the files that a snapshot added, or all that it has."""

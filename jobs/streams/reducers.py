@@ -200,14 +200,9 @@ def _find_first_difference(
     sent, again = _group_by_row(first.dispatches), _group_by_row(second.dispatches)
     for row in sample:
         here = row["position"]
-        if here in stopped and stopped != [here, here]:
-            return (
-                first.failure
-                if first.failure and not second.failure
-                else FoldFailure(here, row["_id"], _NOT_DETERMINISTIC)
-            )
         if here in stopped:
-            return first.failure
+            agree = second.failure is None or stopped == [here, here]
+            return first.failure if agree else FoldFailure(here, row["_id"], _NOT_DETERMINISTIC)
         # Compared as text, because NaN is not equal to itself.
         if repr(sent.get(here)) != repr(again.get(here)):
             return FoldFailure(here, row["_id"], _NOT_DETERMINISTIC)
