@@ -76,7 +76,7 @@ MESSAGE_DDL: Final = "key binary, value binary, partition int, offset bigint, ti
 def write_messages(messages: DataFrame, plan: PlainMessages, folder: Path) -> None:
     """Let Spark's tasks write the messages of ranges into a folder, as `write_batches` does.
 
-    The tasks have to see the folder.
+    The messages have the columns of `MESSAGE_DDL`. The tasks have to see the folder.
     """
 
     def write_range(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -84,8 +84,7 @@ def write_messages(messages: DataFrame, plan: PlainMessages, folder: Path) -> No
         _write_tables((split_messages(batch, plan) for batch in batches), folder)
         return iter(())
 
-    names = ("key", "value", "partition", "offset", "timestamp")
-    rows = messages.select(*names).mapInArrow(write_range, MESSAGE_DDL)
+    rows = messages.mapInArrow(write_range, MESSAGE_DDL)
     rows.write.format("noop").mode("append").save()
 
 

@@ -134,7 +134,7 @@ class KafkaStager:
     def _decode_ranges(self, name: str, parts: list[JsonObject], folder: Path) -> list[Path]:
         """Fetch ranges and decode them; return the files, of which some may have no row."""
         source = self._spec.sources[name]
-        schemas = _open_schema_registry(source)
+        kafka, schemas = get_kafka_options(source), _open_schema_registry(source)
         rows = sum(part["kafka"]["to"] - part["kafka"]["from"] for part in parts)
         messages = self._fetch_messages(name, parts, folder, rows)
 
@@ -156,8 +156,18 @@ class KafkaStager:
         if schemas.fetch_missing(set(strangers)):
             found = decode("again")
             strangers = _find_unknown_schemas(found)
-        if strangers and get_kafka_options(source).on_unknown_schema == "wait":
-            raise _unknown_schema_error(name, source, strangers, schemas)
+        if strangers and kafka.on_unknown_schema == "wait":
+            number, place = next(iter(strangers.items()))
+            # A number that the registry knows will never name another schema: waiting does not
+            # help.
+            is_known = number in schemas.known
+            error = REGISTERED_SCHEMA_UNUSABLE if is_known else SCHEMA_NOT_REGISTERED
+            raise error(
+                source=name,
+                number=number,
+                registry=kafka.registry,
+                place=f"{kafka.topic} {place}",
+            )
         return found
 
     def _fetch_messages(
@@ -184,9 +194,9 @@ class KafkaStager:
         messages = _read_messages(session, source, parts, group=group)
         if plain is None:
             return messages
+        messages = messages.select(*MESSAGE_SCHEMA.names)
         if in_driver:
-            fetched = messages.select(*MESSAGE_SCHEMA.names).toArrow()
-            write_batches(fetched.to_batches(), plain, folder)
+            write_batches(messages.toArrow().to_batches(), plain, folder)
         else:
             write_messages(messages, plain, folder)
         return None
@@ -274,20 +284,6 @@ def _find_unknown_schemas(fetched: list[Path]) -> dict[int, str]:
             ):
                 found.setdefault(number, f"partition {partition}, offset {place}")
     return found
-
-
-def _unknown_schema_error(
-    name: str, source: SourceSpec, strangers: dict[int, str], schemas: SchemaCache
-) -> TidegateError:
-    kafka, (number, place) = get_kafka_options(source), next(iter(strangers.items()))
-    # A number that the registry knows will never name another schema: waiting does not help.
-    error = REGISTERED_SCHEMA_UNUSABLE if number in schemas.known else SCHEMA_NOT_REGISTERED
-    return error(
-        source=name,
-        number=number,
-        registry=kafka.registry,
-        place=f"{kafka.topic} {place}",
-    )
 
 
 def _read_messages(

@@ -79,9 +79,9 @@ def rows(
         plan = plan_plain_messages(source)
         assert plan is not None
         plain.mkdir(exist_ok=True)
+        messages = messages.select("key", "value", "partition", "offset", "timestamp")
         if in_driver:
-            names = ("key", "value", "partition", "offset", "timestamp")
-            write_batches(messages.select(*names).toArrow().to_batches(), plan, plain)
+            write_batches(messages.toArrow().to_batches(), plan, plain)
         else:
             write_messages(messages, plan, plain)
         messages = session.read.parquet(f"{plain}/other-*.parquet")
